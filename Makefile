@@ -3,6 +3,7 @@
 # make test   every check and test, likewise
 # make test-all  the exhaustive tests as well, which CONTRIBUTING.md asks for before a release and after a change of a kernel
 # make check  linters and types alone
+# make format every source and Markdown file as the linters want it
 # make web    the TypeScript runtime and its page
 # make mobile what an app's web view loads, and the package for React Native
 # make docs   a site of the READMEs and of the web package's types, in build/docs; a broken link is an error
@@ -76,6 +77,7 @@ check-python: .venv/.dev
 
 check-web: web/dist/.built
 	cd web && npm run check && npm run size
+	web/node_modules/.bin/prettier --check --log-level warn .
 
 check-webview: mobile/webview/dist/.built
 	cd mobile/webview && npm run check
@@ -96,7 +98,12 @@ web: web/dist/.built
 
 mobile: mobile/webview/dist/.built mobile/react-native/dist/.built
 
-.PHONY: docs
+.PHONY: docs format
+format: .venv/.dev web/node_modules/.installed
+	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/ruff format
+	web/node_modules/.bin/prettier --write --log-level warn .
+
 docs: web/node_modules/.installed
 	cd web && node node_modules/typedoc/bin/typedoc
 	$(PYTHON) tests/links.py build/docs

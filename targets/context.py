@@ -33,12 +33,17 @@ class Context:
     def dtype_of(self, name: str, activation: str) -> str:
         """The dtype of a buffer, an input or a state of the plan; of weights and constants that kernels read as numbers, float32."""
         plan = self.plan
-        found = next((table[name].dtype for table in (plan.buffers, plan.inputs, plan.states) if name in table), "float32")
+        found = next(
+            (table[name].dtype for table in (plan.buffers, plan.inputs, plan.states) if name in table), "float32"
+        )
         return stored_dtype(activation) if found == "activation" else found
 
     def dtypes(self, step: Step, activation: str) -> dict[str, str]:
         """The dtypes of x and y, as templates take them."""
-        return {"x_dtype": self.dtype_of(step.inputs["x"], activation), "y_dtype": self.dtype_of(step.outputs["y"], activation)}
+        return {
+            "x_dtype": self.dtype_of(step.inputs["x"], activation),
+            "y_dtype": self.dtype_of(step.outputs["y"], activation),
+        }
 
     def rows_and_columns(self, name: str) -> tuple[Expr, int]:
         """The shape of an array whose columns the model fixes."""

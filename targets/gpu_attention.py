@@ -60,7 +60,9 @@ def attention_rows(step: Step, context: Context, numbers: AttentionNumbers) -> t
 
     Raises UnsupportedModel for heads that no kernel can run.
     """
-    return for_activations({activation: rows_of(step, context, numbers, activation) for activation in context.activations})
+    return for_activations(
+        {activation: rows_of(step, context, numbers, activation) for activation in context.activations}
+    )
 
 
 def rows_of(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:
@@ -115,7 +117,9 @@ def decode_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -
     return None
 
 
-def prefill_rows(heads: Heads, scores: Scores, numbers: AttentionNumbers, before: tuple[KernelCall, ...]) -> list[Variant]:
+def prefill_rows(
+    heads: Heads, scores: Scores, numbers: AttentionNumbers, before: tuple[KernelCall, ...]
+) -> list[Variant]:
     """Any batch: tiles of rows if sequences have many, else row by row. ``before``: the kernels that leave q in scratch."""
     facts = {"heads": heads, "scores": scores, "q_in_scratch": bool(before)}
     many: Condition = ["<=", ["mul", "B", numbers.min_tile_rows], "S"]
@@ -152,7 +156,9 @@ def rope_call(step: Step, context: Context, activation: str) -> KernelCall:
 def check_heads(step: Step, heads: Heads) -> None:
     """Raises UnsupportedModel for heads that no kernel can run."""
     if heads.head_dim % 2:
-        raise UnsupportedModel(f"{step.op}: head_dim is {heads.head_dim}; kernels for GPUs read pairs of elements and need an even number")
+        raise UnsupportedModel(
+            f"{step.op}: head_dim is {heads.head_dim}; kernels for GPUs read pairs of elements and need an even number"
+        )
     if row_threads(heads) > MAX_THREADS:
         most = MAX_THREADS * heads.lanes
         raise UnsupportedModel(f"{step.op}: head_dim is {heads.head_dim}; a workgroup holds {most} elements at most")

@@ -51,11 +51,15 @@ class GpuNumbers:
 ProjectionRows: TypeAlias = Callable[[Projection, str], Sequence[Variant]]
 
 
-def variants_of(step: Step, context: Context, numbers: GpuNumbers, projection_rows: ProjectionRows) -> tuple[Variant, ...]:
+def variants_of(
+    step: Step, context: Context, numbers: GpuNumbers, projection_rows: ProjectionRows
+) -> tuple[Variant, ...]:
     """The rows of one step, in the order in which a runtime tries them."""
     if step.op in ATTENTION_OPS:
         return attention_rows(step, context, numbers.attention)
-    return for_activations({activation: rows_of(step, context, activation, projection_rows) for activation in context.activations})
+    return for_activations(
+        {activation: rows_of(step, context, activation, projection_rows) for activation in context.activations}
+    )
 
 
 def rows_of(step: Step, context: Context, activation: str, projection_rows: ProjectionRows) -> Sequence[Variant]:
@@ -137,13 +141,17 @@ def take_rows_kernel(step: Step, context: Context, activation: str) -> KernelCal
 def slice_columns_kernel(step: Step, context: Context, activation: str) -> KernelCall:
     rows, columns = context.rows_and_columns(step.inputs["x"])
     dtypes = context.dtypes(step, activation)
-    return kernel(slice_columns, rows=rows, columns=columns, start=attr(step, "start"), stop=attr(step, "stop"), **dtypes)
+    return kernel(
+        slice_columns, rows=rows, columns=columns, start=attr(step, "start"), stop=attr(step, "stop"), **dtypes
+    )
 
 
 def rms_norm_kernel(step: Step, context: Context, activation: str) -> KernelCall:
     rows, columns = context.rows_and_columns(step.inputs["x"])
     (width,) = context.sizes(step.inputs["weight"])
-    return kernel(rms_norm, rows=rows, columns=columns, width=width, eps=attr(step, "eps"), **context.dtypes(step, activation))
+    return kernel(
+        rms_norm, rows=rows, columns=columns, width=width, eps=attr(step, "eps"), **context.dtypes(step, activation)
+    )
 
 
 def add_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
@@ -161,7 +169,9 @@ def add_lora_kernel(step: Step, context: Context, activation: str) -> KernelCall
     _, columns = context.rows_and_columns(step.inputs["x"])
     _, rank = context.sizes(step.inputs["b"], start=1)
     dtypes = context.dtypes(step, activation)
-    return kernel(add_lora, columns=columns, widths=tuple(attr(step, "widths")), rank=rank, eps=attr(step, "eps"), **dtypes)
+    return kernel(
+        add_lora, columns=columns, widths=tuple(attr(step, "widths")), rank=rank, eps=attr(step, "eps"), **dtypes
+    )
 
 
 def logits_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001

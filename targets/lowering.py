@@ -56,7 +56,9 @@ def lower_steps(
     )
 
 
-def source_of(call: KernelCall, built: Kernel, file: str, entry: str, buffers: Sequence[str], uniforms: Sequence[Expr]) -> KernelSource:
+def source_of(
+    call: KernelCall, built: Kernel, file: str, entry: str, buffers: Sequence[str], uniforms: Sequence[Expr]
+) -> KernelSource:
     """A kernel as a bundle lists it; ``buffers`` are roles in the order in which the compiled kernel takes them."""
     access = {each.role: each.access for each in built.bindings}
     return KernelSource(

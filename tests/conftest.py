@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from light_bundle import lighten
 from made_once import made_once, shared_folder
-from tiny_models import CHECKPOINTS, PLAIN_CHECKPOINTS, VOCAB_SIZE, WIDE_CHECKPOINTS, make_checkpoint, make_embedding_checkpoint
+from tiny_models import (
+    CHECKPOINTS,
+    PLAIN_CHECKPOINTS,
+    VOCAB_SIZE,
+    WIDE_CHECKPOINTS,
+    make_checkpoint,
+    make_embedding_checkpoint,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +58,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first, so that no process is left with one of them at the end."""
-    items.sort(key=lambda item: next((i for i, name in enumerate(LONGEST) if ROOT / "tests" / name in item.path.parents), len(LONGEST)))
+    items.sort(
+        key=lambda item: next(
+            (i for i, name in enumerate(LONGEST) if ROOT / "tests" / name in item.path.parents), len(LONGEST)
+        )
+    )
 
 
 def lacks(reason: str) -> NoReturn:
@@ -122,7 +133,8 @@ def compile_tiny(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.
         chosen = CompileOptions(quantization=quantization, **{"context": 256, **options})
         name = hashlib.sha256(repr(chosen).encode()).hexdigest()[:12]
         return made_once(
-            folder / f"{checkpoint}-{quantization}-{name}", lambda path: compile_any(str(tiny_checkpoints[checkpoint]), path, chosen)
+            folder / f"{checkpoint}-{quantization}-{name}",
+            lambda path: compile_any(str(tiny_checkpoints[checkpoint]), path, chosen),
         )
 
     return compile_once
@@ -139,7 +151,10 @@ def two_plans(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.Tem
 
     def graphs_of(checkpoint: Any, context: int) -> dict[str, Any]:
         forward = by_model_type(checkpoint.spec.model_type).forward
-        return {name: forward(checkpoint.spec, compiler.PAGE_SIZE, context, embeds=name == "embed") for name in ("generate", "embed")}
+        return {
+            name: forward(checkpoint.spec, compiler.PAGE_SIZE, context, embeds=name == "embed")
+            for name in ("generate", "embed")
+        }
 
     def make(path: Path, options: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -174,7 +189,13 @@ def export_onnx(onnx_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.T
         key = (checkpoint, quantization, *sorted(options.items()))
         if key not in done:
             path = folder / f"{len(done)}-{checkpoint}-{quantization}"
-            export_model(str(onnx_checkpoints[checkpoint]), path, target="onnx", quantization=quantization, **{"context": 64, **options})
+            export_model(
+                str(onnx_checkpoints[checkpoint]),
+                path,
+                target="onnx",
+                quantization=quantization,
+                **{"context": 64, **options},
+            )
             done[key] = path
         return done[key]
 
@@ -224,7 +245,9 @@ def prompt_token_ids() -> list[int]:
 
 
 @pytest.fixture(scope="session")
-def transformers_logits(tiny_checkpoints: Mapping[str, Path], prompt_token_ids: list[int]) -> Callable[[str], npt.NDArray[np.float32]]:
+def transformers_logits(
+    tiny_checkpoints: Mapping[str, Path], prompt_token_ids: list[int]
+) -> Callable[[str], npt.NDArray[np.float32]]:
     """The logits (75, V) that transformers computes for the prompt, by checkpoint."""
     import torch
     import transformers
@@ -233,7 +256,9 @@ def transformers_logits(tiny_checkpoints: Mapping[str, Path], prompt_token_ids: 
 
     def logits(checkpoint: str) -> npt.NDArray[np.float32]:
         if checkpoint not in done:
-            model = transformers.AutoModelForCausalLM.from_pretrained(tiny_checkpoints[checkpoint], dtype=torch.float32).eval()
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                tiny_checkpoints[checkpoint], dtype=torch.float32
+            ).eval()
             with torch.no_grad():
                 done[checkpoint] = model(torch.tensor([prompt_token_ids])).logits[0].numpy()
         return done[checkpoint]

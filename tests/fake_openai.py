@@ -121,7 +121,9 @@ async def send(writer: asyncio.StreamWriter, reply: Reply) -> bool:
         return True
     if reply.breaks_after == 0:
         return False
-    writer.write(f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n{extra}\r\n".encode())
+    writer.write(
+        f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n{extra}\r\n".encode()
+    )
     for index, value in enumerate([*reply.chunks, "[DONE]"]):
         if index == reply.breaks_after:
             await writer.drain()

@@ -57,7 +57,10 @@ LAYERS: Mapping[str, Sequence[Facts]] = {
     "norms of two eps": (Facts(q_eps=0.5, k_eps=1e-5), PLAIN),
     "queries normed, keys not": (Facts(q_eps=1e-5), PLAIN),
     "norms without rotation": (Facts(q_eps=1e-5, k_eps=1e-5, q_rotated=0, k_rotated=0), PLAIN),
-    "layers of other sizes": (Facts(heads=6, kv_heads=3, head_dim=8, q_rotated=8, k_rotated=8), Facts(heads=2, kv_heads=1)),
+    "layers of other sizes": (
+        Facts(heads=6, kv_heads=3, head_dim=8, q_rotated=8, k_rotated=8),
+        Facts(heads=2, kv_heads=1),
+    ),
     "norms behind": (Facts(norms_behind=True), Facts(norms_behind=True, halves=True)),
     "gelu": (Facts(activation="gelu", halves=True), PLAIN),
     "gelu_tanh": (Facts(activation="gelu_tanh"), PLAIN),
@@ -85,7 +88,9 @@ def build(layers: Sequence[Facts]) -> Graph:
     sampling_block(graph, VOCAB)
     for name, parameter in graph.parameters.items():
         if parameter.columns is None and name != "norm.weight":
-            graph.parameters[name] = replace(parameter, sources=tuple(replace(source, offset=1.0) for source in parameter.sources))
+            graph.parameters[name] = replace(
+                parameter, sources=tuple(replace(source, offset=1.0) for source in parameter.sources)
+            )
     return graph
 
 
@@ -100,20 +105,33 @@ def attention(graph: Graph, facts: Facts, here: str, x: str) -> str:
         graph.parameters[name] = Parameter(name, (Source(f"{here}.qkv.weight", start, start + rows),), HIDDEN)
         roles[role] = graph.add("linear", {"x": normed, "weight": name}, name=f"{here}.{role}.out", dtype="activation")
         start += rows
-    for role, eps, rotated, theta in (("q", facts.q_eps, facts.q_rotated, 100.0), ("k", facts.k_eps, facts.k_rotated, facts.theta)):
+    for role, eps, rotated, theta in (
+        ("q", facts.q_eps, facts.q_rotated, 100.0),
+        ("k", facts.k_eps, facts.k_rotated, facts.theta),
+    ):
         if eps is not None:
             roles[role] = norm(graph, f"{here}.{role}_norm", roles[role], size, eps, "activation")
         if rotated:
             where = {"positions": "positions", "table": rope_table(graph, rotated, theta)}
-            roles[role] = graph.add("rope", {"x": roles[role], **where}, name=f"{here}.{role}.rotated", head_dim=size, dtype="activation")
+            roles[role] = graph.add(
+                "rope", {"x": roles[role], **where}, name=f"{here}.{role}.rotated", head_dim=size, dtype="activation"
+            )
     graph.add("append_kv", {"k": roles["k"], "v": roles["v"], "kv": kv, "slots": "slots"})
-    inputs = {"q": roles["q"], "kv": kv, **{name: name for name in ("positions", "seq_starts", "page_indptr", "page_ids")}}
+    inputs = {
+        "q": roles["q"],
+        "kv": kv,
+        **{name: name for name in ("positions", "seq_starts", "page_indptr", "page_ids")},
+    }
     if facts.sinks:
         graph.parameters[f"{here}.sinks"] = Parameter(f"{here}.sinks", (Source(f"{here}.sinks", 0, facts.heads),), None)
         inputs["sinks"] = f"{here}.sinks"
-    y = graph.add("attention", inputs, name=f"{here}.attended", scale=facts.scale, window=facts.window, softcap=facts.softcap)
+    y = graph.add(
+        "attention", inputs, name=f"{here}.attended", scale=facts.scale, window=facts.window, softcap=facts.softcap
+    )
     weight = matrix(graph, f"{here}.o", HIDDEN, facts.heads * size)
-    return residual(graph, facts, here, x, graph.add("linear", {"x": y, "weight": weight}, name=f"{here}.o.out", dtype="float32"))
+    return residual(
+        graph, facts, here, x, graph.add("linear", {"x": y, "weight": weight}, name=f"{here}.o.out", dtype="float32")
+    )
 
 
 def feed_forward(graph: Graph, facts: Facts, here: str, x: str) -> str:

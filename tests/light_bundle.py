@@ -18,7 +18,11 @@ def lighten(bundle: Path, *, keep: Collection[str] = ()) -> None:
     manifest["activations"] = [entry for entry in manifest["activations"] if entry["dtype"] == "float32"]
     for name, rows in manifest["variants"].items():
         if name not in kept:
-            fitting = [row for row in rows if row["activation"] != "float16" and not row["needs"] and not is_structural(row["when"])]
+            fitting = [
+                row
+                for row in rows
+                if row["activation"] != "float16" and not row["needs"] and not is_structural(row["when"])
+            ]
             files = [[bundle / manifest["kernels"][kernel]["file"] for kernel in row["kernels"]] for row in fitting]
             sizes = [sum(file.stat().st_size for file in each) for each in files]
             manifest["variants"][name] = [{**fitting[sizes.index(min(sizes))], "when": None}]

@@ -85,7 +85,9 @@ def write_page(folder: Path, entry: str, *, name: str = "index", head: str = "")
 def run(command: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None) -> str:
     """The standard output of a command that must succeed."""
     found = {**os.environ, "NO_COLOR": "1", "NO_UPDATE_NOTIFIER": "1", **(env or {})}
-    done = subprocess.run(command, cwd=cwd, env=found, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=found, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
+    )
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -58,5 +58,10 @@ def look(page: Page) -> Iterator[str]:
 
 def fact(page: Page, answer: int, term: str) -> str:
     """What the answer's details say."""
-    found = page.locator(".answer").nth(answer).locator(".facts > div", has=page.locator(f"dt:text-is('{term}')")).locator("dd")
+    found = (
+        page.locator(".answer")
+        .nth(answer)
+        .locator(".facts > div", has=page.locator(f"dt:text-is('{term}')"))
+        .locator("dd")
+    )
     return found.text_content() or ""

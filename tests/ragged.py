@@ -13,7 +13,9 @@ from nearfar.compiler.runtime.batch import Chunk, Runner, make_batch
 CHUNK_SIZES = (1, 7, 16, 33, 75)
 
 # The tokens of three sequences, and the pages of each, interleaved and in no order; and of runners whose pages hold a whole sequence.
-TOKENS = tuple(tuple((start + 17 * i * i + i) % 509 for i in range(length)) for start, length in ((3, 41), (200, 50), (77, 20)))
+TOKENS = tuple(
+    tuple((start + 17 * i * i + i) % 509 for i in range(length)) for start, length in ((3, 41), (200, 50), (77, 20))
+)
 PAGES = ((9, 2, 14), (0, 11, 3, 8), (5, 1))
 WHOLE_PAGES = ((3,), (0,), (4,))
 # Forward by forward, how many tokens of each sequence: prefills, then decodes beside prefills, 33 rows in all, and a sequence that pauses.
@@ -30,7 +32,9 @@ def whole_and_in_chunks(runner: Runner, token_ids: Sequence[int], chunk: int) ->
     for start in range(0, len(token_ids), chunk):
         tokens = token_ids[start : start + chunk]
         output = runner.forward(
-            make_batch([Chunk(tokens, start, pages[: -(-(start + len(tokens)) // page_size)], range(len(tokens)))], page_size)
+            make_batch(
+                [Chunk(tokens, start, pages[: -(-(start + len(tokens)) // page_size)], range(len(tokens)))], page_size
+            )
         )
         np.testing.assert_array_equal(output.next_token_ids, output.logits.argmax(-1))
         logits.append(output.logits)
@@ -45,7 +49,9 @@ def ragged_logits(runner: Runner) -> list[Array]:
     for forward, counts in enumerate(SCHEDULE):
         running = [(sequence, count) for sequence, count in enumerate(counts) if count]
         chunks = [
-            Chunk(TOKENS[s][done[s] : done[s] + count], done[s], pages[s], () if forward in UNSAMPLED else sampled(count))
+            Chunk(
+                TOKENS[s][done[s] : done[s] + count], done[s], pages[s], () if forward in UNSAMPLED else sampled(count)
+            )
             for s, count in running
         ]
         output = runner.forward(make_batch(chunks, runner.manifest.page_size))
@@ -69,7 +75,9 @@ def sequences_alone(runner: Runner) -> list[Array]:
         for forward, counts in enumerate(SCHEDULE):
             rows += [] if forward in UNSAMPLED else [done + row for row in sampled(counts[s])]
             done += counts[s]
-        results.append(runner.forward(make_batch([Chunk(tokens, 0, pages_of(runner)[s], rows)], runner.manifest.page_size)).logits)
+        results.append(
+            runner.forward(make_batch([Chunk(tokens, 0, pages_of(runner)[s], rows)], runner.manifest.page_size)).logits
+        )
     return results
 
 

@@ -65,10 +65,16 @@ class RandomGraph:
         normed = self.maybe_norm(x, f"model.layers.{layer}.input_layernorm")
         other = self.maybe_norm(x, f"model.layers.{layer}.other_layernorm") if random.random() < 0.15 else normed
         biased = random.random() < 0.3
-        widths = {"q": self.heads * self.head_dim, "k": self.kv_heads * self.head_dim, "v": self.kv_heads * self.head_dim}
+        widths = {
+            "q": self.heads * self.head_dim,
+            "k": self.kv_heads * self.head_dim,
+            "v": self.kv_heads * self.head_dim,
+        }
         order = list(widths) if random.random() < 0.8 else random.sample(list(widths), k=3)
         parts = {
-            role: self.linear(f"{module}.{role}_proj", other if role == "v" else normed, widths[role], "activation", bias=biased)
+            role: self.linear(
+                f"{module}.{role}_proj", other if role == "v" else normed, widths[role], "activation", bias=biased
+            )
             for role in order
         }
         with_norm, same = random.choice([set("qk"), set("qk"), set("q"), set()]), random.random() < 0.7
@@ -76,7 +82,11 @@ class RandomGraph:
         for role in "qk":
             if role in with_norm:
                 parts[role] = self.norm(
-                    f"{module}.{role}_norm", parts[role], self.head_dim, eps if same or role == "q" else EPS[0], "activation"
+                    f"{module}.{role}_norm",
+                    parts[role],
+                    self.head_dim,
+                    eps if same or role == "q" else EPS[0],
+                    "activation",
                 )
         rotated = random.choice([set("qk"), set("qk"), set("qk"), set("k"), set()])
         table = random.choice(["table", "narrow_table"])
@@ -84,7 +94,9 @@ class RandomGraph:
             if role in rotated:
                 own = table if role == "q" or random.random() < 0.8 else "other_table"
                 where = {"x": parts[role], "positions": "positions", "table": own}
-                parts[role] = graph.add("rope", where, name=self.name("rotated"), head_dim=self.head_dim, dtype="activation")
+                parts[role] = graph.add(
+                    "rope", where, name=self.name("rotated"), head_dim=self.head_dim, dtype="activation"
+                )
         graph.add("append_kv", {"k": parts["k"], "v": parts["v"], "kv": kv, "slots": "slots"})
         y = self.attend(parts["q"], kv)
         if random.random() < 0.15:
@@ -121,14 +133,20 @@ class RandomGraph:
         up = self.linear(f"{module}.up_proj", other, width, "float32", bias=biased and random.random() < 0.8)
         if random.random() < 0.15:
             gate, up = random.choice([(up, gate), (gate, gate)])
-        y = self.graph.add("gate", {"gate": gate, "up": up}, name=self.name("gated"), activation=random.choice(ACTIVATIONS))
+        y = self.graph.add(
+            "gate", {"gate": gate, "up": up}, name=self.name("gated"), activation=random.choice(ACTIVATIONS)
+        )
         return self.residual(self.linear(f"{module}.down_proj", y, self.hidden, "float32", bias=biased), x, layer)
 
     def plain(self, x: str, layer: int) -> str:
         """A projection that may read an activation, or share its weight with another."""
         random, module = self.random, f"model.layers.{layer}.plain"
         y = self.linear(
-            f"{module}.a_proj", self.maybe_norm(x, f"{module}.norm"), self.hidden, random.choice(["float32", "activation"]), bias=False
+            f"{module}.a_proj",
+            self.maybe_norm(x, f"{module}.norm"),
+            self.hidden,
+            random.choice(["float32", "activation"]),
+            bias=False,
         )
         z = self.linear(f"{module}.{random.choice('ab')}_proj", y, self.hidden, "float32", bias=False)
         return self.residual(z, x, layer)

@@ -70,7 +70,10 @@ class RecordingProxy:
         upstream: asyncio.StreamWriter | None = None
         try:
             answers, upstream = await asyncio.open_connection("127.0.0.1", self._upstream_port)
-            pumps = [asyncio.create_task(self._asked(reader, upstream)), asyncio.create_task(self._answered(answers, writer))]
+            pumps = [
+                asyncio.create_task(self._asked(reader, upstream)),
+                asyncio.create_task(self._answered(answers, writer)),
+            ]
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             finally:

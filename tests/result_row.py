@@ -12,7 +12,9 @@ from xml.etree import ElementTree
 
 def main(path: Path) -> None:
     suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
-    counts = {name: sum(int(suite.attrib[name]) for suite in suites) for name in ("tests", "failures", "errors", "skipped")}
+    counts = {
+        name: sum(int(suite.attrib[name]) for suite in suites) for name in ("tests", "failures", "errors", "skipped")
+    }
     failed = counts["failures"] + counts["errors"]
     passed = counts["tests"] - failed - counts["skipped"]
     results = f"{passed:,} passed, {counts['skipped']:,} skipped, {failed:,} failed"
@@ -22,7 +24,9 @@ def main(path: Path) -> None:
 
 def commit() -> str:
     """The short hash of HEAD, with a plus sign if tracked files differ from it."""
-    found = subprocess.run(["git", "describe", "--always", "--dirty=+", "--exclude=*"], check=True, capture_output=True, text=True)
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--exclude=*"], check=True, capture_output=True, text=True
+    )
     return found.stdout.strip()
 
 

@@ -67,7 +67,9 @@ def random_tensors(graph: Graph, seed: int) -> dict[str, Array]:
     """A checkpoint's tensors for a graph that no pass has changed yet."""
     rng = np.random.default_rng(seed)
     return {
-        name: (rng.normal(size=shape) / np.sqrt(shape[1] if len(shape) > 1 else 4) + (len(shape) == 1) * 0.5).astype(np.float32)
+        name: (rng.normal(size=shape) / np.sqrt(shape[1] if len(shape) > 1 else 4) + (len(shape) == 1) * 0.5).astype(
+            np.float32
+        )
         for name, shape in tensor_shapes(graph.parameters).items()
     }
 
@@ -95,14 +97,25 @@ def random_batches(vocab_size: int, seed: int) -> list[Batch]:
             settings = Settings(temperature=float(rng.integers(0, 2)), draw=rng.random(), repetition_penalty=2.0)
             flags = COUNTS * int(forward > 0)
             chunks.append(
-                Chunk(tokens, start, [int(page) for page in used], sampled, settings, slot=sequence, flags=flags, adapter=sequence - 1)
+                Chunk(
+                    tokens,
+                    start,
+                    [int(page) for page in used],
+                    sampled,
+                    settings,
+                    slot=sequence,
+                    flags=flags,
+                    adapter=sequence - 1,
+                )
             )
         if chunks:
             batches.append(make_batch(chunks, PAGE_SIZE, alternatives=forward == 2))
     return batches
 
 
-def run_graph(graph: Graph, tensors: Mapping[str, Array], batches: Sequence[Batch], states: Mapping[str, Array] | None = None) -> Result:
+def run_graph(
+    graph: Graph, tensors: Mapping[str, Array], batches: Sequence[Batch], states: Mapping[str, Array] | None = None
+) -> Result:
     """Every batch in turn, each value an array of its own. Of ``states`` those that are given start so, the others at zero."""
     fixed = {**fixed_arrays(graph, tensors), **new_states(graph), **(states or {})}
     outputs = []
@@ -112,8 +125,14 @@ def run_graph(graph: Graph, tensors: Mapping[str, Array], batches: Sequence[Batc
         for node in graph.nodes:
             op = OPS[node.op]
             # A copy, for an op may write into an earlier part of its result, which SSA keeps.
-            inputs = {role: values[name].copy() if role == "into" else values[name] for role, name in node.inputs.items()}
-            more = {role: poison(new_array(graph.values[name], dims)) for role, name in node.outputs.items() if role != op.result}
+            inputs = {
+                role: values[name].copy() if role == "into" else values[name] for role, name in node.inputs.items()
+            }
+            more = {
+                role: poison(new_array(graph.values[name], dims))
+                for role, name in node.outputs.items()
+                if role != op.result
+            }
             values |= {node.outputs[role]: array for role, array in more.items()}
             result = op.run({**inputs, **more}, node.attrs)
             if op.result is None:
@@ -128,7 +147,11 @@ def run_graph(graph: Graph, tensors: Mapping[str, Array], batches: Sequence[Batc
 
 
 def run_plan(
-    plan: Plan, graph: Graph, tensors: Mapping[str, Array], batches: Sequence[Batch], states: Mapping[str, Array] | None = None
+    plan: Plan,
+    graph: Graph,
+    tensors: Mapping[str, Array],
+    batches: Sequence[Batch],
+    states: Mapping[str, Array] | None = None,
 ) -> Result:
     """The plan of a graph, whose nodes are its steps one by one. ``states`` as in `run_graph`."""
     assert len(plan.steps) == len(graph.nodes)
@@ -149,7 +172,12 @@ def run_plan(
             if op.result is not None and result is not None:
                 storage[step.outputs[op.result]][...] = result
             for role, name in node.inputs.items():
-                if name in graph.values and last_use[name] == index and role != "into" and name not in graph.outputs.values():
+                if (
+                    name in graph.values
+                    and last_use[name] == index
+                    and role != "into"
+                    and name not in graph.outputs.values()
+                ):
                     poison(storage[step.inputs[role]])
         outputs.append({role: storage[name].copy() for role, name in plan.outputs.items()})
     return Result(tuple(outputs), {name: fixed[name] for name in graph.states})
@@ -167,16 +195,25 @@ def fixed_arrays(graph: Graph, tensors: Mapping[str, Array]) -> dict[str, Array]
 
 def stacked(parameter: Parameter, tensors: Mapping[str, Array]) -> Array:
     """A parameter's rows, as `pipeline/weights.py` reads them."""
-    parts = [source.offset + source.factor * tensors[source.tensor][source.start : source.stop] for source in parameter.sources]
+    parts = [
+        source.offset + source.factor * tensors[source.tensor][source.start : source.stop]
+        for source in parameter.sources
+    ]
     return np.concatenate(parts).astype(np.float32)
 
 
 def new_states(graph: Graph) -> dict[str, Array]:
-    return {name: new_array(state, {"P": NUM_PAGES, "N": NUM_SLOTS, "M": NUM_ADAPTERS}) for name, state in graph.states.items()}
+    return {
+        name: new_array(state, {"P": NUM_PAGES, "N": NUM_SLOTS, "M": NUM_ADAPTERS})
+        for name, state in graph.states.items()
+    }
 
 
 def new_array(value: Value | Buffer, dims: Mapping[str, int]) -> Array:
-    return np.zeros([evaluate(size, dims) for size in value.shape], value.dtype if value.dtype in ("int32", "uint32") else np.float32)
+    return np.zeros(
+        [evaluate(size, dims) for size in value.shape],
+        value.dtype if value.dtype in ("int32", "uint32") else np.float32,
+    )
 
 
 def poison(array: Array) -> Array:
@@ -192,5 +229,9 @@ def errors(found: Result, expected: Result) -> dict[str, Any]:
         return np.concatenate([outputs["logits"] for outputs in result.outputs])
 
     # Tokens are left out: a draw between two of them may fall either way.
-    states = {name: relative_error(found.states[name], array) for name, array in expected.states.items() if array.dtype == np.float32}
+    states = {
+        name: relative_error(found.states[name], array)
+        for name, array in expected.states.items()
+        if array.dtype == np.float32
+    }
     return {"logits": relative_error(logits(found), logits(expected)), **states}

@@ -35,7 +35,15 @@ def slot_answers(runner: Runner) -> list[Output]:
         settings = Settings(1.2, 50, 0.97, 0.01, draw, 1.4, 0.3, 0.5)
         # Slot 0 is greedy and unadjusted beside it; from the second forward on, each takes its own token from its slot.
         chunks = [
-            Chunk([-1 - slot] if i else [5 + slot], i, [slot], [0], settings if slot else GREEDY, slot, slot * (COUNTS | BIAS | MASK))
+            Chunk(
+                [-1 - slot] if i else [5 + slot],
+                i,
+                [slot],
+                [0],
+                settings if slot else GREEDY,
+                slot,
+                slot * (COUNTS | BIAS | MASK),
+            )
             for slot in (1, 0)
         ]
         # All are on their way before the first answer is read, where the runner works by itself.

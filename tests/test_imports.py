@@ -21,7 +21,9 @@ MAY_IMPORT_AT_THE_TOP = {
     "compiler/kernels/cpu/math.py": {"tvm"},
 }
 SOURCES = sorted(
-    path.relative_to(ROOT).as_posix() for layer in ("compiler", "targets", "server_fallback") for path in (ROOT / layer).rglob("*.py")
+    path.relative_to(ROOT).as_posix()
+    for layer in ("compiler", "targets", "server_fallback")
+    for path in (ROOT / layer).rglob("*.py")
 )
 
 
@@ -68,7 +70,9 @@ def test_every_exception_from_the_rule_is_still_needed() -> None:
         assert libraries <= {name.split(".")[0] for name in imports(file, top_only=True)}, file
 
 
-@pytest.mark.parametrize("module", ["nearfar.compiler.cli", "nearfar.compiler.pipeline.compile", "nearfar.compiler.runtime.reference"])
+@pytest.mark.parametrize(
+    "module", ["nearfar.compiler.cli", "nearfar.compiler.pipeline.compile", "nearfar.compiler.runtime.reference"]
+)
 def test_importing_the_command_line_loads_no_heavy_library(module: str) -> None:
     code = f"import sys, {module}; print(*sorted({HEAVY} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -82,7 +86,9 @@ def test_packages_on_disk_are_those_of_pyproject() -> None:
         for layer in ("compiler", "targets", "server_fallback")
         for path in (ROOT / layer).rglob("__init__.py")
     }
-    mine = {name for name in listed if name.startswith(("nearfar.compiler", "nearfar.targets", "nearfar.server_fallback"))}
+    mine = {
+        name for name in listed if name.startswith(("nearfar.compiler", "nearfar.targets", "nearfar.server_fallback"))
+    }
     assert mine == {".".join(["nearfar", *folder.parts]) for folder in folders}
     # A folder of modules that is no package would be left out of a wheel.
     assert {Path(file).parent for file in SOURCES} <= folders

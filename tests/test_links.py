@@ -12,17 +12,23 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_every_link_in_the_readmes_leads_somewhere() -> None:
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
     assert "README.md" in listed
     assert broken_in_markdown([ROOT / file for file in listed]) == []
 
 
 def test_broken_links_are_found(tmp_path: Path) -> None:
     file = tmp_path / "a.md"
-    file.write_text("# One `two` (three)!\n\n## Same\n\n## Same\n\n```\n# not a heading, [no link](nowhere.md)\n```\n\nx [y](#b) z\n")
+    file.write_text(
+        "# One `two` (three)!\n\n## Same\n\n## Same\n\n```\n# not a heading, [no link](nowhere.md)\n```\n\nx [y](#b) z\n"
+    )
     assert anchors(file.read_text()) == {"one-two-three", "same", "same-1"}
     assert broken_in_markdown([file]) == [f"{file}: #b"]
-    file.write_text("# A\n\n[1](#a) [2](b.md) ![3](c.png) [4](https://example.com/d) [5](a.md#a) [6](a.md#b) [`7` [x]](e%20f.md)\n")
+    file.write_text(
+        "# A\n\n[1](#a) [2](b.md) ![3](c.png) [4](https://example.com/d) [5](a.md#a) [6](a.md#b) [`7` [x]](e%20f.md)\n"
+    )
     (tmp_path / "e f.md").write_text("")
     assert [line.rpartition(" ")[2] for line in broken_in_markdown([file])] == ["b.md", "c.png", "a.md#b"]
 
@@ -32,8 +38,15 @@ def test_broken_links_of_a_site_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<h1 id="x"></h1><a href="#x"></a><a href="#y"></a><a href="sub/b.html#z"></a><a href="sub/c.html"></a>'
     )
-    (tmp_path / "sub/b.html").write_text('<a href="../a.html#x"></a><a href="../a.html#w"></a><a href="https://example.com/"></a>')
-    assert sorted(broken_in_site(tmp_path)) == ["a.html: #y", "a.html: sub/b.html#z", "a.html: sub/c.html", "sub/b.html: ../a.html#w"]
+    (tmp_path / "sub/b.html").write_text(
+        '<a href="../a.html#x"></a><a href="../a.html#w"></a><a href="https://example.com/"></a>'
+    )
+    assert sorted(broken_in_site(tmp_path)) == [
+        "a.html: #y",
+        "a.html: sub/b.html#z",
+        "a.html: sub/c.html",
+        "sub/b.html: ../a.html#w",
+    ]
 
 
 @pytest.mark.exhaustive

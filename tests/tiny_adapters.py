@@ -16,7 +16,9 @@ SELF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 
 
-def make_adapter(folder: Path, checkpoint: Path, targets: tuple[str, ...], *, rank: int, alpha: float, seed: int, **config: Any) -> Deltas:
+def make_adapter(
+    folder: Path, checkpoint: Path, targets: tuple[str, ...], *, rank: int, alpha: float, seed: int, **config: Any
+) -> Deltas:
     """Write an adapter of the projections ``targets`` of every layer, and return what it adds to their weights."""
     import safetensors.numpy
 
@@ -35,7 +37,14 @@ def make_adapter(folder: Path, checkpoint: Path, targets: tuple[str, ...], *, ra
         deltas[module] = b @ a * np.float32(scale)
     folder.mkdir(parents=True)
     safetensors.numpy.save_file(tensors, folder / "adapter_model.safetensors")
-    known = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": list(targets), "bias": "none", "use_dora": False}
+    known = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": list(targets),
+        "bias": "none",
+        "use_dora": False,
+    }
     (folder / "adapter_config.json").write_text(json.dumps({**known, **config}))
     return deltas
 

@@ -30,18 +30,32 @@ PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_f
 
 # Checkpoint name -> (transformers' family, what its configuration says beside the sizes).
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {"head_dim": 24, "tie_word_embeddings": False, "attention_bias": True, "rope_parameters": LLAMA3_ROPE}),
+    "llama": (
+        "Llama",
+        {"head_dim": 24, "tie_word_embeddings": False, "attention_bias": True, "rope_parameters": LLAMA3_ROPE},
+    ),
     "llama_plain": ("Llama", {"tie_word_embeddings": False, "mlp_bias": True}),
     # Windows of less than a page, so that a prompt of a few pages goes beyond three of them.
     "mistral": ("Mistral", {"head_dim": 24, "tie_word_embeddings": False, "sliding_window": 11}),
     # Of heads of 24 elements 18 are rotated.
-    "phi3": ("Phi3", {"tie_word_embeddings": False, "sliding_window": 23, "rope_parameters": PARTIAL_ROPE, "hidden_size": 144}),
+    "phi3": (
+        "Phi3",
+        {"tie_word_embeddings": False, "sliding_window": 23, "rope_parameters": PARTIAL_ROPE, "hidden_size": 144},
+    ),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
 }
 # The same at sizes that groups of 128 weights divide, for frameworks whose kernels know no padding: "llama_wide", ...
-WIDE_SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
-WIDE_CHECKPOINTS = {f"{name}_wide": (family, {**config, **WIDE_SIZES}) for name, (family, config) in CHECKPOINTS.items()}
+WIDE_SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+WIDE_CHECKPOINTS = {
+    f"{name}_wide": (family, {**config, **WIDE_SIZES}) for name, (family, config) in CHECKPOINTS.items()
+}
 # Those without windows and fused tensors, which `windowed_models.py` has for frameworks that want other sizes.
 PLAIN_CHECKPOINTS = ("llama", "llama_plain", "qwen2", "qwen3")
 # One of each model_type.
@@ -55,7 +69,9 @@ def make_checkpoint(name: str, folder: Path, **sizes: int) -> None:
 
     family, config = (CHECKPOINTS | WIDE_CHECKPOINTS)[name]
     torch.manual_seed(len(name))
-    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**{**SIZES, **config, **sizes})).float()
+    model = getattr(transformers, f"{family}ForCausalLM")(
+        getattr(transformers, f"{family}Config")(**{**SIZES, **config, **sizes})
+    ).float()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
@@ -90,9 +106,13 @@ def write_modules(folder: Path, pooling: str = "lasttoken", behind: tuple[str, .
         for index, (name, path) in enumerate(zip(names, paths, strict=True))
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
-    flags = {f"pooling_mode_{mode}": mode == pooling for mode in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")}
+    flags = {
+        f"pooling_mode_{mode}": mode == pooling for mode in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
+    }
     (folder / "1_Pooling").mkdir(exist_ok=True)
-    (folder / "1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 72, **flags, "include_prompt": True}))
+    (folder / "1_Pooling/config.json").write_text(
+        json.dumps({"word_embedding_dimension": 72, **flags, "include_prompt": True})
+    )
 
 
 def write_tokenizer(folder: Path, *, ends_texts: bool = False) -> None:
@@ -108,4 +128,6 @@ def write_tokenizer(folder: Path, *, ends_texts: bool = False) -> None:
         tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 257)])
     tokenizer.save(str(folder / "tokenizer.json"))
     template = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": template})
+    )

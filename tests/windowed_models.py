@@ -32,7 +32,11 @@ def make_windowed(name: str, folder: Path, **sizes: Any) -> Path:
     common = {"intermediate_size": 96, "num_hidden_layers": 2, "tie_word_embeddings": False, "sliding_window": WINDOW}
     given = {**SIZES, **common, **config, **sizes}
     if "rotated" in given:
-        given["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": given.pop("rotated")}
+        given["rope_parameters"] = {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": given.pop("rotated"),
+        }
     model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**given)).float()
     with torch.no_grad():
         for parameter in model.parameters():

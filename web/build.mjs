@@ -8,11 +8,21 @@ import { build } from "esbuild";
 import { jinjaEsbuild } from "./jinja_module.mjs";
 import { xgrammarEsbuild } from "./xgrammar_module.mjs";
 
-const common = { bundle: true, format: "esm", target: "es2022", sourcemap: true, logLevel: "warning", plugins: [jinjaEsbuild] };
+const common = {
+  bundle: true,
+  format: "esm",
+  target: "es2022",
+  sourcemap: true,
+  logLevel: "warning",
+  plugins: [jinjaEsbuild],
+};
 const browser = { ...common, minify: true, platform: "browser" };
 
 // Files of their own, which others import when they first need them: the grammar compiler, with its wasm, the runner for ONNX bundles, and the engine.
-const outside = (name, filter, path) => ({ name, setup: ({ onResolve }) => onResolve({ filter }, () => ({ path, external: true })) });
+const outside = (name, filter, path) => ({
+  name,
+  setup: ({ onResolve }) => onResolve({ filter }, () => ({ path, external: true })),
+});
 const laterFiles = (folder) => [
   outside("grammar-outside", /\/grammar\/index\.js$/, `${folder}/grammar.js`),
   outside("onnx-outside", /\/onnx\/index\.js$/, `${folder}/onnx.js`),
@@ -24,10 +34,15 @@ const hybridOutside = [
 ];
 
 // Bundlers would look for the modules of `import(address)` among their own files. These comments prevent it, and only a banner is not minified.
-const IMPORT_BY_ADDRESS = "const importByAddress = (address) => import(/* @vite-ignore */ /* webpackIgnore: true */ address);";
+const IMPORT_BY_ADDRESS =
+  "const importByAddress = (address) => import(/* @vite-ignore */ /* webpackIgnore: true */ address);";
 const importModule = {
   name: "import-module",
-  setup: ({ onLoad }) => onLoad({ filter: /[\\/]onnx[\\/]import_module\.ts$/ }, () => ({ contents: "export const importModule = importByAddress;", loader: "js" })),
+  setup: ({ onLoad }) =>
+    onLoad({ filter: /[\\/]onnx[\\/]import_module\.ts$/ }, () => ({
+      contents: "export const importModule = importByAddress;",
+      loader: "js",
+    })),
 };
 
 // Each is complete in itself, so that a page can load it as one file.
@@ -43,7 +58,12 @@ const ENTRIES = {
 
 // Adapters for libraries that the application installs. React's loads nearfar.js for a bundle that is given by its address.
 const adaptersOutside = [outside("engine-outside", /^\.\.\/index\.js$/, "./nearfar.js")];
-const ADAPTERS = { fetch: "src/fetch/index.ts", ai_sdk: "src/ai_sdk/index.ts", langchain: "src/langchain/index.ts", react: "src/react/index.ts" };
+const ADAPTERS = {
+  fetch: "src/fetch/index.ts",
+  ai_sdk: "src/ai_sdk/index.ts",
+  langchain: "src/langchain/index.ts",
+  react: "src/react/index.ts",
+};
 
 const PAGES = { page: "page/main.ts", bench: "page/bench.ts" };
 
@@ -87,14 +107,54 @@ await rm("dist", { recursive: true, force: true });
 await mkdir("dist/page", { recursive: true });
 await Promise.all([
   build({ ...browser, entryPoints: ENTRIES, outdir: "dist", plugins: [jinjaEsbuild, ...laterFiles(".")] }),
-  build({ ...browser, entryPoints: { hybrid: "src/router/index.ts" }, outdir: "dist", plugins: [jinjaEsbuild, ...hybridOutside] }),
+  build({
+    ...browser,
+    entryPoints: { hybrid: "src/router/index.ts" },
+    outdir: "dist",
+    plugins: [jinjaEsbuild, ...hybridOutside],
+  }),
   build({ ...browser, entryPoints: { speculation: "src/router/speculation.ts" }, outdir: "dist" }),
-  build({ ...browser, entryPoints: { grammar: "src/grammar/index.ts" }, outdir: "dist", plugins: [jinjaEsbuild, xgrammarEsbuild] }),
-  build({ ...browser, entryPoints: { onnx: "src/onnx/index.ts" }, outdir: "dist", banner: { js: IMPORT_BY_ADDRESS }, plugins: [importModule] }),
+  build({
+    ...browser,
+    entryPoints: { grammar: "src/grammar/index.ts" },
+    outdir: "dist",
+    plugins: [jinjaEsbuild, xgrammarEsbuild],
+  }),
+  build({
+    ...browser,
+    entryPoints: { onnx: "src/onnx/index.ts" },
+    outdir: "dist",
+    banner: { js: IMPORT_BY_ADDRESS },
+    plugins: [importModule],
+  }),
   build({ ...browser, entryPoints: ADAPTERS, outdir: "dist", packages: "external", plugins: adaptersOutside }),
-  build({ ...browser, splitting: true, entryPoints: PAGES, outdir: "dist/page", plugins: [jinjaEsbuild, xgrammarEsbuild] }),
-  build({ ...common, platform: "node", packages: "external", entryPoints: ["tools/*.ts"], outdir: "dist/tools", plugins: laterFiles("..") }),
-  ...["index.html", "bench.html", "style.css", "chat.css", "markdown.css", "history.css", "bundles.json", "sides.css", "bench.css", "icon.svg"].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
+  build({
+    ...browser,
+    splitting: true,
+    entryPoints: PAGES,
+    outdir: "dist/page",
+    plugins: [jinjaEsbuild, xgrammarEsbuild],
+  }),
+  build({
+    ...common,
+    platform: "node",
+    packages: "external",
+    entryPoints: ["tools/*.ts"],
+    outdir: "dist/tools",
+    plugins: laterFiles(".."),
+  }),
+  ...[
+    "index.html",
+    "bench.html",
+    "style.css",
+    "chat.css",
+    "markdown.css",
+    "history.css",
+    "bundles.json",
+    "sides.css",
+    "bench.css",
+    "icon.svg",
+  ].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
   licenses().then((text) => writeFile("dist/LICENSES.txt", text)),
   pageLicenses().then((text) => writeFile("dist/page/LICENSES.txt", text)),
   copyFile("../server_fallback/router/fitting/demo_policy.json", "dist/page/demo_policy.json"),

@@ -1,7 +1,15 @@
 import tseslint from "typescript-eslint";
 
 export default tseslint.config(
-  { ignores: ["dist/", "test/webllm/snippets/", "node_modules/", "src/runtime/manifest.ts", "src/router/decision/policy_schema.ts"] },
+  {
+    ignores: [
+      "dist/",
+      "test/webllm/snippets/",
+      "node_modules/",
+      "src/runtime/manifest.ts",
+      "src/router/decision/policy_schema.ts",
+    ],
+  },
   {
     files: ["**/*.ts", "**/*.tsx"],
     extends: [...tseslint.configs.strictTypeChecked, ...tseslint.configs.stylisticTypeChecked],

@@ -6,11 +6,14 @@ import { readFile } from "node:fs/promises";
 const CHANGES = [
   // The formatter of templates.
   [/\n\/\/ src\/format\.ts\n.*?(?=\n\/\/ src\/index\.ts\n)/s, ""],
-  ["return format(this.parsed, options?.indent || \"\t\");", ""],
+  ['return format(this.parsed, options?.indent || "\t");', ""],
   // What writes static fields for old browsers.
   [/^var __defProp = .*?\n};\n/s, "var __publicField = (obj, key, value) => { obj[key] = value; };\n"],
   // One object of token types.
-  [/var TOKEN_TYPES = Object\.freeze\(\{(.*?)\n\}\);/s, (_, rows) => rows.replace(/^ {2}(\w+): ("\w+"),?$/gm, "var TOKEN_TYPES_$1 = $2;")],
+  [
+    /var TOKEN_TYPES = Object\.freeze\(\{(.*?)\n\}\);/s,
+    (_, rows) => rows.replace(/^ {2}(\w+): ("\w+"),?$/gm, "var TOKEN_TYPES_$1 = $2;"),
+  ],
 ];
 
 /** For esbuild. Throws for a version of the package that has another form. */
@@ -20,7 +23,8 @@ export const jinjaEsbuild = {
     build.onLoad({ filter: /@huggingface[\\/]jinja[\\/]dist[\\/]index\.js$/ }, async ({ path }) => {
       let contents = await readFile(path, "utf8");
       for (const [from, to] of CHANGES) {
-        if (contents.split(from).length < 2) throw new Error(`${path} has another form than this file is for; look for ${from}`);
+        if (contents.split(from).length < 2)
+          throw new Error(`${path} has another form than this file is for; look for ${from}`);
         contents = contents.replace(from, to);
       }
       return { contents: contents.replaceAll("TOKEN_TYPES.", "TOKEN_TYPES_"), loader: "js" };

@@ -26,7 +26,9 @@ const sizes = {};
 for (const [name, [file]] of Object.entries(FILES)) sizes[name] = gzipSync(await readFile(file), { level: 9 }).length;
 
 if (process.argv.includes("--json")) console.log(JSON.stringify(sizes));
-else for (const [name, [file, limit]] of Object.entries(FILES)) console.log(`${file}: ${sizes[name]} bytes gzipped, at most ${limit}`);
+else
+  for (const [name, [file, limit]] of Object.entries(FILES))
+    console.log(`${file}: ${sizes[name]} bytes gzipped, at most ${limit}`);
 
 if (!process.argv.includes("--json")) await printPageSizes();
 

@@ -4,7 +4,10 @@ import { xgrammarVite } from "./xgrammar_module.mjs";
 
 // REACT_FOLDER: the hooks' tests run on the React in this folder's node_modules, such as version 18.
 const { REACT_FOLDER: reactFolder } = process.env;
-const alias = reactFolder === undefined ? {} : { react: `${reactFolder}/node_modules/react`, "react-dom": `${reactFolder}/node_modules/react-dom` };
+const alias =
+  reactFolder === undefined
+    ? {}
+    : { react: `${reactFolder}/node_modules/react`, "react-dom": `${reactFolder}/node_modules/react-dom` };
 
 // SwiftShader takes its time over a pipeline, so tests on a device get more than the default five seconds.
 export default defineConfig({

@@ -23,7 +23,8 @@ export async function xgrammarModule() {
   if (found === null) throw new Error(`${file} has another form than this file is for; look for ${GLUE}`);
   let glue = found[1];
   for (const [from, to] of CHANGES) {
-    if (glue.split(from).length < 2) throw new Error(`${file} has another form than this file is for; look for ${from}`);
+    if (glue.split(from).length < 2)
+      throw new Error(`${file} has another form than this file is for; look for ${from}`);
     glue = glue.replace(from, to);
   }
   return `export default ${glue};\n`;

@@ -19,7 +19,9 @@ FusedModules = Mapping[str, Sequence[str]]
 NOT_FUSED: FusedModules = MappingProxyType({})
 
 
-def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False, fused: FusedModules = NOT_FUSED) -> Graph:
+def forward(
+    spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False, fused: FusedModules = NOT_FUSED
+) -> Graph:
     """The graph of one forward on a ragged batch: logits (R, V) of the sampled rows, and the next token of each.
 
     With ``embeds`` its only output is the rows' embeddings (R, E), those that the final norm gives.
@@ -31,7 +33,9 @@ def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = Fal
     graph.states["sampled"] = Value("sampled", ("N",), "int32")
     frequencies = inverse_frequencies(spec.rope, spec.head_dim)
     shape = (context, rotary_dim(spec.rope, spec.head_dim) // 2, 2)
-    graph.constants["rope_table"] = Constant("rope_table", "rope", shape, {"inverse_frequencies": frequencies, "scale": 1.0})
+    graph.constants["rope_table"] = Constant(
+        "rope_table", "rope", shape, {"inverse_frequencies": frequencies, "scale": 1.0}
+    )
     x = graph.add(
         "embed",
         {
@@ -51,7 +55,12 @@ def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = Fal
         graph.outputs = {"embeddings": x}
         return graph
     head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
-    graph.add("linear", {"x": x, "weight": matrix(graph, head, spec.vocab_size, spec.hidden_size)}, name="logits", dtype="float32")
+    graph.add(
+        "linear",
+        {"x": x, "weight": matrix(graph, head, spec.vocab_size, spec.hidden_size)},
+        name="logits",
+        dtype="float32",
+    )
     sampling_block(graph, spec.vocab_size)
     return graph
 
@@ -113,7 +122,8 @@ class Layer:
 
         normed = self._norm("input_layernorm", x, spec.hidden_size)
         q, k, v = (
-            self._linear(f"self_attn.{name}_proj", normed, spec.hidden_size, bias=spec.qkv_bias, dtype="activation") for name in "qkv"
+            self._linear(f"self_attn.{name}_proj", normed, spec.hidden_size, bias=spec.qkv_bias, dtype="activation")
+            for name in "qkv"
         )
         if spec.qk_norm:
             q = self._norm("self_attn.q_norm", q, head_dim, "activation")
@@ -133,7 +143,9 @@ class Layer:
     def feed_forward(self, x: str) -> str:
         graph, spec = self._graph, self._spec
         normed = self._norm("post_attention_layernorm", x, spec.hidden_size)
-        gate, up = (self._linear(f"mlp.{name}_proj", normed, spec.hidden_size, bias=spec.mlp_bias) for name in ("gate", "up"))
+        gate, up = (
+            self._linear(f"mlp.{name}_proj", normed, spec.hidden_size, bias=spec.mlp_bias) for name in ("gate", "up")
+        )
         gated = graph.add("gate", {"gate": gate, "up": up}, name=f"{self._here}.gated", activation=spec.activation)
         down = self._linear("mlp.down_proj", gated, spec.intermediate_size, bias=spec.mlp_bias)
         return graph.add("add", {"a": down, "b": x}, name=f"{self._here}.after_feed_forward")

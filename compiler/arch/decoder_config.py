@@ -58,7 +58,8 @@ def read_decoder_config(
     max_position_embeddings = config.integer("max_position_embeddings")
     if num_heads % num_kv_heads:
         raise config.contradiction(
-            "num_key_value_heads", f"'num_attention_heads' is {num_heads}, not a multiple of 'num_key_value_heads', which is {num_kv_heads}"
+            "num_key_value_heads",
+            f"'num_attention_heads' is {num_heads}, not a multiple of 'num_key_value_heads', which is {num_kv_heads}",
         )
     head_dim = _even_head_dim(config, head_dim, hidden_size, num_heads)
     spec = ModelSpec(
@@ -92,7 +93,9 @@ def read_num_layers(config: ConfigReader) -> int:
     """Raises CheckpointError for more than MAX_LAYERS."""
     num_layers = config.integer("num_hidden_layers")
     if num_layers > MAX_LAYERS:
-        raise config.contradiction("num_hidden_layers", f"'num_hidden_layers' is {num_layers}; at most {MAX_LAYERS} are compiled")
+        raise config.contradiction(
+            "num_hidden_layers", f"'num_hidden_layers' is {num_layers}; at most {MAX_LAYERS} are compiled"
+        )
     return num_layers
 
 
@@ -115,10 +118,13 @@ def read_layer_windows(config: ConfigReader) -> tuple[int | None, ...]:
         window = config.optional_integer("sliding_window") if config.has("sliding_window") else 4096
     config.ignore("sliding_window")
     first_layer = config.integer("max_window_layers", minimum=0, default=28)
-    slides = [kind == "sliding_attention" for kind in layer_types] or [layer >= first_layer for layer in range(num_layers)]
+    slides = [kind == "sliding_attention" for kind in layer_types] or [
+        layer >= first_layer for layer in range(num_layers)
+    ]
     if window is None and "sliding_attention" in layer_types:
         raise config.contradiction(
-            "layer_types", "'layer_types' gives layers a sliding window, but 'use_sliding_window' and 'sliding_window' give it no size"
+            "layer_types",
+            "'layer_types' gives layers a sliding window, but 'use_sliding_window' and 'sliding_window' give it no size",
         )
     return tuple(window if slide else None for slide in slides) if window is not None and any(slides) else ()
 
@@ -136,7 +142,9 @@ def _layer_types(config: ConfigReader, num_layers: int, *supported: str) -> tupl
     unknown = next((kind for kind in layer_types if kind not in supported), None)
     if unknown is not None:
         known = ", ".join(map(repr, supported))
-        raise config.unsupported("layer_types", f"'layer_types' holds {unknown!r}, which is not supported; supported: {known}")
+        raise config.unsupported(
+            "layer_types", f"'layer_types' holds {unknown!r}, which is not supported; supported: {known}"
+        )
     if layer_types and len(layer_types) != num_layers:
         raise config.contradiction(
             "layer_types", f"'layer_types' has {len(layer_types)} entries for {num_layers} layers ('num_hidden_layers')"
@@ -147,8 +155,12 @@ def _layer_types(config: ConfigReader, num_layers: int, *supported: str) -> tupl
 def _require_plain_decoder(config: ConfigReader) -> None:
     architectures = config.texts("architectures")
     # Models that embed may be saved without a head, as "Qwen3Model"; "Qwen2ForRewardModel" is something else.
-    if architectures and not any(name.endswith("ForCausalLM") or (name.endswith("Model") and "For" not in name) for name in architectures):
-        raise config.unsupported("architectures", f"'architectures' is {list(architectures)}, not a language model ('...ForCausalLM')")
+    if architectures and not any(
+        name.endswith("ForCausalLM") or (name.endswith("Model") and "For" not in name) for name in architectures
+    ):
+        raise config.unsupported(
+            "architectures", f"'architectures' is {list(architectures)}, not a language model ('...ForCausalLM')"
+        )
     quantization = config.section("quantization_config")
     if quantization is not None:
         method = quantization.text("quant_method", default="unnamed")
@@ -171,7 +183,8 @@ def _even_head_dim(config: ConfigReader, head_dim: int | None, hidden_size: int,
     if head_dim is None:
         if hidden_size % num_heads:
             raise config.contradiction(
-                "hidden_size", f"'hidden_size' is {hidden_size}, not a multiple of 'num_attention_heads', which is {num_heads}"
+                "hidden_size",
+                f"'hidden_size' is {hidden_size}, not a multiple of 'num_attention_heads', which is {num_heads}",
             )
         head_dim = hidden_size // num_heads
     if head_dim % 2:
@@ -182,4 +195,6 @@ def _even_head_dim(config: ConfigReader, head_dim: int | None, hidden_size: int,
 def _require_in_vocab(config: ConfigReader, key: str, ids: tuple[int, ...], vocab_size: int) -> None:
     for token_id in ids:
         if token_id >= vocab_size:
-            raise config.contradiction(key, f"{key!r} is {token_id}, outside of the vocabulary of {vocab_size} ('vocab_size')")
+            raise config.contradiction(
+                key, f"{key!r} is {token_id}, outside of the vocabulary of {vocab_size} ('vocab_size')"
+            )

@@ -60,13 +60,16 @@ def _read_rope_section(
 ) -> RopeSpec:
     inner_theta = section.optional_number("rope_theta")
     if inner_theta is not None and outer_theta is not None and inner_theta != outer_theta:
-        raise section.contradiction("rope_theta", f"'rope_theta' is {inner_theta} here and {outer_theta} at the top of the file")
+        raise section.contradiction(
+            "rope_theta", f"'rope_theta' is {inner_theta} here and {outer_theta} at the top of the file"
+        )
     theta = inner_theta or outer_theta or DEFAULT_ROPE_THETA
     inner_factor = _rotated_factor(section, rotates_parts=rotates_parts)
     factor = outer_factor if inner_factor is None else inner_factor
     if None not in (inner_factor, outer_factor) and inner_factor != outer_factor:
         raise section.contradiction(
-            "partial_rotary_factor", f"'partial_rotary_factor' is {inner_factor} here and {outer_factor} at the top of the file"
+            "partial_rotary_factor",
+            f"'partial_rotary_factor' is {inner_factor} here and {outer_factor} at the top of the file",
         )
     kind = _rope_type(section)
     if kind == "default":
@@ -80,7 +83,9 @@ def _read_rope_section(
             factor=section.number("factor"),
             low_freq_factor=section.number("low_freq_factor"),
             high_freq_factor=section.number("high_freq_factor"),
-            original_max_position_embeddings=section.integer("original_max_position_embeddings", default=max_position_embeddings),
+            original_max_position_embeddings=section.integer(
+                "original_max_position_embeddings", default=max_position_embeddings
+            ),
         )
         if rope.high_freq_factor <= rope.low_freq_factor:
             raise section.contradiction(
@@ -88,7 +93,9 @@ def _read_rope_section(
                 f"'high_freq_factor' is {rope.high_freq_factor}, not above 'low_freq_factor', which is {rope.low_freq_factor}",
             )
     else:
-        raise section.unsupported("rope_type", f"RoPE type {kind!r} is not supported; supported: default, linear, llama3")
+        raise section.unsupported(
+            "rope_type", f"RoPE type {kind!r} is not supported; supported: default, linear, llama3"
+        )
     section.finish()
     return replace(rope, rotary_dim=_rotary_dim(section, factor, head_dim))
 
@@ -97,5 +104,7 @@ def _rope_type(section: ConfigReader) -> str:
     new, old = section.optional_text("rope_type"), section.optional_text("type")
     if new is not None and old is not None and new != old:
         # Multimodal models write type "mrope" beside rope_type "default".
-        raise section.unsupported("type", f"RoPE type {old!r} beside {new!r} is not supported; supported: default, linear, llama3")
+        raise section.unsupported(
+            "type", f"RoPE type {old!r} beside {new!r} is not supported; supported: default, linear, llama3"
+        )
     return new or old or "default"

@@ -54,7 +54,9 @@ class Page:
         try:
             from playwright.sync_api import sync_playwright
         except ImportError as error:
-            raise ToolError("Playwright is not installed; run \"pip install 'nearfar[demo]'\", or use 'nearfar demo --serve'") from error
+            raise ToolError(
+                "Playwright is not installed; run \"pip install 'nearfar[demo]'\", or use 'nearfar demo --serve'"
+            ) from error
         executable = find_chromium()
         self._playwright = sync_playwright().start()
         self._browser = self._playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
@@ -64,7 +66,9 @@ class Page:
     def __enter__(self) -> Page:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._browser.close()
         self._playwright.stop()
 
@@ -106,5 +110,7 @@ def find_chromium() -> str:
     """The path of a Chromium on this machine. Raises ToolError where there is none."""
     found = next((path for path in map(shutil.which, NAMES) if path), None)
     if found is None:
-        raise ToolError("Chromium was not found; install it (Debian: apt-get install chromium), or use 'nearfar demo --serve'")
+        raise ToolError(
+            "Chromium was not found; install it (Debian: apt-get install chromium), or use 'nearfar demo --serve'"
+        )
     return found

@@ -26,7 +26,9 @@ class PageServer:
         if not (PAGE / "index.html").is_file():
             raise ToolError("the web page is not built; run 'make web' in a checkout (it needs Node.js 20 or newer)")
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, bundle=bundle.resolve(), policy=policy))
+            self._server = ThreadingHTTPServer(
+                ("127.0.0.1", port), partial(Handler, bundle=bundle.resolve(), policy=policy)
+            )
         except (OSError, OverflowError) as error:
             raise RequestError(f"--port {port}: {reason_of(error)}; choose another, or 0 for a free one") from error
         given = {"far": far, "policy": None if policy is None else f".{POLICY_PATH}"}
@@ -52,7 +54,9 @@ class PageServer:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -57,7 +57,9 @@ def parse_manifest(data: bytes, file: Path) -> Manifest | ExportManifest:
         raise BundleError(f"{file}: cannot be read: {error}; compile the bundle again") from error
     version = found.get("format_version") if isinstance(found, dict) else None
     if version != FORMAT_VERSION:
-        raise BundleError(f"{file}: has format version {version}, this nearfar reads {FORMAT_VERSION}; compile the bundle again")
+        raise BundleError(
+            f"{file}: has format version {version}, this nearfar reads {FORMAT_VERSION}; compile the bundle again"
+        )
     model = ExportManifest if found.get("target") in EXPORTS else Manifest
     try:
         # Of JSON, because a strict check of Python's values would want tuples where JSON has lists.
@@ -95,9 +97,15 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
         for name, constant in plan.constants.items():
             check_counts(f"plans.{plan_name}.constants.{name}", constant.shape)
             shape = [constant.shape[0] if constant.shape else 0, len(constant.inverse_frequencies), 2]
-            require(constant.shape == shape, f"constants.{name}", f"has shape {constant.shape}; its values make {shape}")
+            require(
+                constant.shape == shape, f"constants.{name}", f"has shape {constant.shape}; its values make {shape}"
+            )
             # A table of many positions and pairs would be computed before anything else refuses it.
-            require(shape[0] <= manifest.spec.max_position_embeddings, f"constants.{name}", "is longer than the model's positions")
+            require(
+                shape[0] <= manifest.spec.max_position_embeddings,
+                f"constants.{name}",
+                "is longer than the model's positions",
+            )
             require(2 * shape[1] <= manifest.spec.head_dim, f"constants.{name}", "rotates more than a head")
     for name, entry in manifest.scratch.items():
         for size in entry.shape:
@@ -105,7 +113,9 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
     for name, kernel in manifest.kernels.items():
         require(len(kernel.grid) == 2, f"kernels.{name}", "must have a grid of two sizes")
         require(len(kernel.uniforms) <= MAX_UNIFORMS, f"kernels.{name}", f"takes {len(kernel.uniforms)} sizes")
-        require(1 <= kernel.workgroup_size <= 1024, f"kernels.{name}", f"has workgroups of {kernel.workgroup_size} threads")
+        require(
+            1 <= kernel.workgroup_size <= 1024, f"kernels.{name}", f"has workgroups of {kernel.workgroup_size} threads"
+        )
         for size in (*kernel.grid, *kernel.uniforms):
             check_expr(f"kernels.{name}", size)
     for name, rows in manifest.variants.items():
@@ -130,19 +140,31 @@ def check_description(manifest: Description) -> None:
         check_counts(name, [value])
     require(spec.num_layers <= MAX_LAYERS, "spec.num_layers", f"is {spec.num_layers}; at most {MAX_LAYERS} are run")
     require(
-        spec.num_heads % spec.num_kv_heads == 0, "spec.num_heads", f"{spec.num_heads} is not a multiple of {spec.num_kv_heads} kv heads"
+        spec.num_heads % spec.num_kv_heads == 0,
+        "spec.num_heads",
+        f"{spec.num_heads} is not a multiple of {spec.num_kv_heads} kv heads",
     )
     require(manifest.context <= spec.max_position_embeddings, "context", "is longer than the model's positions")
-    require(len(spec.windows) in (0, spec.num_layers), "spec.windows", f"has {len(spec.windows)} entries for {spec.num_layers} layers")
+    require(
+        len(spec.windows) in (0, spec.num_layers),
+        "spec.windows",
+        f"has {len(spec.windows)} entries for {spec.num_layers} layers",
+    )
     check_counts("spec.windows", [window for window in spec.windows if window is not None])
     rotated = spec.head_dim if spec.rope.rotary_dim is None else spec.rope.rotary_dim
-    require(0 <= rotated <= spec.head_dim and rotated % 2 == 0, "spec.rope.rotary_dim", f"is {rotated} of heads of {spec.head_dim}")
+    require(
+        0 <= rotated <= spec.head_dim and rotated % 2 == 0,
+        "spec.rope.rotary_dim",
+        f"is {rotated} of heads of {spec.head_dim}",
+    )
     positive = spec.rope.theta > 0 and spec.rope.factor > 0 and spec.rms_norm_eps > 0
     require(positive, "spec", "has a theta, factor or eps that is not positive")
     require(0 <= spec.rope.original_max_position_embeddings <= MAX_COUNT, "spec.rope", "has a length out of range")
     for token in (*spec.eos_token_ids, *([] if spec.bos_token_id is None else [spec.bos_token_id])):
         require(0 <= token < MAX_COUNT, "spec", f"has token id {token}")
-    require(is_in(manifest.tokenizer.file, manifest.files), "tokenizer.file", f"{manifest.tokenizer.file!r} is not in files")
+    require(
+        is_in(manifest.tokenizer.file, manifest.files), "tokenizer.file", f"{manifest.tokenizer.file!r} is not in files"
+    )
 
 
 def is_in(file: str, files: Iterable[FileEntry]) -> bool:
@@ -192,17 +214,33 @@ def check_weight(where: str, weight: WeightEntry, manifest: Manifest) -> None:
         rows, columns = weight.shape
         planes = quantization_of(weight.quantization).planes(columns)
         expected = {plane.name: (plane.dtype, stored_shape(weight.layout, rows, plane.columns)) for plane in planes}
-        require(weight.quantization == manifest.quantization, where, f"is {weight.quantization}, the bundle {manifest.quantization}")
-    require([plane.name for plane in weight.planes] == list(expected), where, f"must have the planes {', '.join(expected)}")
+        require(
+            weight.quantization == manifest.quantization,
+            where,
+            f"is {weight.quantization}, the bundle {manifest.quantization}",
+        )
+    require(
+        [plane.name for plane in weight.planes] == list(expected), where, f"must have the planes {', '.join(expected)}"
+    )
     for plane in weight.planes:
         dtype, shape = expected[plane.name]
         here = f"{where}.{plane.name}"
-        require((plane.dtype, plane.shape) == (dtype, shape), here, f"is {plane.shape} of {plane.dtype}; it must be {shape} of {dtype}")
+        require(
+            (plane.dtype, plane.shape) == (dtype, shape),
+            here,
+            f"is {plane.shape} of {plane.dtype}; it must be {shape} of {dtype}",
+        )
         size = math.prod(shape) * ITEM_BYTES[dtype]
         require(plane.size == size, here, f"has {plane.size} bytes; its shape has {size}")
-        require(0 <= plane.shard < len(manifest.shards), here, f"is in shard {plane.shard}; there are {len(manifest.shards)}")
+        require(
+            0 <= plane.shard < len(manifest.shards),
+            here,
+            f"is in shard {plane.shard}; there are {len(manifest.shards)}",
+        )
         fits = 0 <= plane.offset <= manifest.shards[plane.shard].size - size and plane.offset % PLANE_ALIGNMENT == 0
-        require(fits, here, f"lies at {plane.offset}, not inside of shard {plane.shard} at a multiple of {PLANE_ALIGNMENT}")
+        require(
+            fits, here, f"lies at {plane.offset}, not inside of shard {plane.shard} at a multiple of {PLANE_ALIGNMENT}"
+        )
 
 
 def check_expr(where: str, expr: Expr, depth: int = 0) -> None:
@@ -243,7 +281,9 @@ def check_condition(where: str, condition: Condition, depth: int = 0) -> None:
             require(isinstance(operand, list), where, f"has the condition {str(operand)[:60]}")
             check_condition(where, operand, depth + 1)
         return
-    require(isinstance(comparison, str) and comparison in COMPARISONS, where, f"has the comparison {str(comparison)[:20]!r}")
+    require(
+        isinstance(comparison, str) and comparison in COMPARISONS, where, f"has the comparison {str(comparison)[:20]!r}"
+    )
     for operand in operands:
         require(type(operand) in (int, str, list), where, f"compares {str(operand)[:20]!r}")
         check_expr(where, operand, depth + 1)
@@ -257,14 +297,22 @@ def check_lora(lora: LoraEntry, manifest: Manifest) -> None:
         for part in parts:
             where = f"lora.{name}"
             for state in (part.a, part.b):
-                require(state in states and states[state].shape[:1] == ["M"], where, f"names {state!r}, which is not a state of adapters")
-                require(len(states[state].shape) == 3, where, f"names {state!r}, which is not a matrix for each adapter")
+                require(
+                    state in states and states[state].shape[:1] == ["M"],
+                    where,
+                    f"names {state!r}, which is not a state of adapters",
+                )
+                require(
+                    len(states[state].shape) == 3, where, f"names {state!r}, which is not a matrix for each adapter"
+                )
             (_, ranks, _), (_, rows, rank) = states[part.a].shape, states[part.b].shape
             # `check_steps` has seen that states have fixed sizes.
             assert isinstance(ranks, int)
             assert isinstance(rows, int)
             require(rank == lora.rank, where, f"has rank {rank}, not {lora.rank}")
-            require(part.part >= 0 and (part.part + 1) * lora.rank <= ranks, where, f"has part {part.part} of {ranks} rows")
+            require(
+                part.part >= 0 and (part.part + 1) * lora.rank <= ranks, where, f"has part {part.part} of {ranks} rows"
+            )
             require(0 <= part.start < part.stop <= rows, where, f"has rows {part.start} to {part.stop} of {rows}")
             require(0 <= part.first_row <= MAX_COUNT, where, f"begins at row {part.first_row}")
 
@@ -274,13 +322,23 @@ def check_self_test(test: SelfTestEntry, manifest: Manifest) -> None:
     where, vocabulary = "self_test", range(manifest.spec.vocab_size)
     require(2 <= len(test.prompt_ids) <= manifest.context, where, f"has {len(test.prompt_ids)} tokens")
     require(all(token in vocabulary for token in test.prompt_ids), where, "has tokens beyond the vocabulary")
-    require([row.row for row in test.rows] == list(range(len(test.prompt_ids))), where, "must have one row for each token")
+    require(
+        [row.row for row in test.rows] == list(range(len(test.prompt_ids))), where, "must have one row for each token"
+    )
     for row in test.rows:
         known = bool(row.token_ids) and all(token in vocabulary for token in row.token_ids)
-        require(known and len(row.logits) == len(row.token_ids), where, f"row {row.row} must have a logit for each of its tokens")
+        require(
+            known and len(row.logits) == len(row.token_ids),
+            where,
+            f"row {row.row} must have a logit for each of its tokens",
+        )
     require(any(logit for row in test.rows for logit in row.logits), where, "expects zeros alone")
     tolerances = test.tolerances.values()
-    require(bool(tolerances) and all(0 < tolerance <= 1 for tolerance in tolerances), where, "has tolerances outside of 0 to 1")
+    require(
+        bool(tolerances) and all(0 < tolerance <= 1 for tolerance in tolerances),
+        where,
+        "has tolerances outside of 0 to 1",
+    )
 
 
 def check_tuning(manifest: Manifest) -> None:
@@ -289,5 +347,7 @@ def check_tuning(manifest: Manifest) -> None:
         for name, rows in record.variants.items():
             known = {"+".join(variant.kernels) for variant in manifest.variants.get(name, ())}
             for row in rows:
-                require(row.variant in known, f"tuning.{name[:80]}", f"names {row.variant[:80]!r}, which is not in the list")
+                require(
+                    row.variant in known, f"tuning.{name[:80]}", f"names {row.variant[:80]!r}, which is not in the list"
+                )
                 check_condition(f"tuning.{name}", row.when)

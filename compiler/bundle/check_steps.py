@@ -31,7 +31,10 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }
 # The only array that a role takes, because a kernel uses its values as indices or one row of it for each slot.
-NAMES = {name: name for name in ("token_ids", "positions", "slots", "adapters", "seq_starts", "page_indptr", "page_ids", "sampled")}
+NAMES = {
+    name: name
+    for name in ("token_ids", "positions", "slots", "adapters", "seq_starts", "page_indptr", "page_ids", "sampled")
+}
 NAMES |= {"rows": "sample_rows", "settings": "sample_settings", "counts": "token_counts"}
 SAMPLING_NAMES = {"slots": "sample_slots", "bias": "logit_bias", "mask": "token_mask"}
 
@@ -53,10 +56,16 @@ def check_steps(manifest: Manifest) -> None:
     """Raises Fault."""
     require(bool(manifest.plans), "plans", "has none")
     offered = [entry.dtype for entry in manifest.activations]
-    require(bool(offered) and len(set(offered)) == len(offered), "activations", "must offer at least one dtype, each once")
+    require(
+        bool(offered) and len(set(offered)) == len(offered), "activations", "must offer at least one dtype, each once"
+    )
     require_distinct(manifest)
     for name, kernel in manifest.kernels.items():
-        require(name == f"{kernel.template}_{digest(kernel.facts)}", f"kernels.{name[:80]}", "has a name that its facts do not make")
+        require(
+            name == f"{kernel.template}_{digest(kernel.facts)}",
+            f"kernels.{name[:80]}",
+            "has a name that its facts do not make",
+        )
         known = (name, f"{name}_kernel", f"__tvm_ffi_{name}")
         require(kernel.entry in known, f"kernels.{name}", f"has the entry {kernel.entry[:80]!r}")
     for name, plan in manifest.plans.items():
@@ -65,7 +74,9 @@ def check_steps(manifest: Manifest) -> None:
 
 def require_distinct(manifest: Manifest) -> None:
     """Every array has a name of its own, whichever table it is in; runtimes hold them in one."""
-    names = [name for table in (manifest.inputs, manifest.states, manifest.constants, manifest.buffers) for name in table]
+    names = [
+        name for table in (manifest.inputs, manifest.states, manifest.constants, manifest.buffers) for name in table
+    ]
     names += [f"scratch.{name}" for name in manifest.scratch]
     names += [f"{name}.{plane.name}" for name, weight in manifest.weights.items() for plane in weight.planes]
     names += manifest.weights
@@ -94,13 +105,19 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         EMBED: {"embeddings": (("R", manifest.spec.hidden_size), "float32")},
     }
     if name in expected:
-        require(plan.outputs.keys() == expected[name].keys(), f"{where}.outputs", f"must be {', '.join(expected[name])}")
+        require(
+            plan.outputs.keys() == expected[name].keys(), f"{where}.outputs", f"must be {', '.join(expected[name])}"
+        )
     for role, buffer in plan.outputs.items():
         found = plan.buffers.get(buffer)
         require(found is not None, f"{where}.outputs.{role}", f"names {buffer[:80]!r}, which is not a buffer")
         if name in expected and found is not None:
             shape, dtype = expected[name][role]
-            require((tuple(found.shape), found.dtype) == (shape, dtype), f"{where}.outputs.{role}", f"must be {list(shape)} of {dtype}")
+            require(
+                (tuple(found.shape), found.dtype) == (shape, dtype),
+                f"{where}.outputs.{role}",
+                f"must be {list(shape)} of {dtype}",
+            )
     for index, step in enumerate(plan.steps):
         here = f"{where}.steps[{index}]"
         try:
@@ -129,9 +146,13 @@ def check_step(where: str, step: StepEntry, plan: PlanEntry, manifest: Manifest)
         require(buffer is not None, where, f"output {role} must be a buffer")
         assert buffer is not None
         made, found = f"{list(shape)} of {dtype}", f"{buffer.shape} of {buffer.dtype}"
-        require((shape, dtype) == (tuple(buffer.shape), buffer.dtype), where, f"output {role} is {made}, its buffer {found}")
+        require(
+            (shape, dtype) == (tuple(buffer.shape), buffer.dtype), where, f"output {role} is {made}, its buffer {found}"
+        )
     if "into" in step.inputs:
-        require(step.inputs["into"] == step.outputs.get(op.result or ""), where, "output and 'into' must be the same buffer")
+        require(
+            step.inputs["into"] == step.outputs.get(op.result or ""), where, "output and 'into' must be the same buffer"
+        )
     return shapes
 
 
@@ -147,7 +168,9 @@ def array_of(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> tupl
     return tuple(shape), "vector" if len(shape) == 1 else "matrix"
 
 
-def require_roles(where: str, step: StepEntry, arrays: Mapping[str, tuple[Shape, str]], plan: PlanEntry, manifest: Manifest) -> None:
+def require_roles(
+    where: str, step: StepEntry, arrays: Mapping[str, tuple[Shape, str]], plan: PlanEntry, manifest: Manifest
+) -> None:
     """What the ops leave to whoever makes a plan: how long the arrays are through which kernels index."""
     spec, shapes = manifest.spec, {role: shape for role, (shape, _) in arrays.items()}
     samples = step.op in SAMPLING_OPS
@@ -158,16 +181,30 @@ def require_roles(where: str, step: StepEntry, arrays: Mapping[str, tuple[Shape,
     if samples:
         by_slot: Shape = ("N", spec.vocab_size)
         expected |= {"logits": (("R", spec.vocab_size), "float32"), "adjusted": (("A", spec.vocab_size), "float32")}
-        expected |= {"counts": (by_slot, "int32"), "bias": (by_slot, "float32"), "mask": (("N", -(-spec.vocab_size // 32)), "int32")}
+        expected |= {
+            "counts": (by_slot, "int32"),
+            "bias": (by_slot, "float32"),
+            "mask": (("N", -(-spec.vocab_size // 32)), "int32"),
+        }
     for role in arrays.keys() & expected.keys():
         (shape, dtype), (must_be, of) = arrays[role], expected[role]
-        require(arrays[role] == expected[role], where, f"input {role} is {list(shape)} of {dtype}; it must be {list(must_be)} of {of}")
-    states = {"kv", "sampled", "counts"} | ({"bias", "mask"} if samples else set()) | ({"a", "b"} if step.op == "add_lora" else set())
+        require(
+            arrays[role] == expected[role],
+            where,
+            f"input {role} is {list(shape)} of {dtype}; it must be {list(must_be)} of {of}",
+        )
+    states = (
+        {"kv", "sampled", "counts"}
+        | ({"bias", "mask"} if samples else set())
+        | ({"a", "b"} if step.op == "add_lora" else set())
+    )
     for role in step.inputs.keys() & states:
         require(step.inputs[role] in plan.states, where, f"input {role} must be a state")
     rows = [shapes[role][0] for role in ("x", "q", "qkv", "k") if role in shapes and step.op != "take_rows"]
     wants_tokens = bool(shapes.keys() & {"positions", "adapters"}) or step.op == "append_kv"
-    require(all(each == "S" if wants_tokens else each in ("S", "R") for each in rows), where, "has rows that are no tokens")
+    require(
+        all(each == "S" if wants_tokens else each in ("S", "R") for each in rows), where, "has rows that are no tokens"
+    )
     for role in ("residual", "into"):
         if role in shapes and "x" in shapes:
             require(shapes[role][0] == shapes["x"][0], where, f"input {role} has other rows than x")
@@ -175,17 +212,30 @@ def require_roles(where: str, step: StepEntry, arrays: Mapping[str, tuple[Shape,
         require(shapes["x"][0] == "S", where, "takes rows of something else than tokens")
     if step.op == "embed":
         table, first = shapes["table"], step.attrs.get("first_row")
-        require(table[0] == spec.vocab_size if first is None else first + table[0] <= spec.vocab_size, where, f"table has {table[0]} rows")
+        require(
+            table[0] == spec.vocab_size if first is None else first + table[0] <= spec.vocab_size,
+            where,
+            f"table has {table[0]} rows",
+        )
         require("into" not in shapes or shapes["into"] == ("S", table[1]), where, "has another shape to go on from")
     if "kv" in shapes:
         head_dim = head_dim_of(shapes["kv"], {"kv": manifest.kv})
         kv = ("P", 2, spec.num_kv_heads, manifest.page_size, head_dim // 4 + 1 if manifest.kv == "q8" else head_dim)
         packed = arrays["kv"][1] == "uint32"
-        require(shapes["kv"] == kv and head_dim == spec.head_dim and packed == (manifest.kv == "q8"), where, f"pages must be {list(kv)}")
+        require(
+            shapes["kv"] == kv and head_dim == spec.head_dim and packed == (manifest.kv == "q8"),
+            where,
+            f"pages must be {list(kv)}",
+        )
         require(step.attrs.get("kv", "activation") == manifest.kv, where, f"pages are {manifest.kv}")
     if "table" in shapes and step.op != "embed":
         positions, half, _ = shapes["table"]
-        long_enough = isinstance(positions, int) and positions >= manifest.context and isinstance(half, int) and 2 * half <= spec.head_dim
+        long_enough = (
+            isinstance(positions, int)
+            and positions >= manifest.context
+            and isinstance(half, int)
+            and 2 * half <= spec.head_dim
+        )
         require(long_enough, where, f"rotation table has {positions} positions of {half} pairs")
     if "offset" in step.attrs or "columns" in step.attrs:
         outputs = shapes["weight"][0] if step.op == "linear" else int(shapes["weight"][0]) // 2  # type: ignore[arg-type]
@@ -193,7 +243,9 @@ def require_roles(where: str, step: StepEntry, arrays: Mapping[str, tuple[Shape,
         require(step.attrs.get("offset", 0) + outputs <= width, where, "puts columns beyond the last")
 
 
-def check_variants(where: str, step: StepEntry, shapes: Mapping[str, Shape], plan: PlanEntry, manifest: Manifest) -> None:
+def check_variants(
+    where: str, step: StepEntry, shapes: Mapping[str, Shape], plan: PlanEntry, manifest: Manifest
+) -> None:
     """The step's list has a row for every activation that runs anywhere, and its kernels take what the step has."""
     rows = manifest.variants.get(step.variants, [])
     require(step.variants.startswith(f"{step.op}_"), where, f"names {step.variants[:80]!r}, a list of another op")
@@ -207,7 +259,11 @@ def check_variants(where: str, step: StepEntry, shapes: Mapping[str, Shape], pla
         check_bindings(f"kernels.{name}", step, kernel, plan, manifest)
         check_facts(f"kernels.{name}", step, kernel, shapes, plan)
         if manifest.target == "cpu":
-            require(all(isinstance(size, str) for size in kernel.uniforms), f"kernels.{name}", "takes sizes that are no dims")
+            require(
+                all(isinstance(size, str) for size in kernel.uniforms),
+                f"kernels.{name}",
+                "takes sizes that are no dims",
+            )
     require(all(row.kernels for row in rows), f"variants.{step.variants}", "has a row without kernels")
 
 
@@ -244,7 +300,12 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         batch, gated = shapes["x"][0], step.op == "gated_linear"
         out = int(rows) // (2 if gated else 1)  # type: ignore[arg-type]
         width = attrs.get("columns") or 0
-        flags: dict[str, Any] = {"bias": "bias" in shapes, "residual": "residual" in shapes, "gated": gated, "width": width}
+        flags: dict[str, Any] = {
+            "bias": "bias" in shapes,
+            "residual": "residual" in shapes,
+            "gated": gated,
+            "width": width,
+        }
         flags["offset"] = attrs.get("offset", 0)
         same(facts.get("facts"), batch=batch, columns=columns, outputs=out, **flags)
         same(facts.get("rows"), batch=batch, columns=columns)
@@ -266,7 +327,12 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         _, _, heads, page_size, _ = shapes["kv"]
         head_dim = head_dim_of(shapes["kv"], {"kv": attrs.get("kv", "activation")})
         q = shapes.get("q") or (outputs[0] if outputs else (None, int(heads) * head_dim))  # type: ignore[arg-type]
-        table: dict[str, Any] = {"num_heads": int(q[1]) // head_dim, "num_kv_heads": heads, "head_dim": head_dim, "page_size": page_size}  # type: ignore[arg-type]
+        table: dict[str, Any] = {
+            "num_heads": int(q[1]) // head_dim,  # type: ignore[arg-type]
+            "num_kv_heads": heads,
+            "head_dim": head_dim,
+            "page_size": page_size,
+        }
         # A kernel that merges what others left in scratch reads no pages, whatever their format is.
         if any(binding.role == "kv" for binding in kernel.bindings):
             table["kv"] = attrs.get("kv", "activation")

@@ -37,7 +37,9 @@ def file_in(folder: Path, name: str) -> Path:
     found, root = path.resolve(), folder.resolve()
     if found.is_relative_to(root) or found.parent == blobs_of(root):
         return path
-    raise BundleError(f"{path}: is a link to {found}, outside of the bundle; replace it with a copy of the file", file=name)
+    raise BundleError(
+        f"{path}: is a link to {found}, outside of the bundle; replace it with a copy of the file", file=name
+    )
 
 
 def blobs_of(folder: Path) -> Path | None:

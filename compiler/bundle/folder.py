@@ -88,7 +88,9 @@ class Bundle(Folder):
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise BundleError(f"{path}: cannot be read: {reason_of(error)}; copy or compile the bundle again", file=name) from error
+            raise BundleError(
+                f"{path}: cannot be read: {reason_of(error)}; copy or compile the bundle again", file=name
+            ) from error
         if hashlib.sha256(data).hexdigest() != expected:
             raise BundleError(f"{path}: is not the file of the manifest; copy or compile the bundle again", file=name)
         return data
@@ -103,7 +105,9 @@ class Bundle(Folder):
         first, last = start // tile, -(-stop // tile)
         size = math.prod(entry.shape[1:])
         offset = entry.offset + first * size * np.dtype(entry.dtype).itemsize
-        stored = np.fromfile(file, entry.dtype, (last - first) * size, offset=offset).reshape(last - first, *entry.shape[1:])
+        stored = np.fromfile(file, entry.dtype, (last - first) * size, offset=offset).reshape(
+            last - first, *entry.shape[1:]
+        )
         return stored_rows(whole.layout, stored)[start - first * tile : stop - first * tile]
 
     def weight(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
@@ -126,7 +130,9 @@ def open_bundle(path: Path) -> Bundle:
     """A bundle with a plan: its manifest, the presence and sizes of its shards. Raises BundleError, for an export too."""
     bundle = open_any(path)
     if isinstance(bundle, ExportBundle):
-        raise BundleError(f"{path}: is an {bundle.manifest.target} bundle, without a plan; compile one with --target webgpu, cpu or cuda")
+        raise BundleError(
+            f"{path}: is an {bundle.manifest.target} bundle, without a plan; compile one with --target webgpu, cpu or cuda"
+        )
     return bundle
 
 
@@ -141,8 +147,12 @@ def open_any(path: Path, trust: Sequence[TrustedKey] = ()) -> Bundle | ExportBun
             advice = did_you_mean_folder(path) or f"; make it with 'nearfar compile MODEL -o {path}'"
             raise BundleError(f"{path}: does not exist{advice}")
         if (path / "config.json").is_file():
-            raise BundleError(f"{path}: is a checkpoint, not a bundle; make one of it with 'nearfar compile {path} -o BUNDLE'")
-        raise BundleError(f"{path}: is not a bundle (no {MANIFEST_FILE}); make one with 'nearfar compile MODEL -o {path}'")
+            raise BundleError(
+                f"{path}: is a checkpoint, not a bundle; make one of it with 'nearfar compile {path} -o BUNDLE'"
+            )
+        raise BundleError(
+            f"{path}: is not a bundle (no {MANIFEST_FILE}); make one with 'nearfar compile MODEL -o {path}'"
+        )
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -150,7 +160,9 @@ def open_any(path: Path, trust: Sequence[TrustedKey] = ()) -> Bundle | ExportBun
     if trust:
         verify_signature(path, data, trust)
     manifest = parse_manifest(data, file)
-    bundle: Bundle | ExportBundle = Bundle(path, manifest) if isinstance(manifest, Manifest) else ExportBundle(path, manifest)
+    bundle: Bundle | ExportBundle = (
+        Bundle(path, manifest) if isinstance(manifest, Manifest) else ExportBundle(path, manifest)
+    )
     for entry in bundle.manifest.files if isinstance(bundle, ExportBundle) else bundle.manifest.shards:
         require_size(path, entry)
     return bundle

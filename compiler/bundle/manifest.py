@@ -194,7 +194,9 @@ class LoraEntry(Entry):
     @property
     def states(self) -> list[str]:
         """The states that hold adapters, slot by slot."""
-        return list(dict.fromkeys(name for parts in self.modules.values() for part in parts for name in (part.a, part.b)))
+        return list(
+            dict.fromkeys(name for parts in self.modules.values() for part in parts for name in (part.a, part.b))
+        )
 
 
 class TokenizerEntry(Entry):
@@ -352,7 +354,9 @@ class Manifest(Description):
     def plan(self, name: str) -> PlanEntry:
         """Raises BundleError for a plan that the bundle does not have."""
         if name not in self.plans:
-            raise BundleError(f"{self.model}: has no plan '{name}'; it has {', '.join(self.plans)}", plan=name, known=list(self.plans))
+            raise BundleError(
+                f"{self.model}: has no plan '{name}'; it has {', '.join(self.plans)}", plan=name, known=list(self.plans)
+            )
         return self.plans[name]
 
     @property

@@ -33,7 +33,9 @@ def new_folder(output: Path, *, force: bool) -> Iterator[Path]:
             yield partial
             _publish(partial, place, force=force)
     except OSError as error:
-        raise OutputError(f"{output}: cannot be written: {reason_of(error)}; free space there or choose another -o") from error
+        raise OutputError(
+            f"{output}: cannot be written: {reason_of(error)}; free space there or choose another -o"
+        ) from error
 
 
 def discard_partial(output: Path) -> None:
@@ -120,7 +122,9 @@ def _lock(place: Path) -> int | None:
         except FileNotFoundError:
             continue  # Its owner has just finished.
         except BlockingIOError as error:
-            raise OutputError(f"{place}: another process is writing it; wait for that one, or choose another -o") from error
+            raise OutputError(
+                f"{place}: another process is writing it; wait for that one, or choose another -o"
+            ) from error
         except (ImportError, OSError) as error:
             if made:
                 return None

@@ -27,7 +27,9 @@ export type Condition = readonly [string, unknown, unknown] | null;
 
 def typescript() -> str:
     """The whole file."""
-    entries = [entry for entry in vars(manifest).values() if isinstance(entry, type) and issubclass(entry, manifest.Entry)]
+    entries = [
+        entry for entry in vars(manifest).values() if isinstance(entry, type) and issubclass(entry, manifest.Entry)
+    ]
     classes = [RopeSpec, ModelSpec, EmbeddingSpec, *(entry for entry in entries if entry is not manifest.Entry)]
     version = f"\nexport const FORMAT_VERSION = {manifest.FORMAT_VERSION};\n"
     return HEADER + version + "".join(interface(entry) for entry in classes)
@@ -35,7 +37,11 @@ def typescript() -> str:
 
 def interface(entry: type) -> str:
     comment = " ".join((entry.__doc__ or "").split())
-    fields = (f"  readonly {name}: {type_of(annotation)};" for name, annotation in get_type_hints(entry).items() if name != "model_config")
+    fields = (
+        f"  readonly {name}: {type_of(annotation)};"
+        for name, annotation in get_type_hints(entry).items()
+        if name != "model_config"
+    )
     return "\n".join([f"\n/** {comment} */", f"export interface {entry.__name__} {{", *fields, "}\n"])
 
 

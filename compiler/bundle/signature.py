@@ -47,7 +47,9 @@ def read_trusted_keys(files: Sequence[Path]) -> tuple[TrustedKey, ...]:
         try:
             key = load_pem_public_key(_read_key(file, "--trust"))
         except Exception as error:
-            raise RequestError(f"--trust {file}: is not a public key in PEM; give the NAME.pub of 'nearfar sign --new-key'") from error
+            raise RequestError(
+                f"--trust {file}: is not a public key in PEM; give the NAME.pub of 'nearfar sign --new-key'"
+            ) from error
         if not isinstance(key, Ed25519PublicKey):
             raise RequestError(f"--trust {file}: is not an Ed25519 key; make one with 'nearfar sign --new-key NAME'")
         keys.append(TrustedKey(key_id(key), key))
@@ -60,13 +62,21 @@ def verify_signature(folder: Path, manifest: bytes, keys: Sequence[TrustedKey]) 
 
     path = folder / SIGNATURE_FILE
     if not path.is_file():
-        raise BundleError(f"{folder}: is not signed (no {SIGNATURE_FILE}), and --trust takes signed bundles only; ask its maker to sign it")
+        raise BundleError(
+            f"{folder}: is not signed (no {SIGNATURE_FILE}), and --trust takes signed bundles only; ask its maker to sign it"
+        )
     try:
         with path.open("rb") as file:
             entry = json.loads(file.read(MAX_SIGNATURE_BYTES))
-        algorithm, key, signature = entry["algorithm"], entry["key"], base64.b64decode(entry["signature"], validate=True)
+        algorithm, key, signature = (
+            entry["algorithm"],
+            entry["key"],
+            base64.b64decode(entry["signature"], validate=True),
+        )
     except (OSError, ValueError, TypeError, KeyError, RecursionError, binascii.Error) as error:
-        raise BundleError(f"{path}: is not a signature; sign the bundle again with 'nearfar sign {folder} --key FILE'") from error
+        raise BundleError(
+            f"{path}: is not a signature; sign the bundle again with 'nearfar sign {folder} --key FILE'"
+        ) from error
     if algorithm != ALGORITHM:
         raise BundleError(f"{path}: is of the algorithm {str(algorithm)[:20]!r}, not {ALGORITHM}; use a newer nearfar")
     for trusted in keys:
@@ -80,10 +90,12 @@ def verify_signature(folder: Path, manifest: bytes, keys: Sequence[TrustedKey]) 
     else:
         known = ", ".join(trusted.id for trusted in keys)
         raise BundleError(
-            f"{folder}: is signed with key {str(key)[:20]!r}, which --trust does not name; trusted: {known}", key=str(key)[:20]
+            f"{folder}: is signed with key {str(key)[:20]!r}, which --trust does not name; trusted: {known}",
+            key=str(key)[:20],
         )
     raise BundleError(
-        f"{folder}: its manifest is not the one that was signed; get the bundle again, or sign it again after a change", key=key
+        f"{folder}: its manifest is not the one that was signed; get the bundle again, or sign it again after a change",
+        key=key,
     )
 
 
@@ -92,7 +104,10 @@ def sign(folder: Path, manifest: bytes, key_file: Path) -> str:
     key = _read_private_key(key_file)
     found = key_id(key.public_key())
     signature = base64.b64encode(key.sign(manifest)).decode()
-    _write(folder / SIGNATURE_FILE, json.dumps({"algorithm": ALGORITHM, "key": found, "signature": signature}).encode() + b"\n")
+    _write(
+        folder / SIGNATURE_FILE,
+        json.dumps({"algorithm": ALGORITHM, "key": found, "signature": signature}).encode() + b"\n",
+    )
     return found
 
 

@@ -24,7 +24,10 @@ def read_tuning(files: Iterable[Path]) -> dict[Path, TuningEntry]:
         same = next((other for other, known in entries.items() if key(known) == key(entry)), None)
         if same is not None:
             name = " ".join(part for part in key(entry) if part)
-            raise RequestError(f"--tuning {file}: is of the same adapter and dtype as {same} ({name}); give one of them", file=str(file))
+            raise RequestError(
+                f"--tuning {file}: is of the same adapter and dtype as {same} ({name}); give one of them",
+                file=str(file),
+            )
         entries[file] = entry
     return entries
 
@@ -48,7 +51,8 @@ def read_file(file: Path) -> TuningEntry:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise RequestError(
-            f"--tuning {file}: cannot be read: {reason_of(error)}; give what engine.exportTuning() returned", file=str(file)
+            f"--tuning {file}: cannot be read: {reason_of(error)}; give what engine.exportTuning() returned",
+            file=str(file),
         ) from error
     try:
         entry = TuningEntry.model_validate(json.loads(text))
@@ -56,7 +60,8 @@ def read_file(file: Path) -> TuningEntry:
             holds(row.when, DIMS)
     except (ValueError, TypeError) as error:
         raise RequestError(
-            f"--tuning {file}: is no tuning record ({problem_of(error)}); give what engine.exportTuning() returned", file=str(file)
+            f"--tuning {file}: is no tuning record ({problem_of(error)}); give what engine.exportTuning() returned",
+            file=str(file),
         ) from error
     return entry
 

@@ -54,7 +54,9 @@ class Answerer:
             pieces.append(text)
             write(text)
 
-        for token in generate(self.runner, prompt, max_tokens, self.sampler, timings, cached=cached, cancelled=cancelled):
+        for token in generate(
+            self.runner, prompt, max_tokens, self.sampler, timings, cached=cached, cancelled=cancelled
+        ):
             token_ids.append(token)
             show(stops.feed(stream.feed(token)))
             if stops.stopped:

@@ -125,7 +125,9 @@ def command(conversation: Conversation, text: str, notes: Console) -> None:
         notes.print("a new conversation", style="dim")
     elif name == "/system":
         conversation.system = argument.strip() or conversation.system
-        notes.print(f"system prompt: {escape(conversation.system)}" if conversation.system else "no system prompt", style="dim")
+        notes.print(
+            f"system prompt: {escape(conversation.system)}" if conversation.system else "no system prompt", style="dim"
+        )
     else:
         notes.print(f"unknown command {escape(name)}; /help shows the commands", style="yellow")
 
@@ -163,4 +165,6 @@ def stopped_by_ctrl_c() -> Iterator[Callable[[], bool]]:
 
 def common_length(first: list[int], second: list[int]) -> int:
     """How many token ids at their beginning two sequences share."""
-    return next((index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
+    return next(
+        (index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )

@@ -36,17 +36,29 @@ def add_parser(commands: Any) -> None:
         run,
         example="nearfar compile ./Qwen3-0.6B --target webgpu --quantization q4f16 -o qwen3-web",
     )
-    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder, a name on its hub such as Qwen/Qwen3-0.6B, or demo")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a Hugging Face folder, a name on its hub such as Qwen/Qwen3-0.6B, or demo"
+    )
     parser.add_argument("-o", "--output", metavar="BUNDLE", type=Path, help="the folder to make; --dry-run needs none")
-    parser.add_argument("--target", choices=(*TARGETS, *EXPORTS), default="webgpu", help="the device or framework (default: %(default)s)")
+    parser.add_argument(
+        "--target",
+        choices=(*TARGETS, *EXPORTS),
+        default="webgpu",
+        help="the device or framework (default: %(default)s)",
+    )
     parser.add_argument(
         "--arch",
         metavar="ARCH",
         help="what to compile kernels for, where the target asks: of cpu x86_64 or aarch64 (default: the target's)",
     )
-    parser.add_argument("--quantization", choices=quant.NAMES, default="q4f16", help="the weights' format (default: %(default)s)")
     parser.add_argument(
-        "--context", type=int, metavar="N", help="the longest sequence in tokens (default: 4096, or what the model was trained for)"
+        "--quantization", choices=quant.NAMES, default="q4f16", help="the weights' format (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="the longest sequence in tokens (default: 4096, or what the model was trained for)",
     )
     parser.add_argument(
         "--activations", nargs="+", choices=("float16", "bfloat16", "float32", "int8"), metavar="DTYPE",
@@ -56,7 +68,9 @@ def add_parser(commands: Any) -> None:
         "--group-size", type=int, choices=quant.GROUPS, metavar="N",
         help="of onnx and mlx: how many weights share a scale, 32, 64 or 128 (default: 32)",
     )  # fmt: skip
-    parser.add_argument("--device", metavar="DEVICE", help="of onnx: what the graph is for: cpu, webgpu, cuda, ... (default: cpu)")
+    parser.add_argument(
+        "--device", metavar="DEVICE", help="of onnx: what the graph is for: cpu, webgpu, cuda, ... (default: cpu)"
+    )
     parser.add_argument(
         "--kv", choices=("activation", "q8"), default="activation",
         help="keys and values: activation, as computed, or q8, 8-bit integers in half the memory of float16 (default: %(default)s)",
@@ -73,7 +87,11 @@ def add_parser(commands: Any) -> None:
         "--no-self-test", action="store_false", dest="self_test",
         help="leave out the prompt by which runtimes find out whether a GPU computes right",
     )  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="show sizes, memory, dispatches and an estimate of the time; write nothing")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="show sizes, memory, dispatches and an estimate of the time; write nothing",
+    )
     parser.add_argument("--force", action="store_true", help="replace a bundle that exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of progress")
 

@@ -34,12 +34,20 @@ def add_parser(commands: Any) -> None:
         run,
         example="nearfar demo --prompt 'what is 27 + 58?'",
     )
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, nargs="?", help="a webgpu bundle (default: the demo model, compiled now)")
+    parser.add_argument(
+        "bundle", metavar="BUNDLE", type=Path, nargs="?", help="a webgpu bundle (default: the demo model, compiled now)"
+    )
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="what to ask; may be given several times")
-    parser.add_argument("--screenshot", type=Path, default=Path("nearfar-demo.png"), metavar="FILE", help="default: %(default)s")
+    parser.add_argument(
+        "--screenshot", type=Path, default=Path("nearfar-demo.png"), metavar="FILE", help="default: %(default)s"
+    )
     parser.add_argument("--serve", action="store_true", help="serve the page for your own browser until Ctrl-C")
-    parser.add_argument("--far", metavar="URL", help="a server that is to answer as well, where that pays: nearfar serve, or a gateway")
-    parser.add_argument("--policy", type=Path, metavar="FILE", help="with --far: when it is asked (default: the page's own)")
+    parser.add_argument(
+        "--far", metavar="URL", help="a server that is to answer as well, where that pays: nearfar serve, or a gateway"
+    )
+    parser.add_argument(
+        "--policy", type=Path, metavar="FILE", help="with --far: when it is asked (default: the page's own)"
+    )
     parser.add_argument("--port", type=int, default=0, help="of the page's server on 127.0.0.1 (default: a free one)")
 
 
@@ -65,7 +73,9 @@ def open_page_bundle(path: Path) -> Bundle:
     """Raises BundleError, for one that no browser runs too."""
     bundle = open_bundle(path)
     if bundle.manifest.target != "webgpu":
-        raise BundleError(f"{path}: is a bundle for {bundle.manifest.target}; compile one for browsers with --target webgpu")
+        raise BundleError(
+            f"{path}: is a bundle for {bundle.manifest.target}; compile one for browsers with --target webgpu"
+        )
     return bundle
 
 
@@ -74,7 +84,8 @@ def compile_demo(output: Path, console: Console) -> Bundle:
     with progress_bars() as bars:
         bundle = compile_model(str(CHECKPOINT), output, CompileOptions(), phases(bars))
     console.print(
-        f"compiled the demo model for webgpu: {megabytes(bundle.size_bytes())} in {time.perf_counter() - started:.1f} s", highlight=False
+        f"compiled the demo model for webgpu: {megabytes(bundle.size_bytes())} in {time.perf_counter() - started:.1f} s",
+        highlight=False,
     )
     return bundle
 
@@ -84,7 +95,9 @@ def serve(server: PageServer, far: str | None, console: Console) -> None:
     console.print(f"open [bold]{url}[/] in a browser with WebGPU ({browsers}); Ctrl-C ends", highlight=False)
     console.print(f"[bold]{server.url}bench.html[/] measures the device", highlight=False)
     if far is not None:
-        console.print(f"{escape(far)} must allow this page: start it with [bold]--cors-origin {server.origin}[/]", highlight=False)
+        console.print(
+            f"{escape(far)} must allow this page: start it with [bold]--cors-origin {server.origin}[/]", highlight=False
+        )
     while True:
         time.sleep(3600)
 
@@ -97,7 +110,9 @@ def show(server: PageServer, prompts: tuple[str, ...], screenshot: Path, console
         console.print(f"loaded in headless Chromium on {escape(device)}\n", highlight=False)
         for prompt in prompts:
             console.print(f"[bold cyan]>[/] {escape(prompt)}", highlight=False)
-            answer = page.ask(prompt, on_text=lambda text: console.print(escape(text), end="", highlight=False, soft_wrap=True))
+            answer = page.ask(
+                prompt, on_text=lambda text: console.print(escape(text), end="", highlight=False, soft_wrap=True)
+            )
             console.print(
                 f"\n[dim]first token after {answer.time_to_first_token_ms:.0f} ms, {answer.tokens_per_second:.1f} tokens/s[/]\n",
                 highlight=False,
@@ -105,6 +120,8 @@ def show(server: PageServer, prompts: tuple[str, ...], screenshot: Path, console
         page.screenshot(screenshot)
     console.print(f"screenshot: {escape(str(screenshot))}", highlight=False)
     if "swiftshader" in device.lower():
-        console.print("SwiftShader computes on the CPU: these speeds say nothing about a GPU.", style="dim", highlight=False)
+        console.print(
+            "SwiftShader computes on the CPU: these speeds say nothing about a GPU.", style="dim", highlight=False
+        )
     program = escape(sys.argv[0]) if sys.argv[0].endswith("nearfar") else "nearfar"
     console.print(f"see it yourself: [bold]{program} demo --serve[/], then open the address it prints", highlight=False)

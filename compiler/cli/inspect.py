@@ -33,9 +33,16 @@ def add_parser(commands: Any) -> None:
         example="nearfar inspect qwen3-web --context 2048",
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)
-    parser.add_argument("--context", type=int, metavar="N", help="the sequence length that memory is counted for (default: the bundle's)")
     parser.add_argument(
-        "--activation", choices=("float16", "bfloat16", "float32", "int8"), help="count for this dtype (default: the bundle's first choice)"
+        "--context",
+        type=int,
+        metavar="N",
+        help="the sequence length that memory is counted for (default: the bundle's)",
+    )
+    parser.add_argument(
+        "--activation",
+        choices=("float16", "bfloat16", "float32", "int8"),
+        help="count for this dtype (default: the bundle's first choice)",
     )
     parser.add_argument("--verify", action="store_true", help="compare every file with its hash first")
     add_trust(parser)
@@ -118,7 +125,9 @@ def files(report: ExportReport) -> Table:
 def self_test(manifest: Manifest) -> str:
     if manifest.self_test is None:
         return "none: a runtime cannot tell whether a GPU computes right"
-    tolerances = ", ".join(f"{tolerance:.1%} with {dtype}" for dtype, tolerance in manifest.self_test.tolerances.items())
+    tolerances = ", ".join(
+        f"{tolerance:.1%} with {dtype}" for dtype, tolerance in manifest.self_test.tolerances.items()
+    )
     return f"{len(manifest.self_test.prompt_ids)} tokens, logits within {tolerances}"
 
 
@@ -139,7 +148,10 @@ def kernels(manifest: Manifest) -> Table:
         ops[step.variants] = step.op
     for name, count in counts.items():
         differences = differing_facts(manifest, [kernel for row in manifest.variants[name] for kernel in row.kernels])
-        rows = (" + ".join(f"{kernel} {differences[kernel]}".rstrip() for kernel in row.kernels) for row in manifest.variants[name])
+        rows = (
+            " + ".join(f"{kernel} {differences[kernel]}".rstrip() for kernel in row.kernels)
+            for row in manifest.variants[name]
+        )
         table.add_row(ops[name], str(count), "\n".join(dict.fromkeys(rows)))
     return table
 

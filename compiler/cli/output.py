@@ -14,7 +14,9 @@ from ..errors import NearfarError
 from .overview import COMMANDS
 
 
-def add_command(commands: Any, name: str, run: Any, *, example: str, summary: str | None = None) -> argparse.ArgumentParser:
+def add_command(
+    commands: Any, name: str, run: Any, *, example: str, summary: str | None = None
+) -> argparse.ArgumentParser:
     """A subcommand whose help ends in an example. ``summary`` None is that of the command in COMMANDS."""
     summary = summary or COMMANDS[name].summary
     parser: argparse.ArgumentParser = commands.add_parser(

@@ -17,7 +17,9 @@ from .program import program
 
 # What every terminal shows without wrapping.
 WIDTH = 80
-DESCRIPTION = "Compile a language model once; run it near (browser, phone, laptop) and far (GPU server), with the same answers."
+DESCRIPTION = (
+    "Compile a language model once; run it near (browser, phone, laptop) and far (GPU server), with the same answers."
+)
 
 # The cpu target runs on Linux only; elsewhere there is a GPU with a driver.
 TARGET = "cpu" if sys.platform.startswith("linux") else "webgpu"
@@ -45,9 +47,13 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "demo": Command("nearfar.compiler.cli.demo", "show a bundle at work in headless Chromium, or serve its page"),
         "inspect": Command("nearfar.compiler.cli.inspect", "show a bundle's model, sizes, kernels and costs"),
         "score": Command("nearfar.compiler.cli.score", "write the logits of given tokens"),
-        "quality": Command("nearfar.compiler.cli.quality", "compare bundles with the checkpoint that they were made of"),
+        "quality": Command(
+            "nearfar.compiler.cli.quality", "compare bundles with the checkpoint that they were made of"
+        ),
         "sign": Command("nearfar.compiler.cli.sign", "sign a bundle, or make a key to sign with"),
-        "serve": Command("nearfar.server_fallback.cli.serve", "answer OpenAI requests for models on this machine or others"),
+        "serve": Command(
+            "nearfar.server_fallback.cli.serve", "answer OpenAI requests for models on this machine or others"
+        ),
         "gateway": Command("nearfar.server_fallback.cli.gateway", "answer OpenAI requests near or far, by a policy"),
         "router": Command("nearfar.server_fallback.cli.router", "fit a policy for near and far to what both answer"),
         "bench": Command("nearfar.server_fallback.cli.bench", "measure a server"),

@@ -32,7 +32,9 @@ class Parser(argparse.ArgumentParser):
             return
         name = action.metavar if self._is_command(action) else action.dest.replace("_", "-")
         known = [str(choice) for choice in action.choices]
-        self.error(f"unknown {str(name).lower()} {str(value)!r}{did_you_mean(str(value), known)} (known: {', '.join(known)})")
+        self.error(
+            f"unknown {str(name).lower()} {str(value)!r}{did_you_mean(str(value), known)} (known: {', '.join(known)})"
+        )
 
     def _unknown_options(self) -> list[str]:
         """Those among the arguments, up to "--", that are neither options of this parser nor the beginning of one."""
@@ -41,7 +43,11 @@ class Parser(argparse.ArgumentParser):
         given = [argument.partition("=")[0] for argument in self._arguments]
         end = given.index("--") if "--" in given else len(given)
         known = self._option_string_actions
-        return [option for option in given[:end] if option.startswith("--") and not any(each.startswith(option) for each in known)]
+        return [
+            option
+            for option in given[:end]
+            if option.startswith("--") and not any(each.startswith(option) for each in known)
+        ]
 
     def _nearest_option(self, option: str) -> str:
         found = did_you_mean(option, [each for each in self._option_string_actions if each.startswith("--")])

@@ -36,10 +36,21 @@ def add_parser(commands: Any) -> None:
         example="nearfar quality qwen3-web qwen3-cpu --reference ./Qwen3-0.6B --text wiki.txt",
     )
     parser.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="+")
-    parser.add_argument("--reference", metavar="MODEL", required=True, help="the checkpoint, which numpy computes in float32")
-    parser.add_argument("--text", metavar="FILE", type=Path, required=True, help="UTF-8; special tokens that it spells out count as such")
     parser.add_argument(
-        "--window", type=int, metavar="N", help=f"tokens that are read together (default: {DEFAULT_WINDOW}, or what all contexts hold)"
+        "--reference", metavar="MODEL", required=True, help="the checkpoint, which numpy computes in float32"
+    )
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        help="UTF-8; special tokens that it spells out count as such",
+    )
+    parser.add_argument(
+        "--window",
+        type=int,
+        metavar="N",
+        help=f"tokens that are read together (default: {DEFAULT_WINDOW}, or what all contexts hold)",
     )
     parser.add_argument("--windows", type=int, metavar="N", help="take the text's first N windows only (default: all)")
     parser.add_argument(
@@ -69,7 +80,9 @@ def run(options: argparse.Namespace) -> None:
         hidden = list(reference.hidden(windows, lambda done: bars.update(task, completed=done)))
         for bundle in bundles:
             task = bars.add_task(bundle.path.name[:17], total=len(windows))
-            runner = open_runner(options.runner or bundle.manifest.target, bundle, Limits(tokens=PREFILL_CHUNK, rows=PREFILL_CHUNK))
+            runner = open_runner(
+                options.runner or bundle.manifest.target, bundle, Limits(tokens=PREFILL_CHUNK, rows=PREFILL_CHUNK)
+            )
             found = measure(runner, reference, windows, hidden, counted, partial(advance, bars, task))
             results.append((bundle, runner.device, found))
             runner.close()
@@ -99,14 +112,20 @@ def read_text(path: Path) -> str:
 
 def weight_bytes(bundle: Bundle | ExportBundle) -> int:
     """What is loaded to compute with."""
-    return sum(shard.size for shard in bundle.manifest.shards) if isinstance(bundle, Bundle) else bundle.manifest.model_bytes()
+    return (
+        sum(shard.size for shard in bundle.manifest.shards)
+        if isinstance(bundle, Bundle)
+        else bundle.manifest.model_bytes()
+    )
 
 
 def description(bundle: Bundle | ExportBundle) -> str:
     """Target, weights, and how keys and values are kept where it is not as computed."""
     manifest = bundle.manifest
     group = f", groups of {manifest.group_size}" if isinstance(manifest, ExportManifest) and manifest.group_size else ""
-    return f"{manifest.target}, {manifest.quantization}{group}" + (f", KV {manifest.kv}" if manifest.kv != "activation" else "")
+    return f"{manifest.target}, {manifest.quantization}{group}" + (
+        f", KV {manifest.kv}" if manifest.kv != "activation" else ""
+    )
 
 
 def entry(bundle: Bundle | ExportBundle, device: str, found: Quality) -> dict[str, Any]:

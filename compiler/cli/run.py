@@ -40,20 +40,40 @@ def add_parser(commands: Any) -> None:
         help=f"at most N tokens an answer (default: {DEFAULT_MAX_TOKENS}, or what the context holds)",
     )
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default); 1 samples as the model was trained"
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 is greedy (default); 1 samples as the model was trained",
     )
     parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="sample from the likeliest tokens with this share of all (default: 1)"
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the likeliest tokens with this share of all (default: 1)",
     )
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens (default: 0, all)")
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end the answer before this text; may be given several times"
+        "--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens (default: 0, all)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (default: %(default)s)")
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the answer before this text; may be given several times",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (default: %(default)s)"
+    )
     parser.add_argument("--runner", choices=RUNNERS, help="what computes (default: what the bundle was compiled for)")
-    parser.add_argument("--raw", action="store_true", help="continue the prompt as it stands, without the chat template")
     parser.add_argument(
-        "--no-split-special-tokens", action="store_true", help="with --raw: control tokens that the prompt spells out become single tokens"
+        "--raw", action="store_true", help="continue the prompt as it stands, without the chat template"
+    )
+    parser.add_argument(
+        "--no-split-special-tokens",
+        action="store_true",
+        help="with --raw: control tokens that the prompt spells out become single tokens",
     )
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of streaming")
@@ -80,7 +100,9 @@ def run(options: argparse.Namespace) -> None:
     check_options(options)
     text = read_prompt(options)
     if text is None and (options.json or options.raw):
-        raise RequestError(f"{'--json' if options.json else '--raw'} needs a prompt: as an argument, or on the standard input")
+        raise RequestError(
+            f"{'--json' if options.json else '--raw'} needs a prompt: as an argument, or on the standard input"
+        )
     bundle = open_any(options.bundle, trusted_keys(options))
     require_plan(bundle.manifest, GENERATE)
     tokenizer = Tokenizer(bundle.tokenizer_files())
@@ -129,7 +151,9 @@ def read_prompt(options: argparse.Namespace) -> str | None:
         # The line's end belongs to `echo`, and not to the prompt.
         text = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise RequestError(f"the standard input is not UTF-8 (byte {error.start}); convert it, such as with iconv") from error
+        raise RequestError(
+            f"the standard input is not UTF-8 (byte {error.start}); convert it, such as with iconv"
+        ) from error
     if not text:
         raise RequestError("the prompt on the standard input is empty; give one as an argument, or pipe one in")
     return text
@@ -153,7 +177,9 @@ def answer_json(answer: Answer, prompt: list[int], device: str) -> dict[str, Any
     }
 
 
-def encode(tokenizer: Tokenizer, prompt: str, *, raw: bool, split_special_tokens: bool = True, system: str | None = None) -> list[int]:
+def encode(
+    tokenizer: Tokenizer, prompt: str, *, raw: bool, split_special_tokens: bool = True, system: str | None = None
+) -> list[int]:
     """The prompt as the user's turn of a chat, or as it stands. Raises RequestError for control tokens in a user's turn."""
     if raw:
         return tokenizer.encode(prompt, split_special_tokens=split_special_tokens)

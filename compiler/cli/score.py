@@ -30,7 +30,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)
     parser.add_argument("--tokens", required=True, metavar="IDS", help="token ids with commas between them")
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="a .npy file: float32 (n, V), row i predicts token i + 1"
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="a .npy file: float32 (n, V), row i predicts token i + 1",
     )
     parser.add_argument("--runner", choices=RUNNERS, help="what computes (default: what the bundle was compiled for)")
     add_trust(parser)

@@ -33,12 +33,18 @@ def load(model: str) -> Checkpoint:
         try:
             os.path.realpath(path).encode()
         except UnicodeEncodeError as error:
-            raise CheckpointError(f"{model!r}: the folder's name is not UTF-8, which a bundle's manifest needs; rename it") from error
+            raise CheckpointError(
+                f"{model!r}: the folder's name is not UTF-8, which a bundle's manifest needs; rename it"
+            ) from error
         return open_checkpoint(Path(path))
     if path.lower().endswith(".gguf"):
-        raise CheckpointError(f"{model}: GGUF files are not supported; give the Hugging Face folder that it was made from", model=model)
+        raise CheckpointError(
+            f"{model}: GGUF files are not supported; give the Hugging Face folder that it was made from", model=model
+        )
     if os.path.exists(path):
-        raise CheckpointError(f"{model}: is a file; give the folder that holds config.json and model.safetensors", model=model)
+        raise CheckpointError(
+            f"{model}: is a file; give the folder that holds config.json and model.safetensors", model=model
+        )
     if not _REPOSITORY.fullmatch(model):
         raise CheckpointError(
             f"{model}: there is no such folder, and it is not the name of a repository (owner/name, such as Qwen/Qwen3-0.6B)"

@@ -44,7 +44,9 @@ def add_declared_tokens(backend: Any, declared: Iterable[DeclaredToken], vocab_s
         token_id = backend.token_to_id(token.content)
         where = f"{token.file}: {token.key!r}: token {token.content!r}"
         if token_id is None:
-            raise CheckpointError(f"{where} cannot be added to tokenizer.json; remove it", file=str(token.file), token=token.content)
+            raise CheckpointError(
+                f"{where} cannot be added to tokenizer.json; remove it", file=str(token.file), token=token.content
+            )
         if token.token_id not in (None, token_id):
             raise CheckpointError(
                 f"{where} has id {token.token_id}, but with tokenizer.json it gets id {token_id}; take all files of one version",
@@ -95,7 +97,9 @@ def declared_tokens(config: TokenizerConfig, known: Iterable[str]) -> list[Decla
     if "added_tokens_decoder" in config.values:
         numbered = list(_added_tokens_decoder(config, {token.content for token in named}))
     else:
-        numbered = list(_added_tokens_json(config.path / "added_tokens.json", {token.content for token in (*named, *extra)}))
+        numbered = list(
+            _added_tokens_json(config.path / "added_tokens.json", {token.content for token in (*named, *extra)})
+        )
     found = sorted((token for token in numbered if token.content), key=lambda token: token.token_id or 0)
     seen = {*known, *(token.content for token in found), ""}
     for token in (*named, *extra):
@@ -151,7 +155,9 @@ def _added_tokens_decoder(config: TokenizerConfig, special: set[str]) -> Iterato
         if text is None or not (number.isascii() and number.isdigit() and len(number) < 16):
             raise _wrong(file, key, {number: token}, "token ids, each with an object")
         flags = _flags(file, key, token)
-        yield DeclaredToken(text, file, key, int(number), {**flags, "special": flags.get("special", False) or text in special})
+        yield DeclaredToken(
+            text, file, key, int(number), {**flags, "special": flags.get("special", False) or text in special}
+        )
 
 
 def _added_tokens_json(file: Path, special: set[str]) -> Iterator[DeclaredToken]:
@@ -179,4 +185,6 @@ def _added(backend: Any) -> dict[int, str]:
 def _wrong(path: Path, key: str, value: object, expected: str) -> CheckpointError:
     shown = repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return CheckpointError(f"{path}: {key!r} is {shown}, expected {expected}; download it again", file=str(path), key=key)
+    return CheckpointError(
+        f"{path}: {key!r} is {shown}, expected {expected}; download it again", file=str(path), key=key
+    )

@@ -12,7 +12,11 @@ from .json_file import read_json_object
 NAMED_TEMPLATES = "additional_chat_templates"
 # Joins two templates into one. The empty texts keep Jinja from trimming the space around a template's own text.
 _KEEP = '{{ "" }}'
-_IF_TOOLS, _ELSE, _END = "{% if tools is defined and tools is not none %}" + _KEEP, _KEEP + "{% else %}" + _KEEP, _KEEP + "{% endif %}"
+_IF_TOOLS, _ELSE, _END = (
+    "{% if tools is defined and tools is not none %}" + _KEEP,
+    _KEEP + "{% else %}" + _KEEP,
+    _KEEP + "{% endif %}",
+)
 
 
 def read_chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
@@ -41,15 +45,21 @@ def _templates(where: Path, found: object) -> dict[str, str]:
     if isinstance(found, str):
         return {"default": found}
     if not isinstance(found, list) or not all(
-        isinstance(each, dict) and isinstance(each.get("name"), str) and isinstance(each.get("template"), str) for each in found
+        isinstance(each, dict) and isinstance(each.get("name"), str) and isinstance(each.get("template"), str)
+        for each in found
     ):
-        raise _bad(where, "'chat_template' must be a string, or a list of objects with name and template; download it again")
+        raise _bad(
+            where, "'chat_template' must be a string, or a list of objects with name and template; download it again"
+        )
     return {each["name"]: each["template"] for each in found}
 
 
 def _choose(where: Path, templates: Mapping[str, str]) -> str:
     if "default" not in templates:
-        raise _bad(where, f'\'chat_template\' names {", ".join(templates) or "none"}, but no "default"; name the one to use "default"')
+        raise _bad(
+            where,
+            f'\'chat_template\' names {", ".join(templates) or "none"}, but no "default"; name the one to use "default"',
+        )
     if "tool_use" not in templates or templates["tool_use"] == templates["default"]:
         return templates["default"]
     # Jinja drops the last newline of a template.

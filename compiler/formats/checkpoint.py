@@ -55,7 +55,9 @@ class TokenizerFiles:
         try:
             return self.tokenizer_json.read_bytes()
         except OSError as error:
-            raise CheckpointError(f"{self.tokenizer_json}: cannot be read: {reason_of(error)}; download it again") from error
+            raise CheckpointError(
+                f"{self.tokenizer_json}: cannot be read: {reason_of(error)}; download it again"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

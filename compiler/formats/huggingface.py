@@ -60,7 +60,8 @@ def _read_spec(path: Path) -> ModelSpec:
     generation_ids = generation.token_ids("eos_token_id")
     if any(token_id >= spec.vocab_size for token_id in generation_ids):
         raise generation.contradiction(
-            "eos_token_id", f"'eos_token_id' is {list(generation_ids)}, outside of the vocabulary of {spec.vocab_size} (config.json)"
+            "eos_token_id",
+            f"'eos_token_id' is {list(generation_ids)}, outside of the vocabulary of {spec.vocab_size} (config.json)",
         )
     # Chat models often name only the end of a text in config.json, and the end of a turn too in generation_config.json.
     return replace(spec, eos_token_ids=tuple(dict.fromkeys((*spec.eos_token_ids, *generation_ids))))
@@ -89,20 +90,31 @@ def _read_shards(path: Path) -> Mapping[str, SafetensorsTensor]:
         raise _bad(index_path, "'weight_map' must map tensor names to files; download it again")
     for name, file_name in shard_of.items():
         if not isinstance(file_name, str) or not _SHARD_NAME.fullmatch(file_name):
-            raise _bad(index_path, f"tensor {name!r} is in {file_name!r}, expected the name of a .safetensors file beside the index")
+            raise _bad(
+                index_path,
+                f"tensor {name!r} is in {file_name!r}, expected the name of a .safetensors file beside the index",
+            )
     tensors: dict[str, SafetensorsTensor] = {}
     for file_name in sorted(set(shard_of.values())):
         if not (path / file_name).is_file():
             raise _bad(path, f"shard {file_name} is missing, though {INDEX_FILE} lists it; download it")
         for name, tensor in read_safetensors(path / file_name).items():
             if name in tensors:
-                raise _bad(path, f"tensor {name!r} is in both {tensors[name].path.name} and {file_name}; download the checkpoint again")
+                raise _bad(
+                    path,
+                    f"tensor {name!r} is in both {tensors[name].path.name} and {file_name}; download the checkpoint again",
+                )
             if name not in shard_of:
-                raise _bad(path, f"tensor {name!r} of {file_name} is not in {INDEX_FILE}; their versions differ, download all files")
+                raise _bad(
+                    path,
+                    f"tensor {name!r} of {file_name} is not in {INDEX_FILE}; their versions differ, download all files",
+                )
             tensors[name] = tensor
     for name, file_name in shard_of.items():
         if name not in tensors or tensors[name].path.name != file_name:
-            raise _bad(path, f"{INDEX_FILE} places tensor {name!r} in {file_name}, which does not hold it; download both again")
+            raise _bad(
+                path, f"{INDEX_FILE} places tensor {name!r} in {file_name}, which does not hold it; download both again"
+            )
     return tensors
 
 

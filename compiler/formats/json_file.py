@@ -25,7 +25,9 @@ def parse_json_object(content: bytes, where: str) -> dict[str, Any]:
     """The JSON object in UTF-8 bytes. A key that is given twice is an error: readers differ in which one they keep."""
     parsed = _parse(content, where)
     if not isinstance(parsed, dict):
-        raise CheckpointError(f"{where}: holds a JSON {json_kind(parsed)} where an object is expected; download it again", file=where)
+        raise CheckpointError(
+            f"{where}: holds a JSON {json_kind(parsed)} where an object is expected; download it again", file=where
+        )
     return parsed
 
 
@@ -33,7 +35,9 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {reason_of(error)}; download it again", file=str(path)) from error
+        raise CheckpointError(
+            f"{path}: cannot be read: {reason_of(error)}; download it again", file=str(path)
+        ) from error
 
 
 def _parse(content: bytes, where: str) -> Any:
@@ -41,7 +45,9 @@ def _parse(content: bytes, where: str) -> Any:
     try:
         parsed = json.loads(content.decode("utf-8"), object_pairs_hook=_unique_keys)
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{where}: byte {error.start} is not UTF-8; the file is corrupt, download it again", file=where) from error
+        raise CheckpointError(
+            f"{where}: byte {error.start} is not UTF-8; the file is corrupt, download it again", file=where
+        ) from error
     except json.JSONDecodeError as error:
         raise CheckpointError(
             f"{where}: line {error.lineno} column {error.colno}: not valid JSON ({error.msg}); the file is corrupt, download it again",
@@ -50,7 +56,9 @@ def _parse(content: bytes, where: str) -> Any:
             column=error.colno,
         ) from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}: not usable JSON ({error}); the file is corrupt, download it again", file=where) from error
+        raise CheckpointError(
+            f"{where}: not usable JSON ({error}); the file is corrupt, download it again", file=where
+        ) from error
     if b"\\u" in content:
         _require_unicode(parsed, where)
     return parsed
@@ -61,13 +69,17 @@ def _require_unicode(parsed: Any, where: str) -> None:
     try:
         json.dumps(parsed, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError) as error:
-        raise CheckpointError(f"{where}: not usable JSON ({error}); the file is corrupt, download it again", file=where) from error
+        raise CheckpointError(
+            f"{where}: not usable JSON ({error}); the file is corrupt, download it again", file=where
+        ) from error
 
 
 def reject_git_lfs_pointer(head: bytes, where: str) -> None:
     """Raise CheckpointError when a file is the small text that Git stores in place of a large file."""
     if head.startswith(GIT_LFS_HEAD):
-        raise CheckpointError(f"{where}: is a Git LFS pointer, not the file itself; run 'git lfs pull' in its folder", file=where)
+        raise CheckpointError(
+            f"{where}: is a Git LFS pointer, not the file itself; run 'git lfs pull' in its folder", file=where
+        )
 
 
 def json_kind(value: object) -> str:

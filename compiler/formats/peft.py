@@ -47,7 +47,9 @@ def read_adapter(folder: Path, manifest: Manifest) -> dict[str, FloatArray]:
     for name, tensor in read_safetensors(folder / WEIGHTS).items():
         match = TENSOR.fullmatch(name)
         if match is None:
-            raise UnsupportedModel(f"{folder / WEIGHTS}: tensor {name!r} is no LoRA matrix; only adapters of projections are supported")
+            raise UnsupportedModel(
+                f"{folder / WEIGHTS}: tensor {name!r} is no LoRA matrix; only adapters of projections are supported"
+            )
         if match["module"] not in manifest.lora.modules:
             known = ", ".join(sorted({module.rsplit(".", 1)[1] for module in manifest.lora.modules}))
             raise RequestError(
@@ -70,7 +72,9 @@ def read_config(folder: Path, lora: LoraEntry) -> tuple[int, float]:
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
         raise CheckpointError(f"{file}: r {rank!r} and lora_alpha {alpha!r} must be numbers, r at least 1")
     if rank > lora.rank:
-        raise RequestError(f"{file}: has rank {rank}, the bundle takes up to {lora.rank}; compile it with --lora-rank {rank}")
+        raise RequestError(
+            f"{file}: has rank {rank}, the bundle takes up to {lora.rank}; compile it with --lora-rank {rank}"
+        )
     return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
@@ -84,7 +88,9 @@ def fill_states(
         parts = manifest.lora.modules[name]
         tensor, other = matrices[name, letter], matrices.get((name, "B" if letter == "A" else "A"))
         if other is None:
-            raise CheckpointError(f"{folder / WEIGHTS}: {name} has a lora_{letter} and not the other matrix; the file is incomplete")
+            raise CheckpointError(
+                f"{folder / WEIGHTS}: {name} has a lora_{letter} and not the other matrix; the file is incomplete"
+            )
         rows = max(part.first_row + part.stop - part.start for part in parts)
         expected = (rank, states[parts[0].a].shape[1]) if letter == "A" else (rows, rank)
         if tensor.shape != expected:

@@ -98,7 +98,9 @@ def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
     position = 0
     for start, stop, dtype, shape, name in entries:
         if start != position:
-            raise _corrupt(path, f"tensor {name!r} starts at byte {start} of the data where byte {position} is expected")
+            raise _corrupt(
+                path, f"tensor {name!r} starts at byte {start} of the data where byte {position} is expected"
+            )
         position = stop
         tensors[name] = SafetensorsTensor(name, shape, dtype, path, data_start + start)
     if position > data_bytes:
@@ -134,7 +136,9 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
             file.seek(8)
             header = file.read(header_bytes)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {reason_of(error)}; download it again", file=str(path)) from error
+        raise CheckpointError(
+            f"{path}: cannot be read: {reason_of(error)}; download it again", file=str(path)
+        ) from error
     return parse_json_object(header, f"{path}: header"), 8 + header_bytes, file_bytes - 8 - header_bytes
 
 
@@ -154,12 +158,17 @@ def _parse_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, t
     bits = math.prod(shape) * BITS_PER_ELEMENT[dtype]
     if bits != (stop - start) * 8:
         given = stop - start
-        raise _corrupt(path, f"tensor {name!r} of dtype {dtype} and shape {shape} takes {bits / 8:g} bytes, data_offsets give {given}")
+        raise _corrupt(
+            path,
+            f"tensor {name!r} of dtype {dtype} and shape {shape} takes {bits / 8:g} bytes, data_offsets give {given}",
+        )
     return start, stop, dtype, tuple(shape)
 
 
 def _are_counts(values: object) -> TypeGuard[list[int]]:
-    return isinstance(values, list) and all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values)
+    return isinstance(values, list) and all(
+        isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
+    )
 
 
 def _corrupt(path: Path, message: str) -> CheckpointError:

@@ -38,10 +38,15 @@ def read_embedding(path: Path) -> EmbeddingSpec | None:
         )
     folder = str(modules[1].get("path"))
     if not _FOLDER.fullmatch(folder):
-        raise CheckpointError(f"{modules_path}: 'path' is {folder[:80]!r}, expected the name of a folder beside it", file=str(modules_path))
+        raise CheckpointError(
+            f"{modules_path}: 'path' is {folder[:80]!r}, expected the name of a folder beside it",
+            file=str(modules_path),
+        )
     pooling_path = path / folder / "config.json"
     if not pooling_path.is_file():
-        raise CheckpointError(f"{pooling_path}: is missing, though {MODULES_FILE} names it; download it too", file=str(pooling_path))
+        raise CheckpointError(
+            f"{pooling_path}: is missing, though {MODULES_FILE} names it; download it too", file=str(pooling_path)
+        )
     pooling = _read_pooling(pooling_path)
     if pooling != ["lasttoken"]:
         raise UnsupportedModel(
@@ -54,7 +59,9 @@ def read_embedding(path: Path) -> EmbeddingSpec | None:
 def _read_modules(path: Path) -> list[dict[str, Any]]:
     found = read_json(path)
     if not isinstance(found, list) or not all(isinstance(module, dict) for module in found):
-        raise CheckpointError(f"{path}: must be a list of objects with type and path; download it again", file=str(path))
+        raise CheckpointError(
+            f"{path}: must be a list of objects with type and path; download it again", file=str(path)
+        )
     return found
 
 

@@ -129,7 +129,9 @@ class Graph:
         """
         given = {role: value for role, value in inputs.items() if value is not None}
         roles = OPS[op].results({role: self.shape_of(value) for role, value in given.items()}, attrs)
-        self.append(Node(op, given, {role: name if role == OPS[op].result else f"{name}.{role}" for role in roles}, attrs))
+        self.append(
+            Node(op, given, {role: name if role == OPS[op].result else f"{name}.{role}" for role in roles}, attrs)
+        )
         return name
 
     def append(self, node: Node) -> None:
@@ -146,7 +148,9 @@ class Graph:
         shapes = {role: self.shape_of(name) for role, name in node.inputs.items()}
         results = op.results(shapes, attrs)
         if results.keys() != node.outputs.keys():
-            raise ValueError(f"{node.op}: outputs are {', '.join(node.outputs) or 'none'}; they must be {', '.join(results) or 'none'}")
+            raise ValueError(
+                f"{node.op}: outputs are {', '.join(node.outputs) or 'none'}; they must be {', '.join(results) or 'none'}"
+            )
         for role, (shape, dtype) in results.items():
             name = node.outputs[role]
             if self.find(name) is not None:

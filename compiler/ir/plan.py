@@ -63,7 +63,9 @@ def make_plan(graph: Graph, prefix: str = "buffer") -> Plan:
             if "into" in node.inputs:
                 place[name] = place[node.inputs["into"]]
                 continue
-            reused = next((buffer for buffer in free if (buffer.shape, buffer.dtype) == (value.shape, value.dtype)), None)
+            reused = next(
+                (buffer for buffer in free if (buffer.shape, buffer.dtype) == (value.shape, value.dtype)), None
+            )
             if reused is not None:
                 free.remove(reused)
                 place[name] = reused.name

@@ -20,7 +20,9 @@ COLUMNS = 512
 RANKS_AT_ONCE = 32
 
 
-def add_lora(name: str, columns: int, widths: Sequence[int], rank: int, x_dtype: str, y_dtype: str, eps: float | None) -> Kernel:
+def add_lora(
+    name: str, columns: int, widths: Sequence[int], rank: int, x_dtype: str, y_dtype: str, eps: float | None
+) -> Kernel:
     """``widths`` as in `ops.add_lora`; ``eps`` is that of the norm, None if x is read as it is."""
     outputs, ranks = sum(widths), rank * len(widths)
     kernel = KernelBuilder(name, scalars=("G",))
@@ -60,7 +62,9 @@ def add_lora(name: str, columns: int, widths: Sequence[int], rank: int, x_dtype:
                 with kernel.loop("step", steps) as step:
                     column = kernel.let("column", step * LANES + lane)
                     with kernel.when(column < columns):
-                        weight = a[place, first + r, column] if norm is None else a[place, first + r, column] * norm[column]
+                        weight = (
+                            a[place, first + r, column] if norm is None else a[place, first + r, column] * norm[column]
+                        )
                         total[0] = total[0] + cast(x[row, column], "float32") * weight
                 partial[r, lane] = total[0]
         kernel.barrier()

@@ -80,7 +80,9 @@ class PlainAttention:
             page = kernel.let("page", self.rows.page_of(self.first_page, key))
             self.score[0] = 0
             with kernel.loop("i", heads.vectors) as i:
-                self.score[0] = self.score[0] + self.query[i] * self.pages.load(page, 0, self.kv_head, key % heads.page_size, i)
+                self.score[0] = self.score[0] + self.query[i] * self.pages.load(
+                    page, 0, self.kv_head, key % heads.page_size, i
+                )
             self.tile_scores[thread] = capped(kernel, self.scores, sum_lanes(self.score[0], heads.lanes))
         kernel.barrier()
 

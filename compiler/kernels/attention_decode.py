@@ -21,7 +21,9 @@ from .decode_tiles import CachedTiles
 from .heads import Heads, Preparation, Scores
 
 
-def attention_decode(name: str, *, heads: Heads, preparation: Preparation, scores: Scores, options: DecodeOptions) -> Kernel:
+def attention_decode(
+    name: str, *, heads: Heads, preparation: Preparation, scores: Scores, options: DecodeOptions
+) -> Kernel:
     """``scores`` has no sinks. A single new token sees the same keys whether attention is causal or not."""
     assert options.supports(heads), (heads, options)
     assert not scores.sinks, scores

@@ -16,7 +16,9 @@ THREADS = 64
 def attention_merge(name: str, *, heads: Heads, window: int | None, split: int) -> Kernel:
     lanes, vectors, items = heads.lanes, heads.vectors, heads.num_heads * heads.vectors
     kernel = KernelBuilder(name, scalars=("T",))
-    partials = kernel.scratch("partials", ("S", splits(heads, window, split), heads.num_heads, vectors + 1), heads.vector_dtype)
+    partials = kernel.scratch(
+        "partials", ("S", splits(heads, window, split), heads.num_heads, vectors + 1), heads.vector_dtype
+    )
     positions = kernel.buffer("positions", ("S",), "int32")
     y = kernel.buffer("y", ("S", heads.num_heads, vectors), heads.stored_dtype, write=True)
 

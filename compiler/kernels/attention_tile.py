@@ -67,7 +67,9 @@ def attention_tile(name: str, *, heads: Heads, scores: Scores, options: TileOpti
 class TileAttention:
     """The arrays of one workgroup, and the phases of its work."""
 
-    def __init__(self, kernel: KernelBuilder, heads: Heads, scores: Scores, options: TileOptions, *, q_in_scratch: bool) -> None:
+    def __init__(
+        self, kernel: KernelBuilder, heads: Heads, scores: Scores, options: TileOptions, *, q_in_scratch: bool
+    ) -> None:
         self.kernel, self.heads, self.facts, self.options = kernel, heads, scores, options
         self.q = query_rows(kernel, heads, scratch=q_in_scratch)
         self.pages = Pages(kernel, heads, write=False)
@@ -86,7 +88,9 @@ class TileAttention:
         self.key_part = kernel.shared("key_part", (keys, KEY_VECTORS + 1), heads.vector_dtype)
         self.scores = kernel.shared("scores", (rows, keys + 1), "float32")
         self.fold_places = kernel.shared("fold_places", (threads,), "float32")
-        self.largest, self.total, self.correction = (kernel.shared(each, (rows,), "float32") for each in ("largest", "total", "correction"))
+        self.largest, self.total, self.correction = (
+            kernel.shared(each, (rows,), "float32") for each in ("largest", "total", "correction")
+        )
         self.tile_pages = kernel.shared("tile_pages", (max(1, keys // heads.page_size),), "int32")
 
         # A thread's scores: rows score_row + i * row_groups and keys score_key + j * key_groups.
@@ -110,7 +114,9 @@ class TileAttention:
                 row, index = kernel.let("row", item // padded), kernel.let("index", item % padded)
                 self.queries[row, index] = number(0, heads.vector_dtype)
                 with kernel.when(all_of(self.first_row + row < self.end_row, index < heads.vectors)):
-                    self.queries[row, index] = cast(self.q[self.first_row + row, self.head, index], heads.vector_dtype) * scale
+                    self.queries[row, index] = (
+                        cast(self.q[self.first_row + row, self.head, index], heads.vector_dtype) * scale
+                    )
         with kernel.when(thread < rows):
             # A sink is a key without a value.
             self.largest[thread] = LOWEST if self.sinks is None else self.sinks[self.head]
@@ -121,9 +127,15 @@ class TileAttention:
             kernel.let("score_key", thread % self.key_groups),
         )
         self.dots = kernel.local("dots", self.score_rows * self.score_keys, heads.vector_dtype, fill=0)
-        self.soft_row, self.lane = kernel.let("soft_row", thread // self.threads_a_row), kernel.let("lane", thread % self.threads_a_row)
+        self.soft_row, self.lane = (
+            kernel.let("soft_row", thread // self.threads_a_row),
+            kernel.let("lane", thread % self.threads_a_row),
+        )
         self.best, self.sum = kernel.local("best", 1, "float32"), kernel.local("sum", 1, "float32")
-        self.value_row, self.index = kernel.let("value_row", thread // heads.vectors), kernel.let("index", thread % heads.vectors)
+        self.value_row, self.index = (
+            kernel.let("value_row", thread // heads.vectors),
+            kernel.let("index", thread % heads.vectors),
+        )
         self.has_values = True if self.value_groups * heads.vectors == threads else self.value_row < self.value_groups
         self.result = kernel.local("result", self.value_rows, heads.vector_dtype, fill=0)
 
@@ -131,7 +143,9 @@ class TileAttention:
         """Look up the pages of a tile's keys."""
         kernel, page_size = self.kernel, self.heads.page_size
         kernel.barrier()
-        with kernel.when(all_of(self.thread < max(1, self.options.keys // page_size), first_key + self.thread * page_size < length)):
+        with kernel.when(
+            all_of(self.thread < max(1, self.options.keys // page_size), first_key + self.thread * page_size < length)
+        ):
             self.tile_pages[self.thread] = self.batch.page(own.first_page, first_key // page_size + self.thread)
 
     def multiply_keys(self, first_key: Scalar, count: Scalar) -> None:
@@ -145,7 +159,8 @@ class TileAttention:
             kernel.barrier()
             with kernel.loop("place", KEY_VECTORS) as place:
                 own_keys = [
-                    kernel.let("own_key", self.key_part[self.score_key + j * self.key_groups, place]) for j in range(self.score_keys)
+                    kernel.let("own_key", self.key_part[self.score_key + j * self.key_groups, place])
+                    for j in range(self.score_keys)
                 ]
                 for i in range(self.score_rows):
                     row = self._row_of_score(i)
@@ -180,7 +195,9 @@ class TileAttention:
                 self.best[0] = maximum(self.best[0], self.scores[soft_row, key])
         self.fold_places[self.thread] = self.best[0]
         self._fold(maximum)
-        new_largest = kernel.let("new_largest", maximum(self.largest[soft_row], self.fold_places[soft_row * self.threads_a_row]))
+        new_largest = kernel.let(
+            "new_largest", maximum(self.largest[soft_row], self.fold_places[soft_row * self.threads_a_row])
+        )
         self.sum[0] = 0
         for key, guard in self._soft_keys():
             with kernel.when(guard):
@@ -204,7 +221,9 @@ class TileAttention:
                 self.result[i] = self.result[i] * splat(self.correction[self._row_of_value(i)], lanes)
             with kernel.loop("key", count) as key:
                 in_page = kernel.let("in_page", (first_key + key) % page_size)
-                value = kernel.let("value", self.pages.load(self.tile_pages[key // page_size], 1, self.kv_head, in_page, self.index))
+                value = kernel.let(
+                    "value", self.pages.load(self.tile_pages[key // page_size], 1, self.kv_head, in_page, self.index)
+                )
                 for i in range(self.value_rows):
                     self.result[i] = self.result[i] + splat(self.scores[self._row_of_value(i), key], lanes) * value
 
@@ -225,7 +244,9 @@ class TileAttention:
                 key, place = kernel.let("key", item // KEY_VECTORS), kernel.let("place", item % KEY_VECTORS)
                 vector = kernel.let("vector", part * KEY_VECTORS + place)
                 self.key_part[key, place] = number(0, heads.vector_dtype)
-                with kernel.when(all_of(key < count, True if heads.vectors % KEY_VECTORS == 0 else vector < heads.vectors)):
+                with kernel.when(
+                    all_of(key < count, True if heads.vectors % KEY_VECTORS == 0 else vector < heads.vectors)
+                ):
                     in_page = kernel.let("in_page", (first_key + key) % heads.page_size)
                     page = self.tile_pages[key // heads.page_size]
                     self.key_part[key, place] = self.pages.load(page, 0, self.kv_head, in_page, vector)

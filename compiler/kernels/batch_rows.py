@@ -59,7 +59,9 @@ class BatchRows:
         """A loop over the sequences of the rows of a tile."""
         kernel, scores = self._kernel, self._scores
         # These end behind the tile's first row and start before its end.
-        first_sequence, end_sequence = (kernel.local(each, 1, "int32", fill=0) for each in ("first_sequence", "end_sequence"))
+        first_sequence, end_sequence = (
+            kernel.local(each, 1, "int32", fill=0) for each in ("first_sequence", "end_sequence")
+        )
         with kernel.loop("other", kernel.size("B")) as other:
             first_sequence[0] = first_sequence[0] + select(self._seq_starts[other + 1] <= first_row, 1, 0)
             end_sequence[0] = end_sequence[0] + select(self._seq_starts[other] < end_row, 1, 0)

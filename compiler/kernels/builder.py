@@ -240,7 +240,9 @@ class KernelBuilder:
             self.barrier()
             stride //= 2
 
-    def folded(self, name: str, thread: Scalar, threads: int, value: Scalar, combine: Callable[[Scalar, Scalar], Scalar]) -> Scalar:
+    def folded(
+        self, name: str, thread: Scalar, threads: int, value: Scalar, combine: Callable[[Scalar, Scalar], Scalar]
+    ) -> Scalar:
         """One float32 value of each of the workgroup's ``threads`` (a power of two), combined, for all of them. Barriers are included."""
         places = self.shared(name, (threads,), "float32")
         places[thread] = value
@@ -255,7 +257,14 @@ class KernelBuilder:
         self._frames.close()
         function = self._builder.get()
         return Kernel(
-            self.name, function, tuple(self._bindings), self._grid, self._workgroup_size, self._shared_bytes, self._scratch, self._subgroups
+            self.name,
+            function,
+            tuple(self._bindings),
+            self._grid,
+            self._workgroup_size,
+            self._shared_bytes,
+            self._scratch,
+            self._subgroups,
         )
 
 

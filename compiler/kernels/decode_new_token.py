@@ -38,7 +38,9 @@ class NewToken:
                 factor = None
                 if work.new.normed:
                     factor = work.new.factor(self._fold_places[minimum(row_index, heads) * self._threads_a_row])
-                value = kernel.let("value", work.new.vector(work.row, self._head_of(row_index), work.position, index, factor))
+                value = kernel.let(
+                    "value", work.new.vector(work.row, self._head_of(row_index), work.position, index, factor)
+                )
                 scale = splat(number(self.facts.scale, "float32"), work.facts.lanes)
                 self.rows[row_index, index] = select(row_index < heads, value * scale, value)
 
@@ -84,7 +86,9 @@ class NewToken:
         """The projection's head that a row of ``rows`` comes from."""
         work, facts, heads = self.work, self.work.facts, self.work.options.heads
         return select(
-            row_index < heads, work.first_head + row_index, facts.num_heads + (row_index - heads) * facts.num_kv_heads + work.kv_head
+            row_index < heads,
+            work.first_head + row_index,
+            facts.num_heads + (row_index - heads) * facts.num_kv_heads + work.kv_head,
         )
 
     def _sum_squares(self) -> None:

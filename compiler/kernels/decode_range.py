@@ -36,9 +36,17 @@ class DecodeOptions:
 
     def supports(self, facts: Heads) -> bool:
         """Whether a workgroup of these sizes can run such heads."""
-        divides = facts.group % self.heads == 0 and self.tile % self.threads == 0 and (self.split or self.tile) % self.tile == 0
+        divides = (
+            facts.group % self.heads == 0
+            and self.tile % self.threads == 0
+            and (self.split or self.tile) % self.tile == 0
+        )
         whole_pages = self.tile % facts.page_size == 0 and facts.page_size % VALUES_AT_ONCE == 0
-        return divides and whole_pages and max(self.parts(facts), FOLD_LANES * self.score_vectors, self.heads) <= self.threads
+        return (
+            divides
+            and whole_pages
+            and max(self.parts(facts), FOLD_LANES * self.score_vectors, self.heads) <= self.threads
+        )
 
     def work_size(self, facts: Heads) -> int:
         """Vectors that hold a tile's weights, and later the results of some groups of threads."""
@@ -58,7 +66,9 @@ class DecodeOptions:
     def shared_bytes(self, facts: Heads) -> int:
         """Workgroup memory: new heads, weights, folds, the softmax of each head, and the new key's scores."""
         rows, new_scores = (self.heads + 2) * facts.head_dim, self.heads * (facts.vectors + 1)
-        return 4 * (rows + 4 * self.work_size(facts) + self.threads + 4 * self.score_vectors * (FOLD_LANES + 3) + new_scores)
+        return 4 * (
+            rows + 4 * self.work_size(facts) + self.threads + 4 * self.score_vectors * (FOLD_LANES + 3) + new_scores
+        )
 
 
 def splits(heads: Heads, window: int | None, split: int) -> Expr:
@@ -73,7 +83,9 @@ class DecodeRange:
     the range lies beyond the sequence. Keys before ``first_visible`` are outside the window.
     """
 
-    def __init__(self, kernel: KernelBuilder, facts: Heads, preparation: Preparation, window: int | None, options: DecodeOptions) -> None:
+    def __init__(
+        self, kernel: KernelBuilder, facts: Heads, preparation: Preparation, window: int | None, options: DecodeOptions
+    ) -> None:
         self.kernel, self.facts, self.options = kernel, facts, options
         split = options.split
         self.new = NewHeads(kernel, facts, preparation)
@@ -102,7 +114,9 @@ class DecodeRange:
         self.first_visible = None if window is None else kernel.let("first_visible", self.position - (window - 1))
         length = self.position + 1 - self.first_key
         self.count = kernel.let("count", maximum(minimum(length, split), 0) if split else length)
-        self.owns_new = all_of(self.first_key <= self.position, self.position < self.first_key + split) if split else True
+        self.owns_new = (
+            all_of(self.first_key <= self.position, self.position < self.first_key + split) if split else True
+        )
 
     def page_of(self, key: Scalar) -> Scalar:
         """The page of a key of the sequence."""
@@ -114,7 +128,12 @@ class HeadFold:
 
     def __init__(self, work: DecodeRange) -> None:
         kernel, options = work.kernel, work.options
-        self._kernel, self._thread, self._threads, self._vectors = kernel, work.thread, options.threads, options.score_vectors
+        self._kernel, self._thread, self._threads, self._vectors = (
+            kernel,
+            work.thread,
+            options.threads,
+            options.score_vectors,
+        )
         self._few = kernel.shared("few", (FOLD_LANES * options.score_vectors,), "float32x4")
         self._folding = kernel.local("folding", 1, "float32x4")
 

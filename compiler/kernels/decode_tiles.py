@@ -25,7 +25,9 @@ class CachedTiles:
         self.work, self.new, self.facts = work, new, scores
         kernel, options, heads = work.kernel, work.options, work.facts
         self.places = kernel.shared("work", (options.work_size(heads),), "float32x4")
-        self.largest, self.correction = (kernel.shared(each, (options.score_vectors,), "float32x4") for each in ("largest", "correction"))
+        self.largest, self.correction = (
+            kernel.shared(each, (options.score_vectors,), "float32x4") for each in ("largest", "correction")
+        )
         self.new_weights = kernel.shared("new_weights", (options.score_vectors,), "float32x4")
         self.folds = HeadFold(work)
         self.blocks, self.value_vectors = heads.vectors // heads.block_vectors, options.value_vectors(heads)
@@ -48,8 +50,13 @@ class CachedTiles:
         self.key_blocks = kernel.local("key_blocks", self.keys_a_thread, work.pages.block_dtype)
         self.value_blocks = kernel.local("value_blocks", VALUES_AT_ONCE, work.pages.block_dtype)
         self.result = kernel.local("result", heads * self.value_vectors, work.facts.vector_dtype, fill=0)
-        self.value_group, self.part = kernel.let("value_group", work.thread // parts), kernel.let("part", work.thread % parts)
-        self.has_values = True if self.value_groups * parts == work.options.threads else self.value_group < self.value_groups
+        self.value_group, self.part = (
+            kernel.let("value_group", work.thread // parts),
+            kernel.let("part", work.thread % parts),
+        )
+        self.has_values = (
+            True if self.value_groups * parts == work.options.threads else self.value_group < self.value_groups
+        )
 
     @contextmanager
     def tiles(self) -> Iterator[None]:
@@ -80,17 +87,24 @@ class CachedTiles:
         with kernel.loop("block", self.blocks) as block:
             for u in range(self.keys_a_thread):
                 self.key_blocks[u] = pages.block(key_pages[u], 0, work.kv_head, keys[u] % facts.page_size, block)
-            loaded = [[kernel.let("key_vector", each) for each in pages.vectors_of(self.key_blocks[u])] for u in range(self.keys_a_thread)]
+            loaded = [
+                [kernel.let("key_vector", each) for each in pages.vectors_of(self.key_blocks[u])]
+                for u in range(self.keys_a_thread)
+            ]
             for h in range(heads):
                 for i in range(facts.block_vectors):
                     query = kernel.let("query", self.new.rows[h, block * facts.block_vectors + i])
                     for u in range(self.keys_a_thread):
-                        self.scores[u * heads + h] = added_dot(self.scores[u * heads + h], query, loaded[u][i], facts.lanes)
+                        self.scores[u * heads + h] = added_dot(
+                            self.scores[u * heads + h], query, loaded[u][i], facts.lanes
+                        )
         self.value_scales = []
         for u in range(self.keys_a_thread):
             scale = None
             if pages.quantized:
-                self.value_scales.append(kernel.let("value_scale", pages.scale(key_pages[u], 1, work.kv_head, keys[u] % facts.page_size)))
+                self.value_scales.append(
+                    kernel.let("value_scale", pages.scale(key_pages[u], 1, work.kv_head, keys[u] % facts.page_size))
+                )
                 scale = kernel.let("scale", pages.scale(key_pages[u], 0, work.kv_head, keys[u] % facts.page_size))
             for h in range(heads):
                 self._finish_score(u, h, scale)
@@ -100,7 +114,8 @@ class CachedTiles:
         work, kernel, vectors = self.work, self.work.kernel, self.work.options.score_vectors
         heads = work.options.heads
         mine = [
-            [kernel.let("mine", four_heads(self.scores, u * heads, v, heads)) for v in range(vectors)] for u in range(self.keys_a_thread)
+            [kernel.let("mine", four_heads(self.scores, u * heads, v, heads)) for v in range(vectors)]
+            for u in range(self.keys_a_thread)
         ]
         kernel.barrier()
         for v in range(vectors):
@@ -130,7 +145,10 @@ class CachedTiles:
             with kernel.loop("turn", (self.cached + turn_keys - 1) // turn_keys) as turn:
                 first = kernel.let("first", turn * turn_keys + self.value_group * VALUES_AT_ONCE)
                 # Keys beyond the last weigh nothing; the last one's value is read for theirs.
-                keys = [kernel.let("value_key", self.start + minimum(first + i, self.cached - 1)) for i in range(VALUES_AT_ONCE)]
+                keys = [
+                    kernel.let("value_key", self.start + minimum(first + i, self.cached - 1))
+                    for i in range(VALUES_AT_ONCE)
+                ]
                 page = kernel.let("value_page", work.page_of(keys[0]))
                 block = self.part * self.value_vectors // facts.block_vectors
                 for i, key in enumerate(keys):
@@ -166,7 +184,9 @@ class CachedTiles:
                 softmax = (self.largest, self.correction)
                 kept_of = [lane_at(kernel.let("of_heads", each[work.thread // 4]), work.thread % 4) for each in softmax]
                 zeros = [number(0, "float32")] * (lanes - 2)
-                work.results[work.row, work.range_index, work.first_head + work.thread, vectors] = vector(*kept_of, *zeros)
+                work.results[work.row, work.range_index, work.first_head + work.thread, vectors] = vector(
+                    *kept_of, *zeros
+                )
 
     def _key(self, u: int) -> Scalar:
         """The u-th of the thread's keys, counted from the tile's first."""
@@ -235,7 +255,9 @@ class CachedTiles:
             if turn:
                 with kernel.when(self.value_group < inside):
                     for mine, place in places:
-                        self.result[mine] = self.result[mine] + first_lanes(self.places[self.value_group * size + place], lanes)
+                        self.result[mine] = self.result[mine] + first_lanes(
+                            self.places[self.value_group * size + place], lanes
+                        )
                 kernel.barrier()
         return kept
 

@@ -27,7 +27,10 @@ def gate(name: str, rows: Expr, columns: int, activation: str) -> Kernel:
     gates = kernel.buffer("gate", (rows, columns), "float32")
     up = kernel.buffer("up", (rows, columns), "float32")
     return each_column(
-        kernel, rows, columns, lambda row, column: gated(activation, kernel.let("each", gates[row, column]), up[row, column])
+        kernel,
+        rows,
+        columns,
+        lambda row, column: gated(activation, kernel.let("each", gates[row, column]), up[row, column]),
     )
 
 
@@ -36,7 +39,10 @@ def gate_halves(name: str, rows: Expr, columns: int, activation: str) -> Kernel:
     kernel = KernelBuilder(name)
     x = kernel.buffer("x", (rows, 2 * columns), "float32")
     return each_column(
-        kernel, rows, columns, lambda row, column: gated(activation, kernel.let("each", x[row, column]), x[row, columns + column])
+        kernel,
+        rows,
+        columns,
+        lambda row, column: gated(activation, kernel.let("each", x[row, column]), x[row, columns + column]),
     )
 
 

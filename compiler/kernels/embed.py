@@ -9,7 +9,9 @@ from .builder import Kernel, KernelBuilder, all_of, lane_of, maximum, minimum, n
 from .packed import PackedMatrix, WeightFormat
 
 
-def embed(name: str, rows: int, columns: int, weight: WeightFormat, first_row: int | None, scale: float, into: bool) -> Kernel:
+def embed(
+    name: str, rows: int, columns: int, weight: WeightFormat, first_row: int | None, scale: float, into: bool
+) -> Kernel:
     """``first_row`` None: the table is whole and has every token's row. Otherwise tokens may lie outside of it; their rows stay as they are
     with ``into``, and become zero without.
     """
@@ -22,7 +24,9 @@ def embed(name: str, rows: int, columns: int, weight: WeightFormat, first_row: i
     block, row = kernel.grid(["ceildiv", -(-columns // 8), 64], "S")
     octet = block * 64 + kernel.threads(64)
     token_id = kernel.let("token_id", token_ids[row])
-    table_row = kernel.let("table_row", select(token_id < 0, sampled[maximum(-1 - token_id, 0)], token_id) - (first_row or 0))
+    table_row = kernel.let(
+        "table_row", select(token_id < 0, sampled[maximum(-1 - token_id, 0)], token_id) - (first_row or 0)
+    )
     in_table = all_of(table_row >= 0, table_row < rows) if split else True
     factor = kernel.local("factor", 1, "float32")
     with kernel.when(all_of(octet * 8 < columns, in_table if into else True)):

@@ -36,7 +36,11 @@ class SubgroupShape:
 def linear_subgroup(name: str, facts: Projection, shape: SubgroupShape) -> Kernel:
     kernel = KernelBuilder(name)
     arguments = ProjectionArguments(kernel, facts, blocks=True)
-    weight, rows, blocks = arguments.weight, shape.rows, min(shape.columns // facts.weight.block_columns, arguments.weight.blocks)
+    weight, rows, blocks = (
+        arguments.weight,
+        shape.rows,
+        min(shape.columns // facts.weight.block_columns, arguments.weight.blocks),
+    )
     halves = 2 if facts.gated else 1
     outputs, steps = shape.groups * rows, -(-weight.blocks // blocks)
 
@@ -63,7 +67,9 @@ def linear_subgroup(name: str, facts: Projection, shape: SubgroupShape) -> Kerne
             with kernel.loop("round", truncated_quotient(subgroup.size + (blocks - 1), subgroup.size)) as i:
                 place = kernel.let("place", i * subgroup.size + subgroup.lane)
                 with kernel.when(place < blocks):
-                    loaded = load_blocks(kernel, arguments, first_output, rows, step * blocks + place, steps * blocks, clamp=True)
+                    loaded = load_blocks(
+                        kernel, arguments, first_output, rows, step * blocks + place, steps * blocks, clamp=True
+                    )
                     dot_products(kernel, arguments, tile, place, loaded, sums)
         for i in range(rows * halves):
             sums[i] = subgroup.sum(sums[i])

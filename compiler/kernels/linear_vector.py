@@ -45,7 +45,10 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
         # The weights are on their way while the workgroup reads its input: nothing before the second barrier waits for them.
         mine = [i * lanes + lane for i in range(shape.unroll)]
         clamp = facts.outputs % outputs != 0
-        loaded = [load_blocks(kernel, arguments, first_output, rows, step * blocks + place, steps * blocks, clamp=clamp) for place in mine]
+        loaded = [
+            load_blocks(kernel, arguments, first_output, rows, step * blocks + place, steps * blocks, clamp=clamp)
+            for place in mine
+        ]
         if steps > 1:
             kernel.barrier()
         tile.fill(row, step)

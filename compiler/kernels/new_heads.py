@@ -45,7 +45,9 @@ class NewHeads:
 
     def __init__(self, kernel: KernelBuilder, heads: Heads, preparation: Preparation) -> None:
         self._heads, self._preparation = heads, preparation
-        self._qkv = kernel.buffer("qkv", ("S", heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), heads.activation)
+        self._qkv = kernel.buffer(
+            "qkv", ("S", heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), heads.activation
+        )
         self._table = RotationTable(kernel, preparation, heads.head_dim) if preparation.rotary_dim else None
         self._norm = kernel.buffer("qk_norm", (2, heads.head_dim), "float32") if self.normed else None
 

@@ -51,7 +51,9 @@ class PackedMatrix:
     quad by a number known at run time.
     """
 
-    def __init__(self, kernel: KernelBuilder, role: str, rows: int, columns: int, fmt: WeightFormat, *, blocks: bool) -> None:
+    def __init__(
+        self, kernel: KernelBuilder, role: str, rows: int, columns: int, fmt: WeightFormat, *, blocks: bool
+    ) -> None:
         self._kernel, self._format = kernel, fmt
         self.chunks = chunks = -(-columns // GROUP)
         self.blocks = chunks * (GROUP // fmt.block_columns)
@@ -117,7 +119,9 @@ class PackedMatrix:
         quads = []
         for j in range(4):
             parts[j] = spread_bytes(lane_of(block, j))
-            quads += [float_low_nibbles(parts[j]), float_high_nibbles(parts[j])] if kind == "q4" else [float_bytes(parts[j])]
+            quads += (
+                [float_low_nibbles(parts[j]), float_high_nibbles(parts[j])] if kind == "q4" else [float_bytes(parts[j])]
+            )
         return quads
 
     def raw_scale(self, row: Scalar, chunk: Scalar) -> tuple[Scalar, Scalar]:

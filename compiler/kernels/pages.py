@@ -9,7 +9,20 @@ from __future__ import annotations
 
 from functools import reduce
 
-from .builder import KernelBuilder, Scalar, cast, extern, lane_of, magnitude, maximum, number, reinterpret, select, splat, vector
+from .builder import (
+    KernelBuilder,
+    Scalar,
+    cast,
+    extern,
+    lane_of,
+    magnitude,
+    maximum,
+    number,
+    reinterpret,
+    select,
+    splat,
+    vector,
+)
 from .heads import Heads as AttentionHeads
 from .packed import float_bytes, halves, spread_bytes
 from .scores import LOWEST as LOWEST
@@ -32,7 +45,10 @@ class Pages:
             shape = (heads.page_size * (heads.vectors + 1) // self._block_vectors,)
             dtype = vector_of("uint32", self._block_vectors)
         elif self._block_vectors > 1:
-            shape, dtype = (heads.page_size * heads.vectors // self._block_vectors,), vector_of("uint32", 2 * self._block_vectors)
+            shape, dtype = (
+                (heads.page_size * heads.vectors // self._block_vectors,),
+                vector_of("uint32", 2 * self._block_vectors),
+            )
         else:
             shape, dtype = (heads.page_size * heads.vectors,), heads.stored_dtype
         self._kv = kernel.buffer("kv", ("P", 2, heads.num_kv_heads, *shape), dtype, write=write)
@@ -59,7 +75,9 @@ class Pages:
     def vectors_of(self, block: Scalar) -> list[Scalar]:
         """The vectors of a loaded block as float32; if pages are quantized, `scale` is yet to be applied."""
         if self._quantized:
-            words = [block] if self._block_vectors == 1 else [lane_of(block, lane) for lane in range(self._block_vectors)]
+            words = (
+                [block] if self._block_vectors == 1 else [lane_of(block, lane) for lane in range(self._block_vectors)]
+            )
             return [float_codes(word) for word in words]
         if self._block_vectors == 1:
             return [cast(block, self._heads.vector_dtype)]
@@ -81,7 +99,10 @@ class Pages:
         """A block of these vectors. Quantized pages need the largest magnitude of the whole row."""
         assert len(vectors) == self._block_vectors, vectors
         if self._quantized:
-            words = [extern("uint32", "pack4x8snorm", codes(each, largest) * splat(number(1 / 127, "float32"))) for each in vectors]
+            words = [
+                extern("uint32", "pack4x8snorm", codes(each, largest) * splat(number(1 / 127, "float32")))
+                for each in vectors
+            ]
         elif self._block_vectors == 1:
             return cast(vectors[0], self._heads.stored_dtype)
         else:
@@ -94,7 +115,14 @@ class Pages:
         return [each * scale if self._quantized else each for each in self.vectors_of(self.pack(vectors, largest))]
 
     def store(
-        self, page: Scalar, plane: Scalar | int, kv_head: Scalar, place: Scalar, block: Scalar, vectors: list[Scalar], largest: Scalar
+        self,
+        page: Scalar,
+        plane: Scalar | int,
+        kv_head: Scalar,
+        place: Scalar,
+        block: Scalar,
+        vectors: list[Scalar],
+        largest: Scalar,
     ) -> None:
         """Write a block of vectors. If pages are quantized, the thread of block 0 writes the row's scale too. ``largest`` as in `pack`."""
         heads, lanes = self._heads, self._block_vectors

@@ -48,7 +48,9 @@ class Rows:
         self._columns = columns
         self._whole = columns % 4 == 0
         self._buffer = (
-            kernel.buffer(role, (rows, columns // 4), f"{dtype}x4") if self._whole else kernel.buffer(role, (rows, columns), dtype)
+            kernel.buffer(role, (rows, columns // 4), f"{dtype}x4")
+            if self._whole
+            else kernel.buffer(role, (rows, columns), dtype)
         )
 
     def quad(self, row: Scalar, index: Scalar, reach: int) -> Scalar:
@@ -76,10 +78,14 @@ class ProjectionArguments:
         self.weight = PackedMatrix(kernel, "weight", facts.weight_rows, facts.columns, facts.weight, blocks=blocks)
         bias_length = facts.weight_rows if facts.gated else facts.total_width
         self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
-        self._residual = kernel.buffer("residual", (facts.batch, facts.total_width), "float32") if facts.residual else None
+        self._residual = (
+            kernel.buffer("residual", (facts.batch, facts.total_width), "float32") if facts.residual else None
+        )
         self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
 
-    def store(self, kernel: KernelBuilder, row: Scalar, output: Scalar, sums: list[Scalar], guard: Scalar | bool) -> None:
+    def store(
+        self, kernel: KernelBuilder, row: Scalar, output: Scalar, sums: list[Scalar], guard: Scalar | bool
+    ) -> None:
         """Finish one result from its dot product (of a gated one: gate's and up's), where the guard holds."""
         facts = self.facts
         with kernel.when(guard):

@@ -16,7 +16,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..ir.sampling import COUNTS, Settings
-from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, any_of, cast, exp, log, maximum, minimum, number, reinterpret, select
+from .builder import (
+    Array,
+    Kernel,
+    KernelBuilder,
+    Scalar,
+    all_of,
+    any_of,
+    cast,
+    exp,
+    log,
+    maximum,
+    minimum,
+    number,
+    reinterpret,
+    select,
+)
 
 THREADS = 256
 # Below every logit; -LOWEST is above every one, and stands for a logit that is not finite.
@@ -120,7 +135,11 @@ def sample(name: str, columns: int) -> Kernel:
 
 
 def fold_sums(
-    kernel: KernelBuilder, row: Columns, values: Array, sums: Array, also: Callable[[Scalar, Scalar], None] | None = None
+    kernel: KernelBuilder,
+    row: Columns,
+    values: Array,
+    sums: Array,
+    also: Callable[[Scalar, Scalar], None] | None = None,
 ) -> None:
     """Leave the row's maximum in values[0], and in sums[0] the sum of exp(x - maximum). ``also`` is told every column and logit."""
     largest = kernel.local("largest", 1, "float32", fill=LOWEST)
@@ -172,7 +191,9 @@ def fold_in_loop(kernel: KernelBuilder, thread: Scalar, combine: Callable[[Scala
         kernel.barrier()
 
 
-def draw_token(kernel: KernelBuilder, row: Columns, setting: Settings, largest: Scalar, parts: Array, token: Array) -> None:
+def draw_token(
+    kernel: KernelBuilder, row: Columns, setting: Settings, largest: Scalar, parts: Array, token: Array
+) -> None:
     """Set ``token`` to the one drawn. ``largest`` is the row's largest logit; ``parts`` (256,) is shared memory, free after a barrier."""
     lowest_key = kernel.local("lowest_key", 1, "uint32", fill=0)
 
@@ -185,7 +206,10 @@ def draw_token(kernel: KernelBuilder, row: Columns, setting: Settings, largest: 
     found = kernel.local("found", 1, "uint32")
     goal = kernel.local("filter_goal", 1, "float32")
     kept = kernel.local("kept", 1, "float32")
-    with kernel.loop("filter_number", 2) as filter_number, kernel.when(select(filter_number == 0, setting.top_k > 0, setting.top_p < 1)):
+    with (
+        kernel.loop("filter_number", 2) as filter_number,
+        kernel.when(select(filter_number == 0, setting.top_k > 0, setting.top_p < 1)),
+    ):
         goal[0] = setting.top_k
         with kernel.when(filter_number == 1):
             kept[0] = number(0, "float32")
@@ -197,7 +221,9 @@ def draw_token(kernel: KernelBuilder, row: Columns, setting: Settings, largest: 
             goal[0] = parts[0] * setting.top_p
             kernel.barrier()
         found[0] = number(0, "uint32")
-        search(kernel, row, lambda x: select(filter_number == 0, number(1, "float32"), weight(x)), goal[0], parts, found)
+        search(
+            kernel, row, lambda x: select(filter_number == 0, number(1, "float32"), weight(x)), goal[0], parts, found
+        )
         lowest_key[0] = maximum(lowest_key[0], found[0])
     with kernel.when(setting.min_p > 0):
         # The log of 1 may come out a little above 0.
@@ -245,7 +271,9 @@ def draw_token(kernel: KernelBuilder, row: Columns, setting: Settings, largest: 
     token[0] = chosen_block[0] * block + chosen_part[0] * part + chosen[0]
 
 
-def first_beyond(kernel: KernelBuilder, count: Scalar | int, weight_of: Callable[[Scalar], Scalar], goal: Array, chosen: Array) -> None:
+def first_beyond(
+    kernel: KernelBuilder, count: Scalar | int, weight_of: Callable[[Scalar], Scalar], goal: Array, chosen: Array
+) -> None:
     """Set ``chosen`` to the first place at which the running sum exceeds ``goal``, and take what comes before it off ``goal``.
 
     Where rounding leaves the sum short of the goal, it is the last place that weighs anything.
@@ -264,7 +292,9 @@ def first_beyond(kernel: KernelBuilder, count: Scalar | int, weight_of: Callable
     goal[0] = goal[0] - before[0]
 
 
-def search(kernel: KernelBuilder, row: Columns, weight: Callable[[Scalar], Scalar], goal: Scalar, parts: Array, found: Array) -> None:
+def search(
+    kernel: KernelBuilder, row: Columns, weight: Callable[[Scalar], Scalar], goal: Scalar, parts: Array, found: Array
+) -> None:
     """Set ``found``, which is 0, to the largest key at or above which the row's columns weigh ``goal`` or more."""
     thread = row.thread
     scratch = kernel.shared("scratch", (DIGITS * THREADS,), "float32")

@@ -12,7 +12,10 @@ def part_of(vectors: list[Scalar], part: Scalar, size: int) -> list[Scalar]:
     parts = len(vectors) // size
     chosen = vectors[-size:]
     for i in reversed(range(parts - 1)):
-        chosen = [select(part % parts == i, one, other) for one, other in zip(vectors[i * size : (i + 1) * size], chosen, strict=True)]
+        chosen = [
+            select(part % parts == i, one, other)
+            for one, other in zip(vectors[i * size : (i + 1) * size], chosen, strict=True)
+        ]
     return chosen
 
 
@@ -24,7 +27,11 @@ def lane_at(value: Scalar, lane: Scalar) -> Scalar:
 
 def as_four(value: Scalar, lanes: int) -> Scalar:
     """A vector of ``lanes`` with zeros behind it."""
-    return value if lanes == 4 else vector(lane_of(value, 0), lane_of(value, 1), number(0, "float32"), number(0, "float32"))
+    return (
+        value
+        if lanes == 4
+        else vector(lane_of(value, 0), lane_of(value, 1), number(0, "float32"), number(0, "float32"))
+    )
 
 
 def first_lanes(value: Scalar, lanes: int) -> Scalar:

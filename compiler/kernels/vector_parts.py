@@ -17,7 +17,13 @@ class InputTile:
     """
 
     def __init__(
-        self, kernel: KernelBuilder, arguments: ProjectionArguments, thread: Scalar, threads: int, blocks: int, steps: int
+        self,
+        kernel: KernelBuilder,
+        arguments: ProjectionArguments,
+        thread: Scalar,
+        threads: int,
+        blocks: int,
+        steps: int,
     ) -> None:
         self._kernel, self._arguments = kernel, arguments
         self._thread, self._threads = thread, threads
@@ -67,7 +73,14 @@ class LoadedBlocks:
 
 
 def load_blocks(
-    kernel: KernelBuilder, arguments: ProjectionArguments, first_output: Scalar, rows: int, block: Scalar, reach: int, *, clamp: bool
+    kernel: KernelBuilder,
+    arguments: ProjectionArguments,
+    first_output: Scalar,
+    rows: int,
+    block: Scalar,
+    reach: int,
+    *,
+    clamp: bool,
 ) -> LoadedBlocks:
     """Block number ``block``, below ``reach``, of ``rows`` weight rows from ``first_output`` on; of a gated projection of both halves.
 
@@ -99,7 +112,12 @@ def load_blocks(
 
 
 def dot_products(
-    kernel: KernelBuilder, arguments: ProjectionArguments, tile: InputTile, place: Scalar, weights: LoadedBlocks, sums: Array
+    kernel: KernelBuilder,
+    arguments: ProjectionArguments,
+    tile: InputTile,
+    place: Scalar,
+    weights: LoadedBlocks,
+    sums: Array,
 ) -> None:
     """Add to each row's sum the dot product of its loaded block with the block of the input at ``place`` of the tile."""
     fmt = arguments.facts.weight

@@ -30,13 +30,17 @@ class CheckpointReference:
 
     def __init__(self, checkpoint: Checkpoint, window: int) -> None:
         if checkpoint.embedding is not None:
-            raise RequestError(f"{checkpoint.path}: makes embeddings, and has no next tokens to compare; give a model that generates text")
+            raise RequestError(
+                f"{checkpoint.path}: makes embeddings, and has no next tokens to compare; give a model that generates text"
+            )
         self.checkpoint, self._window = checkpoint, window
         self._graph = by_model_type(checkpoint.spec.model_type).forward(checkpoint.spec, window, window)
         check_tensors(checkpoint, self._graph.parameters)
         self._head_node = self._graph.makers()[self._graph.outputs["logits"]]
 
-    def hidden(self, windows: Sequence[Sequence[int]], progress: Callable[[int], None] = lambda _: None) -> Iterator[FloatArray]:
+    def hidden(
+        self, windows: Sequence[Sequence[int]], progress: Callable[[int], None] = lambda _: None
+    ) -> Iterator[FloatArray]:
         """The input of the head, (n, E) for each window of n tokens. ``progress`` receives windows done."""
         at_once = max(1, TOKENS_AT_ONCE // self._window)
         for start in range(0, len(windows), at_once):
@@ -56,7 +60,9 @@ class CheckpointReference:
 
     def _walk(self, windows: Sequence[Sequence[int]]) -> FloatArray:
         """The final norm's rows of all windows, one after the other."""
-        batch = make_batch([Chunk(window, 0, [page], range(len(window))) for page, window in enumerate(windows)], self._window)
+        batch = make_batch(
+            [Chunk(window, 0, [page], range(len(window))) for page, window in enumerate(windows)], self._window
+        )
         dims = batch.dims(len(windows))
         # A layer reads what it has just written, so layers whose pages have the same shape share them.
         shared: dict[object, Array] = {}

@@ -54,7 +54,9 @@ class DryRun:
     estimate: Estimate
 
 
-def dry_run(model: str, options: CompileOptions, progress: Progress = lambda *_: None, note: Note = lambda _: None) -> DryRun:
+def dry_run(
+    model: str, options: CompileOptions, progress: Progress = lambda *_: None, note: Note = lambda _: None
+) -> DryRun:
     """Raises what `compile_any` raises for everything but the weights' values and the output."""
     if options.target in EXPORTS:
         return dry_export(model, options, progress, note)
@@ -90,10 +92,15 @@ def dry_export(model: str, options: CompileOptions, progress: Progress, note: No
     return DryRun(make_export_report(manifest), sizes, False, estimate)
 
 
-def estimate_time(checkpoint: Checkpoint, placed: Sequence[Placed], quantization: Quantization, *, self_test: bool) -> Estimate:
+def estimate_time(
+    checkpoint: Checkpoint, placed: Sequence[Placed], quantization: Quantization, *, self_test: bool
+) -> Estimate:
     """See `Estimate`. Raises CheckpointError or QuantizationError for the sample's values."""
     elements = sum(each.parameter.rows * (each.parameter.columns or 1) for each in placed)
-    largest = max((each for each in placed if each.parameter.columns), key=lambda each: each.parameter.rows * (each.parameter.columns or 1))
+    largest = max(
+        (each for each in placed if each.parameter.columns),
+        key=lambda each: each.parameter.rows * (each.parameter.columns or 1),
+    )
     columns = largest.parameter.columns or 1
     tile = rows_per_tile(largest.entry.layout)
     rows = min(largest.parameter.rows, max(1, SAMPLE_ELEMENTS // (columns * tile)) * tile)

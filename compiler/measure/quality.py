@@ -79,12 +79,16 @@ def make_windows(tokenizer: Tokenizer, text: str, window: int, count: int | None
     return windows
 
 
-def counted_between(tokenizer: Tokenizer, windows: Sequence[Sequence[int]], start: str, end: str) -> list[npt.NDArray[np.bool_]]:
+def counted_between(
+    tokenizer: Tokenizer, windows: Sequence[Sequence[int]], start: str, end: str
+) -> list[npt.NDArray[np.bool_]]:
     """Which tokens of each window lie behind the text ``start`` and not behind the next ``end``, whose own tokens count: a chat's answers.
 
     Raises RequestError where there are none.
     """
-    first, last = (tokenizer.encode(text, add_special_tokens=False, split_special_tokens=False) for text in (start, end))
+    first, last = (
+        tokenizer.encode(text, add_special_tokens=False, split_special_tokens=False) for text in (start, end)
+    )
     if not first or not last:
         raise RequestError(f"--between {start!r} {end!r}: must both be texts of at least one token")
     counted = [np.array(list(between(window, first, last)), bool) for window in windows]
@@ -111,7 +115,9 @@ def require_same_tokens(bundle: Folder, checkpoint: Checkpoint) -> None:
             f"{bundle.path}: has a vocabulary of {mine}, {checkpoint.path} of {theirs}; give the checkpoint that it was made of"
         )
     if bundle.tokenizer_files().read() != checkpoint.tokenizer.read():
-        raise BundleError(f"{bundle.path}: has another tokenizer than {checkpoint.path}; give the checkpoint that it was made of")
+        raise BundleError(
+            f"{bundle.path}: has another tokenizer than {checkpoint.path}; give the checkpoint that it was made of"
+        )
 
 
 def measure(
@@ -147,7 +153,9 @@ def compare_window(runner: Runner, reference: CheckpointReference, window: Seque
         if following:
             parts.append(compare(expected, block[: len(following)], following))
     if not all(np.isfinite(part.kl).all() for part in parts):
-        raise DeviceError(f"{runner.device} computed logits that are not finite; try --runner numpy, or another quantization")
+        raise DeviceError(
+            f"{runner.device} computed logits that are not finite; try --runner numpy, or another quantization"
+        )
     return concatenate(parts)
 
 

@@ -115,7 +115,10 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
     dims = {"S": PREFILL_CHUNK, "P": pages, "L": pages, "T": context, **ONE_SEQUENCE}
 
     def size(shape: list[Any], dtype: str) -> int:
-        return math.prod(evaluate(extent, dims) for extent in shape) * ITEM_BYTES[chosen if dtype == "activation" else dtype]
+        return (
+            math.prod(evaluate(extent, dims) for extent in shape)
+            * ITEM_BYTES[chosen if dtype == "activation" else dtype]
+        )
 
     weights = sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
     kv = sum(size(state.shape, state.dtype) for state in manifest.states.values() if state.shape[0] == "P")

@@ -28,7 +28,9 @@ from .split_large import split_large
 FUSIONS = (fuse_gate_up, fuse_projections, fuse_rope_append, fuse_attention, fuse_residual, fuse_norm)
 
 
-def run_passes(graph: Graph, quantization: Quantization, max_binding_bytes: int, kv: str = "activation", lora_rank: int = 0) -> Graph:
+def run_passes(
+    graph: Graph, quantization: Quantization, max_binding_bytes: int, kv: str = "activation", lora_rank: int = 0
+) -> Graph:
     """All fusions, then the split of weights whose planes exceed ``max_binding_bytes``; pages of ``kv``, "activation" or "q8"; adapters up
     to ``lora_rank``, 0 for none.
     """

@@ -19,7 +19,9 @@ PROJECTIONS = {
 
 def add_lora(graph: Graph, rank: int) -> Graph:
     """Raises ValueError for a projection of a layer that cannot be taken apart, whose adapters would have no effect."""
-    adapted = Graph(inputs=dict(graph.inputs), states=dict(graph.states), constants=graph.constants, outputs=graph.outputs)
+    adapted = Graph(
+        inputs=dict(graph.inputs), states=dict(graph.states), constants=graph.constants, outputs=graph.outputs
+    )
     adapted.inputs["adapters"] = Value("adapters", ("S",), "int32")
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -28,7 +30,9 @@ def add_lora(graph: Graph, rank: int) -> Graph:
             nodes.append(node)
             continue
         if not node.has_only(**PROJECTIONS[node.op]):
-            raise ValueError(f"{node.op} of {weight}: takes no LoRA adapters with {', '.join((*node.inputs, *node.attrs))}")
+            raise ValueError(
+                f"{node.op} of {weight}: takes no LoRA adapters with {', '.join((*node.inputs, *node.attrs))}"
+            )
         parameter = graph.parameters[weight]
         assert parameter.columns is not None
         widths = [source.stop - source.start for source in parameter.sources]
@@ -62,7 +66,9 @@ def lora_entry(plan: Plan, rank: int) -> LoraEntry:
         sources = plan.weights[f"{step.inputs['a'].removesuffix('.lora_a')}.weight"].sources
         for part, (source, width) in enumerate(zip(sources, step.attrs["widths"], strict=True)):
             a, b = step.inputs["a"], step.inputs["b"]
-            place = LoraModule(a=a, b=b, part=part, start=start, stop=start + width, first_row=source.start, factor=source.factor)
+            place = LoraModule(
+                a=a, b=b, part=part, start=start, stop=start + width, first_row=source.start, factor=source.factor
+            )
             modules.setdefault(source.tensor.removesuffix(".weight"), []).append(place)
             start += width
     return LoraEntry(rank=rank, modules=modules)

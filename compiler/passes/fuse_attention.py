@@ -17,7 +17,9 @@ def fuse_attention(graph: Graph) -> Graph:
         if append.op != "rope_append" or not append.has_only(**APPEND):
             continue
         # The next node that touches the pages: between the two nobody may see them before the new keys are there, or after.
-        attention = next((node for node in graph.nodes[index + 1 :] if append.inputs["kv"] in node.inputs.values()), None)
+        attention = next(
+            (node for node in graph.nodes[index + 1 :] if append.inputs["kv"] in node.inputs.values()), None
+        )
         if (
             attention is None
             or attention.op != "attention"

@@ -15,7 +15,11 @@ def fuse_projections(graph: Graph) -> Graph:
     for node in graph.nodes:
         if id(node) in done:
             continue
-        siblings = [user for user in graph.users(node.inputs["x"]) if can_stack(graph, [node, user])] if node.op == "linear" else []
+        siblings = (
+            [user for user in graph.users(node.inputs["x"]) if can_stack(graph, [node, user])]
+            if node.op == "linear"
+            else []
+        )
         if len(siblings) < 2:
             nodes.append(node)
             continue

@@ -18,8 +18,14 @@ def fuse_residual(graph: Graph) -> Graph:
             if linear is None or linear.op != "linear" or not linear.has_only(**LINEAR) or id(linear) in replaced:
                 continue
             # x + x has one user that reads the value twice.
-            if linear.attr("dtype") == "float32" and graph.only_user(node.inputs[role]) is node and node.inputs[role] != node.inputs[other]:
+            if (
+                linear.attr("dtype") == "float32"
+                and graph.only_user(node.inputs[role]) is node
+                and node.inputs[role] != node.inputs[other]
+            ):
                 replaced[id(linear)] = None
-                replaced[id(node)] = Node("linear", {**linear.inputs, "residual": node.inputs[other]}, node.outputs, linear.attrs)
+                replaced[id(node)] = Node(
+                    "linear", {**linear.inputs, "residual": node.inputs[other]}, node.outputs, linear.attrs
+                )
                 break
     return graph.replace(replaced)

@@ -34,7 +34,9 @@ def fuse_rope_append(graph: Graph) -> Graph:
         if append.op != "append_kv" or not append.has_only(inputs=("k", "v", "kv", "slots"), attrs=("kv",)):
             continue
         # q is what the next attention over these pages reads.
-        attention = next((node for node in graph.nodes[index + 1 :] if append.inputs["kv"] in node.inputs.values()), None)
+        attention = next(
+            (node for node in graph.nodes[index + 1 :] if append.inputs["kv"] in node.inputs.values()), None
+        )
         if attention is None or attention.op != "attention":
             continue
         head_dim = head_dim_of(graph.shape_of(append.inputs["kv"]), {"kv": append.attr("kv")})
@@ -42,7 +44,9 @@ def fuse_rope_append(graph: Graph) -> Graph:
         v = makers.get(append.inputs["v"])
         if q is None or k is None or v is None or not are_alike(q, k) or not cover(graph, [q.slice, k.slice, v]):
             continue
-        if not used_once(graph, [*q.nodes, *k.nodes, v], {attention.inputs["q"], append.inputs["k"], append.inputs["v"]}):
+        if not used_once(
+            graph, [*q.nodes, *k.nodes, v], {attention.inputs["q"], append.inputs["k"], append.inputs["v"]}
+        ):
             continue
         inputs = {
             "qkv": v.inputs["x"],
@@ -69,7 +73,11 @@ def chain_of(graph: Graph, makers: Mapping[str, Node], name: str, head_dim: int)
     """The nodes that made q or k, or None if they are not these: slice_columns, [rms_norm of each head,] [rope of each head]."""
     node = makers.get(name)
     rope = norm = None
-    if node is not None and node.op == "rope" and node.has_only(inputs=("x", "positions", "table"), attrs=("head_dim", "dtype")):
+    if (
+        node is not None
+        and node.op == "rope"
+        and node.has_only(inputs=("x", "positions", "table"), attrs=("head_dim", "dtype"))
+    ):
         if node.attr("head_dim") != head_dim or node.attr("dtype") != "activation":
             return None
         rope, node = node, makers.get(node.inputs["x"])
@@ -86,7 +94,11 @@ def are_alike(q: Chain, k: Chain) -> bool:
         return False
     if q.norm is not None and k.norm is not None and q.norm.attrs["eps"] != k.norm.attrs["eps"]:
         return False
-    return q.rope is None or k.rope is None or all(q.rope.inputs[role] == k.rope.inputs[role] for role in ("positions", "table"))
+    return (
+        q.rope is None
+        or k.rope is None
+        or all(q.rope.inputs[role] == k.rope.inputs[role] for role in ("positions", "table"))
+    )
 
 
 def cover(graph: Graph, slices: list[Node]) -> bool:
@@ -95,7 +107,11 @@ def cover(graph: Graph, slices: list[Node]) -> bool:
     for node in slices:
         if node.op != "slice_columns" or not node.has_only(inputs=("x",), attrs=("start", "stop", "dtype")):
             return False
-        if node.inputs["x"] != slices[0].inputs["x"] or node.attr("start") != stop or node.attr("dtype") != "activation":
+        if (
+            node.inputs["x"] != slices[0].inputs["x"]
+            or node.attr("start") != stop
+            or node.attr("dtype") != "activation"
+        ):
             return False
         stop = node.attrs["stop"]
     joint = slices[0].inputs["x"]

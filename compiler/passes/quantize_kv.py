@@ -9,7 +9,10 @@ from ..ir.graph import Graph, Node, Value
 
 def quantize_kv(graph: Graph) -> Graph:
     states = {name: quantized(value) if value.shape[0] == "P" else value for name, value in graph.states.items()}
-    nodes = [Node(node.op, node.inputs, node.outputs, {**node.attrs, "kv": "q8"}) if "kv" in node.inputs else node for node in graph.nodes]
+    nodes = [
+        Node(node.op, node.inputs, node.outputs, {**node.attrs, "kv": "q8"}) if "kv" in node.inputs else node
+        for node in graph.nodes
+    ]
     return replace(graph, states=states, values={}).with_nodes(nodes)
 
 

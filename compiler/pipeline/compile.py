@@ -147,11 +147,15 @@ def prepare(model: str, options: CompileOptions, progress: Progress, note: Note)
     activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS)
     tuning = read_tuning(options.tuning)
     if options.group_size is not None or options.device is not None:
-        raise RequestError(f"--group-size and --device: target {options.target} has its own; they are for {', '.join(EXPORTS)}")
+        raise RequestError(
+            f"--group-size and --device: target {options.target} has its own; they are for {', '.join(EXPORTS)}"
+        )
     if not 0 <= options.lora_rank <= MAX_LORA_RANK:
         raise RequestError(f"--lora-rank {options.lora_rank}: must be 0, for no adapters, to {MAX_LORA_RANK}")
     if options.lora_rank and not target.TAKES_LORA:
-        raise RequestError(f"--lora-rank {options.lora_rank}: target {options.target} takes no LoRA adapters; leave it out")
+        raise RequestError(
+            f"--lora-rank {options.lora_rank}: target {options.target} takes no LoRA adapters; leave it out"
+        )
     progress("read", 0, 1)
     checkpoint = load(model)
     for text in checkpoint.notes:
@@ -171,7 +175,10 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
     graphs = graphs_of(checkpoint, job.context)
     check_tensors(checkpoint, union(graph.parameters for graph in graphs.values()))
     plans = {
-        name: make_plan(run_passes(graph, job.quantization, target.MAX_BINDING_BYTES, options.kv, options.lora_rank), f"{name}_buffer")
+        name: make_plan(
+            run_passes(graph, job.quantization, target.MAX_BINDING_BYTES, options.kv, options.lora_rank),
+            f"{name}_buffer",
+        )
         for name, graph in graphs.items()
     }
     whole = join_plans(plans.values())
@@ -228,7 +235,9 @@ def graphs_of(checkpoint: Checkpoint, context: int) -> dict[str, Graph]:
     return {GENERATE: forward(checkpoint.spec, PAGE_SIZE, context)}
 
 
-def choose_activations(wanted: tuple[str, ...] | None, quantization: Quantization, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
+def choose_activations(
+    wanted: tuple[str, ...] | None, quantization: Quantization, extra: tuple[str, ...] = ()
+) -> tuple[str, ...]:
     """``extra``: what the target can besides; bfloat16 in place of float16, int8 for weights that are integers too."""
     if wanted is None:
         return quantization.activations
@@ -236,7 +245,9 @@ def choose_activations(wanted: tuple[str, ...] | None, quantization: Quantizatio
     offered = (*quantization.activations, *(dtype for dtype in extra if suits[dtype]))
     missing = [dtype for dtype in wanted if dtype not in offered]
     if missing or not wanted:
-        raise RequestError(f"--activations {' '.join(missing)}: quantization {quantization.name} offers {', '.join(offered)}")
+        raise RequestError(
+            f"--activations {' '.join(missing)}: quantization {quantization.name} offers {', '.join(offered)}"
+        )
     return wanted
 
 
@@ -247,13 +258,18 @@ def choose_context(
     element_bytes = 4 if "float32" in map(stored_dtype, activations) else 2
     row_bytes = spec.head_dim + 4 if kv == "q8" else spec.head_dim * element_bytes
     bytes_per_token = 2 * spec.num_kv_heads * row_bytes
-    largest = min(spec.max_position_embeddings, max_binding_bytes // max(bytes_per_token, spec.head_dim * 4) // PAGE_SIZE * PAGE_SIZE)
+    largest = min(
+        spec.max_position_embeddings,
+        max_binding_bytes // max(bytes_per_token, spec.head_dim * 4) // PAGE_SIZE * PAGE_SIZE,
+    )
     if wanted is None:
         return min(DEFAULT_CONTEXT, largest)
     if wanted < 1:
         raise RequestError(f"--context {wanted}: must be at least 1")
     if wanted > spec.max_position_embeddings:
-        raise RequestError(f"--context {wanted}: the model was trained for {spec.max_position_embeddings} positions; ask for no more")
+        raise RequestError(
+            f"--context {wanted}: the model was trained for {spec.max_position_embeddings} positions; ask for no more"
+        )
     if wanted > largest:
         raise RequestError(
             f"--context {wanted}: a layer's keys and values would exceed a binding of {max_binding_bytes >> 20} MiB; the most is {largest}"
@@ -303,7 +319,13 @@ def plan_entry(plan: Plan, step_variants: Sequence[str]) -> PlanEntry:
         },
         buffers=entries(plan.buffers),
         steps=[
-            StepEntry(op=step.op, variants=variants, inputs=dict(step.inputs), outputs=dict(step.outputs), attrs=dict(step.attrs))
+            StepEntry(
+                op=step.op,
+                variants=variants,
+                inputs=dict(step.inputs),
+                outputs=dict(step.outputs),
+                attrs=dict(step.attrs),
+            )
             for step, variants in zip(plan.steps, step_variants, strict=True)
         ],
         outputs=dict(plan.outputs),

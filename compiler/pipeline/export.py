@@ -52,7 +52,9 @@ def export_model(
     """
     job = prepare_export(model, target, quantization, group_size, activations, device, context, kv, progress, note)
     with new_folder(output, force=force) as folder:
-        job.exporter.export(job.checkpoint, job.graph, job.options, folder, lambda done, total: progress("weights", done, total))
+        job.exporter.export(
+            job.checkpoint, job.graph, job.options, folder, lambda done, total: progress("weights", done, total)
+        )
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         manifest = export_manifest(job, [file_entry(folder, file) for file in files])
         (folder / MANIFEST_FILE).write_text(manifest_text(manifest))
@@ -97,7 +99,9 @@ def prepare_export(
     progress("read", 1, 1)
     spec = checkpoint.spec
     if checkpoint.embedding is not None:
-        raise UnsupportedModel(f"{model}: makes embeddings, and {target} bundles generate text; take --target webgpu, cpu or cuda")
+        raise UnsupportedModel(
+            f"{model}: makes embeddings, and {target} bundles generate text; take --target webgpu, cpu or cuda"
+        )
     options = ExportOptions(
         quantization=fmt,
         activation=choose_activation(activations, fmt.activations, exporter.activations(device), device or target),
@@ -137,7 +141,9 @@ def manifest_text(manifest: ExportManifest) -> str:
     return json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False)
 
 
-def choose_activation(wanted: tuple[str, ...] | None, offered: tuple[str, ...], possible: tuple[str, ...], device: str) -> str:
+def choose_activation(
+    wanted: tuple[str, ...] | None, offered: tuple[str, ...], possible: tuple[str, ...], device: str
+) -> str:
     """The first wanted or offered dtype that the device takes. Raises RequestError."""
     if wanted is not None and len(wanted) != 1:
         raise RequestError(f"--activations {' '.join(wanted)}: a graph has one dtype of activations; give one")
@@ -147,7 +153,9 @@ def choose_activation(wanted: tuple[str, ...] | None, offered: tuple[str, ...], 
         raise RequestError(f"--activations {wanted[0]}: the quantization offers {', '.join(offered)}")
     found = next((dtype for dtype in wanted or offered if dtype in possible), None)
     if found is None:
-        raise RequestError(f"{', '.join(wanted or offered)} activations do not run on {device}, which takes {', '.join(possible)}")
+        raise RequestError(
+            f"{', '.join(wanted or offered)} activations do not run on {device}, which takes {', '.join(possible)}"
+        )
     return found
 
 
@@ -157,5 +165,7 @@ def choose_context(wanted: int | None, spec: ModelSpec) -> int:
     if wanted is None:
         return min(DEFAULT_CONTEXT, most)
     if not 1 <= wanted <= most:
-        raise RequestError(f"--context {wanted}: must be at least 1, and the model was trained for {most} positions; ask for no more")
+        raise RequestError(
+            f"--context {wanted}: must be at least 1, and the model was trained for {most} positions; ask for no more"
+        )
     return wanted

@@ -79,7 +79,9 @@ def make_self_test(reference: Reference, progress: Callable[[int, int], None] = 
         "bfloat16": rounded_up(min(8 * max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
         "int8": INT8,
     }
-    return SelfTestEntry(prompt_ids=prompt, rows=rows, tolerances={dtype: tolerances[dtype] for dtype in sorted(offered)})
+    return SelfTestEntry(
+        prompt_ids=prompt, rows=rows, tolerances={dtype: tolerances[dtype] for dtype in sorted(offered)}
+    )
 
 
 def prompt_ids(bundle: Bundle) -> list[int]:
@@ -106,7 +108,12 @@ def expected_row(row: int, logits: npt.NDArray[np.float32]) -> SelfTestRow:
     token_ids = [int(token) for token in dict.fromkeys([*likeliest, *others])]
     largest = float(logits.max())
     logsumexp = largest + float(np.log(np.exp(logits.astype(np.float64) - largest).sum()))
-    return SelfTestRow(row=row, token_ids=token_ids, logits=[rounded(logits[token]) for token in token_ids], logsumexp=rounded(logsumexp))
+    return SelfTestRow(
+        row=row,
+        token_ids=token_ids,
+        logits=[rounded(logits[token]) for token in token_ids],
+        logsumexp=rounded(logsumexp),
+    )
 
 
 def rounded(value: float) -> float:
@@ -130,7 +137,9 @@ def reference_logits(
     executions = [Execution(reference.graph, batch.arrays(), dims, activation) for activation in ("float32", "float16")]
     # With float16 values may leave its range, which makes the distance infinite too.
     with np.errstate(over="ignore", invalid="ignore"):
-        exact, half = walk(reference.graph, reference.graph.outputs["logits"], executions, packed_rows(reference), progress)
+        exact, half = walk(
+            reference.graph, reference.graph.outputs["logits"], executions, packed_rows(reference), progress
+        )
     return exact.astype(np.float32), half.astype(np.float32)
 
 

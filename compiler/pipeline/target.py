@@ -107,14 +107,21 @@ class Exporter(Protocol):
         """The dtypes that activations may have on a device."""
 
     def export(
-        self, checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, progress: Callable[[int, int], None]
+        self,
+        checkpoint: Checkpoint,
+        graph: Graph,
+        options: ExportOptions,
+        folder: Path,
+        progress: Callable[[int, int], None],
     ) -> None:
         """Write the framework's files into ``folder``, tokenizer.json too. ``progress`` is told elements of weights done and in all.
 
         Raises RequestError or QuantizationError for what the framework's kernels do not take, or run badly.
         """
 
-    def file_sizes(self, checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path) -> Mapping[str, int]:
+    def file_sizes(
+        self, checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path
+    ) -> Mapping[str, int]:
         """The size in bytes of every file that `export` would write. No weight is read; ``folder`` is a place for small files.
 
         Raises as `export` does for everything that does not depend on the weights' values.

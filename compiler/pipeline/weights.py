@@ -49,8 +49,14 @@ def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -
                 tensor=name, found=list(tensor.shape), expected=list(shape),
             )  # fmt: skip
     # Unused is a head that is the embedding's copy, and the head of a model that embeds.
-    unused_head = {"lm_head.weight"} if checkpoint.spec.tie_word_embeddings or checkpoint.embedding is not None else set()
-    unused = [name for name in checkpoint.tensors if name not in expected and name not in unused_head and not DERIVED.fullmatch(name)]
+    unused_head = (
+        {"lm_head.weight"} if checkpoint.spec.tie_word_embeddings or checkpoint.embedding is not None else set()
+    )
+    unused = [
+        name
+        for name in checkpoint.tensors
+        if name not in expected and name not in unused_head and not DERIVED.fullmatch(name)
+    ]
     if unused:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {unused[0]} is not part of a {checkpoint.spec.model_type} model with this config.json "
@@ -93,7 +99,9 @@ def place_weights(parameters: Mapping[str, Parameter], quantization: Quantizatio
     shard, end = 0, 0
     for parameter in parameters.values():
         vector = parameter.columns is None
-        layouts = (PlaneLayout("w", "float32", 1),) if parameter.columns is None else quantization.planes(parameter.columns)
+        layouts = (
+            (PlaneLayout("w", "float32", 1),) if parameter.columns is None else quantization.planes(parameter.columns)
+        )
         own: Layout = "rows" if vector else layout
         planes = []
         for each in layouts:
@@ -130,7 +138,11 @@ def write_weights(
     try:
         shards = [(folder / file).open("wb") for file in files]
         with ThreadPoolExecutor(PACKING_THREADS) as pool:
-            jobs = ((weight, start, stop) for weight in placed for start, stop in blocks(weight.parameter, weight.entry.layout))
+            jobs = (
+                (weight, start, stop)
+                for weight in placed
+                for start, stop in blocks(weight.parameter, weight.entry.layout)
+            )
             for weight, start, stop, planes in in_order(pool, jobs, checkpoint, quantization):
                 for each, plane in zip(weight.layouts, weight.entry.planes, strict=True):
                     shards[plane.shard].seek(plane.offset + start * each.row_bytes)
@@ -168,7 +180,10 @@ Planes = Mapping[str, np.ndarray]
 
 
 def in_order(
-    pool: ThreadPoolExecutor, jobs: Iterator[tuple[Placed, int, int]], checkpoint: Checkpoint, quantization: Quantization
+    pool: ThreadPoolExecutor,
+    jobs: Iterator[tuple[Placed, int, int]],
+    checkpoint: Checkpoint,
+    quantization: Quantization,
 ) -> Iterator[tuple[Placed, int, int, Planes]]:
     """Read and pack blocks on the pool's threads, two ahead of the writer for each thread and no more, and give them back in order."""
     pending = []
@@ -204,6 +219,10 @@ def read_rows(checkpoint: Checkpoint, parameter: Parameter, start: int, stop: in
         low, high = max(start - first, 0), min(stop - first, length)
         if low < high:
             rows = checkpoint.tensors[source.tensor].rows(source.start + low, source.start + high)
-            parts.append(rows if (source.offset, source.factor) == (0, 1) else np.float32(source.offset) + np.float32(source.factor) * rows)
+            parts.append(
+                rows
+                if (source.offset, source.factor) == (0, 1)
+                else np.float32(source.offset) + np.float32(source.factor) * rows
+            )
         first += length
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

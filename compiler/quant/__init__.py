@@ -31,5 +31,7 @@ def by_name(name: str, group: int | None = None) -> Quantization:
     if group is None:
         return found
     if group not in GROUPS or isinstance(found, Dense):
-        raise QuantizationError(f"quantization {name!r} with groups of {group} is not known; q4 and q8 take {', '.join(map(str, GROUPS))}")
+        raise QuantizationError(
+            f"quantization {name!r} with groups of {group} is not known; q4 and q8 take {', '.join(map(str, GROUPS))}"
+        )
     return replace(found, group=group)

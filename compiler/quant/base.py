@@ -69,7 +69,9 @@ def require_finite(matrix: FloatArray) -> None:
     """Raise QuantizationError when the matrix holds NaN or infinity."""
     # One pass without a temporary: a sum is finite only if all its terms are, except for overflow, which the slow path clears up.
     if not np.isfinite(np.sum(matrix, dtype=np.float64)) and not np.isfinite(matrix).all():
-        raise QuantizationError("the tensor holds NaN or infinity; the checkpoint is damaged or was saved after a diverged training")
+        raise QuantizationError(
+            "the tensor holds NaN or infinity; the checkpoint is damaged or was saved after a diverged training"
+        )
 
 
 def pad_columns(matrix: FloatArray, group: int = GROUP) -> FloatArray:

@@ -58,7 +58,9 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         """Raises RequestError for a state that is not kept by slot, a slot out of range, and values of another shape."""
         rooms = self._slot_states
         if name not in rooms:
-            raise RequestError(f"{self.manifest.model} has no state '{name}' by slot; it has {', '.join(rooms) or 'none'}")
+            raise RequestError(
+                f"{self.manifest.model} has no state '{name}' by slot; it has {', '.join(rooms) or 'none'}"
+            )
         slots, *shape = rooms[name].shape
         if not 0 <= slot < slots:
             raise RequestError(f"slot {slot} of state '{name}' is out of range; it has slots 0 to {slots - 1}")

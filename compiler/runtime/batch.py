@@ -94,7 +94,9 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
     """Lay chunks of several sequences one after the other. Raises RequestError for a chunk without a token."""
     lengths = [len(chunk.token_ids) for chunk in chunks]
     if 0 in lengths:
-        raise RequestError(f"chunk {lengths.index(0)} of the batch has no new token; leave its sequence out of the batch")
+        raise RequestError(
+            f"chunk {lengths.index(0)} of the batch has no new token; leave its sequence out of the batch"
+        )
     starts = np.cumsum([0, *lengths])
     positions = [np.arange(chunk.start, chunk.start + length) for chunk, length in zip(chunks, lengths, strict=True)]
     slots = [
@@ -110,8 +112,12 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
         page_indptr=np.cumsum([0, *(len(chunk.pages) for chunk in chunks)]).astype(np.int32),
         page_ids=join([chunk.pages for chunk in chunks]),
         sample_rows=join(rows),
-        sample_slots=np.array([(chunk.slot, chunk.flags) for chunk in chunks for _ in chunk.sample], np.int32).reshape(-1, 2),
-        sample_settings=np.array([chunk.settings for chunk in chunks for _ in chunk.sample], np.float32).reshape(-1, len(Settings._fields)),
+        sample_slots=np.array([(chunk.slot, chunk.flags) for chunk in chunks for _ in chunk.sample], np.int32).reshape(
+            -1, 2
+        ),
+        sample_settings=np.array([chunk.settings for chunk in chunks for _ in chunk.sample], np.float32).reshape(
+            -1, len(Settings._fields)
+        ),
         adapters=np.repeat(np.array([chunk.adapter for chunk in chunks], np.int32), lengths),
         alternatives=alternatives,
         logprobs=logprobs,
@@ -146,9 +152,13 @@ def require_plan(manifest: Description, plan: str) -> None:
     if plan in manifest.plan_names:
         return
     if plan == EMBED:
-        raise RequestError(f"{manifest.model} generates text and makes no embeddings; use the bundle of an embedding model")
+        raise RequestError(
+            f"{manifest.model} generates text and makes no embeddings; use the bundle of an embedding model"
+        )
     if plan == GENERATE:
-        raise RequestError(f"{manifest.model} makes embeddings and generates no text; use the bundle of a model that generates")
+        raise RequestError(
+            f"{manifest.model} makes embeddings and generates no text; use the bundle of a model that generates"
+        )
     raise RequestError(f"{manifest.model} has no plan '{plan}'; it has {', '.join(manifest.plan_names)}")
 
 

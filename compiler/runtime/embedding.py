@@ -23,7 +23,9 @@ def embed(runner: Runner, token_ids: Sequence[int], *, chunk: int = PREFILL_CHUN
         part = token_ids[start : start + chunk]
         length = start + len(part)
         last = [len(part) - 1] if length == len(token_ids) else []
-        rows = runner.embed(make_batch([Chunk(part, start, range(manifest.pages_for(length)), last)], manifest.page_size))
+        rows = runner.embed(
+            make_batch([Chunk(part, start, range(manifest.pages_for(length)), last)], manifest.page_size)
+        )
     vector = rows[0]
     assert manifest.embedding is not None
     return normalized(vector) if manifest.embedding.normalize else vector

@@ -98,7 +98,9 @@ def score(runner: Runner, token_ids: Sequence[int], rows_at_once: int) -> Iterat
 
 
 def not_finite(runner: Runner) -> DeviceError:
-    return DeviceError(f"{runner.device} computed logits that are not finite; try --runner numpy, or another quantization")
+    return DeviceError(
+        f"{runner.device} computed logits that are not finite; try --runner numpy, or another quantization"
+    )
 
 
 def prefill(

@@ -30,19 +30,25 @@ class Execution:
     ``activation`` is the dtype in which activations and pages are stored. States that are not given start at zero.
     """
 
-    def __init__(self, graph: Graph, arrays: Mapping[str, Array], dims: Mapping[str, int], activation: str = "float32") -> None:
+    def __init__(
+        self, graph: Graph, arrays: Mapping[str, Array], dims: Mapping[str, int], activation: str = "float32"
+    ) -> None:
         self._graph, self._dims, self._activation = graph, dims, activation
         self.values: dict[str, Array] = dict(arrays)
         for name, state in graph.states.items():
             if name not in self.values:
                 self.values[name] = np.zeros([evaluate(size, dims) for size in state.shape], self._dtype(state.dtype))
         for name, constant in graph.constants.items():
-            self.values[name] = rope_table(constant.attrs["inverse_frequencies"], constant.shape[0], constant.attrs["scale"])
+            self.values[name] = rope_table(
+                constant.attrs["inverse_frequencies"], constant.shape[0], constant.attrs["scale"]
+            )
 
     def run(self, node: Node, parameters: Mapping[str, Array], attrs: Mapping[str, Any]) -> None:
         """Run a node, or a part of it by rows. ``parameters`` are inputs by role that replace those of the batch."""
         op = OPS[node.op]
-        inputs = {role: parameters[role] if role in parameters else self.values[name] for role, name in node.inputs.items()}
+        inputs = {
+            role: parameters[role] if role in parameters else self.values[name] for role, name in node.inputs.items()
+        }
         if attrs.get("offset", 0):
             inputs["into"] = self.values[node.outputs["y"]]
         result = op.run(inputs, attrs)
@@ -59,7 +65,9 @@ class Execution:
         return self._activation if dtype == "activation" else dtype
 
 
-def walk(graph: Graph, last: str, executions: Sequence[Execution], read: Read, progress: Progress = lambda *_: None) -> list[Array]:
+def walk(
+    graph: Graph, last: str, executions: Sequence[Execution], read: Read, progress: Progress = lambda *_: None
+) -> list[Array]:
     """The value ``last`` of each execution, all of the same batch. ``progress`` receives nodes done and in all."""
     stop = next(index for index, node in enumerate(graph.nodes) if last in node.outputs.values()) + 1
     nodes = graph.nodes[:stop]
@@ -77,7 +85,9 @@ def walk(graph: Graph, last: str, executions: Sequence[Execution], read: Read, p
     return [execution.values[last] for execution in executions]
 
 
-def parts(graph: Graph, node: Node, read: Read, values: Mapping[str, Array]) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Any]]]:
+def parts(
+    graph: Graph, node: Node, read: Read, values: Mapping[str, Array]
+) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Any]]]:
     """A node in parts: each part's parameters by role, and its attributes."""
     parameters = {role: graph.parameters[name] for role, name in node.inputs.items() if name in graph.parameters}
     if node.op == "embed":

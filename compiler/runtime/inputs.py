@@ -11,20 +11,26 @@ from ..ir.expr import evaluate
 from .batch import KNOWN_INPUTS, Batch
 
 # What the frameworks' bundles take, which have no plan of ours to declare it.
-EXPORT_INPUTS = {name: InputEntry.model_validate({"shape": shape, "dtype": dtype}) for name, (shape, dtype) in BATCH_INPUTS.items()}
+EXPORT_INPUTS = {
+    name: InputEntry.model_validate({"shape": shape, "dtype": dtype}) for name, (shape, dtype) in BATCH_INPUTS.items()
+}
 
 
 def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mapping[str, int]) -> None:
     """Raise RequestError unless a batch has the inputs that a plan declares, in their shapes and dtypes, and no extra ones."""
     for name in batch.extra:
         if name in KNOWN_INPUTS or name not in declared:
-            raise RequestError(f"the batch has input '{name}', which the plan does not declare; leave it out", input=name)
+            raise RequestError(
+                f"the batch has input '{name}', which the plan does not declare; leave it out", input=name
+            )
     given = batch.arrays()
     for name, entry in declared.items():
         shape = tuple(evaluate(size, dims) for size in entry.shape)
         found = given.get(name)
         if found is None:
-            raise RequestError(f"the batch lacks input '{name}', {list(shape)} of {entry.dtype}; pass it in Batch.extra", input=name)
+            raise RequestError(
+                f"the batch lacks input '{name}', {list(shape)} of {entry.dtype}; pass it in Batch.extra", input=name
+            )
         if found.shape != shape or found.dtype != entry.dtype:
             is_, must_be = f"{list(found.shape)} of {found.dtype}", f"{list(shape)} of {entry.dtype}"
             raise RequestError(f"input '{name}' of the batch is {is_}; the plan takes {must_be}", input=name)

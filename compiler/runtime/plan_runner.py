@@ -42,18 +42,27 @@ class PlanRunner(BaseRunner[Manifest]):
 
     @cached_property
     def _slot_states(self) -> Mapping[str, Room]:
-        return {name: self.room(entry, self.largest) for name, entry in self.manifest.states.items() if entry.shape[0] in ("N", "M")}
+        return {
+            name: self.room(entry, self.largest)
+            for name, entry in self.manifest.states.items()
+            if entry.shape[0] in ("N", "M")
+        }
 
     def _generate(self, batch: Batch, dims: Mapping[str, int]) -> Future[Output]:
         def output(arrays: dict[str, Array]) -> Output:
-            return Output(**arrays, read_logits=lambda: self._in_order(self._read_output, GENERATE, LOGITS, dims).result())  # type: ignore[arg-type]
+            return Output(
+                **arrays,  # type: ignore[arg-type]
+                read_logits=lambda: self._in_order(self._read_output, GENERATE, LOGITS, dims).result(),
+            )
 
         return self._send(GENERATE, batch, dims, output)
 
     def _embed(self, batch: Batch, dims: Mapping[str, int]) -> Future[FloatArray]:
         return self._send(EMBED, batch, dims, lambda arrays: arrays["embeddings"])  # type: ignore[return-value, arg-type]
 
-    def _send(self, plan: str, batch: Batch, dims: Mapping[str, int], result: Callable[[dict[str, Array]], Result]) -> Future[Result]:
+    def _send(
+        self, plan: str, batch: Batch, dims: Mapping[str, int], result: Callable[[dict[str, Array]], Result]
+    ) -> Future[Result]:
         """Run a batch. ``result`` makes the future's result of the outputs that are read with every batch."""
 
         def work() -> Result:
@@ -85,13 +94,18 @@ def room_of(entry: BufferEntry, activation: str, dims: Mapping[str, int]) -> Roo
     room = Room(tuple(evaluate(size, dims) for size in entry.shape), dtype)
     # In Python's integers, which do not wrap around: what follows counts with 64 bits.
     if math.prod(room.shape) > MAX_ELEMENTS:
-        raise DeviceError(f"an array of shape {list(room.shape)} has more elements than any device holds; ask for fewer pages or rows")
+        raise DeviceError(
+            f"an array of shape {list(room.shape)} has more elements than any device holds; ask for fewer pages or rows"
+        )
     return room
 
 
 def constant_tables(manifest: Manifest) -> dict[str, FloatArray]:
     """The constants by name."""
-    return {name: rope_table(entry.inverse_frequencies, entry.shape[0], entry.scale) for name, entry in manifest.constants.items()}
+    return {
+        name: rope_table(entry.inverse_frequencies, entry.shape[0], entry.scale)
+        for name, entry in manifest.constants.items()
+    }
 
 
 def scratch_entries(manifest: Manifest) -> dict[str, BufferEntry]:

@@ -30,7 +30,9 @@ class ReferenceRunner(PlanRunner):
 
     def __init__(self, bundle: Bundle, *, limits: Limits | None = None, activation: str | None = None) -> None:
         # numpy has no bfloat16: float32 stands in for it. int8 rounds within projections, which are exact here.
-        offered = ["float32" if entry.dtype in ("bfloat16", "int8") else entry.dtype for entry in bundle.manifest.activations]
+        offered = [
+            "float32" if entry.dtype in ("bfloat16", "int8") else entry.dtype for entry in bundle.manifest.activations
+        ]
         chosen = activation or ("float32" if "float32" in offered else offered[0])
         if chosen not in offered:
             raise DeviceError(f"{bundle.path}: was compiled for {', '.join(offered)} activations, not for {chosen}")
@@ -38,7 +40,9 @@ class ReferenceRunner(PlanRunner):
         any_size = np.iinfo(np.int32).max
         self._bundle = bundle
         self._states = {name: self._zeros(state, self.largest) for name, state in self.manifest.states.items()}
-        self.largest = {dim: most if dim in KEPT and (dim != "G" or not most) else any_size for dim, most in self.largest.items()}
+        self.largest = {
+            dim: most if dim in KEPT and (dim != "G" or not most) else any_size for dim, most in self.largest.items()
+        }
         self._constants = constant_tables(self.manifest)
         self._weights: dict[str, FloatArray] = {}
         self._outputs: dict[str, Array] = {}

@@ -27,7 +27,11 @@ def check_runner(runner: PlanRunner, manifest: Manifest) -> None:
     # The reference computes in float32 whatever other dtypes a bundle offers.
     tolerance = test.tolerances.get(runner.activation, min(test.tolerances.values()))
     if not deviation <= tolerance:
-        found = f"the logits are off by {deviation:.3g} of the largest" if np.isfinite(deviation) else "the logits are not finite"
+        found = (
+            f"the logits are off by {deviation:.3g} of the largest"
+            if np.isfinite(deviation)
+            else "the logits are not finite"
+        )
         raise DeviceError(
             f"{runner.device}: computes {manifest.model} incorrectly: {found}, and at most {tolerance:.3g} is rounding; "
             "try --runner numpy, or compile the model again",

@@ -36,6 +36,10 @@ def choose_variant(
 ) -> VariantEntry:
     """The first row of a step's list that the activation dtype, the device's features and the batch allow."""
     for variant in manifest.variants[step.variants]:
-        if variant.activation in (None, activation) and set(variant.needs) <= set(features) and holds(variant.when, dims):
+        if (
+            variant.activation in (None, activation)
+            and set(variant.needs) <= set(features)
+            and holds(variant.when, dims)
+        ):
             return variant
     raise AssertionError(f"no variant of {step.variants} runs anywhere")

@@ -57,7 +57,8 @@ class ChatTemplate:
             return _environment().from_string(self.source)
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(
-                f"chat template: line {error.lineno}: {error.message}; correct the checkpoint's chat template", line=error.lineno
+                f"chat template: line {error.lineno}: {error.message}; correct the checkpoint's chat template",
+                line=error.lineno,
             ) from error
         except (jinja2.TemplateError, RecursionError) as error:
             raise CheckpointError(f"chat template: {error}; correct the checkpoint's chat template") from error
@@ -83,7 +84,13 @@ class ChatTemplate:
             _open_arguments(message, index)
         try:
             # transformers gives templates `documents` as well, and special tokens only where there are any.
-            given = {**own, "documents": None, "add_generation_prompt": add_generation_prompt, **values, **self.special_tokens}
+            given = {
+                **own,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+                **values,
+                **self.special_tokens,
+            }
             return _joined(template.generate(given))
         except _Refusal as error:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
@@ -91,7 +98,8 @@ class ChatTemplate:
             line = _template_line(error)
             place = f"line {line}: " if line else ""
             raise CheckpointError(
-                f"chat template: {place}{type(error).__name__}: {error}; correct the checkpoint's chat template", line=line
+                f"chat template: {place}{type(error).__name__}: {error}; correct the checkpoint's chat template",
+                line=line,
             ) from error
 
     def _checked(self, variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +107,9 @@ class ChatTemplate:
         reserved = RESERVED | self._template.environment.globals.keys()
         wrong = next((name for name in variables if name in reserved), None)
         if wrong is not None:
-            raise RequestError(f"chat_template_kwargs cannot set {wrong!r}, which the chat template has already", param=VARIABLES)
+            raise RequestError(
+                f"chat_template_kwargs cannot set {wrong!r}, which the chat template has already", param=VARIABLES
+            )
         return _plain_json(dict(variables))
 
 
@@ -194,7 +204,9 @@ def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 def _require_public(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: names must not start with an underscore")
+        raise jinja2.exceptions.SecurityError(
+            f"a namespace cannot hold {name!r}: names must not start with an underscore"
+        )
 
 
 def _plain_json(values: dict[str, Any]) -> dict[str, Any]:
@@ -219,7 +231,11 @@ def _open_arguments(message: dict[str, Any], index: int) -> None:
                 arguments = json.loads(arguments or "{}")
             except ValueError:
                 arguments = None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
+        if (
+            not isinstance(function, dict)
+            or not isinstance(function.get("name"), str)
+            or not isinstance(arguments, dict)
+        ):
             raise RequestError(
                 f'messages[{index}].tool_calls must be of {{type: "function", function: {{name, arguments}}}}, '
                 "with the JSON of an object for arguments",

@@ -72,7 +72,12 @@ class ControlTokens:
     def mark_infix(self, text: str) -> str:
         """As `mark`, and a text that lies wholly inside a control token is marked too, so that a template cannot complete it."""
         marked, core = self.mark(text), text.strip()
-        if marked != text or not core or len(core) >= self._longest or not any(core in token for token in self._controls):
+        if (
+            marked != text
+            or not core
+            or len(core) >= self._longest
+            or not any(core in token for token in self._controls)
+        ):
             return marked
         return text.replace(core, SENTINEL + core, 1)
 
@@ -129,7 +134,9 @@ class ControlTokens:
 
 
 def sentinel_refused() -> RequestError:
-    return RequestError("the text contains U+FDD0, a noncharacter that is reserved for internal use; remove it", code="invalid_text")
+    return RequestError(
+        "the text contains U+FDD0, a noncharacter that is reserved for internal use; remove it", code="invalid_text"
+    )
 
 
 def spells_marker(template: str, token: str) -> bool:
@@ -155,7 +162,11 @@ def _parse_arguments(call: Any) -> Any:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError):
         return call
-    return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) and function is not None else call
+    return (
+        {**call, "function": {**function, "arguments": parsed}}
+        if isinstance(parsed, dict) and function is not None
+        else call
+    )
 
 
 def _any_of(words: Collection[str]) -> re.Pattern[str]:

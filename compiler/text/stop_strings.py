@@ -25,7 +25,10 @@ class StopAutomaton:
         if "" in stops:
             raise RequestError("stop holds an empty string, which every answer begins with; leave it out", param="stop")
         if sum(map(len, stops)) > MAX_CHARACTERS:
-            raise RequestError(f"stop has more than {MAX_CHARACTERS:,} characters in all; give fewer or shorter stop strings", param="stop")
+            raise RequestError(
+                f"stop has more than {MAX_CHARACTERS:,} characters in all; give fewer or shorter stop strings",
+                param="stop",
+            )
         self.children: list[dict[str, int]] = [{}]
         self.depths = [0]
         # The longest stop string that ends at a node; 0 where none does.

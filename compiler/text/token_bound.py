@@ -19,7 +19,10 @@ def bytes_per_token(backend: Any) -> int | None:
     """
     model = backend.model
     vocab: dict[str, int] = backend.get_vocab(with_added_tokens=False)
-    normalizers, pre_tokenizers = _parts(backend.normalizer, "normalizers"), _parts(backend.pre_tokenizer, "pretokenizers")
+    normalizers, pre_tokenizers = (
+        _parts(backend.normalizer, "normalizers"),
+        _parts(backend.pre_tokenizer, "pretokenizers"),
+    )
     added = backend.get_added_tokens_decoder().values()
     byte_level = any(part["type"] == "ByteLevel" for part in pre_tokenizers)
     every_byte = _has_byte_level(vocab) if byte_level else _falls_back_to_bytes(model, vocab)

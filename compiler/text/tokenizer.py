@@ -102,8 +102,12 @@ class Tokenizer:
         Raises RequestError when there is no chat template, or it refuses these messages.
         """
         if self.chat_template is None:
-            raise RequestError("this model has no chat template, so it cannot chat; use --raw to give it plain text to continue")
-        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables)
+            raise RequestError(
+                "this model has no chat template, so it cannot chat; use --raw to give it plain text to continue"
+            )
+        return self.chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+        )
 
     def encode_chat(
         self,
@@ -118,7 +122,9 @@ class Tokenizer:
         """
         marked_messages, marked_tools = self.mark_chat(messages, tools)
         marked_variables = self.mark_variables(variables)
-        return self.encode_rendered(self.apply_chat_template(marked_messages, add_generation_prompt, marked_tools, marked_variables))
+        return self.encode_rendered(
+            self.apply_chat_template(marked_messages, add_generation_prompt, marked_tools, marked_variables)
+        )
 
     def mark_chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
@@ -134,7 +140,9 @@ class Tokenizer:
 
     def mark_variables(self, variables: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """As `mark_chat`, for further variables of the template."""
-        return None if variables is None else {name: self._controls.mark_value(value) for name, value in variables.items()}
+        return (
+            None if variables is None else {name: self._controls.mark_value(value) for name, value in variables.items()}
+        )
 
     def encode_rendered(self, prompt: str) -> list[int]:
         """The token ids of what the template made of marked messages and tools. Raises RequestError for text that cannot be split."""
@@ -222,9 +230,13 @@ class Tokenizer:
             ]
         )
         assert backend.get_added_tokens_decoder().keys() == tokens.keys(), "the same tokens have the same ids"
-        backend.add_tokens([_alike(AddedToken, self._added[content], private, special=False) for content, private in spelling.items()])
+        backend.add_tokens(
+            [_alike(AddedToken, self._added[content], private, special=False) for content, private in spelling.items()]
+        )
         return _Splitting(
-            backend, spelling, {backend.token_to_id(spelling[text]): token_id for text, token_id in self._control_ids.items()}
+            backend,
+            spelling,
+            {backend.token_to_id(spelling[text]): token_id for text, token_id in self._control_ids.items()},
         )
 
 

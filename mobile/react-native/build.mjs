@@ -12,13 +12,24 @@ const OUTSIDE = {
 const outside = {
   name: "outside",
   setup: ({ onResolve, onLoad }) => {
-    for (const file of Object.keys(OUTSIDE)) onResolve({ filter: new RegExp(`/${file.replace(".", "\\.")}$`) }, () => ({ path: file, namespace: "outside" }));
+    for (const file of Object.keys(OUTSIDE))
+      onResolve({ filter: new RegExp(`/${file.replace(".", "\\.")}$`) }, () => ({ path: file, namespace: "outside" }));
     onLoad({ filter: /.*/, namespace: "outside" }, ({ path }) => ({ contents: OUTSIDE[path] }));
   },
 };
 
 await rm("dist", { recursive: true, force: true });
 await build({
-  bundle: true, format: "esm", target: "es2022", platform: "neutral", mainFields: ["module", "main"], conditions: ["import"], minify: true, sourcemap: true,
-  logLevel: "warning", entryPoints: { index: "src/index.ts" }, outdir: "dist", plugins: [outside],
-}); // prettier-ignore
+  bundle: true,
+  format: "esm",
+  target: "es2022",
+  platform: "neutral",
+  mainFields: ["module", "main"],
+  conditions: ["import"],
+  minify: true,
+  sourcemap: true,
+  logLevel: "warning",
+  entryPoints: { index: "src/index.ts" },
+  outdir: "dist",
+  plugins: [outside],
+});

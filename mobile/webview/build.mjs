@@ -6,7 +6,13 @@ import { build } from "esbuild";
 
 await rm("dist", { recursive: true, force: true });
 await build({
-  bundle: true, format: "esm", target: "es2022", platform: "browser", minify: true, sourcemap: true, logLevel: "warning",
+  bundle: true,
+  format: "esm",
+  target: "es2022",
+  platform: "browser",
+  minify: true,
+  sourcemap: true,
+  logLevel: "warning",
   entryPoints: { webview: "src/index.ts", app: "src/app.ts" },
   outdir: "dist",
-}); // prettier-ignore
+});

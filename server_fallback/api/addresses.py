@@ -41,7 +41,9 @@ def client_of(address: str) -> str:
 
 def _parsed(text: str) -> IPv4Address | IPv6Address | None:
     """None for anything else. Some proxies append a port, and dual-stack sockets write IPv4 addresses as IPv6."""
-    host = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0] if text.count(":") == 1 else text
+    host = (
+        text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0] if text.count(":") == 1 else text
+    )
     try:
         address = ip_address(host)
     except ValueError:

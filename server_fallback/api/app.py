@@ -52,7 +52,9 @@ def create_app(models: Models, config: ApiConfig, traces: Traces | None = None, 
     ``routed``: its models are pairs of a near and a far side, and requests may say which of them may answer.
     """
     limiter = Limiter(config.max_concurrent_requests, config.body_memory_bytes, config.client_share)
-    service = Service(models, config, limiter, Metrics(models), QueueWaits(), Drain(lambda: limiter.running > 0), traces)
+    service = Service(
+        models, config, limiter, Metrics(models), QueueWaits(), Drain(lambda: limiter.running > 0), traces
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:  # noqa: ARG001
@@ -63,13 +65,30 @@ def create_app(models: Models, config: ApiConfig, traces: Traces | None = None, 
             await asyncio.to_thread(traces.close)
 
     # The pages that show the document would come from another server's scripts.
-    app = FastAPI(title="nearfar", version=version("nearfar"), lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="nearfar",
+        version=version("nearfar"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     app.state.service = service
     for error in (ApiError, NearfarError, HTTPException):
         app.add_exception_handler(error, _answer_error)
     # A fixed address such as /v1/models/load comes before the pattern that it would fit.
-    answering = (routed_generation_router, routed_embeddings_router) if routed else (generation_router, embeddings_router)
-    for router in (*answering, tokenize_router, about_router, verify_router, admin_router, models_router, health_router):
+    answering = (
+        (routed_generation_router, routed_embeddings_router) if routed else (generation_router, embeddings_router)
+    )
+    for router in (
+        *answering,
+        tokenize_router,
+        about_router,
+        verify_router,
+        admin_router,
+        models_router,
+        health_router,
+    ):
         app.include_router(router(service))
     app.add_middleware(Gate, service=service)
     if config.cors_origins:
@@ -98,8 +117,15 @@ def _without_422(document: dict[str, Any]) -> dict[str, Any]:
         for operation in path.values():
             operation["responses"].pop("422", None)
             if "requestBody" in operation:
-                header = {"name": TIMEOUT_HEADER, "in": "header", "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999_999}}
-                operation["parameters"] = [*(p for p in operation.get("parameters", ()) if p["name"] != TIMEOUT_HEADER), header]
+                header = {
+                    "name": TIMEOUT_HEADER,
+                    "in": "header",
+                    "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999_999},
+                }
+                operation["parameters"] = [
+                    *(p for p in operation.get("parameters", ()) if p["name"] != TIMEOUT_HEADER),
+                    header,
+                ]
     for name in ("HTTPValidationError", "ValidationError"):
         document.get("components", {}).get("schemas", {}).pop(name, None)
     return document

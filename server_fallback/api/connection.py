@@ -23,7 +23,12 @@ class Connection(HttpToolsProtocol):
     """``header_timeout_seconds`` counts while no request is under way, ``write_timeout_seconds`` while the answer's buffer is full."""
 
     def __init__(
-        self, *arguments: Any, open_connections: Connections, header_timeout_seconds: float, write_timeout_seconds: float, **options: Any
+        self,
+        *arguments: Any,
+        open_connections: Connections,
+        header_timeout_seconds: float,
+        write_timeout_seconds: float,
+        **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self._open_connections = open_connections

@@ -57,8 +57,12 @@ def api_error(error: BaseException) -> ApiError:
         return _of_http(error)
     if isinstance(error, RecursionError | UnicodeError) or is_panic(error):
         # They come from texts that a library cannot read, such as one nested too deeply or with half of a surrogate pair.
-        return ApiError(400, "the request has a text that cannot be read; the server's log has this request's id", "unreadable_text")
-    return ApiError(500, "internal error; the server's log has it under this request's id", "internal_error", kind="server_error")
+        return ApiError(
+            400, "the request has a text that cannot be read; the server's log has this request's id", "unreadable_text"
+        )
+    return ApiError(
+        500, "internal error; the server's log has it under this request's id", "internal_error", kind="server_error"
+    )
 
 
 def is_panic(error: BaseException) -> bool:
@@ -86,12 +90,31 @@ def _of_ours(error: NearfarError) -> ApiError:
         # A model that was loaded lost its files, or they are wrong. Another server may have them.
         return ApiError(503, error.message, code or error.code, param, "server_error", retry_after())
     if isinstance(error, QueueFull):
-        return ApiError(429, error.message, error.code, param, "rate_limit_error", retry_after(error.details.get("retry_after_seconds")))
+        return ApiError(
+            429,
+            error.message,
+            error.code,
+            param,
+            "rate_limit_error",
+            retry_after(error.details.get("retry_after_seconds")),
+        )
     if isinstance(error, DeadlineExceeded):
-        return ApiError(503, error.message, error.code, param, "timeout_error", retry_after(error.details.get("retry_after_seconds")))
+        return ApiError(
+            503,
+            error.message,
+            error.code,
+            param,
+            "timeout_error",
+            retry_after(error.details.get("retry_after_seconds")),
+        )
     if isinstance(error, Unavailable):
         return ApiError(
-            503, error.message, code or error.code, param, "server_error", retry_after(error.details.get("retry_after_seconds"))
+            503,
+            error.message,
+            code or error.code,
+            param,
+            "server_error",
+            retry_after(error.details.get("retry_after_seconds")),
         )
     return ApiError(500, error.message, error.code, param, "server_error")
 
@@ -100,9 +123,16 @@ def _of_http(error: HTTPException) -> ApiError:
     """What the router says: no such route, or not with this method."""
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        return ApiError(404, "there is nothing at this address; GET /openapi.json lists what there is", "unknown_url", headers=headers)
+        return ApiError(
+            404,
+            "there is nothing at this address; GET /openapi.json lists what there is",
+            "unknown_url",
+            headers=headers,
+        )
     if error.status_code == 405:
-        return ApiError(405, f"this address takes {headers.get('Allow', 'other methods')}", "method_not_allowed", headers=headers)
+        return ApiError(
+            405, f"this address takes {headers.get('Allow', 'other methods')}", "method_not_allowed", headers=headers
+        )
     return ApiError(error.status_code, str(error.detail), headers=headers)
 
 

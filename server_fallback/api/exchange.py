@@ -48,7 +48,9 @@ class Exchange:
         asked = headers.get(TIMEOUT_HEADER)
         if asked is not None:
             if not (asked.isascii() and asked.isdigit() and 0 < len(asked) <= 12 and int(asked) > 0):
-                raise ApiError(400, f"the header {TIMEOUT_HEADER} must be a whole number of milliseconds above 0", "invalid_header")
+                raise ApiError(
+                    400, f"the header {TIMEOUT_HEADER} must be a whole number of milliseconds above 0", "invalid_header"
+                )
             seconds = min(seconds, int(asked) / 1000)
         self.deadline = self.arrived + seconds
 

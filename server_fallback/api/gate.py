@@ -65,7 +65,10 @@ class Gate:
                 answer.update(exchange.answer_headers)
             elif message["type"] == "websocket.accept":
                 status = SWITCHING_PROTOCOLS
-                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", exchange.request_id.encode())]}
+                message = {
+                    **message,
+                    "headers": [*message.get("headers", ()), (b"x-request-id", exchange.request_id.encode())],
+                }
             elif message["type"] == "websocket.close":
                 exchange.log["close_code"] = message.get("code", 1000)
             await send(message)
@@ -98,7 +101,11 @@ class Gate:
         except ValueError:
             host = None
         if host not in allowed:
-            raise ApiError(403, f"this server answers as {', '.join(allowed)} only; start it with that host allowed", "host_not_allowed")
+            raise ApiError(
+                403,
+                f"this server answers as {', '.join(allowed)} only; start it with that host allowed",
+                "host_not_allowed",
+            )
 
     def _note(self, scope: Scope, method: str, exchange: Exchange, status: int, seconds: float) -> None:
         route = _route(scope)

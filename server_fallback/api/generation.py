@@ -27,7 +27,11 @@ from .validation import check_calls
 
 Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
 JSON = "application/json"
-EVENT = {"type": "object", "properties": {"data": {"type": "string", "description": "A chunk as JSON, or [DONE]"}}, "required": ["data"]}
+EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "A chunk as JSON, or [DONE]"}},
+    "required": ["data"],
+}
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
 
 
@@ -94,7 +98,9 @@ async def _begin(service: Service, body: GenerationRequest, num_prompts: int, ex
     exchange.log.update(model=printable(body.model), stream=bool(body.stream))
     config = service.config
     if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "'stream_options' is for streamed answers; set 'stream' to true", "invalid_value", "stream_options")
+        raise ApiError(
+            400, "'stream_options' is for streamed answers; set 'stream' to true", "invalid_value", "stream_options"
+        )
     choices = (body.n or 1) * num_prompts
     if choices > config.max_choices:
         param = "n" if num_prompts == 1 else "prompt"

@@ -11,13 +11,19 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from .service import Service
 
-NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "No model is ready, or the server is shutting down."}}
+NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {"description": "No model is ready, or the server is shutting down."}
+}
 
 
 def health_router(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/health", responses={200: {"description": "As /health/ready, without a body."}, **NOT_READY}, response_class=Response)
+    @router.get(
+        "/health",
+        responses={200: {"description": "As /health/ready, without a body."}, **NOT_READY},
+        response_class=Response,
+    )
     async def health() -> Response:
         return Response(status_code=200 if _is_ready(service) else 503)
 

@@ -31,7 +31,9 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 SURROGATE_IN_TEXT = re.compile(SURROGATE.pattern.decode())
 
 
-async def read_json(request: Request, max_bytes: int, timeout_seconds: float, hold: Callable[[int], None] = lambda _: None) -> Any:
+async def read_json(
+    request: Request, max_bytes: int, timeout_seconds: float, hold: Callable[[int], None] = lambda _: None
+) -> Any:
     """``hold`` is called with the size of each part before it is kept, and may raise ApiError.
 
     Raises ApiError: 415 for another content type, 413 over ``max_bytes`` (counted as they come, whatever Content-Length says), 408 for a
@@ -147,7 +149,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ApiError(400, f"the key {twice[:100]!r} comes twice in one object", "invalid_json", param=printable(twice))
+        raise ApiError(
+            400, f"the key {twice[:100]!r} comes twice in one object", "invalid_json", param=printable(twice)
+        )
     return value
 
 
@@ -173,4 +177,6 @@ def _check_surrogates(value: object) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        raise _bad("the body has half of a surrogate pair (\\ud800 to \\udfff) that its other half does not follow") from None
+        raise _bad(
+            "the body has half of a surrogate pair (\\ud800 to \\udfff) that its other half does not follow"
+        ) from None

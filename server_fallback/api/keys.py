@@ -66,7 +66,9 @@ def read_keys(file: Path | None, environment: Mapping[str, str]) -> Keys:
     for part in ("name", "digest"):
         values = [getattr(key, part) for key in keys]
         if len(set(values)) != len(values):
-            raise RequestError(f"two API keys have the same {'name' if part == 'name' else 'text'}; every key needs its own")
+            raise RequestError(
+                f"two API keys have the same {'name' if part == 'name' else 'text'}; every key needs its own"
+            )
     return Keys(tuple(keys))
 
 
@@ -92,7 +94,9 @@ def _of_file(file: Path) -> list[ApiKey]:
     try:
         rows = _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).keys
     except OSError as error:
-        raise RequestError(f"--api-keys {file}: cannot be read: {reason_of(error)}; give a TOML file with [[keys]]") from error
+        raise RequestError(
+            f"--api-keys {file}: cannot be read: {reason_of(error)}; give a TOML file with [[keys]]"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         # The parser's own message may quote the line, and with it the key.
         where = re.search(r"\(at .*\)", str(error))
@@ -114,7 +118,9 @@ def _of_environment(text: str) -> list[ApiKey]:
     for number, pair in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
         name, equals, key = pair.partition("=")
         if not equals or not name or len(key) < MIN_KEY_LENGTH:
-            raise RequestError(f"{ENVIRONMENT}: entry {number} is not name=key with a key of at least {MIN_KEY_LENGTH} characters")
+            raise RequestError(
+                f"{ENVIRONMENT}: entry {number} is not name=key with a key of at least {MIN_KEY_LENGTH} characters"
+            )
         keys.append(ApiKey(name, _digest(key), admin=name == "admin"))
     return keys
 

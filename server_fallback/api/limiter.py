@@ -32,7 +32,9 @@ class Limiter:
     Rates are token buckets, counted from when a key is first seen. ``clock`` gives seconds.
     """
 
-    def __init__(self, max_requests: int, max_body_bytes: int, client_share: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, max_requests: int, max_body_bytes: int, client_share: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.running = 0
         self.body_bytes = 0
         self._max_requests, self._max_body_bytes, self._share = max_requests, max_body_bytes, client_share
@@ -71,7 +73,9 @@ class Limiter:
     def _take_answers(self, admission: Admission, count: int) -> None:
         key, use = admission.key, admission.use
         if key is not None and key.max_concurrent is not None and use.answers + count > key.max_concurrent:
-            raise _too_many(f"this key may have {key.max_concurrent} answers at once", "concurrency_limit_exceeded", 1.0)
+            raise _too_many(
+                f"this key may have {key.max_concurrent} answers at once", "concurrency_limit_exceeded", 1.0
+            )
         if key is not None and key.requests_per_minute is not None:
             now, per_second = self._clock(), key.requests_per_minute / 60
             use.tokens = min(_bucket_size(key), use.tokens + (now - use.refilled_at) * per_second)
@@ -122,9 +126,13 @@ class Admission:
             limits += [self.key.max_concurrent] if self.key.max_concurrent is not None else []
             limits += [int(_bucket_size(self.key))] if self.key.requests_per_minute is not None else []
         if count > min(limits):
-            raise ApiError(400, f"{count} answers requested; one client may have {min(limits)} at once", "invalid_value", param)
+            raise ApiError(
+                400, f"{count} answers requested; one client may have {min(limits)} at once", "invalid_value", param
+            )
         if self.use.answers + count - self.held_answers > limits[0]:
-            raise _too_many(f"one client may have {limits[0]} answers of this model at once", "client_limit_exceeded", 1.0)
+            raise _too_many(
+                f"one client may have {limits[0]} answers of this model at once", "client_limit_exceeded", 1.0
+            )
         if count > self.held_answers:
             self.limiter._take_answers(self, count - self.held_answers)
 

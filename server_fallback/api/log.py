@@ -55,4 +55,7 @@ def log_failure(exchange: Exchange, error: BaseException, told: ApiError) -> Non
 def _stack(error: BaseException) -> dict[str, object]:
     """Where it happened and what kind it is, without its message, which may quote a prompt."""
     frames = traceback.extract_tb(error.__traceback__)
-    return {"error": type(error).__name__, "stack": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]}
+    return {
+        "error": type(error).__name__,
+        "stack": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+    }

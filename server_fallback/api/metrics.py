@@ -24,9 +24,71 @@ MODEL = "model_name"
 # Which side answers, where a model is a pair of them.
 ROUTE_HEADER = "x-nearfar-route"
 # Seconds. The steps are about those of vLLM, the ends far enough for a CPU's long prompts.
-FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
-NEXT_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
-REQUEST_BUCKETS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 240.0, 480.0, 960.0)
+FIRST_TOKEN_BUCKETS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+)
+NEXT_TOKEN_BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+)
+REQUEST_BUCKETS = (
+    0.01,
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+    960.0,
+)
 
 # Of an executor's state: the metric's name, its help, the state's field.
 GAUGES = (
@@ -58,22 +120,34 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, [MODEL], buckets=buckets, registry=registry)
 
-        self.first_token = histogram("vllm:time_to_first_token_seconds", "Until the first token leaves.", FIRST_TOKEN_BUCKETS)
-        self.next_token = histogram("vllm:inter_token_latency_seconds", "From each chunk of an answer to its next.", NEXT_TOKEN_BUCKETS)
+        self.first_token = histogram(
+            "vllm:time_to_first_token_seconds", "Until the first token leaves.", FIRST_TOKEN_BUCKETS
+        )
+        self.next_token = histogram(
+            "vllm:inter_token_latency_seconds", "From each chunk of an answer to its next.", NEXT_TOKEN_BUCKETS
+        )
         self.whole = histogram("vllm:e2e_request_latency_seconds", "Until the answer's end.", REQUEST_BUCKETS)
         self.queue = histogram("vllm:request_queue_time_seconds", "Until the device begins.", REQUEST_BUCKETS)
         self.prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts.", [MODEL], registry=registry)
         self.generation_tokens = Counter("vllm:generation_tokens", "Tokens of answers.", [MODEL], registry=registry)
-        self.success = Counter("vllm:request_success", "Answers that ended, by how.", [MODEL, "finished_reason"], registry=registry)
-        self.routes = Counter("nearfar:route", "Answers begun, by who began and why.", ["side", "reason"], registry=registry)
-        self.switches = Counter("nearfar:switches", "Answers that went on elsewhere.", ["from", "to", "reason"], registry=registry)
+        self.success = Counter(
+            "vllm:request_success", "Answers that ended, by how.", [MODEL, "finished_reason"], registry=registry
+        )
+        self.routes = Counter(
+            "nearfar:route", "Answers begun, by who began and why.", ["side", "reason"], registry=registry
+        )
+        self.switches = Counter(
+            "nearfar:switches", "Answers that went on elsewhere.", ["from", "to", "reason"], registry=registry
+        )
         self.http = Counter("http_requests", "HTTP requests.", ["handler", "method", "status"], registry=registry)
 
     def text(self) -> bytes:
         """In Prometheus' text format."""
         return generate_latest(self._registry)
 
-    async def measured(self, chunks: AsyncGenerator[Chunk, None], model: str, exchange: Exchange) -> AsyncGenerator[Chunk, None]:
+    async def measured(
+        self, chunks: AsyncGenerator[Chunk, None], model: str, exchange: Exchange
+    ) -> AsyncGenerator[Chunk, None]:
         """The same chunks; what they tell goes to the metrics and to the request's line in the log."""
         last_at: dict[int, float] = {}
         reasons: dict[int, str] = {}

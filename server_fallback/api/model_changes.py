@@ -27,7 +27,9 @@ class ModelChanges:
         with self._logged("model_loaded", request.name or request.model) as fields:
             card = await self._models.load(request)
             state = self._models.states().get(card.root or card.id)
-            fields.update(name=card.id, model=request.model, memory_bytes=state.memory_bytes if state is not None else None)
+            fields.update(
+                name=card.id, model=request.model, memory_bytes=state.memory_bytes if state is not None else None
+            )
         return card
 
     async def unload(self, name: str) -> None:

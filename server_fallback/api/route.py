@@ -30,7 +30,10 @@ EVERYWHERE: dict[int | str, dict[str, Any]] = {
     403: {"model": ErrorResponse, "description": "The key, or the Host header, may not do this."},
     429: {"model": ErrorResponse, "description": "Too many requests; Retry-After says when to try again."},
     500: {"model": ErrorResponse, "description": "The device failed, or the server has a bug."},
-    503: {"model": ErrorResponse, "description": "Not now, or not in the time allowed; Retry-After says when to try again."},
+    503: {
+        "model": ErrorResponse,
+        "description": "Not now, or not in the time allowed; Retry-After says when to try again.",
+    },
 }
 WITH_BODY: dict[int | str, dict[str, Any]] = {
     **EVERYWHERE,
@@ -54,12 +57,16 @@ class KeyedRoute(APIRoute):
             service, exchange = service_of(request), exchange_of(request)
             exchange.set_deadline(request.headers, service.config.request_timeout_seconds)
             exchange.key = authorize(service.config.keys, request.headers.get("authorization", ""), admin=self.admin)
-            admission = exchange.admission = exchange.held.enter_context(service.limiter.admit(exchange.client, exchange.key))
+            admission = exchange.admission = exchange.held.enter_context(
+                service.limiter.admit(exchange.client, exchange.key)
+            )
             exchange.answer_headers.update(admission.headers)
             if self.body_field is not None:
                 if service.drain.started:
                     raise Unavailable(SHUTTING_DOWN)
-                body = await read_json(request, service.config.max_body_bytes, service.config.body_timeout_seconds, admission.body)
+                body = await read_json(
+                    request, service.config.max_body_bytes, service.config.body_timeout_seconds, admission.body
+                )
                 model = self.body_field.field_info.annotation
                 if service.config.lenient and isinstance(model, type) and (ignored := without_unknown(model, body)):
                     exchange.answer_headers[IGNORED_HEADER] = ignored_header(ignored)
@@ -84,13 +91,17 @@ def authorize(keys: Keys, authorization: str, *, admin: bool = False) -> ApiKey 
     """The key of an Authorization header; None where there are no keys. Raises ApiError (401, 403)."""
     if not keys.keys:
         if admin:
-            raise ApiError(403, "this needs an admin's API key, and the server was started without keys", "admin_key_required")
+            raise ApiError(
+                403, "this needs an admin's API key, and the server was started without keys", "admin_key_required"
+            )
         return None
     scheme, _, presented = authorization.partition(" ")
     presented = presented.strip()
     challenge = {"WWW-Authenticate": "Bearer"}
     if scheme.lower() != "bearer" or not presented:
-        raise ApiError(401, "an API key is needed: send 'Authorization: Bearer KEY'", "invalid_api_key", headers=challenge)
+        raise ApiError(
+            401, "an API key is needed: send 'Authorization: Bearer KEY'", "invalid_api_key", headers=challenge
+        )
     key = keys.find(presented)
     if key is None:
         raise ApiError(401, "this API key is not known here", "invalid_api_key", headers=challenge)

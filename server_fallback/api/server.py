@@ -51,7 +51,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
-        raise RequestError(f"--host {host} --port {port}: {reason_of(error)}; choose others, or port 0 for a free one") from error
+        raise RequestError(
+            f"--host {host} --port {port}: {reason_of(error)}; choose others, or port 0 for a free one"
+        ) from error
     return listener
 
 
@@ -71,7 +73,9 @@ def run_server(app: FastAPI, listener: socket.socket, started: Callable[[], Awai
 class Server(uvicorn.Server):
     """``failure`` is what ``begun`` raised. ``ends_process``: the process ends with the server, by force if a thread hangs."""
 
-    def __init__(self, app: FastAPI, begun: Callable[[], Awaitable[None]] | None = None, *, ends_process: bool = False) -> None:
+    def __init__(
+        self, app: FastAPI, begun: Callable[[], Awaitable[None]] | None = None, *, ends_process: bool = False
+    ) -> None:
         service: Service = app.state.service
         self.open_connections = _connections(service.config)
         config = uvicorn.Config(
@@ -148,7 +152,11 @@ def _handle_hangup(server: Server) -> None:
 
 def _end_process() -> None:
     frames = sys._current_frames().values()
-    where = [f"{last.filename}:{last.lineno} {last.name}" for frame in frames if (last := traceback.extract_stack(frame, limit=1)[0])]
+    where = [
+        f"{last.filename}:{last.lineno} {last.name}"
+        for frame in frames
+        if (last := traceback.extract_stack(frame, limit=1)[0])
+    ]
     log_event("stuck", logging.ERROR, threads=where)
     # Nothing that still runs is waited for.
     os._exit(1)

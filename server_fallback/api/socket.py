@@ -89,7 +89,9 @@ class Socket:
         try:
             return kind.model_validate(value)
         except ValidationError as error:
-            raise validation_error([{**each, "loc": ("body", *each["loc"])} for each in error.errors()], value) from None
+            raise validation_error(
+                [{**each, "loc": ("body", *each["loc"])} for each in error.errors()], value
+            ) from None
 
     async def while_connected(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of ``work``, which ends early when the client goes, the deadline comes or the server goes. Raises as `Drain.run`."""

@@ -36,7 +36,9 @@ class EventStream(Response):
     ``before_start`` is called when the headers are about to leave.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], exchange: Exchange, drain: Drain, before_start: Callable[[], None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], exchange: Exchange, drain: Drain, before_start: Callable[[], None]
+    ) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._events = events

@@ -34,7 +34,9 @@ def open_traces(environment: Mapping[str, str]) -> Traces | None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise ToolError(f"{ENDPOINTS[0]} is set, but OpenTelemetry is not installed: pip install 'nearfar[otel]'") from error
+        raise ToolError(
+            f"{ENDPOINTS[0]} is set, but OpenTelemetry is not installed: pip install 'nearfar[otel]'"
+        ) from error
     # The exporter reads its endpoint, headers and timeouts from the environment itself.
     resource = Resource.create({SERVICE_NAME: environment.get("OTEL_SERVICE_NAME", "nearfar")})
     provider = TracerProvider(resource=resource)

@@ -33,7 +33,9 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
     alike = [error["msg"] for error in errors if _path(error, body) == path]
     wanted = "; or: ".join(dict.fromkeys(alike))
     if kind.endswith(("_type", "_parsing")) or kind in ("int_from_float", "literal_error"):
-        return ApiError(400, f"Invalid type or value for {about}: {wanted}. Got {_shown(first['input'])}.", "invalid_type", param)
+        return ApiError(
+            400, f"Invalid type or value for {about}: {wanted}. Got {_shown(first['input'])}.", "invalid_type", param
+        )
     return ApiError(400, f"Invalid value for {about}: {wanted}. Got {_shown(first['input'])}.", "invalid_value", param)
 
 
@@ -53,7 +55,9 @@ def _path(error: Any, body: object) -> list[str | int]:
         if isinstance(at, dict) and at.get("type") == part and number + 1 < len(place) and place[number + 1] in at:
             # The branch of a union that is told by its type, which may be called as the key that follows it.
             continue
-        inside = (isinstance(at, dict) and part in at) or (isinstance(at, list) and isinstance(part, int) and part < len(at))
+        inside = (isinstance(at, dict) and part in at) or (
+            isinstance(at, list) and isinstance(part, int) and part < len(at)
+        )
         if inside:
             at = at[part]  # type: ignore[index]
         elif not (error["type"] == "missing" and number == len(place) - 1):

@@ -52,7 +52,9 @@ async def begin(service: Service, opened: VerifyOpen, socket: Socket) -> tuple[V
     executor = await service.models.executor(opened.model)
     if not isinstance(executor, Verifies) or executor.max_drafts == 0:
         raise ApiError(400, "this model checks no drafts here; ask for the whole answer", "verify_unavailable", "model")
-    call = Call(exchange.request_id, exchange.priority(opened.priority), exchange.deadline, exchange.passed_on, exchange.client)
+    call = Call(
+        exchange.request_id, exchange.priority(opened.priority), exchange.deadline, exchange.passed_on, exchange.client
+    )
     return executor, executor.verification(opened, call)
 
 
@@ -61,4 +63,6 @@ async def check_rounds(service: Service, stream: Verification, socket: Socket) -
         draft = await socket.next(VerifyDraft, service.config.draft_timeout_seconds)
         socket.require_no_drain()
         given = await socket.while_connected(stream.check(draft.tokens))
-        await socket.tell(VerifyAccepted(tokens=given.token_ids, finish_reason=given.finish_reason, cached_tokens=given.cached_tokens))
+        await socket.tell(
+            VerifyAccepted(tokens=given.token_ids, finish_reason=given.finish_reason, cached_tokens=given.cached_tokens)
+        )

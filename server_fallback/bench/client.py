@@ -97,7 +97,9 @@ class Server:
 
 def says_something(choice: Mapping[str, Any]) -> bool:
     delta = choice.get("delta") or {}
-    return bool(delta.get("content") or delta.get("tool_calls") or delta.get("reasoning_content") or delta.get("reasoning"))
+    return bool(
+        delta.get("content") or delta.get("tool_calls") or delta.get("reasoning_content") or delta.get("reasoning")
+    )
 
 
 def make_client(api_key: str | None) -> httpx.AsyncClient:
@@ -113,7 +115,9 @@ async def find_model(client: httpx.AsyncClient, url: str, wanted: str | None) ->
     try:
         response = await client.get(f"{url}/v1/models")
     except httpx.HTTPError as error:
-        raise Unavailable(f"{url}: no server answers there; write http://host:port, and start one with 'nearfar serve MODEL'") from error
+        raise Unavailable(
+            f"{url}: no server answers there; write http://host:port, and start one with 'nearfar serve MODEL'"
+        ) from error
     if not response.is_success:
         raise refusal(url, response, response.text)
     names = [str(card["id"]) for card in response.json()["data"]]

@@ -53,7 +53,10 @@ class Summary:
 
 def summarize(concurrency: int, outcomes: Sequence[Outcome], seconds: float) -> Summary:
     well = [outcome for outcome in outcomes if outcome.error is None]
-    prompt, completion = sum(outcome.prompt_tokens for outcome in well), sum(outcome.completion_tokens for outcome in well)
+    prompt, completion = (
+        sum(outcome.prompt_tokens for outcome in well),
+        sum(outcome.completion_tokens for outcome in well),
+    )
     return Summary(
         concurrency=concurrency,
         requests=len(outcomes),
@@ -119,7 +122,12 @@ def plot(summaries: Sequence[Summary], title: str, file: Path) -> None:
     for axes, name, measured in panels:
         for percentile in PERCENTILES:
             values = [getattr(each, f"p{percentile}") for each in measured]
-            axes.plot(clients, [None if value is None else value * 1000 for value in values], marker="o", label=f"p{percentile}")
+            axes.plot(
+                clients,
+                [None if value is None else value * 1000 for value in values],
+                marker="o",
+                label=f"p{percentile}",
+            )
         axes.set_title(name)
         axes.legend()
     for axes in (throughput, first, following):

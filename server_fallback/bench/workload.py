@@ -41,7 +41,11 @@ def make_workload(
     prefix = words(random.Random(f"prefix {seed[0]}"), prefix_tokens, tokens_per_word)
     chance = random.Random(f"asks {tuple(seed)}")
     return [
-        Ask(prefix, words(chance, chance.randint(inputs.least, inputs.most), tokens_per_word), chance.randint(outputs.least, outputs.most))
+        Ask(
+            prefix,
+            words(chance, chance.randint(inputs.least, inputs.most), tokens_per_word),
+            chance.randint(outputs.least, outputs.most),
+        )
         for _ in range(count)
     ]
 

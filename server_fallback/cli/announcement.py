@@ -56,7 +56,10 @@ class Announcement:
         console.print(models_table(registry))
         console.print(f"serving at {url}/v1, Ctrl-C ends", highlight=False, markup=False)
         if not keyed and host not in ("127.0.0.1", "::1"):
-            console.print("whoever reaches this address may ask: there are no keys; --api-keys FILE changes that", style="bold yellow")
+            console.print(
+                "whoever reaches this address may ask: there are no keys; --api-keys FILE changes that",
+                style="bold yellow",
+            )
         console.print(curl(url, registry, keyed=keyed), highlight=False, markup=False)
 
 
@@ -70,7 +73,11 @@ def models_table(registry: Registry) -> Table:
         aliases = ", ".join(each.id for each in registry.cards() if each.root == card.id != each.id)
         memory = registry.memory_bytes(card.id)
         table.add_row(
-            card.id, f"{card.max_model_len:,}" if card.max_model_len else "", megabytes(memory) if memory else "", state.detail, aliases
+            card.id,
+            f"{card.max_model_len:,}" if card.max_model_len else "",
+            megabytes(memory) if memory else "",
+            state.detail,
+            aliases,
         )
     return table
 

@@ -17,7 +17,9 @@ from .numbers import count
 if TYPE_CHECKING:
     from ..bench.summary import Summary
 
-EXAMPLE = "nearfar bench serve http://127.0.0.1:8000 --concurrency 1 8 32 --input-tokens 100 1000 --output-tokens 100 200"
+EXAMPLE = (
+    "nearfar bench serve http://127.0.0.1:8000 --concurrency 1 8 32 --input-tokens 100 1000 --output-tokens 100 200"
+)
 KEY_VARIABLE = "NEARFAR_API_KEY"
 
 
@@ -28,18 +30,50 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("url", metavar="URL", help="the server, such as http://127.0.0.1:8000")
     parser.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
     parser.add_argument(
-        "--concurrency", type=count, nargs="+", default=[1, 4, 8, 16, 32], metavar="N", help="clients at once (default: 1 4 8 16 32)"
+        "--concurrency",
+        type=count,
+        nargs="+",
+        default=[1, 4, 8, 16, 32],
+        metavar="N",
+        help="clients at once (default: 1 4 8 16 32)",
     )
-    parser.add_argument("--requests", type=count, metavar="N", help="for each of these (default: four for each client, at least 8)")
-    parser.add_argument("--input-tokens", type=count, nargs=2, default=[100, 200], metavar=("A", "B"), help="of prompts (default: 100 200)")
     parser.add_argument(
-        "--output-tokens", type=count, nargs=2, default=[32, 64], metavar=("A", "B"), help="at most, of answers (default: 32 64)"
+        "--requests", type=count, metavar="N", help="for each of these (default: four for each client, at least 8)"
     )
-    parser.add_argument("--prefix-tokens", type=int, default=0, metavar="N", help="of a common beginning of all prompts")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths and prompts (default: %(default)s)")
-    parser.add_argument("--body", type=json.loads, default={}, metavar="JSON", help="more for each request, such as '{\"temperature\": 0}'")
     parser.add_argument(
-        "--api-key-env", default=KEY_VARIABLE, metavar="NAME", help="the variable that holds the API key (default: %(default)s)"
+        "--input-tokens",
+        type=count,
+        nargs=2,
+        default=[100, 200],
+        metavar=("A", "B"),
+        help="of prompts (default: 100 200)",
+    )
+    parser.add_argument(
+        "--output-tokens",
+        type=count,
+        nargs=2,
+        default=[32, 64],
+        metavar=("A", "B"),
+        help="at most, of answers (default: 32 64)",
+    )
+    parser.add_argument(
+        "--prefix-tokens", type=int, default=0, metavar="N", help="of a common beginning of all prompts"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of lengths and prompts (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--body",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help="more for each request, such as '{\"temperature\": 0}'",
+    )
+    parser.add_argument(
+        "--api-key-env",
+        default=KEY_VARIABLE,
+        metavar="NAME",
+        help="the variable that holds the API key (default: %(default)s)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", dest="json_file", help="write the figures there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as a PNG or SVG")
@@ -68,7 +102,10 @@ def run(options: argparse.Namespace) -> None:
     console.print(f"{model} at {options.url}", highlight=False, markup=False)
     console.print(table(summaries))
     if options.json_file is not None:
-        settings = {name: getattr(options, name) for name in ("url", "input_tokens", "output_tokens", "prefix_tokens", "seed", "body")}
+        settings = {
+            name: getattr(options, name)
+            for name in ("url", "input_tokens", "output_tokens", "prefix_tokens", "seed", "body")
+        }
         figures = {"model": model, **settings, "loads": [summary.to_json() for summary in summaries]}
         options.json_file.write_text(json.dumps(figures, indent=1) + "\n")
     if options.plot is not None:
@@ -104,5 +141,9 @@ async def measure(options: argparse.Namespace) -> tuple[str, list[Summary]]:
             )
             outcomes, seconds = await run_load(server, asks, concurrency)
             summaries.append(summarize(concurrency, outcomes, seconds))
-            print(f"{concurrency} clients: {summaries[-1].completion_tokens_per_second:.1f} tokens/s", file=sys.stderr, flush=True)
+            print(
+                f"{concurrency} clients: {summaries[-1].completion_tokens_per_second:.1f} tokens/s",
+                file=sys.stderr,
+                flush=True,
+            )
     return model, summaries

@@ -32,17 +32,34 @@ def add_parser(commands: Any) -> None:
         run,
         example="nearfar gateway --near demo --far http://host:8000 --policy policy.json",
     )
-    parser.add_argument("--near", required=True, metavar="MODEL", help="a bundle, a Hugging Face folder or name, or demo; on this machine")
+    parser.add_argument(
+        "--near",
+        required=True,
+        metavar="MODEL",
+        help="a bundle, a Hugging Face folder or name, or demo; on this machine",
+    )
     add_trust(parser)
     parser.add_argument("--far", required=True, metavar="URL", help="the server of the other side")
     parser.add_argument("--policy", required=True, type=Path, metavar="FILE", help="who may and should answer, as JSON")
-    parser.add_argument("--far-api-key-env", metavar="NAME", help="the environment variable that holds the far server's API key")
-    parser.add_argument("--far-model", metavar="NAME", help="what the far server calls its model (default: the only one that it has)")
-    parser.add_argument("--far-dialect", default="nearfar", help="what the far server is: nearfar, vllm, or openai (default: %(default)s)")
+    parser.add_argument(
+        "--far-api-key-env", metavar="NAME", help="the environment variable that holds the far server's API key"
+    )
+    parser.add_argument(
+        "--far-model", metavar="NAME", help="what the far server calls its model (default: the only one that it has)"
+    )
+    parser.add_argument(
+        "--far-dialect",
+        default="nearfar",
+        help="what the far server is: nearfar, vllm, or openai (default: %(default)s)",
+    )
     parser.add_argument("--far-vision", action="store_true", help="the far server's model sees images")
     parser.add_argument("--name", metavar="NAME", help="what requests call the pair (default: as near is called)")
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine only)")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, metavar="N", help="0 takes a free one (default: %(default)s)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine only)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, metavar="N", help="0 takes a free one (default: %(default)s)"
+    )
     add_access(parser)
 
 
@@ -67,7 +84,9 @@ def run(options: argparse.Namespace) -> None:
     traces = open_traces(os.environ)
     # Before anything that takes long.
     listener = bind(options.host, options.port)
-    registry = Registry(HybridOpener(LocalOpener(LocalOptions(trust=tuple(trusted_keys(options))), announcement.progress), far, policy))
+    registry = Registry(
+        HybridOpener(LocalOpener(LocalOptions(trust=tuple(trusted_keys(options))), announcement.progress), far, policy)
+    )
     configure_logs(sys.stderr)
 
     async def started() -> None:

@@ -7,7 +7,17 @@ import math
 import re
 from ipaddress import ip_network
 
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
 
 
 def count(text: str, least: int = 1) -> int:
@@ -53,7 +63,9 @@ def network(text: str) -> str:
     try:
         return str(ip_network(text))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}; write an address such as 10.0.0.7, or a network such as 10.0.0.0/8") from error
+        raise argparse.ArgumentTypeError(
+            f"{error}; write an address such as 10.0.0.7, or a network such as 10.0.0.0/8"
+        ) from error
 
 
 def origin(text: str) -> str:
@@ -62,7 +74,9 @@ def origin(text: str) -> str:
     Raises ArgumentTypeError.
     """
     if text not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no origin; write https://example.org or http://localhost:8080, without a path")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no origin; write https://example.org or http://localhost:8080, without a path"
+        )
     return text
 
 

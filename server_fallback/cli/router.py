@@ -33,16 +33,24 @@ def add_parser(commands: Any) -> None:
     log = add_command(steps, "log", run_log, summary="ask both sides the same prompts", example=EXAMPLE)
     log.add_argument("--near", metavar="MODEL", required=True, help="a bundle; a Hugging Face folder or name; or demo")
     add_trust(log)
-    log.add_argument("--far", metavar="URL|MODEL", required=True, help="an OpenAI-compatible server, or a model as --near takes it")
-    log.add_argument("--far-model", metavar="NAME", help="what the server calls its model (default: the only one that it serves)")
-    log.add_argument("--far-api-key-env", metavar="NAME", help="the environment variable that holds the server's API key")
+    log.add_argument(
+        "--far", metavar="URL|MODEL", required=True, help="an OpenAI-compatible server, or a model as --near takes it"
+    )
+    log.add_argument(
+        "--far-model", metavar="NAME", help="what the server calls its model (default: the only one that it serves)"
+    )
+    log.add_argument(
+        "--far-api-key-env", metavar="NAME", help="the environment variable that holds the server's API key"
+    )
     log.add_argument(
         "--prompts", type=Path, metavar="FILE", required=True,
         help='JSON lines: {"prompt", "expected" or "accepted"}',
     )  # fmt: skip
     log.add_argument("--count", type=count, metavar="N", help="only the first N prompts (default: all)")
     log.add_argument("--max-tokens", type=count, default=256, metavar="N", help="of an answer (default: %(default)s)")
-    log.add_argument("--concurrency", type=count, default=32, metavar="N", help="prompts asked at once (default: %(default)s)")
+    log.add_argument(
+        "--concurrency", type=count, default=32, metavar="N", help="prompts asked at once (default: %(default)s)"
+    )
     log.add_argument("-o", "--output", type=Path, metavar="FILE", required=True, help="JSON lines: what both answered")
     fit = add_command(
         steps, "fit", run_fit, summary="fit a policy to logged pairs",
@@ -50,7 +58,9 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     fit.add_argument("pairs", type=Path, metavar="PAIRS", help="what 'nearfar router log' wrote")
     wanted = fit.add_mutually_exclusive_group()
-    wanted.add_argument("--wanted-quality", type=share, metavar="Q", help="the share of right answers to reach with few far requests")
+    wanted.add_argument(
+        "--wanted-quality", type=share, metavar="Q", help="the share of right answers to reach with few far requests"
+    )
     wanted.add_argument("--wanted-far-share", type=share, metavar="S", help="the share of prompts that may go far")
     fit.add_argument("-o", "--output", type=Path, metavar="FILE", required=True, help="the policy")
     evaluation = add_command(
@@ -58,8 +68,12 @@ def add_parser(commands: Any) -> None:
         example="nearfar router eval held-out.jsonl --policy policy.json --plot eval.png",
     )  # fmt: skip
     evaluation.add_argument("pairs", type=Path, metavar="PAIRS", help="others than the policy was fitted on")
-    evaluation.add_argument("--policy", type=Path, metavar="FILE", required=True, help="what 'nearfar router fit' wrote")
-    evaluation.add_argument("--plot", type=Path, metavar="FILE", help="draw quality by far share there, as a PNG or SVG")
+    evaluation.add_argument(
+        "--policy", type=Path, metavar="FILE", required=True, help="what 'nearfar router fit' wrote"
+    )
+    evaluation.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw quality by far share there, as a PNG or SVG"
+    )
     evaluation.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -97,7 +111,9 @@ def read_prompts(options: argparse.Namespace) -> Sequence[Prompt]:
 
     prompts = Prompt.read(options.prompts)[: options.count]
     if not prompts:
-        raise RequestError(f'--prompts {options.prompts}: has no prompt; write lines such as {{"prompt": "2+2?", "expected": "4"}}')
+        raise RequestError(
+            f'--prompts {options.prompts}: has no prompt; write lines such as {{"prompt": "2+2?", "expected": "4"}}'
+        )
     return prompts
 
 
@@ -122,7 +138,9 @@ async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], envi
         bars = opened.enter_context(progress_bars())
         bars.start()
         task = bars.add_task("prompts", total=len(prompts))
-        asked = ask_both(prompts, near, far, far_model=far_model, max_tokens=options.max_tokens, concurrency=options.concurrency)
+        asked = ask_both(
+            prompts, near, far, far_model=far_model, max_tokens=options.max_tokens, concurrency=options.concurrency
+        )
         async with aclosing(asked) as pairs:
             async for pair in pairs:
                 output.write(pair.model_dump_json() + "\n")
@@ -147,7 +165,9 @@ def open_output(path: Path) -> TextIO:
     try:
         return path.open("w", encoding="utf-8")
     except OSError as error:
-        raise OutputError(f"-o {path}: cannot be written: {reason_of(error)}; give a file in a folder that is there") from error
+        raise OutputError(
+            f"-o {path}: cannot be written: {reason_of(error)}; give a file in a folder that is there"
+        ) from error
 
 
 async def open_model(model: str, options: argparse.Namespace) -> Executor:
@@ -157,7 +177,9 @@ async def open_model(model: str, options: argparse.Namespace) -> Executor:
     announcement = Announcement()
     with announcement.loading():
         return await (
-            await LocalOpener(LocalOptions(trust=tuple(trusted_keys(options))), announcement.progress).prepare(model, None)
+            await LocalOpener(LocalOptions(trust=tuple(trusted_keys(options))), announcement.progress).prepare(
+                model, None
+            )
         ).open()
 
 
@@ -197,7 +219,10 @@ def run_fit(options: argparse.Namespace) -> None:
     policy = {
         "version": 1,
         "mode": "auto",
-        "quality": {"predictor": result.predictor.model_dump(mode="json", exclude_none=True), "threshold": result.threshold},
+        "quality": {
+            "predictor": result.predictor.model_dump(mode="json", exclude_none=True),
+            "threshold": result.threshold,
+        },
     }
     Policy.read(policy)
     with open_output(options.output) as output:
@@ -218,7 +243,9 @@ def fit_table(result: FitResult) -> Table:
     from rich.box import HORIZONTALS
     from rich.table import Table
 
-    made = Table(box=HORIZONTALS, show_edge=False, pad_edge=False, caption="on pairs that the regression was not fitted on")
+    made = Table(
+        box=HORIZONTALS, show_edge=False, pad_edge=False, caption="on pairs that the regression was not fitted on"
+    )
     made.add_column("probability that")
     for column in ("AUC", "Brier", "calibration error", "right", "penalty"):
         made.add_column(column, justify="right")
@@ -265,7 +292,12 @@ def eval_table(found: Evaluation) -> Table:
     from rich.box import HORIZONTALS
     from rich.table import Table
 
-    made = Table(box=HORIZONTALS, show_edge=False, pad_edge=False, caption="below each figure its 95 % bootstrap interval over prompts")
+    made = Table(
+        box=HORIZONTALS,
+        show_edge=False,
+        pad_edge=False,
+        caption="below each figure its 95 % bootstrap interval over prompts",
+    )
     made.add_column("policy")
     for column in ("APGR", "auto ahead", "CPT(50 %)", "CPT(80 %)", f"at {found.far_share:.0%} far"):
         made.add_column(column, justify="right", no_wrap=True)

@@ -34,57 +34,136 @@ def add_parser(commands: Any) -> None:
         "models", metavar="MODEL", nargs="*",
         help="a bundle; a Hugging Face folder or name, compiled on first use; or demo or demo-far, the models that come with nearfar",
     )  # fmt: skip
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine only)")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, metavar="N", help="0 takes a free one (default: %(default)s)")
     parser.add_argument(
-        "--alias", action="append", default=[], metavar="NAME=MODEL", help="another name for a model; may be given several times"
+        "--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine only)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, metavar="N", help="0 takes a free one (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--alias",
+        action="append",
+        default=[],
+        metavar="NAME=MODEL",
+        help="another name for a model; may be given several times",
     )
     add_access(parser)
     local = parser.add_argument_group("models on this machine")
-    local.add_argument("--target", choices=("cpu", "cuda", *EXPORTS), help="what to compile for (default: cuda where there is a GPU)")
-    local.add_argument("--quantization", metavar="NAME", default="q4f16", help="of what is compiled (default: %(default)s)")
+    local.add_argument(
+        "--target", choices=("cpu", "cuda", *EXPORTS), help="what to compile for (default: cuda where there is a GPU)"
+    )
+    local.add_argument(
+        "--quantization", metavar="NAME", default="q4f16", help="of what is compiled (default: %(default)s)"
+    )
     local.add_argument("--context", type=int, metavar="N", help="of what is compiled: the longest sequence in tokens")
     local.add_argument(
-        "--kv", choices=("activation", "q8"), default="activation", help="of what is compiled: keys and values; q8 halves them"
+        "--kv",
+        choices=("activation", "q8"),
+        default="activation",
+        help="of what is compiled: keys and values; q8 halves them",
     )
-    local.add_argument("--lora-rank", type=int, default=0, metavar="RANK", help="of what is compiled: take LoRA adapters up to this rank")
-    local.add_argument("--max-adapters", type=count, default=4, metavar="N", help="LoRA adapters loaded at once (default: %(default)s)")
-    local.add_argument("--max-sequences", type=count, metavar="N", help="answers made at once (default: 32; on a GPU 256)")
-    local.add_argument("--max-waiting", type=count, default=256, metavar="N", help="requests that may queue (default: %(default)s)")
-    local.add_argument("--kv-memory", type=size_bytes, metavar="SIZE", help="for keys and values of a model, such as 4GB")
     local.add_argument(
-        "--memory", type=size_bytes, metavar="SIZE", help="for all models together; more are not loaded (default: 90%% of the device's)"
+        "--lora-rank",
+        type=int,
+        default=0,
+        metavar="RANK",
+        help="of what is compiled: take LoRA adapters up to this rank",
+    )
+    local.add_argument(
+        "--max-adapters", type=count, default=4, metavar="N", help="LoRA adapters loaded at once (default: %(default)s)"
+    )
+    local.add_argument(
+        "--max-sequences", type=count, metavar="N", help="answers made at once (default: 32; on a GPU 256)"
+    )
+    local.add_argument(
+        "--max-waiting", type=count, default=256, metavar="N", help="requests that may queue (default: %(default)s)"
+    )
+    local.add_argument(
+        "--kv-memory", type=size_bytes, metavar="SIZE", help="for keys and values of a model, such as 4GB"
+    )
+    local.add_argument(
+        "--memory",
+        type=size_bytes,
+        metavar="SIZE",
+        help="for all models together; more are not loaded (default: 90%% of the device's)",
     )
     add_trust(local)
     local.add_argument("--threads", type=count, metavar="N", help="of the cpu and onnx targets (default: one a core)")
     local.add_argument(
-        "--draft", metavar="MODEL", help="guess tokens, checked several at once: ngram, or a smaller model with the same tokens"
+        "--draft",
+        metavar="MODEL",
+        help="guess tokens, checked several at once: ngram, or a smaller model with the same tokens",
     )
-    local.add_argument("--draft-tokens", type=count, default=4, metavar="N", help="guessed at once (default: %(default)s)")
+    local.add_argument(
+        "--draft-tokens", type=count, default=4, metavar="N", help="guessed at once (default: %(default)s)"
+    )
     local.add_argument(
         "--remote-drafts", type=count_or_none, default=16, metavar="N",
         help="guesses of clients that a step checks, of all clients together (default: %(default)s)",
     )  # fmt: skip
     others = parser.add_argument_group("models that others run")
-    others.add_argument("--executor", choices=("local", "vllm", "upstream"), default="local", help="who runs them (default: this process)")
-    others.add_argument("--upstream", action="append", default=[], metavar="URL", help="an OpenAI-compatible server; several are replicas")
-    others.add_argument("--dialect", default="openai", help="what the upstream takes beside OpenAI's parameters: openai, vllm, nearfar")
-    others.add_argument("--upstream-api-key-env", metavar="NAME", help="the environment variable that holds the upstream's API key")
-    others.add_argument("--tensor-parallel-size", type=count, default=1, metavar="N", help="vllm: GPUs that share each layer")
-    others.add_argument("--pipeline-parallel-size", type=count, default=1, metavar="N", help="vllm: groups of GPUs that share the layers")
-    others.add_argument("--vllm-arguments", default="", metavar="TEXT", help="more for vllm serve, as one text: '--max-model-len 8192'")
+    others.add_argument(
+        "--executor",
+        choices=("local", "vllm", "upstream"),
+        default="local",
+        help="who runs them (default: this process)",
+    )
+    others.add_argument(
+        "--upstream",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="an OpenAI-compatible server; several are replicas",
+    )
+    others.add_argument(
+        "--dialect", default="openai", help="what the upstream takes beside OpenAI's parameters: openai, vllm, nearfar"
+    )
+    others.add_argument(
+        "--upstream-api-key-env", metavar="NAME", help="the environment variable that holds the upstream's API key"
+    )
+    others.add_argument(
+        "--tensor-parallel-size", type=count, default=1, metavar="N", help="vllm: GPUs that share each layer"
+    )
+    others.add_argument(
+        "--pipeline-parallel-size",
+        type=count,
+        default=1,
+        metavar="N",
+        help="vllm: groups of GPUs that share the layers",
+    )
+    others.add_argument(
+        "--vllm-arguments", default="", metavar="TEXT", help="more for vllm serve, as one text: '--max-model-len 8192'"
+    )
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:
     """What `api_config` reads."""
     access = parser.add_argument_group("access")
-    access.add_argument("--api-keys", type=Path, metavar="FILE", help="TOML with the keys that may ask (also: NEARFAR_API_KEYS, name=key)")
     access.add_argument(
-        "--cors-origin", type=origin, action="append", default=[], metavar="ORIGIN", help="pages that may ask, such as https://example.org"
+        "--api-keys",
+        type=Path,
+        metavar="FILE",
+        help="TOML with the keys that may ask (also: NEARFAR_API_KEYS, name=key)",
     )
-    access.add_argument("--allowed-host", action="append", default=[], metavar="NAME", help="names that requests may call this server by")
     access.add_argument(
-        "--lenient", action="store_true", help="ignore unknown keys of requests and name them in X-Nearfar-Ignored (default: an error)"
+        "--cors-origin",
+        type=origin,
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="pages that may ask, such as https://example.org",
+    )
+    access.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="names that requests may call this server by",
+    )
+    access.add_argument(
+        "--lenient",
+        action="store_true",
+        help="ignore unknown keys of requests and name them in X-Nearfar-Ignored (default: an error)",
     )
     access.add_argument(
         "--trusted-proxy", type=network, action="append", default=[], metavar="ADDRESS",
@@ -96,10 +175,18 @@ def add_access(parser: argparse.ArgumentParser) -> None:
         "requests; 1 reserves nothing for others (default: %(default)s)",
     )  # fmt: skip
     access.add_argument(
-        "--max-connections", type=count, default=4096, metavar="N", help="open at once; idle ones make room (default: %(default)s)"
+        "--max-connections",
+        type=count,
+        default=4096,
+        metavar="N",
+        help="open at once; idle ones make room (default: %(default)s)",
     )
     access.add_argument(
-        "--body-memory", type=size_bytes, default=256 << 20, metavar="SIZE", help="for the bodies of all running requests (default: 256MiB)"
+        "--body-memory",
+        type=size_bytes,
+        default=256 << 20,
+        metavar="SIZE",
+        help="for the bodies of all running requests (default: 256MiB)",
     )
     access.add_argument(
         "--drain-seconds", type=seconds, default=30.0, metavar="S",

@@ -27,7 +27,10 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
     if options.upstream:
         raise RequestError("--upstream says who runs the model; add --executor upstream")
     if options.executor == "vllm":
-        sizes = {"tensor_parallel_size": options.tensor_parallel_size, "pipeline_parallel_size": options.pipeline_parallel_size}
+        sizes = {
+            "tensor_parallel_size": options.tensor_parallel_size,
+            "pipeline_parallel_size": options.pipeline_parallel_size,
+        }
         return VllmOpener(VllmOptions("", "", **sizes, arguments=tuple(shlex.split(options.vllm_arguments))))
     quant.by_name(options.quantization)
     return LocalOpener(

@@ -68,7 +68,9 @@ class Adapters:
     def allocate(self, name: str) -> Adapter:
         """A slot for a new adapter, which requests can name after `add`. Raises RequestError if the name or every slot is taken."""
         if name in self._loaded:
-            raise RequestError(f"an adapter '{name}' is loaded already; unload it first, or give this one another name", param="name")
+            raise RequestError(
+                f"an adapter '{name}' is loaded already; unload it first, or give this one another name", param="name"
+            )
         if not self._free:
             what = (
                 f"all {self.num_slots} places for adapters are taken"

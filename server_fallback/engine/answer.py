@@ -190,7 +190,9 @@ def generated_token(event: Event, output: Output, logprobs: int | None) -> Gener
         return GeneratedToken(event.token_id)
     alternatives: tuple[TokenLogprob, ...] = ()
     if logprobs > 0:
-        pairs = zip(output.top_token_ids[event.sample].tolist(), output.top_logprobs[event.sample].tolist(), strict=True)
+        pairs = zip(
+            output.top_token_ids[event.sample].tolist(), output.top_logprobs[event.sample].tolist(), strict=True
+        )
         # A small vocabulary has fewer than can be requested.
         alternatives = tuple(TokenLogprob(token_id, logprob) for token_id, logprob in list(pairs)[:logprobs])
     return GeneratedToken(event.token_id, float(output.token_logprobs[event.sample]), alternatives)

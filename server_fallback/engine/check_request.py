@@ -21,7 +21,9 @@ MIN_TOKENS = "an integer from 0 to max_tokens"
 def check_request(request: TokenRequest, model: TokenModel, adapters: Collection[str] = ()) -> None:
     """``adapters`` are the names of those that are loaded. Raises RequestError, whose details name the parameter ("param")."""
     if model.embeds:
-        raise RequestError("this model makes embeddings and generates no text; ask a model that generates, or for embeddings")
+        raise RequestError(
+            "this model makes embeddings and generates no text; ask a model that generates, or for embeddings"
+        )
     if request.adapter is not None and request.adapter not in adapters:
         raise not_loaded(request.adapter)
     check_prompt(request, model)
@@ -35,7 +37,12 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
     if not are_ids(stop_token_ids, model.vocab_size):
         for token in stop_token_ids:
             check("stop_token_ids", token, whole(0, model.vocab_size - 1), ids)
-    check("min_tokens", request.min_tokens, whole(0, math.inf if request.max_tokens is None else request.max_tokens), MIN_TOKENS)
+    check(
+        "min_tokens",
+        request.min_tokens,
+        whole(0, math.inf if request.max_tokens is None else request.max_tokens),
+        MIN_TOKENS,
+    )
     if request.ignore_eos and request.constraint is not None:
         raise RequestError(
             "ignore_eos cannot be combined with a format, whose end is the model's end token, or with a budget for the reasoning",
@@ -43,7 +50,10 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
         )
     if request.when_full != "stop":
         check(
-            "when_full", request.when_full, whole(0, model.context // 2), f"an integer from 0 to half of the context, {model.context // 2}"
+            "when_full",
+            request.when_full,
+            whole(0, model.context // 2),
+            f"an integer from 0 to half of the context, {model.context // 2}",
         )
     check_drafts(request, model)
     check_prompt_logprobs(request)
@@ -78,7 +88,9 @@ def check_prompt(request: TokenRequest, model: TokenModel) -> None:
 
 
 def check_drafts(request: TokenRequest, model: TokenModel) -> None:
-    check("answered", request.answered, whole(0, len(request.prompt_ids)), "an integer from 0 to the length of the prompt")
+    check(
+        "answered", request.answered, whole(0, len(request.prompt_ids)), "an integer from 0 to the length of the prompt"
+    )
     if request.drafts is None:
         return
     if request.drafts:
@@ -99,7 +111,8 @@ def check_prompt_logprobs(request: TokenRequest) -> None:
     check("prompt_logprobs", request.prompt_logprobs, whole(0, most), f"an integer from 0 to {most}")
     if request.prompt_logprobs > 0 and (request.drafts is not None or request.when_full != "stop"):
         raise RequestError(
-            "prompt_logprobs cannot be combined with drafts or a number for when_full; leave these out", param="prompt_logprobs"
+            "prompt_logprobs cannot be combined with drafts or a number for when_full; leave these out",
+            param="prompt_logprobs",
         )
 
 
@@ -117,7 +130,9 @@ def check_ids(what: str, ids: Sequence[int], vocab_size: int, **details: object)
     if len(wrong):
         index = int(wrong[0])
         raise RequestError(
-            f"token {index} of {what} is {ids[index]}; token ids of this model are 0 to {vocab_size - 1}", index=index, **details
+            f"token {index} of {what} is {ids[index]}; token ids of this model are 0 to {vocab_size - 1}",
+            index=index,
+            **details,
         )
 
 

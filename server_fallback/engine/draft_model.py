@@ -80,12 +80,17 @@ class DraftModel:
             going = [(guess, draft) for guess, draft in ready if guess.most > index]
             futures.append(
                 self._submit(
-                    [self._chunk(guess, draft, [-1 - draft.slot], draft.computed + index - 1, index) for guess, draft in going],
+                    [
+                        self._chunk(guess, draft, [-1 - draft.slot], draft.computed + index - 1, index)
+                        for guess, draft in going
+                    ],
                 )
             )
         for index, future in enumerate(futures):
             token_ids = self._result(future)
-            for (guess, draft), token_id in zip([pair for pair in ready if pair[0].most > index], token_ids, strict=True):
+            for (guess, draft), token_id in zip(
+                [pair for pair in ready if pair[0].most > index], token_ids, strict=True
+            ):
                 # After a token that the small model could not compute, there are no further drafts.
                 if token_id >= 0 and len(guess.sequence.drafts) == index:
                     guess.sequence.drafts.append(token_id)

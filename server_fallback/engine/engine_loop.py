@@ -49,7 +49,9 @@ POLL_SECONDS = 0.005
 
 
 class EngineLoop:
-    def __init__(self, runner: StepRunner, model: TokenModel, config: EngineConfig, inbox: Inbox, drafter: Drafter | None) -> None:
+    def __init__(
+        self, runner: StepRunner, model: TokenModel, config: EngineConfig, inbox: Inbox, drafter: Drafter | None
+    ) -> None:
         limits = runner.limits
         max_sequences = min(limits.sequences, limits.rows)
         self._runner, self._model, self._config, self._inbox = runner, model, config, inbox
@@ -170,7 +172,12 @@ class EngineLoop:
     def _speculates(self, answer: Answer) -> bool:
         """`speculation.py` says why not all do."""
         request = answer.request
-        plain = request.constraint is None and request.drafts is None and request.when_full == "stop" and answer.sampling.flags == 0
+        plain = (
+            request.constraint is None
+            and request.drafts is None
+            and request.when_full == "stop"
+            and answer.sampling.flags == 0
+        )
         return self._drafter is not None and plain
 
     def _end(self, answer: Answer, item: Item | None) -> None:
@@ -201,7 +208,9 @@ class EngineLoop:
     def _expire(self) -> None:
         while (answer := self._deadlines.expired(time.monotonic())) is not None:
             count = len(answer.token_ids)
-            self._end(answer, DeadlineExceeded(f"the deadline passed after {count} tokens; allow more time, or ask for fewer"))
+            self._end(
+                answer, DeadlineExceeded(f"the deadline passed after {count} tokens; allow more time, or ask for fewer")
+            )
 
     # --- one turn --------------------------------------------------------------------------------------------------------------
 
@@ -235,7 +244,9 @@ class EngineLoop:
         """How many steps may be open. A second one has no rows for sequences in lockstep."""
         running = self.scheduler.running
         # A round of verification ends with its first sampled row and has no further one to wait for.
-        lockstep = sum(sequence.params.lockstep and not sequence.params.verifies and not sequence.is_held for sequence in running)
+        lockstep = sum(
+            sequence.params.lockstep and not sequence.params.verifies and not sequence.is_held for sequence in running
+        )
         return 1 if lockstep * LOCKSTEP_SHARE > len(running) else self._config.lookahead
 
     def _next(self) -> Step | None:
@@ -294,7 +305,9 @@ class EngineLoop:
                     logprobs = logprobs or answer.request.logprobs is not None
                     if answer.mask_task is not None or answer.request.min_tokens > 0:
                         self._set_mask(answer, row.sequence)
-            batch = step_batch(step, self._model.page_size, self._sampling, alternatives=alternatives, logprobs=logprobs)
+            batch = step_batch(
+                step, self._model.page_size, self._sampling, alternatives=alternatives, logprobs=logprobs
+            )
             self._counts.steps += 1
             self._counts.computed_tokens += len(batch.token_ids)
             if self._submit_waits:
@@ -331,7 +344,9 @@ class EngineLoop:
             if answer is None:
                 continue
             if event.kind == "prompt_logprob":
-                answer.prompt_logprobs.append(prompt_logprob(output, event.sample, event.token_id, self._model.vocab_size))
+                answer.prompt_logprobs.append(
+                    prompt_logprob(output, event.sample, event.token_id, self._model.vocab_size)
+                )
                 if len(answer.prompt_logprobs) == answer.num_prompt_logprobs:
                     self._outbox.add(answer, PromptLogprobs(tuple(answer.prompt_logprobs)))
                 continue
@@ -351,7 +366,12 @@ class EngineLoop:
                 if not event.sequence.is_held:
                     self._end(answer, answer.completion())
             else:
-                self._end(answer, DeviceError(f"{self._runner.device} computed logits that are not numbers; try another quantization"))
+                self._end(
+                    answer,
+                    DeviceError(
+                        f"{self._runner.device} computed logits that are not numbers; try another quantization"
+                    ),
+                )
         if tasks:
             self._masks.post(tasks)
 

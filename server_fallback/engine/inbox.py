@@ -50,7 +50,9 @@ class Inbox:
             if self._refusal is not None:
                 raise self._refusal
             if self._unfinished >= self._capacity:
-                raise QueueFull(f"{self._unfinished} requests run or wait, which is the most; try again later", limit=self._capacity)
+                raise QueueFull(
+                    f"{self._unfinished} requests run or wait, which is the most; try again later", limit=self._capacity
+                )
             self._unfinished += 1
             if isinstance(item, Answer):
                 self._messages.arrivals.append(item)

@@ -43,7 +43,12 @@ class KvCache:
         """The longest prefix of a waiting sequence's tokens that is computed already."""
         limit, leader, params = sequence.max_cached, sequence.leader, sequence.params
         pages, length = self.prefixes.longest(sequence.tokens, limit, params.adapter, partial_page=params.partial_page)
-        if leader is not None and leader.state == RUNNING and leader.params.context_shift is None and sequence.generated == 0:
+        if (
+            leader is not None
+            and leader.state == RUNNING
+            and leader.params.context_shift is None
+            and sequence.generated == 0
+        ):
             # The leader's rows in the step being built all follow its prompt, so what is shared was computed in earlier steps.
             shared = min(leader.computed, limit)
             if shared > length:
@@ -132,7 +137,9 @@ class KvCache:
     def release(self, sequence: Sequence) -> None:
         """Give up a sequence's pages; the cache keeps those that it can use."""
         tokens, params = sequence.tokens[: sequence.computed], sequence.params
-        self.prefixes.retire(sequence.cache_position, tokens, sequence.pages, params.adapter, partial_page=params.partial_page)
+        self.prefixes.retire(
+            sequence.cache_position, tokens, sequence.pages, params.adapter, partial_page=params.partial_page
+        )
         del sequence.pages[:]
 
     def restart(self, sequence: Sequence) -> None:

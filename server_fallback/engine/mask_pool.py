@@ -124,7 +124,9 @@ class MaskPool:
 
     def _wait_for_quick(self) -> None:
         now = time.perf_counter()
-        self._saved_seconds = min(self._saved_seconds + now - self._collected_at, NUM_SAVED_WAITS * self._max_wait_seconds)
+        self._saved_seconds = min(
+            self._saved_seconds + now - self._collected_at, NUM_SAVED_WAITS * self._max_wait_seconds
+        )
         until = now + min(self._saved_seconds, self._max_wait_seconds)
         self._collected_at = now
         while self._has_quick and self._collected_at < until:
@@ -149,7 +151,10 @@ class MaskPool:
 
     def _start_threads(self) -> None:
         num_quick = sum(not thread.is_slow for thread in self._threads)
-        missing_quick, missing_slow = min(NUM_QUICK - num_quick, len(self._quick)), min(NUM_SLOW - self._num_slow, len(self._slow))
+        missing_quick, missing_slow = (
+            min(NUM_QUICK - num_quick, len(self._quick)),
+            min(NUM_SLOW - self._num_slow, len(self._slow)),
+        )
         for is_slow, count in ((False, missing_quick), (True, missing_slow)):
             for _ in range(min(count, MAX_THREADS - len(self._threads))):
                 thread = _MaskThread(self._work, is_slow=is_slow)

@@ -90,7 +90,9 @@ class PrefixCache:
             level = self._nodes[pages[-1]].children if pages else self._roots.get(adapter, {})
             rest = tokens[length:limit]
             nodes = (node for node in level.values() if self._partial_pages or self._is_partial(node))
-            found, node = max(((common_length(node.key, rest), node) for node in nodes), key=itemgetter(0), default=(0, None))
+            found, node = max(
+                ((common_length(node.key, rest), node) for node in nodes), key=itemgetter(0), default=(0, None)
+            )
             if node is not None and found > 0:
                 node.last_used = self._tick()
                 return [*pages, node.page], length + found
@@ -108,7 +110,12 @@ class PrefixCache:
         return True
 
     def insert(
-        self, position: CachePosition, tokens: Sequence[int], pages: MutableSequence[int], count: int, adapter: str | None = None
+        self,
+        position: CachePosition,
+        tokens: Sequence[int],
+        pages: MutableSequence[int],
+        count: int,
+        adapter: str | None = None,
     ) -> None:
         """Cache the first ``count`` pages of a sequence, all full, and move its position there.
 

@@ -241,7 +241,10 @@ class Scheduler:
             if min(token_ids[: row.prompt_logprobs]) < 0:
                 self._fail(sequence, events)
                 return
-            events.extend(Event("prompt_logprob", sequence, token_id, sample) for sample, token_id in enumerate(row.prompt_tokens, first))
+            events.extend(
+                Event("prompt_logprob", sequence, token_id, sample)
+                for sample, token_id in enumerate(row.prompt_tokens, first)
+            )
             token_ids, first = token_ids[row.prompt_logprobs :], first + row.prompt_logprobs
         if not token_ids:
             return

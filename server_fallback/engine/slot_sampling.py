@@ -26,7 +26,9 @@ class SlotSampling:
         # What each slot's mask on the device was written from.
         self._masks: list[IntArray | None] = [None] * num_slots
 
-    def assign(self, slot: int, sampling: ResolvedSampling, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
+    def assign(
+        self, slot: int, sampling: ResolvedSampling, prompt_ids: Sequence[int], answer_ids: Sequence[int]
+    ) -> None:
         """Another sequence has started to run in a slot."""
         self._settings[slot] = sampling.settings(0)
         self._slots[slot, 1] = sampling.flags

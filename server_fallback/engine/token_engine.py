@@ -40,7 +40,12 @@ class TokenEngine:
     """
 
     def __init__(
-        self, runner: StepRunner, model: TokenModel, config: EngineConfig | None = None, *, draft: DraftModel | None = None
+        self,
+        runner: StepRunner,
+        model: TokenModel,
+        config: EngineConfig | None = None,
+        *,
+        draft: DraftModel | None = None,
     ) -> None:
         config = config or EngineConfig()
         drafter = make_drafter(config.speculation, draft, runner.limits, model)
@@ -49,7 +54,9 @@ class TokenEngine:
         self._inbox = Inbox(min(limits.sequences, limits.rows) + config.max_waiting)
         self._arrivals = itertools.count()
         self._loop = EngineLoop(runner, self.model, config, self._inbox, drafter)
-        self.max_drafts = 0 if model.embeds else max(0, min(limits.rows, limits.tokens) - min(limits.rows, limits.sequences))
+        self.max_drafts = (
+            0 if model.embeds else max(0, min(limits.rows, limits.tokens) - min(limits.rows, limits.sequences))
+        )
         self._thread = Thread(target=self._loop.run, name="nearfar-engine", daemon=True)
         self._thread.start()
 
@@ -58,7 +65,9 @@ class TokenEngine:
         """The longest sequence in tokens."""
         return self.model.context
 
-    async def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
+    async def generate(
+        self, request: TokenRequest
+    ) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
         """Yield each new token, without a stop token, and last the Completion. Any number of requests share the steps of the device.
         If ``prompt_logprobs`` are requested, PromptLogprobs comes first.
 
@@ -147,7 +156,9 @@ class TokenEngine:
         await asyncio.to_thread(self._thread.join)
 
 
-def make_drafter(speculation: Speculation | None, draft: DraftModel | None, limits: Limits, model: TokenModel) -> Drafter | None:
+def make_drafter(
+    speculation: Speculation | None, draft: DraftModel | None, limits: Limits, model: TokenModel
+) -> Drafter | None:
     """The drafter of an engine, None without speculation. Raises RequestError."""
     if (draft is not None) != (speculation is not None and speculation.kind == "draft"):
         raise RequestError("a draft model and speculation of the kind 'draft' go together; give both or neither")
@@ -157,7 +168,9 @@ def make_drafter(speculation: Speculation | None, draft: DraftModel | None, limi
         raise RequestError(f"speculation guesses {speculation.tokens} tokens at once; it must be at least 1")
     if limits.rows <= limits.sequences:
         rows = limits.sequences * (speculation.tokens + 1)
-        raise RequestError(f"the runner takes {limits.rows} sampled rows, none beyond a sequence's own; open it with {rows} to speculate")
+        raise RequestError(
+            f"the runner takes {limits.rows} sampled rows, none beyond a sequence's own; open it with {rows} to speculate"
+        )
     if draft is None:
         return NgramDrafter()
     if draft.model.vocab_size != model.vocab_size:

@@ -62,7 +62,9 @@ class Verification:
         assert self.finish_reason is None, "the answer has ended"
         left = None if self._request.max_tokens is None else self._request.max_tokens - self.answered
         answered = self._request.answered + self.answered
-        request = replace(self._request, prompt_ids=list(self._tokens), max_tokens=left, drafts=drafts, answered=answered)
+        request = replace(
+            self._request, prompt_ids=list(self._tokens), max_tokens=left, drafts=drafts, answered=answered
+        )
         token_ids: list[int] = []
         end: Completion | None = None
         async with aclosing(self._engine.generate(request)) as items:

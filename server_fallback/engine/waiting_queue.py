@@ -96,7 +96,12 @@ class WaitingQueue:
 
 def computes_prompt(leader: Sequence | None) -> bool:
     """Whether a leader's prompt is still to be computed."""
-    return leader is not None and leader.state != FINISHED and leader.generated == 0 and leader.computed < len(leader.prompt)
+    return (
+        leader is not None
+        and leader.state != FINISHED
+        and leader.generated == 0
+        and leader.computed < len(leader.prompt)
+    )
 
 
 def promote_overdue(sequences: Iterable[Sequence], step_number: int, patience_steps: int | None) -> bool:
@@ -104,7 +109,11 @@ def promote_overdue(sequences: Iterable[Sequence], step_number: int, patience_st
     # Looking now and then is enough for a bound.
     if patience_steps is None or step_number % max(1, patience_steps // 8) > 0:
         return False
-    overdue = [sequence for sequence in sequences if sequence.priority < math.inf and sequence.steps_waited(step_number) >= patience_steps]
+    overdue = [
+        sequence
+        for sequence in sequences
+        if sequence.priority < math.inf and sequence.steps_waited(step_number) >= patience_steps
+    ]
     for sequence in overdue:
         sequence.priority = math.inf
     return bool(overdue)

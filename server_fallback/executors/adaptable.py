@@ -36,7 +36,9 @@ class AdaptableExecutor(LocalExecutor):
     async def load_adapter(self, name: str, path: str) -> None:
         states = await asyncio.to_thread(read_adapter, Path(os.path.expanduser(path)), self._manifest)
         await self._token_engine.load_adapter(name, states)
-        self._adapted[name] = AdaptedExecutor(self._token_engine, replace(self._text_model, name=name), workers=self._workers, adapter=name)
+        self._adapted[name] = AdaptedExecutor(
+            self._token_engine, replace(self._text_model, name=name), workers=self._workers, adapter=name
+        )
 
     async def unload_adapter(self, name: str) -> None:
         await self._token_engine.unload_adapter(name)

@@ -57,7 +57,9 @@ async def compiled(model: str, options: CompileOptions, progress: Progress = lam
                 raise error_of(told["error"])
             else:
                 return Path(told["bundle"])
-        raise ToolError(f"{model}: the compiler ended without a word (status {await child.wait()}); is there enough memory?")
+        raise ToolError(
+            f"{model}: the compiler ended without a word (status {await child.wait()}); is there enough memory?"
+        )
     finally:
         if child.returncode is None:
             child.kill()
@@ -92,7 +94,12 @@ def compile_once(model: str, options: CompileOptions) -> Path:
     with FileLock(place.with_name(f"{place.name}.lock")):
         if not is_there(place):
             # What is there without a manifest is no bundle of ours.
-            compile_any(model, place, replace(options, force=True), lambda phase, done, total: say(progress=[phase, done, total]))
+            compile_any(
+                model,
+                place,
+                replace(options, force=True),
+                lambda phase, done, total: say(progress=[phase, done, total]),
+            )
     return place
 
 

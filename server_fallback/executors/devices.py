@@ -58,7 +58,9 @@ def default_arch(target: str) -> str | None:
         return None
     gpu = find_gpu()
     if gpu is None:
-        raise DeviceError("target cuda: there is no NVIDIA GPU here, or no driver for it; without --target the CPU serves")
+        raise DeviceError(
+            "target cuda: there is no NVIDIA GPU here, or no driver for it; without --target the CPU serves"
+        )
     return gpu.arch
 
 

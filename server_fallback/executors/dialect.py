@@ -29,7 +29,9 @@ VLLM_EXTENSIONS = ("stop_token_ids", "min_tokens", "ignore_eos", "chat_template_
 THINKING_EXTENSIONS = ("enable_thinking", "thinking_token_budget")
 
 
-def generation_body(request: GenerationRequest, model: str, dialect: Dialect, *, priority: int | None) -> dict[str, Any]:
+def generation_body(
+    request: GenerationRequest, model: str, dialect: Dialect, *, priority: int | None
+) -> dict[str, Any]:
     """What to post for a chat or completion: streamed, with usage. ``priority`` None where the server takes none; higher goes first.
 
     Raises RequestError for an extension that the dialect lacks.
@@ -70,7 +72,9 @@ def refuse_extensions(request: GenerationRequest) -> None:
     if isinstance(request, CompletionRequest) and request.split_special_tokens is not None:
         given.append("split_special_tokens")
     if given:
-        raise RequestError(f"{given[0]}: the server behind this model takes OpenAI's parameters only; leave it out", param=given[0])
+        raise RequestError(
+            f"{given[0]}: the server behind this model takes OpenAI's parameters only; leave it out", param=given[0]
+        )
 
 
 def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
@@ -83,7 +87,8 @@ def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
         # vLLM never splits the control tokens of a prompt.
         if body.pop("split_special_tokens", False):
             raise RequestError(
-                "split_special_tokens: vLLM cannot split control tokens of a prompt; leave it out", param="split_special_tokens"
+                "split_special_tokens: vLLM cannot split control tokens of a prompt; leave it out",
+                param="split_special_tokens",
             )
         return
     assert isinstance(request, ChatCompletionRequest)
@@ -99,7 +104,10 @@ def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
             message["reasoning"] = message.pop("reasoning_content")
     if request.enable_thinking is not None:
         del body["enable_thinking"]
-        body["chat_template_kwargs"] = {**body.get("chat_template_kwargs", {}), "enable_thinking": request.enable_thinking}
+        body["chat_template_kwargs"] = {
+            **body.get("chat_template_kwargs", {}),
+            "enable_thinking": request.enable_thinking,
+        }
     if request.continue_final_message:
         # vLLM starts a new turn unless it is told not to, and the two exclude each other.
         body["add_generation_prompt"] = False

@@ -156,7 +156,9 @@ class Drafts(Executor, Protocol):
     def drafter(self) -> VerifyingSource:
         """The engine, which the executor still owns."""
 
-    def chat_from(self, source: TokenSource, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
+    def chat_from(
+        self, source: TokenSource, request: ChatCompletionRequest, call: Call
+    ) -> AsyncGenerator[ChatCompletionChunk, None]:
         """Like `Executor.chat`, with the tokens of another source: prompts, texts, stop strings and chunks are this model's."""
 
 

@@ -24,7 +24,15 @@ from nearfar.compiler.runtime.embedding import normalized
 from nearfar.compiler.text.stop_strings import StopAutomaton
 from nearfar.compiler.text.tokenizer import Tokenizer
 
-from ..engine.request import MAX_PROMPT_LOGPROBS, Completion, GeneratedToken, PromptLogprobs, Sampling, TokenRequest, TokenSource
+from ..engine.request import (
+    MAX_PROMPT_LOGPROBS,
+    Completion,
+    GeneratedToken,
+    PromptLogprobs,
+    Sampling,
+    TokenRequest,
+    TokenSource,
+)
 from ..engine.stats import EngineStats
 from ..engine.verification import Verification
 from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
@@ -44,7 +52,15 @@ from ..text.grammar.grammars import Grammars
 from ..text.grammar.source import GrammarSource
 from ..text.reasoning import Reasoning, State
 from ..text.reasoning_constraint import ReasoningConstraint
-from ..text.requests import Terms, check_length, check_min_tokens, check_prompt, check_token_ids, stops_of, token_requests
+from ..text.requests import (
+    Terms,
+    check_length,
+    check_min_tokens,
+    check_prompt,
+    check_token_ids,
+    stops_of,
+    token_requests,
+)
 from ..text.response_format import answer_format, asked_grammar
 from ..text.text_size import is_longer
 from ..text.text_workers import TextWorkers
@@ -155,7 +171,9 @@ class LocalExecutor:
     def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
         return self.chat_from(self._engine, request, call)
 
-    async def chat_from(self, source: TokenSource, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
+    async def chat_from(
+        self, source: TokenSource, request: ChatCompletionRequest, call: Call
+    ) -> AsyncGenerator[ChatCompletionChunk, None]:
         """As `chat`, with the tokens of another source."""
         model = self._model
         self._require_text()
@@ -166,7 +184,10 @@ class LocalExecutor:
         form = await _in_thread_if_long(request, lambda: answer_format(request, model.tools))
         template = model.tokenizer.chat_template
         thinking = read_thinking(
-            request, "" if template is None else template.source, reasons=model.reasoning is not None, ignore=call.ignore_param
+            request,
+            "" if template is None else template.source,
+            reasons=model.reasoning is not None,
+            ignore=call.ignore_param,
         )
         chat = read_chat(
             request.messages,
@@ -198,14 +219,19 @@ class LocalExecutor:
             raise RequestError("suffix is not supported; leave it out", param="suffix")
         check_min_tokens(request, request.max_tokens)
         grammar, param = asked_grammar(request)
-        prompts = await self._prompts(request.prompt, "prompt", split_special_tokens=request.split_special_tokens is not False)
+        prompts = await self._prompts(
+            request.prompt, "prompt", split_special_tokens=request.split_special_tokens is not False
+        )
         if len(prompts) * n > MAX_ANSWERS:
             raise RequestError(
-                f"prompt and n ask for {len(prompts) * n:,} answers; ask for at most {MAX_ANSWERS:,} at once", param="prompt"
+                f"prompt and n ask for {len(prompts) * n:,} answers; ask for at most {MAX_ANSWERS:,} at once",
+                param="prompt",
             )
         terms = self._terms(call, request.max_tokens, request.logprobs)
         requests = [
-            each for prompt in prompts for each in await self._constrained(token_requests(prompt.ids, request, terms), grammar, param, call)
+            each
+            for prompt in prompts
+            for each in await self._constrained(token_requests(prompt.ids, request, terms), grammar, param, call)
         ]
         choices = self._choices(self._engine, requests, request, call)
         echoes = [prompt.text(model.tokenizer) for prompt in prompts for _ in range(n)] if request.echo else []
@@ -217,9 +243,14 @@ class LocalExecutor:
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
         spec, size = self._model.embedding, self._model.hidden_size
         if spec is None:
-            raise RequestError("this model generates text and makes no embeddings; ask an embedding model", param="model")
+            raise RequestError(
+                "this model generates text and makes no embeddings; ask an embedding model", param="model"
+            )
         if request.dimensions is not None and request.dimensions > size:
-            raise RequestError(f"dimensions is {request.dimensions}, this model's vectors have {size}; ask for no more", param="dimensions")
+            raise RequestError(
+                f"dimensions is {request.dimensions}, this model's vectors have {size}; ask for no more",
+                param="dimensions",
+            )
         prompts = await self._prompts(request.input, "input")
         vectors = await self._engine.embed([prompt.ids for prompt in prompts])
         cut = [vector[: request.dimensions] for vector in vectors]
@@ -227,7 +258,9 @@ class LocalExecutor:
         tokens = sum(len(prompt.ids) for prompt in prompts)
         return EmbeddingResponse(
             data=[
-                Embedding(index=index, embedding=_base64(vector) if request.encoding_format == "base64" else vector.tolist())
+                Embedding(
+                    index=index, embedding=_base64(vector) if request.encoding_format == "base64" else vector.tolist()
+                )
                 for index, vector in enumerate(scaled)
             ],
             model=self._model.name,
@@ -259,8 +292,12 @@ class LocalExecutor:
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         wrong = next((token_id for token_id in request.tokens if not 0 <= token_id < self._model.vocab_size), None)
         if wrong is not None:
-            raise RequestError(f"tokens has id {wrong}; ids of this model are 0 to {self._model.vocab_size - 1}", param="tokens")
-        text = await _in_thread_if_long(request.tokens, lambda: self._model.tokenizer.decode(request.tokens, skip_special_tokens=False))
+            raise RequestError(
+                f"tokens has id {wrong}; ids of this model are 0 to {self._model.vocab_size - 1}", param="tokens"
+            )
+        text = await _in_thread_if_long(
+            request.tokens, lambda: self._model.tokenizer.decode(request.tokens, skip_special_tokens=False)
+        )
         return DetokenizeResponse(prompt=text)
 
     def abilities(self) -> Abilities:
@@ -336,7 +373,9 @@ class LocalExecutor:
 
     def _require_text(self) -> None:
         if self._model.embedding is not None:
-            raise RequestError("this model makes embeddings and generates no text; ask a model that generates", param="model")
+            raise RequestError(
+                "this model makes embeddings and generates no text; ask a model that generates", param="model"
+            )
 
     async def _chat_prompt(self, chat: Chat, client: str) -> ChatPrompt:
         """Raises RequestError, for a prompt that is many times too long before it is encoded."""
@@ -350,7 +389,9 @@ class LocalExecutor:
                 text = await template.render(marked.messages, marked.options, client)
             reasoning = self._model.reasoning
             begun = [text, chat.begun, chat.begun_reasoning]
-            return await _in_thread_if_long(begun, lambda: encode_rendered(tokenizer, marked, text, self.context, reasoning))
+            return await _in_thread_if_long(
+                begun, lambda: encode_rendered(tokenizer, marked, text, self.context, reasoning)
+            )
         except RequestError as error:
             raise RequestError(error.message, **{"param": "messages", **error.details}) from error
 
@@ -369,8 +410,12 @@ class LocalExecutor:
             async with asyncio.timeout(left):
                 constraints = await self._workers.grammars.constraints(grammar, len(requests), param, most, call.client)
         except TimeoutError as error:
-            raise DeadlineExceeded("the grammar is not compiled within the time that the request allows; ask again") from error
-        return [replace(request, constraint=constraint) for request, constraint in zip(requests, constraints, strict=True)]
+            raise DeadlineExceeded(
+                "the grammar is not compiled within the time that the request allows; ask again"
+            ) from error
+        return [
+            replace(request, constraint=constraint) for request, constraint in zip(requests, constraints, strict=True)
+        ]
 
     def _reasoning_first(self, request: TokenRequest, state: State, budget: int | None) -> TokenRequest:
         """The reasoning has a budget, and the request's constraint holds what follows it."""
@@ -406,7 +451,10 @@ class LocalExecutor:
         stops = StopAutomaton(stops_of(request))
         observed = _Observed(source, call)
         reasoning = None if state is None else self._model.reasoning
-        return [answer_choice(observed, self._model.tokenizer, each, stops, reasoning, state or "content") for each in requests]
+        return [
+            answer_choice(observed, self._model.tokenizer, each, stops, reasoning, state or "content")
+            for each in requests
+        ]
 
     async def _prompts(
         self, given: str | list[int] | list[str] | list[list[int]], param: str, *, split_special_tokens: bool = True
@@ -416,7 +464,9 @@ class LocalExecutor:
             given, lambda: read_prompts(tokenizer, given, context, param, split_special_tokens=split_special_tokens)
         )
         for index, prompt in enumerate(prompts):
-            check_prompt(prompt.ids, self._model.vocab_size, self.context, param if len(prompts) == 1 else f"{param}[{index}]")
+            check_prompt(
+                prompt.ids, self._model.vocab_size, self.context, param if len(prompts) == 1 else f"{param}[{index}]"
+            )
         return prompts
 
     async def _vocabulary(self, wanted: bool) -> Vocabulary | None:

@@ -151,7 +151,9 @@ class LocalOpener:
             opened.pop_all()
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
         if isinstance(manifest, Manifest) and manifest.lora is not None:
-            return AdaptableExecutor(engine, text, manifest, workers=workers, memory_bytes=memory_bytes, device=runner.device)
+            return AdaptableExecutor(
+                engine, text, manifest, workers=workers, memory_bytes=memory_bytes, device=runner.device
+            )
         return LocalExecutor(engine, text, workers=workers, memory_bytes=memory_bytes, device=runner.device)
 
     async def _planned(self, model: str, guesses: int, remote_drafts: int) -> Planned:
@@ -161,12 +163,16 @@ class LocalOpener:
         require_known_inputs(manifest)
         # One that embeds checks none.
         remote_drafts = 0 if manifest.embedding is not None else remote_drafts
-        kv_bytes = options.kv_memory_bytes or kv_memory_bytes(manifest.target, weight_bytes(manifest), context_bytes(manifest))
+        kv_bytes = options.kv_memory_bytes or kv_memory_bytes(
+            manifest.target, weight_bytes(manifest), context_bytes(manifest)
+        )
         sequences = options.max_sequences or DEFAULT_SEQUENCES.get(manifest.target, 8)
         extra_rows = sequences * guesses + remote_drafts
         tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences + extra_rows)
         adapters = options.max_adapters if isinstance(manifest, Manifest) and manifest.lora is not None else 0
-        memory = plan_memory(manifest, sequences=sequences, tokens=tokens, kv_bytes=kv_bytes, extra_rows=extra_rows, adapters=adapters)
+        memory = plan_memory(
+            manifest, sequences=sequences, tokens=tokens, kv_bytes=kv_bytes, extra_rows=extra_rows, adapters=adapters
+        )
         return Planned(bundle, memory)
 
     async def _bundle(self, model: str) -> Bundle | ExportBundle:

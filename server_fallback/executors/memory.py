@@ -40,7 +40,13 @@ def page_bytes(manifest: Manifest | ExportManifest) -> int:
 
 
 def plan_memory(
-    manifest: Manifest | ExportManifest, *, sequences: int, tokens: int, kv_bytes: int, extra_rows: int = 0, adapters: int = 0
+    manifest: Manifest | ExportManifest,
+    *,
+    sequences: int,
+    tokens: int,
+    kv_bytes: int,
+    extra_rows: int = 0,
+    adapters: int = 0,
 ) -> MemoryPlan:
     """As many pages as ``sequences`` of the whole context take, or as fit into ``kv_bytes``.
 
@@ -57,7 +63,11 @@ def plan_memory(
         )
     pages = min(one * sequences, kv_bytes // page) if page else one * sequences
     limits = Limits(tokens=tokens, sequences=sequences, rows=rows, pages=pages, adapters=adapters)
-    buffers = export_buffer_bytes(manifest, limits) if isinstance(manifest, ExportManifest) else plan_buffer_bytes(manifest, limits)
+    buffers = (
+        export_buffer_bytes(manifest, limits)
+        if isinstance(manifest, ExportManifest)
+        else plan_buffer_bytes(manifest, limits)
+    )
     return MemoryPlan(limits, pages * page, weight_bytes(manifest) + pages * page + buffers)
 
 

@@ -44,13 +44,19 @@ def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds:
     if status in (401, 403):
         # The key is ours: whoever sent the request can do nothing about it.
         advice = "set the right one in the variable of --upstream-api-key-env (serve) or --api-key-env (bench)"
-        return DeviceError(f"{url}: refuses the API key that it was sent ({message}); {advice}", upstream=url, status=status)
+        return DeviceError(
+            f"{url}: refuses the API key that it was sent ({message}); {advice}", upstream=url, status=status
+        )
     if status == 429:
         return QueueFull(f"{url}: {message}", upstream=url, **hint)
     if status in NOT_THERE:
         return Unavailable(f"{url}: {message}", upstream=url, **hint)
     if 300 <= status < 400:
-        return DeviceError(f"{url}: answers with a redirect, which is not followed; give its target instead", upstream=url, status=status)
+        return DeviceError(
+            f"{url}: answers with a redirect, which is not followed; give its target instead",
+            upstream=url,
+            status=status,
+        )
     if 400 <= status < 500:
         param = error.get("param")
         code = error.get("code")

@@ -56,7 +56,9 @@ class Registry:
         self.closed = False
 
     def cards(self) -> Sequence[ModelCard]:
-        return [card for entry in self._entries.values() if entry.executor is not None for card in self._cards_of(entry)]
+        return [
+            card for entry in self._entries.values() if entry.executor is not None for card in self._cards_of(entry)
+        ]
 
     def states(self) -> Mapping[str, ExecutorState]:
         return {name: entry.state() for name, entry in self._entries.items()}
@@ -165,7 +167,9 @@ class Registry:
     def _take(self, wanted: int, entry: Entry) -> int:
         """Raises Unavailable where a model of so many bytes does not fit beside the others."""
         others = {
-            each.name: each.memory_bytes for each in (*self._entries.values(), *self._leaving) if each is not entry and each.memory_bytes
+            each.name: each.memory_bytes
+            for each in (*self._entries.values(), *self._leaving)
+            if each is not entry and each.memory_bytes
         }
         used = sum(others.values())
         if self._budget is not None and wanted + used > self._budget:
@@ -209,7 +213,8 @@ class Registry:
         # An upstream may not tell its context.
         longest = entry.executor.context or None
         own, *aliases = (
-            ModelCard(id=name, created=entry.created, root=entry.name, max_model_len=longest) for name in (entry.name, *entry.aliases)
+            ModelCard(id=name, created=entry.created, root=entry.name, max_model_len=longest)
+            for name in (entry.name, *entry.aliases)
         )
         return [own, *aliases, *(own.model_copy(update={"id": name, "parent": entry.name}) for name in entry.adapters)]
 

@@ -76,7 +76,9 @@ class Replicas:
         upstreams = [replica.upstream for replica in self.all]
         wait = min(upstream.circuit.seconds_until_trial for upstream in upstreams)
         names = ", ".join(upstream.url for upstream in upstreams)
-        return Unavailable(f"no server behind this model answers ({names}); is it running?", retry_after_seconds=max(1.0, wait))
+        return Unavailable(
+            f"no server behind this model answers ({names}); is it running?", retry_after_seconds=max(1.0, wait)
+        )
 
 
 def prefixes_of(request: ChatCompletionRequest | CompletionRequest) -> list[bytes]:

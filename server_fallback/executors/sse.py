@@ -31,7 +31,9 @@ async def events(parts: AsyncIterator[bytes]) -> AsyncGenerator[str]:
                 yield decode(b"\n".join(data))
                 data, size = [], len(pending)
         if size > MAX_EVENT_BYTES:
-            raise DeviceError(f"the upstream sent an event of more than {MAX_EVENT_BYTES >> 20} MB; is it a server of language models?")
+            raise DeviceError(
+                f"the upstream sent an event of more than {MAX_EVENT_BYTES >> 20} MB; is it a server of language models?"
+            )
 
 
 def decode(data: bytes) -> str:

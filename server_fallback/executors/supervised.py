@@ -100,7 +100,9 @@ class SupervisedServer:
                 with suppress(TimeoutError):
                     status = await asyncio.wait_for(self._process.wait(), POLL_SECONDS)
                     await self._end()
-                    raise DeviceError(f"{program.name} ended with status {status} before it was ready; its last lines:\n{self._last()}")
+                    raise DeviceError(
+                        f"{program.name} ended with status {status} before it was ready; its last lines:\n{self._last()}"
+                    )
                 if monotonic() > give_up:
                     raise DeviceError(
                         f"{program.name} was not ready after {program.start_seconds:.0f} seconds; its last lines:\n{self._last()}"
@@ -119,7 +121,9 @@ class SupervisedServer:
             while True:
                 await self._end()
                 if crashes > program.restarts:
-                    self.detail = f"crashed {crashes} times and is given up; its last line: {self._last().splitlines()[-1]}"
+                    self.detail = (
+                        f"crashed {crashes} times and is given up; its last line: {self._last().splitlines()[-1]}"
+                    )
                     self._say(self.detail)
                     return
                 wait = program.first_restart_seconds * 2 ** (crashes - 1)
@@ -155,7 +159,9 @@ class SupervisedServer:
         """Its log goes to our error stream, each line with its name before it. Progress bars become lines."""
         reader = asyncio.StreamReader()
         pipe = os.fdopen(read_end, "rb", buffering=0)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
         pending = b""
         try:
             while part := await reader.read(MAX_LINE_BYTES):

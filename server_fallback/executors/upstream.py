@@ -87,7 +87,9 @@ class Upstream:
         await self.client.aclose()
 
     @asynccontextmanager
-    async def _sent(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> AsyncIterator[httpx.Response]:
+    async def _sent(
+        self, method: str, path: str, body: Mapping[str, Any] | None, call: Call
+    ) -> AsyncIterator[httpx.Response]:
         """The answer to a request, once its head is there and good. The circuit is told how it went."""
         if self.client.is_closed:
             raise Unavailable("this model is being unloaded; try again later")
@@ -105,7 +107,9 @@ class Upstream:
             if self.observe_headers is not None:
                 self.observe_headers(response.headers)
             if not response.is_success:
-                raise refusal(self.url, response, (await before(call.deadline, response.aread())).decode(errors="replace"))
+                raise refusal(
+                    self.url, response, (await before(call.deadline, response.aread())).decode(errors="replace")
+                )
             self.circuit.succeeded()
             yield response
         except httpx.HTTPError as error:
@@ -133,7 +137,9 @@ class Upstream:
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise DeviceError(f"{self.url}: expected a JSON object, it sent {data[:SHOWN_CHARACTERS]!r}", upstream=self.url)
+            raise DeviceError(
+                f"{self.url}: expected a JSON object, it sent {data[:SHOWN_CHARACTERS]!r}", upstream=self.url
+            )
         return value
 
 
@@ -173,7 +179,9 @@ async def before(deadline: float | None, awaited: Awaitable[T]) -> T:
         async with asyncio.timeout(max(0.0, deadline - monotonic())):
             return await awaited
     except TimeoutError as error:
-        raise DeadlineExceeded("the upstream did not answer before the request's deadline; allow it more time") from error
+        raise DeadlineExceeded(
+            "the upstream did not answer before the request's deadline; allow it more time"
+        ) from error
 
 
 def reason(error: httpx.HTTPError) -> str:

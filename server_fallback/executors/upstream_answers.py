@@ -25,7 +25,9 @@ MAX_COUNT = 1 << 53
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
 
-async def in_our_form(values: AsyncGenerator[dict[str, Any]], name: str, bounds: Bounds) -> AsyncGenerator[dict[str, Any]]:
+async def in_our_form(
+    values: AsyncGenerator[dict[str, Any]], name: str, bounds: Bounds
+) -> AsyncGenerator[dict[str, Any]]:
     """Yield chunks with choices as they come, then one with the usage alone; ``name`` is our name for the model.
 
     If the server reports no usage, the chunks with a text or a call count as the answer's tokens, and the prompt's are 0. After the end of
@@ -48,7 +50,11 @@ async def in_our_form(values: AsyncGenerator[dict[str, Any]], name: str, bounds:
             break
         after_end += bounded.ended
         usage = value["usage"] if isinstance(value.get("usage"), dict) else usage
-        choices = [choice for each in choices_of(value, name) if (choice := bounded.bounded(plain_choice(each, name))) is not None]
+        choices = [
+            choice
+            for each in choices_of(value, name)
+            if (choice := bounded.bounded(plain_choice(each, name))) is not None
+        ]
         pieces += sum(map(says_something, choices))
         last = {key: value[key] for key in ("id", "created") if key in value} | {"model": name}
         if choices:
@@ -110,8 +116,12 @@ def plain_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": count(details.get("cached_tokens")) if isinstance(details, dict) else 0},
-        "completion_tokens_details": {"reasoning_tokens": count(written.get("reasoning_tokens"))} if isinstance(written, dict) else None,
+        "prompt_tokens_details": {
+            "cached_tokens": count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+        },
+        "completion_tokens_details": {"reasoning_tokens": count(written.get("reasoning_tokens"))}
+        if isinstance(written, dict)
+        else None,
         "queue_ms": queue_ms if isinstance(queue_ms, int | float) and 0 <= queue_ms < MAX_COUNT else None,
     }
 

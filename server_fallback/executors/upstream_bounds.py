@@ -43,7 +43,9 @@ def bounds_of(request: GenerationRequest, dialect: Dialect) -> Bounds:
     prompt = request.prompt
     several = isinstance(prompt, list) and not all(isinstance(part, int) for part in prompt)
     # An echo is no part of the answer.
-    return Bounds(choices * len(prompt) if several else choices, None if request.echo else request.max_tokens, counts_pieces)
+    return Bounds(
+        choices * len(prompt) if several else choices, None if request.echo else request.max_tokens, counts_pieces
+    )
 
 
 class BoundedChoices:
@@ -86,7 +88,9 @@ class BoundedChoices:
     def rest(self, completion_tokens: int | None) -> Iterator[dict[str, Any]]:
         """Return, at the end, what belongs to the answer, given the server's count of its tokens (None if it sent no count)."""
         limit = self._bounds.tokens
-        whole = completion_tokens is not None and limit is not None and completion_tokens <= limit * self._bounds.choices
+        whole = (
+            completion_tokens is not None and limit is not None and completion_tokens <= limit * self._bounds.choices
+        )
         for index, choices in self._late.items():
             yield from choices if whole else [cut(index)] if index in self._ended else []
 

@@ -143,7 +143,9 @@ class UpstreamExecutor:
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         self._require_tokenize()
-        return checked(DetokenizeResponse, await self._ask("/detokenize", request, Call("detokenize")), self._options.name)
+        return checked(
+            DetokenizeResponse, await self._ask("/detokenize", request, Call("detokenize")), self._options.name
+        )
 
     def state(self) -> ExecutorState:
         upstreams = [replica.upstream for replica in self._replicas.all]
@@ -156,7 +158,9 @@ class UpstreamExecutor:
         for replica in self._replicas.all:
             await replica.upstream.close()
 
-    async def _generate(self, path: str, request: ChatCompletionRequest | CompletionRequest, call: Call) -> AsyncGenerator[dict[str, Any]]:
+    async def _generate(
+        self, path: str, request: ChatCompletionRequest | CompletionRequest, call: Call
+    ) -> AsyncGenerator[dict[str, Any]]:
         """The chunks of the first replica that answers, in our form."""
         priority = call.priority if self._options.priorities or self._options.dialect == "nearfar" else None
         body = generation_body(request, self._model, self._options.dialect, priority=priority)
@@ -180,7 +184,9 @@ class UpstreamExecutor:
                     raise
                 await self._before_retry(error, tried)
 
-    async def _ask(self, path: str, request: EmbeddingRequest | TokenizeRequest | DetokenizeRequest, call: Call) -> dict[str, Any]:
+    async def _ask(
+        self, path: str, request: EmbeddingRequest | TokenizeRequest | DetokenizeRequest, call: Call
+    ) -> dict[str, Any]:
         body = request.model_dump(mode="json", by_alias=True, exclude_none=True) | {"model": self._model}
         tried = list[Upstream]()
         while True:
@@ -193,9 +199,15 @@ class UpstreamExecutor:
 
     async def _before_retry(self, error: Unavailable, tried: Sequence[Upstream]) -> None:
         """Wait a little, or raise the error where another attempt is of no use."""
-        others = any(replica.upstream not in tried and replica.upstream.circuit.admits for replica in self._replicas.all)
+        others = any(
+            replica.upstream not in tried and replica.upstream.circuit.admits for replica in self._replicas.all
+        )
         # A full queue is as full a moment later; and whoever set the deadline does not wait.
-        if len(tried) == ATTEMPTS or isinstance(error, DeadlineExceeded) or (isinstance(error, QueueFull) and not others):
+        if (
+            len(tried) == ATTEMPTS
+            or isinstance(error, DeadlineExceeded)
+            or (isinstance(error, QueueFull) and not others)
+        ):
             raise error
         # A spread, so that what one failure threw back does not come again all at once.
         await asyncio.sleep(RETRY_SECONDS * 2 ** (len(tried) - 1) * random.uniform(0.5, 1.0))
@@ -208,4 +220,6 @@ class UpstreamExecutor:
 
     def _require_tokenize(self) -> None:
         if self._options.dialect == "openai":
-            raise RequestError(f"{self._options.name}: the server behind this model does not show its tokens", param="model")
+            raise RequestError(
+                f"{self._options.name}: the server behind this model does not show its tokens", param="model"
+            )

@@ -62,7 +62,9 @@ async def open_vllm(options: VllmOptions) -> VllmExecutor:
     )
     server = SupervisedServer(program)
     await server.start()
-    upstream_options = UpstreamOptions(urls=(url,), name=options.name, model=options.name, dialect="vllm", api_key=api_key, priorities=True)
+    upstream_options = UpstreamOptions(
+        urls=(url,), name=options.name, model=options.name, dialect="vllm", api_key=api_key, priorities=True
+    )
     upstream = make_upstream(url, api_key, any_request_id=True)
     try:
         model, context = await discover([upstream], upstream_options)
@@ -74,13 +76,17 @@ async def open_vllm(options: VllmOptions) -> VllmExecutor:
 
 
 class VllmExecutor(UpstreamExecutor):
-    def __init__(self, server: SupervisedServer, replicas: Replicas, options: UpstreamOptions, model: str, context: int) -> None:
+    def __init__(
+        self, server: SupervisedServer, replicas: Replicas, options: UpstreamOptions, model: str, context: int
+    ) -> None:
         super().__init__(replicas, options, model, context)
         self.server = server
 
     def state(self) -> ExecutorState:
         asked = super().state()
-        return ExecutorState(ready=self.server.ready and asked.ready, detail=f"vllm: {self.server.detail}", running=asked.running)
+        return ExecutorState(
+            ready=self.server.ready and asked.ready, detail=f"vllm: {self.server.detail}", running=asked.running
+        )
 
     async def close(self) -> None:
         await super().close()

@@ -123,7 +123,9 @@ def read_request(parameters: Mapping[str, Any]) -> RoutedChatRequest:
     """Messages may be those of an answer, as OpenAI's client takes them back. Raises RequestError whose ``param`` names the place."""
     messages = parameters.get("messages")
     if isinstance(messages, Sequence):
-        plain = [message.model_dump(exclude_none=True) if isinstance(message, BaseModel) else message for message in messages]
+        plain = [
+            message.model_dump(exclude_none=True) if isinstance(message, BaseModel) else message for message in messages
+        ]
         parameters = {**parameters, "messages": plain}
     try:
         return RoutedChatRequest.model_validate(parameters)

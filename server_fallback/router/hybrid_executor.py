@@ -65,7 +65,9 @@ class HybridExecutor:
     async def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk, None]:
         one_answer(request)
         if request.echo or request.suffix or request.best_of not in (None, 1):
-            raise RequestError("echo, best_of and suffix are not supported where two sides may answer; leave them out", param="echo")
+            raise RequestError(
+                "echo, best_of and suffix are not supported where two sides may answer; leave them out", param="echo"
+            )
         prompt = Message("user", await self._text(request.prompt))
         asked = replace(asked_by(request, (prompt,), other_texts(request)), max_tokens=request.max_tokens)
         plain = unlabelled_completion(request)
@@ -129,7 +131,9 @@ class HybridExecutor:
         ids = [part for part in given if isinstance(part, int)]
         if len(ids) == len(given):
             return [await self._text(ids)]
-        return [part if isinstance(part, str) else await self._text(part) for part in given if not isinstance(part, int)]
+        return [
+            part if isinstance(part, str) else await self._text(part) for part in given if not isinstance(part, int)
+        ]
 
     async def _text(self, prompt: str | list[int] | list[str] | list[list[int]]) -> str:
         """Token ids are near's; whether they are private is seen in their text."""
@@ -137,15 +141,21 @@ class HybridExecutor:
             return prompt
         ids = [part for part in prompt if isinstance(part, int)]
         if len(ids) != len(prompt):
-            raise RequestError("one prompt a request, where two sides may answer; ask for each by itself", param="prompt")
+            raise RequestError(
+                "one prompt a request, where two sides may answer; ask for each by itself", param="prompt"
+            )
         if self.sides.near is None:
-            raise RequestError(f"{self._name}: has no near side, whose token ids these could be; give a text", param="prompt")
+            raise RequestError(
+                f"{self._name}: has no near side, whose token ids these could be; give a text", param="prompt"
+            )
         return await self.sides.near.text_of(ids)
 
 
 def asked_by(request: BaseModel, messages: tuple[Message, ...], texts: tuple[str, ...]) -> Situation:
     """What the request tells of the situation; both sides are filled in later."""
-    routed = request if isinstance(request, RoutedChatRequest | RoutedCompletionRequest | RoutedEmbeddingRequest) else None
+    routed = (
+        request if isinstance(request, RoutedChatRequest | RoutedCompletionRequest | RoutedEmbeddingRequest) else None
+    )
     return Situation(
         messages=messages,
         near=NearState(available=False),
@@ -160,4 +170,6 @@ def asked_by(request: BaseModel, messages: tuple[Message, ...], texts: tuple[str
 def one_answer(request: GenerationRequest) -> None:
     """Several answers could come from different sides, and an answer has one route."""
     if request.n not in (None, 1):
-        raise RequestError(f"n is {request.n}; where two sides may answer, a request gets one answer: ask n times", param="n")
+        raise RequestError(
+            f"n is {request.n}; where two sides may answer, a request gets one answer: ask n times", param="n"
+        )

@@ -65,9 +65,13 @@ async def open_hybrid(
 def require_sides(policy: Policy, *, near: bool, far: Far | None) -> None:
     """Raises RequestError with the code "bad_policy" for a policy that these sides cannot follow."""
     if policy.mode == "near-only" and not near:
-        raise RequestError("the policy's mode is near-only, but there is no near side; give near", code="bad_policy", param="mode")
+        raise RequestError(
+            "the policy's mode is near-only, but there is no near side; give near", code="bad_policy", param="mode"
+        )
     if policy.mode == "far-only" and far is None:
-        raise RequestError("the policy's mode is far-only, but there is no far side; give far", code="bad_policy", param="mode")
+        raise RequestError(
+            "the policy's mode is far-only, but there is no far side; give far", code="bad_policy", param="mode"
+        )
     if not near and far is None:
         raise RequestError("there is neither a near nor a far side; give near, far or both", code="bad_policy")
     if policy.escalation.then == "continue" and far is not None and far.dialect == "openai":

@@ -46,10 +46,14 @@ Parsed = Annotated[Any, Field(exclude=True)]
 def require_few_parts(messages: object) -> object:
     """Refuse messages with too many parts and calls in all, before each is validated."""
     if isinstance(messages, list) and len(messages) <= MAX_MESSAGES:
-        lists = (message.get(key) for message in messages if isinstance(message, dict) for key in ("content", "tool_calls"))
+        lists = (
+            message.get(key) for message in messages if isinstance(message, dict) for key in ("content", "tool_calls")
+        )
         count = sum(len(each) for each in lists if isinstance(each, list))
         if count > MAX_ALL_PARTS:
-            raise PydanticCustomError("too_long", f"{count} parts and tool calls in all; at most {MAX_ALL_PARTS} are supported")
+            raise PydanticCustomError(
+                "too_long", f"{count} parts and tool calls in all; at most {MAX_ALL_PARTS} are supported"
+            )
     return messages
 
 
@@ -97,7 +101,11 @@ class Message(Request):
     def text(self) -> str:
         """All of its text, the parts joined as chat templates get them."""
         content = self.content
-        return content if isinstance(content, str) else "".join(part.text for part in content or () if isinstance(part, TextPart))
+        return (
+            content
+            if isinstance(content, str)
+            else "".join(part.text for part in content or () if isinstance(part, TextPart))
+        )
 
     @property
     def images(self) -> list[ImagePart]:
@@ -159,7 +167,9 @@ class GrammarFormat(Request):
     grammar: str
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | GrammarFormat, Field(discriminator="type")]
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | GrammarFormat, Field(discriminator="type")
+]
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -169,7 +179,9 @@ class ChatCompletionRequest(GenerationRequest):
     ``verbosity`` give to the chat template, and how they bound the reasoning.
     """
 
-    messages: Annotated[Items[Message], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(require_few_parts)]
+    messages: Annotated[
+        Items[Message], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(require_few_parts)
+    ]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -219,7 +231,9 @@ class Delta(Answer):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
-    reasoning_content: Annotated[str | None, Field(validation_alias=AliasChoices("reasoning_content", "reasoning"))] = None
+    reasoning_content: Annotated[str | None, Field(validation_alias=AliasChoices("reasoning_content", "reasoning"))] = (
+        None
+    )
     tool_calls: list[ToolCallDelta] | None = None
 
 

@@ -41,7 +41,9 @@ def _require_nothing(value: object) -> None:
 
 
 # Clients send back these keys of an answer's message; ours are null. They are never passed on.
-Unused = Annotated[dict[str, Any] | list[Any] | Literal[""] | None, AfterValidator(_require_nothing), Field(exclude=True)]
+Unused = Annotated[
+    dict[str, Any] | list[Any] | Literal[""] | None, AfterValidator(_require_nothing), Field(exclude=True)
+]
 
 
 class Request(BaseModel):
@@ -84,7 +86,10 @@ class GenerationRequest(Request):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     # JSON's keys are texts.
     logit_bias: (
-        Annotated[dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIASES)]
+        Annotated[
+            dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_LOGIT_BIASES),
+        ]
         | None
     ) = None
     user: str | None = None

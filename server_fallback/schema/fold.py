@@ -41,7 +41,9 @@ async def fold_chat(chunks: AsyncIterable[ChatCompletionChunk]) -> ChatCompletio
     if last is None or last.usage is None:
         raise _cut_off()
     whole = [parts.choice(index) for index, parts in sorted(choices.items())]
-    return ChatCompletion(id=last.id, created=last.created, model=last.model, choices=whole, usage=last.usage, route=route)
+    return ChatCompletion(
+        id=last.id, created=last.created, model=last.model, choices=whole, usage=last.usage, route=route
+    )
 
 
 async def fold_completion(chunks: AsyncIterable[CompletionChunk]) -> Completion:
@@ -117,7 +119,9 @@ class _ChatParts:
             index=index,
             # A message of calls or reasoning alone has no content.
             message=AnswerMessage(
-                content=None if (calls or reasoning) and not text else text, reasoning_content=reasoning, tool_calls=calls or None
+                content=None if (calls or reasoning) and not text else text,
+                reasoning_content=reasoning,
+                tool_calls=calls or None,
             ),
             logprobs=None if self.logprobs is None else ChatLogprobs(content=self.logprobs),
             finish_reason=self.finish_reason,

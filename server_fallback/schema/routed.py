@@ -27,7 +27,9 @@ class RoutedMessage(Message):
 class RoutedChatRequest(ChatCompletionRequest):
     """``labels`` are those of the policy. ``pin``: this side or none. ``language``: what the answering model must know."""
 
-    messages: Annotated[Items[RoutedMessage], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(require_few_parts)]  # type: ignore[assignment]
+    messages: Annotated[  # type: ignore[assignment]
+        Items[RoutedMessage], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(require_few_parts)
+    ]
     labels: Labels | None = None
     pin: Side | None = None
     language: Language | None = None

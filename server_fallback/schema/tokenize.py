@@ -15,7 +15,10 @@ class TokenizeRequest(Request):
 
     model: str
     prompt: str | None = None
-    messages: Annotated[Items[Message], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(require_few_parts)] | None = None
+    messages: (
+        Annotated[Items[Message], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(require_few_parts)]
+        | None
+    ) = None
     tools: Annotated[Items[Tool], Field(max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True

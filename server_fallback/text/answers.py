@@ -36,7 +36,9 @@ async def answer_all(choices: Sequence[Choice]) -> AsyncGenerator[tuple[int, Pie
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _forward(index: int, choice: Choice, news: asyncio.Queue[tuple[int, Piece | ChoiceEnd | BaseException]]) -> None:
+async def _forward(
+    index: int, choice: Choice, news: asyncio.Queue[tuple[int, Piece | ChoiceEnd | BaseException]]
+) -> None:
     try:
         async with aclosing(choice):
             async for item in choice:
@@ -61,7 +63,9 @@ def usage_of(requests: Sequence[TokenRequest], ends: Sequence[ChoiceEnd], n: int
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         # Neither is known where a stop string ended an answer.
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(cached)) if len(cached) == len(completions) else None,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(cached))
+        if len(cached) == len(completions)
+        else None,
         completion_tokens_details=CompletionTokensDetails(reasoning_tokens=sum(reasoned)) if reasoned else None,
         queue_ms=round(1000 * max(waits, default=0.0), 3) if len(waits) == len(ends) else None,
     )

@@ -47,7 +47,9 @@ class _Head:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def chunk(self, *choices: ChunkChoice, usage: Usage | None = None) -> ChatCompletionChunk:
-        return ChatCompletionChunk(id=self.id, created=self.created, model=self.model, choices=list(choices), usage=usage)
+        return ChatCompletionChunk(
+            id=self.id, created=self.created, model=self.model, choices=list(choices), usage=usage
+        )
 
 
 async def chat_chunks(
@@ -55,7 +57,9 @@ async def chat_chunks(
 ) -> AsyncGenerator[ChatCompletionChunk, None]:
     """All choices answer one prompt. The last chunk has the usage and no choices. Raises what the choices raise."""
     head = _Head(form.model)
-    told = [_Told(ToolCallStream(form.calls, begins=form.call_begins) if form.calls is not None else None) for _ in choices]
+    told = [
+        _Told(ToolCallStream(form.calls, begins=form.call_begins) if form.calls is not None else None) for _ in choices
+    ]
     async with aclosing(answer_all(choices)) as answers:
         async for index, item in answers:
             state = told[index]
@@ -65,7 +69,9 @@ async def chat_chunks(
                     yield head.chunk(choice)
                 continue
             state.end = item
-            for choice in _choices(index, state, "", state.parser.finish() if state.parser is not None else [], (), form):
+            for choice in _choices(
+                index, state, "", state.parser.finish() if state.parser is not None else [], (), form
+            ):
                 yield head.chunk(choice)
             yield head.chunk(ChunkChoice(index=index, delta=Delta(), finish_reason=_finish_reason(item, state.parser)))
     ends = [state.end for state in told if state.end is not None]
@@ -73,7 +79,12 @@ async def chat_chunks(
 
 
 def _choices(
-    index: int, state: _Told, reasoning: str, events: Sequence[ToolCallEvent], tokens: Sequence[PlacedToken], form: ChatForm
+    index: int,
+    state: _Told,
+    reasoning: str,
+    events: Sequence[ToolCallEvent],
+    tokens: Sequence[PlacedToken],
+    form: ChatForm,
 ) -> list[ChunkChoice]:
     deltas = [Delta(reasoning_content=reasoning)] if reasoning else []
     deltas += [_delta(event) for event in events if _is_told(event, form)]
@@ -81,7 +92,10 @@ def _choices(
     if form.vocabulary is not None and tokens:
         logprobs = ChatLogprobs(content=[_token_logprob(form.vocabulary, token) for token in tokens])
         deltas = deltas or [Delta(content="")]
-    choices = [ChunkChoice(index=index, delta=delta, logprobs=None if position else logprobs) for position, delta in enumerate(deltas)]
+    choices = [
+        ChunkChoice(index=index, delta=delta, logprobs=None if position else logprobs)
+        for position, delta in enumerate(deltas)
+    ]
     if not state.started:
         state.started = True
         choices.insert(0, ChunkChoice(index=index, delta=Delta(role="assistant", content="")))
@@ -120,4 +134,6 @@ def _token_logprob(vocabulary: Vocabulary, placed: PlacedToken) -> TokenLogprob:
 
 def _top_logprob(vocabulary: Vocabulary, token_id: int, logprob: float) -> TopLogprob:
     written = vocabulary.tokens[token_id]
-    return TopLogprob(token=vocabulary.name(token_id), bytes=None if written is None else list(written), logprob=logprob)
+    return TopLogprob(
+        token=vocabulary.name(token_id), bytes=None if written is None else list(written), logprob=logprob
+    )

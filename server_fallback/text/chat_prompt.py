@@ -51,7 +51,9 @@ def read_chat(
         return Chat(read, options)
     last = read[-1]
     if last["role"] != "assistant" or "tool_calls" in last:
-        raise RequestError("continue_final_message needs an assistant's message of text at the end", param="continue_final_message")
+        raise RequestError(
+            "continue_final_message needs an assistant's message of text at the end", param="continue_final_message"
+        )
     # The template ends with what opens an answer, so the answer's own start follows it.
     return Chat(read[:-1], options, last["content"], last.get("reasoning_content", ""))
 
@@ -79,7 +81,9 @@ def encode_rendered(
         check_length(tokenizer, max(text, chat.begun or "", chat.begun_reasoning, key=len), context, "messages")
     ids = tokenizer.encode_rendered(text)
     if reasoning is None:
-        return ChatPrompt(ids if chat.begun is None else [*ids, *tokenizer.encode(chat.begun, add_special_tokens=False)], "content")
+        return ChatPrompt(
+            ids if chat.begun is None else [*ids, *tokenizer.encode(chat.begun, add_special_tokens=False)], "content"
+        )
     state = reasoning.state_after(ids)
     if chat.begun is None:
         return ChatPrompt(ids, state)

@@ -62,7 +62,12 @@ async def answer_choice(
                 continue
             if isinstance(news, Completion):
                 yield choice.finish()
-                yield ChoiceEnd("stop" if choice.stopped else news.finish_reason, news.completion_tokens, news, choice.reasoning_tokens)
+                yield ChoiceEnd(
+                    "stop" if choice.stopped else news.finish_reason,
+                    news.completion_tokens,
+                    news,
+                    choice.reasoning_tokens,
+                )
                 return
             yield choice.feed(news)
             if choice.stopped:
@@ -71,7 +76,9 @@ async def answer_choice(
 
 
 class _Choice:
-    def __init__(self, stream: TextStream, stops: StopStrings, min_tokens: int, reasoning: Reasoning | None, state: State) -> None:
+    def __init__(
+        self, stream: TextStream, stops: StopStrings, min_tokens: int, reasoning: Reasoning | None, state: State
+    ) -> None:
         self._stream = stream
         self._stops = stops
         self._min_tokens = min_tokens
@@ -93,7 +100,9 @@ class _Choice:
         start, self._decoded = self._decoded, self._decoded + len(text)
         self._waiting.append(PlacedToken(token, start, self._decoded))
         held = len(self._parser.held)
-        parts = self._parser.feed(text) if self._reasoning is None else self._parsed(token.token_id, text, self._reasoning)
+        parts = (
+            self._parser.feed(text) if self._reasoning is None else self._parsed(token.token_id, text, self._reasoning)
+        )
         content = self._unstopped(parts.content)
         # Characters that are neither held back nor content: reasoning, markers and the space around them.
         self._released += held + len(text) - len(self._parser.held) - len(parts.content)

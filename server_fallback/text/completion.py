@@ -83,7 +83,9 @@ async def completion_chunks(
             yield chunk(CompletionChoice(index=index, text=text))
         async for index, item in answers:
             if isinstance(item, Piece):
-                logprobs = _logprobs(form.vocabulary, item.tokens) if form.vocabulary is not None and item.tokens else None
+                logprobs = (
+                    _logprobs(form.vocabulary, item.tokens) if form.vocabulary is not None and item.tokens else None
+                )
                 if item.text or logprobs is not None:
                     yield chunk(CompletionChoice(index=index, text=item.text, logprobs=logprobs))
                 continue
@@ -96,6 +98,8 @@ def _logprobs(vocabulary: Vocabulary, tokens: Sequence[PlacedToken]) -> Completi
     return CompletionLogprobs(
         tokens=[vocabulary.name(placed.token.token_id) for placed in tokens],
         token_logprobs=[placed.token.logprob or 0.0 for placed in tokens],
-        top_logprobs=[{vocabulary.name(other.token_id): other.logprob for other in placed.token.alternatives} for placed in tokens],
+        top_logprobs=[
+            {vocabulary.name(other.token_id): other.logprob for other in placed.token.alternatives} for placed in tokens
+        ],
         text_offset=[placed.start for placed in tokens],
     )

@@ -56,7 +56,9 @@ class FairTurns:
             return self._now
         queue = self._waiting.get(client, deque())
         if len(queue) >= self._most_of_one or sum(map(len, self._waiting.values())) >= self._most_waiting:
-            raise QueueFull(f"too many requests wait for {self._name}; try again later", retry_after_seconds=RETRY_SECONDS)
+            raise QueueFull(
+                f"too many requests wait for {self._name}; try again later", retry_after_seconds=RETRY_SECONDS
+            )
         if not queue:
             self._waiting[client] = queue
             self._starts[client] = max(self._now, self._ends.get(client, 0.0))

@@ -29,7 +29,14 @@ DIALECTS = (Dialect("<think>", "</think>"),)
 
 def find_dialect(template: str, token_id: Callable[[str], int | None]) -> Dialect | None:
     """The dialect whose markers are tokens and whose closing marker the chat template names; None for a model that does not reason."""
-    return next((each for each in DIALECTS if each.close in template and None not in (token_id(each.open), token_id(each.close))), None)
+    return next(
+        (
+            each
+            for each in DIALECTS
+            if each.close in template and None not in (token_id(each.open), token_id(each.close))
+        ),
+        None,
+    )
 
 
 class Reasoning:

@@ -68,7 +68,9 @@ def stops_of(request: GenerationRequest) -> list[str]:
 def check_min_tokens(request: GenerationRequest, max_tokens: int | None) -> None:
     """Raises RequestError if ``min_tokens`` is more than ``max_tokens``."""
     if max_tokens is not None and (request.min_tokens or 0) > max_tokens:
-        raise RequestError(f"min_tokens is {request.min_tokens}, more than max_tokens, {max_tokens}; ask for fewer", param="min_tokens")
+        raise RequestError(
+            f"min_tokens is {request.min_tokens}, more than max_tokens, {max_tokens}; ask for fewer", param="min_tokens"
+        )
 
 
 def check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
@@ -79,7 +81,9 @@ def check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
             raise RequestError(message, param="stop_token_ids")
     for token_id in request.logit_bias or ():
         if not 0 <= token_id < vocab_size:
-            raise RequestError(f"logit_bias has token id {token_id}; ids of this model are 0 to {vocab_size - 1}", param="logit_bias")
+            raise RequestError(
+                f"logit_bias has token id {token_id}; ids of this model are 0 to {vocab_size - 1}", param="logit_bias"
+            )
 
 
 def context_overflow(param: str, tokens: str, context: int) -> RequestError:
@@ -106,4 +110,7 @@ def check_prompt(prompt_ids: Sequence[int], vocab_size: int, context: int, param
         raise context_overflow(param, f"{len(prompt_ids)}", context)
     if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
         index = next(index for index, token_id in enumerate(prompt_ids) if not 0 <= token_id < vocab_size)
-        raise RequestError(f"{param} has token id {prompt_ids[index]} at {index}; ids of this model are 0 to {vocab_size - 1}", param=param)
+        raise RequestError(
+            f"{param} has token id {prompt_ids[index]} at {index}; ids of this model are 0 to {vocab_size - 1}",
+            param=param,
+        )

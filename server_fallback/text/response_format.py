@@ -48,7 +48,9 @@ def answer_format(request: ChatCompletionRequest, form: ToolFormat | None) -> An
     if not tools or choice == "none":
         return AnswerFormat(asked, param, None, None)
     if form is None:
-        raise RequestError("tools need a chat template that knows tools, which this model lacks; leave them out", param="tools")
+        raise RequestError(
+            "tools need a chat template that knows tools, which this model lacks; leave them out", param="tools"
+        )
     grammar = tool_grammar(form, tools, choice, request.parallel_tool_calls is not False, asked)
     if isinstance(grammar, CallsOrForm):
         return AnswerFormat(grammar, param, tools, form, tuple(tag.begin for tag in grammar.calls.tags))
@@ -66,7 +68,9 @@ def asked_grammar(request: GenerationRequest) -> tuple[FormSource | None, str]:
         sources.append(("response_format", _source(request.response_format)))
     given = [(name, source) for name, source in sources if source is not None]
     if len(given) > 1:
-        raise RequestError(f"{given[0][0]} and {given[1][0]} both give the answer's form; give one of them", param=given[0][0])
+        raise RequestError(
+            f"{given[0][0]} and {given[1][0]} both give the answer's form; give one of them", param=given[0][0]
+        )
     return (given[0][1], given[0][0]) if given else (None, "response_format")
 
 
@@ -79,7 +83,10 @@ def structured_outputs(request: GenerationRequest) -> list[tuple[str, Structured
         "guided_grammar": StructuredOutputs.model_construct(grammar=request.guided_grammar),
     }
     named = [(name, form) for name, form in older.items() if getattr(request, name) is not None]
-    return [*named, *([] if request.structured_outputs is None else [("structured_outputs", request.structured_outputs)])]
+    return [
+        *named,
+        *([] if request.structured_outputs is None else [("structured_outputs", request.structured_outputs)]),
+    ]
 
 
 def _structured(form: StructuredOutputs, param: str) -> FormSource | None:
@@ -90,7 +97,9 @@ def _structured(form: StructuredOutputs, param: str) -> FormSource | None:
     if form.regex is not None:
         sources.append(RegexSource(form.regex))
     if form.choice is not None:
-        sources.append(RegexSource("|".join(re.sub(r"[\\^$.*+?()\[\]{}|/]", r"\\\g<0>", choice) for choice in form.choice)))
+        sources.append(
+            RegexSource("|".join(re.sub(r"[\\^$.*+?()\[\]{}|/]", r"\\\g<0>", choice) for choice in form.choice))
+        )
     if form.grammar is not None:
         sources.append(EbnfSource(form.grammar))
     if form.json_object:
@@ -126,7 +135,8 @@ def _source(response_format: ResponseFormat | None) -> FormSource | None:
         case JsonSchemaFormat(json_schema=described):
             if described.schema_ is None:
                 raise RequestError(
-                    "response_format of type json_schema needs json_schema.schema, an object", param="response_format.json_schema.schema"
+                    "response_format of type json_schema needs json_schema.schema, an object",
+                    param="response_format.json_schema.schema",
                 )
             return JsonSource(_schema_text(described.schema_, "response_format.json_schema.schema"))
         case RegexFormat(pattern=pattern):

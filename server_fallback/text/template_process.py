@@ -42,7 +42,9 @@ class TemplateProcess:
         self._limits = limits
         self._turns = FairTurns("this model's chat template", limits.waiting, limits.waiting_of_one)
         self._circuit = Circuit(monotonic, failures=limits.failures)
-        self._process = WorkerProcess(f"{__package__}.template_worker", limits.memory_bytes, limits.keeps_bytes, int(limits.seconds) + 10)
+        self._process = WorkerProcess(
+            f"{__package__}.template_worker", limits.memory_bytes, limits.keeps_bytes, int(limits.seconds) + 10
+        )
 
     @property
     def pid(self) -> int | None:
@@ -55,7 +57,9 @@ class TemplateProcess:
             async with self._turns.turn(""):
                 _text(await self._process.ask(self._job, self._limits.seconds))
         except WorkerEnded as ended:
-            raise CheckpointError(f"chat template: {self._reason(ended)} to compile; correct the checkpoint's chat template") from ended
+            raise CheckpointError(
+                f"chat template: {self._reason(ended)} to compile; correct the checkpoint's chat template"
+            ) from ended
 
     async def render(self, messages: Sequence[Message], options: Mapping[str, Any], client: str) -> str:
         """As `ChatTemplate.render` with the keyword arguments ``options``. The processes of other models go on meanwhile.

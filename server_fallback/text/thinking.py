@@ -25,7 +25,9 @@ class Thinking:
     budget: int | None
 
 
-def read_thinking(request: ChatCompletionRequest, template: str, *, reasons: bool, ignore: Callable[[str], None] | None = None) -> Thinking:
+def read_thinking(
+    request: ChatCompletionRequest, template: str, *, reasons: bool, ignore: Callable[[str], None] | None = None
+) -> Thinking:
     """``reasons``: the model has markers of reasoning. ``ignore`` is called with the name of a parameter that the model lacks.
 
     As in vLLM, ``reasoning_effort`` goes before the variable of that name, and sets the switch only if the request does not. If the
@@ -39,7 +41,9 @@ def read_thinking(request: ChatCompletionRequest, template: str, *, reasons: boo
         _lacking("thinking_token_budget", "which does not reason between markers", ignore)
     if request.enable_thinking is not None:
         if SWITCH in variables:
-            raise RequestError(f"{SWITCH} and chat_template_kwargs.{SWITCH} mean the same; give one of them", param=SWITCH)
+            raise RequestError(
+                f"{SWITCH} and chat_template_kwargs.{SWITCH} mean the same; give one of them", param=SWITCH
+            )
         if can_switch:
             variables[SWITCH] = request.enable_thinking
         else:

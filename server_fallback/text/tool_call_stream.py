@@ -44,7 +44,9 @@ _PYTHON_TAG = "<|python_tag|>"
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _TYPE = r'(?:"type"\s*:\s*"function"\s*,\s*)?'
 # A call up to where its arguments begin.
-_HEAD = re.compile(rf'\s*\{{\s*{_TYPE}"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)', re.DOTALL)
+_HEAD = re.compile(
+    rf'\s*\{{\s*{_TYPE}"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)', re.DOTALL
+)
 _FIRST_KEY = re.compile(rf"\s*\{{\s*({_STRING})", re.DOTALL)
 # What may come before a call.
 _LEAD = re.compile(r"\A[\s;]*")
@@ -195,7 +197,10 @@ class ToolCallStream:
             self._take(end)
             started = self._started(call[0])
             self._mode, self._brace_taken = "tail", True
-            return [started, ArgumentsEvent(self._calls - 1, json.dumps(call[1], ensure_ascii=False, separators=(",", ":")))]
+            return [
+                started,
+                ArgumentsEvent(self._calls - 1, json.dumps(call[1], ensure_ascii=False, separators=(",", ":"))),
+            ]
         key = _FIRST_KEY.match(self._held)
         hopeless = not _OBJECT_OR_NOTHING.match(self._held) or (key is not None and _parsed(key[1]) not in _KEYS)
         return self._is_text() if ended or hopeless else []

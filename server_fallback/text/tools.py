@@ -42,16 +42,25 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
                 param=f"tools[{index}].function.name",
             )
         if name in names:
-            raise RequestError(f"tools[{index}]: there are two functions of the name '{name}'; give each its own", param=f"tools[{index}]")
+            raise RequestError(
+                f"tools[{index}]: there are two functions of the name '{name}'; give each its own",
+                param=f"tools[{index}]",
+            )
         names.add(name)
     if choice == "required" and not tools:
         raise RequestError("tool_choice is 'required', but there are no tools", param="tool_choice")
     if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
-        raise RequestError(f"tool_choice names '{choice.function.name}', which is none of the tools", param="tool_choice")
+        raise RequestError(
+            f"tool_choice names '{choice.function.name}', which is none of the tools", param="tool_choice"
+        )
 
 
 def tool_grammar(
-    form: ToolFormat, tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True, message: FormSource | None = None
+    form: ToolFormat,
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    parallel: bool = True,
+    message: FormSource | None = None,
 ) -> GrammarSource | None:
     """What holds an answer to calls: of any tool for "required", of one for a named function. With ``parallel`` there may be several.
 

@@ -49,7 +49,10 @@ def read_vocabulary(tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequen
     try:
         file = json.loads(tokenizer_json.read_bytes())
         entries = _entries(file["model"]["vocab"])
-        added = [(int(token["id"]), str(token["content"]), bool(token["special"])) for token in file.get("added_tokens") or ()]
+        added = [
+            (int(token["id"]), str(token["content"]), bool(token["special"]))
+            for token in file.get("added_tokens") or ()
+        ]
         parts = _decoders(file.get("decoder"))
         bytes_of = _token_bytes(parts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -96,7 +99,9 @@ def _token_bytes(parts: Sequence[Mapping[str, Any]]) -> Callable[[str], bytes]:
                 return name.encode()
 
         return byte_level
-    replaced = [part["pattern"].get("String") for part in parts if part["type"] == "Replace" and part.get("content") == " "]
+    replaced = [
+        part["pattern"].get("String") for part in parts if part["type"] == "Replace" and part.get("content") == " "
+    ]
     spaces = [space for space in (*replaced, "▁" if "Metaspace" in types else None) if space]
 
     def byte_fallback(name: str) -> bytes:

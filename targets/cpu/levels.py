@@ -89,7 +89,11 @@ def require(arch: str | None, found: frozenset[str]) -> None:
     """Raise DeviceError unless this machine runs a bundle for ``arch``."""
     mine = platform.machine()
     if not sys.platform.startswith("linux") or mine != arch:
-        raise DeviceError(f"the bundle is for {arch} on Linux, this machine is {mine} on {sys.platform}; compile it with --arch {mine}")
+        raise DeviceError(
+            f"the bundle is for {arch} on Linux, this machine is {mine} on {sys.platform}; compile it with --arch {mine}"
+        )
     missing = [name for name in ARCHS[arch].base if name not in found]
     if missing:
-        raise DeviceError(f"this processor lacks {', '.join(missing)}, which the cpu target's kernels take for granted; use --runner numpy")
+        raise DeviceError(
+            f"this processor lacks {', '.join(missing)}, which the cpu target's kernels take for granted; use --runner numpy"
+        )

@@ -102,7 +102,11 @@ class Library:
             arguments["type"][start:stop], arguments["value"][start:stop] = POINTER, pointers
             arguments["type"][stop : stop + scalars] = INTEGER
             places += range(stop, stop + scalars)
-            launches[i] = (self.address(symbol), arguments.ctypes.data + start * ARGUMENT.itemsize, len(pointers) + scalars)
+            launches[i] = (
+                self.address(symbol),
+                arguments.ctypes.data + start * ARGUMENT.itemsize,
+                len(pointers) + scalars,
+            )
             start = stop + scalars
         return Launches(launches, arguments, np.array(places, np.intp))
 
@@ -115,7 +119,9 @@ class Library:
             os.environ[NUM_THREADS] = self._threads
         failed = self._launch(launches.launches.ctypes.data, len(launches.launches))
         if failed:
-            raise BundleError(f"kernel {failed} of {len(launches.launches)} of a batch refuses its arguments; compile the bundle again")
+            raise BundleError(
+                f"kernel {failed} of {len(launches.launches)} of a batch refuses its arguments; compile the bundle again"
+            )
 
 
 @contextmanager

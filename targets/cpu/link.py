@@ -14,7 +14,16 @@ from nearfar.compiler.errors import ToolError
 
 LAUNCH = Path(__file__).with_name("launch.c")
 # Kernels call nothing but TVM's runtime, which is there when the library is loaded; so no C library is needed.
-FLAGS = ("-shared", "-fPIC", "-O2", "-g0", "-nostdlib", "-Wl,--strip-debug", "-Wl,--hash-style=gnu", "-Wl,--build-id=none")
+FLAGS = (
+    "-shared",
+    "-fPIC",
+    "-O2",
+    "-g0",
+    "-nostdlib",
+    "-Wl,--strip-debug",
+    "-Wl,--hash-style=gnu",
+    "-Wl,--build-id=none",
+)
 
 
 def link(objects: Sequence[bytes], triple: str) -> bytes:
@@ -27,7 +36,19 @@ def link(objects: Sequence[bytes], triple: str) -> bytes:
         for file, data in zip(files, objects, strict=True):
             file.write_bytes(data)
         library = folder / "kernels.so"
-        command = [sys.executable, "-m", "ziglang", "cc", "-target", triple, *FLAGS, str(LAUNCH), *map(str, files), "-o", str(library)]
+        command = [
+            sys.executable,
+            "-m",
+            "ziglang",
+            "cc",
+            "-target",
+            triple,
+            *FLAGS,
+            str(LAUNCH),
+            *map(str, files),
+            "-o",
+            str(library),
+        ]
         # Its own caches would need a home folder that can be written. An empty one costs 0.2 s.
         caches = {name: str(folder / "cache") for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **caches})

@@ -68,7 +68,12 @@ def compile_library(arch: Arch, calls: Mapping[str, KernelCall], progress: Progr
     progress(total, total)
     sources = {
         name: source_of(
-            call, built[name], file, f"{OBJECT_PREFIX}{name}", [each.role for each in built[name].bindings], built[name].scalars
+            call,
+            built[name],
+            file,
+            f"{OBJECT_PREFIX}{name}",
+            [each.role for each in built[name].bindings],
+            built[name].scalars,
         )
         for name, call in calls.items()
     }

@@ -69,7 +69,9 @@ class CpuRunner(PlanRunner):
 
     @property
     def device(self) -> str:
-        level = next((name for name in ("avx512_vnni", "avx512", "avx2", "dotprod", "neon") if name in self._features), "")
+        level = next(
+            (name for name in ("avx512_vnni", "avx512", "avx2", "dotprod", "neon") if name in self._features), ""
+        )
         return f"{self.manifest.arch} with {level}, {self.threads} threads ({self.activation})"
 
     def _in_order(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
@@ -92,7 +94,9 @@ class CpuRunner(PlanRunner):
             room = self.room(entry, self.largest)
             elements = math.prod(room.shape)
             if elements >= 2**31:
-                raise DeviceError(f"{bundle.path}: {name} would have {elements:,} elements; ask for fewer pages or rows")
+                raise DeviceError(
+                    f"{bundle.path}: {name} would have {elements:,} elements; ask for fewer pages or rows"
+                )
             self._arrays[name] = zeros(room.shape, room.dtype)
 
     # --- on the worker's thread ------------------------------------------------------------------------------------------------

@@ -82,7 +82,11 @@ def row(level: Level, *kernels: KernelCall, when: Condition = None) -> Variant:
 
 def embed_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
     rows, columns = sizes(context.plan.shape_of(step.inputs["table"]))
-    facts: dict[str, Any] = {"weight": context.weight_format, "first_row": attr(step, "first_row"), "scale": float(attr(step, "scale"))}
+    facts: dict[str, Any] = {
+        "weight": context.weight_format,
+        "first_row": attr(step, "first_row"),
+        "scale": float(attr(step, "scale")),
+    }
     return plain(context, embed, rows=rows, columns=columns, **facts)
 
 
@@ -93,7 +97,11 @@ def take_rows_variants(step: Step, context: CpuContext, activation: str) -> list
 
 
 def slice_columns_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
-    facts: dict[str, Any] = {"start": attr(step, "start"), "stop": attr(step, "stop"), **context.dtypes(step, activation)}
+    facts: dict[str, Any] = {
+        "start": attr(step, "start"),
+        "stop": attr(step, "stop"),
+        **context.dtypes(step, activation),
+    }
     return plain(context, slice_columns, **matrix(step, context, "x"), **facts)
 
 
@@ -142,7 +150,9 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
         prepare = instance(prepare_rows, PREPARING.get(level, level), rows=input_rows(facts, level, bits))
         for tokens in (1, *BLOCK_ROWS[level]):
             when: Condition = None if tokens == BLOCK_ROWS[level][-1] else ["<=", facts.batch, tokens]
-            rows.append(row(level, prepare, instance(linear_tiles, level, facts=facts, tokens=tokens, bits=bits), when=when))
+            rows.append(
+                row(level, prepare, instance(linear_tiles, level, facts=facts, tokens=tokens, bits=bits), when=when)
+            )
     return rows
 
 
@@ -157,7 +167,11 @@ def input_rows(facts: Projection, level: Level, bits: int | None) -> InputRows:
 def add_lora_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
     ranks, columns = sizes(context.plan.shape_of(step.inputs["a"])[1:])
     widths = attr(step, "widths")
-    facts: dict[str, Any] = {"rank": ranks // len(widths), "norm_eps": attr(step, "eps"), **context.dtypes(step, activation)}
+    facts: dict[str, Any] = {
+        "rank": ranks // len(widths),
+        "norm_eps": attr(step, "eps"),
+        **context.dtypes(step, activation),
+    }
     return plain(context, add_lora, columns=columns, widths=widths, **facts)
 
 
@@ -185,7 +199,9 @@ def attention_variants(step: Step, context: CpuContext, activation: str) -> list
     heads, scores = context.heads_of(step, activation), context.scores(step)
     preparation = context.preparation(step) if step.op == "rope_attention" else None
     facts: dict[str, Any] = {"heads": heads, "preparation": preparation, "scores": scores}
-    rows = plain(context, attention_split, when=FEW_LONG, **facts) if may_see_more_than(LONG, preparation, scores) else []
+    rows = (
+        plain(context, attention_split, when=FEW_LONG, **facts) if may_see_more_than(LONG, preparation, scores) else []
+    )
     for level in context.plain_levels:
         tile = TILE_QUERIES[level] // heads.group
         if tile > 1:

@@ -191,12 +191,16 @@ class NvidiaDriver:
 
     def launch(self, function: Any, grid: tuple[int, int], threads: int, arguments: Arguments) -> None:
         self._check(
-            self._cuda.cuLaunchKernel(function, grid[0], grid[1], 1, threads, 1, 1, 0, self._stream, arguments.pointers.ctypes.data, 0)
+            self._cuda.cuLaunchKernel(
+                function, grid[0], grid[1], 1, threads, 1, 1, 0, self._stream, arguments.pointers.ctypes.data, 0
+            )
         )
 
     def capture(self, submit: Callable[[], None]) -> Any:
         # Relaxed, because the other modes make calls fail meanwhile, such as cuMemAlloc on a thread that opens another model.
-        self._check(self._api.cuStreamBeginCapture(self._stream, self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        self._check(
+            self._api.cuStreamBeginCapture(self._stream, self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        )
         try:
             submit()
         except BaseException:

@@ -33,7 +33,9 @@ class Launches:
         self._addresses = addresses
         files = sorted({kernel.file for kernel in manifest.kernels.values()})
         modules = {file: driver.load(bundle.file(file)) for file in files}
-        self._functions = {name: driver.function(modules[kernel.file], kernel.entry) for name, kernel in manifest.kernels.items()}
+        self._functions = {
+            name: driver.function(modules[kernel.file], kernel.entry) for name, kernel in manifest.kernels.items()
+        }
         self._arguments: dict[tuple[str, int, str], Arguments] = {}
 
     def launch(self, plan: str, dims: Mapping[str, int]) -> None:
@@ -60,7 +62,9 @@ class Launches:
     def _sized(self, name: str, dims: Mapping[str, int]) -> Sized:
         kernel = self._manifest.kernels[name]
         x, y = (evaluate(size, dims) for size in kernel.grid)
-        return Sized(self._functions[name], (x, y), kernel.workgroup_size, [evaluate(expr, dims) for expr in kernel.uniforms])
+        return Sized(
+            self._functions[name], (x, y), kernel.workgroup_size, [evaluate(expr, dims) for expr in kernel.uniforms]
+        )
 
     def _arguments_of(self, plan: str, index: int, name: str) -> Arguments:
         """A launch's parameters with the addresses set, room for the scalars behind them."""

@@ -42,7 +42,14 @@ def lower_plan(
     arch = check_arch(arch)
     context = Context(plan, quantization, activations)
     offered = tuple(ActivationEntry(dtype=dtype, needs=[]) for dtype in activations)  # type: ignore[arg-type]
-    return lower_steps(plan, lambda index: variants_of(plan.steps[index], context), offered, arch, partial(compile_kernels, arch), progress)
+    return lower_steps(
+        plan,
+        lambda index: variants_of(plan.steps[index], context),
+        offered,
+        arch,
+        partial(compile_kernels, arch),
+        progress,
+    )
 
 
 def compile_kernels(arch: str, calls: Mapping[str, KernelCall], progress: Progress) -> Compiled:

@@ -70,7 +70,9 @@ class DeviceMemory:
         for name in inputs:
             place, values = self.arena[name], arrays[name]
             end = max(end, place.offset + values.nbytes)
-            staging[place.offset : place.offset + values.nbytes] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+            staging[place.offset : place.offset + values.nbytes] = (
+                np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+            )
         self._driver.upload(self._arena_address, staging[:end])
 
     def page_bytes(self, name: str) -> int:
@@ -84,12 +86,17 @@ class DeviceMemory:
         # Kernels index vectors of at least 4 bytes with 32-bit integers.
         size = elements * ITEM_BYTES[room.dtype]
         if size >= 4 << 31:
-            raise DeviceError(f"{self._manifest.model}: {name} would take {size >> 30} GiB, beyond what kernels index; ask for fewer pages")
+            raise DeviceError(
+                f"{self._manifest.model}: {name} would take {size >> 30} GiB, beyond what kernels index; ask for fewer pages"
+            )
         return size
 
     def _upload_weights(self, bundle: Bundle) -> None:
         shards = [self._driver.allocate(shard.size) for shard in self._manifest.shards]
-        stages = [self._driver.allocate_pinned(min(PIECE_BYTES, max(shard.size for shard in self._manifest.shards))) for _ in range(2)]
+        stages = [
+            self._driver.allocate_pinned(min(PIECE_BYTES, max(shard.size for shard in self._manifest.shards)))
+            for _ in range(2)
+        ]
         for shard, address in zip(self._manifest.shards, shards, strict=True):
             self._upload_file(bundle.file(shard.file), address, stages)
         for name, weight in self._manifest.weights.items():

@@ -27,7 +27,9 @@ def check_arch(arch: str | None) -> str:
     arch = arch or DEFAULT_ARCH
     # Those with a letter, such as sm_90a, are not listed, but compile.
     if arch.rstrip("af") not in (known := known_archs()):
-        raise RequestError(f"--arch {arch}: is not known to this NVRTC, or older than sm_{OLDEST_ARCH}; known: {', '.join(known)}")
+        raise RequestError(
+            f"--arch {arch}: is not known to this NVRTC, or older than sm_{OLDEST_ARCH}; known: {', '.join(known)}"
+        )
     return arch
 
 
@@ -60,7 +62,9 @@ def load_nvrtc() -> Any:
         preload()
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
-        raise ToolError(f"compiling for CUDA needs NVRTC, which was not found ({error}); pip install 'nearfar[cuda]'") from error
+        raise ToolError(
+            f"compiling for CUDA needs NVRTC, which was not found ({error}); pip install 'nearfar[cuda]'"
+        ) from error
     return nvrtc
 
 

@@ -73,7 +73,12 @@ class CudaRunner(PlanRunner):
     """
 
     def __init__(
-        self, bundle: Bundle, *, limits: Limits | None = None, activation: str | None = None, driver: Driver | None = None
+        self,
+        bundle: Bundle,
+        *,
+        limits: Limits | None = None,
+        activation: str | None = None,
+        driver: Driver | None = None,
     ) -> None:
         super().__init__(bundle, limits or Limits(), choose_activation(bundle.manifest, activation, bundle.path))
         self._driver = driver or NvidiaDriver()
@@ -86,7 +91,10 @@ class CudaRunner(PlanRunner):
             self._free: SimpleQueue[Staging] = SimpleQueue()
             output_bytes = max(sum(self._output_bytes(plan).values()) for plan in self.manifest.plans)
             for _ in range(IN_FLIGHT):
-                inputs, outputs = self._driver.allocate_pinned(self._memory.arena_bytes), self._driver.allocate_pinned(output_bytes)
+                inputs, outputs = (
+                    self._driver.allocate_pinned(self._memory.arena_bytes),
+                    self._driver.allocate_pinned(output_bytes),
+                )
                 self._free.put(Staging(inputs, outputs))
         except BaseException:
             self._driver.close()
@@ -117,7 +125,9 @@ class CudaRunner(PlanRunner):
 
     # --- a batch on its way ------------------------------------------------------------------------------------------------------
 
-    def _send(self, plan: str, batch: Batch, dims: Mapping[str, int], result: Callable[[dict[str, Array]], Result]) -> Future[Result]:
+    def _send(
+        self, plan: str, batch: Batch, dims: Mapping[str, int], result: Callable[[dict[str, Array]], Result]
+    ) -> Future[Result]:
         """Upload, launch, and let the outputs follow."""
         future: Future[Result] = Future()
         # What is on its way cannot be cancelled.
@@ -170,7 +180,9 @@ class CudaRunner(PlanRunner):
     def _output_bytes(self, plan: str) -> dict[str, int]:
         """Of each small output the most bytes, up to where the next output may begin."""
         entry = self.manifest.plan(plan)
-        rooms = {role: self.room(entry.buffers[entry.outputs[role]], self.largest) for role in self._small_outputs(plan)}
+        rooms = {
+            role: self.room(entry.buffers[entry.outputs[role]], self.largest) for role in self._small_outputs(plan)
+        }
         return {role: -(-4 * int(np.prod(room.shape)) // ALIGNMENT) * ALIGNMENT for role, room in rooms.items()}
 
     def _download_outputs(self, plan: str, staging: Bytes, dims: Mapping[str, int]) -> dict[str, Array]:

@@ -111,5 +111,9 @@ def with_fresh_parts(text: str) -> str:
 def source_file(kernels: Iterable[CudaKernel]) -> str:
     """One file of CUDA C++ that needs nothing beside it."""
     # Tests without a GPU define NEARFAR_DEVICE and put an emulation in the place of the part that needs one.
-    parts = [f"#ifndef NEARFAR_DEVICE\n{device_source()}\n#endif", functions_source(), *(kernel.text for kernel in kernels)]
+    parts = [
+        f"#ifndef NEARFAR_DEVICE\n{device_source()}\n#endif",
+        functions_source(),
+        *(kernel.text for kernel in kernels),
+    ]
     return "\n\n".join(parts) + "\n"

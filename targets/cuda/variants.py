@@ -50,10 +50,20 @@ def projection_rows(facts: Projection, activation: str) -> list[Variant]:
     vector = vector_row(facts, vector_shape(facts, NUMBERS), NUMBERS)
     if activation == "float32" or not supports(facts):
         return [vector, tile_row(facts, TILE)]
-    before = kernel(rows16, batch=facts.batch, columns=facts.columns, x_dtype=facts.x_dtype, norm_eps=facts.norm_eps, dtype=activation)
+    before = kernel(
+        rows16,
+        batch=facts.batch,
+        columns=facts.columns,
+        x_dtype=facts.x_dtype,
+        norm_eps=facts.norm_eps,
+        dtype=activation,
+    )
     return [
         vector,
-        *(Variant((before, kernel(linear_mma, facts=facts, shape=shape)), when=when) for shape, when in mma_shapes(facts, activation)),
+        *(
+            Variant((before, kernel(linear_mma, facts=facts, shape=shape)), when=when)
+            for shape, when in mma_shapes(facts, activation)
+        ),
     ]
 
 

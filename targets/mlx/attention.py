@@ -47,7 +47,13 @@ def visible(span: Span, first: int, window: int | None, *, causal: bool) -> Any 
 
 
 def attend_in_steps(
-    queries: Any, keys: Arrays, values: Arrays, mask: Any | None, softcap: float | None, sinks: Any | None, group: int | None
+    queries: Any,
+    keys: Arrays,
+    values: Arrays,
+    mask: Any | None,
+    softcap: float | None,
+    sinks: Any | None,
+    group: int | None,
 ) -> Any:
     """Scaled queries (1, H, n, D) on keys and values (1, K, t, D), or their codes, scales and biases. Scores are float32."""
     mx = load_mlx()

@@ -27,7 +27,9 @@ def activations(device: str | None) -> tuple[str, ...]:  # noqa: ARG001
     return ("float16", "bfloat16", "float32")
 
 
-def export(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, progress: Callable[[int, int], None]) -> None:
+def export(
+    checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, progress: Callable[[int, int], None]
+) -> None:
     """Write the folder. Raises RequestError, UnsupportedModel or QuantizationError for what mlx-lm does not run."""
     packing = write_small_files(checkpoint, options, folder)
     write_shards(checkpoint, graph.parameters, packing, folder, progress)

@@ -43,10 +43,14 @@ def require_known(graph: Graph) -> None:
         if node.op in SAMPLING_OPS:
             continue
         known = KNOWN.get(node.op, ())
-        unknown = [name for name in (*node.attrs, *(node.inputs.keys() - OPS[node.op].inputs.keys())) if name not in known]
+        unknown = [
+            name for name in (*node.attrs, *(node.inputs.keys() - OPS[node.op].inputs.keys())) if name not in known
+        ]
         if node.op not in KNOWN or unknown:
             found = f"{node.op} with {unknown[0]}" if node.op in KNOWN else node.op
-            raise UnsupportedModel(f"the model has {found}, which the MLX runner does not compute; take --target webgpu, cpu or cuda")
+            raise UnsupportedModel(
+                f"the model has {found}, which the MLX runner does not compute; take --target webgpu, cpu or cuda"
+            )
 
 
 class Forward:
@@ -68,7 +72,9 @@ class Forward:
             for index, node in enumerate(self._nodes)
         ]
         self._tables = {
-            name: mx.array(rope_table(constant.attrs["inverse_frequencies"], constant.shape[0], constant.attrs["scale"]))
+            name: mx.array(
+                rope_table(constant.attrs["inverse_frequencies"], constant.shape[0], constant.attrs["scale"])
+            )
             for name, constant in graph.constants.items()
         }
         self._ops: dict[str, Callable[[Node, dict[str, Any]], Any]] = {
@@ -104,7 +110,10 @@ class Forward:
         return self._of(node, values[node.inputs["x"]][:, node.attrs["start"] : node.attrs["stop"]])
 
     def _rms_norm(self, node: Node, values: dict[str, Any]) -> Any:
-        x, weight = values[node.inputs["x"]].astype(self._mx.float32), self._vector(node.inputs["weight"]).astype(self._mx.float32)
+        x, weight = (
+            values[node.inputs["x"]].astype(self._mx.float32),
+            self._vector(node.inputs["weight"]).astype(self._mx.float32),
+        )
         groups = x.reshape(len(x), -1, weight.shape[0])
         return self._of(node, self._mx.fast.rms_norm(groups, weight, node.attrs["eps"]).reshape(x.shape))
 

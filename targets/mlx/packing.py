@@ -77,7 +77,11 @@ class Packing:
         _, bits = self.group
         codes = planes["q"].astype(np.uint32, copy=False)
         scales = planes["s"].astype(np.float32)
-        return [in_order(codes) if bits == 4 else codes, self._stored(scales), self._stored(scales * np.float32(-(1 << (bits - 1))))]
+        return [
+            in_order(codes) if bits == 4 else codes,
+            self._stored(scales),
+            self._stored(scales * np.float32(-(1 << (bits - 1)))),
+        ]
 
     def _stored(self, values: FloatArray) -> Array:
         """Values in the activations' dtype; bfloat16 as its bits, uint16."""
@@ -97,7 +101,9 @@ def kv_group(head_dim: int) -> int:
     for group in (64, 32):
         if head_dim % group == 0:
             return group
-    raise RequestError(f"--kv q8: the model's head size of {head_dim} is not a multiple of 32, which MLX needs; leave it out")
+    raise RequestError(
+        f"--kv q8: the model's head size of {head_dim} is not a multiple of 32, which MLX needs; leave it out"
+    )
 
 
 def in_order(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:

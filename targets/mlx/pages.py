@@ -56,7 +56,10 @@ class Pages:
         old = pages[span.page] if span.start else None
         old_keys, old_values = old or (None, None)
         group = self.groups[name]
-        pages[span.page] = self._placed(old_keys, keys, span.start, group), self._placed(old_values, values, span.start, group)
+        pages[span.page] = (
+            self._placed(old_keys, keys, span.start, group),
+            self._placed(old_values, values, span.start, group),
+        )
 
     def read(self, name: str, span: Span, first: int) -> tuple[Arrays, Arrays]:
         """Keys and values of a span's sequence from position ``first`` on, (1, K, length - first, elements of a row), the new ones too."""

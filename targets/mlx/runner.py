@@ -44,7 +44,9 @@ class MlxRunner(BaseRunner[ExportManifest]):
         self._mx = load_mlx()
         super().__init__(bundle.manifest, limits)
         # MLX's CPU kernels sum float16 in float16, which is less exact and many times slower than float32.
-        self.activation = self.manifest.activation if self._mx.default_device() == self._mx.Device(self._mx.gpu) else "float32"
+        self.activation = (
+            self.manifest.activation if self._mx.default_device() == self._mx.Device(self._mx.gpu) else "float32"
+        )
         spec, context = self.manifest.spec, self.manifest.context
         graph = by_model_type(spec.model_type).forward(spec, context, context)
         packing = Packing(by_name(self.manifest.quantization, self.manifest.group_size), self.activation)
@@ -66,7 +68,11 @@ class MlxRunner(BaseRunner[ExportManifest]):
 
     def _forward_batch(self, batch: Batch) -> Output:
         mx, spans = self._mx, spans_of(batch)
-        given = {"token_ids": self._sampler.token_ids(batch), "positions": batch.positions, "sample_rows": batch.sample_rows}
+        given = {
+            "token_ids": self._sampler.token_ids(batch),
+            "positions": batch.positions,
+            "sample_rows": batch.sample_rows,
+        }
         logits = self._forward.run({name: mx.array(values) for name, values in given.items()}, spans, self._pages)
         try:
             mx.eval(logits, *self._pages.written(spans))

@@ -92,7 +92,9 @@ def index_text(shards: Sequence[Shard]) -> str:
 def whole_tensors(parameters: Mapping[str, Parameter]) -> list[Parameter]:
     """The tensors that parameters read, each as a parameter of its own."""
     shapes = tensor_shapes(parameters).items()
-    return [Parameter(name, (Source(name, 0, shape[0]),), shape[1] if len(shape) > 1 else None) for name, shape in shapes]
+    return [
+        Parameter(name, (Source(name, 0, shape[0]),), shape[1] if len(shape) > 1 else None) for name, shape in shapes
+    ]
 
 
 def split(parameters: Sequence[Parameter], packing: Packing, shard_bytes: int) -> list[list[Parameter]]:
@@ -134,4 +136,6 @@ def pack_rows(checkpoint: Checkpoint, parameter: Parameter, packing: Packing, st
     try:
         return packing.pack(parameter, read_rows(checkpoint, parameter, start, stop))
     except QuantizationError as error:
-        raise QuantizationError(f"{checkpoint.path}: {parameter.name}: {error.message}", tensor=parameter.name) from error
+        raise QuantizationError(
+            f"{checkpoint.path}: {parameter.name}: {error.message}", tensor=parameter.name
+        ) from error

@@ -37,7 +37,9 @@ class Weight:
         return mx.quantized_matmul(x, *self.arrays, **self.quantization) if self.quantization else x @ self.arrays[0].T
 
 
-def load_weights(bundle: ExportBundle, parameters: Mapping[str, Parameter], group: tuple[int, int] | None, dtype: Any) -> dict[str, Weight]:
+def load_weights(
+    bundle: ExportBundle, parameters: Mapping[str, Parameter], group: tuple[int, int] | None, dtype: Any
+) -> dict[str, Weight]:
     """All parameters, in memory, those that are not codes in ``dtype``. ``group``: weights in a group and bits of a weight.
 
     Raises DeviceError, and BundleError for weights of other shapes than the model's.
@@ -55,12 +57,17 @@ def load_weights(bundle: ExportBundle, parameters: Mapping[str, Parameter], grou
     except KeyError as error:
         raise DeviceError(f"{bundle.path}: the weights lack tensor {error}; compile the bundle again") from error
     except RuntimeError as error:
-        raise DeviceError(f"{bundle.path}: MLX cannot load the weights: {error}; free memory, or take a smaller --quantization") from error
+        raise DeviceError(
+            f"{bundle.path}: MLX cannot load the weights: {error}; free memory, or take a smaller --quantization"
+        ) from error
     return weights
 
 
 def require_shapes(
-    bundle: ExportBundle, weights: Mapping[str, Weight], parameters: Mapping[str, Parameter], group: tuple[int, int] | None
+    bundle: ExportBundle,
+    weights: Mapping[str, Weight],
+    parameters: Mapping[str, Parameter],
+    group: tuple[int, int] | None,
 ) -> None:
     """Raise BundleError for a weight of another shape: MLX reads a row by its number without looking how many there are."""
     for name, parameter in parameters.items():
@@ -71,7 +78,9 @@ def require_shapes(
             shapes = [(parameter.rows, parameter.columns * bits // 32), scales, scales]
         found = [tuple(array.shape) for array in weights[name].arrays]
         if found != shapes:
-            raise BundleError(f"{bundle.path}: weight {name} has the shapes {found}, the model {shapes}; compile the bundle again")
+            raise BundleError(
+                f"{bundle.path}: weight {name} has the shapes {found}, the model {shapes}; compile the bundle again"
+            )
 
 
 def read_weight(parameter: Parameter, tensors: Mapping[str, Any], group: tuple[int, int] | None, dtype: Any) -> Weight:
@@ -96,7 +105,9 @@ def quantized_rows(source: Source, tensors: Mapping[str, Any], dtype: Any) -> tu
     mx = load_mlx()
 
     module = source.tensor.removesuffix(".weight")
-    codes, scales, biases = (tensors[name][source.start : source.stop] for name in (source.tensor, f"{module}.scales", f"{module}.biases"))
+    codes, scales, biases = (
+        tensors[name][source.start : source.stop] for name in (source.tensor, f"{module}.scales", f"{module}.biases")
+    )
     if (source.offset, source.factor) != (0, 1):
         scales = source.factor * scales.astype(mx.float32)
         biases = source.offset + source.factor * biases.astype(mx.float32)

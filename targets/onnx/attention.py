@@ -52,7 +52,17 @@ def add_attention(emitter: Emitter, node: Node) -> None:
     sequences = [emitter.sequences(value, f"{y}.{role}") for role, value in values.items()]
     sinks = emitter.vector(node.inputs["sinks"]) if "sinks" in node.inputs else ""
     # Between the table and the sinks: position_ids and attention_bias.
-    inputs = [*sequences, *past, "seqlens_k", "total_sequence_length", *table, "", "", sinks, *cache_scales(emitter, past)]
+    inputs = [
+        *sequences,
+        *past,
+        "seqlens_k",
+        "total_sequence_length",
+        *table,
+        "",
+        "",
+        sinks,
+        *cache_scales(emitter, past),
+    ]
     inputs += [emitter.vector(norm.inputs["weight"]) for norm in norms]
     while not inputs[-1]:
         inputs.pop()
@@ -89,7 +99,9 @@ def claim_rotations(emitter: Emitter, node: Node, append: Node, head_dim: int) -
         return []
     alone = emitter.graph.only_user(q.outputs["y"]) is node and emitter.graph.only_user(k.outputs["y"]) is append
     sizes = head_dim, rotated_width(emitter, k.outputs["y"])
-    fits = all(size % ROTATION_MULTIPLE == 0 for size in sizes) and all(each.attrs["head_dim"] == head_dim for each in (q, k))
+    fits = all(size % ROTATION_MULTIPLE == 0 for size in sizes) and all(
+        each.attrs["head_dim"] == head_dim for each in (q, k)
+    )
     if not alone or not fits:
         return []
     emitter.claim(q, k)
@@ -98,7 +110,9 @@ def claim_rotations(emitter: Emitter, node: Node, append: Node, head_dim: int) -
 
 def claim_norms(emitter: Emitter, rotations: list[Node]) -> list[Node]:
     """The norms of heads before the rotations, if GroupQueryAttention can do both; they are then its own."""
-    norms = [norm for rotation in rotations if (norm := emitter.deferred_node(rotation.inputs["x"], "rms_norm")) is not None]
+    norms = [
+        norm for rotation in rotations if (norm := emitter.deferred_node(rotation.inputs["x"], "rms_norm")) is not None
+    ]
     if len(norms) != 2 or norms[0] is norms[1] or norms[0].attrs["eps"] != norms[1].attrs["eps"]:
         return []
     for norm, rotation in zip(norms, rotations, strict=True):
@@ -113,7 +127,9 @@ def cache(emitter: Emitter, num_kv_heads: int, head_dim: int) -> tuple[list[str]
     """The next layer's inputs and outputs for keys and values."""
     builder, layer = emitter.builder, len(emitter.caches)
     dtype = "int8" if emitter.cache_scales else emitter.activation
-    past, present = ([f"{prefix}.{layer}.{plane}" for plane in ("key", "value")] for prefix in ("past_key_values", "present"))
+    past, present = (
+        [f"{prefix}.{layer}.{plane}" for plane in ("key", "value")] for prefix in ("past_key_values", "present")
+    )
     for before, after in zip(past, present, strict=True):
         builder.add_input(before, dtype, ("batch_size", num_kv_heads, "past_sequence_length", head_dim))
         builder.add_output(after, dtype, ("batch_size", num_kv_heads, "present_sequence_length", head_dim))

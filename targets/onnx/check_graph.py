@@ -21,22 +21,30 @@ def check_graph(graph: onnx.GraphProto, bundle: ExportBundle) -> None:
 
     planes = {f"past_key_values.{layer}.{plane}" for layer in range(spec.num_layers) for plane in ("key", "value")}
     caches = {each.name: sizes_of(each) for each in graph.input if each.name.startswith("past_key_values.")}
-    require(caches.keys() == planes, f"has {len(caches)} arrays of keys and values, the manifest's layers {len(planes)}")
+    require(
+        caches.keys() == planes, f"has {len(caches)} arrays of keys and values, the manifest's layers {len(planes)}"
+    )
     for name, shape in caches.items():
         fits = len(shape) == 4 and (shape[1], shape[3]) == (spec.num_kv_heads, spec.head_dim)
         require(fits, f"has {name} of shape {shape}, the manifest {spec.num_kv_heads} heads of {spec.head_dim}")
     logits = [sizes_of(each) for each in graph.output if each.name == "logits"]
-    require(len(logits) == 1 and logits[0][-1:] == [spec.vocab_size], f"has logits {logits}, the manifest {spec.vocab_size} tokens")
+    require(
+        len(logits) == 1 and logits[0][-1:] == [spec.vocab_size],
+        f"has logits {logits}, the manifest {spec.vocab_size} tokens",
+    )
     names = {entry.file for entry in manifest.files}
     for constant in graph.initializer:
         if constant.name.endswith((".cos", ".sin")):
             require(
-                constant.dims[0] >= manifest.context, f"rotates {constant.dims[0]} positions, the manifest's context has {manifest.context}"
+                constant.dims[0] >= manifest.context,
+                f"rotates {constant.dims[0]} positions, the manifest's context has {manifest.context}",
             )
         for entry in constant.external_data:
             # The graph lies in the folder onnx/, with its weights beside it.
             if entry.key == "location":
-                require(f"onnx/{entry.value}" in names, f"has weights in {entry.value!r}, which is not a file of the bundle")
+                require(
+                    f"onnx/{entry.value}" in names, f"has weights in {entry.value!r}, which is not a file of the bundle"
+                )
 
 
 def sizes_of(value: onnx.ValueInfoProto) -> list[int]:

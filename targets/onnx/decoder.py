@@ -60,11 +60,15 @@ def form_of(node: Node) -> Form:
     form = FORMS.get(node.op)
     known = () if form is None else (*OPS[node.op].inputs, *form.optional)
     unknown = [f"input {role!r}" for role in node.inputs if role not in known]
-    unknown += [] if form is None else [f"{name} {value!r}" for name, value in node.attrs.items() if name not in form.attrs]
+    unknown += (
+        [] if form is None else [f"{name} {value!r}" for name, value in node.attrs.items() if name not in form.attrs]
+    )
     if form is not None and not unknown:
         return form
     found = node.op if form is None else f"{node.op} with {unknown[0]}"
-    raise UnsupportedModel(f"the model has {found}, which has no form in --target onnx; take --target webgpu, cpu or cuda")
+    raise UnsupportedModel(
+        f"the model has {found}, which has no form in --target onnx; take --target webgpu, cpu or cuda"
+    )
 
 
 def add_inputs(emitter: Emitter) -> None:
@@ -113,7 +117,9 @@ def add_embed(emitter: Emitter, node: Node) -> None:
     columns, integers = table.shape[1], emitter.builder.integers
     padded = -(-columns // block) * block
     rows = add("Reshape", [blocks, integers(-1, padded)], f"{y}.padded")
-    rows = rows if padded == columns else add("Slice", [rows, integers(0), integers(columns), integers(1)], f"{y}.columns")
+    rows = (
+        rows if padded == columns else add("Slice", [rows, integers(0), integers(columns), integers(1)], f"{y}.columns")
+    )
     emitter.names[y] = scaled(emitter, node, rows)
 
 
@@ -177,7 +183,9 @@ def add_rms_norm(emitter: Emitter, node: Node) -> None:
 
 def add_head_norm(emitter: Emitter, node: Node) -> None:
     y, width = node.outputs["y"], emitter.graph.parameters[node.inputs["weight"]].rows
-    heads = emitter.builder.add("Reshape", [emitter.name(node.inputs["x"]), emitter.builder.integers(-1, width)], f"{y}.heads")
+    heads = emitter.builder.add(
+        "Reshape", [emitter.name(node.inputs["x"]), emitter.builder.integers(-1, width)], f"{y}.heads"
+    )
     emitter.names[y] = norm_rows(emitter, heads, emitter.vector(node.inputs["weight"]), node.attrs["eps"], y)
     emitter.reshaped.add(y)
 
@@ -219,7 +227,9 @@ def add_sum(emitter: Emitter, node: Node) -> None:
 
 
 def add_take_rows(emitter: Emitter, node: Node) -> None:
-    emitter.names[node.outputs["y"]] = emitter.builder.add("Gather", emitter.inputs(node, "x", "rows"), node.outputs["y"], axis=0)
+    emitter.names[node.outputs["y"]] = emitter.builder.add(
+        "Gather", emitter.inputs(node, "x", "rows"), node.outputs["y"], axis=0
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,9 @@ class Emitter:
             node, emit = self.deferred.pop(value)
             emit(self, node)
         if value not in self.names:
-            raise UnsupportedModel(f"the model reads {value!r}, which --target onnx does not provide; take --target webgpu, cpu or cuda")
+            raise UnsupportedModel(
+                f"the model reads {value!r}, which --target onnx does not provide; take --target webgpu, cpu or cuda"
+            )
         return self.names[value]
 
     def rows(self, value: str) -> str:
@@ -103,7 +105,9 @@ class Emitter:
     def block(self) -> int:
         """Elements that share a scale. Raises QuantizationError where the device has no kernel for them, or a slow one."""
         if not self.device.takes_codes:
-            raise QuantizationError(f"{self.quantization.name}: this device has no kernels for quantized matrices; take f16 or f32")
+            raise QuantizationError(
+                f"{self.quantization.name}: this device has no kernels for quantized matrices; take f16 or f32"
+            )
         codes, scales = self.quantization.planes(1)
         block = codes.row_bytes * 8 // self.bits // scales.columns
         require_fast(self.bits, block)

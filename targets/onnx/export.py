@@ -37,7 +37,9 @@ def activations(device: str | None) -> tuple[str, ...]:
     return devices.by_name(device or DEVICES[0]).activations
 
 
-def export(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, progress: Callable[[int, int], None]) -> None:
+def export(
+    checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, progress: Callable[[int, int], None]
+) -> None:
     """Write the folder.
 
     Raises UnsupportedModel for ops that the graph cannot hold, RequestError or QuantizationError for what ONNX Runtime's kernels do not
@@ -50,7 +52,9 @@ def export(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder:
     emitter = emit(checkpoint, graph, options)
     model = folder / MODEL_FILE
     model.parent.mkdir(parents=True)
-    weights = write_weights(checkpoint, emitter.graph.parameters, list(emitter.stored.values()), options.quantization, model, progress)
+    weights = write_weights(
+        checkpoint, emitter.graph.parameters, list(emitter.stored.values()), options.quantization, model, progress
+    )
     model.write_bytes(emitter.builder.model(weights).SerializeToString())
     if options.kv == "q8":
         scales = measure_scales(model, checkpoint, options.context, emitter.caches)
@@ -80,10 +84,14 @@ def file_sizes(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, fol
 
 def require_packages() -> None:
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
-        raise ToolError("compiling for onnx needs the packages onnx and onnxruntime; install them with: pip install 'nearfar[onnx]'")
+        raise ToolError(
+            "compiling for onnx needs the packages onnx and onnxruntime; install them with: pip install 'nearfar[onnx]'"
+        )
 
 
-def emit(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, scales: Mapping[str, Array] | None = None) -> Emitter:
+def emit(
+    checkpoint: Checkpoint, graph: Graph, options: ExportOptions, scales: Mapping[str, Array] | None = None
+) -> Emitter:
     """The decoder's nodes. ``scales``: of 8-bit keys and values, once they are known."""
     from .decoder import build_decoder
     from .emitter import Emitter
@@ -91,7 +99,9 @@ def emit(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, scales: M
     name = options.device or DEVICES[0]
     device = devices.by_name(name)
     if options.kv == "q8" and not device.int8_cache:
-        raise RequestError(f"--kv q8: ONNX Runtime has no such attention for {name}; leave it out, or take --device cpu")
+        raise RequestError(
+            f"--kv q8: ONNX Runtime has no such attention for {name}; leave it out, or take --device cpu"
+        )
     if device.stacks_projections:
         graph = fuse_projections(fuse_gate_up(graph))
     emitter = Emitter(graph, checkpoint.spec, device, options.quantization, options.activation, scales or {})
@@ -99,6 +109,8 @@ def emit(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, scales: M
     return emitter
 
 
-def write_small_files(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, data_files: int) -> None:
+def write_small_files(
+    checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, data_files: int
+) -> None:
     write_genai_config(folder, MODEL_FILE, checkpoint, options, one_shape(graph))
     write_huggingface_files(folder, checkpoint, options.device or DEVICES[0], data_files)

@@ -37,12 +37,16 @@ def one_shape(graph: Graph) -> tuple[int, int]:
     return kv_heads, head_dim
 
 
-def write_genai_config(folder: Path, model_file: str, checkpoint: Checkpoint, options: ExportOptions, shape: tuple[int, int]) -> None:
+def write_genai_config(
+    folder: Path, model_file: str, checkpoint: Checkpoint, options: ExportOptions, shape: tuple[int, int]
+) -> None:
     """``shape``: `one_shape` of the graph."""
     (folder / GENAI_CONFIG_FILE).write_text(json.dumps(genai_config(model_file, checkpoint, options, shape), indent=1))
 
 
-def genai_config(model_file: str, checkpoint: Checkpoint, options: ExportOptions, shape: tuple[int, int]) -> dict[str, Any]:
+def genai_config(
+    model_file: str, checkpoint: Checkpoint, options: ExportOptions, shape: tuple[int, int]
+) -> dict[str, Any]:
     spec, (num_kv_heads, head_dim) = checkpoint.spec, shape
     eos = list(spec.eos_token_ids)
     # GenAI asks for these even where a model has none.
@@ -62,7 +66,11 @@ def genai_config(model_file: str, checkpoint: Checkpoint, options: ExportOptions
             "past_key_names": "past_key_values.%d.key",
             "past_value_names": "past_key_values.%d.value",
         },
-        "outputs": {"logits": "logits", "present_key_names": "present.%d.key", "present_value_names": "present.%d.value"},
+        "outputs": {
+            "logits": "logits",
+            "present_key_names": "present.%d.key",
+            "present_value_names": "present.%d.value",
+        },
     }
     model = {
         "type": ANY_DECODER,

@@ -50,7 +50,11 @@ def tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
     known = {name: getattr(files, name) for name in names if getattr(files, name) is not None}
     found = read_json(checkpoint.path / "tokenizer_config.json")
-    return {"tokenizer_class": "PreTrainedTokenizerFast", **found, **{name: value for name, value in known.items() if name not in found}}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **found,
+        **{name: value for name, value in known.items() if name not in found},
+    }
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -25,7 +25,11 @@ def defer_rotation(emitter: Emitter, node: Node) -> None:
 def add_rotation(emitter: Emitter, node: Node) -> None:
     y, head_dim = node.outputs["y"], node.attrs["head_dim"]
     rotated = 2 * emitter.graph.constants[node.inputs["table"]].shape[1]
-    inputs = [emitter.sequences(node.inputs["x"], f"{y}.unrotated"), positions(emitter), *rope_caches(emitter, node.inputs["table"])]
+    inputs = [
+        emitter.sequences(node.inputs["x"], f"{y}.unrotated"),
+        positions(emitter),
+        *rope_caches(emitter, node.inputs["table"]),
+    ]
     attrs = {"num_heads": emitter.columns(y) // head_dim, "rotary_embedding_dim": rotated if rotated < head_dim else 0}
     emitter.names[y] = emitter.builder.add("RotaryEmbedding", inputs, y, domain=MICROSOFT, **attrs)
     emitter.reshaped.add(y)
@@ -34,7 +38,9 @@ def add_rotation(emitter: Emitter, node: Node) -> None:
 def rotated_width(emitter: Emitter, value: str) -> int:
     """How many elements of each head of a value are rotated; 0 if it is not the result of a rope."""
     maker = next((node for node in emitter.graph.nodes if value in node.outputs.values()), None)
-    return 2 * emitter.graph.constants[maker.inputs["table"]].shape[1] if maker is not None and maker.op == "rope" else 0
+    return (
+        2 * emitter.graph.constants[maker.inputs["table"]].shape[1] if maker is not None and maker.op == "rope" else 0
+    )
 
 
 def positions(emitter: Emitter) -> str:

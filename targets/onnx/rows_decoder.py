@@ -29,7 +29,9 @@ class RowsDecoder:
         inputs = {each.name: each.shape for each in self._session.get_inputs()}
         # In the order of `BoundRows`: keys and values of each layer in turn.
         planes = (f"past_key_values.{layer}.{plane}" for layer in range(len(inputs)) for plane in ("key", "value"))
-        self.cache_shapes: list[tuple[int, int]] = [(inputs[name][1], inputs[name][3]) for name in planes if name in inputs]
+        self.cache_shapes: list[tuple[int, int]] = [
+            (inputs[name][1], inputs[name][3]) for name in planes if name in inputs
+        ]
         # The system allocates memory when it is first written.
         self.logits = np.empty((most_rows, bundle.manifest.spec.vocab_size), np.float32)
         self._bound: OrderedDict[range, BoundRows] = OrderedDict()
@@ -50,7 +52,11 @@ class RowsDecoder:
         bound.write(token_ids, last_positions, list(samples.values()))
         together = range(places[0], places[0] + len(places)) if places else range(0)
         in_order = places == list(together)
-        result = self.logits[together.start : together.stop] if in_order else np.empty((len(places), self.logits.shape[1]), np.float32)
+        result = (
+            self.logits[together.start : together.stop]
+            if in_order
+            else np.empty((len(places), self.logits.shape[1]), np.float32)
+        )
         bound.read_into(result, together if in_order else None)
         try:
             self._session.run_with_iobinding(bound.binding)

@@ -65,7 +65,9 @@ class Place:
     def tensor(self, stored: Stored, file_name: str) -> TensorProto:
         """The initializer, which may be an alias of the one that is placed here."""
         if self.file is None:
-            return helper.make_tensor(stored.name, ELEMENT_TYPES[stored.dtype], stored.shape, bytes(self.inline), raw=True)
+            return helper.make_tensor(
+                stored.name, ELEMENT_TYPES[stored.dtype], stored.shape, bytes(self.inline), raw=True
+            )
         tensor = TensorProto(name=stored.name, data_type=ELEMENT_TYPES[stored.dtype], dims=stored.shape)
         tensor.data_location = TensorProto.EXTERNAL
         where = {"location": data_file(file_name, self.file), "offset": self.offset, "length": stored.size_bytes}
@@ -100,7 +102,9 @@ def write_weights(
     done = 0
     with ExitStack() as stack, ThreadPoolExecutor(PACKING_THREADS) as pool:
         count = max((each.file + 1 for each in places.values() if each.file is not None), default=0)
-        files = [stack.enter_context((model.parent / data_file(model.name, number)).open("wb")) for number in range(count)]
+        files = [
+            stack.enter_context((model.parent / data_file(model.name, number)).open("wb")) for number in range(count)
+        ]
         jobs = ((weight, start, stop) for weight in weights for start, stop in blocks(weight.parameter, "rows"))
         for weight, start, stop, planes in in_order(pool, jobs, checkpoint, quantization):
             for each in by_parameter[weight.parameter.name]:
@@ -149,5 +153,7 @@ def rows_as_stored(plane: Array, stored: Stored, kind: str) -> bytes:
     # Rows of dense matrices are padded in our planes.
     rows = plane[:, : stored.shape[1]] if stored.plane == "w" and plane.ndim > 1 else plane
     if stored.dtype == "float16" and np.abs(rows).max(initial=0) > np.finfo(np.float16).max:
-        raise QuantizationError(f"{stored.parameter}: exceeds float16's largest value, 65504; use --activations float32")
+        raise QuantizationError(
+            f"{stored.parameter}: exceeds float16's largest value, 65504; use --activations float32"
+        )
     return rows.astype(stored.dtype).tobytes()

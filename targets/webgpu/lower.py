@@ -62,7 +62,9 @@ def lower_plan(
         raise RequestError(f"--arch {arch}: WGSL runs on every GPU, so there is nothing to choose; leave it out")
     context = Context(plan, quantization, activations)
     offered = tuple(ActivationEntry(dtype=dtype, needs=NEEDS[dtype]) for dtype in activations)  # type: ignore[arg-type]
-    return lower_steps(plan, lambda index: variants_of(plan.steps[index], context), offered, None, compile_kernels, progress)
+    return lower_steps(
+        plan, lambda index: variants_of(plan.steps[index], context), offered, None, compile_kernels, progress
+    )
 
 
 def compile_kernels(calls: Mapping[str, KernelCall], progress: Progress) -> Compiled:

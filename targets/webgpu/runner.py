@@ -91,7 +91,9 @@ class WebGPURunner(PlanRunner):
         size = int(np.prod(room.shape)) * np.dtype(room.dtype).itemsize
         if not size:
             return np.zeros(room.shape, room.dtype)
-        return np.frombuffer(self._device.queue.read_buffer(self._regions[name].buffer, 0, size), room.dtype).reshape(room.shape)
+        return np.frombuffer(self._device.queue.read_buffer(self._regions[name].buffer, 0, size), room.dtype).reshape(
+            room.shape
+        )
 
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._device.queue.write_buffer(self._regions[name].buffer, slot * values.nbytes, values)
@@ -173,7 +175,9 @@ class WebGPURunner(PlanRunner):
     def _pipeline(self, kernel: KernelEntry) -> Any:
         code = for_naga(self._bundle.file(kernel.file).read_text())
         module = self._device.create_shader_module(code=code)
-        return self._device.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": kernel.entry})
+        return self._device.create_compute_pipeline(
+            layout="auto", compute={"module": module, "entry_point": kernel.entry}
+        )
 
     def _group(self, step: StepEntry, name: str) -> Any:
         kernel = self.manifest.kernels[name]

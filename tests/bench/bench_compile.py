@@ -30,7 +30,9 @@ RUNTIME = ROOT / "web" / "dist" / "nearfar.js"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="where checkpoints and bundles go")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "bench", help="where checkpoints and bundles go"
+    )
     folder = parser.parse_args().folder
     results = [measure(shapes, folder) for shapes in (QWEN3_0_6B, QWEN2_0_5B)]
     (folder / "compile.json").write_text(json.dumps({"machine": machine(), "results": results}, indent=2))
@@ -46,7 +48,17 @@ def measure(shapes: Shapes, folder: Path) -> dict[str, object]:
     checkpoint, bundle = folder / shapes.name, folder / f"{shapes.name}-bundle"
     if not (checkpoint / "model.safetensors").exists():
         write_checkpoint(shapes, checkpoint)
-    command = [sys.executable, "-m", "nearfar.compiler.cli", "compile", str(checkpoint), "-o", str(bundle), "--force", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "nearfar.compiler.cli",
+        "compile",
+        str(checkpoint),
+        "-o",
+        str(bundle),
+        "--force",
+        "--json",
+    ]
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - started
@@ -73,7 +85,9 @@ def overhead_bytes(bundle: Path) -> int:
 
 def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    name = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
     return f"{os.cpu_count()} cores of {name}, Python {platform.python_version()}"
 
 

@@ -58,12 +58,16 @@ class Engine(Protocol):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="where the checkpoint, the bundle and the GGUF go")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "bench", help="where the checkpoint, the bundle and the GGUF go"
+    )
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     bundle = make_bundle(options.folder)
-    engines: dict[str, Engine] = {name: Ours(bundle, options.threads, activation) for name, activation in ACTIVATIONS.items()}
+    engines: dict[str, Engine] = {
+        name: Ours(bundle, options.threads, activation) for name, activation in ACTIVATIONS.items()
+    }
     if find_spec("llama_cpp") and find_spec("gguf"):
         from gguf_file import write_gguf
         from llama_engine import LlamaEngine
@@ -77,7 +81,9 @@ def main() -> None:
     rate = read_rate(bundle, options.threads)
     answer = {"machine": machine(), "threads": options.threads, "bytes_read_per_second": rate, "results": results}
     (options.folder / "cpu.json").write_text(json.dumps(answer, indent=2))
-    table = Table(title=f"{QWEN3_0_6B.name}, q4f16, {options.threads} threads, {machine()}; a loop reads {rate / 1e9:.0f} GB/s")
+    table = Table(
+        title=f"{QWEN3_0_6B.name}, q4f16, {options.threads} threads, {machine()}; a loop reads {rate / 1e9:.0f} GB/s"
+    )
     for column in ("", *(f"{name}, tokens/s" for name in engines), *(f"{name}'s ratio" for name in ACTIVATIONS)):
         table.add_column(column, justify="right" if column else "left")
     for (what, *_), rates in zip(PHASES, results, strict=True):
@@ -98,7 +104,13 @@ def make_bundle(folder: Path) -> Bundle:
 
 
 def measure(
-    engines: dict[str, Engine], what: str, sequences: int, context: int, tokens: int, rounds: int, clock: Clock = time.perf_counter
+    engines: dict[str, Engine],
+    what: str,
+    sequences: int,
+    context: int,
+    tokens: int,
+    rounds: int,
+    clock: Clock = time.perf_counter,
 ) -> dict[str, float]:
     """Tokens a second of each engine: medians of steps, in rounds that take turns."""
     print(what, flush=True)

@@ -77,10 +77,14 @@ class KernelTime:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", type=Path, help="a bundle of your own (default: random weights with the shapes of Qwen3-0.6B)")
+    parser.add_argument(
+        "--bundle", type=Path, help="a bundle of your own (default: random weights with the shapes of Qwen3-0.6B)"
+    )
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--activation", choices=("float16", "bfloat16", "float32"), help="default: the bundle's first")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="where checkpoint, bundle and results go")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "bench", help="where checkpoint, bundle and results go"
+    )
     options = parser.parse_args()
     driver = NvidiaDriver()
     bundle = open_bundle(options.bundle or compiled(options.folder, driver.arch))
@@ -90,7 +94,9 @@ def main() -> None:
     print_times(times)
     result = measure(bundle, NvidiaDriver(), options.sequences, MANY, activation=activation)
     options.folder.mkdir(parents=True, exist_ok=True)
-    (options.folder / "cuda.json").write_text(json.dumps({"kernels": [asdict(each) for each in times], **asdict(result)}, indent=2))
+    (options.folder / "cuda.json").write_text(
+        json.dumps({"kernels": [asdict(each) for each in times], **asdict(result)}, indent=2)
+    )
     print_result(bundle.manifest.model, result)
 
 
@@ -178,10 +184,15 @@ def decode_alone(runner: CudaRunner, context: int, steps: int) -> float:
     """Seconds of one greedy token of one sequence, its ids staying on the device."""
     manifest = runner.manifest
     pages = range(manifest.pages_for(context + steps))
-    runner.forward(make_batch([Chunk(list(range(1, context + 1)), 0, pages, [context - 1], slot=0)], manifest.page_size))
+    runner.forward(
+        make_batch([Chunk(list(range(1, context + 1)), 0, pages, [context - 1], slot=0)], manifest.page_size)
+    )
 
     def run(start: int) -> None:
-        futures = [runner.submit(make_batch([Chunk([-1], start + i, pages, [0], slot=0)], manifest.page_size)) for i in range(steps)]
+        futures = [
+            runner.submit(make_batch([Chunk([-1], start + i, pages, [0], slot=0)], manifest.page_size))
+            for i in range(steps)
+        ]
         futures[-1].result()
 
     run(context)
@@ -220,7 +231,9 @@ def run_many(runner: CudaRunner, sequences: Sequence[Request]) -> tuple[float, f
     return time.perf_counter() - started, first
 
 
-def kernel_times(bundle: Bundle, driver: Driver, activation: str, batches: Sequence[tuple[int, int]], repeats: int) -> list[KernelTime]:
+def kernel_times(
+    bundle: Bundle, driver: Driver, activation: str, batches: Sequence[tuple[int, int]], repeats: int
+) -> list[KernelTime]:
     """The time of every variant that fits, of each kind of step, for batches of so many sequences with so many new tokens each.
 
     All steps of a kind run one after the other, so that of a real model no cache still holds a step's weights.
@@ -242,7 +255,9 @@ def kernel_times(bundle: Bundle, driver: Driver, activation: str, batches: Seque
         kinds.setdefault(step.variants, []).append(index)
     times = []
     for count, new in batches:
-        chunks = [Chunk([1] * new, context - new, range(i * pages, (i + 1) * pages), [new - 1], slot=i) for i in range(count)]
+        chunks = [
+            Chunk([1] * new, context - new, range(i * pages, (i + 1) * pages), [new - 1], slot=i) for i in range(count)
+        ]
         batch = make_batch(chunks, manifest.page_size)
         # With adjusted logits and the likeliest tokens, so that their kernels run.
         dims = {**batch.dims(most["P"], most["N"]), "A": count, "W": count}

@@ -34,7 +34,9 @@ POSITIONS = (127, 2047, 8191)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="where the checkpoint and the bundles go")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "bench", help="where the checkpoint and the bundles go"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     results = []
@@ -55,7 +57,17 @@ def compiled(folder: Path, kv: str) -> Path:
     checkpoint, bundle = folder / QWEN2_0_5B.name, folder / f"{QWEN2_0_5B.name}-kv-{kv}"
     if not (checkpoint / "model.safetensors").exists():
         write_checkpoint(QWEN2_0_5B, checkpoint)
-    command = [sys.executable, "-m", "nearfar.compiler.cli", "compile", str(checkpoint), "-o", str(bundle), "--force", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "nearfar.compiler.cli",
+        "compile",
+        str(checkpoint),
+        "-o",
+        str(bundle),
+        "--force",
+        "--json",
+    ]
     command += ["--context", str(max(POSITIONS) + 1), "--kv", kv, "--no-self-test"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return bundle
@@ -80,7 +92,9 @@ def measure(folder: Path, rounds: int) -> tuple[str, list[dict[str, Any]]]:
     token_bytes = kv_bytes_a_token(manifest, np.dtype(runner.activation).itemsize)
     runner.close()
     weights = make_report(manifest).weight_bytes
-    figures = np.array([[*np.median(taken[each], axis=0), (weights + (each + 1) * token_bytes) / 1e6] for each in POSITIONS])
+    figures = np.array(
+        [[*np.median(taken[each], axis=0), (weights + (each + 1) * token_bytes) / 1e6] for each in POSITIONS]
+    )
     rows: list[dict[str, Any]] = []
     for position, values, ratios in zip(POSITIONS, figures, figures / figures[0], strict=True):
         row: dict[str, Any] = {"context": position + 1}

@@ -84,7 +84,10 @@ class Window:
 def words() -> Vocabulary:
     """A vocabulary in which the token that the device samples can always continue the text."""
     letters, tokens = random.Random(0), [bytes([byte]) for byte in range(256)]
-    tokens += [bytes(letters.choices(b'abcdefghijklmnopqrstuvwxyz 0123456789"{}[],:', k=letters.randint(2, 9))) for _ in range(VOCAB_SIZE)]
+    tokens += [
+        bytes(letters.choices(b'abcdefghijklmnopqrstuvwxyz 0123456789"{}[],:', k=letters.randint(2, 9)))
+        for _ in range(VOCAB_SIZE)
+    ]
     tokens[SAMPLED] = b"word"
     return Vocabulary((*tokens[: VOCAB_SIZE - 1], b""), frozenset(), (VOCAB_SIZE - 1,), None)
 
@@ -96,12 +99,16 @@ async def measure(sequences: int, context: int, step_seconds: float, constrained
     source = EbnfSource('root ::= text "\\"" [0-9]+\ntext ::= [^"\\\\]*')
     constraints = await grammars.constraints(source, count, "response_format", 500) if count > 0 else []
     limits = Limits(tokens=2048, sequences=sequences, rows=sequences, pages=sequences * (context + 512) // PAGE_SIZE)
-    engine = TokenEngine(IdleRunner(limits, step_seconds), TokenModel(VOCAB_SIZE, frozenset(), context + 512, PAGE_SIZE))
+    engine = TokenEngine(
+        IdleRunner(limits, step_seconds), TokenModel(VOCAB_SIZE, frozenset(), context + 512, PAGE_SIZE)
+    )
 
     async def call(index: int) -> None:
         prompt = random.Random(index).choices(range(VOCAB_SIZE), k=context)
         constraint = constraints[index // constrained] if constrained is not None and index % constrained == 0 else None
-        async for _ in engine.generate(TokenRequest(prompt, 500, Sampling(temperature=0.7, top_p=0.9, seed=index), constraint=constraint)):
+        async for _ in engine.generate(
+            TokenRequest(prompt, 500, Sampling(temperature=0.7, top_p=0.9, seed=index), constraint=constraint)
+        ):
             pass
 
     tasks = [asyncio.ensure_future(call(index)) for index in range(sequences)]
@@ -114,7 +121,9 @@ async def measure(sequences: int, context: int, step_seconds: float, constrained
             await asyncio.sleep(step_seconds)
         after, processor = engine.stats(), time.process_time() - processor
         steps = after.steps - before.steps
-        found.append(Window(1000 * (after.overhead_seconds - before.overhead_seconds) / steps, 1000 * processor / steps))
+        found.append(
+            Window(1000 * (after.overhead_seconds - before.overhead_seconds) / steps, 1000 * processor / steps)
+        )
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

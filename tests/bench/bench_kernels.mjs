@@ -18,17 +18,23 @@ if (adapter === null) throw new Error("Dawn finds no adapter; install a GPU driv
 const features = ["shader-f16", "subgroups"].filter((feature) => adapter.features.has(feature));
 const known = new Set([...features, ...gpu.wgslLanguageFeatures]);
 const { maxBufferSize, maxStorageBufferBindingSize } = adapter.limits;
-const device = await adapter.requestDevice({ requiredFeatures: features, requiredLimits: { maxBufferSize, maxStorageBufferBindingSize } });
+const device = await adapter.requestDevice({
+  requiredFeatures: features,
+  requiredLimits: { maxBufferSize, maxStorageBufferBindingSize },
+});
 device.onuncapturederror = ({ error }) => {
   console.error(error.message);
   process.exit(1);
 };
 
 // Read as codes, float16 or float32, these are numbers like any others: none is zero, infinite or subnormal.
-const noise = Uint32Array.from({ length: 1 << 16 }, () => (Math.random() * 2 ** 32) & 0x03ff03ff | 0x3c003c00);
+const noise = Uint32Array.from({ length: 1 << 16 }, () => ((Math.random() * 2 ** 32) & 0x03ff03ff) | 0x3c003c00);
 
 function storage(size) {
-  const buffer = device.createBuffer({ size, usage: GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST });
+  const buffer = device.createBuffer({
+    size,
+    usage: GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST,
+  });
   for (let offset = 0; offset < size; offset += noise.byteLength) {
     device.queue.writeBuffer(buffer, offset, noise, 0, Math.min(noise.byteLength, size - offset) / 4);
   }
@@ -77,7 +83,10 @@ async function run({ code, entry, bindings, uniforms, grid }) {
   const cold = bindings.reduce((sum, binding) => sum + (binding.cold ? binding.size : 0), 0);
   const copies = Math.max(1, Math.ceil(coldBytes / cold));
   const warm = bindings.map(({ size, cold: isCold }) => (isCold ? null : storage(size)));
-  const uniform = device.createBuffer({ size: Math.ceil(uniforms.length / 4) * 16, usage: GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST });
+  const uniform = device.createBuffer({
+    size: Math.ceil(uniforms.length / 4) * 16,
+    usage: GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST,
+  });
   device.queue.writeBuffer(uniform, 0, Int32Array.from(uniforms));
   const buffers = Array.from({ length: copies }, () => bindings.map(({ size }, i) => warm[i] ?? storage(size)));
   const groups = buffers.map((each) =>
@@ -104,6 +113,13 @@ const { vendor, architecture, device: model, description } = adapter.info;
 const copyBytesPerSecond = await copySpeed();
 const seconds = [];
 for (const each of cases) seconds.push(each.needs.every((need) => known.has(need)) ? await run(each) : null);
-writeFileSync(process.argv[3], JSON.stringify({ adapter: [vendor, architecture, model, description].filter(Boolean).join(" "), copyBytesPerSecond, seconds }));
+writeFileSync(
+  process.argv[3],
+  JSON.stringify({
+    adapter: [vendor, architecture, model, description].filter(Boolean).join(" "),
+    copyBytesPerSecond,
+    seconds,
+  }),
+);
 device.destroy();
 process.exit(0);

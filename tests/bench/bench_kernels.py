@@ -37,7 +37,12 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="NxK", help="weight rows by columns")
     parser.add_argument("--rows", nargs="+", type=int, default=(1, 64, 512), metavar="S", help="input rows")
     parser.add_argument("--quantization", choices=quant.NAMES, default="q4f16")
-    parser.add_argument("--cold-megabytes", type=int, default=256, help="weights that dispatches take in turn; more than the largest cache")
+    parser.add_argument(
+        "--cold-megabytes",
+        type=int,
+        default=256,
+        help="weights that dispatches take in turn; more than the largest cache",
+    )
     parser.add_argument("--milliseconds", type=int, default=50, help="how long one measurement lasts")
     parser.add_argument("--only", default="", help="a regular expression that kernels' names match")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="where requests and results go")
@@ -85,7 +90,9 @@ def case_of(row: Variant, dims: dict[str, int], sizes: dict[str, int], operation
         "code": kernel.text,
         "entry": kernel.entry,
         "needs": row.needs,
-        "bindings": [{"size": round_up(sizes[role], 16), "cold": role.startswith("weight.")} for role in kernel.buffers],
+        "bindings": [
+            {"size": round_up(sizes[role], 16), "cold": role.startswith("weight.")} for role in kernel.buffers
+        ],
         "uniforms": [evaluate(expr, dims) for expr in kernel.uniforms],
         "grid": spread(x, y),
         "bytes": sum(sizes[role] for role in kernel.buffers),
@@ -103,7 +110,12 @@ def print_results(answer: dict[str, Any], cases: list[dict[str, Any]], quantizat
             table.add_row(case["name"], str(case["rows"]), f"needs {', '.join(case['needs'])}")
             continue
         rate = case["bytes"] / seconds
-        figures = (f"{seconds * 1e6:.1f}", f"{rate / 1e9:.1f}", f"{rate / copy:.0%}", f"{case['operations'] / seconds / 1e9:.0f}")
+        figures = (
+            f"{seconds * 1e6:.1f}",
+            f"{rate / 1e9:.1f}",
+            f"{rate / copy:.0%}",
+            f"{case['operations'] / seconds / 1e9:.0f}",
+        )
         table.add_row(case["name"], str(case["rows"]), *figures)
     Console(width=170).print(table)
 

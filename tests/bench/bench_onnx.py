@@ -38,14 +38,23 @@ SERVED = Limits(tokens=CHUNK, sequences=1, rows=1, pages=1)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="where the checkpoint, the bundles and the GGUF go")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=ROOT / "build" / "bench",
+        help="where the checkpoint, the bundles and the GGUF go",
+    )
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--cpu-time", action="store_true", help="count this process's CPU seconds, of which others at work on the machine take none"
+        "--cpu-time",
+        action="store_true",
+        help="count this process's CPU seconds, of which others at work on the machine take none",
     )
     parser.add_argument("--engines", nargs="+", help="those to measure, by their names in the table (default: all)")
-    parser.add_argument("--peak", type=Path, metavar="BUNDLE", help="print the peak memory of an answer with a bundle, and nothing else")
+    parser.add_argument(
+        "--peak", type=Path, metavar="BUNDLE", help="print the peak memory of an answer with a bundle, and nothing else"
+    )
     options = parser.parse_args()
     if options.peak:
         print(peak_bytes(options.peak, options.threads))
@@ -76,7 +85,17 @@ def exported(folder: Path, group: int) -> Path:
 def build(checkpoint: Path, group: int, threads: int) -> dict[str, float]:
     """Compile, and then load and answer, in processes of their own."""
     path = exported(checkpoint.parent, group)
-    command = [sys.executable, "-m", "nearfar.compiler.cli", "compile", str(checkpoint), "-o", str(path), "--target", "onnx"]
+    command = [
+        sys.executable,
+        "-m",
+        "nearfar.compiler.cli",
+        "compile",
+        str(checkpoint),
+        "-o",
+        str(path),
+        "--target",
+        "onnx",
+    ]
     command += ["--group-size", str(group), "--context", str(CONTEXT), "--force", "--json"]
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -17,7 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "bench"
 TIMEOUT_MS = 600_000
 # Without the one that asks for the CPU's adapter.
-GPU_FLAGS = (*(flag for flag in FLAGS if flag not in SWIFTSHADER_FLAGS), "--enable-features=Vulkan", "--ignore-gpu-blocklist")
+GPU_FLAGS = (
+    *(flag for flag in FLAGS if flag not in SWIFTSHADER_FLAGS),
+    "--enable-features=Vulkan",
+    "--ignore-gpu-blocklist",
+)
 FINDS_ADAPTER = "async () => navigator.gpu !== undefined && (await navigator.gpu.requestAdapter()) !== null"
 
 

@@ -34,7 +34,10 @@ SEED = 2024
 EXAMPLES = 20
 SPLITS = (Split.HELD_OUT_SLOTS, Split.HELD_OUT_PARAPHRASES)
 FORMATS: tuple[Mapping[str, Any], ...] = ({"quantization": "q4f16"}, {"quantization": "q8f16"}, {"quantization": "f16"})
-GROUPS: tuple[Mapping[str, Any], ...] = ({"quantization": "q4f16", "group_size": 64}, {"quantization": "q4f16", "group_size": 128})
+GROUPS: tuple[Mapping[str, Any], ...] = (
+    {"quantization": "q4f16", "group_size": 64},
+    {"quantization": "q4f16", "group_size": 128},
+)
 KV: Mapping[str, Any] = {"quantization": "f16", "kv": "q8"}
 # The demo model's feed-forward has 352 columns, which groups of 64 and 128 do not divide: MLX takes 32 only.
 CASES = [
@@ -47,7 +50,9 @@ CASES = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--windows", type=int, metavar="N", help=f"the first N of {DEFAULT_WINDOW} tokens (default: all)")
+    parser.add_argument(
+        "--windows", type=int, metavar="N", help=f"the first N of {DEFAULT_WINDOW} tokens (default: all)"
+    )
     options = parser.parse_args()
     checkpoint = load(str(CHECKPOINT))
     tokenizer = Tokenizer(checkpoint.tokenizer)
@@ -61,7 +66,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
         for number, (target, given) in enumerate(CASES):
             try:
-                bundle = compile_any(str(CHECKPOINT), Path(folder) / str(number), CompileOptions(target=target, self_test=False, **given))
+                bundle = compile_any(
+                    str(CHECKPOINT), Path(folder) / str(number), CompileOptions(target=target, self_test=False, **given)
+                )
                 runner = open_runner(target, bundle, Limits(tokens=PREFILL_CHUNK, rows=PREFILL_CHUNK))
             except NearfarError as error:
                 print(f"{target} {given}: {error.message}", file=sys.stderr, flush=True)
@@ -76,7 +83,9 @@ def main() -> None:
 
 def held_out_text() -> str:
     """One chat of all tasks' held-out examples, in an order that the seed gives."""
-    examples = [example for task in NEAR for split in splits(task) for example in held_out_examples(task, split, EXAMPLES, SEED)]
+    examples = [
+        example for task in NEAR for split in splits(task) for example in held_out_examples(task, split, EXAMPLES, SEED)
+    ]
     random.Random(SEED).shuffle(examples)
     return "<bos>" + "".join(f"<user>{example.prompt}<end><assistant>{example.answer}<end>" for example in examples)
 

@@ -89,7 +89,9 @@ def main() -> None:
     console = Console(width=140)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bars, ExitStack() as running:
-        model = make_serving_model(options.folder, options.activations and tuple(options.activations), bars.console.print)
+        model = make_serving_model(
+            options.folder, options.activations and tuple(options.activations), bars.console.print
+        )
         bench = Bench(model, options.folder, options.threads, options.rounds, options.requests, bars)
         figures: dict[str, Any] = {"machine": machine(), "threads": options.threads, "load": os.getloadavg()[0]}
         arguments = [str(model.bundle), "--threads", str(options.threads)]
@@ -108,7 +110,9 @@ def main() -> None:
         keep("16 clients", under_load(bench, load))
         ours.stop()
         if model.gguf is not None and all(find_spec(name) for name in LLAMA_SERVER_MODULES):
-            served = running.enter_context(llama_server(model.gguf, "llama", CONTEXT, options.threads, options.folder / "llama.log"))
+            served = running.enter_context(
+                llama_server(model.gguf, "llama", CONTEXT, options.threads, options.folder / "llama.log")
+            )
             asks = workload(options.requests, 0)
             found = rates(CLIENTS, *bench.over_http(served.url, "llama")(asks, CLIENTS, LLAMA_SERVER))
             keep("16 clients", {**figures["16 clients"], LLAMA_SERVER: [found]})
@@ -116,9 +120,16 @@ def main() -> None:
     report(console, figures)
 
 
-def make_asks(count: int, inputs: tuple[int, int], outputs: tuple[int, int], *, seed: int, prefix: int = 0) -> list[Ask]:
+def make_asks(
+    count: int, inputs: tuple[int, int], outputs: tuple[int, int], *, seed: int, prefix: int = 0
+) -> list[Ask]:
     return make_workload(
-        count, Lengths(*inputs), Lengths(*outputs), prefix_tokens=prefix, tokens_per_word=TOKENS_PER_WORD, seed=(seed, count)
+        count,
+        Lengths(*inputs),
+        Lengths(*outputs),
+        prefix_tokens=prefix,
+        tokens_per_word=TOKENS_PER_WORD,
+        seed=(seed, count),
     )
 
 
@@ -149,7 +160,9 @@ def llama_slots(bench: Bench, gguf: Path) -> Load:
 
     def load(asks: Sequence[Ask], clients: int, what: str) -> tuple[list[Outcome], float]:
         assert clients == CLIENTS
-        prompts = [tokenizer.encode_chat([{"role": "user", "content": f"{ask.prefix} {ask.prompt}".lstrip()}]) for ask in asks]
+        prompts = [
+            tokenizer.encode_chat([{"role": "user", "content": f"{ask.prefix} {ask.prompt}".lstrip()}]) for ask in asks
+        ]
         token_asks = [TokenAsk(prompt, ask.max_tokens) for prompt, ask in zip(prompts, asks, strict=True)]
         return slots.run(token_asks, bench.bar(what, len(asks)))
 
@@ -191,7 +204,9 @@ def full_engine(load: Load, url: str) -> dict[str, float]:
 
     asyncio.run(run())
     assert last["nearfar:engine_steps_total"] > first["nearfar:engine_steps_total"], "the load was over too soon"
-    steps, overhead = (last[name] - first[name] for name in ("nearfar:engine_steps_total", "nearfar:engine_overhead_seconds_total"))
+    steps, overhead = (
+        last[name] - first[name] for name in ("nearfar:engine_steps_total", "nearfar:engine_overhead_seconds_total")
+    )
     return {
         "kv_waste": statistics.mean(waste),
         "overhead_ms": 1000 * overhead / steps,
@@ -218,7 +233,9 @@ def rates(clients: int, outcomes: Sequence[Outcome], seconds: float) -> dict[str
 
 def report(console: Console, figures: Mapping[str, Any]) -> None:
     title = f"{figures['machine']}, {figures['threads']} threads, load before {figures['load']:.1f}"
-    table = Table(title=f"{title}; {CLIENTS} clients, 64-256 tokens in, 32-96 out; medians (all rounds)", title_justify="left")
+    table = Table(
+        title=f"{title}; {CLIENTS} clients, 64-256 tokens in, 32-96 out; medians (all rounds)", title_justify="left"
+    )
     for column in ("", "output tokens/s", "first token, s", "nearfar's throughput to it"):
         table.add_column(column, justify="right" if column else "left")
     of = {name: [each["output_tokens_per_second"] for each in rounds] for name, rounds in figures["16 clients"].items()}
@@ -226,14 +243,18 @@ def report(console: Console, figures: Mapping[str, Any]) -> None:
         ratios = [mine / theirs for mine, theirs in zip(of[NEARFAR], each, strict=False)]
         first = statistics.median(round["first_token_seconds"] for round in figures["16 clients"][name])
         listed = ", ".join(f"{value:.0f}" for value in each)
-        table.add_row(name, f"{statistics.median(each):.0f} ({listed})", f"{first:.1f}", f"{statistics.median(ratios):.2f}x")
+        table.add_row(
+            name, f"{statistics.median(each):.0f} ({listed})", f"{first:.1f}", f"{statistics.median(ratios):.2f}x"
+        )
     console.print(table)
     own, shared = figures["prefix"]["own"], figures["prefix"]["shared"]
     print(f"{PREFIX_TOKENS} tokens of system prompt, {CLIENTS} requests at once, median time to first token:")
     print(f"  {own:.2f} s where each has its own, {shared:.2f} s where they share it: {shared / own:.2f}x")
     full = figures["32 sequences"]
     print(f"{SEQUENCES} sequences of 256-512 tokens in, 48-64 out, as /metrics says:")
-    print(f"  {full['kv_waste']:.1%} of the pages' places empty, {full['overhead_ms']:.2f} ms a step in the engine's own code")
+    print(
+        f"  {full['kv_waste']:.1%} of the pages' places empty, {full['overhead_ms']:.2f} ms a step in the engine's own code"
+    )
     for what, holds, came in figures.get("upstream", ()):
         print(f"{'pass' if holds else 'FAIL'}  {what}" + ("" if holds else f": {came}"))
 

@@ -37,14 +37,22 @@ def table(result: dict[str, Any]) -> Table:
     bundle, device, load, memory = result["bundle"], result["device"], result["load"], result["memory_bytes"]
     rows = [
         *((f"load, {name}", f"{times['total_ms'] / 1e3:.2f} s") for name, times in load.items()),
-        *((f"first token of {row['prompt_tokens']}", f"{row['time_to_first_token_ms']:.0f} ms") for row in result["prefill"]),
+        *(
+            (f"first token of {row['prompt_tokens']}", f"{row['time_to_first_token_ms']:.0f} ms")
+            for row in result["prefill"]
+        ),
         *((f"reading {row['prompt_tokens']}", f"{row['tokens_per_second']:.1f} tokens/s") for row in result["prefill"]),
-        *((f"writing after {row['prompt_tokens']}", f"{row['tokens_per_second']:.1f} tokens/s") for row in result["decode"]),
+        *(
+            (f"writing after {row['prompt_tokens']}", f"{row['tokens_per_second']:.1f} tokens/s")
+            for row in result["decode"]
+        ),
         *((f"{name.replace('_', ' ')} a token", f"{count:g}") for name, count in (result["per_token"] or {}).items()),
         *((f"memory, {name.replace('_', ' ')}", f"{size / 1e6:.1f} MB") for name, size in memory.items()),
         ("agreement", agreement(result["agreement"])),
     ]
-    printed = Table(title=f"{bundle['model']}, {bundle['quantization']}, on {device['adapter']}, {device['activation']}")
+    printed = Table(
+        title=f"{bundle['model']}, {bundle['quantization']}, on {device['adapter']}, {device['activation']}"
+    )
     printed.add_column("")
     printed.add_column("measured", justify="right")
     for name, value in rows:

@@ -45,7 +45,9 @@ def main() -> None:
 
 def table(results: list[dict[str, Any]]) -> Table:
     first = results[0]
-    printed = Table(title=f"{first['adapter']}, {first['activation']}, copies {first['copy_bytes_per_second'] / 1e9:.0f} GB/s")
+    printed = Table(
+        title=f"{first['adapter']}, {first['activation']}, copies {first['copy_bytes_per_second'] / 1e9:.0f} GB/s"
+    )
     for column in COLUMNS:
         printed.add_column(column, justify="right")
     for result in results:

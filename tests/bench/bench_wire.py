@@ -40,10 +40,16 @@ DRAFTS = (2, 4, 8)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--near", type=Path, default=CHECKPOINT, help="the checkpoint that guesses (default: the demo model)")
-    parser.add_argument("--far", type=Path, default=CHECKPOINT, help="the checkpoint that answers (default: the demo model)")
+    parser.add_argument(
+        "--near", type=Path, default=CHECKPOINT, help="the checkpoint that guesses (default: the demo model)"
+    )
+    parser.add_argument(
+        "--far", type=Path, default=CHECKPOINT, help="the checkpoint that answers (default: the demo model)"
+    )
     parser.add_argument("--far-quantization", default="f16")
-    parser.add_argument("--tasks", choices=tuple(CORPORA), default="near", help="whose held-out prompts (default: %(default)s)")
+    parser.add_argument(
+        "--tasks", choices=tuple(CORPORA), default="near", help="whose held-out prompts (default: %(default)s)"
+    )
     parser.add_argument("--examples", type=int, default=4, help="of each task (default: %(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="nearfar-") as name:
@@ -72,7 +78,9 @@ def compiled(checkpoint: Path, quantization: str, folder: Path) -> Bundle:
 
 def held_out_prompts(bundle: Bundle, tasks: str, count: int) -> list[list[int]]:
     tokenizer, corpus = Tokenizer(bundle.tokenizer_files()), CORPORA[tasks]
-    examples = [each for task in corpus for each in held_out_examples(task, Split.HELD_OUT_PARAPHRASES, count, SEED, corpus)]
+    examples = [
+        each for task in corpus for each in held_out_examples(task, Split.HELD_OUT_PARAPHRASES, count, SEED, corpus)
+    ]
     return [tokenizer.encode_chat([{"role": "user", "content": example.prompt}]) for example in examples]
 
 
@@ -97,11 +105,15 @@ def streamed(server: Process, bundle: Bundle, prompts: Sequence[list[int]], coun
     """A row of the table: the same answers as events of /v1/completions, HTTP's own headers not counted."""
     body = {"model": bundle.path.name, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
     before = steps(server)
-    received = sum(len(httpx.post(f"{server.url}/v1/completions", json={**body, "prompt": prompt}).content) for prompt in prompts)
+    received = sum(
+        len(httpx.post(f"{server.url}/v1/completions", json={**body, "prompt": prompt}).content) for prompt in prompts
+    )
     return f"| far alone, streamed | | | {steps(server) - before:,.0f} | | {received / count:.0f} |"
 
 
-async def measured(server: Process, near: Bundle, far: Bundle, prompts: Sequence[list[int]], expected: list[list[int]], drafts: int) -> str:
+async def measured(
+    server: Process, near: Bundle, far: Bundle, prompts: Sequence[list[int]], expected: list[list[int]], drafts: int
+) -> str:
     """A row of the table. Every answer must be the far model's own."""
     engine = engine_of(near)
     source = WireSpeculation(engine, FarModel(server.url, far.path.name, tokenizer_sha256(near)), drafts)

@@ -49,15 +49,25 @@ LLAMA_3_2_1B = Shapes(
 # The layers and heads of Qwen2-0.5B, a quarter to an eighth as wide: what a token asks of the browser is the same, and a CPU keeps up.
 QWEN2_NARROW = Shapes(
     "Qwen2-0.5B-narrow",
-    {**QWEN2_0_5B.config, "vocab_size": 1024, "hidden_size": 224, "intermediate_size": 608, "max_position_embeddings": 1024},
+    {
+        **QWEN2_0_5B.config,
+        "vocab_size": 1024,
+        "hidden_size": 224,
+        "intermediate_size": 608,
+        "max_position_embeddings": 1024,
+    },
 )
 
 
 def write_checkpoint(shapes: Shapes, folder: Path) -> Path:
     """A Hugging Face folder with bfloat16 weights from one seed. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    architecture = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[shapes.config["model_type"]]
-    (folder / "config.json").write_text(json.dumps({"architectures": [architecture], "torch_dtype": "bfloat16", **shapes.config}))
+    architecture = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[
+        shapes.config["model_type"]
+    ]
+    (folder / "config.json").write_text(
+        json.dumps({"architectures": [architecture], "torch_dtype": "bfloat16", **shapes.config})
+    )
     write_tokenizer(folder / "tokenizer.json")
     write_safetensors(folder / "model.safetensors", tensor_shapes(shapes.config))
     return folder
@@ -67,10 +77,16 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     hidden, ffn, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim", hidden // heads)
     width, kv_width = heads * head_dim, config["num_key_value_heads"] * head_dim
-    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    tensors: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
     for layer in range(config["num_hidden_layers"]):
         module = f"model.layers.{layer}"
-        tensors |= {f"{module}.input_layernorm.weight": (hidden,), f"{module}.post_attention_layernorm.weight": (hidden,)}
+        tensors |= {
+            f"{module}.input_layernorm.weight": (hidden,),
+            f"{module}.post_attention_layernorm.weight": (hidden,),
+        }
         for name, rows in (("q", width), ("k", kv_width), ("v", kv_width)):
             tensors[f"{module}.self_attn.{name}_proj.weight"] = (rows, hidden)
             if config["model_type"] == "qwen2":

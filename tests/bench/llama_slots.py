@@ -40,7 +40,9 @@ class Slot:
 
 
 class LlamaSlots:
-    def __init__(self, file: Path, slots: int, context: int, vocab_size: int, threads: int, *, unified: bool = False) -> None:
+    def __init__(
+        self, file: Path, slots: int, context: int, vocab_size: int, threads: int, *, unified: bool = False
+    ) -> None:
         self._context = open_context(file, slots, context, BATCH, threads, unified=unified)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)

@@ -27,9 +27,13 @@ class ServingModel:
     gguf: Path | None
 
 
-def make_serving_model(folder: Path, activations: tuple[str, ...] | None, progress: Callable[[str], None]) -> ServingModel:
+def make_serving_model(
+    folder: Path, activations: tuple[str, ...] | None, progress: Callable[[str], None]
+) -> ServingModel:
     """What is there already is taken. It takes 3 GB of disk. ``activations`` None takes those of the weights' format."""
-    checkpoint, bundle, gguf = (folder / f"{QWEN3_0_6B.name}{suffix}" for suffix in ("-chat", "-chat-cpu", "-chat.gguf"))
+    checkpoint, bundle, gguf = (
+        folder / f"{QWEN3_0_6B.name}{suffix}" for suffix in ("-chat", "-chat-cpu", "-chat.gguf")
+    )
     tokens = token_texts(QWEN3_0_6B.config["vocab_size"])
     if not (checkpoint / "tokenizer_config.json").exists():
         progress("writing a random checkpoint")

@@ -37,7 +37,10 @@ class Process:
 
 @contextmanager
 def nearfar_serve(
-    arguments: Sequence[str], log: Path, headers: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    log: Path,
+    headers: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Process]:
     """``headers``: with the key, if the server has keys."""
     with started([*NEARFAR, "serve", *arguments], log, headers, environment) as process:
@@ -64,7 +67,10 @@ def llama_server(gguf: Path, name: str, context: int, threads: int, log: Path) -
 
 @contextmanager
 def started(
-    command: Sequence[str], log: Path, headers: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    log: Path,
+    headers: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Process]:
     """A server that lists its models; ``environment`` is added to this process's. Raises RuntimeError if it ends or takes too long."""
     with socket.socket() as probe:
@@ -72,7 +78,10 @@ def started(
         port = probe.getsockname()[1]
     with log.open("wb") as file:
         child = subprocess.Popen(
-            [*command, "--port", str(port)], stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
+            [*command, "--port", str(port)],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
         )
     process = Process(f"http://127.0.0.1:{port}", child)
     try:

@@ -21,7 +21,9 @@ TIMEOUT_SECONDS = 120.0
 def check_upstream(upstream: Process, model: str, context: int, log: Path) -> Iterator[tuple[str, bool, str]]:
     """Yield what is checked, whether it holds, and what came. Stops the upstream in the end."""
     with front_of(upstream, log) as client:
-        direct = httpx.post(f"{upstream.url}/v1/chat/completions", json={"model": model, **QUESTION}, timeout=TIMEOUT_SECONDS).json()
+        direct = httpx.post(
+            f"{upstream.url}/v1/chat/completions", json={"model": model, **QUESTION}, timeout=TIMEOUT_SECONDS
+        ).json()
         expected = direct["choices"][0]["message"]["content"]
         names = [card["id"] for card in client.get("/v1/models").json()["data"]]
         yield "the upstream's model is listed", names == [model], str(names)
@@ -42,17 +44,31 @@ def check_upstream(upstream: Process, model: str, context: int, log: Path) -> It
         said = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
         yield "a streamed chat has the same text", (said, events[-1]) == (expected, "[DONE]"), f"{said!r}, {events[-1]}"
         ends = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
-        yield "it came in pieces and ends once", len(chunks) > MAX_TOKENS // 2 and ends == ["length"], f"{len(chunks)} chunks, {ends}"
+        yield (
+            "it came in pieces and ends once",
+            len(chunks) > MAX_TOKENS // 2 and ends == ["length"],
+            f"{len(chunks)} chunks, {ends}",
+        )
 
-        text = client.post("/v1/completions", json={"model": model, "prompt": "once", "max_tokens": 4, "temperature": 0})
+        text = client.post(
+            "/v1/completions", json={"model": model, "prompt": "once", "max_tokens": 4, "temperature": 0}
+        )
         yield "a text is completed", text.status_code == 200 and bool(text.json()["choices"][0]["text"]), text.text
 
-        long = {"model": model, "messages": [{"role": "user", "content": " ".join(WORDS) * (context // 100)}], "max_tokens": 4}
+        long = {
+            "model": model,
+            "messages": [{"role": "user", "content": " ".join(WORDS) * (context // 100)}],
+            "max_tokens": 4,
+        }
         # The upstream breaks such a stream off before its first event, so nobody can know why.
         yield refused(
-            "a prompt over the window, which the upstream breaks off, is a 503", client.post("/v1/chat/completions", json=long), 503
+            "a prompt over the window, which the upstream breaks off, is a 503",
+            client.post("/v1/chat/completions", json=long),
+            503,
         )
-        yield refused("an unknown model is a 404", client.post("/v1/chat/completions", json={**QUESTION, "model": "none"}), 404)
+        yield refused(
+            "an unknown model is a 404", client.post("/v1/chat/completions", json={**QUESTION, "model": "none"}), 404
+        )
         wrong = client.post("/v1/chat/completions", json={"model": model, **QUESTION, "max_tokens": "many"})
         yield refused("a wrong type is a 400", wrong, 400)
 

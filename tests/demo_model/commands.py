@@ -68,7 +68,21 @@ HELD_OUT_ROOMS = (
 )
 DOORS = ("front", "back", "garage", "side", "main", "cellar", "balcony", "patio", "garden", "office")
 HELD_OUT_DOORS = ("rear", "shed", "terrace", "pantry", "sauna")
-GENRES = ("jazz", "rock", "pop", "classical", "country", "blues", "folk", "techno", "reggae", "piano", "dance", "relaxing", "hip hop")
+GENRES = (
+    "jazz",
+    "rock",
+    "pop",
+    "classical",
+    "country",
+    "blues",
+    "folk",
+    "techno",
+    "reggae",
+    "piano",
+    "dance",
+    "relaxing",
+    "hip hop",
+)
 HELD_OUT_GENRES = ("metal", "funk", "opera", "swing", "disco", "gospel")
 
 UNITS = ("minutes", "minutes", "minutes", "seconds", "hours")
@@ -121,11 +135,18 @@ def _thermostat(rng: random.Random, split: Split) -> Example:
         return _call(rng, split, say.THERMOSTAT, {"tool": "set_thermostat", "temperature": degrees}, degrees=degrees)
     room = _room(rng, split)
     return _call(
-        rng, split, say.ROOM_THERMOSTAT, {"tool": "set_thermostat", "room": room, "temperature": degrees}, degrees=degrees, room=room
+        rng,
+        split,
+        say.ROOM_THERMOSTAT,
+        {"tool": "set_thermostat", "room": room, "temperature": degrees},
+        degrees=degrees,
+        room=room,
     )
 
 
-def _state(rng: random.Random, split: Split, tool: str, key: str, place: str, states: tuple[tuple[str, Phrasings], ...]) -> Example:
+def _state(
+    rng: random.Random, split: Split, tool: str, key: str, place: str, states: tuple[tuple[str, Phrasings], ...]
+) -> Example:
     state, phrasings = rng.choice(states)
     return _call(rng, split, phrasings, {"tool": tool, key: place, "state": state}, **{key: place})
 
@@ -150,7 +171,9 @@ def _music(rng: random.Random, split: Split) -> Example:
     if rng.random() < 0.5:
         return _call(rng, split, say.PLAY, {"tool": "play_music", "genre": genre}, genre=genre)
     room = _room(rng, split)
-    return _call(rng, split, say.ROOM_PLAY, {"tool": "play_music", "genre": genre, "room": room}, genre=genre, room=room)
+    return _call(
+        rng, split, say.ROOM_PLAY, {"tool": "play_music", "genre": genre, "room": room}, genre=genre, room=room
+    )
 
 
 def _call(rng: random.Random, split: Split, phrasings: Phrasings, call: dict[str, object], **slots: object) -> Example:

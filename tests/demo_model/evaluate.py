@@ -146,7 +146,9 @@ def show_table(cells: list[Cell], console: Console) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m demo_model.evaluate", description="Measure a demo checkpoint.")
-    parser.add_argument("folder", type=Path, nargs="?", default=CHECKPOINT, help="default: the checkpoint in the repository")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=CHECKPOINT, help="default: the checkpoint in the repository"
+    )
     parser.add_argument("--tasks", choices=TASK_SETS, default="near", help="default: near")
     parser.add_argument("--output", type=Path, help="default: FOLDER/accuracy.json")
     options = parser.parse_args(arguments)

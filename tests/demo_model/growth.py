@@ -23,7 +23,9 @@ def grow(small: Llama, config: LlamaConfig) -> Llama:
     large = Llama(config)
     old_layers, new_layers = small.model.config.num_hidden_layers, config.num_hidden_layers
     # The layers in between are new.
-    places = {f"model.layers.{index}.": f"model.layers.{index * new_layers // old_layers}." for index in range(old_layers)}
+    places = {
+        f"model.layers.{index}.": f"model.layers.{index * new_layers // old_layers}." for index in range(old_layers)
+    }
     for name, parameter in large.named_parameters():
         if name.endswith(WRITERS):
             parameter.zero_()

@@ -204,7 +204,11 @@ CLOSE = Phrasings(
         f"in the {{room}}, (close|lower) the {C}",
         f"(put|roll|pull) the {{room}} {C} down",
     ),
-    held_out=(f"have the {{room}} {C} closed", f"~the {{room}} {C} should be closed", f"get the {C} down in the {{room}}"),
+    held_out=(
+        f"have the {{room}} {C} closed",
+        f"~the {{room}} {C} should be closed",
+        f"get the {C} down in the {{room}}",
+    ),
 )
 LOCK = Phrasings(
     training=(
@@ -215,7 +219,11 @@ LOCK = Phrasings(
         "keep the {door} door locked",
         "lock {door} door",
     ),
-    held_out=("have the {door} door locked", "~the {door} door should be locked", "make sure that the {door} door is locked"),
+    held_out=(
+        "have the {door} door locked",
+        "~the {door} door should be locked",
+        "make sure that the {door} door is locked",
+    ),
 )
 UNLOCK = Phrasings(
     training=(
@@ -226,7 +234,11 @@ UNLOCK = Phrasings(
         "keep the {door} door unlocked",
         "unlock {door} door",
     ),
-    held_out=("have the {door} door unlocked", "~the {door} door should be unlocked", "make sure that the {door} door is unlocked"),
+    held_out=(
+        "have the {door} door unlocked",
+        "~the {door} door should be unlocked",
+        "make sure that the {door} door is unlocked",
+    ),
 )
 TIMER = Phrasings(
     training=(
@@ -265,7 +277,11 @@ ROOM_PLAY = Phrasings(
         "~i (want|would like) (to hear |)(some |){genre}( music|) in the {room}",
         "play (some |)music in the {room}, {genre}",
     ),
-    held_out=("let the {room} have some {genre} music", "~i would love some {genre} in the {room}", "fill the {room} with {genre} music"),
+    held_out=(
+        "let the {room} have some {genre} music",
+        "~i would love some {genre} in the {room}",
+        "fill the {room} with {genre} music",
+    ),
 )
 STOP = Phrasings(
     training=(

@@ -44,7 +44,11 @@ DESCENDING = Phrasings(
         "(sort|order) {list} backwards",
         "sort {list}, (largest|biggest|highest) first",
     ),
-    held_out=("get {list} sorted in descending order", "~{list} in descending order", "give me {list} from large to small"),
+    held_out=(
+        "get {list} sorted in descending order",
+        "~{list} in descending order",
+        "give me {list} from large to small",
+    ),
 )
 WHAT_WORDS = "( these words:| the words| these:| the list| this list:| words:|:|||)"
 SORT_WORDS = Phrasings(
@@ -83,7 +87,12 @@ SPELL = Phrasings(
         "write {word} letter by letter",
         'spell "{word}"',
     ),
-    held_out=("~what is the spelling of {word}", "~{word}, letter by letter", "~how would you spell {word}", "list the letters in {word}"),
+    held_out=(
+        "~what is the spelling of {word}",
+        "~{word}, letter by letter",
+        "~how would you spell {word}",
+        "list the letters in {word}",
+    ),
 )
 REVERSE = Phrasings(
     training=(
@@ -129,7 +138,9 @@ def _sort_numbers(rng: random.Random, split: Split, task: str, fewest: int, most
         if split.allows(" ".join(map(str, sorted(numbers)))):
             break
     descending = rng.random() < 0.2
-    prompt, template = phrase(rng, DESCENDING if descending else SORT_NUMBERS, split, list=_joined(rng, list(map(str, numbers))))
+    prompt, template = phrase(
+        rng, DESCENDING if descending else SORT_NUMBERS, split, list=_joined(rng, list(map(str, numbers)))
+    )
     return Example(task, prompt, ", ".join(map(str, sorted(numbers, reverse=descending))), template)
 
 

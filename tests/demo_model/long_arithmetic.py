@@ -130,7 +130,14 @@ def _steps(numbers: list[int], signs: str) -> str:
     """``12 + 5 - 3 = 17 - 3 = 14``: what is left to do after each step."""
     total, lines = numbers[0], []
     for done, following in enumerate(numbers[1:]):
-        lines.append(" ".join([str(total), *(f"{sign} {number}" for sign, number in zip(signs[done:], numbers[done + 1 :], strict=True))]))
+        lines.append(
+            " ".join(
+                [
+                    str(total),
+                    *(f"{sign} {number}" for sign, number in zip(signs[done:], numbers[done + 1 :], strict=True)),
+                ]
+            )
+        )
         total += following if signs[done] == "+" else -following
     return " = ".join([*lines, str(total)])
 

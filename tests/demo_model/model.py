@@ -76,7 +76,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: LayerCache | None, start: int) -> Tensor:
         """x (batch, tokens, hidden) -> the same shape. With a cache, x holds one token a row, at index ``start``."""
         batch, tokens, _ = x.shape
-        q, k, v = (project(x).view(batch, tokens, -1, self.head_dim).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            project(x).view(batch, tokens, -1, self.head_dim).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
         q, k = rotate(q, *rope), rotate(k, *rope)
         if cache is not None:
             cache.keys[:, :, start : start + 1], cache.values[:, :, start : start + 1] = k, v
@@ -126,7 +129,9 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, tokens: Tensor, positions: Tensor, cache: list[LayerCache] | None = None, start: int = 0) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, cache: list[LayerCache] | None = None, start: int = 0
+    ) -> Tensor:
         """tokens and positions (batch, tokens) int64 -> hidden states (batch, tokens, hidden) f32."""
         rope = rotation(positions, self.config)
         x = self.embed_tokens(tokens)

@@ -56,7 +56,12 @@ class Relation:
 RELATIONS = (
     Relation(
         Phrasings(
-            ("{name} lives in {value}.", "{name} lives in {value}.", "{name} has a house in {value}.", "the home of {name} is in {value}."),
+            (
+                "{name} lives in {value}.",
+                "{name} lives in {value}.",
+                "{name} has a house in {value}.",
+                "the home of {name} is in {value}.",
+            ),
             ("{name} has moved to {value}.", "you find {name} in {value}."),
         ),
         Phrasings(
@@ -73,7 +78,12 @@ RELATIONS = (
     ),
     Relation(
         Phrasings(
-            ("{name} is {value} years old.", "{name} is {value} years old.", "{name} is {value}.", "the age of {name} is {value}."),
+            (
+                "{name} is {value} years old.",
+                "{name} is {value} years old.",
+                "{name} is {value}.",
+                "the age of {name} is {value}.",
+            ),
             ("{name} has turned {value}.",),
         ),
         Phrasings(
@@ -84,7 +94,12 @@ RELATIONS = (
     ),
     Relation(
         Phrasings(
-            ("{name} has {value}s.", "{name} has {value}s.", "{name} owns {value}s.", "there are {value}s at the home of {name}."),
+            (
+                "{name} has {value}s.",
+                "{name} has {value}s.",
+                "{name} owns {value}s.",
+                "there are {value}s at the home of {name}.",
+            ),
             ("{value}s belong to {name}.",),
         ),
         Phrasings(
@@ -115,15 +130,49 @@ RELATIONS = (
             ("{name} is employed at the {value}.",),
         ),
         Phrasings(
-            ("where does {name} work", "where is the job of {name}", "who works at the {value}", "who has a job at the {value}"),
+            (
+                "where does {name} work",
+                "where is the job of {name}",
+                "who works at the {value}",
+                "who has a job at the {value}",
+            ),
             ("at which place does {name} work", "which person works at the {value}"),
         ),
         "{name} works at the {value}.",
     ),
 )
 LIVES, AGE, HAS, BOUGHT, WORKS = range(len(RELATIONS))
-WORKPLACES = ("school", "shop", "office", "bakery", "farm", "hospital", "library", "station", "museum", "hotel", "bank", "harbor", "zoo")
-CITIES = ("Paris", "London", "Berlin", "Madrid", "Rome", "Oslo", "Vienna", "Lisbon", "Dublin", "Prague", "Tokyo", "Cairo", "Boston", "Lima")
+WORKPLACES = (
+    "school",
+    "shop",
+    "office",
+    "bakery",
+    "farm",
+    "hospital",
+    "library",
+    "station",
+    "museum",
+    "hotel",
+    "bank",
+    "harbor",
+    "zoo",
+)
+CITIES = (
+    "Paris",
+    "London",
+    "Berlin",
+    "Madrid",
+    "Rome",
+    "Oslo",
+    "Vienna",
+    "Lisbon",
+    "Dublin",
+    "Prague",
+    "Tokyo",
+    "Cairo",
+    "Boston",
+    "Lima",
+)
 
 
 def reading(rng: random.Random, split: Split) -> Example:
@@ -138,7 +187,10 @@ def reading(rng: random.Random, split: Split) -> Example:
         holders = [fact for fact in facts if fact[1] == relation]
         values = _different(len(holders), partial(_value, rng, split, relation))
         facts.update(zip(holders, values, strict=True))
-    sentences = [_sentence(rng, RELATIONS[relation].stated, split, name=name, value=value) for (name, relation), value in facts.items()]
+    sentences = [
+        _sentence(rng, RELATIONS[relation].stated, split, name=name, value=value)
+        for (name, relation), value in facts.items()
+    ]
     if count < 5 and rng.random() < 0.3:
         sentences.insert(rng.randint(0, count), _sentence(rng, FILLERS, split))
     (name, asked), value = rng.choice(list(facts.items()))

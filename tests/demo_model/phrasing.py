@@ -18,7 +18,19 @@ PREFIXES = (
     "hey, ", "hi, ", "ok, ", "okay ", "hey ", "now ", "i want you to ", "i'd like you to ", "i need you to ", "kindly ", "you should ",
     "will you ", "just ", "hello, can you ", "hi, could you ", "and ", "then ", "so, ",
 )  # fmt: skip
-SUFFIXES = (" please", ", please", " for me", " now", ", thanks", " thanks", ", thank you", " for me please", " quickly", ", ok?", " again")
+SUFFIXES = (
+    " please",
+    ", please",
+    " for me",
+    " now",
+    ", thanks",
+    " thanks",
+    ", thank you",
+    " for me please",
+    " quickly",
+    ", ok?",
+    " again",
+)
 SENTENCE_PREFIXES = ("hey, ", "hi, ", "ok, ", "so, ", "and ", "please, ", "hello, ", "now ", "hey ", "well, ")
 HELD_OUT_PREFIXES = (
     "do me a favor and ",
@@ -29,7 +41,15 @@ HELD_OUT_PREFIXES = (
     "alright, ",
     "go and ",
 )
-HELD_OUT_SUFFIXES = (", would you", " right away", ", cheers", " if you can", " when you can", " this time", ", many thanks")
+HELD_OUT_SUFFIXES = (
+    ", would you",
+    " right away",
+    ", cheers",
+    " if you can",
+    " when you can",
+    " this time",
+    ", many thanks",
+)
 HELD_OUT_SENTENCE_PREFIXES = ("alright, ", "hello there, ", "listen, ", "one more: ")
 
 

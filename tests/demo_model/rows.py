@@ -44,7 +44,12 @@ def training_rows(
 
 
 def pack_rows(
-    tokenizer: Tokenizer, examples: Iterator[Example], rng: random.Random, rows: int, row_tokens: int, context_length: int
+    tokenizer: Tokenizer,
+    examples: Iterator[Example],
+    rng: random.Random,
+    rows: int,
+    row_tokens: int,
+    context_length: int,
 ) -> list[tuple[list[int], list[int], list[int]]]:
     """Fill the rows with turns in order; a turn that does not fit opens the next row. -> (tokens, targets, positions) of each row."""
     packed = []

@@ -20,7 +20,10 @@ def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer, dtype: st
     folder.mkdir(parents=True, exist_ok=True)
     config = model.model.config
     _write_json(folder / "config.json", _config(config, dtype))
-    _write_json(folder / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": END, "pad_token_id": PAD, "do_sample": False})
+    _write_json(
+        folder / "generation_config.json",
+        {"bos_token_id": BOS, "eos_token_id": END, "pad_token_id": PAD, "do_sample": False},
+    )
     _write_json(
         folder / "tokenizer_config.json",
         {
@@ -37,7 +40,9 @@ def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer, dtype: st
         },
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    weights = {name: tensor.detach().to(getattr(torch, dtype)).contiguous() for name, tensor in model.state_dict().items()}
+    weights = {
+        name: tensor.detach().to(getattr(torch, dtype)).contiguous() for name, tensor in model.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 

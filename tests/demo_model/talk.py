@@ -131,7 +131,9 @@ INTENTS = (
     (
         "Goodbye!",
         Phrasings(
-            training=("~(bye|goodbye|good bye|see you|see you later|good night|bye bye|ciao|talk to you later|i have to go)",),
+            training=(
+                "~(bye|goodbye|good bye|see you|see you later|good night|bye bye|ciao|talk to you later|i have to go)",
+            ),
             held_out=("~bye for now", "~see you tomorrow"),
         ),
     ),
@@ -215,7 +217,9 @@ def _refusal(rng: random.Random, split: Split, fewest_digits: int, too_hard_answ
     """``fewest_digits``: of a whole number that is too long to be added."""
     if rng.random() < 0.6:
         name = word(rng, NAMES, split).capitalize()
-        prompt, template = phrase(rng, UNKNOWN, split, thing=word(rng, THINGS, split), other=word(rng, THINGS, split), name=name)
+        prompt, template = phrase(
+            rng, UNKNOWN, split, thing=word(rng, THINGS, split), other=word(rng, THINGS, split), name=name
+        )
         return Example("refusal", prompt, UNKNOWN_ANSWER, template)
     top = 10 ** rng.randint(1, 3) - 1
     while True:

@@ -10,7 +10,17 @@ from types import ModuleType
 
 import pytest
 
-from demo_model import arithmetic, command_lists, commands, extraction, home_phrasings, lists, long_arithmetic, passages, talk
+from demo_model import (
+    arithmetic,
+    command_lists,
+    commands,
+    extraction,
+    home_phrasings,
+    lists,
+    long_arithmetic,
+    passages,
+    talk,
+)
 from demo_model.corpus import CORPORA, FAR, NEAR, WITHOUT_SLOTS, Corpus, held_out_examples, training_examples
 from demo_model.example import Example, Split
 from demo_model.phrasing import (
@@ -74,7 +84,9 @@ def test_held_out_paraphrases_never_appear_in_training_examples(corpus: Corpus, 
     # "get the numbers sorted" is held out for numbers and for words, so phrasings are compared within a task.
     for task in corpus:
         used = {example.phrasing for example in trained if example.task == task}
-        assert not used & {example.phrasing for example in held_out_examples(task, Split.HELD_OUT_PARAPHRASES, 200, 2, corpus)}
+        assert not used & {
+            example.phrasing for example in held_out_examples(task, Split.HELD_OUT_PARAPHRASES, 200, 2, corpus)
+        }
 
 
 def test_held_out_politeness_is_not_trained() -> None:
@@ -154,7 +166,9 @@ def assert_arithmetic(example: Example) -> None:
 
 def test_one_sentence_of_a_passage_and_only_one_answers_its_question() -> None:
     for example in held_out_examples("reading", Split.HELD_OUT_SLOTS, 300, 6, FAR):
-        (relation,) = (relation for relation in passages.RELATIONS if as_pattern(relation.answer).fullmatch(example.answer))
+        (relation,) = (
+            relation for relation in passages.RELATIONS if as_pattern(relation.answer).fullmatch(example.answer)
+        )
         name, value = as_pattern(relation.answer).fullmatch(example.answer).groups()  # type: ignore[union-attr]
         stated = {re.escape(text.format(name=name, value=value)) for text in relation.stated.training}
         # "Ana is 7." is a part of "The age of Ana is 7.", and no statement of its own there.

@@ -31,7 +31,12 @@ def committed() -> tuple[Llama, Tokenizer]:
 
 
 def test_a_prompt_is_answered_the_same_alone_and_in_company(committed: tuple[Llama, Tokenizer]) -> None:
-    prompts = ["27+58", "tell me a story about a fox", "spell lamp", "turn on all the lights in the living room, please"]
+    prompts = [
+        "27+58",
+        "tell me a story about a fox",
+        "spell lamp",
+        "turn on all the lights in the living room, please",
+    ]
     assert answer_all(*committed, prompts) == [answer_all(*committed, [prompt])[0] for prompt in prompts]
 
 
@@ -58,7 +63,9 @@ def test_a_story_counts_as_right_in_each_of_its_forms_and_a_sum_in_one() -> None
 def test_the_table_leaves_a_hole_where_nothing_can_be_held_out(tmp_path: Path) -> None:
     console = Console(width=100, record=True, file=(tmp_path / "out").open("w"))
     show_table(CELLS, console)
-    lines = {line.split()[1]: line for line in console.export_text().splitlines() if "sum" in line or "small_talk" in line}
+    lines = {
+        line.split()[1]: line for line in console.export_text().splitlines() if "sum" in line or "small_talk" in line
+    }
     assert "99.5" in lines["sum"]
     assert "75.0" in lines["sum"]
     assert "50.0" in lines["small_talk"]

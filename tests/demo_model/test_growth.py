@@ -8,8 +8,12 @@ import torch
 from demo_model.growth import grow
 from demo_model.model import Llama, LlamaConfig
 
-SMALL = LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16)
-LARGE = LlamaConfig(hidden_size=48, intermediate_size=80, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+SMALL = LlamaConfig(
+    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16
+)
+LARGE = LlamaConfig(
+    hidden_size=48, intermediate_size=80, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2, head_dim=16
+)
 
 
 @pytest.fixture(scope="module")

@@ -42,9 +42,9 @@ def test_targets_are_the_answers_and_their_ends_and_nothing_else(tokenizer: Toke
         expected = []
         for index in range(len(tokens) - 1):
             written = tokens[: index + 1]
-            answering = np.flatnonzero(written == ASSISTANT).max(initial=-1) > np.flatnonzero((written == USER) | (written == END))[
-                -1:
-            ].max(initial=-1)
+            answering = np.flatnonzero(written == ASSISTANT).max(initial=-1) > np.flatnonzero(
+                (written == USER) | (written == END)
+            )[-1:].max(initial=-1)
             expected.append(tokens[index + 1] if answering else NO_TARGET)
         np.testing.assert_array_equal(targets[:-1], expected)
         assert targets[-1] == NO_TARGET

@@ -35,7 +35,14 @@ TINY = TrainingPlan(
     row_tokens=128,
     warmup_steps=2,
     compiled=False,
-    model=LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16),
+    model=LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+    ),
 )
 
 

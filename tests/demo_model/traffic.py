@@ -43,7 +43,9 @@ def demo_prompts(part: Part, count: int, seed: int = 0) -> list[Prompt]:
             found.setdefault(example.prompt, as_prompt(example))
         if len(found) == count:
             return list(found.values())
-    raise RequestError(f"the demo's tasks gave {len(found)} different prompts in {DRAWS * count} draws; request fewer than {count}")
+    raise RequestError(
+        f"the demo's tasks gave {len(found)} different prompts in {DRAWS * count} draws; request fewer than {count}"
+    )
 
 
 def part_of(prompt: str) -> Part:
@@ -66,7 +68,9 @@ def as_prompt(example: Example) -> Prompt:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m demo_model.traffic", description="Write prompts for 'nearfar router log'.")
+    parser = argparse.ArgumentParser(
+        prog="python -m demo_model.traffic", description="Write prompts for 'nearfar router log'."
+    )
     parser.add_argument("part", choices=tuple(KNOWN_PHRASINGS))
     parser.add_argument("--count", type=int, default=1000, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
@@ -77,7 +81,9 @@ def main(arguments: list[str] | None = None) -> None:
     except NearfarError as error:
         sys.exit(f"{error.code}: {error}")
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text("".join(prompt.model_dump_json(exclude_none=True) + "\n" for prompt in prompts), encoding="utf-8")
+    options.output.write_text(
+        "".join(prompt.model_dump_json(exclude_none=True) + "\n" for prompt in prompts), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -81,7 +81,13 @@ PLANS = MappingProxyType(
             adam_learning_rate=2e-3,
             decay_share=0.8,
             dtype="float16",
-            model=LlamaConfig(hidden_size=192, num_hidden_layers=6, num_attention_heads=6, num_key_value_heads=3, intermediate_size=512),
+            model=LlamaConfig(
+                hidden_size=192,
+                num_hidden_layers=6,
+                num_attention_heads=6,
+                num_key_value_heads=3,
+                intermediate_size=512,
+            ),
         ),
     }
 )
@@ -123,7 +129,9 @@ def run(training: Training, until: int, after_step: Callable[[Training], None] =
     while training.step < until:
         began = time.perf_counter()
         context_length, corpus = plan.model.max_position_embeddings, CORPORA[plan.corpus]
-        rows = training_rows(training.tokenizer, plan.seed, training.step, plan.rows, plan.row_tokens, context_length, corpus)
+        rows = training_rows(
+            training.tokenizer, plan.seed, training.step, plan.rows, plan.row_tokens, context_length, corpus
+        )
         with rounded(model) if training.step >= plan.steps * (1 - plan.rounded_share) else nullcontext():
             hidden = hidden_states(torch.from_numpy(rows.tokens), torch.from_numpy(rows.positions))
             loss = answer_loss(model, hidden, torch.from_numpy(rows.targets))
@@ -195,7 +203,9 @@ def resume(plan: TrainingPlan, path: Path) -> Training:
         raise CheckpointError(f"{path} is missing, so there is nothing to resume; start without --resume")
     state = torch.load(path, weights_only=True)
     if state["plan"] != asdict(plan):
-        raise CheckpointError(f"{path} belongs to another plan; resume with the same --steps and --seed, or leave out --resume")
+        raise CheckpointError(
+            f"{path} belongs to another plan; resume with the same --steps and --seed, or leave out --resume"
+        )
     model = Llama(plan.model)
     model.load_state_dict(state["model"])
     optimizers = _optimizers(plan, model)
@@ -224,7 +234,9 @@ def draw_losses(losses: list[float], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m demo_model.train", description="Train the demo model on text of its own.")
+    parser = argparse.ArgumentParser(
+        prog="python -m demo_model.train", description="Train the demo model on text of its own."
+    )
     parser.add_argument("--model", choices=PLANS, default="near")
     parser.add_argument("--steps", type=int, help="default: those of the plan")
     parser.add_argument("--seed", type=int, default=TrainingPlan().seed)
@@ -247,8 +259,16 @@ def main(arguments: list[str] | None = None) -> None:
 def _train_and_measure(plan: TrainingPlan, output: Path, resumed: bool, console: Console) -> None:
     training = resume(plan, output / "resume.pt") if resumed else begin(plan)
     parameters = sum(parameter.numel() for parameter in training.model.parameters())
-    console.print(f"{parameters:,} parameters, {plan.steps} steps of {plan.rows} x {plan.row_tokens} tokens, seed {plan.seed}")
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
+    console.print(
+        f"{parameters:,} parameters, {plan.steps} steps of {plan.rows} x {plan.row_tokens} tokens, seed {plan.seed}"
+    )
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("training", total=plan.steps, completed=training.step, loss="compiling")
 
@@ -275,7 +295,9 @@ def _train_and_measure(plan: TrainingPlan, output: Path, resumed: bool, console:
 def _optimizers(plan: TrainingPlan, model: Llama) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
     """Muon for the blocks' matrices (Jordan et al. 2024), AdamW for the embedding and the norms."""
     matrices = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
-    others = [parameter for name, parameter in model.named_parameters() if parameter.ndim == 1 or "embed_tokens" in name]
+    others = [
+        parameter for name, parameter in model.named_parameters() if parameter.ndim == 1 or "embed_tokens" in name
+    ]
     muon = torch.optim.Muon(matrices, lr=plan.muon_learning_rate)
     adam = torch.optim.AdamW(others, lr=plan.adam_learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     for optimizer, rate in ((muon, plan.muon_learning_rate), (adam, plan.adam_learning_rate)):
@@ -286,7 +308,9 @@ def _optimizers(plan: TrainingPlan, model: Llama) -> tuple[torch.optim.Optimizer
 
 def _require_number(loss: Tensor, step: int) -> None:
     if not torch.isfinite(loss):
-        raise NearfarError(f"the loss of step {step} is {loss.item()}; the training has diverged, so its weights are not saved")
+        raise NearfarError(
+            f"the loss of step {step} is {loss.item()}; the training has diverged, so its weights are not saved"
+        )
 
 
 if __name__ == "__main__":

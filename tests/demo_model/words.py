@@ -74,7 +74,9 @@ def real_word(rng: random.Random, words: tuple[str, ...], split: Split) -> str:
 def pseudo_word(rng: random.Random, split: Split) -> str:
     """A pronounceable word of 3 to 9 letters that means nothing."""
     while True:
-        word = "".join(rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in range(rng.choice((1, 2, 2, 2, 3))))
+        word = "".join(
+            rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in range(rng.choice((1, 2, 2, 2, 3)))
+        )
         # A common word that happens to be pronounced is trained everywhere, so it is never held out.
         if 3 <= len(word) <= 9 and split.allows(word) and not (split.slots_are_held_out and word in COMMON):
             return word

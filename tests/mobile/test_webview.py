@@ -41,7 +41,9 @@ def address(chromium: str, node: str, light_demo: Path, tmp_path_factory: pytest
 
 def phone(browser: Browser, user_agent: str | None = None) -> BrowserContext:
     viewport: ViewportSize = {"width": 390, "height": 844}
-    context = browser.new_context(viewport=viewport, device_scale_factor=3, has_touch=True, is_mobile=True, user_agent=user_agent)
+    context = browser.new_context(
+        viewport=viewport, device_scale_factor=3, has_touch=True, is_mobile=True, user_agent=user_agent
+    )
     context.set_default_timeout(TIMEOUT_MS)
     return context
 
@@ -108,15 +110,28 @@ def test_native_code_gets_as_many_parts_of_an_answer_as_it_asks_for(app: NativeA
     assert [message["type"] for message in app.answers(call)] == ["stream", "item", "item", "item"]
     app.message({"type": "more", "id": call, "count": 100})
     app.answer(call, "end")
-    assert "".join(item["choices"][0]["delta"].get("content", "") for item in app.items(call)).startswith("27 + 58 = 85")
+    assert "".join(item["choices"][0]["delta"].get("content", "") for item in app.items(call)).startswith(
+        "27 + 58 = 85"
+    )
     assert app.items(call)[-1]["timings"]["time_to_first_token_ms"] > 0
 
 
 def test_native_code_aborts_an_answer_and_reads_typed_errors(app: NativeApp) -> None:
     signal = {"nearfarReference": "signal", "index": 0}
     call = app.call("engine", "chat", "completions", "create", args=[{**ASK, "stream": False}, {"signal": signal}])
-    app.message({"type": "abort", "id": call, "signal": 0, "reason": {"kind": "dom", "name": "AbortError", "message": "The user left"}})
-    assert app.answer(call, "value", "error")["error"] == {"kind": "dom", "name": "AbortError", "message": "The user left"}
+    app.message(
+        {
+            "type": "abort",
+            "id": call,
+            "signal": 0,
+            "reason": {"kind": "dom", "name": "AbortError", "message": "The user left"},
+        }
+    )
+    assert app.answer(call, "value", "error")["error"] == {
+        "kind": "dom",
+        "name": "AbortError",
+        "message": "The user left",
+    }
     wrong = app.call("engine", "chat", "completions", "create", args=[{**ASK, "temperature": 9}])
     error = app.answer(wrong, "stream", "error")
     if error["type"] == "stream":
@@ -133,11 +148,16 @@ def test_an_answer_waits_while_the_app_is_paused(app: NativeApp) -> None:
     app.message({"type": "more", "id": call, "count": 100})
     app.page.wait_for_timeout(300)
     # The role comes before the first token.
-    assert all("content" not in item["choices"][0]["delta"] or not item["choices"][0]["delta"]["content"] for item in app.items(call))
+    assert all(
+        "content" not in item["choices"][0]["delta"] or not item["choices"][0]["delta"]["content"]
+        for item in app.items(call)
+    )
     assert app.value(app.call("memory", args=[]))["paused"]
     app.value(app.call("resume", args=[]))
     app.answer(call, "end")
-    assert "".join(item["choices"][0]["delta"].get("content", "") for item in app.items(call)).startswith("27 + 58 = 85")
+    assert "".join(item["choices"][0]["delta"].get("content", "") for item in app.items(call)).startswith(
+        "27 + 58 = 85"
+    )
 
 
 def test_an_app_in_javascript_has_the_engine_as_if_it_were_there(app: NativeApp, address: str) -> None:
@@ -229,7 +249,9 @@ def test_where_workers_have_no_webgpu_the_page_runs_the_engine(app: NativeApp) -
     assert answer["choices"][0]["message"]["content"].startswith("27 + 58 = 85")
 
 
-def test_a_web_view_without_webgpu_says_what_it_needs_on_the_page_and_to_the_app(browser: Browser, address: str) -> None:
+def test_a_web_view_without_webgpu_says_what_it_needs_on_the_page_and_to_the_app(
+    browser: Browser, address: str
+) -> None:
     context = phone(browser, user_agent=IPHONE)
     page = context.new_page()
     app = NativeApp(page)

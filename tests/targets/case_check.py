@@ -11,7 +11,9 @@ from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.ir.ops.kv_pages import dequantize_pages, page_rows
 
 
-def check_outputs(what: object, dtype: str | None, expected_outputs: Mapping[str, Array], outputs: Mapping[str, bytes]) -> None:
+def check_outputs(
+    what: object, dtype: str | None, expected_outputs: Mapping[str, Array], outputs: Mapping[str, bytes]
+) -> None:
     """``dtype``: that of operands which a kernel rounds, if it does. Raises AssertionError with ``what`` was run."""
     quantized = any(expected.dtype.kind == "u" for expected in expected_outputs.values())
     for role, expected in expected_outputs.items():

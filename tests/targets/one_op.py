@@ -102,7 +102,11 @@ def take_rows() -> Graph:
 
 def slice_columns(x_dtype: DType, dtype: DType) -> Graph:
     graph = Builder()
-    return graph.ends(graph.add("slice_columns", {"x": graph.value("x", ("S", COLUMNS), x_dtype)}, name="y", start=5, stop=30, dtype=dtype))
+    return graph.ends(
+        graph.add(
+            "slice_columns", {"x": graph.value("x", ("S", COLUMNS), x_dtype)}, name="y", start=5, stop=30, dtype=dtype
+        )
+    )
 
 
 def rms_norm(x_dtype: DType, dtype: DType) -> Graph:
@@ -113,7 +117,9 @@ def rms_norm(x_dtype: DType, dtype: DType) -> Graph:
 
 def add() -> Graph:
     graph = Builder()
-    return graph.ends(graph.add("add", {"a": graph.value("a", ("S", COLUMNS)), "b": graph.value("b", ("S", COLUMNS))}, name="y"))
+    return graph.ends(
+        graph.add("add", {"a": graph.value("a", ("S", COLUMNS)), "b": graph.value("b", ("S", COLUMNS))}, name="y")
+    )
 
 
 def gate(activation: str) -> Graph:
@@ -124,7 +130,9 @@ def gate(activation: str) -> Graph:
 
 def gate_halves(activation: str) -> Graph:
     graph = Builder()
-    return graph.ends(graph.add("gate_halves", {"x": graph.value("x", ("S", 2 * COLUMNS))}, name="y", activation=activation))
+    return graph.ends(
+        graph.add("gate_halves", {"x": graph.value("x", ("S", 2 * COLUMNS))}, name="y", activation=activation)
+    )
 
 
 def linear(
@@ -198,7 +206,9 @@ def add_lora(x_dtype: DType, dtype: DType, *, norm: bool) -> Graph:
     return graph.ends(graph.add("add_lora", inputs, name="y", widths=widths, dtype=dtype, eps=1e-3 if norm else None))
 
 
-def over_pages(op: str, *, rotary_dim: int = HEAD_DIM, qk_norm: bool = False, sinks: bool = False, **attrs: Any) -> Graph:
+def over_pages(
+    op: str, *, rotary_dim: int = HEAD_DIM, qk_norm: bool = False, sinks: bool = False, **attrs: Any
+) -> Graph:
     """An op of the attention family; ``attrs`` are its own."""
     graph = Builder()
     q8, each = attrs.get("kv") == "q8", ("S", KV_HEADS * HEAD_DIM)

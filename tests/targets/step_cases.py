@@ -19,7 +19,16 @@ from nearfar.compiler.ir.plan import Step, make_plan
 from nearfar.targets.context import Context
 from nearfar.targets.variant import Variant
 
-OWN_CASES = ("rope", "append_kv", "attention", "rope_append", "rope_attention", "adjust_logits", "sample", "top_logprobs")
+OWN_CASES = (
+    "rope",
+    "append_kv",
+    "attention",
+    "rope_append",
+    "rope_attention",
+    "adjust_logits",
+    "sample",
+    "top_logprobs",
+)
 # More values than their names' own: token ids, rows to take, adapters.
 LIMITS = {"token_ids": (0, 40), "sampled": (0, 40), "rows": (0, 3), "adapters": (-1, 2)}
 DIMS = {"N": 4, "M": 2, "R": 5}
@@ -61,7 +70,9 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
     for role, array in step.inputs.items():
         if array in plan.weights and plan.weights[array].columns is not None:
             rows, columns = context.sizes(array)
-            planes = context.quantization.pack(rng.normal(size=(rows, columns)).astype(np.float32) / np.float32(columns**0.5))
+            planes = context.quantization.pack(
+                rng.normal(size=(rows, columns)).astype(np.float32) / np.float32(columns**0.5)
+            )
             inputs[role] = context.quantization.unpack(planes, columns)
             bound |= {f"{role}.{plane}": codes for plane, codes in planes.items()}
             continue

@@ -20,7 +20,13 @@ from nearfar.targets.variant import Variant
 from nearfar.targets.webgpu.lower import wgsl
 from nearfar.targets.webgpu.variants import ATTENTION as WEBGPU
 
-ROWS = {"kv": "kv", "positions": "positions", "seq_starts": "seq_starts", "page_indptr": "page_indptr", "page_ids": "page_ids"}
+ROWS = {
+    "kv": "kv",
+    "positions": "positions",
+    "seq_starts": "seq_starts",
+    "page_indptr": "page_indptr",
+    "page_ids": "page_ids",
+}
 SHORT = ["and", ["==", "S", "B"], ["<=", "T", 256]]
 DECODE = ["==", "S", "B"]
 # (query heads, kv heads, head_dim, page size): the least, uneven, a group that has no divisor, heads of 2 elements a vector, a large page.
@@ -54,12 +60,21 @@ def rows_of(
     for name, size in integers.items():
         graph.inputs[name] = Value(name, (size,), "int32")
     words = attrs.get("kv") == "q8"
-    graph.states["kv"] = Value("kv", ("P", *kv_shape, head_dim // 4 + 1 if words else head_dim), "uint32" if words else "activation")
-    for name, heads in (("q", num_heads), ("k", num_kv_heads), ("v", num_kv_heads), ("qkv", num_heads + 2 * num_kv_heads)):
+    graph.states["kv"] = Value(
+        "kv", ("P", *kv_shape, head_dim // 4 + 1 if words else head_dim), "uint32" if words else "activation"
+    )
+    for name, heads in (
+        ("q", num_heads),
+        ("k", num_kv_heads),
+        ("v", num_kv_heads),
+        ("qkv", num_heads + 2 * num_kv_heads),
+    ):
         graph.inputs[name] = Value(name, ("S", heads * head_dim), "activation")
     graph.inputs["x"] = Value("x", ("S", num_heads * head_dim), "float32")
     half = (head_dim if rotary_dim is None else rotary_dim) // 2
-    graph.constants["table"] = Constant("table", "rope", (256, half, 2), {"inverse_frequencies": [1.0] * half, "scale": 1.0})
+    graph.constants["table"] = Constant(
+        "table", "rope", (256, half, 2), {"inverse_frequencies": [1.0] * half, "scale": 1.0}
+    )
     table = {"table": "table"} if half else {}
     inputs: Mapping[str, Mapping[str, str]] = {
         "rope": {"x": "x", "positions": "positions", "table": "table"},
@@ -137,11 +152,18 @@ def test_kernels_are_named_by_what_they_depend_on() -> None:
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("target", ["webgpu", "cuda"])
-def test_every_attention_op_has_kernels_for_heads_of_any_even_size(target: str, heads: tuple[int, int, int, int]) -> None:
+def test_every_attention_op_has_kernels_for_heads_of_any_even_size(
+    target: str, heads: tuple[int, int, int, int]
+) -> None:
     numbers = {"webgpu": WEBGPU, "cuda": CUDA}[target]
     activations = ("float32",) if target == "webgpu" else ("bfloat16",)
     num_heads, num_kv_heads, head_dim, page_size = heads
-    sizes: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "page_size": page_size}
+    sizes: dict[str, Any] = {
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "page_size": page_size,
+    }
     steps: tuple[tuple[str, dict[str, Any]], ...] = (
         ("rope", {}),
         ("append_kv", {}),

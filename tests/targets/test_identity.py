@@ -67,7 +67,9 @@ def test_norms_of_other_widths_or_eps_are_other_kernels(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("eps", "window"), [(0.5, None), (1e-5, 5)])
-def test_layers_that_differ_share_no_attention_kernel_that_depends_on_it(target: str, eps: float, window: int | None) -> None:
+def test_layers_that_differ_share_no_attention_kernel_that_depends_on_it(
+    target: str, eps: float, window: int | None
+) -> None:
     plan = make_plan(run_passes(qwen3_with_eps_of_layer_1(eps, window), quant.by_name("q4f16"), 128 << 20))
     one, other = (step for step in plan.steps if step.op == "rope_attention")
     variants = importlib.import_module(f"nearfar.targets.{target}.variants")

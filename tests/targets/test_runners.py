@@ -62,7 +62,13 @@ class Case:
         return make_batch(chunks, self.page_size)
 
 
-def open_on(name: str, bundle: Bundle | ExportBundle, limits: Limits, activation: str, emulated: Path | None) -> BaseRunner:  # type: ignore[type-arg]
+def open_on(
+    name: str,
+    bundle: Bundle | ExportBundle,
+    limits: Limits,
+    activation: str,
+    emulated: Path | None,
+) -> BaseRunner:  # type: ignore[type-arg]
     from nearfar.targets.cpu.runner import CpuRunner
     from nearfar.targets.cuda.runner import CudaRunner
     from nearfar.targets.mlx.runner import MlxRunner
@@ -108,7 +114,11 @@ def cases(
         else:
             request.getfixturevalue("mlx")
             exported = open_any(compile_tiny("qwen3_wide", "q4f16", target="mlx", activations=("float32",)))
-            plan, limit, distance = compile_plain(tiny_checkpoints["qwen3_wide"], folder, "q4f16", 256), F32 / 10, relative_error
+            plan, limit, distance = (
+                compile_plain(tiny_checkpoints["qwen3_wide"], folder, "q4f16", 256),
+                F32 / 10,
+                relative_error,
+            )
         return Case(name, exported, plan, "float32", limit, distance)
 
     def case_of(name: str) -> Case:
@@ -131,13 +141,17 @@ def runner(case: Case) -> Iterator[Runner]:
     runner.close()
 
 
-def test_prefills_and_decodes_side_by_side_compute_what_each_sequence_alone_does_on_the_reference(case: Case, runner: Runner) -> None:
+def test_prefills_and_decodes_side_by_side_compute_what_each_sequence_alone_does_on_the_reference(
+    case: Case, runner: Runner
+) -> None:
     expected = sequences_alone(case.open_reference())
     for together, right in zip(ragged_logits(runner), expected, strict=True):
         assert case.distance(together, right) < case.limit
 
 
-def test_a_prompt_in_chunks_computes_what_it_does_whole(case: Case, runner: Runner, prompt_token_ids: list[int]) -> None:
+def test_a_prompt_in_chunks_computes_what_it_does_whole(
+    case: Case, runner: Runner, prompt_token_ids: list[int]
+) -> None:
     expected = whole_and_in_chunks(case.open_reference(), prompt_token_ids, 75)
     for chunk, length in ((75, 75), (33, 75), (1, 20)):
         found = whole_and_in_chunks(runner, prompt_token_ids[:length], chunk)
@@ -195,19 +209,28 @@ def test_a_batch_beyond_the_limits_is_refused_by_its_dim(name: str, cases: Calla
 
 
 def test_adapters_are_refused_without_places_for_them(case: Case, runner: Runner) -> None:
-    with pytest.raises(RequestError, match="has LoRA adapters, the runner takes none; compile with --target cpu or cuda and --lora-rank"):
+    with pytest.raises(
+        RequestError,
+        match="has LoRA adapters, the runner takes none; compile with --target cpu or cuda and --lora-rank",
+    ):
         runner.submit(case.batch(Chunk([1], 0, [0], adapter=0)))
 
 
-def test_inputs_that_the_plan_does_not_declare_or_declares_otherwise_are_refused_by_name(case: Case, runner: Runner) -> None:
+def test_inputs_that_the_plan_does_not_declare_or_declares_otherwise_are_refused_by_name(
+    case: Case, runner: Runner
+) -> None:
     batch = case.batch(Chunk([1, 2], 0, [0], [1]))
     with pytest.raises(RequestError, match="the batch has input 'pixels', which the plan does not declare"):
         runner.submit(replace(batch, extra={"pixels": np.zeros((2, 3), np.float32)}))
     with pytest.raises(RequestError, match="the batch has input 'slots'"):
         runner.submit(replace(batch, extra={"slots": batch.slots}))
-    with pytest.raises(RequestError, match=r"input 'positions' of the batch is \[2\] of int64; the plan takes \[2\] of int32"):
+    with pytest.raises(
+        RequestError, match=r"input 'positions' of the batch is \[2\] of int64; the plan takes \[2\] of int32"
+    ):
         runner.submit(replace(batch, positions=batch.positions.astype(np.int64)))
-    with pytest.raises(RequestError, match=r"input 'sample_settings' of the batch is \[1, 4\] of float32; the plan takes \[1, 8\]"):
+    with pytest.raises(
+        RequestError, match=r"input 'sample_settings' of the batch is \[1, 4\] of float32; the plan takes \[1, 8\]"
+    ):
         runner.submit(replace(batch, sample_settings=batch.sample_settings[:, :4]))
     with pytest.raises(RequestError, match="generates text and makes no embeddings"):
         runner.embed(batch)
@@ -256,7 +279,10 @@ def test_embeddings_are_those_of_the_reference_and_text_is_refused(
     name: str, cases: Callable[[str], Case], compile_tiny: CompileTiny, prompt_token_ids: list[int]
 ) -> None:
     case = cases(name)
-    options = {"cpu": {"target": "cpu", "activations": ("float32",)}, "cuda": {"target": "cuda", "activations": ("float16",)}}.get(name, {})
+    options = {
+        "cpu": {"target": "cpu", "activations": ("float32",)},
+        "cuda": {"target": "cuda", "activations": ("float16",)},
+    }.get(name, {})
     bundle = open_bundle(compile_tiny("embedding", "q4f16", **options))
     batch = make_batch([Chunk(prompt_token_ids, 0, list(range(5)), [74, 3])], bundle.manifest.page_size)
     runner = open_on(name, bundle, LIMITS, case.activation, case.emulated)

@@ -8,7 +8,9 @@ import { fileURLToPath } from "node:url";
 const web = join(dirname(fileURLToPath(import.meta.url)), "../../web");
 const { build } = createRequire(join(web, "package.json"))("esbuild");
 const out = process.argv[2];
-const examples = (await readdir(join(web, "examples"), { withFileTypes: true })).filter((entry) => entry.isDirectory()).map(({ name }) => name);
+const examples = (await readdir(join(web, "examples"), { withFileTypes: true }))
+  .filter((entry) => entry.isDirectory())
+  .map(({ name }) => name);
 
 for (const name of examples) {
   await build({

@@ -143,10 +143,14 @@ def ready_page(browser: Browser, address: str) -> Iterator[Page]:
 
 def test_chromium_generates_the_tokens_of_the_reference(ready_page: Page, tiny_bundle: Path) -> None:
     expected = json.loads((tiny_bundle / "expected.json").read_text())
-    assert generate_tokens(ready_page, expected["prompt_token_ids"], len(expected["token_ids"])) == expected["token_ids"]
+    assert (
+        generate_tokens(ready_page, expected["prompt_token_ids"], len(expected["token_ids"])) == expected["token_ids"]
+    )
 
 
-def test_a_decoded_token_costs_one_pass_one_submit_one_write_and_four_bytes_back(ready_page: Page, tiny_bundle: Path) -> None:
+def test_a_decoded_token_costs_one_pass_one_submit_one_write_and_four_bytes_back(
+    ready_page: Page, tiny_bundle: Path
+) -> None:
     expected = json.loads((tiny_bundle / "expected.json").read_text())
     prompt = expected["prompt_token_ids"]
     # Everything that is made once has been made when the same answer is generated again.
@@ -259,7 +263,9 @@ def test_all_that_sampling_can_do_gives_the_tokens_of_the_reference(runner_page:
         np.testing.assert_allclose([step[1], *step[3]], [output.token_logprobs[0], *output.top_logprobs[0]], atol=1e-3)
 
 
-def test_an_answer_goes_on_from_copied_pages_and_from_pages_that_were_saved(runner_page: Page, tiny_bundle: Path) -> None:
+def test_an_answer_goes_on_from_copied_pages_and_from_pages_that_were_saved(
+    runner_page: Page, tiny_bundle: Path
+) -> None:
     expected = json.loads((tiny_bundle / "expected.json").read_text())
     script = """async ([prompt]) => {
         const { runner } = window;
@@ -300,7 +306,9 @@ def test_logits_that_are_not_numbers_are_a_device_error_and_never_a_token(runner
     assert 0 <= token < VOCAB_SIZE
 
 
-def test_the_page_answers_offline_with_the_text_that_python_decodes(context: BrowserContext, address: str, tiny_bundle: Path) -> None:
+def test_the_page_answers_offline_with_the_text_that_python_decodes(
+    context: BrowserContext, address: str, tiny_bundle: Path
+) -> None:
     from nearfar.compiler.bundle.folder import open_bundle
     from nearfar.compiler.text.tokenizer import Tokenizer
 
@@ -368,7 +376,9 @@ def test_a_float16_bundle_without_shader_f16_is_a_device_error_that_names_it(pag
         ("GPU.prototype.requestAdapter = async () => null", "This browser has no WebGPU adapter;"),
     ],
 )
-def test_a_browser_without_webgpu_or_adapter_is_a_device_error(page: Page, address: str, script: str, says: str) -> None:
+def test_a_browser_without_webgpu_or_adapter_is_a_device_error(
+    page: Page, address: str, script: str, says: str
+) -> None:
     page.add_init_script(script)
     assert failure(page, address, "device_error").startswith(says)
 

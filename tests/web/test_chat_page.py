@@ -91,12 +91,17 @@ def server(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFa
 def loaded(browser: Browser, server: PageServer) -> Iterator[Page]:
     """The chat page with its model. Its console stays silent, and it asks its own host alone."""
     problems: list[str] = []
-    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], viewport={"width": DESK[0], "height": DESK[1]})
+    context = browser.new_context(
+        permissions=["clipboard-read", "clipboard-write"], viewport={"width": DESK[0], "height": DESK[1]}
+    )
     context.set_default_timeout(TIMEOUT_MS)
     page = context.new_page()
     page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("request", lambda request: None if request.url.startswith((server.url, "blob:")) else problems.append(request.url))
+    page.on(
+        "request",
+        lambda request: None if request.url.startswith((server.url, "blob:")) else problems.append(request.url),
+    )
     page.goto(server.url)
     page.wait_for_selector("body[data-state=ready]")
     page.evaluate("() => { window.generate = window.nearfar.engine.generate; }")
@@ -181,8 +186,13 @@ def test_a_hostile_answer_runs_and_loads_nothing(chat: Page) -> None:
     assert chat.evaluate("() => window.hacked") is None
     harmful = "script, img, iframe, style, svg:not(.icon), object, form, [onerror], [ontoggle], [onmouseover], [style]"
     assert chat.locator(f".answer .text :is({harmful})").count() == 0
-    links = chat.evaluate("() => [...document.querySelectorAll('.answer .text a[href]')].map((a) => [a.href, a.rel, a.target])")
-    assert links == [[address, "noopener noreferrer", "_blank"] for address in ("https://tracker.test/pixel.png", "https://example.com/")]
+    links = chat.evaluate(
+        "() => [...document.querySelectorAll('.answer .text a[href]')].map((a) => [a.href, a.rel, a.target])"
+    )
+    assert links == [
+        [address, "noopener noreferrer", "_blank"]
+        for address in ("https://tracker.test/pixel.png", "https://example.com/")
+    ]
     assert "<script>" in (chat.text_content(".answer .text") or "")
 
 
@@ -214,7 +224,9 @@ def test_when_the_context_is_full_the_oldest_turns_make_way_and_the_system_promp
     line = chat.locator(".forgotten")
     assert "made way" in (line.text_content() or "")
     # The line stands above the first question that the model still reads.
-    first = chat.evaluate("() => document.querySelector('.forgotten').nextElementSibling.querySelector('.question').lastChild.data")
+    first = chat.evaluate(
+        "() => document.querySelector('.forgotten').nextElementSibling.querySelector('.question').lastChild.data"
+    )
     script(chat, "done")
     ask(chat, "last")
     messages = asked(chat)[0]
@@ -267,14 +279,21 @@ def test_conversations_are_kept_found_renamed_exported_and_deleted(chat: Page) -
     assert download.value.suggested_filename == "Fruit-more.json"
     exported = json.loads(download.value.path().read_text())
     assert (exported["title"], exported["system"]) == ("Fruit & more", "about fruit")
-    assert exported["turns"] == [{"question": "tell me of fruit", "attachments": [], "private": True, "answer": "An **apple** a day."}]
+    assert exported["turns"] == [
+        {"question": "tell me of fruit", "attachments": [], "private": True, "answer": "An **apple** a day."}
+    ]
     with chat.expect_download() as download:
         chat.click(".actions button:text-is('.md')")
     assert "## Model\n\nAn **apple** a day.\n" in download.value.path().read_text()
     # It goes on where it was, under its own title.
     script(chat, "Pears.")
     ask(chat, "go on")
-    assert [message["content"] for message in asked(chat)[0]] == ["about fruit", "tell me of fruit", "An **apple** a day.", "go on"]
+    assert [message["content"] for message in asked(chat)[0]] == [
+        "about fruit",
+        "tell me of fruit",
+        "An **apple** a day.",
+        "go on",
+    ]
     chat.fill("#history-search", "")
     chat.wait_for_selector("#history-list li:first-child .title:text-is('Fruit & more')")
     chat.click(".actions button:text-is('Delete')")
@@ -315,7 +334,8 @@ def test_a_text_file_becomes_part_of_the_message(chat: Page, tmp_path: Path) -> 
         chat.set_input_files("#attach-file", tmp_path / name)
         chat.wait_for_selector(f"#attachment-problem:has-text('{words}')")
     transfer = chat.evaluate_handle(
-        "(text) => { const data = new DataTransfer(); data.items.add(new File([text], 'notes.md')); return data; }", "a ``` b\n"
+        "(text) => { const data = new DataTransfer(); data.items.add(new File([text], 'notes.md')); return data; }",
+        "a ``` b\n",
     )
     chat.dispatch_event("body", "drop", {"dataTransfer": transfer})
     chat.wait_for_selector("#attachments .chip:has-text('notes.md')")
@@ -332,12 +352,16 @@ def test_a_host_with_several_models_offers_them(browser: Browser, server: PageSe
     page.route("**/bundles.json", lambda route: route.fulfill(json=models))
     page.goto(f"{server.url}?bundle=./small/")
     page.wait_for_selector("#models:not([hidden])", state="attached")
-    assert page.eval_on_selector_all("#model-picker option", "(options) => options.map((option) => option.textContent)") == [
+    assert page.eval_on_selector_all(
+        "#model-picker option", "(options) => options.map((option) => option.textContent)"
+    ) == [
         "Small",
         "Large",
     ]
     assert page.input_value("#model-picker") == "./small/"
-    page.eval_on_selector("#model-picker", "(select) => { select.value = './large/'; select.dispatchEvent(new Event('change')); }")
+    page.eval_on_selector(
+        "#model-picker", "(select) => { select.value = './large/'; select.dispatchEvent(new Event('change')); }"
+    )
     page.wait_for_url("**/?bundle=.%2Flarge%2F")
     page.close()
 

@@ -14,7 +14,16 @@ from nearfar.compiler.cli import main
 @pytest.mark.usefixtures("chromium")
 def test_the_demo_command_prints_a_right_answer_and_leaves_a_screenshot(tmp_path: Path) -> None:
     screenshot = tmp_path / "demo.png"
-    command = [sys.executable, "-m", "nearfar.compiler.cli", "demo", "--prompt", "what is 27 + 58?", "--screenshot", str(screenshot)]
+    command = [
+        sys.executable,
+        "-m",
+        "nearfar.compiler.cli",
+        "demo",
+        "--prompt",
+        "what is 27 + 58?",
+        "--screenshot",
+        str(screenshot),
+    ]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert "27 + 58 = 85" in printed
     assert "tokens/s" in printed
@@ -30,6 +39,8 @@ def test_the_demo_command_prints_a_right_answer_and_leaves_a_screenshot(tmp_path
         (["--far", "localhost:8000"], "is no URL of a server"),
     ],
 )
-def test_a_policy_needs_its_file_and_a_far_side(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_needs_its_file_and_a_far_side(
+    given: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["demo", *given]) != 0
     assert told in " ".join(capsys.readouterr().err.split())

@@ -173,7 +173,9 @@ def test_a_saved_session_goes_on_in_another_page(browser: Browser, address: str)
     assert found["cachedTokens"] > PAGE_TOKENS
 
 
-def test_an_answer_goes_on_with_the_same_tokens_when_its_device_is_lost(page: Page, expected: dict[str, list[int]]) -> None:
+def test_an_answer_goes_on_with_the_same_tokens_when_its_device_is_lost(
+    page: Page, expected: dict[str, list[int]]
+) -> None:
     script = """async (promptIds) => {
         const ids = [];
         const before = window.engine.counts.recoveries;

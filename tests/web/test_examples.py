@@ -107,7 +107,11 @@ def test_the_ai_sdk_streams_text_and_makes_an_object(page: Page, url: str) -> No
     page.goto(f"{url}ai-sdk/")
     expect(page.locator("#status")).to_contain_text("tokens")
     assert page.locator("#text").text_content() == "27 + 58 = 85"
-    assert json.loads(page.locator("#object").text_content() or "") == {"tool": "set_light", "room": "kitchen", "level": 30}
+    assert json.loads(page.locator("#object").text_content() or "") == {
+        "tool": "set_light",
+        "room": "kitchen",
+        "level": 30,
+    }
 
 
 @pytest.mark.exhaustive
@@ -139,7 +143,9 @@ def test_the_adapters_load_as_they_are_built(node: str) -> None:
     const models = await (await createFetch(engine)("https://host/v1/models")).json();
     console.log(models.data[0].id, new ChatNearfar({ engine }).model, createNearfar(engine)().modelId, typeof react.useChat);
     """
-    done = subprocess.run([node, "--input-type=module", "-e", script], cwd=ROOT / "web", capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [node, "--input-type=module", "-e", script], cwd=ROOT / "web", capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "demo demo demo function\n"), done.stderr
     # Next.js looks for it in the file's first statement.
     assert (ROOT / "web/dist/react.js").read_text().startswith('"use client";')

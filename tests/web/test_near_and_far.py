@@ -82,7 +82,9 @@ NO_WEBGPU = "delete Navigator.prototype.gpu"
 # How near is lost: a script, the bundle, and what is told of it.
 NO_ADAPTER = "GPU.prototype.requestAdapter = async () => null"
 BROKEN = [
-    pytest.param(NO_WEBGPU, "./bundle/", "This device cannot run the model", "This browser has no WebGPU", id="no WebGPU"),
+    pytest.param(
+        NO_WEBGPU, "./bundle/", "This device cannot run the model", "This browser has no WebGPU", id="no WebGPU"
+    ),
     pytest.param(NO_ADAPTER, "./bundle/", "This device cannot run the model", "no WebGPU adapter", id="no adapter"),
     pytest.param("", "./nowhere/", "The model did not load", "nowhere/manifest.json answers 404", id="no bundle"),
 ]
@@ -130,7 +132,9 @@ def far_server(near_server: PageServer, tmp_path_factory: pytest.TempPathFactory
     assert process.stdout is not None
     with process.stdout as printing:
         try:
-            compile_model(str(CHECKPOINT), near_server.bundle, CompileOptions(activations=("float32",), self_test=False))
+            compile_model(
+                str(CHECKPOINT), near_server.bundle, CompileOptions(activations=("float32",), self_test=False)
+            )
             lighten(near_server.bundle)
             # The last line of what it prints.
             line = next((line for line in printing if line.startswith("curl ")), None)
@@ -160,7 +164,9 @@ def opened(browser: Browser, near_server: PageServer, far_server: RecordingProxy
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     opened = Opened(page, [])
-    page.route("**/bundle/weights/*", lambda route: opened.weights.append(route) if opened.loading else route.continue_())
+    page.route(
+        "**/bundle/weights/*", lambda route: opened.weights.append(route) if opened.loading else route.continue_()
+    )
     page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'policy': './policy.json'})}")
     page.click("#consent-accept")
     page.wait_for_selector("body[data-sides]")
@@ -370,7 +376,9 @@ def test_the_fitted_policy_divides_what_is_easy_and_what_is_hard_as_in_python(
         assert expected.scores.near_right is not None
         assert expected.scores.far_right is not None
         # In whole percents.
-        assert percents == pytest.approx([100 * expected.scores.near_right, 100 * expected.scores.far_right], abs=1.5), prompt
+        assert percents == pytest.approx(
+            [100 * expected.scores.near_right, 100 * expected.scores.far_right], abs=1.5
+        ), prompt
         assert chat.locator(".mark").count() == 0
         chat.click("#new-chat")
     chat.fill("#max-tokens", "")
@@ -399,7 +407,9 @@ def test_a_pinned_side_answers(chat: Page) -> None:
     assert (ended(chat, 1)["side"], ended(chat, 1)["reason"]) == ("near", "pinned")
 
 
-def test_nothing_of_a_private_message_leaves_and_all_that_carry_it_are_private(chat: Page, far_server: RecordingProxy) -> None:
+def test_nothing_of_a_private_message_leaves_and_all_that_carry_it_are_private(
+    chat: Page, far_server: RecordingProxy
+) -> None:
     asked: list[str] = []
     chat.on("request", lambda request: asked.append(request.url))
     before = bytes(far_server.received)
@@ -429,7 +439,9 @@ def test_where_the_server_dies_in_mid_answer_near_goes_on(chat: Page, far_server
     assert_goes_on(chat, before, "near", "far_failed")
 
 
-def test_where_the_network_goes_in_mid_answer_near_goes_on_and_answers_what_follows(chat: Page, far_server: RecordingProxy) -> None:
+def test_where_the_network_goes_in_mid_answer_near_goes_on_and_answers_what_follows(
+    chat: Page, far_server: RecordingProxy
+) -> None:
     before = tell_a_story_far(chat, far_server)
     chat.click("#network")
     assert_goes_on(chat, before, "near", "far_failed")
@@ -520,7 +532,13 @@ def test_both_sides_read_well_in_light_and_dark_on_a_desk_and_a_phone(chat: Page
 
 @pytest.mark.parametrize(("broken", "bundle", "title", "why"), BROKEN)
 def test_where_there_is_no_near_far_answers_alone_and_the_page_says_why(
-    broken: str, bundle: str, title: str, why: str, browser: Browser, near_server: PageServer, far_server: RecordingProxy
+    broken: str,
+    bundle: str,
+    title: str,
+    why: str,
+    browser: Browser,
+    near_server: PageServer,
+    far_server: RecordingProxy,
 ) -> None:
     with far_alone(browser, broken, near_server, far_server, bundle) as page:
         notice = page.text_content("#near-notice") or ""
@@ -550,7 +568,9 @@ def test_nothing_is_fetched_or_sent_elsewhere_before_the_user_agrees(
         page.route(elsewhere, lambda route: route.fulfill(body=text, headers={"Access-Control-Allow-Origin": "*"}))
         page.route("**/moved.json", lambda route: route.fulfill(status=302, headers={"Location": elsewhere}))
         before = bytes(far_server.received)
-        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'policy': './moved.json' if redirects else elsewhere})}")
+        page.goto(
+            f"{near_server.url}?{urlencode({'far': far_server.url, 'policy': './moved.json' if redirects else elsewhere})}"
+        )
         dialog = page.locator("#consent")
         dialog.wait_for()
         assert far_server.url in (dialog.text_content() or "")

@@ -81,14 +81,22 @@ def expected() -> list[tuple[list[int], list[int]]]:
     for prompt in prompts:
         with torch.no_grad():
             # Without a mask, token 0 would be taken for padding.
-            given = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt), dtype=torch.int64)}
+            given = {
+                "input_ids": torch.tensor([prompt]),
+                "attention_mask": torch.ones(1, len(prompt), dtype=torch.int64),
+            }
             ids = model.generate(**given, do_sample=False, max_new_tokens=TOKENS, eos_token_id=-1, pad_token_id=0)
         answers.append((prompt, ids[0, len(prompt) :].tolist()))
     return answers
 
 
 @pytest.fixture(scope="module")
-def address(exported: dict[str, Path], tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
+def address(
+    exported: dict[str, Path],
+    tiny_bundle: Path,
+    chromium: str,  # noqa: ARG001
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
     if not (ORT / ORT_FILES[0]).is_file():
         lacks(f"{ORT} is not there (npm ci in web/)")
     site = tmp_path_factory.mktemp("site")
@@ -126,7 +134,11 @@ def page(browser: Browser, address: str) -> Iterator[Page]:
 def run_in_node(node: str, *arguments: str) -> dict[str, Any]:
     environment = {**os.environ, "VK_ICD_FILENAMES": "/none.json"}
     found = subprocess.run(
-        [node, "dist/tools/run_bundle.js", *arguments], cwd=ROOT / "web", env=environment, capture_output=True, text=True
+        [node, "dist/tools/run_bundle.js", *arguments],
+        cwd=ROOT / "web",
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert found.returncode == 0, found.stderr
     answer: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
@@ -172,7 +184,10 @@ def in_browser(page: Page, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
 
 @pytest.mark.parametrize("where", ["numpy", "onnx", "mlx", "node", "browser"])
 def test_the_model_says_the_same_everywhere(
-    where: str, exported: Mapping[str, Path], expected: list[tuple[list[int], list[int]]], request: pytest.FixtureRequest
+    where: str,
+    exported: Mapping[str, Path],
+    expected: list[tuple[list[int], list[int]]],
+    request: pytest.FixtureRequest,
 ) -> None:
     prompts = [prompt for prompt, _ in expected]
     if where == "node":
@@ -186,7 +201,9 @@ def test_the_model_says_the_same_everywhere(
     assert found == [tokens for _, tokens in expected]
 
 
-def test_node_without_a_gpu_takes_the_second_bundle_and_says_why(node: str, exported: dict[str, Path], tiny_bundle: Path) -> None:
+def test_node_without_a_gpu_takes_the_second_bundle_and_says_why(
+    node: str, exported: dict[str, Path], tiny_bundle: Path
+) -> None:
     answer = run_in_node(node, str(tiny_bundle), str(exported["q4f16"]), "--tokens", "1,2,3", "--max-tokens", "4")
     assert answer["target"] == "onnx"
     assert answer["reason"].startswith("no bundle for WebGPU runs here; This browser has no WebGPU adapter")

@@ -43,7 +43,11 @@ def test_npm_pack_of_a_fresh_checkout_builds_every_file_that_the_package_names(t
     with tarfile.open(tarball) as archive:
         files = {name.removeprefix("package/") for name in archive.getnames()}
     package = json.loads((ROOT / "web/package.json").read_text())
-    named = {package["main"], package["types"], *(path for entry in package["exports"].values() for path in entry.values())}
+    named = {
+        package["main"],
+        package["types"],
+        *(path for entry in package["exports"].values() for path in entry.values()),
+    }
     assert {path.removeprefix("./") for path in named} <= files
     assert {"README.md", "dist/LICENSES.txt"} <= files
     assert not any(name.startswith(("dist/page", "dist/tools", "src")) for name in files)
@@ -52,14 +56,29 @@ def test_npm_pack_of_a_fresh_checkout_builds_every_file_that_the_package_names(t
 def test_the_package_imports_nothing_that_npm_does_not_install_with_it(app: Path, tmp_path: Path) -> None:
     package = json.loads((app / "node_modules/@nearfar/web/package.json").read_text())
     entries = [f"node_modules/@nearfar/web/{entry['default']}" for entry in package["exports"].values()]
-    options = ["--bundle", "--format=esm", "--packages=external", f"--metafile={tmp_path}/meta.json", f"--outdir={tmp_path}"]
+    options = [
+        "--bundle",
+        "--format=esm",
+        "--packages=external",
+        f"--metafile={tmp_path}/meta.json",
+        f"--outdir={tmp_path}",
+    ]
     run([ESBUILD, *entries, *options, "--log-level=warning"], app)
     inputs = json.loads((tmp_path / "meta.json").read_text())["inputs"].values()
-    imported = {found["path"] for each in inputs for found in each["imports"] if found.get("external") and found["path"] != "<runtime>"}
-    assert {"/".join(path.split("/")[: 2 if path.startswith("@") else 1]) for path in imported} <= set(package.get("peerDependencies", {}))
+    imported = {
+        found["path"]
+        for each in inputs
+        for found in each["imports"]
+        if found.get("external") and found["path"] != "<runtime>"
+    }
+    assert {"/".join(path.split("/")[: 2 if path.startswith("@") else 1]) for path in imported} <= set(
+        package.get("peerDependencies", {})
+    )
 
 
-def test_esbuild_builds_a_page_that_loads_the_grammar_compiler_for_a_structured_answer_only(page: Page, app: Path, url: str) -> None:
+def test_esbuild_builds_a_page_that_loads_the_grammar_compiler_for_a_structured_answer_only(
+    page: Page, app: Path, url: str
+) -> None:
     run([ESBUILD, "main.js", "--bundle", "--format=esm", "--splitting", "--outdir=out", "--log-level=warning"], app)
     write_page(app / "out", "main")
     found = answers(page, url)
@@ -68,7 +87,9 @@ def test_esbuild_builds_a_page_that_loads_the_grammar_compiler_for_a_structured_
 
 
 @pytest.mark.parametrize(
-    ("entry", "options"), [("worker_main", []), pytest.param("main", ["--minimize"], marks=pytest.mark.exhaustive)], ids=["worker", "page"]
+    ("entry", "options"),
+    [("worker_main", []), pytest.param("main", ["--minimize"], marks=pytest.mark.exhaustive)],
+    ids=["worker", "page"],
 )
 def test_webpack_builds_a_page(page: Page, app: Path, url: str, entry: str, options: list[str]) -> None:
     run(["node", "build_webpack.mjs", *options], app)

@@ -47,9 +47,13 @@ def tools(tarball: Path) -> Path:
             shutil.copy(SOURCES / name, INSTALLED)
         # Not `npm ci`: the lockfile has no packages for other platforms than Linux.
         command = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"]
-        done = subprocess.run(command, cwd=INSTALLED, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+        done = subprocess.run(
+            command, cwd=INSTALLED, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+        )
         if any(code in done.stderr for code in OFFLINE):
-            lacks(f"npm's registry cannot be reached, from which the bundlers of tests/web/bundlers come: {done.stderr.strip()[:200]}")
+            lacks(
+                f"npm's registry cannot be reached, from which the bundlers of tests/web/bundlers come: {done.stderr.strip()[:200]}"
+            )
         assert done.returncode == 0, done.stderr
         marker.write_text(lock.read_text())
     unpack(tarball, INSTALLED / "node_modules")
@@ -66,7 +70,9 @@ class App:
 
     def tool(self, name: str, *arguments: str) -> str:
         """Run a bundler in the application's folder. Its standard output."""
-        return run([str(INSTALLED / "node_modules/.bin" / name), *arguments], self.folder, {"NEXT_TELEMETRY_DISABLED": "1"})
+        return run(
+            [str(INSTALLED / "node_modules/.bin" / name), *arguments], self.folder, {"NEXT_TELEMETRY_DISABLED": "1"}
+        )
 
 
 @pytest.fixture
@@ -103,7 +109,9 @@ def test_vite_serves_a_page_for_development(page: Page, app: App) -> None:
 
 
 def test_rollup_builds_a_page(page: Page, app: App) -> None:
-    app.tool("rollup", "main.js", "--dir=out", "--format=es", "--plugin=@rollup/plugin-node-resolve", "--failAfterWarnings")
+    app.tool(
+        "rollup", "main.js", "--dir=out", "--format=es", "--plugin=@rollup/plugin-node-resolve", "--failAfterWarnings"
+    )
     write_page(app.out, "main")
     with serve(app.out) as url:
         found = answers(page, url)
@@ -111,7 +119,9 @@ def test_rollup_builds_a_page(page: Page, app: App) -> None:
     assert [name.partition("-")[0] for name in found.scripts_for_json] == ["grammar"]
 
 
-@pytest.mark.parametrize("config", [{}, {"@parcel/resolver-default": {"packageExports": True}}], ids=["main", "exports"])
+@pytest.mark.parametrize(
+    "config", [{}, {"@parcel/resolver-default": {"packageExports": True}}], ids=["main", "exports"]
+)
 def test_parcel_builds_a_page(page: Page, app: App, config: dict[str, object]) -> None:
     write_page(app.folder, "main")
     (app.folder / "package.json").write_text(json.dumps(config))
@@ -137,10 +147,16 @@ def test_next_builds_a_page_of_its_app_router(page: Page, app: App, light_demo: 
 
 def test_an_extension_answers_in_its_page_and_in_its_service_worker(browser: Browser, app: App) -> None:
     inputs = ["main.js", "service_worker.js", "service_worker_main.js"]
-    app.tool("rollup", *inputs, "--dir=out", "--format=es", "--plugin=@rollup/plugin-node-resolve", "--failAfterWarnings")
+    app.tool(
+        "rollup", *inputs, "--dir=out", "--format=es", "--plugin=@rollup/plugin-node-resolve", "--failAfterWarnings"
+    )
     shutil.copy(SOURCES / "extension/manifest.json", app.out)
     # Chromium makes the id of an extension without a key from its folder.
-    id = hashlib.sha256(str(app.out).encode()).hexdigest()[:32].translate(str.maketrans("0123456789abcdef", "abcdefghijklmnop"))
+    id = (
+        hashlib.sha256(str(app.out).encode())
+        .hexdigest()[:32]
+        .translate(str.maketrans("0123456789abcdef", "abcdefghijklmnop"))
+    )
     context = browser.browser_type.launch_persistent_context(
         "",
         executable_path=find_chromium(),
@@ -156,7 +172,11 @@ def test_an_extension_answers_in_its_page_and_in_its_service_worker(browser: Bro
 
 
 def test_publint_finds_nothing(app: App) -> None:
-    assert app.tool("publint", "run", "--strict", str(INSTALLED / "node_modules/@nearfar/web")).strip().endswith("All good!")
+    assert (
+        app.tool("publint", "run", "--strict", str(INSTALLED / "node_modules/@nearfar/web"))
+        .strip()
+        .endswith("All good!")
+    )
 
 
 def test_every_entry_has_types_in_every_kind_of_resolution(app: App, tarball: Path) -> None:

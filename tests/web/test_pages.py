@@ -32,7 +32,9 @@ def server(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFa
 
 def open_page(browser: Browser, errors: list[str]) -> Page:
     """An empty page that writes down what its console complains about."""
-    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], viewport={"width": DESK[0], "height": DESK[1]})
+    context = browser.new_context(
+        permissions=["clipboard-read", "clipboard-write"], viewport={"width": DESK[0], "height": DESK[1]}
+    )
     context.set_default_timeout(TIMEOUT_MS)
     page = context.new_page()
     page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
@@ -99,7 +101,9 @@ def test_the_second_turn_reads_the_first_as_well(chat: Page, tiny_bundle: Path) 
     assert chat.locator(".question").count() == 2
     assert fact(chat, 0, "Answer") == "6 tokens"
     turns = [("user", "hello"), ("assistant", markdown(chat)), ("user", "and again")]
-    prompt = Tokenizer(open_bundle(tiny_bundle).tokenizer_files()).encode_chat([{"role": role, "content": text} for role, text in turns])
+    prompt = Tokenizer(open_bundle(tiny_bundle).tokenizer_files()).encode_chat(
+        [{"role": role, "content": text} for role, text in turns]
+    )
     assert fact(chat, 1, "Prompt") == f"{len(prompt)} tokens"
     assert "swiftshader" in fact(chat, 1, "Ran on")
     assert "first token" in (chat.text_content(".answer >> nth=1 >> .timings") or "")
@@ -196,7 +200,13 @@ def test_the_model_card_says_what_is_on_the_device(chat: Page, tiny_bundle: Path
     manifest = json.loads((tiny_bundle / "manifest.json").read_text())
     card = chat.text_content("#model-card") or ""
     info: dict[str, Any] = chat.evaluate("() => window.nearfar.engine.info")
-    for part in (info["model"], info["quantization"], info["adapter"], info["activation"], f"{info['dispatchesPerToken']} dispatches"):
+    for part in (
+        info["model"],
+        info["quantization"],
+        info["adapter"],
+        info["activation"],
+        f"{info['dispatchesPerToken']} dispatches",
+    ):
         assert part in card
     assert f"{manifest['context']} tokens" in card
     assert "Keys and values" in card
@@ -224,7 +234,10 @@ def test_the_bench_page_gives_a_result_that_others_can_read(measured: Page, tiny
     assert all(row["tokens_per_second"] > 0 for row in (*result["prefill"], *result["decode"]))
     sizes = json.loads((tiny_bundle / "manifest.json").read_text())
     assert result["bundle"]["bytes"] == sum(entry["size"] for entry in (*sizes["shards"], *sizes["files"]))
-    assert result["memory_bytes"]["buffers"] >= result["memory_bytes"]["weights"] + result["memory_bytes"]["keys_and_values"]
+    assert (
+        result["memory_bytes"]["buffers"]
+        >= result["memory_bytes"]["weights"] + result["memory_bytes"]["keys_and_values"]
+    )
     for times in result["load"].values():
         assert 0 < times["manifest_ms"] < times["total_ms"]
         assert times["manifest_ms"] + max(times["download_ms"], times["compile_ms"]) <= times["total_ms"]
@@ -238,7 +251,15 @@ def test_the_bench_page_gives_a_result_that_others_can_read(measured: Page, tiny
 
 def test_the_bench_page_counts_what_a_token_costs(measured: Page) -> None:
     counts = json.loads(measured.text_content("#json") or "")["per_token"]
-    assert list(counts) == ["dispatches", "submits", "passes", "bind_groups", "buffers", "write_buffers", "bytes_read_back"]
+    assert list(counts) == [
+        "dispatches",
+        "submits",
+        "passes",
+        "bind_groups",
+        "buffers",
+        "write_buffers",
+        "bytes_read_back",
+    ]
     assert counts["dispatches"] > 6
     assert {name: count for name, count in counts.items() if name != "dispatches"} == {
         "submits": 1,
@@ -254,7 +275,9 @@ def test_the_bench_page_counts_what_a_token_costs(measured: Page) -> None:
 
 
 @pytest.mark.parametrize("name", ["chat", "bench"])
-def test_both_pages_read_well_in_light_and_dark_on_a_desk_and_a_phone(name: str, request: pytest.FixtureRequest) -> None:
+def test_both_pages_read_well_in_light_and_dark_on_a_desk_and_a_phone(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     page: Page = request.getfixturevalue({"chat": "chat", "bench": "measured"}[name])
     if name == "chat":
         ask(page, "hello")

@@ -23,6 +23,11 @@ def test_the_hooks_run_on_react_18(node: str, tmp_path: Path) -> None:
         lacks(f"npm cannot install React 18: {installed.stderr.strip()[-200:]}")
     command = [node, "node_modules/vitest/vitest.mjs", "run", "test/react"]
     done = subprocess.run(
-        command, cwd=ROOT / "web", env={**os.environ, "REACT_FOLDER": str(tmp_path)}, capture_output=True, text=True, check=False
+        command,
+        cwd=ROOT / "web",
+        env={**os.environ, "REACT_FOLDER": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

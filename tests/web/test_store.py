@@ -133,7 +133,9 @@ class Handler(BaseHTTPRequestHandler):
         etag = f'"{hashlib.sha256(data).hexdigest()[:8]}-{behaviour.version}"'
         headers = {
             "ETag": etag,
-            "Content-Type": {".html": "text/html", ".js": "text/javascript"}.get(file.suffix, "application/octet-stream"),
+            "Content-Type": {".html": "text/html", ".js": "text/javascript"}.get(
+                file.suffix, "application/octet-stream"
+            ),
         }
         if self.headers.get("If-None-Match") == etag:
             self._answer(path, 304, b"", headers)
@@ -144,7 +146,12 @@ class Handler(BaseHTTPRequestHandler):
         found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         if found and behaviour.ranges and self.headers.get("If-Range", etag) == etag:
             start = int(found[1])
-            self._answer(path, 206, bytes(data[start:]), {**headers, "Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"})
+            self._answer(
+                path,
+                206,
+                bytes(data[start:]),
+                {**headers, "Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"},
+            )
         else:
             self._answer(path, 200, bytes(data), headers)
 
@@ -155,7 +162,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send_head(self, status: int, size: int) -> None:
         self.send_response(status)
-        for name, value in {"Content-Length": str(size), "Access-Control-Allow-Origin": "*", "Connection": "close"}.items():
+        for name, value in {
+            "Content-Length": str(size),
+            "Access-Control-Allow-Origin": "*",
+            "Connection": "close",
+        }.items():
             self.send_header(name, value)
         self.end_headers()
 
@@ -163,7 +174,12 @@ class Handler(BaseHTTPRequestHandler):
         behaviour = self._behaviour
         behaviour.requests.append((path, self.headers.get("Range"), status))
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data)), "Access-Control-Allow-Origin": "*", "Connection": "close"}.items():
+        for name, value in {
+            **headers,
+            "Content-Length": str(len(data)),
+            "Access-Control-Allow-Origin": "*",
+            "Connection": "close",
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         try:
@@ -219,9 +235,13 @@ def site(chromium: str, node: str, tmp_path_factory: pytest.TempPathFactory) -> 
     site = tmp_path_factory.mktemp("store")
     shutil.copy(PAGE.parent / "nearfar.js", site)
     (site / "index.html").write_text(f"<script type=module>{IMPORT} window.nearfar = nearfar;</script><body>")
-    (site / "worker.js").write_text(f"{IMPORT} onmessage = async ({{ data }}) => postMessage(await ({LOAD})([data, {{}}]));")
+    (site / "worker.js").write_text(
+        f"{IMPORT} onmessage = async ({{ data }}) => postMessage(await ({LOAD})([data, {{}}]));"
+    )
     for seed, name in enumerate(("bundle", "sibling")):
-        subprocess.run([node, "--input-type=module", "-e", WRITE_LETTERS_BUNDLE, site / name], cwd=ROOT / "web", check=True)
+        subprocess.run(
+            [node, "--input-type=module", "-e", WRITE_LETTERS_BUNDLE, site / name], cwd=ROOT / "web", check=True
+        )
         manifest = json.loads((site / name / "manifest.json").read_text())
         weights = (site / name / BIG).read_bytes()
         big = weights + random.Random(0).randbytes(BIG_BYTES - len(weights))
@@ -271,7 +291,9 @@ def test_a_warm_load_asks_only_whether_the_manifest_is_still_good(page: Page, se
 
 
 def test_the_browser_is_asked_once_to_keep_a_bundle(context: BrowserContext, server: Server) -> None:
-    context.add_init_script("window.asked = 0; StorageManager.prototype.persist = async () => { window.asked++; return false; }")
+    context.add_init_script(
+        "window.asked = 0; StorageManager.prototype.persist = async () => { window.asked++; return false; }"
+    )
     page = open_page(context, server)
     load(page, server)
     load(page, server)
@@ -416,7 +438,9 @@ def test_two_pages_that_load_at_once_fetch_each_file_once(context: BrowserContex
     assert first["error"] is None
     assert first["ids"] == second["ids"]
     fetched = Counter(
-        path for path, _, _ in server.behaviour.requests if path.startswith("/bundle/") and not path.endswith("manifest.json")
+        path
+        for path, _, _ in server.behaviour.requests
+        if path.startswith("/bundle/") and not path.endswith("manifest.json")
     )
     assert set(fetched.values()) == {1}
     assert stored_bytes(second) >= BIG_BYTES
@@ -439,7 +463,9 @@ def test_a_page_goes_on_with_what_a_closed_one_had_written(context: BrowserConte
     assert int((rest or "").removeprefix("bytes=").removesuffix("-")) >= PIECE_BYTES
 
 
-def test_a_loaded_bundle_of_another_origin_loads_again_when_its_server_is_gone(context: BrowserContext, page: Page, server: Server) -> None:
+def test_a_loaded_bundle_of_another_origin_loads_again_when_its_server_is_gone(
+    context: BrowserContext, page: Page, server: Server
+) -> None:
     host = serve(server.folder)
     try:
         host.behaviour.cut[f"/bundle/{BIG}"] = 5 * MIB
@@ -501,7 +527,9 @@ def test_a_bundle_that_is_loading_cannot_be_deleted(page: Page, server: Server) 
         "delete Navigator.prototype.locks",
     ],
 )
-def test_without_a_store_a_bundle_loads_straight_from_the_network(context: BrowserContext, server: Server, missing: str) -> None:
+def test_without_a_store_a_bundle_loads_straight_from_the_network(
+    context: BrowserContext, server: Server, missing: str
+) -> None:
     context.add_init_script(missing)
     page = open_page(context, server)
     for _ in range(2):
@@ -527,7 +555,9 @@ def wait_until(page: Page, script: str, argument: object = None) -> None:
         time.sleep(0.02)
 
 
-def load(page: Page, server: Server, bundle: str = "bundle", *, error: str | None = None, **options: object) -> dict[str, Any]:
+def load(
+    page: Page, server: Server, bundle: str = "bundle", *, error: str | None = None, **options: object
+) -> dict[str, Any]:
     """Load a bundle and generate: progress reports, token ids and the error as JSON, whose code must be this one."""
     result: dict[str, Any] = page.evaluate(LOAD, [f"{server.url}{bundle}/", options])
     assert (result["error"] or {}).get("code") == error, result["error"]

@@ -121,7 +121,9 @@ def test_without_the_self_test_the_wrong_kernel_would_have_changed_the_answer(
     assert found["ids"] != expected["token_ids"][:12]
 
 
-def test_a_bundle_that_cannot_be_right_here_does_not_load(page: Page, address: str, expected: dict[str, list[int]]) -> None:
+def test_a_bundle_that_cannot_be_right_here_does_not_load(
+    page: Page, address: str, expected: dict[str, list[int]]
+) -> None:
     error = load(page, address, "hopeless", expected)["error"]
     assert error["code"] == "device_error"
     assert "this device computes the model wrongly (with float32 activations logits are off by" in error["message"]

@@ -37,7 +37,9 @@ def page(browser: Browser, node: str, light_demo: Path, tmp_path_factory: pytest
         script = (site / snippet.name).with_suffix(".js")
         script.write_text(script.read_text().replace('"@nearfar/web/webllm"', '"./webllm.js"').replace(MODELS, "./"))
     shutil.copytree(light_demo, site / "demo")
-    (site / "index.html").write_text('<!doctype html><title>snippets</title><body><script type="module" src="start.js"></script>')
+    (site / "index.html").write_text(
+        '<!doctype html><title>snippets</title><body><script type="module" src="start.js"></script>'
+    )
     (site / "start.js").write_text(START)
     with serve(site) as url:
         page = browser.new_page()
@@ -68,7 +70,11 @@ def test_a_logit_processor_in_a_worker_gets_and_changes_the_model_s_logits(page:
 
 
 def test_an_engine_in_a_service_worker_stays_loaded_for_later_pages(page: Page) -> None:
-    assert run(page, "service_worker_main") == {"contents": [SUM, SUM], "last": "Already loaded demo-q4f32_1-MLC", "missed": 0}
+    assert run(page, "service_worker_main") == {
+        "contents": [SUM, SUM],
+        "last": "Already loaded demo-q4f32_1-MLC",
+        "missed": 0,
+    }
 
 
 def test_an_answer_is_held_to_a_json_schema_and_to_a_grammar(page: Page) -> None:

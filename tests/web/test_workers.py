@@ -37,7 +37,9 @@ def address(chromium: str, light_demo: Path, tmp_path_factory: pytest.TempPathFa
     for name in SCRIPTS:
         shutil.copy(page_server.PAGE.parent / name, site)
     shutil.copy(page_server.PAGE / "icon.svg", site)
-    policy = re.search(r'<meta http-equiv="Content-Security-Policy"[^>]*>', (page_server.PAGE / "index.html").read_text())
+    policy = re.search(
+        r'<meta http-equiv="Content-Security-Policy"[^>]*>', (page_server.PAGE / "index.html").read_text()
+    )
     assert policy is not None
     examples = dict(re.findall(r"```js (\w+)\.js\n(.*?)```", (ROOT / "web/README.md").read_text(), flags=re.DOTALL))
     for name, script in {**examples, "index": CONNECT}.items():
@@ -75,7 +77,9 @@ def test_an_example_of_the_readme_runs_as_it_stands(page: Page, address: str, ex
         assert "100 %" in printed
 
 
-def test_the_example_of_a_service_worker_runs_as_it_stands_and_two_pages_share_its_engine(page: Page, address: str) -> None:
+def test_the_example_of_a_service_worker_runs_as_it_stands_and_two_pages_share_its_engine(
+    page: Page, address: str
+) -> None:
     printed = run_example(page, f"{address}in_service_worker.html", "structured: ")
     assert printed[0] == "from the service worker: 27 + 58 = 85"
     assert list(json.loads(printed[1].removeprefix("structured: "))) == ["sum"]
@@ -105,10 +109,20 @@ def test_the_example_of_near_or_far_runs_as_it_stands(page: Page, address: str) 
         sent.append(f"{route.request.method} {route.request.url} {route.request.post_data}")
         headers = {"Access-Control-Allow-Origin": "*"}
         if route.request.url.endswith("/v1/nearfar/about"):
-            model = {"id": "big", "context": None, "tokenizer_sha256": None, "vocab_size": None, "tools": True, "verify": False}
+            model = {
+                "id": "big",
+                "context": None,
+                "tokenizer_sha256": None,
+                "vocab_size": None,
+                "tools": True,
+                "verify": False,
+            }
             route.fulfill(json={"api_version": 1, "models": [model]}, headers=headers)
             return
-        choices: list[dict[str, Any]] = [{"delta": {"content": "85"}, "finish_reason": None}, {"delta": {}, "finish_reason": "stop"}]
+        choices: list[dict[str, Any]] = [
+            {"delta": {"content": "85"}, "finish_reason": None},
+            {"delta": {}, "finish_reason": "stop"},
+        ]
         events = [json.dumps({"choices": [{"index": 0, **choice}]}) for choice in choices] + ["[DONE]"]
         body = "".join(f"data: {event}\n\n" for event in events)
         route.fulfill(body=body, content_type="text/event-stream", headers=headers)
@@ -124,7 +138,9 @@ def test_the_example_of_near_or_far_runs_as_it_stands(page: Page, address: str) 
     ]
 
 
-def test_the_example_for_node_runs_as_it_stands(node: str, swiftshader: Mapping[str, str], light_demo: Path, tmp_path: Path) -> None:
+def test_the_example_for_node_runs_as_it_stands(
+    node: str, swiftshader: Mapping[str, str], light_demo: Path, tmp_path: Path
+) -> None:
     (tmp_path / "bundle").symlink_to(light_demo)
     modules = tmp_path / "node_modules"
     (modules / "@nearfar").mkdir(parents=True)
@@ -133,7 +149,9 @@ def test_the_example_for_node_runs_as_it_stands(node: str, swiftshader: Mapping[
     example = re.search(r"```js in_node\.mjs\n(.*?)```", (ROOT / "web/README.md").read_text(), flags=re.DOTALL)
     assert example is not None
     (tmp_path / "in_node.mjs").write_text(example[1])
-    done = subprocess.run([node, "in_node.mjs"], cwd=tmp_path, env=swiftshader, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [node, "in_node.mjs"], cwd=tmp_path, env=swiftshader, capture_output=True, text=True, timeout=300, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "27 + 58 = 85"), done.stderr
 
 

@@ -5,7 +5,12 @@ import { readFileSync } from "node:fs";
 import { Converter, ReflectionKind } from "typedoc";
 
 const { name, exports } = JSON.parse(readFileSync(new URL("../package.json", import.meta.url), "utf8"));
-const imported = new Map(Object.entries(exports).map(([path, { types }]) => [types.replace("./dist/types/", "").replace(/(\/index)?\.d\.ts$/, ""), `${name}${path.slice(1)}`]));
+const imported = new Map(
+  Object.entries(exports).map(([path, { types }]) => [
+    types.replace("./dist/types/", "").replace(/(\/index)?\.d\.ts$/, ""),
+    `${name}${path.slice(1)}`,
+  ]),
+);
 
 export function load(app) {
   app.converter.on(Converter.EVENT_CREATE_DOCUMENT, (_, document) => {
@@ -13,6 +18,7 @@ export function load(app) {
     document.name = /^# (.+)$/m.exec(text)?.[1] ?? document.name;
   });
   app.converter.on(Converter.EVENT_CREATE_DECLARATION, (_, declaration) => {
-    if (declaration.kindOf(ReflectionKind.Module)) declaration.name = imported.get(declaration.name) ?? declaration.name;
+    if (declaration.kindOf(ReflectionKind.Module))
+      declaration.name = imported.get(declaration.name) ?? declaration.name;
   });
 }

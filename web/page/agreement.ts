@@ -27,7 +27,13 @@ export async function measureAgreement(
   return expected === null ? { reference: "none" } : checkAnswer(model, expected, signal);
 }
 
-async function checkRows(model: TokenModel, test: SelfTestEntry, endTokenIds: readonly number[], activation: string, signal: AbortSignal): Promise<Agreement> {
+async function checkRows(
+  model: TokenModel,
+  test: SelfTestEntry,
+  endTokenIds: readonly number[],
+  activation: string,
+  signal: AbortSignal,
+): Promise<Agreement> {
   const largest = Math.max(...test.rows.flatMap(({ logits }) => logits.map(Math.abs)));
   // Both of two logits may be off, so tokens this close may change places.
   const tie = 2 * largest * (test.tolerances[activation] ?? 0);
@@ -42,13 +48,22 @@ async function checkRows(model: TokenModel, test: SelfTestEntry, endTokenIds: re
   return { reference: "self_test", checked: test.rows.length, agreed };
 }
 
-async function checkAnswer(model: TokenModel, { prompt_token_ids, token_ids }: Expected, signal: AbortSignal): Promise<Agreement> {
+async function checkAnswer(
+  model: TokenModel,
+  { prompt_token_ids, token_ids }: Expected,
+  signal: AbortSignal,
+): Promise<Agreement> {
   const found = await tokensOf(model, prompt_token_ids, token_ids.length, signal);
   const different = token_ids.findIndex((id, index) => found[index] !== id);
   return { reference: "expected", checked: token_ids.length, agreed: different < 0 ? token_ids.length : different };
 }
 
-async function tokensOf(model: TokenModel, promptIds: readonly number[], maxTokens: number, signal: AbortSignal): Promise<number[]> {
+async function tokensOf(
+  model: TokenModel,
+  promptIds: readonly number[],
+  maxTokens: number,
+  signal: AbortSignal,
+): Promise<number[]> {
   const ids: number[] = [];
   for await (const id of model.continueTokens(promptIds, maxTokens, signal)) ids.push(id);
   return ids;

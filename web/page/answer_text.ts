@@ -84,7 +84,8 @@ export class AnswerText {
     this.#frame = null;
     const { thinking, ended, answer } = splitThinking(this.#source);
     if (thinking !== null) {
-      if (!this.#details.isConnected || this.#details.parentElement !== this.element) this.element.prepend(this.#details);
+      if (!this.#details.isConnected || this.#details.parentElement !== this.element)
+        this.element.prepend(this.#details);
       this.#summary.textContent = ended ? "Thought" : "Thinking …";
       this.#thinking.update(thinking.replace(MARKS, ""));
     }

@@ -46,7 +46,14 @@ export class AnswerView {
     const edit = iconButton("edit", "Edit and send again", question.edit);
     edit.classList.add("edit");
     const files = question.attachments.map((attachment) => make("span", "chip", attachmentLabel(attachment)));
-    const text = make("p", "question", make("span", "unseen", spoken), ...(question.private ? [icon("lock")] : []), ...files, question.text);
+    const text = make(
+      "p",
+      "question",
+      make("span", "unseen", spoken),
+      ...(question.private ? [icon("lock")] : []),
+      ...files,
+      question.text,
+    );
     this.question = make("div", "asked", edit, text);
     this.answer.setAttribute("aria-label", "Answer");
     this.start();
@@ -101,7 +108,11 @@ export class AnswerView {
   finish(end: AnswerEnd, settings: Settings, info: EngineInfo | null): void {
     this.answer.dataset.ttftMs = end.timeToFirstTokenMs.toFixed(1);
     this.answer.dataset.tokensPerSecond = end.tokensPerSecond?.toFixed(1) ?? "";
-    const chevron = makeSvg("svg", { class: "chevron", viewBox: "0 0 20 20", "aria-hidden": "true" }, makeSvg("path", { d: "m7 5 5 5-5 5" }));
+    const chevron = makeSvg(
+      "svg",
+      { class: "chevron", viewBox: "0 0 20 20", "aria-hidden": "true" },
+      makeSvg("path", { d: "m7 5 5 5-5 5" }),
+    );
     const route = this.#route;
     const line = route === null ? summary(end) : [badge(route, this.#text.sides, end.totalMs)];
     const routed = route === null ? [] : routeFacts(route, this.far ?? "");
@@ -173,7 +184,11 @@ function summary({ timeToFirstTokenMs, tokensPerSecond, completionTokens }: Answ
 }
 
 /** What ran, and where; ``info`` is null where that was not here. */
-function ran(end: AnswerEnd, { temperature, seed }: Settings, info: EngineInfo | null): readonly (readonly [string, string | null])[] {
+function ran(
+  end: AnswerEnd,
+  { temperature, seed }: Settings,
+  info: EngineInfo | null,
+): readonly (readonly [string, string | null])[] {
   const cached = end.cachedTokens === 0 ? "" : `, ${formatCount(end.cachedTokens)} of them cached`;
   const drawn = seed === null ? `temperature ${temperature}` : `temperature ${temperature}, seed ${seed}`;
   return [

@@ -14,7 +14,9 @@ export const MOST_ATTACHED_BYTES = 256_000;
 /** Throws an Error in a reader's words for a file that is too large or is not text. */
 export async function readTextFile(file: File): Promise<Attachment> {
   if (file.size > MOST_ATTACHED_BYTES) {
-    throw new Error(`${file.name} has ${formatBytes(file.size)}; a file may have at most ${MOST_ATTACHED_BYTES / 1000} kB. Attach a smaller part of it.`);
+    throw new Error(
+      `${file.name} has ${formatBytes(file.size)}; a file may have at most ${MOST_ATTACHED_BYTES / 1000} kB. Attach a smaller part of it.`,
+    );
   }
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
@@ -55,7 +57,8 @@ export class AttachmentTray {
       event.preventDefault();
       document.body.dataset.dropping = "";
     });
-    for (const type of ["dragleave", "drop", "dragend"]) document.addEventListener(type, () => delete document.body.dataset.dropping);
+    for (const type of ["dragleave", "drop", "dragend"])
+      document.addEventListener(type, () => delete document.body.dataset.dropping);
     document.addEventListener("drop", (event) => {
       const files = [...(event.dataTransfer?.files ?? [])];
       if (files.length === 0) return;

@@ -13,12 +13,24 @@ export function badge(route: Route, sides: readonly Side[], totalMs: number | nu
     return dot;
   });
   const time = totalMs === null ? [] : [make("span", "number", formatMs(totalMs))];
-  return make("span", "sided", make("span", "badge", ...dots, sidesWords(sides)), ...time, make("span", "reason", reasonWords(route)));
+  return make(
+    "span",
+    "sided",
+    make("span", "badge", ...dots, sidesWords(sides)),
+    ...time,
+    make("span", "reason", reasonWords(route)),
+  );
 }
 
 /** What the router knew when it decided. */
 export function routeFacts(route: Route, host: string): readonly (readonly [string, string | null])[] {
-  const { near_right: near, far_right: far, near_total_seconds: nearSeconds, far_total_seconds: farSeconds, far_usd: usd } = route.scores;
+  const {
+    near_right: near,
+    far_right: far,
+    near_total_seconds: nearSeconds,
+    far_total_seconds: farSeconds,
+    far_usd: usd,
+  } = route.scores;
   return [
     ["Answered", route.side === "near" ? "on this device" : `by ${host}`],
     ["Why", reasonWords(route)],
@@ -34,7 +46,11 @@ function changed({ switched_at: switchedAt }: Route): string | null {
   return switchedAt === 0 ? "at its start" : `after ${switchedAt} characters`;
 }
 
-function both(near: number | null | undefined, far: number | null | undefined, format: (value: number) => string): string | null {
+function both(
+  near: number | null | undefined,
+  far: number | null | undefined,
+  format: (value: number) => string,
+): string | null {
   if (typeof near !== "number" || typeof far !== "number") return null;
   return `near ${format(near)}, far ${format(far)}`;
 }

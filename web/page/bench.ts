@@ -113,7 +113,11 @@ class Bench {
     raw.tabIndex = 0;
     const name = `nearfar-${result.bundle.model}-${result.date.slice(0, 10)}.json`.replaceAll(/[^\w.-]+/g, "-");
     const shown = element("result", HTMLElement);
-    shown.replaceChildren(...resultCards(result), shareButtons(json, name, announce), make("details", "raw", make("summary", "", "The result as JSON"), raw));
+    shown.replaceChildren(
+      ...resultCards(result),
+      shareButtons(json, name, announce),
+      make("details", "raw", make("summary", "", "The result as JSON"), raw),
+    );
     shown.hidden = false;
     element("steps", HTMLElement).hidden = true;
     this.#run.textContent = "Run again";

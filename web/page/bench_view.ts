@@ -22,31 +22,61 @@ export function resultCards(result: BenchResult): readonly HTMLElement[] {
   const { device, load, prefill, decode, memory_bytes, bundle } = result;
   const { weights: weightBytes, keys_and_values: stateBytes, total: totalBytes } = memory_bytes;
   const left = [
-    card("Load", lanes(load.cold, load.warm), factList([
-      ["Over the network", `${formatBytes(load.cold.bytes)} in ${formatMs(load.cold.download_ms)}`],
-      ["Kernels compiled in", formatMs(load.cold.compile_ms)],
-      ["Writing weights took the host", formatMs(load.cold.upload_ms)],
-    ])),
+    card(
+      "Load",
+      lanes(load.cold, load.warm),
+      factList([
+        ["Over the network", `${formatBytes(load.cold.bytes)} in ${formatMs(load.cold.download_ms)}`],
+        ["Kernels compiled in", formatMs(load.cold.compile_ms)],
+        ["Writing weights took the host", formatMs(load.cold.upload_ms)],
+      ]),
+    ),
     decode.length === 0
-      ? card("Writing answers", make("p", "quiet", "The model ended every answer at once, so there is nothing to time."))
-      : card("Writing answers", decodePlot(result), table(["After", "Median token", "Tokens/s"], decode.map((row, index) => [
-          make("span", `key series-${index}`, `${formatCount(row.prompt_tokens)} tokens`), formatMs(median(row.milliseconds)), formatSpeed(row.tokens_per_second),
-        ]))),
-    card("This device", factList([
-      ["Adapter", device.adapter],
-      ["Activations", device.activation],
-      ["Model", `${bundle.model}, ${formatParameters(bundle.parameters)} parameters, ${bundle.quantization}`],
-      ["Reference", describeAgreement(result.agreement)],
-      ["Self-test", result.self_test],
-    ])),
-  ]; // prettier-ignore
+      ? card(
+          "Writing answers",
+          make("p", "quiet", "The model ended every answer at once, so there is nothing to time."),
+        )
+      : card(
+          "Writing answers",
+          decodePlot(result),
+          table(
+            ["After", "Median token", "Tokens/s"],
+            decode.map((row, index) => [
+              make("span", `key series-${index}`, `${formatCount(row.prompt_tokens)} tokens`),
+              formatMs(median(row.milliseconds)),
+              formatSpeed(row.tokens_per_second),
+            ]),
+          ),
+        ),
+    card(
+      "This device",
+      factList([
+        ["Adapter", device.adapter],
+        ["Activations", device.activation],
+        ["Model", `${bundle.model}, ${formatParameters(bundle.parameters)} parameters, ${bundle.quantization}`],
+        ["Reference", describeAgreement(result.agreement)],
+        ["Self-test", result.self_test],
+      ]),
+    ),
+  ];
   const right = [
-    card("Reading prompts", table(["Prompt", "First token", "Tokens/s"], prefill.map((row) => [
-      `${formatCount(row.prompt_tokens)} tokens`, formatMs(row.time_to_first_token_ms), formatSpeed(row.tokens_per_second),
-    ]))),
-    card("A token costs", result.per_token === null ? make("p", "quiet", "Not counted.") : countTable(result.per_token)),
+    card(
+      "Reading prompts",
+      table(
+        ["Prompt", "First token", "Tokens/s"],
+        prefill.map((row) => [
+          `${formatCount(row.prompt_tokens)} tokens`,
+          formatMs(row.time_to_first_token_ms),
+          formatSpeed(row.tokens_per_second),
+        ]),
+      ),
+    ),
+    card(
+      "A token costs",
+      result.per_token === null ? make("p", "quiet", "Not counted.") : countTable(result.per_token),
+    ),
     card("Memory", memoryBar({ weightBytes, stateBytes, totalBytes })),
-  ]; // prettier-ignore
+  ];
   const columns = [make("div", "column", ...left), make("div", "column", ...right)];
   return device.runs_on_cpu ? [notice(device.adapter), tiles(result), ...columns] : [tiles(result), ...columns];
 }
@@ -64,18 +94,31 @@ export function describeAgreement(agreement: Agreement): string {
 }
 
 function notice(adapter: string): HTMLElement {
-  return make("p", "notice", `${adapter} computes on the CPU. Counts and agreement hold; the times say nothing about a GPU.`);
+  return make(
+    "p",
+    "notice",
+    `${adapter} computes on the CPU. Counts and agreement hold; the times say nothing about a GPU.`,
+  );
 }
 
 function tiles({ load, prefill, decode, agreement }: BenchResult): HTMLElement {
   const row = make("ul", "tiles");
   const tile = (value: string, unit: string, label: string): void => {
-    row.append(make("li", "", make("p", "value", make("span", "number", value), " ", make("span", "unit", unit)), make("p", "label", label)));
+    row.append(
+      make(
+        "li",
+        "",
+        make("p", "value", make("span", "number", value), " ", make("span", "unit", unit)),
+        make("p", "label", label),
+      ),
+    );
   };
   const fastest = decode[0];
-  if (fastest !== undefined) tile(formatSpeed(fastest.tokens_per_second), "tokens/s", `writing, after ${fastest.prompt_tokens} tokens`);
+  if (fastest !== undefined)
+    tile(formatSpeed(fastest.tokens_per_second), "tokens/s", `writing, after ${fastest.prompt_tokens} tokens`);
   const shortest = prefill[0];
-  if (shortest !== undefined) tile(...split(formatMs(shortest.time_to_first_token_ms)), `to the first token of ${shortest.prompt_tokens}`);
+  if (shortest !== undefined)
+    tile(...split(formatMs(shortest.time_to_first_token_ms)), `to the first token of ${shortest.prompt_tokens}`);
   tile(...split(formatMs(load.cold.total_ms)), `to load, ${formatMs(load.warm.total_ms)} again`);
   if (agreement.reference === "none") tile("none", "", "reference to compare with");
   else tile(`${agreement.agreed}/${agreement.checked}`, "", "tokens as the reference");
@@ -94,7 +137,10 @@ function lanes(cold: LoadTimes, warm: LoadTimes): HTMLElement {
   chart.setAttribute("role", "img");
   chart.setAttribute("aria-label", `First load ${formatMs(cold.total_ms)}, second load ${formatMs(warm.total_ms)}`);
   const scale = 100 / Math.max(cold.total_ms, warm.total_ms);
-  for (const [label, times] of [["First", cold], ["Again", warm]] as const) {
+  for (const [label, times] of [
+    ["First", cold],
+    ["Again", warm],
+  ] as const) {
     const lane = make("div", "lane");
     const part = (className: string, start: number, length: number): void => {
       const bar = make("span", className);
@@ -106,8 +152,14 @@ function lanes(cold: LoadTimes, warm: LoadTimes): HTMLElement {
     part("download", times.manifest_ms, times.download_ms);
     part("compile", times.manifest_ms, times.compile_ms);
     chart.append(make("span", "", label), lane, make("span", "number", formatMs(times.total_ms)));
-  } // prettier-ignore
-  const legend = make("ul", "keys", ...(["download", "compile", "whole"] as const).map((key) => make("li", key, { download: "Download", compile: "Kernels", whole: "In all" }[key])));
+  }
+  const legend = make(
+    "ul",
+    "keys",
+    ...(["download", "compile", "whole"] as const).map((key) =>
+      make("li", key, { download: "Download", compile: "Kernels", whole: "In all" }[key]),
+    ),
+  );
   return make("div", "", chart, legend);
 }
 

@@ -23,7 +23,10 @@ export function bundleFacts(manifest: Manifest): BundleFacts {
     model,
     quantization,
     context,
-    parameters: Object.values(weights).reduce((sum, { shape }) => sum + shape.reduce((product, size) => product * size, 1), 0),
+    parameters: Object.values(weights).reduce(
+      (sum, { shape }) => sum + shape.reduce((product, size) => product * size, 1),
+      0,
+    ),
     layers: spec.num_layers,
     vocabSize: spec.vocab_size,
     endTokenIds: spec.eos_token_ids,

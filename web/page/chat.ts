@@ -143,7 +143,12 @@ export class Chat {
     if (!this.answerable) return;
     const far = this.#far;
     document.body.dataset.near = this.#near.state;
-    this.#view.present({ near: this.#near.state, info: this.info, facts, far: far === null ? null : { host: far.host, model: far.sides.farModel } });
+    this.#view.present({
+      near: this.#near.state,
+      info: this.info,
+      facts,
+      far: far === null ? null : { host: far.host, model: far.sides.farModel },
+    });
     this.#form.moveTo("far-details");
     this.#controls.near(this.#near.state);
     this.notice.show(this.#near, far?.host ?? null);
@@ -155,7 +160,8 @@ export class Chat {
 
   /** Who is far, and when it is asked. */
   private farWords({ host, sides }: Far): string {
-    const reached = sides.farModel === null ? `${host} does not answer; it is tried again later.` : `${sides.farModel} at ${host}.`;
+    const reached =
+      sides.farModel === null ? `${host} does not answer; it is tried again later.` : `${sides.farModel} at ${host}.`;
     return `${reached} ${this.#near.state === "failed" ? "It answers everything, for there is no model on this device." : sides.words}`;
   }
 
@@ -261,7 +267,12 @@ export class Chat {
       model: this.info?.model ?? null,
       system: this.#system.value,
       locked: this.#controls.private,
-      turns: this.#turns.map(({ question, attachments, private: secret, view }) => ({ question, attachments, private: secret, answer: view.written })),
+      turns: this.#turns.map(({ question, attachments, private: secret, view }) => ({
+        question,
+        attachments,
+        private: secret,
+        answer: view.written,
+      })),
     });
   }
 
@@ -326,9 +337,15 @@ export class Chat {
     const system = this.#system.value.trim();
     const carried = this.#turns.some((turn) => turn.private);
     const turns = this.#turns.flatMap((turn): ChatMessage[] => {
-      const question: ChatMessage = { role: "user", content: withAttachments(turn.question, turn.attachments), private: turn.private };
+      const question: ChatMessage = {
+        role: "user",
+        content: withAttachments(turn.question, turn.attachments),
+        private: turn.private,
+      };
       if (turn === last) return [question];
-      return turn.view.text === "" ? [] : [question, { role: "assistant", content: turn.view.text, private: turn.private }];
+      return turn.view.text === ""
+        ? []
+        : [question, { role: "assistant", content: turn.view.text, private: turn.private }];
     });
     return system === "" ? turns : [{ role: "system", content: system, private: carried }, ...turns];
   }
@@ -336,5 +353,8 @@ export class Chat {
 
 /** The problem of a server that does not answer, where nobody else does. */
 function silent(host: string): Unavailable {
-  return new Unavailable(`${host} does not answer; start it, and let it allow this page: nearfar serve --cors-origin ${location.origin}`, { retryable: true });
+  return new Unavailable(
+    `${host} does not answer; start it, and let it allow this page: nearfar serve --cors-origin ${location.origin}`,
+    { retryable: true },
+  );
 }

@@ -53,8 +53,18 @@ export function consentWords(kind: keyof Asked): string {
 function answered(items: readonly Item[]): Promise<boolean> {
   const title = make("h2", "", "This link connects you to another site");
   title.id = "consent-title";
-  const list = make("ul", "", ...items.map(({ kind, origin }) => make("li", "", make("strong", "", origin), make("span", "", consentWords(kind)))));
-  const advice = make("p", "quiet", "Nothing is loaded from there or sent there before you agree. Agree only if you trust the person who gave you the link.");
+  const list = make(
+    "ul",
+    "",
+    ...items.map(({ kind, origin }) =>
+      make("li", "", make("strong", "", origin), make("span", "", consentWords(kind))),
+    ),
+  );
+  const advice = make(
+    "p",
+    "quiet",
+    "Nothing is loaded from there or sent there before you agree. Agree only if you trust the person who gave you the link.",
+  );
   const refuse = make("button", "plain", "Stay on this device");
   const accept = make("button", "solid", "Connect");
   refuse.id = "consent-refuse";
@@ -83,7 +93,10 @@ function answered(items: readonly Item[]): Promise<boolean> {
 /** For this tab, so that the page can be reloaded. */
 function agree(items: readonly Item[]): void {
   try {
-    sessionStorage.setItem(AGREED, JSON.stringify([...agreed(), ...items.map(({ kind, origin }) => `${kind} ${origin}`)]));
+    sessionStorage.setItem(
+      AGREED,
+      JSON.stringify([...agreed(), ...items.map(({ kind, origin }) => `${kind} ${origin}`)]),
+    );
   } catch {
     // A browser without storage asks again.
   }

@@ -36,7 +36,11 @@ export class ConversationStore {
   /** Null if this browser keeps nothing, as in some private windows. */
   static async open(): Promise<ConversationStore | null> {
     try {
-      return new ConversationStore(await openDB<Schema>("nearfar conversations", 1, { upgrade: (database) => void database.createObjectStore("conversations", { keyPath: "id" }) }));
+      return new ConversationStore(
+        await openDB<Schema>("nearfar conversations", 1, {
+          upgrade: (database) => void database.createObjectStore("conversations", { keyPath: "id" }),
+        }),
+      );
     } catch {
       return null;
     }

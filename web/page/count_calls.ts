@@ -36,14 +36,24 @@ const MAP_READ = 1;
 
 export function countCalls(classes: WebGPUClasses = globalThis): CallCounter {
   const counts: Record<keyof CallCounts, number> = {
-    dispatches: 0, submits: 0, passes: 0, bind_groups: 0, buffers: 0, write_buffers: 0, bytes_read_back: 0,
-  }; // prettier-ignore
+    dispatches: 0,
+    submits: 0,
+    passes: 0,
+    bind_groups: 0,
+    buffers: 0,
+    write_buffers: 0,
+    bytes_read_back: 0,
+  };
   const sizes = new Map<object, number>();
   let writeMs = 0;
   const undo: (() => void)[] = [];
 
   /** Tell ``after`` of each call that came back: what it was called on, with what, and what it gave. */
-  const wrap = (owner: { readonly prototype: object }, name: string, after: (self: object, result: unknown, ms: number) => void): void => {
+  const wrap = (
+    owner: { readonly prototype: object },
+    name: string,
+    after: (self: object, result: unknown, ms: number) => void,
+  ): void => {
     const prototype = owner.prototype as Record<string, Method>;
     const method = prototype[name];
     if (method === undefined) throw new Error(`this WebGPU has no ${name}`);
@@ -77,7 +87,8 @@ export function countCalls(classes: WebGPUClasses = globalThis): CallCounter {
   });
   wrap(classes.GPUBuffer, "getMappedRange", (buffer, range) => {
     // A buffer can also be mapped to be written.
-    if (((buffer as { readonly usage: number }).usage & MAP_READ) !== 0) counts.bytes_read_back += (range as ArrayBuffer).byteLength;
+    if (((buffer as { readonly usage: number }).usage & MAP_READ) !== 0)
+      counts.bytes_read_back += (range as ArrayBuffer).byteLength;
   });
 
   return {

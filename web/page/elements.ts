@@ -7,7 +7,11 @@ export function element<T extends HTMLElement>(id: string, type: new () => T): T
   return found;
 }
 
-export function make<K extends keyof HTMLElementTagNameMap>(tag: K, className = "", ...content: (string | Node)[]): HTMLElementTagNameMap[K] {
+export function make<K extends keyof HTMLElementTagNameMap>(
+  tag: K,
+  className = "",
+  ...content: (string | Node)[]
+): HTMLElementTagNameMap[K] {
   const node = document.createElement(tag);
   if (className !== "") node.className = className;
   node.append(...content);
@@ -23,7 +27,11 @@ export function fill(id: string, done: number, total: number): void {
 }
 
 /** An element of an SVG with these attributes. */
-export function makeSvg(tag: string, attributes: Readonly<Record<string, string | number>>, ...content: (string | Node)[]): SVGElement {
+export function makeSvg(
+  tag: string,
+  attributes: Readonly<Record<string, string | number>>,
+  ...content: (string | Node)[]
+): SVGElement {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
   node.append(...content);
@@ -46,7 +54,14 @@ export function iconButton(symbol: string, label: string, onClick: () => void): 
 }
 
 /** Terms with their descriptions, of which null ones are left out. */
-export function factList(facts: readonly (readonly [term: string, description: string | Node | null])[], className = "facts"): HTMLDListElement {
+export function factList(
+  facts: readonly (readonly [term: string, description: string | Node | null])[],
+  className = "facts",
+): HTMLDListElement {
   const shown = facts.filter((fact): fact is readonly [string, string | Node] => fact[1] !== null);
-  return make("dl", className, ...shown.map(([term, description]) => make("div", "", make("dt", "", term), make("dd", "", description))));
+  return make(
+    "dl",
+    className,
+    ...shown.map(([term, description]) => make("div", "", make("dt", "", term), make("dd", "", description))),
+  );
 }

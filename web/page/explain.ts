@@ -17,5 +17,9 @@ export function explain(error: unknown, into: HTMLElement): void {
     return;
   }
   // The semicolon stays for those who hear or copy the text.
-  into.replaceChildren(make("span", "what", message.slice(0, cut)), make("span", "unseen", "; "), make("span", "fix", message.slice(cut + 2)));
+  into.replaceChildren(
+    make("span", "what", message.slice(0, cut)),
+    make("span", "unseen", "; "),
+    make("span", "fix", message.slice(cut + 2)),
+  );
 }

@@ -111,7 +111,12 @@ export class FarForm {
 
   private read(): FarAddress {
     const { far, key, "far-model": model, dialect } = this.#fields;
-    return { url: urlOf(far.value), key: orNull(key.value), model: orNull(model.value), dialect: dialect.value as Dialect };
+    return {
+      url: urlOf(far.value),
+      key: orNull(key.value),
+      model: orNull(model.value),
+      dialect: dialect.value as Dialect,
+    };
   }
 
   /** So that a page that is loaded anew finds it again; but a key would be read there by whoever looks on, and be bookmarked. */

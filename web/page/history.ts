@@ -45,14 +45,16 @@ export class History {
       await change(store);
     } catch {
       this.handlers.announce("The browser could not keep this conversation");
-      this.#note.textContent = "The browser could not keep the last change. Its storage may be full: delete conversations that you no longer need.";
+      this.#note.textContent =
+        "The browser could not keep the last change. Its storage may be full: delete conversations that you no longer need.";
     }
     await this.refresh();
   }
 
   private async refresh(): Promise<void> {
     const store = await this.#store;
-    if (store === null) this.#note.textContent = "This browser keeps no conversations. They last until you leave the page.";
+    if (store === null)
+      this.#note.textContent = "This browser keeps no conversations. They last until you leave the page.";
     else this.#conversations = await store.list();
     this.show();
   }
@@ -62,7 +64,8 @@ export class History {
     const shown = this.#conversations.filter((conversation) => search === "" || matches(conversation, search));
     this.#list.replaceChildren(...shown.map((conversation) => this.item(conversation)));
     element("history-empty", HTMLElement).hidden = shown.length > 0;
-    element("history-empty", HTMLElement).textContent = search === "" ? "Your conversations appear here. They stay on this device." : "No conversation has these words.";
+    element("history-empty", HTMLElement).textContent =
+      search === "" ? "Your conversations appear here. They stay on this device." : "No conversation has these words.";
   }
 
   private item(conversation: Conversation): HTMLElement {

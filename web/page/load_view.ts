@@ -14,7 +14,8 @@ export class LoadView {
   /** What is known before the model is there. */
   expect({ model, parameters, downloadBytes }: BundleFacts): void {
     element("loading-title", HTMLElement).textContent = `Loading ${model}`;
-    element("loading-facts", HTMLElement).textContent = `${formatParameters(parameters)} parameters, ${formatBytes(downloadBytes)}`;
+    element("loading-facts", HTMLElement).textContent =
+      `${formatParameters(parameters)} parameters, ${formatBytes(downloadBytes)}`;
   }
 
   progress(progress: LoadProgress): void {
@@ -24,7 +25,8 @@ export class LoadView {
     fill("kernel-track", compiledKernels, totalKernels);
     element("phase", HTMLElement).textContent = words;
     const rest = unit === "bytes" ? this.rest(loadedBytes, totalBytes) : "";
-    element("amount", HTMLElement).textContent = totalBytes === 0 ? "" : `${formatBytes(loadedBytes)} of ${formatBytes(totalBytes)}${rest}`;
+    element("amount", HTMLElement).textContent =
+      totalBytes === 0 ? "" : `${formatBytes(loadedBytes)} of ${formatBytes(totalBytes)}${rest}`;
     element("kernels", HTMLElement).textContent = totalKernels === 0 ? "" : `${compiledKernels} of ${totalKernels}`;
     element("loading", HTMLElement).dataset.waits = unit;
   }

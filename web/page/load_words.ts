@@ -12,7 +12,12 @@ export interface LoadState {
 }
 
 export function loadState({ phase, loadedBytes, totalBytes, compiledKernels, totalKernels }: LoadProgress): LoadState {
-  const waitsForKernels = (phase === "download" || phase === "upload") && totalBytes > 0 && loadedBytes >= totalBytes && compiledKernels < totalKernels;
-  if (waitsForKernels) return { words: "Compiling kernels …", done: compiledKernels, total: totalKernels, unit: "kernels" };
+  const waitsForKernels =
+    (phase === "download" || phase === "upload") &&
+    totalBytes > 0 &&
+    loadedBytes >= totalBytes &&
+    compiledKernels < totalKernels;
+  if (waitsForKernels)
+    return { words: "Compiling kernels …", done: compiledKernels, total: totalKernels, unit: "kernels" };
   return { words: PHASES[phase], done: loadedBytes, total: totalBytes, unit: "bytes" };
 }

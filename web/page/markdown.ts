@@ -9,7 +9,10 @@ import { mathsExtensions } from "./maths_syntax.js";
 
 /** HTML tags that models write within Markdown. All other HTML is shown as text. */
 const PLAIN_TAG = /^<\/?(?:br|sub|sup|kbd|mark|small|b|i|u|s|em|strong)\s*\/?>$/i;
-const TAGS = "a b blockquote br code del div em h3 h4 h5 h6 hr i kbd li mark ol p pre s small span strong sub sup table tbody td th thead tr u ul".split(" ");
+const TAGS =
+  "a b blockquote br code del div em h3 h4 h5 h6 hr i kbd li mark ol p pre s small span strong sub sup table tbody td th thead tr u ul".split(
+    " ",
+  );
 /** Attributes beside href, whose value is no address. */
 const ATTRIBUTES = ["align", "data-language", "data-tex", "start"];
 const LINK = /^(?:https?:\/\/|mailto:)/i;
@@ -26,9 +29,11 @@ const marked = new Marked({
       return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>`;
     },
     // An image would be fetched from a stranger's server, so the reader decides whether to follow its link.
-    image: ({ href, text }) => `<a href="${escapeHtml(href)}">${escapeHtml(text === "" ? "Image" : `Image: ${text}`)}</a>`,
+    image: ({ href, text }) =>
+      `<a href="${escapeHtml(href)}">${escapeHtml(text === "" ? "Image" : `Image: ${text}`)}</a>`,
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
-    code: ({ text, lang }) => `<pre><code data-language="${escapeHtml(lang?.split(/\s/, 1)[0] ?? "")}">${escapeHtml(text)}</code></pre>`,
+    code: ({ text, lang }) =>
+      `<pre><code data-language="${escapeHtml(lang?.split(/\s/, 1)[0] ?? "")}">${escapeHtml(text)}</code></pre>`,
   },
 });
 

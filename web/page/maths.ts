@@ -8,7 +8,15 @@ export function renderFormula(node: HTMLElement): void {
   if (tex === undefined) return;
   const formula = document.createElement("span");
   try {
-    katex.render(tex, formula, { displayMode: node.tagName === "DIV", output: "mathml", throwOnError: true, trust: false, strict: "ignore", maxExpand: 200, maxSize: 20 });
+    katex.render(tex, formula, {
+      displayMode: node.tagName === "DIV",
+      output: "mathml",
+      throwOnError: true,
+      trust: false,
+      strict: "ignore",
+      maxExpand: 200,
+      maxSize: 20,
+    });
   } catch (error) {
     if (error instanceof katex.ParseError) return;
     throw error;

@@ -5,7 +5,11 @@ import { median, medianCounts } from "./count_calls.js";
 
 /** Continues token ids greedily; fewer than ``maxTokens`` where the model ends its answer. */
 export interface TokenModel {
-  continueTokens(promptIds: readonly number[], maxTokens: number, signal: AbortSignal): AsyncGenerator<number, unknown, undefined>;
+  continueTokens(
+    promptIds: readonly number[],
+    maxTokens: number,
+    signal: AbortSignal,
+  ): AsyncGenerator<number, unknown, undefined>;
 }
 
 /** ``prompt_tokens`` read in ``time_to_first_token_ms``, the median of some runs. */
@@ -32,7 +36,13 @@ export interface Sizes {
 const MOST_PROMPTS = 12;
 
 /** Each of ``lengths`` that the context holds, ``runs`` times. */
-export async function measurePrefill(model: TokenModel, sizes: Sizes, lengths: readonly number[], runs: number, signal: AbortSignal): Promise<PrefillRow[]> {
+export async function measurePrefill(
+  model: TokenModel,
+  sizes: Sizes,
+  lengths: readonly number[],
+  runs: number,
+  signal: AbortSignal,
+): Promise<PrefillRow[]> {
   const rows: PrefillRow[] = [];
   for (const length of lengths.filter((tokens) => tokens <= sizes.context)) {
     const times: number[] = [];
@@ -48,7 +58,13 @@ export async function measurePrefill(model: TokenModel, sizes: Sizes, lengths: r
 }
 
 /** About ``tokens`` new ones after a prompt of each of ``lengths``, which are cut to what the context leaves. */
-export async function measureDecode(model: TokenModel, sizes: Sizes, lengths: readonly number[], tokens: number, signal: AbortSignal): Promise<DecodeRow[]> {
+export async function measureDecode(
+  model: TokenModel,
+  sizes: Sizes,
+  lengths: readonly number[],
+  tokens: number,
+  signal: AbortSignal,
+): Promise<DecodeRow[]> {
   const rows: DecodeRow[] = [];
   const fitting = new Set(lengths.map((length) => Math.max(1, Math.min(length, sizes.context - tokens))));
   for (const length of fitting) {
@@ -59,13 +75,24 @@ export async function measureDecode(model: TokenModel, sizes: Sizes, lengths: re
     }
     if (milliseconds.length === 0) continue;
     const total = milliseconds.reduce((sum, ms) => sum + ms, 0);
-    rows.push({ prompt_tokens: length, tokens: milliseconds.length, tokens_per_second: (1000 * milliseconds.length) / total, milliseconds });
+    rows.push({
+      prompt_tokens: length,
+      tokens: milliseconds.length,
+      tokens_per_second: (1000 * milliseconds.length) / total,
+      milliseconds,
+    });
   }
   return rows;
 }
 
 /** What the median token costs after the first; null where the model writes no two. */
-export async function measureCounts(model: TokenModel, sizes: Sizes, counter: CallCounter, tokens: number, signal: AbortSignal): Promise<CallCounts | null> {
+export async function measureCounts(
+  model: TokenModel,
+  sizes: Sizes,
+  counter: CallCounter,
+  tokens: number,
+  signal: AbortSignal,
+): Promise<CallCounts | null> {
   const steps: CallCounts[] = [];
   for (let run = 0; run < MOST_PROMPTS && steps.length < tokens - 1; run++) {
     let before: CallCounts | null = null;
@@ -81,11 +108,19 @@ export async function measureCounts(model: TokenModel, sizes: Sizes, counter: Ca
 
 /** Ids without a meaning, others for each ``run`` and length, so that none finds the keys and values of one before. */
 export function promptOf(length: number, vocabSize: number, run: number): number[] {
-  return Array.from({ length }, (_, index) => (7 * index * index + 11 * index + 3 + (131 * run + 17 * length) * (index + 1)) % vocabSize);
+  return Array.from(
+    { length },
+    (_, index) => (7 * index * index + 11 * index + 3 + (131 * run + 17 * length) * (index + 1)) % vocabSize,
+  );
 }
 
 /** When each new token came. */
-async function arrivals(model: TokenModel, promptIds: readonly number[], maxTokens: number, signal: AbortSignal): Promise<number[]> {
+async function arrivals(
+  model: TokenModel,
+  promptIds: readonly number[],
+  maxTokens: number,
+  signal: AbortSignal,
+): Promise<number[]> {
   const times: number[] = [];
   const ids = model.continueTokens(promptIds, maxTokens, signal);
   while ((await ids.next()).done !== true) times.push(performance.now());

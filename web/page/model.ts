@@ -26,7 +26,10 @@ export interface ChatMessage {
 }
 
 /** Text of an answer, where what follows comes from, or how many of the oldest questions made way for it in all. */
-export type Piece = { readonly type: "text"; readonly text: string } | { readonly type: "route"; readonly route: Route } | { readonly type: "dropped"; readonly turns: number };
+export type Piece =
+  | { readonly type: "text"; readonly text: string }
+  | { readonly type: "route"; readonly route: Route }
+  | { readonly type: "dropped"; readonly turns: number };
 
 /** ``cachedTokens`` of the prompt's were there already. ``tokensPerSecond`` counts from the first token on. Null is what the far side did not tell. */
 export interface AnswerEnd {
@@ -42,14 +45,22 @@ export interface AnswerEnd {
 /** What answers a chat: the engine alone, or both sides. */
 export interface Answerer {
   /** Yields text as it comes, and routes where there are two sides. Throws RequestError, DeviceError, or the signal's reason. */
-  answer(messages: readonly ChatMessage[], settings: Settings, signal: AbortSignal): AsyncGenerator<Piece, AnswerEnd, undefined>;
+  answer(
+    messages: readonly ChatMessage[],
+    settings: Settings,
+    signal: AbortSignal,
+  ): AsyncGenerator<Piece, AnswerEnd, undefined>;
 }
 
 export interface Model extends Answerer {
   readonly engine: Engine;
   readonly info: EngineInfo;
   /** Continues token ids greedily. Yields new ids; fewer than ``maxTokens`` where the model ends its answer. */
-  continueTokens(promptIds: readonly number[], maxTokens: number, signal: AbortSignal): AsyncGenerator<number, unknown, undefined>;
+  continueTokens(
+    promptIds: readonly number[],
+    maxTokens: number,
+    signal: AbortSignal,
+  ): AsyncGenerator<number, unknown, undefined>;
   close(): void;
 }
 
@@ -70,15 +81,30 @@ export async function openModel(bundle: string | Source, options: LoadOptions = 
     async *answer(messages, { temperature, maxTokens, seed }, signal) {
       const start = performance.now();
       const { context } = engine.info;
-      const { messages: fitted, dropped } = await fitMessages(messages, context, answerRoom(context, maxTokens), (some) => engine.countTokens(plain(some)));
+      const { messages: fitted, dropped } = await fitMessages(
+        messages,
+        context,
+        answerRoom(context, maxTokens),
+        (some) => engine.countTokens(plain(some)),
+      );
       if (dropped > 0) yield { type: "dropped", turns: dropped };
-      const limits = { maxTokens: maxTokens ?? context, whenFull: { keep: await tokensToKeep(engine, fitted) }, seed: seed ?? undefined };
+      const limits = {
+        maxTokens: maxTokens ?? context,
+        whenFull: { keep: await tokensToKeep(engine, fitted) },
+        seed: seed ?? undefined,
+      };
       // An answer that fills the context goes on, but a prompt that does not fit is an error: its beginning would be lost in silence.
       const count = await engine.countTokens(plain(fitted));
-      if (count > context) throw new RequestError("The message is longer than the model's context; shorten it", { param: "messages", tokens: count, context });
+      if (count > context)
+        throw new RequestError("The message is longer than the model's context; shorten it", {
+          param: "messages",
+          tokens: count,
+          context,
+        });
       for await (const event of engine.generate(plain(fitted), { temperature, ...limits, signal })) {
         yield { type: "text", text: event.text };
-        if (event.type === "done") return { finishReason: event.finishReason, totalMs: performance.now() - start, ...event.timings };
+        if (event.type === "done")
+          return { finishReason: event.finishReason, totalMs: performance.now() - start, ...event.timings };
       }
       throw new Error("an answer ended without its last event");
     },
@@ -91,7 +117,9 @@ export async function openModel(bundle: string | Source, options: LoadOptions = 
   };
 }
 
-function plain(messages: readonly ChatMessage[]): readonly { readonly role: ChatMessage["role"]; readonly content: string }[] {
+function plain(
+  messages: readonly ChatMessage[],
+): readonly { readonly role: ChatMessage["role"]; readonly content: string }[] {
   return messages.map(({ role, content }) => ({ role, content }));
 }
 
@@ -108,7 +136,10 @@ export function freshSource(bundle: string): Source {
     location,
     async open(file, signal) {
       const response = await fetch(new URL(file, location), { cache: "reload", signal });
-      if (!response.ok) throw new BundleError(`${file}: ${response.url} answers ${response.status} ${response.statusText}; check that the bundle is there`);
+      if (!response.ok)
+        throw new BundleError(
+          `${file}: ${response.url} answers ${response.status} ${response.statusText}; check that the bundle is there`,
+        );
       return response.body ?? new Blob().stream();
     },
   };

@@ -25,11 +25,20 @@ export function modelCard(info: EngineInfo, facts: BundleFacts | null): readonly
 /** Of a model that is not on this device. */
 export function bundleCard(facts: BundleFacts | null, near: Near["state"]): readonly HTMLElement[] {
   const why = near === "loading" ? "It is still loading." : "It is not here; the server answers.";
-  return [...(facts === null ? [] : nameAndFacts(facts, facts)), make("h3", "", "On this device"), make("p", "help", why)];
+  return [
+    ...(facts === null ? [] : nameAndFacts(facts, facts)),
+    make("h3", "", "On this device"),
+    make("p", "help", why),
+  ];
 }
 
 function nameAndFacts(
-  { model, quantization, context, downloadBytes }: Pick<BundleFacts, "model" | "quantization" | "context" | "downloadBytes">,
+  {
+    model,
+    quantization,
+    context,
+    downloadBytes,
+  }: Pick<BundleFacts, "model" | "quantization" | "context" | "downloadBytes">,
   facts: BundleFacts | null,
 ): readonly HTMLElement[] {
   return [
@@ -45,7 +54,11 @@ function nameAndFacts(
 }
 
 /** A model in one line, of which a narrow page shows the name. */
-export function modelLine({ model, quantization, downloadBytes }: Pick<BundleFacts, "model" | "quantization" | "downloadBytes">): readonly Node[] {
+export function modelLine({
+  model,
+  quantization,
+  downloadBytes,
+}: Pick<BundleFacts, "model" | "quantization" | "downloadBytes">): readonly Node[] {
   return [make("span", "", model), make("span", "wide", ` · ${quantization} · ${formatBytes(downloadBytes)}`)];
 }
 
@@ -56,7 +69,11 @@ export function describeSelfTest({ state, switchedOff, largestDeviation }: SelfT
 }
 
 /** The device's memory as one bar of its parts. */
-export function memoryBar({ weightBytes, stateBytes, totalBytes }: Pick<EngineInfo, "weightBytes" | "stateBytes" | "totalBytes">): HTMLElement {
+export function memoryBar({
+  weightBytes,
+  stateBytes,
+  totalBytes,
+}: Pick<EngineInfo, "weightBytes" | "stateBytes" | "totalBytes">): HTMLElement {
   const parts = [
     ["weights", "Weights", weightBytes],
     ["state", "Keys and values", stateBytes],
@@ -71,5 +88,11 @@ export function memoryBar({ weightBytes, stateBytes, totalBytes }: Pick<EngineIn
     bar.append(part);
     legend.append(make("li", key, make("span", "", label), make("span", "number", formatBytes(bytes))));
   }
-  return make("div", "memory", make("p", "row", make("span", "", "Memory in all"), make("strong", "number", formatBytes(totalBytes))), bar, legend);
+  return make(
+    "div",
+    "memory",
+    make("p", "row", make("span", "", "Memory in all"), make("strong", "number", formatBytes(totalBytes))),
+    bar,
+    legend,
+  );
 }

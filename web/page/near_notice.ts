@@ -33,7 +33,10 @@ export class NearNotice {
     this.#load.hidden = near.state !== "loading";
     this.#why.hidden = near.state !== "failed";
     if (near.state === "failed") {
-      this.#title.textContent = near.error instanceof DeviceError ? "This device cannot run the model" : "The model did not load on this device";
+      this.#title.textContent =
+        near.error instanceof DeviceError
+          ? "This device cannot run the model"
+          : "The model did not load on this device";
       this.#words.textContent = `${far} answers instead. What you send goes there. Private messages are not sent, so nobody answers them.`;
       explain(near.error, this.#why);
     } else {

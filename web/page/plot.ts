@@ -14,10 +14,23 @@ export function plotDecode(rows: readonly DecodeRow[], width: number): SVGElemen
   const x = (index: number): number => MARGIN.left + (index / (longest - 1)) * (width - MARGIN.left - MARGIN.right);
   const y = (ms: number): number => HEIGHT - MARGIN.bottom - (ms / top) * (HEIGHT - MARGIN.top - MARGIN.bottom);
 
-  const svg = makeSvg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, class: "plot", role: "img", "aria-label": describe(rows) });
+  const svg = makeSvg("svg", {
+    viewBox: `0 0 ${width} ${HEIGHT}`,
+    width,
+    height: HEIGHT,
+    class: "plot",
+    role: "img",
+    "aria-label": describe(rows),
+  });
   for (let ms = 0; ms <= top + step / 2; ms += step) {
     svg.append(
-      makeSvg("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y(ms), y2: y(ms), class: ms === 0 ? "axis" : "grid" }),
+      makeSvg("line", {
+        x1: MARGIN.left,
+        x2: width - MARGIN.right,
+        y1: y(ms),
+        y2: y(ms),
+        class: ms === 0 ? "axis" : "grid",
+      }),
       makeSvg("text", { x: MARGIN.left - 8, y: y(ms) + 4, "text-anchor": "end" }, Number(ms.toPrecision(6)).toString()),
     );
   }

@@ -45,7 +45,10 @@ export function labelsOf(policy: Policy, isLocked: boolean): readonly string[] {
   if (!isLocked) return [];
   const label = lockLabel(policy);
   if (label !== null) return [label];
-  throw new RequestError("The policy sends every message to the server, so this private one was not sent; start a new chat, or use another policy", { code: "private" });
+  throw new RequestError(
+    "The policy sends every message to the server, so this private one was not sent; start a new chat, or use another policy",
+    { code: "private" },
+  );
 }
 
 /** The policy's address, as the page's address names it; null if it names none. */
@@ -67,7 +70,10 @@ export async function fittedPolicy(near: string | null, far: string | null, dial
 }
 
 /** When the server answers, in words. */
-export function policyWords({ mode, quality: { predictor, threshold } }: Pick<Policy, "mode"> & { readonly quality: { readonly predictor: unknown; readonly threshold: number } }): string {
+export function policyWords({
+  mode,
+  quality: { predictor, threshold },
+}: Pick<Policy, "mode"> & { readonly quality: { readonly predictor: unknown; readonly threshold: number } }): string {
   switch (mode) {
     case "near-only":
       return "The policy sends no message to it.";
@@ -84,14 +90,23 @@ export function policyWords({ mode, quality: { predictor, threshold } }: Pick<Po
   }
   if (predictor === null) return "It answers only if that pays, and never a private message.";
   const points = Math.round(100 * threshold);
-  const lead = points === 0 ? "if it is the likelier" : points > 0 ? `if it is ahead by more than ${points} points` : `unless it is ${-points} points behind`;
+  const lead =
+    points === 0
+      ? "if it is the likelier"
+      : points > 0
+        ? `if it is ahead by more than ${points} points`
+        : `unless it is ${-points} points behind`;
   return `The page predicts for every question how likely each side is right, in percent: the server is asked ${lead}, and never for a private message. An answer's details show both.`;
 }
 
 async function readPolicy(address: string): Promise<unknown> {
   // A policy that was changed counts from the next connection on. A redirect could lead to another site, which the user has not agreed to.
   const response = await fetch(address, { cache: "no-store", redirect: "manual" });
-  if (response.type === "opaqueredirect") throw new TypeError(`The policy: ${address} answers with a redirect, which is not followed; name the address that it leads to`);
-  if (!response.ok) throw new TypeError(`The policy: ${response.url} answers ${response.status} ${response.statusText}`);
+  if (response.type === "opaqueredirect")
+    throw new TypeError(
+      `The policy: ${address} answers with a redirect, which is not followed; name the address that it leads to`,
+    );
+  if (!response.ok)
+    throw new TypeError(`The policy: ${response.url} answers ${response.status} ${response.statusText}`);
   return response.json();
 }

@@ -23,7 +23,11 @@ function frameCode(code: HTMLElement): void {
   const copy = make("button", "copy-code", icon("copy"), make("span", "", "Copy"));
   copy.type = "button";
   copy.addEventListener("click", () => void copyCode(code, copy));
-  const frame = make("div", "code", make("div", "code-head", make("span", "", language === "" ? "code" : language), copy));
+  const frame = make(
+    "div",
+    "code",
+    make("div", "code-head", make("span", "", language === "" ? "code" : language), copy),
+  );
   pre?.replaceWith(frame);
   if (pre === null) return;
   // Long lines scroll, also by keyboard.

@@ -7,7 +7,9 @@ import type { Route, Side } from "./model.js";
 const OTHER = { near: "far", far: "near" } as const;
 const NAMES = { near: "this device", far: "the server" } as const;
 /** What a reason says of the other side, or of the one that answers. A pin to a side that cannot answer is an error, not a route. */
-const WORDS: Readonly<Record<Exclude<DecisionReason, `pinned_${string}`> | SwitchReason, string | ((side: Side, other: string) => string)>> = {
+const WORDS: Readonly<
+  Record<Exclude<DecisionReason, `pinned_${string}`> | SwitchReason, string | ((side: Side, other: string) => string)>
+> = {
   private: "private, so it stays here",
   mode: "the policy says so",
   pinned: "you chose it",

@@ -63,20 +63,37 @@ export interface BenchResult {
   readonly format: "nearfar-bench-1";
   readonly date: string;
   readonly depth: Depth;
-  readonly bundle: { readonly model: string; readonly quantization: string; readonly parameters: number; readonly context: number; readonly bytes: number };
+  readonly bundle: {
+    readonly model: string;
+    readonly quantization: string;
+    readonly parameters: number;
+    readonly context: number;
+    readonly bytes: number;
+  };
   readonly device: DeviceFacts;
   readonly load: { readonly cold: LoadTimes; readonly warm: LoadTimes };
   readonly prefill: readonly PrefillRow[];
   readonly decode: readonly DecodeRow[];
   readonly per_token: CallCounts | null;
   /** ``buffers`` are all of the page's WebGPU buffers, as counted. */
-  readonly memory_bytes: { readonly weights: number; readonly keys_and_values: number; readonly total: number; readonly buffers: number };
+  readonly memory_bytes: {
+    readonly weights: number;
+    readonly keys_and_values: number;
+    readonly total: number;
+    readonly buffers: number;
+  };
   readonly agreement: Agreement;
   readonly self_test: string | null;
 }
 
 /** Throws NearfarError, or the signal's reason. */
-export async function runBench(bundle: string, facts: BundleFacts, depth: Depth, signal: AbortSignal, onStep: (step: Step) => void): Promise<BenchResult> {
+export async function runBench(
+  bundle: string,
+  facts: BundleFacts,
+  depth: Depth,
+  signal: AbortSignal,
+  onStep: (step: Step) => void,
+): Promise<BenchResult> {
   const plan = PLANS[depth];
   onStep("cold");
   const cold = await timedLoad(bundle, true, signal);
@@ -100,7 +117,13 @@ export async function runBench(bundle: string, facts: BundleFacts, depth: Depth,
       format: "nearfar-bench-1",
       date: new Date().toISOString(),
       depth,
-      bundle: { model: facts.model, quantization: facts.quantization, parameters: facts.parameters, context: facts.context, bytes: facts.downloadBytes },
+      bundle: {
+        model: facts.model,
+        quantization: facts.quantization,
+        parameters: facts.parameters,
+        context: facts.context,
+        bytes: facts.downloadBytes,
+      },
       device: await deviceFacts(model),
       load: { cold: cold.times, warm },
       prefill,
@@ -127,7 +150,11 @@ export async function countTokens(model: Model, facts: BundleFacts, signal: Abor
   }
 }
 
-async function timedLoad(bundle: string, fresh: boolean, signal: AbortSignal): Promise<{ model: Model; times: LoadTimes; bufferBytes: number }> {
+async function timedLoad(
+  bundle: string,
+  fresh: boolean,
+  signal: AbortSignal,
+): Promise<{ model: Model; times: LoadTimes; bufferBytes: number }> {
   const counter = countCalls();
   const start = performance.now();
   const ends = { manifest: 0, download: 0, compile: 0 };

@@ -6,7 +6,9 @@ import type {} from "./service_worker_build.js";
 const worker = self as unknown as ServiceWorkerGlobalScope;
 const PREFIX = "nearfar page ";
 const CACHE = `${PREFIX}${PAGE_BUILD.hash}`;
-const ADDRESSES: ReadonlySet<string> = new Set(["./", ...PAGE_BUILD.files].map((file) => new URL(file, worker.location.href).href));
+const ADDRESSES: ReadonlySet<string> = new Set(
+  ["./", ...PAGE_BUILD.files].map((file) => new URL(file, worker.location.href).href),
+);
 
 worker.addEventListener("install", (event) => {
   event.waitUntil(keepFiles());
@@ -31,7 +33,9 @@ async function keepFiles(): Promise<void> {
 
 async function forgetOldFiles(): Promise<void> {
   const names = await caches.keys();
-  await Promise.all(names.filter((name) => name.startsWith(PREFIX) && name !== CACHE).map((name) => caches.delete(name)));
+  await Promise.all(
+    names.filter((name) => name.startsWith(PREFIX) && name !== CACHE).map((name) => caches.delete(name)),
+  );
 }
 
 async function answer(request: Request, address: string): Promise<Response> {

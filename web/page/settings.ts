@@ -33,7 +33,11 @@ export class SettingsForm {
       wrong.reportValidity();
       return null;
     }
-    return { temperature: this.#temperature.valueAsNumber, maxTokens: numberOf(this.#maxTokens), seed: numberOf(this.#seed) };
+    return {
+      temperature: this.#temperature.valueAsNumber,
+      maxTokens: numberOf(this.#maxTokens),
+      seed: numberOf(this.#seed),
+    };
   }
 
   private fields(): readonly HTMLInputElement[] {

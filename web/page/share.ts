@@ -17,7 +17,8 @@ export function shareButtons(json: string, fileName: string, announce: (text: st
         },
         (error: unknown) => {
           // Who closes the share sheet has not met an error.
-          if (!(error instanceof DOMException && error.name === "AbortError")) announce(`${label}: the browser does not allow it`);
+          if (!(error instanceof DOMException && error.name === "AbortError"))
+            announce(`${label}: the browser does not allow it`);
         },
       );
     });

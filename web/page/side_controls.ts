@@ -54,8 +54,10 @@ export class SideControls {
   /** Why the message that is typed cannot be sent; null where it can. The lock stays, lest it goes to the server unlocked. */
   get refused(): string | null {
     if (!this.private) return null;
-    if (!this.#locks && this.#carried) return "This chat has private messages, and the policy sends every message to the server. Start a new chat to use the server.";
-    if (!this.#locks) return "A private message would never be answered: the policy sends every message to the server. Unlock it to send it there.";
+    if (!this.#locks && this.#carried)
+      return "This chat has private messages, and the policy sends every message to the server. Start a new chat to use the server.";
+    if (!this.#locks)
+      return "A private message would never be answered: the policy sends every message to the server. Unlock it to send it there.";
     if (this.#near !== "failed") return null;
     return "A private message would never be answered: there is no model on this device, and the server must not see it. Unlock it to send it there.";
   }
@@ -75,12 +77,15 @@ export class SideControls {
     disable("far", this.private);
     this.#note.hidden = !this.private;
     this.#note.dataset.refused = String(this.refused !== null);
-    this.#lock.title = failed ? "Private messages cannot be answered here" : "Private: this message never leaves this device";
+    this.#lock.title = failed
+      ? "Private messages cannot be answered here"
+      : "Private: this message never leaves this device";
     this.#note.textContent = this.refused ?? this.words();
   }
 
   private words(): string {
-    if (this.#carried) return "Private from here on: every message carries the private one along, so this device answers. A new chat is free again.";
+    if (this.#carried)
+      return "Private from here on: every message carries the private one along, so this device answers. A new chat is free again.";
     const when = this.#near === "loading" ? " once its model is loaded" : "";
     return `Private: this device answers it${when}, and every later message of this chat, for they carry this one along.`;
   }

@@ -48,7 +48,8 @@ export async function connectSides(
   const given = await givenPolicy();
   let policy = withLock(given ?? ownPolicy(dialect));
   let hybrid = await Hybrid.create({ ...options, policy });
-  const fitted = given === null ? await fittedPolicy((await facts)?.model ?? null, hybrid.far?.id ?? null, dialect) : null;
+  const fitted =
+    given === null ? await fittedPolicy((await facts)?.model ?? null, hybrid.far?.id ?? null, dialect) : null;
   if (fitted !== null) {
     policy = withLock(fitted);
     hybrid.close();
@@ -75,10 +76,18 @@ async function* answer(
   const start = performance.now();
   let first: number | null = null;
   let finishReason = "stop";
-  let usage: { prompt_tokens: number; completion_tokens: number; prompt_tokens_details?: { cached_tokens: number } } | null = null;
+  let usage: {
+    prompt_tokens: number;
+    completion_tokens: number;
+    prompt_tokens_details?: { cached_tokens: number };
+  } | null = null;
   const stream = await hybrid.chat.completions.create(
     {
-      messages: messages.map(({ role, content, private: secret }) => ({ role, content, labels: labelsOf(policy, secret) })),
+      messages: messages.map(({ role, content, private: secret }) => ({
+        role,
+        content,
+        labels: labelsOf(policy, secret),
+      })),
       stream: true,
       stream_options: { include_usage: true },
       temperature,

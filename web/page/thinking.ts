@@ -19,8 +19,14 @@ export function splitThinking(text: string): Thought {
   if (close < 0) {
     if (opened) return { thinking: start.slice(OPEN.length), ended: false, answer: "" };
     // The tag itself may still be arriving.
-    return start !== "" && OPEN.startsWith(start) ? { thinking: null, ended: false, answer: "" } : { thinking: null, ended: true, answer: text };
+    return start !== "" && OPEN.startsWith(start)
+      ? { thinking: null, ended: false, answer: "" }
+      : { thinking: null, ended: true, answer: text };
   }
   const thinking = text.slice(opened ? text.indexOf(OPEN) + OPEN.length : 0, close).trim();
-  return { thinking: thinking === "" ? null : thinking, ended: true, answer: text.slice(close + CLOSE.length).trimStart() };
+  return {
+    thinking: thinking === "" ? null : thinking,
+    ended: true,
+    answer: text.slice(close + CLOSE.length).trimStart(),
+  };
 }

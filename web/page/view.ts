@@ -46,7 +46,11 @@ const DEMO_EXAMPLES_OF_BOTH = [
   "Ana has 12 apples, buys 5 more and eats 3. how many are left?",
   "dim the kitchen lights to 30 percent and lock the front door",
 ];
-const EXAMPLES = ["Why is the sky blue? Two sentences.", "A haiku about rain on a tin roof", "What is the difference between a bug and a feature?"];
+const EXAMPLES = [
+  "Why is the sky blue? Two sentences.",
+  "A haiku about rain on a tin roof",
+  "What is the difference between a bug and a feature?",
+];
 
 export class View {
   readonly #prompt = element("prompt", HTMLTextAreaElement);
@@ -69,7 +73,8 @@ export class View {
     });
     document.addEventListener("keydown", (event) => {
       // Where the panel is open, Escape closes that.
-      if (event.key === "Escape" && this.busy && !element("panel", HTMLElement).matches(":popover-open")) this.handlers.stop();
+      if (event.key === "Escape" && this.busy && !element("panel", HTMLElement).matches(":popover-open"))
+        this.handlers.stop();
     });
     element("new-chat", HTMLButtonElement).addEventListener("click", () => {
       this.handlers.newChat();
@@ -86,9 +91,15 @@ export class View {
   present({ near, info, facts, far }: Answerers): void {
     document.title = `${info?.model ?? far?.model ?? ""} · nearfar`;
     const line = info === null ? [make("span", "", far?.model ?? "")] : modelLine(info);
-    element("model", HTMLElement).replaceChildren(...line, ...(far === null ? [] : [make("span", "wide", ` · far: ${far.host}`)]));
-    element("device", HTMLElement).textContent = info === null ? `What you send goes to ${far?.host ?? ""}` : deviceLine(info);
-    element("model-card", HTMLElement).replaceChildren(...(info === null ? bundleCard(facts, near) : modelCard(info, facts)));
+    element("model", HTMLElement).replaceChildren(
+      ...line,
+      ...(far === null ? [] : [make("span", "wide", ` · far: ${far.host}`)]),
+    );
+    element("device", HTMLElement).textContent =
+      info === null ? `What you send goes to ${far?.host ?? ""}` : deviceLine(info);
+    element("model-card", HTMLElement).replaceChildren(
+      ...(info === null ? bundleCard(facts, near) : modelCard(info, facts)),
+    );
     if (info !== null) element("max-tokens", HTMLInputElement).max = String(info.context);
     if (far !== null) this.welcome(near, far.host);
     const isDemo = (info?.model ?? facts?.model) === DEMO_MODELS.near || far?.model === DEMO_MODELS.far;
@@ -106,7 +117,10 @@ export class View {
 
   private welcome(near: Near["state"], host: string): void {
     const [title, line] = {
-      ready: ["Near where it can, far where it pays.", `The model in this page answers what it can; the larger one at ${host} does the rest. What you mark private never leaves this device.`],
+      ready: [
+        "Near where it can, far where it pays.",
+        `The model in this page answers what it can; the larger one at ${host} does the rest. What you mark private never leaves this device.`,
+      ],
       loading: ["Far at once, near once it is here.", `The model at ${host} answers until this page has its own.`],
       failed: ["A language model, far from here.", `The model at ${host} answers. What you type is sent there.`],
     }[near];
@@ -165,7 +179,11 @@ export class View {
     this.#conversation.querySelector(".forgotten")?.remove();
     if (first === null) return;
     const oldest = turns === 1 ? "The oldest message" : `The ${turns} oldest messages`;
-    const line = make("p", "forgotten quiet", `${oldest} made way: the conversation is longer than the model can read at once. It answers from here on.`);
+    const line = make(
+      "p",
+      "forgotten quiet",
+      `${oldest} made way: the conversation is longer than the model can read at once. It answers from here on.`,
+    );
     line.setAttribute("role", "note");
     first.question.before(line);
   }

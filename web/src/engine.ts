@@ -74,7 +74,12 @@ export class Engine implements EngineWithSessions {
     this.#tokenizer = tokenizer;
     const { vocab_size: vocabSize, eos_token_ids: endTokenIds } = manifest.spec;
     const { embedding } = manifest;
-    this.#tokens = new TokenEngine(runner, { vocabSize, endTokenIds, embeds: embedding !== null }, () => this.replaceRunner(), this.#gate);
+    this.#tokens = new TokenEngine(
+      runner,
+      { vocabSize, endTokenIds, embeds: embedding !== null },
+      () => this.replaceRunner(),
+      this.#gate,
+    );
     this.#embedder = embedding === null ? null : new Embedder(runner, () => this.replaceRunner(), this.#gate);
     this.#tuner = backend.startTuning(this.#embedder ?? this.#tokens);
     const format = tokenizer.toolFormat;
@@ -84,8 +89,17 @@ export class Engine implements EngineWithSessions {
       tokens: this,
       text: tokenizer,
       grammar: new Grammars(loaded.tokenizerJson, manifest.spec, loaded.grammar),
-      tools: format === null ? undefined : { parser: () => new ToolCallStream(format), grammar: (tools, choice) => toolGrammar(format, tools, choice as ToolChoice) },
-      embeddings: this.#embedder === null || embedding === null ? undefined : { source: this.#embedder, size: manifest.spec.hidden_size, normalize: embedding.normalize },
+      tools:
+        format === null
+          ? undefined
+          : {
+              parser: () => new ToolCallStream(format),
+              grammar: (tools, choice) => toolGrammar(format, tools, choice as ToolChoice),
+            },
+      embeddings:
+        this.#embedder === null || embedding === null
+          ? undefined
+          : { source: this.#embedder, size: manifest.spec.hidden_size, normalize: embedding.normalize },
     };
     this.#model = model;
     this.chat = { completions: new ChatCompletions(model) };
@@ -111,7 +125,16 @@ export class Engine implements EngineWithSessions {
     const { model, quantization, files, tokenizer } = manifest;
     const tokenizerSha256 = files.find(({ file }) => file === tokenizer.file)?.sha256 ?? null;
     const tools = this.#tokenizer.toolFormat !== null;
-    return { model, reason, quantization, tools, tokenizerSha256, context: this.#backend.runner.limits.context, downloadBytes: totalBytes, ...this.#backend.info };
+    return {
+      model,
+      reason,
+      quantization,
+      tools,
+      tokenizerSha256,
+      context: this.#backend.runner.limits.context,
+      downloadBytes: totalBytes,
+      ...this.#backend.info,
+    };
   }
 
   /** What was computed so far. */
@@ -123,8 +146,14 @@ export class Engine implements EngineWithSessions {
    * Answer a chat, or a text as its one message. Yields a "token" for each token and one "done"; leave the loop or abort the signal to end it early.
    * Throws RequestError, DeviceError, or the signal's reason.
    */
-  async *generate(prompt: string | readonly Message[], options: GenerateOptions = {}): AsyncGenerator<GenerationEvent, void, undefined> {
-    yield* generationEvents(this.generateTokens(tokenRequest(this.promptIds(prompt, options.raw ?? false), options)), this.#tokenizer);
+  async *generate(
+    prompt: string | readonly Message[],
+    options: GenerateOptions = {},
+  ): AsyncGenerator<GenerationEvent, void, undefined> {
+    yield* generationEvents(
+      this.generateTokens(tokenRequest(this.promptIds(prompt, options.raw ?? false), options)),
+      this.#tokenizer,
+    );
   }
 
   /** Continue token ids with token ids, without any text. Any number of requests may run at once. Throws as `generate` does. */
@@ -151,7 +180,10 @@ export class Engine implements EngineWithSessions {
   createSession(options: SessionOptions = {}): Session {
     const { id: bundle, sessions } = this.#loaded;
     const storage = async (): Promise<SessionStorage> => sessions ?? browserSessions();
-    return new Session({ tokens: this.#tokens, tokenizer: this.#tokenizer, bundle, activation: () => this.info.activation, storage }, readParams(options, SESSION_OPTIONS));
+    return new Session(
+      { tokens: this.#tokens, tokenizer: this.#tokenizer, bundle, activation: () => this.info.activation, storage },
+      readParams(options, SESSION_OPTIONS),
+    );
   }
 
   /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */
@@ -225,5 +257,7 @@ export class Engine implements EngineWithSessions {
 function isText(prompt: string | readonly unknown[]): prompt is string {
   if (typeof prompt === "string") return true;
   if (Array.isArray(prompt)) return false;
-  throw new RequestError(`The prompt is ${shown(prompt)}, it must be a text or a list of messages`, { param: "prompt" });
+  throw new RequestError(`The prompt is ${shown(prompt)}, it must be a text or a list of messages`, {
+    param: "prompt",
+  });
 }

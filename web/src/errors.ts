@@ -11,7 +11,8 @@
 // A message says where, what and what to do. Across a worker or HTTP an error travels as {code, message, details}. Every error has the fields of
 // OpenAI's APIError besides: status, type and param.
 
-export type ErrorCode = "bundle_error" | "device_error" | "request_error" | "storage_error" | "unavailable" | "worker_error";
+export type ErrorCode =
+  "bundle_error" | "device_error" | "request_error" | "storage_error" | "unavailable" | "worker_error";
 
 export type ErrorDetails = Readonly<Record<string, string | number | boolean | null | readonly string[]>>;
 
@@ -26,7 +27,13 @@ export class NearfarError extends Error {
   static override [Symbol.hasInstance](value: unknown): boolean {
     if (!Object.hasOwn(this, "kind")) return Function.prototype[Symbol.hasInstance].call(this, value);
     const { kind } = this as unknown as { readonly kind: ErrorCode | null };
-    return value instanceof Error && "toJSON" in value && "details" in value && "code" in value && (kind === null || value.code === kind);
+    return (
+      value instanceof Error &&
+      "toJSON" in value &&
+      "details" in value &&
+      "code" in value &&
+      (kind === null || value.code === kind)
+    );
   }
 
   static readonly kind: ErrorCode | null = null;
@@ -117,9 +124,13 @@ export class WorkerError extends NearfarError {
 /** The error that toJSON was called on, as the same class. */
 export function errorFromJson({ code, message, details }: ErrorJson): NearfarError {
   const classes = {
-    bundle_error: BundleError, device_error: DeviceError, request_error: RequestError, storage_error: StorageError, unavailable: Unavailable,
+    bundle_error: BundleError,
+    device_error: DeviceError,
+    request_error: RequestError,
+    storage_error: StorageError,
+    unavailable: Unavailable,
     worker_error: WorkerError,
-  }; // prettier-ignore
+  };
   return new (classes satisfies Record<ErrorCode, unknown>)[code](message, details);
 }
 

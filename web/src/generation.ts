@@ -6,7 +6,8 @@ import { GENERATE_OPTIONS } from "./options.js";
 import type { Decoder } from "./text/text_stream.js";
 import { TextStream } from "./text/text_stream.js";
 
-export interface GenerateOptions extends SamplingOptions, Pick<TokenRequest, "maxTokens" | "priority" | "whenFull" | "signal"> {
+export interface GenerateOptions
+  extends SamplingOptions, Pick<TokenRequest, "maxTokens" | "priority" | "whenFull" | "signal"> {
   /** Continue the text itself, without the chat template. */
   readonly raw?: boolean | undefined;
 }
@@ -44,7 +45,13 @@ export async function* generationEvents(
         // A stop token took its time as well.
         const later = finishReason === "stop" ? completionTokens : completionTokens - 1;
         const tokensPerSecond = later > 0 ? (later * 1000) / (now - first) : null;
-        const timings = { promptTokens, cachedTokens, completionTokens, timeToFirstTokenMs: first - start, tokensPerSecond };
+        const timings = {
+          promptTokens,
+          cachedTokens,
+          completionTokens,
+          timeToFirstTokenMs: first - start,
+          tokensPerSecond,
+        };
         yield { type: "done", text: stream.finish(), finishReason, timings };
         return;
       }

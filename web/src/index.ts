@@ -11,7 +11,15 @@ export type { LoadOptions, LoadProgress } from "./load.js";
 export type { Session, SessionOptions } from "./session.js";
 export type { MemoryPlan } from "./runtime/memory_plan.js";
 export type { ErrorCode, ErrorDetails, ErrorJson } from "./errors.js";
-export { BundleError, DeviceError, NearfarError, RequestError, StorageError, Unavailable, WorkerError } from "./errors.js";
+export {
+  BundleError,
+  DeviceError,
+  NearfarError,
+  RequestError,
+  StorageError,
+  Unavailable,
+  WorkerError,
+} from "./errors.js";
 export type { GrammarConstraint } from "./grammar/constraint.js";
 export { Grammars } from "./grammar/grammars.js";
 export type { GrammarModule } from "./grammar/index.js";

@@ -106,7 +106,8 @@ export async function load(given: BundleAddress | readonly BundleAddress[], want
 
 async function loadFirst(given: BundleAddress | readonly BundleAddress[], options: LoadOptions): Promise<Loaded> {
   const addresses = Array.isArray(given) ? (given as readonly BundleAddress[]) : [given as BundleAddress];
-  if (addresses.length === 0) throw new RequestError("The list of bundles is empty; give the address of at least one", { param: "bundle" });
+  if (addresses.length === 0)
+    throw new RequestError("The list of bundles is empty; give the address of at least one", { param: "bundle" });
   const signal = options.signal ?? new AbortController().signal;
   const opened: Candidate[] = [];
   const refusals: string[] = [];
@@ -119,7 +120,8 @@ async function loadFirst(given: BundleAddress | readonly BundleAddress[], option
       return null;
     }
   };
-  const reason = (name: string): string => [addresses.length === 1 ? "it is the only bundle given" : name, ...refusals].join("; ");
+  const reason = (name: string): string =>
+    [addresses.length === 1 ? "it is the only bundle given" : name, ...refusals].join("; ");
   try {
     for (const address of addresses) {
       const candidate = await openCandidate(address, signal, options);
@@ -130,7 +132,10 @@ async function loadFirst(given: BundleAddress | readonly BundleAddress[], option
     }
     const hasWebGpu = refusals.length > 0;
     for (const candidate of opened.filter(({ manifest }) => isExport(manifest))) {
-      const loaded = await tryNext(candidate, reason(hasWebGpu ? "no bundle for WebGPU runs here" : "no bundle for WebGPU was given"));
+      const loaded = await tryNext(
+        candidate,
+        reason(hasWebGpu ? "no bundle for WebGPU runs here" : "no bundle for WebGPU was given"),
+      );
       if (loaded !== null) return loaded;
     }
   } finally {
@@ -153,7 +158,13 @@ async function openCandidate(address: BundleAddress, signal: AbortSignal, option
 }
 
 /** ``looksFirst``: find out before the download whether the device could run it at all. */
-async function loadCandidate(candidate: Candidate, reason: string, looksFirst: boolean, signal: AbortSignal, options: LoadOptions): Promise<Loaded> {
+async function loadCandidate(
+  candidate: Candidate,
+  reason: string,
+  looksFirst: boolean,
+  signal: AbortSignal,
+  options: LoadOptions,
+): Promise<Loaded> {
   const { address, stored, manifest } = candidate;
   if (looksFirst) await planManifest(manifest, options);
   const loaded = await loadFrom(candidate, signal, options);
@@ -165,7 +176,12 @@ async function loadCandidate(candidate: Candidate, reason: string, looksFirst: b
       // The adapter went with its device.
       const others = { ...options, adapter: undefined };
       const source = crossOriginSource(again ?? sourceOf(address), options.crossOriginStorage ?? isAddress(address));
-      return await openBackend({ manifest, source }, others, { signal: until, onBytes: nothing, onKernel: nothing, onTest: nothing });
+      return await openBackend({ manifest, source }, others, {
+        signal: until,
+        onBytes: nothing,
+        onKernel: nothing,
+        onTest: nothing,
+      });
     } finally {
       await again?.close().catch(() => undefined);
     }
@@ -187,13 +203,30 @@ async function planManifest(manifest: AnyManifest, options: LoadOptions): Promis
   return planMemory(manifest, chooseActivation(manifest, adapter.features), options);
 }
 
-async function openBackend({ manifest, source }: Bundle<AnyManifest>, options: LoadOptions, opening: Opening): Promise<Backend> {
-  return isExport(manifest) ? openOnnx({ manifest, source }, options, opening) : openWebGpu({ manifest, source }, options, opening);
+async function openBackend(
+  { manifest, source }: Bundle<AnyManifest>,
+  options: LoadOptions,
+  opening: Opening,
+): Promise<Backend> {
+  return isExport(manifest)
+    ? openOnnx({ manifest, source }, options, opening)
+    : openWebGpu({ manifest, source }, options, opening);
 }
 
-const START: LoadProgress = { phase: "manifest", loadedBytes: 0, storedBytes: 0, totalBytes: 0, compiledKernels: 0, totalKernels: 0 };
+const START: LoadProgress = {
+  phase: "manifest",
+  loadedBytes: 0,
+  storedBytes: 0,
+  totalBytes: 0,
+  compiledKernels: 0,
+  totalKernels: 0,
+};
 
-async function loadFrom(opened: Candidate, signal: AbortSignal, options: LoadOptions): Promise<Omit<Loaded, "reopen" | "reason">> {
+async function loadFrom(
+  opened: Candidate,
+  signal: AbortSignal,
+  options: LoadOptions,
+): Promise<Omit<Loaded, "reopen" | "reason">> {
   const { manifest, stored } = opened;
   let progress = START;
   const report = (change: Partial<LoadProgress>): void => {
@@ -243,7 +276,8 @@ function isAddress(address: BundleAddress): address is string | URL {
 function sourceOf(address: BundleAddress): Source {
   if (isAddress(address)) return httpSource(address);
   const { open } = Object(address) as Partial<Source>;
-  if (typeof open !== "function") throw new RequestError(`The bundle is ${shown(address)}, it must be an address or a source`, { param: "bundle" });
+  if (typeof open !== "function")
+    throw new RequestError(`The bundle is ${shown(address)}, it must be an address or a source`, { param: "bundle" });
   return address;
 }
 
@@ -251,7 +285,11 @@ function nothing(): void {
   // Bytes that come again have been counted.
 }
 
-async function loadTokenizer({ manifest, source }: Bundle<AnyManifest>, signal: AbortSignal, onBytes: OnBytes): Promise<Pick<Loaded, "tokenizer" | "tokenizerJson">> {
+async function loadTokenizer(
+  { manifest, source }: Bundle<AnyManifest>,
+  signal: AbortSignal,
+  onBytes: OnBytes,
+): Promise<Pick<Loaded, "tokenizer" | "tokenizerJson">> {
   const { file } = manifest.tokenizer;
   const entry = manifest.files.find((candidate) => candidate.file === file);
   if (entry === undefined) throw new Error(file);

@@ -11,7 +11,10 @@ export const LOAD_OPTIONS: Checks = {
   onProgress: check("a function", (value) => typeof value === "function"),
   signal,
   store: check("true, false or a BundleStore", (value) => typeof value === "boolean" || isObject(value)),
-  crossOriginStorage: check('true, false, "*" or a list of origins', (value) => typeof value === "boolean" || value === "*" || isStrings(value)),
+  crossOriginStorage: check(
+    'true, false, "*" or a list of origins',
+    (value) => typeof value === "boolean" || value === "*" || isStrings(value),
+  ),
   onnx: object,
   grammar: object,
   gpu: object,

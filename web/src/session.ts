@@ -55,7 +55,10 @@ export class Session {
    * Say ``content`` and yield the answer; one answer at a time. An answer that is left or aborted is forgotten together with its question. Throws
    * RequestError, DeviceError, or the signal's reason.
    */
-  async *generate(content: string, options: Omit<GenerateOptions, "raw"> = {}): AsyncGenerator<GenerationEvent, void, undefined> {
+  async *generate(
+    content: string,
+    options: Omit<GenerateOptions, "raw"> = {},
+  ): AsyncGenerator<GenerationEvent, void, undefined> {
     this.requireIdle();
     const asked: readonly Message[] = [...this.#messages, { role: "user", content }];
     const request = tokenRequest(this.host.tokenizer.encodeChat(asked), options);
@@ -99,7 +102,8 @@ export class Session {
     this.#messages = [...record.messages];
     tokens.forget(this.#kept);
     this.#kept = tokens.keep();
-    if (record.bundle === bundle && record.activation === activation()) tokens.writeKept(this.#kept, record.tokenIds, keysAndValues);
+    if (record.bundle === bundle && record.activation === activation())
+      tokens.writeKept(this.#kept, record.tokenIds, keysAndValues);
   }
 
   /** Let the pages go. The session takes no more messages. */
@@ -114,6 +118,7 @@ export class Session {
 
   private requireIdle(): void {
     if (this.#closed) throw new RequestError("The session is closed; create another");
-    if (this.#answering) throw new RequestError("The session is at an answer; wait for its end, abort it, or clone the session before");
+    if (this.#answering)
+      throw new RequestError("The session is at an answer; wait for its end, abort it, or clone the session before");
   }
 }

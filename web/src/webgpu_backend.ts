@@ -8,7 +8,11 @@ import type { TrustOptions } from "./runtime/trust.js";
 import { openTrusted } from "./runtime/trust.js";
 
 /** Throws BundleError, DeviceError, or the signal's reason. */
-export async function openWebGpu(bundle: Bundle, options: TrustOptions & MemoryOptions, opening: Opening): Promise<Backend> {
+export async function openWebGpu(
+  bundle: Bundle,
+  options: TrustOptions & MemoryOptions,
+  opening: Opening,
+): Promise<Backend> {
   const { maxSequences, pages, memoryBudget } = options;
   const { onTest, ...rest } = opening;
   const trusted = await openTrusted(bundle, options, { maxSequences, pages, memoryBudget, ...rest }, onTest);

@@ -55,15 +55,25 @@ test.runIf(hasAdapter)("an engine that was destroyed answers with a DeviceError"
 
 test.runIf(hasAdapter)("a binding that no step has is a BundleError", async () => {
   const plan = planOf(manifest);
-  const steps = plan.steps.map((step) => (step.op === "embed" ? { ...step, inputs: { table: "table", sampled: "sampled" } } : step));
+  const steps = plan.steps.map((step) =>
+    step.op === "embed" ? { ...step, inputs: { table: "table", sampled: "sampled" } } : step,
+  );
   const broken = lettersBundle({ plans: { generate: { ...plan, steps } } });
-  await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toThrow(/kernels\.embed\w* must be what the rest of the manifest says, not "token_ids"/);
+  await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toThrow(
+    /kernels\.embed\w* must be what the rest of the manifest says, not "token_ids"/,
+  );
 });
 
 test.runIf(hasAdapter)("a kernel that the device refuses is a DeviceError that names it", async () => {
-  const entries = Object.entries(manifest.kernels).map(([name, kernel]) => [name, { ...kernel, entry: name === "sample" ? "nowhere" : kernel.entry }]);
+  const entries = Object.entries(manifest.kernels).map(([name, kernel]) => [
+    name,
+    { ...kernel, entry: name === "sample" ? "nowhere" : kernel.entry },
+  ]);
   const broken = lettersBundle({ kernels: Object.fromEntries(entries) as typeof manifest.kernels });
-  await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toMatchObject({ code: "device_error", details: { kernel: "sample" } });
+  await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toMatchObject({
+    code: "device_error",
+    details: { kernel: "sample" },
+  });
 });
 
 const withEngine = test.runIf(hasAdapter);
@@ -81,11 +91,25 @@ beforeAll(async () => {
 withEngine("progress starts with the manifest, counts every byte and kernel, and ends ready", () => {
   const total = manifest.shards.concat(manifest.files).reduce((sum, { size }) => sum + size, 0);
   expect(reports[0]?.phase).toBe("manifest");
-  expect(reports.at(-1)).toEqual({ phase: "ready", loadedBytes: total, storedBytes: 0, totalBytes: total, compiledKernels: 6, totalKernels: 6 });
+  expect(reports.at(-1)).toEqual({
+    phase: "ready",
+    loadedBytes: total,
+    storedBytes: 0,
+    totalBytes: total,
+    compiledKernels: 6,
+    totalKernels: 6,
+  });
 });
 
 withEngine("info says what runs where", () => {
-  expect(engine.info).toMatchObject({ model: "letters", context: 256, activation: "float32", kernels: 6, dispatchesPerToken: 4, weightBytes: 256 });
+  expect(engine.info).toMatchObject({
+    model: "letters",
+    context: 256,
+    activation: "float32",
+    kernels: 6,
+    dispatchesPerToken: 4,
+    weightBytes: 256,
+  });
   expect(engine.info.adapter).not.toBe("");
 });
 
@@ -95,7 +119,12 @@ withEngine("a text is answered token by token, with timings at the end", async (
     { type: "token", text: "b", tokenId: 1 },
     { type: "token", text: "e", tokenId: 4 },
   ]);
-  expect(events.at(-1)).toMatchObject({ type: "done", text: "", finishReason: "stop", timings: { promptTokens: 2, completionTokens: 2 } });
+  expect(events.at(-1)).toMatchObject({
+    type: "done",
+    text: "",
+    finishReason: "stop",
+    timings: { promptTokens: 2, completionTokens: 2 },
+  });
 });
 
 withEngine("a prompt of several chunks gives the same answer as its end alone", async () => {
@@ -109,29 +138,41 @@ withEngine("several rows of a prompt tell its log-probabilities, and the answer 
   const told: (readonly number[])[] = [];
   const ids: number[] = [];
   // 7 follows 2, 6 follows 7, and neither of the last two follows the one before it.
-  const request = { promptIds: [3, 2, 7, 6, 2, 0], promptLogprobs: 4, onPromptLogprobs: (values: readonly number[]) => told.push(values) };
+  const request = {
+    promptIds: [3, 2, 7, 6, 2, 0],
+    promptLogprobs: 4,
+    onPromptLogprobs: (values: readonly number[]) => told.push(values),
+  };
   for await (const { tokenId } of engine.generateTokens(request)) ids.push(tokenId);
   expect([told, ids]).toEqual([[[10, 10, 0, 0]], [1, 4]]);
 });
 
-withEngine("a logit processor changes the device's logits before it samples, and other answers are as alone", async () => {
-  const seen: unknown[] = [];
-  const logitProcessor = (logitsOrToken: Float32Array | number): void => {
-    seen.push(typeof logitsOrToken === "number" ? logitsOrToken : logitsOrToken.indexOf(10));
-    // Token 2 is far likelier; its bias still applies.
-    if (typeof logitsOrToken !== "number") logitsOrToken.fill(20, 2, 4);
-  };
-  const ids = async (request: Partial<TokenRequest>): Promise<number[]> => {
-    const all: number[] = [];
-    for await (const { tokenId } of engine.generateTokens({ promptIds: [0], maxTokens: 3, ...request })) all.push(tokenId);
-    return all;
-  };
-  const sampling = { logitBias: new Map([[3, 5]]) };
-  const answers = await Promise.all([ids({ logitProcessor, sampling }), ids({ promptIds: [2] }), ids({ promptIds: [4, 1] })]);
-  expect(answers).toEqual([[3, 3, 3], [7, 6, 3], [4]]); // prettier-ignore
-  // What follows tokens 0 and 3.
-  expect(seen).toEqual([1, 3, 2, 3, 2, 3]);
-});
+withEngine(
+  "a logit processor changes the device's logits before it samples, and other answers are as alone",
+  async () => {
+    const seen: unknown[] = [];
+    const logitProcessor = (logitsOrToken: Float32Array | number): void => {
+      seen.push(typeof logitsOrToken === "number" ? logitsOrToken : logitsOrToken.indexOf(10));
+      // Token 2 is far likelier; its bias still applies.
+      if (typeof logitsOrToken !== "number") logitsOrToken.fill(20, 2, 4);
+    };
+    const ids = async (request: Partial<TokenRequest>): Promise<number[]> => {
+      const all: number[] = [];
+      for await (const { tokenId } of engine.generateTokens({ promptIds: [0], maxTokens: 3, ...request }))
+        all.push(tokenId);
+      return all;
+    };
+    const sampling = { logitBias: new Map([[3, 5]]) };
+    const answers = await Promise.all([
+      ids({ logitProcessor, sampling }),
+      ids({ promptIds: [2] }),
+      ids({ promptIds: [4, 1] }),
+    ]);
+    expect(answers).toEqual([[3, 3, 3], [7, 6, 3], [4]]);
+    // What follows tokens 0 and 3.
+    expect(seen).toEqual([1, 3, 2, 3, 2, 3]);
+  },
+);
 
 withEngine("a low temperature draws what the argmax takes", async () => {
   const events = await collect(engine.generate("a", { temperature: 0.1, seed: 5 }));
@@ -166,7 +207,10 @@ withEngine("tokens of another source come in this model's words, for this model'
 });
 
 withEngine("raw with messages is a RequestError", async () => {
-  await expect(collect(engine.generate([{ role: "user", content: "a" }], { raw: true }))).rejects.toHaveProperty("code", "request_error");
+  await expect(collect(engine.generate([{ role: "user", content: "a" }], { raw: true }))).rejects.toHaveProperty(
+    "code",
+    "request_error",
+  );
 });
 
 withEngine("a bundle that embeds answers with vectors, also on a new device, and generates nothing", async () => {
@@ -178,12 +222,14 @@ withEngine("a bundle that embeds answers with vectors, also on a new device, and
     self_test: null,
     plans: {
       embed: {
-      ...plan,
-      inputs: Object.fromEntries(Object.entries(plan.inputs).filter(([name]) => !["sample_slots", "sample_settings"].includes(name))),
-      states: { kv, sampled },
-      buffers: { logits, x },
-      steps: plan.steps.slice(0, 2),
-      outputs: { embeddings: "logits" },
+        ...plan,
+        inputs: Object.fromEntries(
+          Object.entries(plan.inputs).filter(([name]) => !["sample_slots", "sample_settings"].includes(name)),
+        ),
+        states: { kv, sampled },
+        buffers: { logits, x },
+        steps: plan.steps.slice(0, 2),
+        outputs: { embeddings: "logits" },
       },
     },
   } as unknown as Partial<typeof manifest>;
@@ -203,14 +249,18 @@ withEngine("a bundle that embeds answers with vectors, also on a new device, and
   } as GPU;
   const embeds = await Engine.load(memorySource(lettersBundle(changes).files), { gpu: watched });
   // The fake model's vector is a row of its table, with one 10 in it: where, is the letter that follows.
-  const places = async (input: number[][]): Promise<number[]> => (await embeds.embeddings.create({ input })).data.map(({ embedding }) => embedding.indexOf(1));
+  const places = async (input: number[][]): Promise<number[]> =>
+    (await embeds.embeddings.create({ input })).data.map(({ embedding }) => embedding.indexOf(1));
   const input = [[0], [...new Array<number>(130).fill(2), 1], [1, 0], [1], [0, 1], [0]];
   expect(await places(input)).toEqual([1, 4, 1, 4, 4, 1]);
   devices.at(-1)?.destroy();
   expect(await places(input)).toEqual([1, 4, 1, 4, 4, 1]);
   expect(devices.length).toBe(2);
   expect(embeds.info.selfTest.state).toBe("untested");
-  await expect(collect(embeds.generate("a"))).rejects.toMatchObject({ code: "request_error", message: expect.stringContaining("generates no text") as string });
+  await expect(collect(embeds.generate("a"))).rejects.toMatchObject({
+    code: "request_error",
+    message: expect.stringContaining("generates no text") as string,
+  });
   await expect(engine.embeddings.create({ input: "a" })).rejects.toThrow("makes no embeddings");
   await embeds.pause();
   const paused = expect(places(input)).rejects.toHaveProperty("code", "device_error");

@@ -28,7 +28,14 @@ function answer({ Template }: typeof whole, source: string): string {
 
 test("the smaller jinja has the results and the errors of the package", async () => {
   const stdin = { contents: 'export { Template } from "@huggingface/jinja"', resolveDir: import.meta.dirname };
-  const { outputFiles } = await build({ stdin, bundle: true, format: "esm", minify: true, write: false, plugins: [jinjaEsbuild] });
+  const { outputFiles } = await build({
+    stdin,
+    bundle: true,
+    format: "esm",
+    minify: true,
+    write: false,
+    plugins: [jinjaEsbuild],
+  });
   const [text = ""] = outputFiles.map((file) => file.text);
   // The minifier keeps the name of a variable that is not declared.
   expect(text).not.toContain("TOKEN_TYPES");

@@ -90,7 +90,10 @@ const TOP = `${UNIFORM}
 }`;
 
 /** Stops at token 5 ("f"). ``changes`` replaces keys of the manifest, ``embeds`` are more kernels that bind what "embed" binds, by name. */
-export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<Record<string, string>> = {}): LettersBundle {
+export function lettersBundle(
+  changes: Partial<Manifest> = {},
+  embeds: Readonly<Record<string, string>> = {},
+): LettersBundle {
   const table = new Float32Array(64);
   for (let token = 0; token < 8; token++) table[token * 8 + ((3 * token + 1) % 8)] = 10;
   const files: Files = {
@@ -103,7 +106,11 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
     "kernels/top_logprobs.wgsl": bytesOf(TOP),
     ...Object.fromEntries(Object.entries(embeds).map(([name, code]) => [`kernels/${name}.wgsl`, bytesOf(code)])),
   };
-  const kernel = (name: string, roles: readonly string[], rest: Pick<KernelEntry, "uniforms" | "grid" | "workgroup_size">): KernelEntry => ({
+  const kernel = (
+    name: string,
+    roles: readonly string[],
+    rest: Pick<KernelEntry, "uniforms" | "grid" | "workgroup_size">,
+  ): KernelEntry => ({
     template: name,
     facts: {},
     file: `kernels/${name}.wgsl`,
@@ -135,48 +142,74 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
     kv: "activation",
     lora: null,
     activations: [{ dtype: "float32", needs: [] }],
-    plans: { generate: {
-      inputs: {
-        token_ids: ints("S"),
-        positions: ints("S"),
-        slots: ints("S"),
-        seq_starts: ints(["add", "B", 1]),
-        page_indptr: ints(["add", "B", 1]),
-        page_ids: ints("L"),
-        sample_rows: ints("R"),
-        sample_slots: { shape: ["R", 2], dtype: "int32" },
-        sample_settings: { shape: ["R", 8], dtype: "float32" },
-      },
-      states: {
-        kv: { shape: ["P", 2, 1, 16, 2], dtype: "activation" },
-        sampled: ints("N"),
-        token_counts: { shape: ["N", 8], dtype: "int32" },
-        logit_bias: { shape: ["N", 8], dtype: "float32" },
-        token_mask: { shape: ["N", 1], dtype: "int32" },
-      },
-      constants: { rope_table: { kind: "rope", shape: [256, 2, 2], inverse_frequencies: [1, 0.01], scale: 1 } },
-      buffers: {
-        x: { shape: ["S", 8], dtype: "float32" },
-        logits: { shape: ["R", 8], dtype: "float32" },
-        next: ints("R"),
-        logprobs: { shape: ["R"], dtype: "float32" },
-        top_ids: { shape: ["W", 8], dtype: "int32" },
-        top_logprobs: { shape: ["W", 8], dtype: "float32" },
-      },
-      steps: [
-        { op: "embed", variants: "embed", inputs: { table: "table", token_ids: "token_ids", sampled: "sampled" }, outputs: { y: "x" }, attrs: {} },
-        { op: "take_rows", variants: "take_rows", inputs: { x: "x", rows: "sample_rows" }, outputs: { y: "logits" }, attrs: {} },
-        {
-          op: "sample",
-          variants: "sample",
-          inputs: { logits: "logits", slots: "sample_slots", bias: "logit_bias", sampled_now: "sampled" },
-          outputs: { y: "next", logprobs: "logprobs" },
-          attrs: {},
+    plans: {
+      generate: {
+        inputs: {
+          token_ids: ints("S"),
+          positions: ints("S"),
+          slots: ints("S"),
+          seq_starts: ints(["add", "B", 1]),
+          page_indptr: ints(["add", "B", 1]),
+          page_ids: ints("L"),
+          sample_rows: ints("R"),
+          sample_slots: { shape: ["R", 2], dtype: "int32" },
+          sample_settings: { shape: ["R", 8], dtype: "float32" },
         },
-        { op: "top_logprobs", variants: "top_logprobs", inputs: { logits: "logits" }, outputs: { ids: "top_ids", logprobs: "top_logprobs" }, attrs: {} },
-      ],
-      outputs: { logits: "logits", next_token_ids: "next", token_logprobs: "logprobs", top_token_ids: "top_ids", top_logprobs: "top_logprobs" },
-    } },
+        states: {
+          kv: { shape: ["P", 2, 1, 16, 2], dtype: "activation" },
+          sampled: ints("N"),
+          token_counts: { shape: ["N", 8], dtype: "int32" },
+          logit_bias: { shape: ["N", 8], dtype: "float32" },
+          token_mask: { shape: ["N", 1], dtype: "int32" },
+        },
+        constants: { rope_table: { kind: "rope", shape: [256, 2, 2], inverse_frequencies: [1, 0.01], scale: 1 } },
+        buffers: {
+          x: { shape: ["S", 8], dtype: "float32" },
+          logits: { shape: ["R", 8], dtype: "float32" },
+          next: ints("R"),
+          logprobs: { shape: ["R"], dtype: "float32" },
+          top_ids: { shape: ["W", 8], dtype: "int32" },
+          top_logprobs: { shape: ["W", 8], dtype: "float32" },
+        },
+        steps: [
+          {
+            op: "embed",
+            variants: "embed",
+            inputs: { table: "table", token_ids: "token_ids", sampled: "sampled" },
+            outputs: { y: "x" },
+            attrs: {},
+          },
+          {
+            op: "take_rows",
+            variants: "take_rows",
+            inputs: { x: "x", rows: "sample_rows" },
+            outputs: { y: "logits" },
+            attrs: {},
+          },
+          {
+            op: "sample",
+            variants: "sample",
+            inputs: { logits: "logits", slots: "sample_slots", bias: "logit_bias", sampled_now: "sampled" },
+            outputs: { y: "next", logprobs: "logprobs" },
+            attrs: {},
+          },
+          {
+            op: "top_logprobs",
+            variants: "top_logprobs",
+            inputs: { logits: "logits" },
+            outputs: { ids: "top_ids", logprobs: "top_logprobs" },
+            attrs: {},
+          },
+        ],
+        outputs: {
+          logits: "logits",
+          next_token_ids: "next",
+          token_logprobs: "logprobs",
+          top_token_ids: "top_ids",
+          top_logprobs: "top_logprobs",
+        },
+      },
+    },
     variants: {
       embed: [
         { kernels: ["embed_few"], activation: null, needs: [], when: ["<=", "S", 4] },
@@ -191,20 +224,37 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
       embed_few: embedding("embed"),
       embed_many: embedding("embed"),
       ...Object.fromEntries(Object.keys(embeds).map((name) => [name, embedding(name)])),
-      take_rows: kernel("take_rows", ["x", "rows", "scratch"], { uniforms: ["R", 0], grid: [1, "R"], workgroup_size: 8 }),
+      take_rows: kernel("take_rows", ["x", "rows", "scratch"], {
+        uniforms: ["R", 0],
+        grid: [1, "R"],
+        workgroup_size: 8,
+      }),
       copy: kernel("copy", ["scratch", "y"], { uniforms: ["R", 0], grid: [1, "R"], workgroup_size: 8 }),
       sample: kernel("sample", ["logits", "slots", "bias", "sampled_now", "y", "logprobs"], {
         uniforms: ["R", ["sub", "R", 1]],
         grid: ["R", 1],
         workgroup_size: 1,
       }),
-      top_logprobs: kernel("top_logprobs", ["logits", "ids", "logprobs"], { uniforms: ["W", ["sub", "W", 1]], grid: ["W", 1], workgroup_size: 1 }),
+      top_logprobs: kernel("top_logprobs", ["logits", "ids", "logprobs"], {
+        uniforms: ["W", ["sub", "W", 1]],
+        grid: ["W", 1],
+        workgroup_size: 1,
+      }),
     },
     weights: {
-      table: { shape: [8, 8], quantization: null, layout: "rows", planes: [{ name: "w", dtype: "float32", shape: [8, 8], shard: 0, offset: 0, size: 256 }] },
+      table: {
+        shape: [8, 8],
+        quantization: null,
+        layout: "rows",
+        planes: [{ name: "w", dtype: "float32", shape: [8, 8], shard: 0, offset: 0, size: 256 }],
+      },
     },
     shards: [file("weights/00000.bin")],
-    tokenizer: { file: "tokenizer.json", chat_template: "{% for m in messages %}{{ m.content }}{% endfor %}", ...NO_SPECIAL_TOKENS },
+    tokenizer: {
+      file: "tokenizer.json",
+      chat_template: "{% for m in messages %}{{ m.content }}{% endfor %}",
+      ...NO_SPECIAL_TOKENS,
+    },
     files: [file("tokenizer.json")],
     self_test: SELF_TEST,
     tuning: [],
@@ -265,7 +315,15 @@ const SPEC: Manifest["spec"] = {
   intermediate_size: 8,
   max_position_embeddings: 256,
   rms_norm_eps: 1e-6,
-  rope: { theta: 10000, scaling: "none", factor: 1, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 0, rotary_dim: null },
+  rope: {
+    theta: 10000,
+    scaling: "none",
+    factor: 1,
+    low_freq_factor: 1,
+    high_freq_factor: 4,
+    original_max_position_embeddings: 0,
+    rotary_dim: null,
+  },
   tie_word_embeddings: false,
   qkv_bias: false,
   output_bias: false,
@@ -284,9 +342,15 @@ const TOKENIZER = {
   pre_tokenizer: { type: "ByteLevel", add_prefix_space: false, trim_offsets: true, use_regex: true },
   post_processor: null,
   decoder: { type: "ByteLevel" },
-  model: { type: "BPE", vocab: Object.fromEntries(["a", "b", "c", "d", "e", "f", "g", "h"].map((letter, id) => [letter, id])), merges: [] },
+  model: {
+    type: "BPE",
+    vocab: Object.fromEntries(["a", "b", "c", "d", "e", "f", "g", "h"].map((letter, id) => [letter, id])),
+    merges: [],
+  },
 };
 
 function hashOf(files: Files, name: string): string {
-  return createHash("sha256").update(files[name] ?? new Uint8Array()).digest("hex");
+  return createHash("sha256")
+    .update(files[name] ?? new Uint8Array())
+    .digest("hex");
 }

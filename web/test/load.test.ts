@@ -40,7 +40,9 @@ async function host(answers: Readonly<Record<string, Answer>> = {}): Promise<Hos
   const asked: string[] = [];
   const server = createServer((request, response) => {
     const path = (request.url ?? "").slice(1);
-    asked.push([request.method, path, ...(request.headers.range === undefined ? [] : [request.headers.range])].join(" "));
+    asked.push(
+      [request.method, path, ...(request.headers.range === undefined ? [] : [request.headers.range])].join(" "),
+    );
     const bytes = files[path];
     if (bytes === undefined) response.writeHead(404).end();
     else (answers[path] ?? whole)(request, response, bytes);
@@ -55,7 +57,11 @@ async function host(answers: Readonly<Record<string, Answer>> = {}): Promise<Hos
 
 const whole: Answer = ({ method, headers }, response, bytes) => {
   const from = Number(/^bytes=(\d+)-$/.exec(headers.range ?? "")?.[1] ?? 0);
-  if (from > 0) response.writeHead(206, { "Content-Range": `bytes ${from}-${bytes.length - 1}/${bytes.length}`, "Content-Length": bytes.length - from });
+  if (from > 0)
+    response.writeHead(206, {
+      "Content-Range": `bytes ${from}-${bytes.length - 1}/${bytes.length}`,
+      "Content-Length": bytes.length - from,
+    });
   else response.writeHead(200, { "Content-Length": bytes.length });
   response.end(method === "HEAD" ? undefined : bytes.subarray(from));
 };
@@ -80,38 +86,54 @@ function cutOnce(then: Answer, chunked = false): Answer {
 }
 
 /** The error of the load, and how long after ``ms`` milliseconds, when it is aborted, it comes. */
-async function abortAfter(ms: number, bundle: string | Source, options: LoadOptions = {}): Promise<{ readonly error: unknown; readonly lateMs: number }> {
+async function abortAfter(
+  ms: number,
+  bundle: string | Source,
+  options: LoadOptions = {},
+): Promise<{ readonly error: unknown; readonly lateMs: number }> {
   const controller = new AbortController();
   let abortedAt = Infinity;
   setTimeout(() => {
     abortedAt = performance.now();
     controller.abort();
   }, ms);
-  const error: unknown = await Engine.load(bundle, { gpu, ...options, signal: controller.signal }).catch((error: unknown) => error);
+  const error: unknown = await Engine.load(bundle, { gpu, ...options, signal: controller.signal }).catch(
+    (error: unknown) => error,
+  );
   return { error, lateMs: performance.now() - abortedAt };
 }
 
 const ABORTED = { name: "AbortError" };
 const SOON_MS = 1000;
 
-test.runIf(hasAdapter).each(["manifest.json", "tokenizer.json", SHARD, "kernels/sample.wgsl"])("an abort ends a load whose %s hangs", async (path) => {
-  const { url } = await host({ [path]: hang });
-  const { error, lateMs } = await abortAfter(100, url);
-  expect(error).toMatchObject(ABORTED);
-  expect(lateMs).toBeLessThan(SOON_MS);
-});
-
-test.runIf(hasAdapter)("an abort ends a load that waits for an adapter, or for notes, or for a source that heeds no signal", async () => {
-  const never = (): Promise<never> => new Promise(() => undefined);
-  const noAdapter = { requestAdapter: never } as unknown as GPU;
-  const notes = { read: never, write: never };
-  const hanging: Source = { location: "hangs", open: never };
-  const loads = [abortAfter(20, memorySource(files), { gpu: noAdapter }), abortAfter(20, memorySource(files), { notes }), abortAfter(20, hanging)];
-  for (const { error, lateMs } of await Promise.all(loads)) {
+test.runIf(hasAdapter).each(["manifest.json", "tokenizer.json", SHARD, "kernels/sample.wgsl"])(
+  "an abort ends a load whose %s hangs",
+  async (path) => {
+    const { url } = await host({ [path]: hang });
+    const { error, lateMs } = await abortAfter(100, url);
     expect(error).toMatchObject(ABORTED);
     expect(lateMs).toBeLessThan(SOON_MS);
-  }
-});
+  },
+);
+
+test.runIf(hasAdapter)(
+  "an abort ends a load that waits for an adapter, or for notes, or for a source that heeds no signal",
+  async () => {
+    const never = (): Promise<never> => new Promise(() => undefined);
+    const noAdapter = { requestAdapter: never } as unknown as GPU;
+    const notes = { read: never, write: never };
+    const hanging: Source = { location: "hangs", open: never };
+    const loads = [
+      abortAfter(20, memorySource(files), { gpu: noAdapter }),
+      abortAfter(20, memorySource(files), { notes }),
+      abortAfter(20, hanging),
+    ];
+    for (const { error, lateMs } of await Promise.all(loads)) {
+      expect(error).toMatchObject(ABORTED);
+      expect(lateMs).toBeLessThan(SOON_MS);
+    }
+  },
+);
 
 /** A GPU whose devices' method ``name`` never resolves, and how many of its devices were destroyed. */
 function stuck(name: "createComputePipelineAsync"): { readonly gpu: GPU; destroyed: number; waiting: number } {
@@ -166,7 +188,9 @@ test.runIf(hasAdapter)("an abort during the self-test frees the device at once",
   const onProgress = ({ phase }: LoadProgress): void => {
     if (phase === "self-test") controller.abort();
   };
-  await expect(Engine.load(memorySource(files), { gpu, adapter: watched, signal: controller.signal, onProgress })).rejects.toMatchObject(ABORTED);
+  await expect(
+    Engine.load(memorySource(files), { gpu, adapter: watched, signal: controller.signal, onProgress }),
+  ).rejects.toMatchObject(ABORTED);
   await vi.waitFor(() => {
     expect(destroyed).toHaveBeenCalledOnce();
   });
@@ -174,11 +198,17 @@ test.runIf(hasAdapter)("an abort during the self-test frees the device at once",
 
 test.each<[string, Answer, object]>([
   ["is missing", omit, { file: SHARD, status: 404 }],
-  ["has another size", (_, response) => void response.writeHead(200, { "Content-Length": 5 }).end("short"), { file: SHARD, found: 5, expected: 256 }],
+  [
+    "has another size",
+    (_, response) => void response.writeHead(200, { "Content-Length": 5 }).end("short"),
+    { file: SHARD, found: 5, expected: 256 },
+  ],
 ])("a shard that %s ends the load before anything else is fetched", async (_, answer, details) => {
   const { url, asked } = await host({ [SHARD]: answer });
   await expect(Engine.load(url, { gpu })).rejects.toMatchObject({ code: "bundle_error", details });
-  expect(asked.filter((request) => request.startsWith("GET") && !request.includes(SHARD))).toEqual(["GET manifest.json"]);
+  expect(asked.filter((request) => request.startsWith("GET") && !request.includes(SHARD))).toEqual([
+    "GET manifest.json",
+  ]);
 });
 
 /** Answers HEAD by ``answer`` and all else as it should. */
@@ -207,21 +237,36 @@ test.runIf(hasAdapter).each<[string, Answer]>([
   ["the rest comes by range", cutOnce(whole)],
   ["the length was not announced", cutOnce(whole, true)],
   ["the server has no ranges", cutOnce(withoutRanges)],
-])("a shard whose connection is cut is fetched on in the same load, and progress never goes back: %s", async (_, answer) => {
-  const { url, asked } = await host({ [SHARD]: answer });
-  const seen: number[] = [];
-  const engine = await Engine.load(url, { gpu, onProgress: ({ loadedBytes }) => seen.push(loadedBytes) });
-  engine.destroy();
-  expect(asked.filter((request) => request.startsWith(`GET ${SHARD}`))).toEqual([`GET ${SHARD}`, `GET ${SHARD} bytes=100-`]);
-  expect(seen).toEqual([...seen].sort((one, other) => one - other));
-  expect(seen.at(-1)).toBe(engine.info.downloadBytes);
-});
+])(
+  "a shard whose connection is cut is fetched on in the same load, and progress never goes back: %s",
+  async (_, answer) => {
+    const { url, asked } = await host({ [SHARD]: answer });
+    const seen: number[] = [];
+    const engine = await Engine.load(url, { gpu, onProgress: ({ loadedBytes }) => seen.push(loadedBytes) });
+    engine.destroy();
+    expect(asked.filter((request) => request.startsWith(`GET ${SHARD}`))).toEqual([
+      `GET ${SHARD}`,
+      `GET ${SHARD} bytes=100-`,
+    ]);
+    expect(seen).toEqual([...seen].sort((one, other) => one - other));
+    expect(seen.at(-1)).toBe(engine.info.downloadBytes);
+  },
+);
 
 test.runIf(hasAdapter)("what comes after a cut is hashed with the rest", async () => {
-  const { url } = await host({ [SHARD]: cutOnce((request, response, bytes) => {
-    whole(request, response, bytes.map((byte, index) => (index === 200 ? byte ^ 1 : byte)));
-  }) });
-  await expect(Engine.load(url, { gpu })).rejects.toMatchObject({ code: "bundle_error", details: { file: SHARD, found: expect.any(String) as string } });
+  const { url } = await host({
+    [SHARD]: cutOnce((request, response, bytes) => {
+      whole(
+        request,
+        response,
+        bytes.map((byte, index) => (index === 200 ? byte ^ 1 : byte)),
+      );
+    }),
+  });
+  await expect(Engine.load(url, { gpu })).rejects.toMatchObject({
+    code: "bundle_error",
+    details: { file: SHARD, found: expect.any(String) as string },
+  });
 });
 
 test("a page that is not a secure context gets the reason from load, before anything is fetched, and from plan", async () => {
@@ -249,6 +294,10 @@ test.each([
 test("WebLLM's entry point and a router with near alone pass the reason on", async () => {
   vi.stubGlobal("isSecureContext", false);
   const reason = "not loaded over https or from localhost";
-  await expect(CreateMLCEngine("demo", { appConfig: { model_list: [{ model_id: "demo", model: "https://host/bundle/" }] } })).rejects.toThrow(reason);
-  await expect(Hybrid.create({ near: "https://host/bundle/", far: null, policy: { version: 1, mode: "near-only" } })).rejects.toThrow(reason);
+  await expect(
+    CreateMLCEngine("demo", { appConfig: { model_list: [{ model_id: "demo", model: "https://host/bundle/" }] } }),
+  ).rejects.toThrow(reason);
+  await expect(
+    Hybrid.create({ near: "https://host/bundle/", far: null, policy: { version: 1, mode: "near-only" } }),
+  ).rejects.toThrow(reason);
 });

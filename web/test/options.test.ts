@@ -33,11 +33,16 @@ test.each([
 });
 
 test.each([[undefined], [3], [{}], [[]]])("%j is no bundle", async (given) => {
-  await expect(Engine.load(given as unknown as string)).rejects.toMatchObject({ code: "request_error", details: { param: "bundle" } });
+  await expect(Engine.load(given as unknown as string)).rejects.toMatchObject({
+    code: "request_error",
+    details: { param: "bundle" },
+  });
 });
 
 test("an address that is none is a BundleError that shows it; where there is no page it is a whole one", () => {
-  expect(() => bundleAddress("./bundle/")).toThrow(expect.objectContaining({ code: "bundle_error", message: expect.stringContaining("'./bundle/'") as string }));
+  expect(() => bundleAddress("./bundle/")).toThrow(
+    expect.objectContaining({ code: "bundle_error", message: expect.stringContaining("'./bundle/'") as string }),
+  );
 });
 
 test.each([
@@ -50,7 +55,9 @@ test.each([
 ])("generate refuses %j, in a session as well", async (options, param) => {
   const session = engine.createSession();
   const refusal = { code: "request_error", details: { param } };
-  await expect(engine.generate("a", { raw: true, ...options } as unknown as GenerateOptions).next()).rejects.toMatchObject(refusal);
+  await expect(
+    engine.generate("a", { raw: true, ...options } as unknown as GenerateOptions).next(),
+  ).rejects.toMatchObject(refusal);
   await expect(session.generate("a", options as unknown as GenerateOptions).next()).rejects.toMatchObject(refusal);
 });
 
@@ -62,5 +69,7 @@ test.each([[undefined], [3], [{ role: "user", content: "a" }]])("%j is no prompt
 
 test("what a session is made of is named messages, and is a list", () => {
   expect(() => engine.createSession({ message: [] } as object)).toThrow("'message' is not supported");
-  expect(() => engine.createSession({ messages: "be brief" } as object)).toThrow('messages is "be brief", it must be a list');
+  expect(() => engine.createSession({ messages: "be brief" } as object)).toThrow(
+    'messages is "be brief", it must be a list',
+  );
 });

@@ -49,11 +49,28 @@ async function main(): Promise<void> {
     // A token reads all weights, as the embedding is the output's matrix too, and the keys and values of the tokens before it.
     const bytes = weightBytes + (stateBytes / context) * (prompt_tokens + tokens / 2);
     const bytesPerSecond = bytes * tokens_per_second;
-    return { prompt_tokens, tokens, tokens_per_second, bytes_per_second: bytesPerSecond, of_copy_bandwidth: bytesPerSecond / copyBytesPerSecond };
+    return {
+      prompt_tokens,
+      tokens,
+      tokens_per_second,
+      bytes_per_second: bytesPerSecond,
+      of_copy_bandwidth: bytesPerSecond / copyBytesPerSecond,
+    };
   });
   model.close();
   const { model: name, quantization } = facts;
-  console.log(JSON.stringify({ model: name, quantization, adapter, activation, weight_bytes: weightBytes, copy_bytes_per_second: copyBytesPerSecond, prefill, decode: rows }));
+  console.log(
+    JSON.stringify({
+      model: name,
+      quantization,
+      adapter,
+      activation,
+      weight_bytes: weightBytes,
+      copy_bytes_per_second: copyBytesPerSecond,
+      prefill,
+      decode: rows,
+    }),
+  );
 }
 
 /** Throws DeviceError where there is no GPU, unless any adapter will do. */
@@ -63,7 +80,9 @@ async function requireGpu(gpu: GPU, anyAdapter: boolean): Promise<void> {
   const { description, vendor, architecture, device } = adapter.info;
   const name = [description, vendor, architecture, device].join(" ").trim();
   if (!anyAdapter && (adapter.info.isFallbackAdapter || runsOnCpu(name))) {
-    throw new DeviceError(`The adapter ${name} computes on the CPU, whose times say nothing of a GPU; give --any-adapter to run all the same`);
+    throw new DeviceError(
+      `The adapter ${name} computes on the CPU, whose times say nothing of a GPU; give --any-adapter to run all the same`,
+    );
   }
 }
 

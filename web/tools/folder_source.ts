@@ -16,7 +16,11 @@ export function folderSource(folder: string): Source {
       try {
         await access(path);
       } catch (error) {
-        throw new BundleError(`${file}: is not in ${folder}; check that it is a bundle's folder`, { file }, { cause: error });
+        throw new BundleError(
+          `${file}: is not in ${folder}; check that it is a bundle's folder`,
+          { file },
+          { cause: error },
+        );
       }
       return Readable.toWeb(createReadStream(path, { signal })) as ReadableStream<Uint8Array>;
     },

@@ -19,11 +19,24 @@ async function main(): Promise<void> {
   });
   if (positionals.length === 0 || values.tokens === undefined) throw new Error(USAGE);
   const promptIds = values.tokens.split(",").map(Number);
-  const engine = await Engine.load(positionals.map(folderSource), { gpu: dawn(), onnx: { runtime: () => import("onnxruntime-node") } });
+  const engine = await Engine.load(positionals.map(folderSource), {
+    gpu: dawn(),
+    onnx: { runtime: () => import("onnxruntime-node") },
+  });
   const tokenIds: number[] = [];
-  for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens: Number(values["max-tokens"]) })) tokenIds.push(tokenId);
+  for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens: Number(values["max-tokens"]) }))
+    tokenIds.push(tokenId);
   const { target, reason, activation, dispatchesPerToken, adapter } = engine.info;
-  console.log(JSON.stringify({ token_ids: tokenIds, target, reason, activation, dispatches_per_token: dispatchesPerToken, adapter }));
+  console.log(
+    JSON.stringify({
+      token_ids: tokenIds,
+      target,
+      reason,
+      activation,
+      dispatches_per_token: dispatchesPerToken,
+      adapter,
+    }),
+  );
   engine.destroy();
 }
 

@@ -12,10 +12,22 @@ import { chromium } from "playwright-core";
 import type { Page } from "playwright-core";
 
 const FLAGS = [
-  "--headless=new", "--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--disable-quic", "--no-first-run",
-  "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]; // prettier-ignore
-const TYPES: Readonly<Record<string, string>> = { ".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml" };
+  "--headless=new",
+  "--no-sandbox",
+  "--enable-unsafe-webgpu",
+  "--use-webgpu-adapter=swiftshader",
+  "--disable-quic",
+  "--no-first-run",
+  "--disable-background-networking",
+  "--disable-component-update",
+  "--disable-sync",
+];
+const TYPES: Readonly<Record<string, string>> = {
+  ".html": "text/html",
+  ".js": "text/javascript",
+  ".css": "text/css",
+  ".svg": "image/svg+xml",
+};
 
 const TIMEOUT_MS = 120_000;
 
@@ -23,7 +35,9 @@ async function main(bundle: string, out: string, executablePath: string): Promis
   await mkdir(out, { recursive: true });
   const server = createServer((request, response) => {
     const { pathname } = new URL(request.url ?? "/", "http://localhost");
-    const path = pathname.startsWith("/bundle/") ? join(bundle, pathname.slice(8)) : join("dist/page", pathname === "/" ? "index.html" : pathname);
+    const path = pathname.startsWith("/bundle/")
+      ? join(bundle, pathname.slice(8))
+      : join("dist/page", pathname === "/" ? "index.html" : pathname);
     readFile(path).then(
       (bytes) => response.setHeader("content-type", TYPES[extname(path)] ?? "application/octet-stream").end(bytes),
       () => response.writeHead(404).end(),
@@ -32,17 +46,26 @@ async function main(bundle: string, out: string, executablePath: string): Promis
   const address = `http://localhost:${(server.address() as AddressInfo).port}/`;
   const browser = await chromium.launch({ executablePath, args: FLAGS });
   for (const colorScheme of ["light", "dark"] as const) {
-    for (const [size, width, height] of [["desk", 1280, 800], ["phone", 390, 780]] as const) {
+    for (const [size, width, height] of [
+      ["desk", 1280, 800],
+      ["phone", 390, 780],
+    ] as const) {
       const page = await browser.newPage({ colorScheme, viewport: { width, height }, deviceScaleFactor: 2 });
-      await shootAll(page, address, (what, fullPage = false) => page.screenshot({ path: join(out, `${size}-${colorScheme}-${what}.png`), fullPage }));
+      await shootAll(page, address, (what, fullPage = false) =>
+        page.screenshot({ path: join(out, `${size}-${colorScheme}-${what}.png`), fullPage }),
+      );
       await page.close();
     }
-  } // prettier-ignore
+  }
   await browser.close();
   server.close();
 }
 
-async function shootAll(page: Page, address: string, shoot: (what: string, fullPage?: boolean) => Promise<unknown>): Promise<void> {
+async function shootAll(
+  page: Page,
+  address: string,
+  shoot: (what: string, fullPage?: boolean) => Promise<unknown>,
+): Promise<void> {
   await page.route("**/*.bin", (route) => new Promise((done) => setTimeout(done, 1500)).then(() => route.continue()));
   await page.goto(address);
   await page.waitForTimeout(700);

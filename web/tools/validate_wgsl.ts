@@ -20,7 +20,9 @@ async function main(folders: readonly string[]): Promise<number> {
     // An adapter gives one device.
     const adapter = await gpu.requestAdapter();
     if (adapter === null) throw new Error("Dawn gives no null adapter");
-    const device = await adapter.requestDevice({ requiredFeatures: [...new Set(needs)].filter((need) => adapter.features.has(need)) as GPUFeatureName[] });
+    const device = await adapter.requestDevice({
+      requiredFeatures: [...new Set(needs)].filter((need) => adapter.features.has(need)) as GPUFeatureName[],
+    });
     // A module's error comes with the pipeline's.
     device.addEventListener("uncapturederror", (event) => {
       event.preventDefault();

@@ -31,7 +31,11 @@ from .op import (
 
 def infer_rope(shapes: Shapes, attrs: Attrs) -> Type:
     columns, head_dim, rotated = shapes["x"][1], attrs["head_dim"], shapes["table"][1]
-    require(isinstance(columns, int) and isinstance(rotated, int) and columns % head_dim == 0 and 2 * rotated <= head_dim, "rope", shapes)
+    require(
+        isinstance(columns, int) and isinstance(rotated, int) and columns % head_dim == 0 and 2 * rotated <= head_dim,
+        "rope",
+        shapes,
+    )
     return shapes["x"], attrs["dtype"]
 
 
@@ -129,7 +133,10 @@ def rope_append(inputs: Inputs, attrs: Attrs) -> Array:
     kv_width = kv.shape[2] * head_dim
     q, k, v = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
     if "qk_norm" in inputs:
-        q, k = (rms_norm({"x": x, "weight": weight}, attrs) for x, weight in zip((q, k), np.split(inputs["qk_norm"], 2), strict=True))
+        q, k = (
+            rms_norm({"x": x, "weight": weight}, attrs)
+            for x, weight in zip((q, k), np.split(inputs["qk_norm"], 2), strict=True)
+        )
     if "table" in inputs:
         where = {"positions": inputs["positions"], "table": inputs["table"]}
         q, k = (rope({"x": x, **where}, {"head_dim": head_dim}) for x in (q, k))
@@ -142,9 +149,20 @@ def rope_attention(inputs: Inputs, attrs: Attrs) -> Array:
     return attention({**inputs, "q": rope_append(inputs, attrs)}, attrs)
 
 
-SCORES = {"scale": positive(None), "window": count(None, least=1), "softcap": positive(None), "causal": choice(True, True, False)}
+SCORES = {
+    "scale": positive(None),
+    "window": count(None, least=1),
+    "softcap": positive(None),
+    "causal": choice(True, True, False),
+}
 APPEND_INPUTS = {"qkv": ACTIVATION, "positions": INTEGERS, "slots": INTEGERS, "kv": PAGES}
-PAGE_INPUTS = {"kv": PAGES, "positions": INTEGERS, "seq_starts": INTEGERS, "page_indptr": INTEGERS, "page_ids": INTEGERS}
+PAGE_INPUTS = {
+    "kv": PAGES,
+    "positions": INTEGERS,
+    "seq_starts": INTEGERS,
+    "page_indptr": INTEGERS,
+    "page_ids": INTEGERS,
+}
 OPS = {
     "rope": Op(
         infer_rope,
@@ -153,7 +171,11 @@ OPS = {
         attrs={"head_dim": count(least=2), "dtype": DTYPE},
     ),
     "attention": Op(
-        infer_attention, attention, inputs={"q": ACTIVATION, **PAGE_INPUTS}, optional={"sinks": VECTOR}, attrs={**SCORES, "kv": KV}
+        infer_attention,
+        attention,
+        inputs={"q": ACTIVATION, **PAGE_INPUTS},
+        optional={"sinks": VECTOR},
+        attrs={**SCORES, "kv": KV},
     ),
     "rope_append": Op(
         infer_rope_append,

@@ -94,7 +94,9 @@ def gate_halves(inputs: Inputs, attrs: Attrs) -> Array:
 
 
 OPS = {
-    "rms_norm": Op(infer_rms_norm, rms_norm, inputs={"x": FLOATS, "weight": VECTOR}, attrs={"eps": EPS, "dtype": DTYPE}),
+    "rms_norm": Op(
+        infer_rms_norm, rms_norm, inputs={"x": FLOATS, "weight": VECTOR}, attrs={"eps": EPS, "dtype": DTYPE}
+    ),
     "add": Op(infer_add, add, inputs={"a": FLOAT32, "b": FLOAT32}),
     "gate": Op(infer_gate, gate, inputs={"gate": FLOAT32, "up": FLOAT32}, attrs={"activation": GATE}),
     "gate_halves": Op(infer_gate_halves, gate_halves, inputs={"x": FLOAT32}, attrs={"activation": GATE}),

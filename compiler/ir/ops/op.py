@@ -103,7 +103,9 @@ class Op:
             if role not in declared:
                 raise ValueError(f"{name}: input {role!r} is not declared; declared: {', '.join(declared)}")
             if kind not in declared[role]:
-                raise ValueError(f"{name}: input {role!r} is of kind {kind}; it must be of kind {' or '.join(declared[role])}")
+                raise ValueError(
+                    f"{name}: input {role!r} is of kind {kind}; it must be of kind {' or '.join(declared[role])}"
+                )
         missing = [role for role in self.inputs if role not in kinds]
         if missing:
             raise ValueError(f"{name}: input {missing[0]!r} is missing")

@@ -118,7 +118,11 @@ def add_lora(inputs: Inputs, attrs: Attrs) -> Array:
     return y
 
 
-WIDTHS = Attr(REQUIRED, "a list of positive integers", lambda value: bool(value) and all(type(each) is int and each > 0 for each in value))
+WIDTHS = Attr(
+    REQUIRED,
+    "a list of positive integers",
+    lambda value: bool(value) and all(type(each) is int and each > 0 for each in value),
+)
 SPLIT = {"offset": count(0), "columns": count(None, least=1)}
 OPS = {
     "linear": Op(

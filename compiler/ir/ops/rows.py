@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from .op import DTYPE, FLOAT32, FLOATS, INTEGERS, MATRIX, Array, Attr, Attrs, Inputs, Op, Shapes, Type, count, positive, require
+from .op import (
+    DTYPE,
+    FLOAT32,
+    FLOATS,
+    INTEGERS,
+    MATRIX,
+    Array,
+    Attr,
+    Attrs,
+    Inputs,
+    Op,
+    Shapes,
+    Type,
+    count,
+    positive,
+    require,
+)
 
 
 def infer_embed(shapes: Shapes, attrs: Attrs) -> Type:
@@ -18,7 +34,9 @@ def embed(inputs: Inputs, attrs: Attrs) -> Array:
     table (rows, E), token_ids (S,), sampled (N,), into (S, E) -> (S, E). A table split by rows is looked up part after part.
     """
     table, token_ids = inputs["table"], inputs["token_ids"]
-    rows = np.where(token_ids < 0, inputs["sampled"][np.maximum(-1 - token_ids, 0)], token_ids) - (attrs["first_row"] or 0)
+    rows = np.where(token_ids < 0, inputs["sampled"][np.maximum(-1 - token_ids, 0)], token_ids) - (
+        attrs["first_row"] or 0
+    )
     y = inputs["into"] if "into" in inputs else np.zeros((len(rows), table.shape[1]), np.float32)
     here = (rows >= 0) & (rows < len(table))
     y[here] = table[rows[here]] * np.float32(attrs["scale"])
@@ -58,6 +76,9 @@ OPS = {
     ),
     "take_rows": Op(infer_take_rows, take_rows, inputs={"x": FLOAT32, "rows": INTEGERS}),
     "slice_columns": Op(
-        infer_slice_columns, slice_columns, inputs={"x": FLOATS}, attrs={"start": count(), "stop": count(least=1), "dtype": DTYPE}
+        infer_slice_columns,
+        slice_columns,
+        inputs={"x": FLOATS},
+        attrs={"start": count(), "stop": count(least=1), "dtype": DTYPE},
     ),
 }

@@ -26,7 +26,12 @@ def adjust_logits(inputs: Inputs, attrs: Attrs) -> Array:
         return np.zeros((0, logits.shape[1]), np.float32)
     counts, bias, mask = inputs["counts"], inputs["bias"], inputs["mask"]
     rows = zip(logits, inputs["settings"], slots, strict=True)
-    return np.stack([adjusted_row(x, Settings(*each), flags, counts[slot], bias[slot], mask[slot]) for x, each, (slot, flags) in rows])
+    return np.stack(
+        [
+            adjusted_row(x, Settings(*each), flags, counts[slot], bias[slot], mask[slot])
+            for x, each, (slot, flags) in rows
+        ]
+    )
 
 
 def infer_sample(shapes: Shapes, attrs: Attrs) -> Type:
@@ -90,5 +95,7 @@ ROWS = {"logits": FLOAT32, "settings": FLOAT32, "slots": INTEGERS, "counts": INT
 OPS = {
     "adjust_logits": Op(infer_adjust_logits, adjust_logits, inputs={**ROWS, "bias": FLOAT32, "mask": INTEGERS}),
     "sample": Op(infer_sample, sample, inputs={**ROWS, "adjusted": FLOAT32, "sampled": INTEGERS}, more=sample_results),
-    "top_logprobs": Op(infer_top_logprobs, top_logprobs, inputs={"logits": FLOAT32}, result=None, more=top_logprobs_results),
+    "top_logprobs": Op(
+        infer_top_logprobs, top_logprobs, inputs={"logits": FLOAT32}, result=None, more=top_logprobs_results
+    ),
 }

@@ -25,7 +25,9 @@ from .pages import Pages
 LONGEST_WINDOW = 1 << 30
 
 
-def attention(name: str, *, isa: Isa, heads: Heads, preparation: Preparation | None, scores: Scores, tile_rows: int) -> Kernel:
+def attention(
+    name: str, *, isa: Isa, heads: Heads, preparation: Preparation | None, scores: Scores, tile_rows: int
+) -> Kernel:
     """Tasks of ``tile_rows`` new tokens; rows of several sequences are computed one sequence after the other."""
     arguments = Arguments(name, isa, heads, preparation, scores)
     kernel = arguments.kernel
@@ -50,7 +52,11 @@ def attention(name: str, *, isa: Isa, heads: Heads, preparation: Preparation | N
                 # Rows beyond the last are copies of it, and are not stored.
                 with kernel.when(stop - row[0] > 1):
                     attend(
-                        arguments, [kernel.let("mine", minimum(row[0] + i, stop - 1)) for i in range(tile_rows)], stop, kv_head, sequence
+                        arguments,
+                        [kernel.let("mine", minimum(row[0] + i, stop - 1)) for i in range(tile_rows)],
+                        stop,
+                        kv_head,
+                        sequence,
                     )
             row[0] = stop
     return kernel.finish()
@@ -60,7 +66,9 @@ def attention_split(name: str, *, isa: Isa, heads: Heads, preparation: Preparati
     arguments = Arguments(name, isa, heads, preparation, scores, scalars=("T",))
     kernel, group, head_dim = arguments.kernel, heads.group, heads.head_dim
     # Of each block and head the weighted values, then the largest score and the sum of weights.
-    partials = kernel.scratch("partials", ("B", ["ceildiv", "T", BLOCK], heads.num_heads, head_dim + 2), "float32", write=True)
+    partials = kernel.scratch(
+        "partials", ("B", ["ceildiv", "T", BLOCK], heads.num_heads, head_dim + 2), "float32", write=True
+    )
     arguments.prepare_queries()
     with kernel.tasks("task", ["ceildiv", "T", BLOCK], "S", heads.num_kv_heads) as task:
         rest, kv_head = kernel.split(task, heads.num_kv_heads, ("rest", "kv_head"))
@@ -94,7 +102,14 @@ class Arguments:
     """The arguments of an attention kernel, and the phases and phrases that all of its forms share."""
 
     def __init__(
-        self, name: str, isa: Isa, heads: Heads, preparation: Preparation | None, scores: Scores, *, scalars: tuple[str, ...] = ()
+        self,
+        name: str,
+        isa: Isa,
+        heads: Heads,
+        preparation: Preparation | None,
+        scores: Scores,
+        *,
+        scalars: tuple[str, ...] = (),
     ) -> None:
         self.kernel = kernel = CpuKernelBuilder(name, scalars=scalars)
         self.isa, self.heads, self._scores = isa, heads, scores
@@ -165,7 +180,9 @@ class Arguments:
 
     def store(self, running: Running, i: int, row: Scalar, head: Scalar) -> None:
         for start, lanes in pieces(self.heads.head_dim, self.isa.lanes):
-            self._y[row, head, ramp(start, lanes)] = cast(running.result(i, start, lanes), of(self.heads.activation, lanes))
+            self._y[row, head, ramp(start, lanes)] = cast(
+                running.result(i, start, lanes), of(self.heads.activation, lanes)
+            )
 
 
 def attend(arguments: Arguments, rows: list[Scalar], stop: Scalar, kv_head: Scalar, sequence: Scalar) -> None:

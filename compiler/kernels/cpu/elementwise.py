@@ -19,7 +19,14 @@ def add(name: str, *, isa: Isa, batch: Expr, columns: int) -> Kernel:
     kernel = CpuKernelBuilder(name)
     a, b = (kernel.buffer(role, (batch, columns), "float32") for role in ("a", "b"))
     y = kernel.buffer("y", (batch, columns), "float32", write=True)
-    return on_vectors(kernel, isa, batch, columns, y, lambda row, start, lanes: a[row, ramp(start, lanes)] + b[row, ramp(start, lanes)])
+    return on_vectors(
+        kernel,
+        isa,
+        batch,
+        columns,
+        y,
+        lambda row, start, lanes: a[row, ramp(start, lanes)] + b[row, ramp(start, lanes)],
+    )
 
 
 def gate(name: str, *, isa: Isa, batch: Expr, columns: int, activation: str) -> Kernel:
@@ -46,7 +53,9 @@ def gate_halves(name: str, *, isa: Isa, batch: Expr, columns: int, activation: s
     return on_vectors(kernel, isa, batch, columns, y, value)
 
 
-def slice_columns(name: str, *, isa: Isa, batch: Expr, columns: int, start: int, stop: int, x_dtype: str, y_dtype: str) -> Kernel:
+def slice_columns(
+    name: str, *, isa: Isa, batch: Expr, columns: int, start: int, stop: int, x_dtype: str, y_dtype: str
+) -> Kernel:
     """x (batch, columns) -> its columns [start, stop)."""
     kernel = CpuKernelBuilder(name)
     x = kernel.buffer("x", (batch, columns), x_dtype)
@@ -59,7 +68,12 @@ def slice_columns(name: str, *, isa: Isa, batch: Expr, columns: int, start: int,
 
 
 def on_vectors(
-    kernel: CpuKernelBuilder, isa: Isa, batch: Expr, columns: int, y: Array, value: Callable[[Scalar, Scalar, int], Scalar]
+    kernel: CpuKernelBuilder,
+    isa: Isa,
+    batch: Expr,
+    columns: int,
+    y: Array,
+    value: Callable[[Scalar, Scalar, int], Scalar],
 ) -> Kernel:
     """Finish a kernel that sets each vector of y (batch, columns) to ``value`` of its row, start and lanes."""
     with kernel.tasks("row", batch) as row:

@@ -13,7 +13,9 @@ from .math import like, take_lanes
 from .packed import PackedRows
 
 
-def embed(name: str, *, isa: Isa, rows: int, columns: int, weight: WeightFormat, first_row: int | None, scale: float) -> Kernel:
+def embed(
+    name: str, *, isa: Isa, rows: int, columns: int, weight: WeightFormat, first_row: int | None, scale: float
+) -> Kernel:
     """``first_row`` None: the table has all rows that token ids name. Else it is a part, which leaves other rows to the other parts."""
     kernel = CpuKernelBuilder(name)
     table = PackedRows(kernel, "table", rows, columns, weight, isa.lanes)
@@ -36,7 +38,9 @@ def embed(name: str, *, isa: Isa, rows: int, columns: int, weight: WeightFormat,
                 for place, weights in enumerate(scaled(table.group(table_row, last), scale)):
                     first = place * isa.lanes
                     for start, lanes in pieces(min(isa.lanes, columns % GROUP - first), isa.lanes):
-                        y[row, ramp(last * GROUP + first + start, lanes)] = take_lanes(weights, range(start, start + lanes))
+                        y[row, ramp(last * GROUP + first + start, lanes)] = take_lanes(
+                            weights, range(start, start + lanes)
+                        )
     return kernel.finish()
 
 

@@ -148,7 +148,9 @@ class VnniByteDot(ByteDot):
     """AVX-512 VNNI: one instruction multiplies 64 unsigned bytes by signed ones and adds four products to each of 16 lanes."""
 
     def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:
-        return self._kernel.let("dot", intrinsic(self._integer, "x86.avx512.vpdpbusd.512", total, *self._bytes(operand, x)))
+        return self._kernel.let(
+            "dot", intrinsic(self._integer, "x86.avx512.vpdpbusd.512", total, *self._bytes(operand, x))
+        )
 
 
 class PairByteDot(ByteDot):

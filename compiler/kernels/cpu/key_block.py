@@ -46,7 +46,15 @@ class KeyBlock:
     """
 
     def __init__(
-        self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, scores: Scores, pages: Pages, q: Array, page_ids: Array, count: int
+        self,
+        kernel: CpuKernelBuilder,
+        isa: Isa,
+        heads: Heads,
+        scores: Scores,
+        pages: Pages,
+        q: Array,
+        page_ids: Array,
+        count: int,
     ) -> None:
         self._kernel, self._isa, self._heads, self._softcap = kernel, isa, heads, scores.softcap
         self._pages, self._q, self._page_ids = pages, q, page_ids
@@ -63,7 +71,9 @@ class KeyBlock:
         self.largest = kernel.local("largest", count, "float32")
         self.total = kernel.local("total", count, "float32")
 
-    def compute(self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
+    def compute(
+        self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range
+    ) -> None:
         """``queries`` give the (row, head) of each in scratch "q"; ``keys`` are all that any query sees, at least one."""
         self._score(queries, kv_head, first_page, block, keys)
         with self._kernel.loop("query", self.count) as query:
@@ -77,7 +87,9 @@ class KeyBlock:
     def _page(self, first_page: Scalar, block: Scalar, index: Scalar) -> Scalar:
         return self._kernel.let("page", self._page_ids[first_page + block * (BLOCK // self._heads.page_size) + index])
 
-    def _score(self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
+    def _score(
+        self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range
+    ) -> None:
         kernel, heads, lanes, page_size = self._kernel, self._heads, self._lanes, self._heads.page_size
         parts = page_size // lanes
         at_once = max(1, min(4, self._chains() // parts))
@@ -158,7 +170,9 @@ class KeyBlock:
                 page = self._page(first_page, block, page_index)
                 next_page = self._page(first_page, block, minimum(page_index + 1, num_pages - 1))
                 stop = minimum(keys.stop - page_index * page_size, page_size)
-                start = 0 if self.starts is None else kernel.let("start", maximum(keys.start - page_index * page_size, 0))
+                start = (
+                    0 if self.starts is None else kernel.let("start", maximum(keys.start - page_index * page_size, 0))
+                )
                 with kernel.loop("offset", stop - start) as offset:
                     place = start + offset
                     if self._asks_ahead and not self._pages.quantized:
@@ -184,7 +198,9 @@ class Running:
     ``sinks`` are scores of a key without a value, one for each query.
     """
 
-    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, count: int, sinks: Sequence[Scalar] = ()) -> None:
+    def __init__(
+        self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, count: int, sinks: Sequence[Scalar] = ()
+    ) -> None:
         self._kernel, self._isa, self._heads = kernel, isa, heads
         self._largest = kernel.local("running_largest", count, "float32", fill=LOWEST)
         self._total = kernel.local("running_total", count, "float32", fill=0)

@@ -72,7 +72,9 @@ class Result:
         self.outputs = facts.weight_rows // self.halves
         bias_length = facts.weight_rows if facts.gated else facts.total_width
         self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
-        self._residual = kernel.buffer("residual", (facts.batch, facts.total_width), "float32") if facts.residual else None
+        self._residual = (
+            kernel.buffer("residual", (facts.batch, facts.total_width), "float32") if facts.residual else None
+        )
         self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
         if self._apart:
             self._sums = kernel.scratch("sums", (facts.batch, self.outputs), "float32", write=True)

@@ -49,7 +49,9 @@ def chunk_of(kernel: KernelBuilder, isa: Isa, chunk: Scalar, columns: int) -> Co
     return Columns(kernel, isa, first, kernel.let("stop", minimum(first + CHUNK, columns)))
 
 
-def sum_chunk(kernel: KernelBuilder, isa: Isa, part: Columns, load: Callable[[Scalar], Scalar], largest: Array, total: Array) -> None:
+def sum_chunk(
+    kernel: KernelBuilder, isa: Isa, part: Columns, load: Callable[[Scalar], Scalar], largest: Array, total: Array
+) -> None:
     """Set ``largest`` to the largest of a chunk and ``total`` to the sum of exp(x - largest); of one that is not finite, to -LOWEST."""
     lanes = isa.lanes
     highest = kernel.local("highest", 1, f"float32x{lanes}", fill=LOWEST)
@@ -68,7 +70,9 @@ def sum_chunk(kernel: KernelBuilder, isa: Isa, part: Columns, load: Callable[[Sc
     total[0] = sum_of_lanes(sums[0])
 
 
-def merge_chunks(kernel: KernelBuilder, partials: Array, row: Scalar, chunks: int, largest: Array, total: Array) -> None:
+def merge_chunks(
+    kernel: KernelBuilder, partials: Array, row: Scalar, chunks: int, largest: Array, total: Array
+) -> None:
     """Put together what `sum_chunk` has left in partials (R, chunks, 2 or more): the row's largest logit and sum of exp."""
     largest[0] = number(LOWEST, "float32")
     with kernel.loop("chunk", chunks) as chunk:
@@ -78,7 +82,9 @@ def merge_chunks(kernel: KernelBuilder, partials: Array, row: Scalar, chunks: in
         total[0] = total[0] + partials[row, chunk, 1] * exp(partials[row, chunk, 0] - largest[0])
 
 
-def first_largest(kernel: KernelBuilder, isa: Isa, part: Columns, load: Callable[[Scalar], Scalar], value: Array, place: Array) -> None:
+def first_largest(
+    kernel: KernelBuilder, isa: Isa, part: Columns, load: Callable[[Scalar], Scalar], value: Array, place: Array
+) -> None:
     """Set ``value`` to the largest and ``place`` to the first column that has it."""
     lanes = isa.lanes
     highest = kernel.local("highest", 1, f"float32x{lanes}", fill=LOWEST)

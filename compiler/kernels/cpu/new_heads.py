@@ -21,10 +21,14 @@ class NewHeads:
 
     def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, preparation: Preparation) -> None:
         self._kernel, self._isa, self._heads, self._preparation = kernel, isa, heads, preparation
-        self._qkv = kernel.buffer("qkv", ("S", heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), heads.activation)
+        self._qkv = kernel.buffer(
+            "qkv", ("S", heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), heads.activation
+        )
         rotated = preparation.rotary_dim > 0
         self._rotation = Rotation(kernel, isa, preparation.positions, preparation.rotary_dim) if rotated else None
-        self._norm = kernel.buffer("qk_norm", (2, heads.head_dim), "float32") if preparation.norm_eps is not None else None
+        self._norm = (
+            kernel.buffer("qk_norm", (2, heads.head_dim), "float32") if preparation.norm_eps is not None else None
+        )
         self.positions = kernel.buffer("positions", ("S",), "int32")
         self._slots = kernel.buffer("slots", ("S",), "int32")
 

@@ -12,22 +12,31 @@ from .math import join, take_lanes
 class PackedRows:
     """A packed (rows, columns) matrix as arguments of a kernel: its planes, named after ``role``."""
 
-    def __init__(self, kernel: KernelBuilder, role: str, rows: int, columns: int, fmt: WeightFormat, lanes: int) -> None:
+    def __init__(
+        self, kernel: KernelBuilder, role: str, rows: int, columns: int, fmt: WeightFormat, lanes: int
+    ) -> None:
         self._kernel, self._format, self._lanes = kernel, fmt, lanes
         self.groups = groups = -(-columns // GROUP)
         tiles = -(-rows // TILE_ROWS)
         if fmt.kind in ("q4", "q8"):
-            self._codes = kernel.buffer(f"{role}.q", (tiles, groups * (4 if fmt.kind == "q4" else 8), TILE_ROWS), "uint32")
+            self._codes = kernel.buffer(
+                f"{role}.q", (tiles, groups * (4 if fmt.kind == "q4" else 8), TILE_ROWS), "uint32"
+            )
         else:
             dtype = "float16" if fmt.kind == "f16" else "float32"
             self._codes = kernel.buffer(f"{role}.w", (tiles, groups * GROUP, TILE_ROWS), dtype)
-        self._scales = kernel.buffer(f"{role}.s", (tiles, groups, TILE_ROWS), fmt.scale_dtype) if fmt.scale_dtype else None
+        self._scales = (
+            kernel.buffer(f"{role}.s", (tiles, groups, TILE_ROWS), fmt.scale_dtype) if fmt.scale_dtype else None
+        )
 
     def group(self, row: Scalar, group: Scalar) -> list[Scalar]:
         """The 32 weights of a group as float32 vectors."""
         lanes, starts = self._lanes, range(0, GROUP, self._lanes)
         if self._scales is None:
-            return [cast(self._elements(self._codes, row, group * GROUP + start, lanes), f"float32x{lanes}") for start in starts]
+            return [
+                cast(self._elements(self._codes, row, group * GROUP + start, lanes), f"float32x{lanes}")
+                for start in starts
+            ]
         scale = splat(cast(self._elements(self._scales, row, group, 1), "float32"), lanes)
         zero = number(self._format.zero, f"float32x{lanes}")
         if self._format.kind == "q8":

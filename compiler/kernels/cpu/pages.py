@@ -35,7 +35,9 @@ class Pages:
 
     def scales(self, page: Scalar, plane: int, kv_head: Scalar, place: Scalar, lanes: int) -> Scalar:
         """Of neighbouring tokens. Only of quantized pages."""
-        return self._scales[page, plane, kv_head, ramp(self._heads.head_dim * self._heads.page_size // 4 + place, lanes)]
+        return self._scales[
+            page, plane, kv_head, ramp(self._heads.head_dim * self._heads.page_size // 4 + place, lanes)
+        ]
 
     def prefetch(self, page: Scalar, plane: int, kv_head: Scalar, index: Scalar) -> None:
         """Ask for the memory of an element of a page's keys or values, by its place among all of them."""

@@ -66,7 +66,9 @@ def num_scales(columns: int, layout: RowLayout) -> int:
 class IntegerRows:
     """Rows as codes and scales: codes are rounded to nearest, ties to even."""
 
-    def __init__(self, kernel: CpuKernelBuilder, facts: InputRows, layout: RowLayout, x: Array, norm: Array | None) -> None:
+    def __init__(
+        self, kernel: CpuKernelBuilder, facts: InputRows, layout: RowLayout, x: Array, norm: Array | None
+    ) -> None:
         self._kernel, self._facts, self._layout, self._x, self._norm = kernel, facts, layout, x, norm
         groups = -(-facts.columns // GROUP)
         self._codes = kernel.scratch("codes", (facts.batch, groups + 1, layout.words), "float32", write=True)
@@ -77,11 +79,16 @@ class IntegerRows:
         kernel, facts, block = self._kernel, self._facts, GROUP * self._layout.scale_groups
         factor = None
         if facts.norm_eps is not None:
-            factor = rms_factor(kernel, lambda start, lanes: self._load(row, start, lanes), facts.columns, facts.norm_eps)
+            factor = rms_factor(
+                kernel, lambda start, lanes: self._load(row, start, lanes), facts.columns, facts.norm_eps
+            )
         whole = facts.columns // block
         with kernel.loop("block", whole) as number_of:
             self._quantize(
-                row, number_of, [self._normed(row, number_of * block + start, LANES) for start in range(0, block, LANES)], factor
+                row,
+                number_of,
+                [self._normed(row, number_of * block + start, LANES) for start in range(0, block, LANES)],
+                factor,
             )
         if facts.columns % block:
             starts = range(whole * block, -(-facts.columns // GROUP) * GROUP, LANES)
@@ -99,7 +106,10 @@ class IntegerRows:
         """A vector of columns, zeros beyond the last."""
         if start + LANES <= self._facts.columns:
             return self._normed(row, start, LANES)
-        columns = [self._normed(row, start + i, 1) if start + i < self._facts.columns else number(0, "float32") for i in range(LANES)]
+        columns = [
+            self._normed(row, start + i, 1) if start + i < self._facts.columns else number(0, "float32")
+            for i in range(LANES)
+        ]
         return vector(*columns)
 
     def _quantize(self, row: Scalar, block: Scalar | int, parts: list[Scalar], factor: Scalar | None) -> None:
@@ -110,7 +120,9 @@ class IntegerRows:
         bits = reduce(maximum, [reinterpret(part, words) & number(0x7FFFFFFF, words) for part in parts])
         highest = kernel.let("highest", intrinsic("uint32", "vector.reduce.umax", bits))
         largest = kernel.let("largest", reinterpret(highest, "float32"))
-        inverse = kernel.let("inverse", select(largest > 0, number(self._layout.largest, "float32") / largest, number(0, "float32")))
+        inverse = kernel.let(
+            "inverse", select(largest > 0, number(self._layout.largest, "float32") / largest, number(0, "float32"))
+        )
         scale = largest * number(1 / self._layout.largest, "float32")
         self._scales[row, block] = scale if factor is None else scale * factor
         for place in range(len(parts) * LANES // GROUP):
@@ -131,7 +143,9 @@ class IntegerRows:
         for place, each in enumerate(codes):
             stored_bytes = [each]
             if self._layout.parts == 2:
-                high = self._kernel.let("high", (each + number(1 << (LOW_BITS - 1), integers)) >> number(LOW_BITS, integers))
+                high = self._kernel.let(
+                    "high", (each + number(1 << (LOW_BITS - 1), integers)) >> number(LOW_BITS, integers)
+                )
                 stored_bytes = [high, each - (high << number(LOW_BITS, integers))]
             for byte, values in enumerate(stored_bytes):
                 stored = reinterpret(cast(values, of("int8", LANES)), of("float32", quads))

@@ -17,7 +17,9 @@ class Rotation:
         self._kernel, self._isa, self._rotary_dim = kernel, isa, rotary_dim
         self._table = kernel.buffer("table", (positions, rotary_dim), "float32")
 
-    def apply(self, position: Scalar, load: Callable[[int, int], Scalar], store: Callable[[int, int, Scalar], None]) -> None:
+    def apply(
+        self, position: Scalar, load: Callable[[int, int], Scalar], store: Callable[[int, int, Scalar], None]
+    ) -> None:
         """Load R elements of a head by start and lanes, and store them rotated."""
         kernel, half = self._kernel, self._rotary_dim // 2
         for start, lanes in pieces(half, self._isa.lanes):
@@ -36,7 +38,16 @@ class Rotation:
 
 
 def rope(
-    name: str, *, isa: Isa, batch: Expr, num_heads: int, head_dim: int, positions: int, rotary_dim: int, x_dtype: str, y_dtype: str
+    name: str,
+    *,
+    isa: Isa,
+    batch: Expr,
+    num_heads: int,
+    head_dim: int,
+    positions: int,
+    rotary_dim: int,
+    x_dtype: str,
+    y_dtype: str,
 ) -> Kernel:
     """x (batch, heads, D), positions (batch,) -> like x. One task: one head of one row."""
     kernel = CpuKernelBuilder(name)

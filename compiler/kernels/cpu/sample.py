@@ -93,7 +93,9 @@ def sample(name: str, *, isa: Isa, columns: int) -> Kernel:
                 with block_of(kernel, isa, block, columns).each() as (start, _, inside):
                     x = kernel.let("x", load(start))
                     exponent = (x - splat(largest, isa.lanes)) / splat(temperature, isa.lanes)
-                    weights[row, ramp(start, isa.lanes)] = select(inside, exp(exponent), number(0, f"float32x{isa.lanes}"))
+                    weights[row, ramp(start, isa.lanes)] = select(
+                        inside, exp(exponent), number(0, f"float32x{isa.lanes}")
+                    )
                     highest[0] = maximum(highest[0], select(inside, x, number(LOWEST, f"float32x{isa.lanes}")))
                 maxima[row, block] = largest_of_lanes(highest[0])
 
@@ -103,7 +105,14 @@ def sample(name: str, *, isa: Isa, columns: int) -> Kernel:
         token = kernel.local("token", 1, "int32")
         token[0] = cast(partials[row, 0, 3], "int32")
         with kernel.when(all_of(sound, settings_of(row).temperature > 0)):
-            draw = Draw(kernel, isa, columns, load_from(row), lambda index: weights[row, index], lambda block: maxima[row, block])
+            draw = Draw(
+                kernel,
+                isa,
+                columns,
+                load_from(row),
+                lambda index: weights[row, index],
+                lambda block: maxima[row, block],
+            )
             draw.choose(settings_of(row), partials[row, 0, 2], token)
         y[row] = select(sound, token[0], -1)
         logprobs[row] = number(0, "float32")
@@ -134,7 +143,14 @@ class Draw:
         weight: Callable[[Scalar], Scalar],
         maxima: Callable[[Scalar], Scalar],
     ) -> None:
-        self._kernel, self._isa, self._columns, self._load, self._weight, self._maxima = kernel, isa, columns, load, weight, maxima
+        self._kernel, self._isa, self._columns, self._load, self._weight, self._maxima = (
+            kernel,
+            isa,
+            columns,
+            load,
+            weight,
+            maxima,
+        )
         self._lowest = kernel.local("lowest", 1, "uint32", fill=0)
 
     def choose(self, setting: Settings, largest: Scalar, token: Array) -> None:
@@ -160,13 +176,19 @@ class Draw:
         """Weights of a vector's columns, 0 where they are not kept."""
         lanes = self._isa.lanes
         keys = key_of(self._load(start), f"uint32x{lanes}")
-        return select(keys >= splat(self._lowest[0], lanes), self._weight(ramp(start, lanes)), number(0, f"float32x{lanes}"))
+        return select(
+            keys >= splat(self._lowest[0], lanes), self._weight(ramp(start, lanes)), number(0, f"float32x{lanes}")
+        )
 
     @contextmanager
     def _each(self, lowest: Scalar) -> Iterator[tuple[Scalar, Scalar]]:
         """Vectors of the blocks in which any key reaches ``lowest``: their first columns, and which of their columns there are."""
         kernel, count = self._kernel, -(-self._columns // BLOCK)
-        with kernel.loop("block", count) as block, kernel.when(key_of(self._maxima(block), "uint32") >= lowest), ExitStack() as stack:
+        with (
+            kernel.loop("block", count) as block,
+            kernel.when(key_of(self._maxima(block), "uint32") >= lowest),
+            ExitStack() as stack,
+        ):
             start, _, inside = stack.enter_context(block_of(kernel, self._isa, block, self._columns).each())
             yield start, inside
 
@@ -194,7 +216,9 @@ class Draw:
                 high = kernel.let("high", key_of(self._load(start), keys_dtype) >> splat(shift, lanes))
                 each = kernel.let("each", select(inside, weight(start), number(0, floats)))
                 for d in range(DIGITS):
-                    sums[d] = sums[d] + select(high >= splat(base + number(d + 1, "uint32"), lanes), each, number(0, floats))
+                    sums[d] = sums[d] + select(
+                        high >= splat(base + number(d + 1, "uint32"), lanes), each, number(0, floats)
+                    )
             digit[0] = number(0, "uint32")
             for d in range(DIGITS):
                 digit[0] = digit[0] + select(sum_of_lanes(sums[d]) >= goal, number(1, "uint32"), number(0, "uint32"))

@@ -44,26 +44,40 @@ class IntegerDots:
 
     def sums(self, tile: Scalar, block: Scalar, starts: list[int]) -> Array:
         """Dot products of a block's rows with the tile's rows from each of ``starts`` on: all vectors of the first row, of the next, ..."""
-        kernel, lanes, tokens, groups, together = self._kernel, self._isa.lanes, self._tokens, self._groups, self._layout.scale_groups
+        kernel, lanes, tokens, groups, together = (
+            self._kernel,
+            self._isa.lanes,
+            self._tokens,
+            self._groups,
+            self._layout.scale_groups,
+        )
         rows = [kernel.let("row", block * tokens + token) for token in range(tokens)]
         at = list(product(range(tokens), starts))
         sums = kernel.local("sums", len(at), of("float32", lanes), fill=0)
         if together == 1:
             with kernel.loop("group", groups) as group:
                 for place, (total, scale) in enumerate(self._of_group(tile, rows, group, starts)):
-                    sums[place] = fused(total, scale * splat(self._scales[rows[at[place][0]], group], lanes), sums[place])
+                    sums[place] = fused(
+                        total, scale * splat(self._scales[rows[at[place][0]], group], lanes), sums[place]
+                    )
             return sums
         with kernel.loop("scale", -(-groups // together)) as block_of_groups:
             first = kernel.let("first", block_of_groups * together)
             parts = kernel.local("parts", len(at), of("float32", lanes), fill=0)
-            with kernel.loop("offset", together if groups % together == 0 else minimum(together, groups - first)) as offset:
-                for place, (total, scale) in enumerate(self._of_group(tile, rows, kernel.let("group", first + offset), starts)):
+            with kernel.loop(
+                "offset", together if groups % together == 0 else minimum(together, groups - first)
+            ) as offset:
+                for place, (total, scale) in enumerate(
+                    self._of_group(tile, rows, kernel.let("group", first + offset), starts)
+                ):
                     parts[place] = fused(total, scale, parts[place])
             for place, (token, _) in enumerate(at):
                 sums[place] = fused(parts[place], splat(self._scales[rows[token], block_of_groups], lanes), sums[place])
         return sums
 
-    def _of_group(self, tile: Scalar, rows: list[Scalar], group: Scalar, starts: list[int]) -> list[tuple[Scalar, Scalar]]:
+    def _of_group(
+        self, tile: Scalar, rows: list[Scalar], group: Scalar, starts: list[int]
+    ) -> list[tuple[Scalar, Scalar]]:
         """What is in brackets for one group, as floats, and the weights' scales; in the order of `sums`."""
         kernel, dot, lanes = self._kernel, self._dot, self._isa.lanes
         floats, integers = of("float32", lanes), of("int32", lanes)
@@ -76,7 +90,10 @@ class IntegerDots:
         # The sums of high and low parts go side by side, so that a weight is needed once and waits in no register.
         parts = self._layout.parts
         offsets = {key: splat(self._offset(rows[key[0]], group), lanes) for key in at}
-        totals = [{key: dot.start(offsets[key] if part == parts - 1 else number(0, integers)) for key in at} for part in range(parts)]
+        totals = [
+            {key: dot.start(offsets[key] if part == parts - 1 else number(0, integers)) for key in at}
+            for part in range(parts)
+        ]
         for word, index in enumerate(words):
             operands = {start: dot.operands(self._weight[tile, index, ramp(start, lanes)]) for start in starts}
             count = len(operands[starts[0]])
@@ -84,7 +101,10 @@ class IntegerDots:
                 x = reinterpret(self._codes[rows[token], group, (part * self._words + word) * count + operand], "int32")
                 for start in starts:
                     totals[part][token, start] = dot.add(totals[part][token, start], operands[start][operand], x)
-        scales = {start: kernel.let("scales", cast(self._weight_scales[tile, group, ramp(start, lanes)], floats)) for start in starts}
+        scales = {
+            start: kernel.let("scales", cast(self._weight_scales[tile, group, ramp(start, lanes)], floats))
+            for start in starts
+        }
         found = []
         for key in at:
             total = dot.finish(totals[-1][key], offsets[key])
@@ -107,7 +127,9 @@ class FloatDots:
         self._kernel, self._isa, self._tokens = kernel, isa, tokens
         self._columns = -(-facts.columns // GROUP) * GROUP
         tiles = -(-facts.weight_rows // TILE_ROWS)
-        self._weight = kernel.buffer("weight.w", (tiles, self._columns, TILE_ROWS), {"f16": "float16", "f32": "float32"}[facts.weight.kind])
+        self._weight = kernel.buffer(
+            "weight.w", (tiles, self._columns, TILE_ROWS), {"f16": "float16", "f32": "float32"}[facts.weight.kind]
+        )
         self.row_bytes = self._columns * 4
         self._rows = kernel.scratch("x", (whole_blocks(facts, tokens), self._columns + LANES), "float32")
 

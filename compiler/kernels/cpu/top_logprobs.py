@@ -23,14 +23,24 @@ def top_logprobs(name: str, *, isa: Isa, columns: int) -> Kernel:
     with kernel.tasks("task", "W", chunks) as task:
         row, chunk = kernel.split(task, chunks, ("row", "chunk"))
         high, sums = kernel.local("high", 1, "float32"), kernel.local("sums", 1, "float32")
-        sum_chunk(kernel, isa, chunk_of(kernel, isa, chunk, columns), lambda start: logits[row, ramp(start, lanes)], high, sums)
+        sum_chunk(
+            kernel,
+            isa,
+            chunk_of(kernel, isa, chunk, columns),
+            lambda start: logits[row, ramp(start, lanes)],
+            high,
+            sums,
+        )
         partials[row, chunk, 0] = high[0]
         partials[row, chunk, 1] = sums[0]
     with kernel.tasks("row", "W") as row:
         high, sums = kernel.local("high", 1, "float32"), kernel.local("sums", 1, "float32")
         merge_chunks(kernel, partials, row, chunks, high, sums)
         log_sum = kernel.let("log_sum", log(sums[0]))
-        last, last_column = kernel.local("last", 1, "float32", fill=-LOWEST), kernel.local("last_column", 1, "int32", fill=-1)
+        last, last_column = (
+            kernel.local("last", 1, "float32", fill=-LOWEST),
+            kernel.local("last_column", 1, "int32", fill=-1),
+        )
         best, column = kernel.local("best", 1, "float32"), kernel.local("column", 1, "int32")
         everything = Columns(kernel, isa, kernel.size(0), kernel.size(columns))
         with kernel.loop("rank", min(ALTERNATIVES, columns)) as rank:

@@ -105,9 +105,14 @@ class Tiles:
                 copy_16_bytes(place_of(target, row, octet), source, select(present, 1, 0))
                 continue
             quads = [
-                kernel.let("quad", self._pages.load(page, plane, self._kv_head, key % page_size, octet * 2 + half)) for half in range(2)
+                kernel.let("quad", self._pages.load(page, plane, self._kv_head, key % page_size, octet * 2 + half))
+                for half in range(2)
             ]
-            words = [pair(self._heads.activation, lane_of(quad, low), lane_of(quad, low + 1)) for quad in quads for low in (0, 2)]
+            words = [
+                pair(self._heads.activation, lane_of(quad, low), lane_of(quad, low + 1))
+                for quad in quads
+                for low in (0, 2)
+            ]
             target[row, octet] = select(present, vector(*words), number(0, "uint32x4"))
 
 
@@ -151,8 +156,12 @@ class MmaAttention:
         self.total = kernel.local("total", 2, "float32")
         for below in range(2):
             # A sink is a key without a value; the sums of a row are spread over four threads.
-            self.largest[below] = LOWEST if self.sinks is None else self.sinks[self.head] * number(1 / self.scale, "float32")
-            self.total[below] = 0 if self.sinks is None else select(self.quarter == 0, number(1, "float32"), number(0, "float32"))
+            self.largest[below] = (
+                LOWEST if self.sinks is None else self.sinks[self.head] * number(1 / self.scale, "float32")
+            )
+            self.total[below] = (
+                0 if self.sinks is None else select(self.quarter == 0, number(1, "float32"), number(0, "float32"))
+            )
         self.best, self.correction = kernel.local("best", 2, "float32"), kernel.local("correction", 2, "float32")
         self.first_key = None if self.facts.window is None else kernel.local("first_key_of_row", 2, "int32")
         self.last_key = kernel.local("last_key_of_row", 2, "int32")
@@ -186,7 +195,9 @@ class MmaAttention:
                     self.b[word] = lane_of(self.loaded[0], word)
                 for step in range(2):
                     query = place_of(self.queries, block * 8 + step * 4)
-                    multiply_tiles(self.heads.activation, place_of(self.scores, j * 4), query, place_of(self.b, step * 2))
+                    multiply_tiles(
+                        self.heads.activation, place_of(self.scores, j * 4), query, place_of(self.b, step * 2)
+                    )
 
     def update_softmax(self, start_key: Scalar) -> None:
         """Turn scores into weights, and scale what has been added up to the largest score."""
@@ -225,7 +236,9 @@ class MmaAttention:
                 load_transposed(place_of(self.b, 0), place)
                 for n in range(2):
                     result = place_of(self.result, (pair_of_tiles * 2 + n) * 4)
-                    multiply_tiles(self.heads.activation, result, place_of(self.weights, k * 4), place_of(self.b, n * 2))
+                    multiply_tiles(
+                        self.heads.activation, result, place_of(self.weights, k * 4), place_of(self.b, n * 2)
+                    )
 
     def store(self) -> None:
         for below, row in enumerate(self.rows):
@@ -234,7 +247,9 @@ class MmaAttention:
                 inverse = self.kernel.let("inverse", number(1, "float32") / self.total[below])
                 for n in range(self.heads.head_dim // 8):
                     two = vector(*(self.result[n * 4 + below * 2 + right] * inverse for right in range(2)))
-                    self.y[self.first_row + row, self.head, n * 4 + self.quarter] = cast(two, f"{self.heads.activation}x2")
+                    self.y[self.first_row + row, self.head, n * 4 + self.quarter] = cast(
+                        two, f"{self.heads.activation}x2"
+                    )
 
     def _mask(self, place: int, key: Scalar, below: int) -> None:
         """Cap a score, if there is a soft-cap, and replace that of a key which the row does not see."""

@@ -49,7 +49,12 @@ class Weights:
     """A thread's registers with its chunk of some weight rows, as loaded, and with one octet of one row as 16-bit floats."""
 
     def __init__(self, kernel: KernelBuilder, arguments: ProjectionArguments, dtype: str, rows: int) -> None:
-        self._kernel, self._weight, self._kind, self._dtype = kernel, arguments.weight, arguments.facts.weight.kind, dtype
+        self._kernel, self._weight, self._kind, self._dtype = (
+            kernel,
+            arguments.weight,
+            arguments.facts.weight.kind,
+            dtype,
+        )
         self._scaled = bool(arguments.facts.weight.scale_dtype)
         self._rows, self._loads = rows, CHUNK_LOADS[self._kind]
         self._next, self._now = (kernel.local(name, rows * self._loads, "uint32x4") for name in ("next_codes", "codes"))
@@ -89,13 +94,17 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
     steps = -(-blocks // depth)
     width = depth * OCTETS
 
-    column_block, row_block = kernel.grid(["ceildiv", facts.outputs, shape.outputs], ["ceildiv", facts.batch, shape.rows])
+    column_block, row_block = kernel.grid(
+        ["ceildiv", facts.outputs, shape.outputs], ["ceildiv", facts.batch, shape.rows]
+    )
     thread = kernel.threads(threads)
     batch = kernel.size(facts.batch)
     lane, warp = kernel.let("lane", thread % 32), kernel.let("warp", thread // 32)
     depth_warp = kernel.let("depth_warp", warp // shape.column_warps)
     first_row = kernel.let("first_row", row_block * shape.rows)
-    first_output = kernel.let("first_output", column_block * shape.outputs + warp % shape.column_warps * (8 * shape.tiles))
+    first_output = kernel.let(
+        "first_output", column_block * shape.outputs + warp % shape.column_warps * (8 * shape.tiles)
+    )
     member, quarter = kernel.let("member", lane // 4), kernel.let("quarter", lane % 4)
 
     tile = kernel.shared("tile", (2, shape.rows, width + ROW_PADDING), "uint32x4")
@@ -122,7 +131,10 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
 
     def load_weights(step: Scalar) -> None:
         # Beyond the last chunk a copy of it, which meets zeros of the input.
-        weights.load(weight_rows, kernel.let("chunk", minimum((step * depth + depth_warp) * CHUNKS + quarter, arguments.weight.chunks - 1)))
+        weights.load(
+            weight_rows,
+            kernel.let("chunk", minimum((step * depth + depth_warp) * CHUNKS + quarter, arguments.weight.chunks - 1)),
+        )
 
     start_copies(0, 0)
     load_weights(0)
@@ -157,12 +169,17 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
                 for j in range(shape.tiles):
                     for right in range(2):
                         output = kernel.let("output", first_output + (j * 8 + right) + quarter * 2)
-                        dots = [sums[((half * shape.tiles + j) * row_tiles + i) * 4 + below * 2 + right] * factor for half in range(halves)]
+                        dots = [
+                            sums[((half * shape.tiles + j) * row_tiles + i) * 4 + below * 2 + right] * factor
+                            for half in range(halves)
+                        ]
                         arguments.store(kernel, row, output, dots, guard_below(output, facts.outputs, shape.outputs))
     return kernel.finish()
 
 
-def add_depths(kernel: KernelBuilder, sums: Array, warp: Scalar, lane: Scalar, depth_warp: Scalar, shape: MmaShape) -> None:
+def add_depths(
+    kernel: KernelBuilder, sums: Array, warp: Scalar, lane: Scalar, depth_warp: Scalar, shape: MmaShape
+) -> None:
     """Add the sums of all warps along the columns to those of the first, always in the same order."""
     count, columns = int(sums.buffer.shape[0]), shape.column_warps
     partial = kernel.shared("partial", ((shape.depth_warps - 1) * columns, count, 32), "float32")
@@ -178,7 +195,18 @@ def add_depths(kernel: KernelBuilder, sums: Array, warp: Scalar, lane: Scalar, d
 
 def shared_bytes(shape: MmaShape, *, gated: bool) -> int:
     tile = 2 * shape.rows * (shape.depth_warps * OCTETS + ROW_PADDING) * 16
-    return tile + (shape.depth_warps - 1) * shape.column_warps * shape.tiles * (2 if gated else 1) * shape.rows // 16 * 4 * 32 * 4
+    return (
+        tile
+        + (shape.depth_warps - 1)
+        * shape.column_warps
+        * shape.tiles
+        * (2 if gated else 1)
+        * shape.rows
+        // 16
+        * 4
+        * 32
+        * 4
+    )
 
 
 def supports(facts: Projection) -> bool:

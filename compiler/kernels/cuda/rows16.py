@@ -77,8 +77,12 @@ def rows16(name: str, batch: Expr, columns: int, x_dtype: str, norm_eps: float |
     row_largest = kernel.folded("largest_places", thread, threads, largest[0], maximum)
     exponent[0] = reinterpret(row_largest, "uint32") & number(EXPONENT_BITS, "uint32")
     # Kept where both the scale and its inverse are ordinary numbers.
-    exponent[0] = minimum(maximum(exponent[0], number((SCALED_EXPONENT + 1) << 23, "uint32")), number(254 << 23, "uint32"))
-    scale = kernel.let("scale", reinterpret(number((2 * 127 + SCALED_EXPONENT) << 23, "uint32") - exponent[0], "float32"))
+    exponent[0] = minimum(
+        maximum(exponent[0], number((SCALED_EXPONENT + 1) << 23, "uint32")), number(254 << 23, "uint32")
+    )
+    scale = kernel.let(
+        "scale", reinterpret(number((2 * 127 + SCALED_EXPONENT) << 23, "uint32") - exponent[0], "float32")
+    )
     factor = reinterpret(exponent[0] - number(SCALED_EXPONENT << 23, "uint32"), "float32")
     if norm_eps is not None:
         total = kernel.folded("square_places", thread, threads, sum_lanes(squares[0]), lambda one, other: one + other)

@@ -8,7 +8,17 @@ import type { Engine, Session } from "@nearfar/react-native";
 import * as FileSystem from "expo-file-system";
 import * as ort from "onnxruntime-react-native";
 import { useEffect, useRef, useState } from "react";
-import { AppState, Button, KeyboardAvoidingView, Platform, SafeAreaView, ScrollView, StyleSheet, Text, TextInput } from "react-native";
+import {
+  AppState,
+  Button,
+  KeyboardAvoidingView,
+  Platform,
+  SafeAreaView,
+  ScrollView,
+  StyleSheet,
+  Text,
+  TextInput,
+} from "react-native";
 
 const BUNDLE = "https://example.org/bundle/";
 const SESSION = "chat";
@@ -42,7 +52,10 @@ export default function App() {
       // The conversation of last time, where there was one.
       await kept.restore(SESSION).catch(() => undefined);
       session.current = kept;
-      unfollow = followApp(engine, AppState, { sessions: () => [[SESSION, kept]], onError: (error) => setState(String(error)) });
+      unfollow = followApp(engine, AppState, {
+        sessions: () => [[SESSION, kept]],
+        onError: (error) => setState(String(error)),
+      });
       setState("");
     };
     start().catch((error) => {
@@ -62,8 +75,14 @@ export default function App() {
     setTurns((before) => [...before, { question: asked, answer: "" }]);
     answering.current = new AbortController();
     try {
-      for await (const { text } of session.current.generate(asked, { maxTokens: 300, signal: answering.current.signal })) {
-        setTurns((before) => [...before.slice(0, -1), { question: asked, answer: (before.at(-1)?.answer ?? "") + text }]);
+      for await (const { text } of session.current.generate(asked, {
+        maxTokens: 300,
+        signal: answering.current.signal,
+      })) {
+        setTurns((before) => [
+          ...before.slice(0, -1),
+          { question: asked, answer: (before.at(-1)?.answer ?? "") + text },
+        ]);
       }
     } catch (error) {
       setState(String(error));
@@ -84,7 +103,13 @@ export default function App() {
           ))}
         </ScrollView>
         <Text style={styles.state}>{state}</Text>
-        <TextInput style={styles.input} value={question} onChangeText={setQuestion} onSubmitEditing={ask} placeholder="Ask something" />
+        <TextInput
+          style={styles.input}
+          value={question}
+          onChangeText={setQuestion}
+          onSubmitEditing={ask}
+          placeholder="Ask something"
+        />
         <Button title="Ask" onPress={ask} disabled={question === ""} />
         <Button title="Stop" onPress={() => answering.current?.abort()} />
       </KeyboardAvoidingView>

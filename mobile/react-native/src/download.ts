@@ -22,9 +22,22 @@ export interface DownloadOptions {
 }
 
 /** Throws BundleError, StorageError where there is no room, or the signal's reason. */
-export async function downloadFiles(files: FileSystem, folder: string, address: string, entries: readonly FileEntry[], options: DownloadOptions): Promise<void> {
-  const parts = await Promise.all(entries.map(async ({ file, size }) => ((await files.size(`${folder}/${file}`)) === size ? size : ((await files.size(partOf(folder, file))) ?? 0))));
-  await requireRoom(files, entries.reduce((sum, { size }, index) => sum + Math.max(0, size - (parts[index] ?? 0)), 0)); // prettier-ignore
+export async function downloadFiles(
+  files: FileSystem,
+  folder: string,
+  address: string,
+  entries: readonly FileEntry[],
+  options: DownloadOptions,
+): Promise<void> {
+  const parts = await Promise.all(
+    entries.map(async ({ file, size }) =>
+      (await files.size(`${folder}/${file}`)) === size ? size : ((await files.size(partOf(folder, file))) ?? 0),
+    ),
+  );
+  await requireRoom(
+    files,
+    entries.reduce((sum, { size }, index) => sum + Math.max(0, size - (parts[index] ?? 0)), 0),
+  );
   for (const entry of entries) await downloadFile(files, folder, address, entry, options);
 }
 
@@ -34,7 +47,13 @@ export function fileAddress(address: string, file: string): string {
   return `${path.endsWith("/") ? path : `${path}/`}${file}${query === undefined ? "" : `?${query}`}`;
 }
 
-async function downloadFile(files: FileSystem, folder: string, address: string, entry: FileEntry, options: DownloadOptions): Promise<void> {
+async function downloadFile(
+  files: FileSystem,
+  folder: string,
+  address: string,
+  entry: FileEntry,
+  options: DownloadOptions,
+): Promise<void> {
   const { file, size } = entry;
   const [path, part] = [`${folder}/${file}`, partOf(folder, file)];
   if ((await files.size(path)) === size) {
@@ -50,18 +69,27 @@ async function downloadFile(files: FileSystem, folder: string, address: string, 
     await files.remove(part);
     options.onBytes(-size, "network");
     if (again) {
-      throw new BundleError(`${file}: has SHA-256 ${found.slice(0, 12)}..., the manifest says ${entry.sha256.slice(0, 12)}...; upload or compile the bundle again`, {
-        file,
-        found,
-        expected: entry.sha256,
-      });
+      throw new BundleError(
+        `${file}: has SHA-256 ${found.slice(0, 12)}..., the manifest says ${entry.sha256.slice(0, 12)}...; upload or compile the bundle again`,
+        {
+          file,
+          found,
+          expected: entry.sha256,
+        },
+      );
     }
   }
   await files.move(part, path);
 }
 
 /** The file's ".part", until it has all of its bytes. */
-async function fetchPart(files: FileSystem, part: string, address: string, { file, size }: FileEntry, { fetch, signal, onBytes }: DownloadOptions): Promise<void> {
+async function fetchPart(
+  files: FileSystem,
+  part: string,
+  address: string,
+  { file, size }: FileEntry,
+  { fetch, signal, onBytes }: DownloadOptions,
+): Promise<void> {
   let length = (await files.size(part)) ?? 0;
   if (length > size) {
     await files.remove(part);
@@ -79,15 +107,30 @@ async function fetchPart(files: FileSystem, part: string, address: string, { fil
 }
 
 /** Bytes [start, end) of a file. */
-async function fetchRange(get: typeof fetch, url: string, file: string, start: number, end: number, size: number, signal: AbortSignal | undefined): Promise<Uint8Array<ArrayBuffer>> {
+async function fetchRange(
+  get: typeof fetch,
+  url: string,
+  file: string,
+  start: number,
+  end: number,
+  size: number,
+  signal: AbortSignal | undefined,
+): Promise<Uint8Array<ArrayBuffer>> {
   let response: Response;
   let bytes: Uint8Array<ArrayBuffer>;
   try {
-    response = await get(url, { headers: { Range: `bytes=${start}-${end - 1}` }, ...(signal === undefined ? {} : { signal }) });
+    response = await get(url, {
+      headers: { Range: `bytes=${start}-${end - 1}` },
+      ...(signal === undefined ? {} : { signal }),
+    });
     bytes = new Uint8Array(await response.arrayBuffer());
   } catch (error) {
     signal?.throwIfAborted();
-    throw new BundleError(`${file}: ${url} cannot be fetched (${messageOf(error)}); check the connection and load again`, { file }, { cause: error });
+    throw new BundleError(
+      `${file}: ${url} cannot be fetched (${messageOf(error)}); check the connection and load again`,
+      { file },
+      { cause: error },
+    );
   }
   // A server without ranges sends the file whole, which does where the file is small.
   const whole = response.status === 200 && start === 0 && end === size;
@@ -96,7 +139,10 @@ async function fetchRange(get: typeof fetch, url: string, file: string, start: n
     throw new BundleError(`${file}: ${url} answers ${response.status}; ${advice}`, { file, status: response.status });
   }
   if (bytes.length !== end - start) {
-    throw new BundleError(`${file}: ${url} gives ${bytes.length} bytes of ${end - start}; upload or compile the bundle again`, { file, found: bytes.length, expected: end - start });
+    throw new BundleError(
+      `${file}: ${url} gives ${bytes.length} bytes of ${end - start}; upload or compile the bundle again`,
+      { file, found: bytes.length, expected: end - start },
+    );
   }
   return bytes;
 }
@@ -107,17 +153,24 @@ async function append(files: FileSystem, path: string, bytes: Uint8Array<ArrayBu
     await files.append(path, bytes);
   } catch (error) {
     const availableBytes = await files.freeBytes();
-    throw new StorageError(`${path}: cannot be written (${messageOf(error)}); free some storage and load again`, { neededBytes: bytes.length, availableBytes }, { cause: error });
+    throw new StorageError(
+      `${path}: cannot be written (${messageOf(error)}); free some storage and load again`,
+      { neededBytes: bytes.length, availableBytes },
+      { cause: error },
+    );
   }
 }
 
 async function requireRoom(files: FileSystem, missing: number): Promise<void> {
   const availableBytes = await files.freeBytes();
   if (missing === 0 || availableBytes === null || availableBytes >= missing + SPARE_BYTES) return;
-  throw new StorageError(`The model needs ${megabytes(missing + SPARE_BYTES)} MB more of this phone's storage, ${megabytes(availableBytes)} MB are free; free some and load again`, {
-    neededBytes: missing + SPARE_BYTES,
-    availableBytes,
-  });
+  throw new StorageError(
+    `The model needs ${megabytes(missing + SPARE_BYTES)} MB more of this phone's storage, ${megabytes(availableBytes)} MB are free; free some and load again`,
+    {
+      neededBytes: missing + SPARE_BYTES,
+      availableBytes,
+    },
+  );
 }
 
 async function hashOf(files: FileSystem, path: string, signal: AbortSignal | undefined): Promise<string> {

@@ -50,7 +50,10 @@ function anyOf(signals: readonly AbortSignal[], controller: AbortController): Ab
   };
   for (const signal of signals) {
     if (signal.aborted) abort(signal);
-    else signal.addEventListener("abort", () => { abort(signal); }); // prettier-ignore
+    else
+      signal.addEventListener("abort", () => {
+        abort(signal);
+      });
   }
   return controller.signal;
 }

@@ -21,7 +21,11 @@ export interface FollowOptions {
  * as it was saved before. Back in the foreground all goes on. Short of memory, an engine that has nothing to do gives back the model and loads it again
  * with the next answer. The function that comes back ends it.
  */
-export function followApp(engine: Pick<Engine, "pause" | "resume" | "unload">, appState: AppState, { sessions = () => [], onError = () => undefined }: FollowOptions = {}): () => void {
+export function followApp(
+  engine: Pick<Engine, "pause" | "resume" | "unload">,
+  appState: AppState,
+  { sessions = () => [], onError = () => undefined }: FollowOptions = {},
+): () => void {
   let last: Promise<void> = Promise.resolve();
   // An app may come back while the last step still runs.
   const inOrder = (task: () => Promise<void>): void => {

@@ -50,7 +50,14 @@ interface Known {
 export async function load(address: string, options: PhoneOptions): Promise<Engine> {
   fillIn(globalThis);
   const { files, signal, onProgress = () => undefined, fetch: get = fetch } = options;
-  let progress: LoadProgress = { phase: "manifest", loadedBytes: 0, storedBytes: 0, totalBytes: 0, compiledKernels: 0, totalKernels: 0 };
+  let progress: LoadProgress = {
+    phase: "manifest",
+    loadedBytes: 0,
+    storedBytes: 0,
+    totalBytes: 0,
+    compiledKernels: 0,
+    totalKernels: 0,
+  };
   const report = (change: Partial<LoadProgress>): void => {
     progress = { ...progress, ...change };
     onProgress(progress);
@@ -71,7 +78,11 @@ export async function load(address: string, options: PhoneOptions): Promise<Engi
   report({ phase: "upload", totalBytes });
   const onBytes = (count: number, origin: "network" | "store"): void => {
     const storedBytes = progress.storedBytes + (origin === "store" ? count : 0);
-    report({ loadedBytes: progress.loadedBytes + count, storedBytes, phase: origin === "network" ? "download" : progress.phase });
+    report({
+      loadedBytes: progress.loadedBytes + count,
+      storedBytes,
+      phase: origin === "network" ? "download" : progress.phase,
+    });
   };
   const folder = `${root}/${id}`;
   await downloadFiles(files, folder, address, entries, { fetch: get, signal, onBytes });
@@ -80,13 +91,26 @@ export async function load(address: string, options: PhoneOptions): Promise<Engi
   if (before !== null && hashOf(before) !== id) await files.remove(`${root}/${hashOf(before)}`);
 
   report({ phase: "upload" });
-  const tokenizerJson = decodeUtf8((await readWhole(files, `${folder}/${manifest.tokenizer.file}`)) ?? new Uint8Array());
+  const tokenizerJson = decodeUtf8(
+    (await readWhole(files, `${folder}/${manifest.tokenizer.file}`)) ?? new Uint8Array(),
+  );
   const tokenizer = new Tokenizer(tokenizerJson, manifest.tokenizer);
-  const open = (): Promise<Backend> => openBackend(ort, manifest, `${folder}/${GRAPH_FILE}`, plan, memory.maxSequences ?? 1, options.sessionOptions);
+  const open = (): Promise<Backend> =>
+    openBackend(ort, manifest, `${folder}/${GRAPH_FILE}`, plan, memory.maxSequences ?? 1, options.sessionOptions);
   const backend = await open();
   report({ phase: "ready" });
   const reason = "phones run bundles in ONNX's form";
-  return new Engine({ manifest, id, reason, backend, tokenizer, tokenizerJson, totalBytes, reopen: open, sessions: sessionFiles(files) });
+  return new Engine({
+    manifest,
+    id,
+    reason,
+    backend,
+    tokenizer,
+    tokenizerJson,
+    totalBytes,
+    reopen: open,
+    sessions: sessionFiles(files),
+  });
 }
 
 /** Delete what is on this phone of a bundle. */
@@ -99,26 +123,52 @@ export async function removeBundle(address: string, files: FileSystem): Promise<
 
 /** ONNX Runtime reads the files itself, so that no weight passes through JavaScript. */
 async function openBackend(
-  ort: OnnxRuntime, manifest: ExportManifest, path: string, plan: MemoryPlan, maxSequences: number, sessionOptions: Readonly<Record<string, unknown>> = {},
+  ort: OnnxRuntime,
+  manifest: ExportManifest,
+  path: string,
+  plan: MemoryPlan,
+  maxSequences: number,
+  sessionOptions: Readonly<Record<string, unknown>> = {},
 ): Promise<Backend> {
   const session = await ort.InferenceSession.create(path, sessionOptions).catch((error: unknown) => {
     throw sessionError(manifest, plan.weightBytes, error);
   });
-  return onnxBackend(new OnnxRunner(ort, session, manifest, plan, maxSequences, "in-place"), manifest, plan, describeRuntime(ort));
+  return onnxBackend(
+    new OnnxRunner(ort, session, manifest, plan, maxSequences, "in-place"),
+    manifest,
+    plan,
+    describeRuntime(ort),
+  );
 }
 
 /** The server's manifest, and without a network the stored one. */
-async function readManifest(address: string, stored: string | null, get: typeof fetch, signal: AbortSignal | undefined): Promise<Known> {
+async function readManifest(
+  address: string,
+  stored: string | null,
+  get: typeof fetch,
+  signal: AbortSignal | undefined,
+): Promise<Known> {
   const url = fileAddress(address, MANIFEST_FILE);
   let response: Response;
   try {
-    response = await get(url, { headers: { "Cache-Control": "no-cache" }, ...(signal === undefined ? {} : { signal }) });
+    response = await get(url, {
+      headers: { "Cache-Control": "no-cache" },
+      ...(signal === undefined ? {} : { signal }),
+    });
   } catch (error) {
     signal?.throwIfAborted();
     if (stored !== null) return known(stored);
-    throw new BundleError(`${MANIFEST_FILE}: ${url} cannot be fetched (${messageOf(error)}); check the connection`, { file: MANIFEST_FILE }, { cause: error });
+    throw new BundleError(
+      `${MANIFEST_FILE}: ${url} cannot be fetched (${messageOf(error)}); check the connection`,
+      { file: MANIFEST_FILE },
+      { cause: error },
+    );
   }
-  if (!response.ok) throw new BundleError(`${MANIFEST_FILE}: ${url} answers ${response.status}; check that the bundle is there`, { file: MANIFEST_FILE, status: response.status });
+  if (!response.ok)
+    throw new BundleError(`${MANIFEST_FILE}: ${url} answers ${response.status}; check that the bundle is there`, {
+      file: MANIFEST_FILE,
+      status: response.status,
+    });
   return known(await response.text());
 }
 
@@ -133,10 +183,17 @@ function known(text: string): Known {
   try {
     data = JSON.parse(text);
   } catch (error) {
-    throw new BundleError(`${MANIFEST_FILE}: is not JSON (it starts with ${JSON.stringify(text.slice(0, 20))}); check the bundle's address`, {}, { cause: error });
+    throw new BundleError(
+      `${MANIFEST_FILE}: is not JSON (it starts with ${JSON.stringify(text.slice(0, 20))}); check the bundle's address`,
+      {},
+      { cause: error },
+    );
   }
   const manifest = checkManifest(data);
-  if (!isExport(manifest)) throw new DeviceError(`${manifest.model}: is compiled for ${manifest.target}; phones need --target onnx`, { target: manifest.target });
+  if (!isExport(manifest))
+    throw new DeviceError(`${manifest.model}: is compiled for ${manifest.target}; phones need --target onnx`, {
+      target: manifest.target,
+    });
   return { manifest, text, id: hashOf(text) };
 }
 

@@ -15,7 +15,11 @@ export function sessionFiles(files: FileSystem): SessionStorage {
         await files.makeFolder(folder);
         await replace(files, pathOf(name), packSession(record, keysAndValues));
       } catch (error) {
-        throw new StorageError(`The session '${name}' cannot be saved (${messageOf(error)}); free some storage`, { session: name }, { cause: error });
+        throw new StorageError(
+          `The session '${name}' cannot be saved (${messageOf(error)}); free some storage`,
+          { session: name },
+          { cause: error },
+        );
       }
     },
     async read(name) {

@@ -6,7 +6,8 @@ const BLOCK = 64;
 /** The fractional bits of roots of the first primes. */
 function constants(): { readonly initial: Int32Array; readonly rounds: Int32Array } {
   const primes: number[] = [];
-  for (let number = 2; primes.length < ROUNDS; number++) if (primes.every((prime) => number % prime !== 0)) primes.push(number);
+  for (let number = 2; primes.length < ROUNDS; number++)
+    if (primes.every((prime) => number % prime !== 0)) primes.push(number);
   const bits = (root: number): number => ((root - Math.floor(root)) * 2 ** 32) | 0;
   return {
     initial: Int32Array.from(primes.slice(0, 8), (prime) => bits(Math.sqrt(prime))),
@@ -60,7 +61,11 @@ export class Sha256 {
     const at = (index: number): number => words[index] ?? 0;
     for (let index = 0; index < 16; index++) {
       const place = offset + 4 * index;
-      words[index] = ((bytes[place] ?? 0) << 24) | ((bytes[place + 1] ?? 0) << 16) | ((bytes[place + 2] ?? 0) << 8) | (bytes[place + 3] ?? 0);
+      words[index] =
+        ((bytes[place] ?? 0) << 24) |
+        ((bytes[place + 1] ?? 0) << 16) |
+        ((bytes[place + 2] ?? 0) << 8) |
+        (bytes[place + 3] ?? 0);
     }
     for (let index = 16; index < ROUNDS; index++) {
       const [first, last] = [at(index - 15), at(index - 2)];
@@ -70,7 +75,13 @@ export class Sha256 {
     }
     let [a = 0, b = 0, c = 0, d = 0, e = 0, f = 0, g = 0, h = 0] = this.#state;
     for (let index = 0; index < ROUNDS; index++) {
-      const one = (h + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) + ((e & f) ^ (~e & g)) + (this.#rounds[index] ?? 0) + at(index)) | 0;
+      const one =
+        (h +
+          (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) +
+          ((e & f) ^ (~e & g)) +
+          (this.#rounds[index] ?? 0) +
+          at(index)) |
+        0;
       const two = ((rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) + ((a & b) ^ (a & c) ^ (b & c))) | 0;
       [h, g, f, e, d, c, b, a] = [g, f, e, (d + one) | 0, c, b, a, (one + two) | 0];
     }

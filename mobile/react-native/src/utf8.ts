@@ -15,12 +15,24 @@ export function encodeUtf8(text: string): Uint8Array<ArrayBuffer> {
 
 export function decodeUtf8(bytes: Uint8Array): string {
   const parts: string[] = [];
-  for (let place = 0; place < bytes.length; ) {
+  for (let place = 0; place < bytes.length;) {
     const first = bytes[place] ?? 0;
-    const [length, least] = first < 0x80 ? [1, 0] : first < 0xc2 ? [0, 0] : first < 0xe0 ? [2, 0x80] : first < 0xf0 ? [3, 0x800] : first < 0xf5 ? [4, 0x10000] : [0, 0];
+    const [length, least] =
+      first < 0x80
+        ? [1, 0]
+        : first < 0xc2
+          ? [0, 0]
+          : first < 0xe0
+            ? [2, 0x80]
+            : first < 0xf0
+              ? [3, 0x800]
+              : first < 0xf5
+                ? [4, 0x10000]
+                : [0, 0];
     let code = length === 1 ? first : first & (0x7f >> length);
     let taken = 1;
-    while (taken < length && ((bytes[place + taken] ?? 0) & 0xc0) === 0x80) code = (code << 6) | ((bytes[place + taken++] ?? 0) & 0x3f);
+    while (taken < length && ((bytes[place + taken] ?? 0) & 0xc0) === 0x80)
+      code = (code << 6) | ((bytes[place + taken++] ?? 0) & 0x3f);
     const isSound = taken === length && code >= least && code <= 0x10ffff && !(code >= 0xd800 && code <= 0xdfff);
     parts.push(isSound ? String.fromCodePoint(code) : "\ufffd");
     place += Math.max(taken, 1);

@@ -32,10 +32,19 @@ class FakeApp {
   }
 }
 
-async function open(): Promise<{ engine: Awaited<ReturnType<typeof load>>; app: FakeApp; log: ReturnType<typeof stubRuntime>["log"] }> {
+async function open(): Promise<{
+  engine: Awaited<ReturnType<typeof load>>;
+  app: FakeApp;
+  log: ReturnType<typeof stubRuntime>["log"];
+}> {
   const { ort, log } = stubRuntime();
-  const get = ((url: string) => Promise.resolve(new Response(endless.files[url.replace("https://x/", "")]))) as typeof fetch;
-  const engine = await load("https://x/", { files: nodeFiles(await mkdtemp(join(tmpdir(), "phone-"))), ort, fetch: get });
+  const get = ((url: string) =>
+    Promise.resolve(new Response(endless.files[url.replace("https://x/", "")]))) as typeof fetch;
+  const engine = await load("https://x/", {
+    files: nodeFiles(await mkdtemp(join(tmpdir(), "phone-"))),
+    ort,
+    fetch: get,
+  });
   return { engine, app: new FakeApp(), log };
 }
 
@@ -43,7 +52,8 @@ test("in the background an answer rests between two tokens and sessions are save
   const { engine, app, log } = await open();
   const session = engine.createSession();
   const ids: number[] = [];
-  for await (const event of session.generate("be", { maxTokens: 4 })) if (event.type === "token") ids.push(event.tokenId);
+  for await (const event of session.generate("be", { maxTokens: 4 }))
+    if (event.type === "token") ids.push(event.tokenId);
   const errors: unknown[] = [];
   const stop = followApp(engine, app, { sessions: () => [["chat", session]], onError: (error) => errors.push(error) });
   const alone: number[] = [];
@@ -56,7 +66,14 @@ test("in the background an answer rests between two tokens and sessions are save
     }
   })();
   const other = engine.createSession();
-  await expect.poll(() => other.restore("chat").then(() => true, () => false)).toBe(true); // prettier-ignore
+  await expect
+    .poll(() =>
+      other.restore("chat").then(
+        () => true,
+        () => false,
+      ),
+    )
+    .toBe(true);
   const runs = log.runs.length;
   await new Promise((resolve) => setTimeout(resolve, 30));
   expect([log.runs.length, found.length < 40]).toEqual([runs, true]);

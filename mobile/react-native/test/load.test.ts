@@ -33,8 +33,13 @@ function serverOf(files: Readonly<Record<string, Uint8Array<ArrayBuffer>>>): Ser
       server.asked.push(range === null ? name : `${name} ${range[1] ?? ""}-${range[2] ?? ""}`);
       if (--server.left < 0) return Promise.reject(new TypeError("Network request failed"));
       const bytes = files[name];
-      if (bytes === undefined || new URL(url).search !== "?key=1") return Promise.resolve(new Response(null, { status: 404 }));
-      return Promise.resolve(range === null ? new Response(bytes) : new Response(bytes.slice(Number(range[1]), Number(range[2]) + 1), { status: 206 }));
+      if (bytes === undefined || new URL(url).search !== "?key=1")
+        return Promise.resolve(new Response(null, { status: 404 }));
+      return Promise.resolve(
+        range === null
+          ? new Response(bytes)
+          : new Response(bytes.slice(Number(range[1]), Number(range[2]) + 1), { status: 206 }),
+      );
     }) as typeof fetch,
   };
   return server;
@@ -44,7 +49,10 @@ async function phone(): Promise<NodeFiles> {
   return nodeFiles(await mkdtemp(join(tmpdir(), "phone-")));
 }
 
-async function answer(engine: Awaited<ReturnType<typeof load>>, promptIds: readonly number[]): Promise<readonly number[]> {
+async function answer(
+  engine: Awaited<ReturnType<typeof load>>,
+  promptIds: readonly number[],
+): Promise<readonly number[]> {
   const ids: number[] = [];
   for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens: 3 })) ids.push(tokenId);
   return ids;
@@ -54,9 +62,19 @@ test("a bundle is downloaded, opened by its path, and answers; the second time o
   const { files, manifest } = lettersOnnx();
   const [server, folder, { ort, log }] = [serverOf(files), await phone(), stubRuntime()];
   const phases: string[] = [];
-  const options = { files: folder, ort, fetch: server.fetch, onProgress: ({ phase }: { phase: string }) => phases.push(phase) };
+  const options = {
+    files: folder,
+    ort,
+    fetch: server.fetch,
+    onProgress: ({ phase }: { phase: string }) => phases.push(phase),
+  };
   const engine = await load(ADDRESS, options);
-  expect(server.asked.map((each) => each.split(" ")[0])).toEqual(["manifest.json", "tokenizer.json", "onnx/model.onnx", "onnx/model.onnx_data"]);
+  expect(server.asked.map((each) => each.split(" ")[0])).toEqual([
+    "manifest.json",
+    "tokenizer.json",
+    "onnx/model.onnx",
+    "onnx/model.onnx_data",
+  ]);
   expect([phases[0], phases.at(-1)]).toEqual(["manifest", "ready"]);
   const path = log.created[0]?.model as string;
   expect(path.startsWith(folder.documents) && path.endsWith("/onnx/model.onnx")).toBe(true);
@@ -82,12 +100,17 @@ test("a download that breaks off goes on where it was, also after the app was st
   const counts: number[] = [];
   const options = { fetch: server.fetch, signal: undefined, onBytes: (count: number) => counts.push(count) };
   server.left = 1;
-  await expect(downloadFiles(folder, `${folder.documents}/b`, ADDRESS, [entry], options)).rejects.toMatchObject({ code: "bundle_error" });
+  await expect(downloadFiles(folder, `${folder.documents}/b`, ADDRESS, [entry], options)).rejects.toMatchObject({
+    code: "bundle_error",
+  });
   server.left = Infinity;
   server.asked.length = 0;
   counts.length = 0;
   await downloadFiles(folder, `${folder.documents}/b`, ADDRESS, [entry], options);
-  expect(server.asked).toEqual([`onnx/data ${PIECE_BYTES}-${2 * PIECE_BYTES - 1}`, `onnx/data ${2 * PIECE_BYTES}-${bytes.length - 1}`]);
+  expect(server.asked).toEqual([
+    `onnx/data ${PIECE_BYTES}-${2 * PIECE_BYTES - 1}`,
+    `onnx/data ${2 * PIECE_BYTES}-${bytes.length - 1}`,
+  ]);
   expect(counts.reduce((sum, count) => sum + count, 0)).toBe(bytes.length);
   expect(Buffer.compare(await readFile(join(folder.documents, "b/onnx/data")), bytes)).toBe(0);
 });
@@ -100,9 +123,15 @@ test("what was damaged on the way is fetched once more, then it is a BundleError
   // What the app was stopped at was damaged.
   await folder.makeFolder(join(folder.documents, "b"));
   await writeFile(join(folder.documents, "b/data.part"), Uint8Array.of(9));
-  await downloadFiles(folder, `${folder.documents}/b`, ADDRESS, [entry], { ...options, fetch: serverOf({ data: bytes }).fetch });
+  await downloadFiles(folder, `${folder.documents}/b`, ADDRESS, [entry], {
+    ...options,
+    fetch: serverOf({ data: bytes }).fetch,
+  });
   expect([...(await readFile(join(folder.documents, "b/data")))]).toEqual([1, 2, 3]);
-  const damaged = downloadFiles(folder, `${folder.documents}/c`, ADDRESS, [entry], { ...options, fetch: serverOf({ data: Uint8Array.of(1, 2, 4) }).fetch });
+  const damaged = downloadFiles(folder, `${folder.documents}/c`, ADDRESS, [entry], {
+    ...options,
+    fetch: serverOf({ data: Uint8Array.of(1, 2, 4) }).fetch,
+  });
   await expect(damaged).rejects.toThrow("data: has SHA-256");
 });
 
@@ -111,17 +140,28 @@ test("too little storage is a StorageError with both sizes, before the download 
   const folder = await phone();
   const options = { files: folder, ort: stubRuntime().ort, fetch: serverOf(files).fetch };
   folder.free = 1000;
-  await expect(load(ADDRESS, options)).rejects.toMatchObject({ code: "storage_error", details: { availableBytes: 1000 } });
-  const full = { ...folder, freeBytes: () => Promise.resolve(null), append: () => Promise.reject(new Error("disk full")) };
+  await expect(load(ADDRESS, options)).rejects.toMatchObject({
+    code: "storage_error",
+    details: { availableBytes: 1000 },
+  });
+  const full = {
+    ...folder,
+    freeBytes: () => Promise.resolve(null),
+    append: () => Promise.reject(new Error("disk full")),
+  };
   await expect(load(ADDRESS, { ...options, files: full })).rejects.toMatchObject({ code: "storage_error" });
 });
 
 test("a bundle for WebGPU, an address without one and an abort are named", async () => {
   const options = { files: await phone(), ort: stubRuntime().ort };
-  await expect(load(ADDRESS, { ...options, fetch: serverOf(lettersBundle().files).fetch })).rejects.toThrow("phones need --target onnx");
+  await expect(load(ADDRESS, { ...options, fetch: serverOf(lettersBundle().files).fetch })).rejects.toThrow(
+    "phones need --target onnx",
+  );
   await expect(load(ADDRESS, { ...options, fetch: serverOf({}).fetch })).rejects.toThrow("answers 404");
   const signal = AbortSignal.abort(new Error("enough"));
-  await expect(load(ADDRESS, { ...options, signal, fetch: serverOf(lettersOnnx().files).fetch })).rejects.toThrow("enough");
+  await expect(load(ADDRESS, { ...options, signal, fetch: serverOf(lettersOnnx().files).fetch })).rejects.toThrow(
+    "enough",
+  );
 });
 
 test("a newer version takes the place of the older one", async () => {
@@ -129,7 +169,9 @@ test("a newer version takes the place of the older one", async () => {
   const ort = stubRuntime().ort;
   (await load(ADDRESS, { files: folder, ort, fetch: serverOf(lettersOnnx().files).fetch })).destroy();
   const [older] = await readdir(join(folder.documents, "nearfar"));
-  (await load(ADDRESS, { files: folder, ort, fetch: serverOf(lettersOnnx({ generator: "newer" }).files).fetch })).destroy();
+  (
+    await load(ADDRESS, { files: folder, ort, fetch: serverOf(lettersOnnx({ generator: "newer" }).files).fetch })
+  ).destroy();
   const now = await readdir(join(folder.documents, "nearfar"));
   expect(now).toHaveLength(2);
   expect(older?.endsWith(".json") === true ? now : now.includes(older ?? "")).not.toBe(true);
@@ -140,11 +182,17 @@ test("a stored bundle of an older format is refused without a network, replaced 
   const [server, folder, { ort }] = [serverOf(files), await phone(), stubRuntime()];
   const options = { files: folder, ort, fetch: server.fetch };
   (await load(ADDRESS, options)).destroy();
-  const record = join(folder.documents, "nearfar", (await readdir(join(folder.documents, "nearfar"))).find((name) => name.endsWith(".json")) ?? "");
+  const record = join(
+    folder.documents,
+    "nearfar",
+    (await readdir(join(folder.documents, "nearfar"))).find((name) => name.endsWith(".json")) ?? "",
+  );
   const makeOlder = () => writeFile(record, JSON.stringify({ ...manifest, format_version: 1 }));
   await makeOlder();
   server.left = 0;
-  await expect(load(ADDRESS, options)).rejects.toThrow("has format version 1, this @nearfar/web reads 2; compile the bundle again");
+  await expect(load(ADDRESS, options)).rejects.toThrow(
+    "has format version 1, this @nearfar/web reads 2; compile the bundle again",
+  );
   server.left = Infinity;
   (await load(ADDRESS, options)).destroy();
   await makeOlder();

@@ -12,9 +12,16 @@ export interface NodeFiles extends FileSystem {
 
 export function nodeFiles(documents: string): NodeFiles {
   const calls: string[] = [];
-  const size = async (path: string): Promise<number | null> => stat(path).then((found) => found.size, () => null); // prettier-ignore
+  const size = async (path: string): Promise<number | null> =>
+    stat(path).then(
+      (found) => found.size,
+      () => null,
+    );
   const files: NodeFiles = {
-    documents, calls, free: null, size,
+    documents,
+    calls,
+    free: null,
+    size,
     async read(path, offset, length) {
       calls.push(`read ${path.slice(documents.length)}`);
       const file = await open(path);
@@ -28,10 +35,14 @@ export function nodeFiles(documents: string): NodeFiles {
       calls.push(`append ${path.slice(documents.length)}`);
       await appendFile(path, bytes);
     },
-    makeFolder: async (path) => { await mkdir(path, { recursive: true }); },
+    makeFolder: async (path) => {
+      await mkdir(path, { recursive: true });
+    },
     move: rename,
-    remove: async (path) => { await rm(path, { recursive: true, force: true }); },
+    remove: async (path) => {
+      await rm(path, { recursive: true, force: true });
+    },
     freeBytes: async () => files.free ?? (await statfs(documents)).bavail * 4096,
-  }; // prettier-ignore
+  };
   return files;
 }

@@ -27,7 +27,11 @@ const server = createServer((request, response) => {
 });
 await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
 
-const sizeOf = (path) => stat(path).then(({ size }) => size, () => null); // prettier-ignore
+const sizeOf = (path) =>
+  stat(path).then(
+    ({ size }) => size,
+    () => null,
+  );
 const files = {
   documents,
   size: sizeOf,
@@ -74,7 +78,9 @@ const stream = await engine.chat.completions.create({ messages, temperature: 0, 
 const streamed = ["", ""];
 for await (const { choices } of stream) for (const { index, delta } of choices) streamed[index] += delta.content ?? "";
 const schema = { type: "json_schema", json_schema: { name: "it", schema: { type: "object" } } };
-const refused = await engine.chat.completions.create({ messages, response_format: schema }).catch(({ code, message }) => ({ code, message }));
+const refused = await engine.chat.completions
+  .create({ messages, response_format: schema })
+  .catch(({ code, message }) => ({ code, message }));
 listeners.get("change")("background");
 await new Promise((resolve) => setTimeout(resolve, 200));
 listeners.get("change")("active");

@@ -9,20 +9,26 @@ import { decodeBase64, encodeBase64, rnfsFiles } from "../src/rnfs_files.js";
 import { Sha256 } from "../src/sha256.js";
 import { decodeUtf8, encodeUtf8 } from "../src/utf8.js";
 
-test.each([0, 1, 55, 56, 63, 64, 65, 119, 120, 128, 1000])("SHA-256 of %i bytes, in pieces of any length, is Node's", (length) => {
-  const bytes = randomBytes(length);
-  for (const piece of [1, 7, 64, 100]) {
-    const hash = new Sha256();
-    for (let offset = 0; offset < length; offset += piece) hash.update(bytes.subarray(offset, offset + piece));
-    expect(hash.digest()).toBe(createHash("sha256").update(bytes).digest("hex"));
-  }
-});
+test.each([0, 1, 55, 56, 63, 64, 65, 119, 120, 128, 1000])(
+  "SHA-256 of %i bytes, in pieces of any length, is Node's",
+  (length) => {
+    const bytes = randomBytes(length);
+    for (const piece of [1, 7, 64, 100]) {
+      const hash = new Sha256();
+      for (let offset = 0; offset < length; offset += piece) hash.update(bytes.subarray(offset, offset + piece));
+      expect(hash.digest()).toBe(createHash("sha256").update(bytes).digest("hex"));
+    }
+  },
+);
 
 test("UTF-8 is written and read as TextEncoder and TextDecoder do, damaged bytes included", () => {
   const texts = ["", "a", "é", "€", "𝄞", "\ud834 alone", "日本語 😀", "\u0000"];
   for (const text of texts) expect([...encodeUtf8(text)]).toEqual([...new TextEncoder().encode(text)]);
   const damaged = [[0x80], [0xc0, 0x80], [0xe2, 0x82], [0xe2, 0x82, 0x41], [0xff, 0x41], [0x41, 0xc3]];
-  for (const bytes of [...texts.map((text) => new TextEncoder().encode(text)), ...damaged.map((each) => Uint8Array.from(each))]) {
+  for (const bytes of [
+    ...texts.map((text) => new TextEncoder().encode(text)),
+    ...damaged.map((each) => Uint8Array.from(each)),
+  ]) {
     // Both mark what is damaged; how many marks a damaged sequence gets is left open here.
     const marks = (text: string): string => text.replace(/\ufffd+/g, "\ufffd");
     expect(marks(decodeUtf8(bytes))).toBe(marks(new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes)));
@@ -67,9 +73,13 @@ test("what a JavaScript lacks is filled in, and what it has stays", () => {
   expect(new lacking.TextDecoder().decode(Uint8Array.of(104, 105))).toBe("hi");
   const [one, other] = [new Signal(), new Signal()];
   const either = lacking.AbortSignal.any([one, other]);
-  expect(() => { either.throwIfAborted(); }).not.toThrow(); // prettier-ignore
+  expect(() => {
+    either.throwIfAborted();
+  }).not.toThrow();
   other.fire();
-  expect(() => { either.throwIfAborted(); }).toThrow("aborted"); // prettier-ignore
+  expect(() => {
+    either.throwIfAborted();
+  }).toThrow("aborted");
   const whole = { TextDecoder, TextEncoder, AbortSignal, AbortController } as unknown as Globals;
   fillIn(whole);
   expect([whole.TextDecoder, whole.AbortSignal]).toEqual([TextDecoder, AbortSignal]);
@@ -79,7 +89,8 @@ test("what a JavaScript lacks is filled in, and what it has stays", () => {
 function memory(): { readonly rnfs: Parameters<typeof rnfsFiles>[0]; readonly expo: Parameters<typeof expoFiles>[0] } {
   const files = new Map<string, Uint8Array<ArrayBuffer>>();
   const take = (path: string): Uint8Array<ArrayBuffer> => files.get(path) ?? new Uint8Array();
-  const join = (path: string, bytes: Uint8Array): void => void files.set(path, Uint8Array.from([...take(path), ...bytes]));
+  const join = (path: string, bytes: Uint8Array): void =>
+    void files.set(path, Uint8Array.from([...take(path), ...bytes]));
   class ExpoFile {
     constructor(readonly uri: string) {}
     get exists(): boolean {
@@ -106,9 +117,11 @@ function memory(): { readonly rnfs: Parameters<typeof rnfsFiles>[0]; readonly ex
         readBytes(length) {
           return take(uri).slice(this.offset ?? 0, (this.offset ?? 0) + length);
         },
-        writeBytes: (bytes) => { join(uri, bytes); },
+        writeBytes: (bytes) => {
+          join(uri, bytes);
+        },
         close: () => undefined,
-      }; // prettier-ignore
+      };
     }
   }
   class ExpoFolder {
@@ -139,7 +152,11 @@ function memory(): { readonly rnfs: Parameters<typeof rnfsFiles>[0]; readonly ex
       hash: (path) => Promise.resolve(createHash("sha256").update(take(path)).digest("hex")),
       getFSInfo: () => Promise.resolve({ freeSpace: 5 }),
     },
-    expo: { File: ExpoFile, Directory: ExpoFolder, Paths: { document: { uri: "file:///documents/" }, availableDiskSpace: 5 } },
+    expo: {
+      File: ExpoFile,
+      Directory: ExpoFolder,
+      Paths: { document: { uri: "file:///documents/" }, availableDiskSpace: 5 },
+    },
   };
 }
 
@@ -154,7 +171,11 @@ test.each([
   await files.makeFolder(files.documents);
   await files.append(path, Uint8Array.of(1, 2, 3));
   await files.append(path, Uint8Array.of(4, 5));
-  expect([await files.size(path), [...(await files.read(path, 1, 3))], await files.freeBytes()]).toEqual([5, [2, 3, 4], 5]);
+  expect([await files.size(path), [...(await files.read(path, 1, 3))], await files.freeBytes()]).toEqual([
+    5,
+    [2, 3, 4],
+    5,
+  ]);
   await files.append(`${path}b`, Uint8Array.of(9));
   await files.move(path, `${path}b`);
   expect([await files.size(path), await files.size(`${path}b`)]).toEqual([null, 5]);

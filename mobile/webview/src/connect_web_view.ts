@@ -37,7 +37,10 @@ export interface WebView {
 const TIMEOUT_MS = 30_000;
 
 /** Waits until the page greets. Throws WorkerError where it does not, or speaks another protocol. */
-export async function connectWebView(transport: Transport, { timeoutMs = TIMEOUT_MS }: ConnectOptions = {}): Promise<WebView> {
+export async function connectWebView(
+  transport: Transport,
+  { timeoutMs = TIMEOUT_MS }: ConnectOptions = {},
+): Promise<WebView> {
   const app = newName();
   let session = "";
   let end: (error: Error) => void = () => undefined;
@@ -61,9 +64,17 @@ export async function connectWebView(transport: Transport, { timeoutMs = TIMEOUT
 
   const receive = (frame: PageFrame): void => {
     if (frame.nearfar !== PROTOCOL) {
-      close(new WorkerError(`The page speaks protocol ${frame.nearfar} of the bridge, the app ${PROTOCOL}; ship both from the same version of @nearfar/webview`));
+      close(
+        new WorkerError(
+          `The page speaks protocol ${frame.nearfar} of the bridge, the app ${PROTOCOL}; ship both from the same version of @nearfar/webview`,
+        ),
+      );
     } else if (session !== "" && frame.session !== session) {
-      close(new WorkerError("The web view's page was loaded anew, and what ran in it is lost; connect again and load the model again"));
+      close(
+        new WorkerError(
+          "The web view's page was loaded anew, and what ran in it is lost; connect again and load the model again",
+        ),
+      );
     } else if (frame.app !== app) {
       // An answer to an app of before, or a page that is there only now and has not heard us.
       if (frame.app === null && session === "") hello();
@@ -81,7 +92,11 @@ export async function connectWebView(transport: Transport, { timeoutMs = TIMEOUT
     if (frame !== null) receive(frame as PageFrame);
   });
   const timer = setTimeout(() => {
-    close(new WorkerError(`The web view's page has not answered for ${timeoutMs / 1000} seconds; see its console, and whether it calls serveApp`));
+    close(
+      new WorkerError(
+        `The web view's page has not answered for ${timeoutMs / 1000} seconds; see its console, and whether it calls serveApp`,
+      ),
+    );
   }, timeoutMs);
 
   hello();
@@ -93,12 +108,23 @@ export async function connectWebView(transport: Transport, { timeoutMs = TIMEOUT
   return webView(remote, problem, closed, close);
 }
 
-function webView(remote: Remote, problem: ErrorJson | null, closed: Promise<Error>, close: (error: Error) => void): WebView {
-  const call = async <Result>(name: string, ...args: readonly unknown[]): Promise<Result> => (await remote.call([name], args)) as Result;
+function webView(
+  remote: Remote,
+  problem: ErrorJson | null,
+  closed: Promise<Error>,
+  close: (error: Error) => void,
+): WebView {
+  const call = async <Result>(name: string, ...args: readonly unknown[]): Promise<Result> =>
+    (await remote.call([name], args)) as Result;
   return {
     problem: problem === null ? null : errorFromJson(problem),
     closed,
-    load: async (bundle, options = {}) => remoteEngine(remote, await call<EngineInfo>("load", bundle, options), () => void call("destroy").catch(() => undefined)),
+    load: async (bundle, options = {}) =>
+      remoteEngine(
+        remote,
+        await call<EngineInfo>("load", bundle, options),
+        () => void call("destroy").catch(() => undefined),
+      ),
     pause: () => call("pause"),
     resume: () => call("resume"),
     lowMemory: () => call("lowMemory"),

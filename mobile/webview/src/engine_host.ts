@@ -77,9 +77,22 @@ export class EngineHost {
   }
 
   memory(): MemoryInfo {
-    const state = this.#opening !== null ? "loading" : this.#open !== null ? "ready" : this.#wanted !== null ? "freed" : "empty";
-    const { weightBytes, stateBytes, totalBytes } = (this.#open === null ? null : this.#info) ?? { weightBytes: 0, stateBytes: 0, totalBytes: 0 };
-    return { state, paused: this.#paused, place: this.#open?.place ?? null, bundle: this.#wanted?.bundle ?? null, weightBytes, stateBytes, totalBytes };
+    const state =
+      this.#opening !== null ? "loading" : this.#open !== null ? "ready" : this.#wanted !== null ? "freed" : "empty";
+    const { weightBytes, stateBytes, totalBytes } = (this.#open === null ? null : this.#info) ?? {
+      weightBytes: 0,
+      stateBytes: 0,
+      totalBytes: 0,
+    };
+    return {
+      state,
+      paused: this.#paused,
+      place: this.#open?.place ?? null,
+      bundle: this.#wanted?.bundle ?? null,
+      weightBytes,
+      stateBytes,
+      totalBytes,
+    };
   }
 
   /** Free everything and forget the bundle. A load that is under way is aborted. */
@@ -144,12 +157,19 @@ export class EngineHost {
     }
   }
 
-  private async start(signal: AbortSignal, onProgress: ((progress: LoadProgress) => void) | undefined): Promise<OpenEngine> {
+  private async start(
+    signal: AbortSignal,
+    onProgress: ((progress: LoadProgress) => void) | undefined,
+  ): Promise<OpenEngine> {
     if (this.#wanted === null) throw new Error("nothing is wanted");
     const { bundle, options } = this.#wanted;
     const problem = await supportProblem(this.options.scope);
     if (problem !== null) throw problem;
-    return openEngine(bundle, { ...options, signal, ...(onProgress === undefined ? {} : { onProgress: seldom(onProgress) }) }, this.options);
+    return openEngine(
+      bundle,
+      { ...options, signal, ...(onProgress === undefined ? {} : { onProgress: seldom(onProgress) }) },
+      this.options,
+    );
   }
 
   private facade(): EngineApi {
@@ -157,8 +177,9 @@ export class EngineHost {
       if (this.#info === null) throw new RequestError("No model is loaded in the web view; call load first");
       return this.#info;
     };
-    const create = <Make extends (...args: never[]) => unknown>(of: (engine: EngineApi) => { readonly create: Make }): Make =>
-      ((...args: Parameters<Make>) => this.ask((engine) => of(engine).create(...args))) as unknown as Make;
+    const create = <Make extends (...args: never[]) => unknown>(
+      of: (engine: EngineApi) => { readonly create: Make },
+    ): Make => ((...args: Parameters<Make>) => this.ask((engine) => of(engine).create(...args))) as unknown as Make;
     const ready = (): Promise<EngineApi> => this.ready();
     return {
       get info() {

@@ -69,7 +69,8 @@ function checkMessage(value: unknown): ToWorker {
   const { type, id, ...rest } = Object(value) as Partial<Record<string, unknown>>;
   if (!Number.isInteger(id)) throw malformed("message.id", "an integer");
   const is = {
-    call: () => Array.isArray(rest.path) && rest.path.every((name) => typeof name === "string") && Array.isArray(rest.args),
+    call: () =>
+      Array.isArray(rest.path) && rest.path.every((name) => typeof name === "string") && Array.isArray(rest.args),
     more: () => Number.isInteger(rest.count),
     leave: () => true,
     abort: () => Number.isInteger(rest.signal) && typeof rest.reason === "object",
@@ -80,7 +81,10 @@ function checkMessage(value: unknown): ToWorker {
 }
 
 function malformed(field: string, wanted: string): RequestError {
-  return new RequestError(`A frame's ${field} is not ${wanted}; see the table of frames in the README of @nearfar/webview`, { field });
+  return new RequestError(
+    `A frame's ${field} is not ${wanted}; see the table of frames in the README of @nearfar/webview`,
+    { field },
+  );
 }
 
 /** A name that nobody else has. Neither pages that are no secure context nor apps need have crypto.randomUUID. */

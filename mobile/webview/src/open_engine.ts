@@ -20,7 +20,11 @@ export interface OpenEngine {
 }
 
 /** Throws what loading throws. */
-export async function openEngine(bundle: string, options: ConnectOptions, { startWorker, loadHere }: Places): Promise<OpenEngine> {
+export async function openEngine(
+  bundle: string,
+  options: ConnectOptions,
+  { startWorker, loadHere }: Places,
+): Promise<OpenEngine> {
   const worker = startWorker();
   try {
     const engine = await connectEngine(worker, bundle, options);
@@ -41,6 +45,9 @@ export async function openEngine(bundle: string, options: ConnectOptions, { star
 }
 
 function lacksGpu(error: unknown): boolean {
-  const { code, details } = Object(error) as { readonly code?: string; readonly details?: { readonly missing?: unknown } };
+  const { code, details } = Object(error) as {
+    readonly code?: string;
+    readonly details?: { readonly missing?: unknown };
+  };
   return code === "device_error" && details?.missing === "navigator.gpu";
 }

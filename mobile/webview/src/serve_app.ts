@@ -33,7 +33,11 @@ function callable(host: EngineHost): object {
 }
 
 /** Serve the host to the app around the page; false where there is none. ``scope`` is what `supportProblem` looks at. Call it once in a page. */
-export function serveApp(host: EngineHost, transport: Transport | null = findTransport(), scope?: SupportScope): boolean {
+export function serveApp(
+  host: EngineHost,
+  transport: Transport | null = findTransport(),
+  scope?: SupportScope,
+): boolean {
   if (transport === null) return false;
   const session = newName();
   const target = callable(host);
@@ -69,7 +73,9 @@ export function serveApp(host: EngineHost, transport: Transport | null = findTra
         if (client?.app !== checked.app) client = admit(checked.app);
         void greet(checked.app);
       } else if (checked.session !== session || client?.app !== checked.app) {
-        throw new WorkerError("The page or the app was started anew since; say hello, and load the model again", { session });
+        throw new WorkerError("The page or the app was started anew since; say hello, and load the model again", {
+          session,
+        });
       } else {
         client.port.receive(checked.message);
       }

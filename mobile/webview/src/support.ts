@@ -36,7 +36,10 @@ export async function supportProblem(scope = globalThis as SupportScope): Promis
   }
   const adapter = await navigator.gpu.requestAdapter().catch(() => null);
   if (adapter !== null) return null;
-  return new DeviceError(`This web view has WebGPU but no adapter for it; it needs ${needs}, and hardware acceleration switched on`, { missing: "adapter", needs });
+  return new DeviceError(
+    `This web view has WebGPU but no adapter for it; it needs ${needs}, and hardware acceleration switched on`,
+    { missing: "adapter", needs },
+  );
 }
 
 function platformOf(navigator: SupportScope["navigator"]): keyof typeof NEEDS {

@@ -8,8 +8,18 @@ const KEY = "nearfarValue";
 type Json = null | boolean | number | string | readonly Json[] | { readonly [key: string]: Json };
 
 const ARRAYS = {
-  Int8Array, Uint8Array, Uint8ClampedArray, Int16Array, Uint16Array, Int32Array, Uint32Array, Float32Array, Float64Array, BigInt64Array, BigUint64Array,
-} as const; // prettier-ignore
+  Int8Array,
+  Uint8Array,
+  Uint8ClampedArray,
+  Int16Array,
+  Uint16Array,
+  Int32Array,
+  Uint32Array,
+  Float32Array,
+  Float64Array,
+  BigInt64Array,
+  BigUint64Array,
+} as const;
 
 /** Throws RequestError that names the place of what cannot be sent. */
 export function toJson(value: unknown, place = "value"): Json {
@@ -41,7 +51,8 @@ function objectToJson(value: object, place: string): Json {
   }
   const prototype: unknown = Object.getPrototypeOf(value);
   if (prototype !== null && Object.getPrototypeOf(prototype) !== null) throw unsendable(place, value.constructor.name);
-  if (KEY in value) throw new RequestError(`${place} has the key '${KEY}', which is the bridge's own; name it otherwise`, { place });
+  if (KEY in value)
+    throw new RequestError(`${place} has the key '${KEY}', which is the bridge's own; name it otherwise`, { place });
   const entries = Object.entries(value).filter(([, part]) => part !== undefined);
   return Object.fromEntries(entries.map(([key, part]) => [key, toJson(part, `${place}.${key}`)]));
 }
@@ -66,18 +77,22 @@ function special({ [KEY]: kind, text = "", base64 = "" }: Special): unknown {
   if (kind === "undefined") return undefined;
   if (kind === "ArrayBuffer") return fromBase64(base64);
   const array = ARRAYS[kind as keyof typeof ARRAYS] as (new (buffer: ArrayBuffer) => unknown) | undefined;
-  if (array === undefined) throw new RequestError(`'${String(kind)}' is no ${KEY}; load the same version of @nearfar/webview on both sides`);
+  if (array === undefined)
+    throw new RequestError(`'${String(kind)}' is no ${KEY}; load the same version of @nearfar/webview on both sides`);
   return new array(fromBase64(base64));
 }
 
 function unsendable(place: string, kind: string): RequestError {
-  return new RequestError(`${place}: a ${kind} cannot be sent between an app and its web view; send plain data`, { place });
+  return new RequestError(`${place}: a ${kind} cannot be sent between an app and its web view; send plain data`, {
+    place,
+  });
 }
 
 function toBase64(bytes: Uint8Array): string {
   let text = "";
   // The arguments of a call are limited in number.
-  for (let start = 0; start < bytes.length; start += 8192) text += String.fromCharCode(...bytes.subarray(start, start + 8192));
+  for (let start = 0; start < bytes.length; start += 8192)
+    text += String.fromCharCode(...bytes.subarray(start, start + 8192));
   return btoa(text);
 }
 

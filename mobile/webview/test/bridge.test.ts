@@ -28,7 +28,8 @@ const numbers = async (view: WebView, count: number, signal?: AbortSignal): Prom
   const engine = await view.load(BUNDLE);
   const found: number[] = [];
   const stream = await engine.chat.completions.create({ messages: [], stream: true }, { signal });
-  for await (const chunk of stream as unknown as AsyncIterable<{ readonly n: number }>) if (found.push(chunk.n) === count) break;
+  for await (const chunk of stream as unknown as AsyncIterable<{ readonly n: number }>)
+    if (found.push(chunk.n) === count) break;
   return found;
 };
 
@@ -53,7 +54,9 @@ test("an app loads with progress, streams, counts and gets vectors, all of it as
 });
 
 test("typed errors cross, with their fields", async () => {
-  const { view } = await bridge(() => Promise.reject(new BundleError("no manifest", { file: "manifest.json", status: 404 })));
+  const { view } = await bridge(() =>
+    Promise.reject(new BundleError("no manifest", { file: "manifest.json", status: 404 })),
+  );
   const failure: unknown = await view.load(BUNDLE).catch((error: unknown) => error);
   expect(failure).toBeInstanceOf(BundleError);
   expect(failure).toMatchObject({ details: { file: "manifest.json", status: 404 } });
@@ -85,7 +88,10 @@ test("leaving a loop and aborting a signal end the generation in the web view", 
 test("a page runs at most 32 items ahead of an app that does not read", async () => {
   const { view, log } = await bridge();
   const engine = await view.load(BUNDLE);
-  const stream = (await engine.chat.completions.create({ messages: [], stream: true })) as unknown as AsyncIterable<unknown>;
+  const stream = (await engine.chat.completions.create({
+    messages: [],
+    stream: true,
+  })) as unknown as AsyncIterable<unknown>;
   const iterator = stream[Symbol.asyncIterator]();
   await iterator.next();
   await until(() => {
@@ -148,7 +154,12 @@ test("a page that does not answer is a WorkerError, and so is a connection that 
 test("sides of different protocols refuse each other in words", async () => {
   const { ends } = await bridge();
   ends.app.send(JSON.stringify({ nearfar: 2, type: "hello", app: "later" }));
-  await lastOfPage(ends, { nearfar: 1, type: "refused", app: "later", error: { code: "worker_error", details: { app: 2, page: 1 } } });
+  await lastOfPage(ends, {
+    nearfar: 1,
+    type: "refused",
+    app: "later",
+    error: { code: "worker_error", details: { app: 2, page: 1 } },
+  });
   const later = webViewEnds();
   later.page.listen(() => {
     later.page.send(JSON.stringify({ nearfar: 2, type: "hello", session: "s", app: null, problem: null }));
@@ -170,7 +181,10 @@ test.each([
   [{ type: "message", app: "a" }, "'s session is not"],
   [{ type: "message", app: "a", session: "s", message: { type: "call" } }, "'s message.id is not an integer"],
   [{ type: "message", app: "a", session: "s", message: { type: "shout", id: 1 } }, "'s message.type is not"],
-  [{ type: "message", app: "a", session: "s", message: { type: "call", id: 1, path: "load", args: [] } }, "'s message is not what 'call' needs"],
+  [
+    { type: "message", app: "a", session: "s", message: { type: "call", id: 1, path: "load", args: [] } },
+    "'s message is not what 'call' needs",
+  ],
   [{ type: "message", app: "a", session: "s", message: { type: "leave", id: 1 } }, "say hello"],
 ])("the frame %j is refused in words", async (frame, words) => {
   const { ends } = await bridge();

@@ -13,13 +13,24 @@ afterEach(() => {
 
 test("nothing is answered before a load, and memory tells the state", async () => {
   const { host } = fakeHost();
-  await expect(host.engine.countTokens("abc")).rejects.toMatchObject({ code: "request_error", message: expect.stringContaining("call load first") as string });
+  await expect(host.engine.countTokens("abc")).rejects.toMatchObject({
+    code: "request_error",
+    message: expect.stringContaining("call load first") as string,
+  });
   expect(() => host.engine.info).toThrow("call load first");
   expect(host.memory()).toMatchObject({ state: "empty", bundle: null, totalBytes: 0 });
   const loading = host.load(BUNDLE);
   expect(host.memory()).toMatchObject({ state: "loading", place: null });
   expect(await loading).toMatchObject({ model: BUNDLE });
-  expect(host.memory()).toEqual({ state: "ready", paused: false, place: "worker", bundle: BUNDLE, weightBytes: 70, stateBytes: 20, totalBytes: 100 });
+  expect(host.memory()).toEqual({
+    state: "ready",
+    paused: false,
+    place: "worker",
+    bundle: BUNDLE,
+    weightBytes: 70,
+    stateBytes: 20,
+    totalBytes: 100,
+  });
   expect(await host.engine.countTokens("abc")).toBe(3);
   host.destroy();
 });
@@ -66,7 +77,10 @@ test("a pause reaches the engine, one that is loaded meanwhile as well, and what
   await pause(20);
   expect(log.loads).toEqual([BUNDLE]);
   await host.resume();
-  expect([await counted, log.loads]).toEqual([[3, 2], [BUNDLE, BUNDLE]]);
+  expect([await counted, log.loads]).toEqual([
+    [3, 2],
+    [BUNDLE, BUNDLE],
+  ]);
   expect(host.memory().paused).toBe(false);
   await host.engine.pause();
   await host.engine.resume();
@@ -103,7 +117,11 @@ test("where workers have no WebGPU the engine runs on the page", async () => {
   const { host: poor } = fakeHost(noGpu);
   await expect(poor.load(BUNDLE)).rejects.toMatchObject({ details: { missing: "navigator.gpu" } });
   const freed: string[] = [];
-  const here = { info: { model: "here", totalBytes: 5 }, countTokens: () => Promise.resolve(7), destroy: () => freed.push("here") };
+  const here = {
+    info: { model: "here", totalBytes: 5 },
+    countTokens: () => Promise.resolve(7),
+    destroy: () => freed.push("here"),
+  };
   const { host, log } = fakeHost(noGpu, { loadHere: () => Promise.resolve(here as unknown as EngineApi) });
   await host.load(BUNDLE);
   expect([host.memory().place, await host.engine.countTokens("x"), log.terminated]).toEqual(["page", 7, 1]);
@@ -113,7 +131,10 @@ test("where workers have no WebGPU the engine runs on the page", async () => {
 
 test("what the web view lacks is thrown before a worker is started", async () => {
   const { host, log } = fakeHost(null, { scope: { navigator: { userAgent: "iPhone" } } });
-  await expect(host.load(BUNDLE)).rejects.toMatchObject({ code: "device_error", details: { missing: "navigator.gpu", needs: "iOS 26 or later" } });
+  await expect(host.load(BUNDLE)).rejects.toMatchObject({
+    code: "device_error",
+    details: { missing: "navigator.gpu", needs: "iOS 26 or later" },
+  });
   expect(log.loads).toEqual([]);
 });
 

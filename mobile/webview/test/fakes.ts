@@ -54,7 +54,11 @@ function fakeEngine(log: Log, model: string): EngineApi {
   };
   return {
     info: { model, weightBytes: 70, stateBytes: 20, totalBytes: 100 },
-    chat: { completions: { create: (_: unknown, options?: { readonly signal?: AbortSignal }) => Promise.resolve(count(options?.signal)) } },
+    chat: {
+      completions: {
+        create: (_: unknown, options?: { readonly signal?: AbortSignal }) => Promise.resolve(count(options?.signal)),
+      },
+    },
     generate: () => count(),
     embeddings: { create: () => Promise.resolve({ vector: Float32Array.of(0.5, -2) }) },
     countTokens: (text: string) => {
@@ -83,7 +87,10 @@ function fakeWorker(load: LoadEngine, log: Log): Worker {
   } as unknown as Worker;
 }
 
-export function fakeHost(load: LoadEngine | null = null, rest: Partial<HostOptions> = {}): { readonly host: EngineHost; readonly log: Log } {
+export function fakeHost(
+  load: LoadEngine | null = null,
+  rest: Partial<HostOptions> = {},
+): { readonly host: EngineHost; readonly log: Log } {
   const log: Log = { loads: [], calls: [], made: 0, running: 0, destroyed: 0, terminated: 0 };
   const usual: LoadEngine = async ([bundle = ""], { onProgress, signal }) => {
     log.loads.push(bundle);

@@ -12,18 +12,22 @@ class Sender {
   }
 }
 
-test.each(["webkit", "nearfarAndroid", "ReactNativeWebView"] as const)("an app that puts %s into the page is found, and answers through nearfarReceive", (name) => {
-  const sender = new Sender();
-  const scope: AppScope = name === "webkit" ? { webkit: { messageHandlers: { nearfar: sender } } } : { [name]: sender };
-  const transport = findTransport(scope);
-  const heard: string[] = [];
-  const unlisten = transport?.listen((text) => heard.push(text));
-  transport?.send("out");
-  scope.nearfarReceive?.("in");
-  unlisten?.();
-  scope.nearfarReceive?.("late");
-  expect([sender.texts, heard]).toEqual([["out"], ["in"]]);
-});
+test.each(["webkit", "nearfarAndroid", "ReactNativeWebView"] as const)(
+  "an app that puts %s into the page is found, and answers through nearfarReceive",
+  (name) => {
+    const sender = new Sender();
+    const scope: AppScope =
+      name === "webkit" ? { webkit: { messageHandlers: { nearfar: sender } } } : { [name]: sender };
+    const transport = findTransport(scope);
+    const heard: string[] = [];
+    const unlisten = transport?.listen((text) => heard.push(text));
+    transport?.send("out");
+    scope.nearfarReceive?.("in");
+    unlisten?.();
+    scope.nearfarReceive?.("late");
+    expect([sender.texts, heard]).toEqual([["out"], ["in"]]);
+  },
+);
 
 test("Android's message listener answers by events of its own", () => {
   const target = new EventTarget();

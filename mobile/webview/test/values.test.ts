@@ -19,7 +19,12 @@ test("plain data, numbers that are not finite, bigints, undefined and bytes come
     fc.uint8Array().map((bytes) => bytes.slice().buffer),
   );
   const { value } = fc.letrec((tie) => ({
-    value: fc.oneof({ maxDepth: 3 }, leaf, fc.array(tie("value")), fc.dictionary(fc.string(), tie("value"), { noNullPrototype: true })),
+    value: fc.oneof(
+      { maxDepth: 3 },
+      leaf,
+      fc.array(tie("value")),
+      fc.dictionary(fc.string(), tie("value"), { noNullPrototype: true }),
+    ),
   }));
   fc.assert(
     fc.property(value, (given) => {

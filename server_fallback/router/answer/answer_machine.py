@@ -195,7 +195,9 @@ def _said(state: State, event: Token | End | Failed, effects: list[Effect]) -> S
             effects.append(Finish(finish_reason, side, state.reason, state.switched_at))
             return replace(state, phase="done")
         case Failed(side, _, kind, retryable):
-            return _failed(state, side, kind, "near_failed" if side == "near" else "far_failed", effects, retryable=retryable)
+            return _failed(
+                state, side, kind, "near_failed" if side == "near" else "far_failed", effects, retryable=retryable
+            )
 
 
 def _writes(state: State, side: Side, effects: list[Effect]) -> State:

@@ -235,7 +235,12 @@ class Answering(Generic[ChunkT]):
             # A bug of ours, or nobody waits for the answer any longer.
             raise error
         self._errors[side] = error
-        if side == "near" and attempt.spoke and error.details.get("param") == "response_format" and self._watch is not None:
+        if (
+            side == "near"
+            and attempt.spoke
+            and error.details.get("param") == "response_format"
+            and self._watch is not None
+        ):
             reason = self._watch.schema_failed()
             if reason is not None:
                 yield Escalate(reason), None
@@ -251,7 +256,10 @@ class Answering(Generic[ChunkT]):
         if limit is not None and self._num_tokens() >= limit:
             # There is nothing left to be said better.
             return None
-        reasons = [watch.add(token.token, token.logprob, [top.logprob for top in token.top_logprobs] or None) for token in said.tokens]
+        reasons = [
+            watch.add(token.token, token.logprob, [top.logprob for top in token.top_logprobs] or None)
+            for token in said.tokens
+        ]
         if not said.tokens:
             reasons.append(watch.add(said.text))
         reason = next((reason for reason in reasons if reason is not None), None)
@@ -370,7 +378,12 @@ class Answering(Generic[ChunkT]):
         if await sides.matches_private(*begun(request), text) or (reasoning and await sides.matches_private(reasoning)):
             # Near may have written what nobody asked about, or completed what the client began.
             raise RequestError("what near wrote is private, so it does not leave", code="private")
-        if sides.far.far.dialect == "nearfar" and isinstance(request, ChatCompletionRequest) and plain(request) and not templated(request):
+        if (
+            sides.far.far.dialect == "nearfar"
+            and isinstance(request, ChatCompletionRequest)
+            and plain(request)
+            and not templated(request)
+        ):
             near_alone = len(writers) == 1 and writers[0].side == "near" and writers[0].start == 0
             answer_ids = await sides.near.ids_of(text, writers[0].ids) if near_alone else None
             if answer_ids is not None and await sides.same_tokens(self._call):
@@ -403,12 +416,18 @@ class Answering(Generic[ChunkT]):
         self._over = True
         attempt, shown = self._current[finish.side], self._shown
         # A server that breaks off after the end may have reported none.
-        usage = attempt.usage or Usage(prompt_tokens=0, completion_tokens=attempt.num_tokens, total_tokens=attempt.num_tokens)
+        usage = attempt.usage or Usage(
+            prompt_tokens=0, completion_tokens=attempt.num_tokens, total_tokens=attempt.num_tokens
+        )
         before = sum(tokens for each, tokens in shown.tokens.items() if each is not attempt)
         if attempt.start > 0 or before > 0:
             prompt_tokens = self._asked.near.prompt_tokens or usage.prompt_tokens
             completion_tokens = before + usage.completion_tokens
-            usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, total_tokens=prompt_tokens + completion_tokens)
+            usage = Usage(
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+                total_tokens=prompt_tokens + completion_tokens,
+            )
         elif len(self._attempts) == 1 and attempt.first_token_seconds is not None:
             total_seconds = monotonic() - attempt.began
             self._sides.finished(finish.side, usage, attempt.first_token_seconds, total_seconds)
@@ -438,12 +457,16 @@ class Answering(Generic[ChunkT]):
             self._warm_up.stop()
         for attempt in self._attempts:
             attempt.stop()
-        await asyncio.gather(*(attempt.task for attempt in self._attempts if attempt.task is not None), return_exceptions=True)
+        await asyncio.gather(
+            *(attempt.task for attempt in self._attempts if attempt.task is not None), return_exceptions=True
+        )
         for attempt in self._attempts:
             if attempt.sent and not attempt.refused:
                 usage = attempt.usage
                 # What a server does not tell is guessed from what came of it.
                 prompt_tokens = usage.prompt_tokens if usage is not None else self._asked.far.prompt_tokens or 0
-                await self._sides.pay(prompt_tokens, usage.completion_tokens if usage is not None else attempt.num_tokens)
+                await self._sides.pay(
+                    prompt_tokens, usage.completion_tokens if usage is not None else attempt.num_tokens
+                )
         if self._warm_up is not None:
             await self._warm_up.ended()

@@ -13,13 +13,20 @@ from .events import Fail, FailureKind
 # A server, or a proxy before it, that has too much to do.
 OVERLOADED = (429, 503, 529)
 # What is wrong with the far side whatever it is asked, so near may well answer.
-OF_THE_SERVER: Mapping[object, FailureKind] = {"wrong_key": "unauthorized", "api_version": "server", "unknown_model": "server"}
+OF_THE_SERVER: Mapping[object, FailureKind] = {
+    "wrong_key": "unauthorized",
+    "api_version": "server",
+    "unknown_model": "server",
+}
 
 
 def failure_of(side: Side, error: NearfarError, rules: Rules) -> tuple[FailureKind, bool]:
     """The kind of failure, and whether to ask the same again may help before the policy's patience ends."""
     kind, retryable = _failure_of(side, error)
-    wait, patience_ms = error.details.get("retry_after_seconds"), rules.near_first_token_ms if side == "near" else rules.far_first_token_ms
+    wait, patience_ms = (
+        error.details.get("retry_after_seconds"),
+        rules.near_first_token_ms if side == "near" else rules.far_first_token_ms,
+    )
     return kind, retryable and not (isinstance(wait, int | float) and wait * 1000 >= patience_ms)
 
 

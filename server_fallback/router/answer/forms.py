@@ -46,7 +46,9 @@ class ChatForm:
         if first:
             yield self._chunk(Delta(role="assistant", content=""), route=route)
         yield self._chunk(Delta(), finish_reason=finish_reason, route=route)
-        yield ChatCompletionChunk(id=self._id, created=self._created, model=self._model, choices=[], usage=usage, route=route)
+        yield ChatCompletionChunk(
+            id=self._id, created=self._created, model=self._model, choices=[], usage=usage, route=route
+        )
 
     def _chunk(
         self,
@@ -75,8 +77,12 @@ class CompletionForm:
         yield self._chunk(CompletionChoice(index=0, text="", finish_reason=finish_reason), route=route)
         yield self._chunk(usage=usage, route=route)
 
-    def _chunk(self, *choices: CompletionChoice, usage: Usage | None = None, route: Route | None = None) -> CompletionChunk:
-        return CompletionChunk(id=self._id, created=self._created, model=self._model, choices=list(choices), usage=usage, route=route)
+    def _chunk(
+        self, *choices: CompletionChoice, usage: Usage | None = None, route: Route | None = None
+    ) -> CompletionChunk:
+        return CompletionChunk(
+            id=self._id, created=self._created, model=self._model, choices=list(choices), usage=usage, route=route
+        )
 
 
 def trimmed(tokens: Sequence[TokenLogprob], top: int) -> list[TokenLogprob]:

@@ -24,7 +24,11 @@ class WarmUp:
     """Of one answer, whose request must not be private. ``conversation`` is what far then has computed."""
 
     def __init__(
-        self, sides: Sides, request: ChatCompletionRequest | CompletionRequest, call: Call, conversation: Sequence[Message]
+        self,
+        sides: Sides,
+        request: ChatCompletionRequest | CompletionRequest,
+        call: Call,
+        conversation: Sequence[Message],
     ) -> None:
         self._sides, self._request, self._call, self._conversation = sides, prompt_alone(request), call, conversation
         self._usage: Usage | None = None
@@ -55,7 +59,15 @@ class WarmUp:
 
 
 # What says how an answer ends, and what it may be.
-ENDS_AND_FORMS = ("stop", "min_tokens", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+ENDS_AND_FORMS = (
+    "stop",
+    "min_tokens",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
 
 
 def prompt_alone(request: ChatCompletionRequest | CompletionRequest) -> ChatCompletionRequest | CompletionRequest:

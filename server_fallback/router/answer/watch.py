@@ -31,7 +31,9 @@ class Watch:
         repetition = rules.repetition
         self._texts: deque[str] = deque(maxlen=0 if repetition is None else repetition.tokens * repetition.times)
 
-    def add(self, text: str, logprob: float | None = None, alternatives: Sequence[float] | None = None) -> EscalationReason | None:
+    def add(
+        self, text: str, logprob: float | None = None, alternatives: Sequence[float] | None = None
+    ) -> EscalationReason | None:
         """A token of the answer: its text, its logprob, and the logprobs of the most likely tokens. None: not known, it is in no window."""
         rules = self._rules
         self._texts.append(text)
@@ -40,12 +42,17 @@ class Watch:
         if alternatives is not None:
             self._entropies.append(entropy(alternatives))
         self.doubts = self.doubts or self._begins_to_stray()
-        mean_logprob, mean_entropy = mean(self._logprobs, rules.window_tokens), mean(self._entropies, rules.window_tokens)
+        mean_logprob, mean_entropy = (
+            mean(self._logprobs, rules.window_tokens),
+            mean(self._entropies, rules.window_tokens),
+        )
         if rules.min_mean_logprob is not None and mean_logprob is not None and mean_logprob < rules.min_mean_logprob:
             return "escalated_logprob"
         if rules.max_mean_entropy is not None and mean_entropy is not None and mean_entropy > rules.max_mean_entropy:
             return "escalated_entropy"
-        return "escalated_repetition" if rules.repetition is not None and self._repeats(rules.repetition.tokens) else None
+        return (
+            "escalated_repetition" if rules.repetition is not None and self._repeats(rules.repetition.tokens) else None
+        )
 
     def schema_failed(self) -> EscalationReason | None:
         """The answer fits its schema no longer."""
@@ -54,9 +61,17 @@ class Watch:
     def _begins_to_stray(self) -> bool:
         rules, half = self._rules, math.ceil(self._rules.window_tokens / 2)
         mean_logprob, mean_entropy = mean(self._logprobs, half), mean(self._entropies, half)
-        if rules.min_mean_logprob is not None and mean_logprob is not None and mean_logprob < rules.min_mean_logprob / 2:
+        if (
+            rules.min_mean_logprob is not None
+            and mean_logprob is not None
+            and mean_logprob < rules.min_mean_logprob / 2
+        ):
             return True
-        return rules.max_mean_entropy is not None and mean_entropy is not None and mean_entropy > rules.max_mean_entropy / 2
+        return (
+            rules.max_mean_entropy is not None
+            and mean_entropy is not None
+            and mean_entropy > rules.max_mean_entropy / 2
+        )
 
     def _repeats(self, longest: int) -> bool:
         texts = list(self._texts)

@@ -70,7 +70,9 @@ class FileLedger:
     def _write(self, spent: Spent) -> None:
         # Who reads meanwhile finds the old file or the new one, whole.
         written = self._path.with_name(f"{self._path.name}.new")
-        written.write_text(json.dumps({"day": self._day(), "usd": spent.usd, "requests": spent.requests}), encoding="utf-8")
+        written.write_text(
+            json.dumps({"day": self._day(), "usd": spent.usd, "requests": spent.requests}), encoding="utf-8"
+        )
         os.replace(written, self._path)
 
 

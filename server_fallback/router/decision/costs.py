@@ -24,7 +24,9 @@ def near_times(situation: Situation) -> Times:
 
 def far_times(situation: Situation) -> Times:
     far = situation.far
-    return _times(far, None if far.round_trip_seconds is None else far.queue_seconds + far.round_trip_seconds, situation)
+    return _times(
+        far, None if far.round_trip_seconds is None else far.queue_seconds + far.round_trip_seconds, situation
+    )
 
 
 def far_usd(policy: Policy, situation: Situation) -> float | None:

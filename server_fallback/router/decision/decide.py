@@ -50,7 +50,9 @@ def score(policy: Policy, situation: Situation) -> Scores:
         rights = policy.quality.predictor.rights(last_user_text(situation.messages), situation.near_signals)
     gain = None
     if policy.mode == "auto":
-        waited = 0.0 if near.total_seconds is None or far.total_seconds is None else far.total_seconds - near.total_seconds
+        waited = (
+            0.0 if near.total_seconds is None or far.total_seconds is None else far.total_seconds - near.total_seconds
+        )
         more = (usd or 0.0) + policy.costs.usd_per_second * waited
         gain = (rights.far - rights.near if rights else 0.0) - more
     return Scores(
@@ -78,7 +80,9 @@ def _check_labels(policy: Policy, situation: Situation) -> None:
         for label in labels:
             if label not in known:
                 has = ", ".join(sorted(known)) or "none"
-                raise RequestError(f"{place}: the policy has no label {label!r}; it has {has}", code="unknown_label", param=place)
+                raise RequestError(
+                    f"{place}: the policy has no label {label!r}; it has {has}", code="unknown_label", param=place
+                )
 
 
 def _near_lack(policy: Policy, situation: Situation) -> Lack | None:
@@ -100,7 +104,9 @@ def _far_lack(policy: Policy, situation: Situation) -> Lack | None:
     if lack is not None:
         return lack
     requests, usd = budget.far_requests_per_day, budget.far_usd_per_day
-    is_spent = (requests is not None and far.requests_today >= requests) or (usd is not None and far.spent_usd_today >= usd)
+    is_spent = (requests is not None and far.requests_today >= requests) or (
+        usd is not None and far.spent_usd_today >= usd
+    )
     return "budget" if is_spent else None
 
 

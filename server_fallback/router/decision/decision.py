@@ -8,7 +8,9 @@ from typing import Literal
 from ...schema.route import Side
 
 # What takes a side out of the choice, or takes all of them out.
-Lack = Literal["private", "mode", "near_unavailable", "offline", "circuit_open", "context", "tools", "vision", "language", "budget"]
+Lack = Literal[
+    "private", "mode", "near_unavailable", "offline", "circuit_open", "context", "tools", "vision", "language", "budget"
+]
 PinnedLack = Literal[
     "pinned_mode",
     "pinned_near_unavailable",

@@ -13,7 +13,17 @@ from itertools import pairwise
 
 from .situation import Message
 
-TEXT_FEATURES = ("characters", "words", "digits", "numbers", "longest_number", "sentences", "commas", "question", "ands")
+TEXT_FEATURES = (
+    "characters",
+    "words",
+    "digits",
+    "numbers",
+    "longest_number",
+    "sentences",
+    "commas",
+    "question",
+    "ands",
+)
 PROMPT_SIGNAL = "prompt_mean_logprob"
 SIGNALS = (PROMPT_SIGNAL, "first_entropy", "first_mean_logprob")
 

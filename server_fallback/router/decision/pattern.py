@@ -43,7 +43,9 @@ _Part = tuple[str, int]
 def read_pattern(pattern: str) -> str:
     """The pattern as it is. Raises ValueError that says what is outside the subset, or that it would match an empty text."""
     if compile_pattern(pattern, ignore_case=False).search(""):
-        raise ValueError(f"the pattern {json.dumps(pattern, ensure_ascii=False)} matches the empty text, and so every text")
+        raise ValueError(
+            f"the pattern {json.dumps(pattern, ensure_ascii=False)} matches the empty text, and so every text"
+        )
     return pattern
 
 
@@ -138,7 +140,9 @@ class _Parser:
 
     def _group(self) -> _Part:
         if self._peek() == "?" and not self._take("?:"):
-            raise self._refusal("has a group that Python and JavaScript read differently: lookaround, names and flags are not taken")
+            raise self._refusal(
+                "has a group that Python and JavaScript read differently: lookaround, names and flags are not taken"
+            )
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self._refusal("is nested too deep")

@@ -61,7 +61,9 @@ class PrivateCheck:
             return False
         deadline = monotonic() + SEARCH_SECONDS
         try:
-            return any(self._found_in(text, patterns, deadline) for parts in texts for text, patterns in self._joined(parts))
+            return any(
+                self._found_in(text, patterns, deadline) for parts in texts for text, patterns in self._joined(parts)
+            )
         except TimeoutError:
             return True
 

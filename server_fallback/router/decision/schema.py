@@ -23,13 +23,20 @@ HEADER = """\
 
 
 def json_schema() -> str:
-    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **Policy.model_json_schema()}, indent=2) + "\n"
+    return (
+        json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **Policy.model_json_schema()}, indent=2)
+        + "\n"
+    )
 
 
 def typescript() -> str:
     """The types, and the schema without what is for readers only."""
     modules = {**vars(predictor), **vars(policy)}
-    classes = [entry for entry in modules.values() if isinstance(entry, type) and issubclass(entry, Entry) and entry is not Entry]
+    classes = [
+        entry
+        for entry in modules.values()
+        if isinstance(entry, type) and issubclass(entry, Entry) and entry is not Entry
+    ]
     schema = json.dumps(plain(Policy.model_json_schema()), separators=(",", ":"))
     return HEADER + "".join(interface(entry) for entry in classes) + f"\nexport const POLICY_SCHEMA = {schema};\n"
 

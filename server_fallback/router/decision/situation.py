@@ -116,7 +116,9 @@ class Situation:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
-            raise RequestError(f"the situation's {place or 'JSON'}: {first['msg']}", code="bad_situation", param=place) from None
+            raise RequestError(
+                f"the situation's {place or 'JSON'}: {first['msg']}", code="bad_situation", param=place
+            ) from None
 
 
 @cache

@@ -40,7 +40,9 @@ async def ask_both(
         return Pair(
             prompt=prompt.prompt,
             task=prompt.task,
-            near=NearAnswer(answer=text, right=prompt.is_right(text), seconds=seconds, signals=near_signals(tokens, prompt_logprobs)),
+            near=NearAnswer(
+                answer=text, right=prompt.is_right(text), seconds=seconds, signals=near_signals(tokens, prompt_logprobs)
+            ),
             far=FarAnswer(answer=far_text, right=prompt.is_right(far_text), seconds=far_seconds),
         )
 

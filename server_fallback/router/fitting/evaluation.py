@@ -86,10 +86,14 @@ def all_scores(pairs: Sequence[Pair], policy: Policy) -> Mapping[str, Array]:
     """
     predictor = policy.quality.predictor
     if policy.mode != "auto" or predictor is None:
-        raise RequestError("the policy decides nothing by quality; give one of 'nearfar router fit': mode auto, with a predictor")
+        raise RequestError(
+            "the policy decides nothing by quality; give one of 'nearfar router fit': mode auto, with a predictor"
+        )
     near_right, far_right = rights(pairs)
     chances = [predictor.rights(pair.prompt, pair.near.signals) for pair in pairs]
-    logprobs = np.array([None if pair.near.signals is None else pair.near.signals.first_mean_logprob for pair in pairs], np.float64)
+    logprobs = np.array(
+        [None if pair.near.signals is None else pair.near.signals.first_mean_logprob for pair in pairs], np.float64
+    )
     known = logprobs[~np.isnan(logprobs)]
     return {
         "auto": np.array([chance.far - chance.near for chance in chances]),
@@ -138,7 +142,9 @@ def evaluate(near_right: Array, far_right: Array, scores: Mapping[str, Array], t
             ahead=float(exact[leader][0]) - apgr,
             ahead_95=interval(resampled[leader][0] - resampled[name][0]),
         )
-    return Evaluation(policies, near_quality, far_quality, share, float(np.where(sent, far_right, near_right).mean()), count)
+    return Evaluation(
+        policies, near_quality, far_quality, share, float(np.where(sent, far_right, near_right).mean()), count
+    )
 
 
 def make_curve(near_quality: float, gains: Array, scores: Array) -> Curve:

@@ -51,15 +51,32 @@ def plot(evaluation: Evaluation, file: Path) -> None:
         )
     for level, text in ((near, f"all near  {near:.1f} %"), (far, f"all far  {far:.1f} %")):
         axes.axhline(level, color=GRID, linewidth=1, zorder=0)
-        axes.annotate(text, (100, level), xytext=(6, 0), textcoords="offset points", va="center", color=MUTED, fontsize=9)
+        axes.annotate(
+            text, (100, level), xytext=(6, 0), textcoords="offset points", va="center", color=MUTED, fontsize=9
+        )
     share, quality = 100 * evaluation.far_share, 100 * evaluation.quality
-    axes.plot([share], [quality], "o", color=LOOKS["auto"].color, markersize=9, markeredgecolor="white", markeredgewidth=1.6, zorder=5)
+    axes.plot(
+        [share],
+        [quality],
+        "o",
+        color=LOOKS["auto"].color,
+        markersize=9,
+        markeredgecolor="white",
+        markeredgewidth=1.6,
+        zorder=5,
+    )
     axes.set_xlim(0, 100)
     axes.set_xlabel("prompts that the far side answers, %", color=INK)
     axes.set_ylabel("right answers, %", color=INK)
-    axes.set_title(f"Right answers by what goes far, {evaluation.prompts:,} prompts", loc="left", color=INK, fontsize=13, pad=28)
-    summary = f"●  the policy's threshold: {share:.0f} % of the prompts go far, {quality:.1f} % of the answers are right"
-    axes.annotate(summary, (0, 1), xycoords="axes fraction", xytext=(0, 10), textcoords="offset points", color=LOOKS["auto"].color)
+    axes.set_title(
+        f"Right answers by what goes far, {evaluation.prompts:,} prompts", loc="left", color=INK, fontsize=13, pad=28
+    )
+    summary = (
+        f"●  the policy's threshold: {share:.0f} % of the prompts go far, {quality:.1f} % of the answers are right"
+    )
+    axes.annotate(
+        summary, (0, 1), xycoords="axes fraction", xytext=(0, 10), textcoords="offset points", color=LOOKS["auto"].color
+    )
     axes.grid(axis="both", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(colors=MUTED, length=0)
@@ -67,10 +84,18 @@ def plot(evaluation: Evaluation, file: Path) -> None:
         axes.spines[side].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
     legend = axes.legend(
-        handles[::-1], labels[::-1], title="mean gap recovered (APGR)", loc="lower right", frameon=False, fontsize=9.5, title_fontsize=9.5
+        handles[::-1],
+        labels[::-1],
+        title="mean gap recovered (APGR)",
+        loc="lower right",
+        frameon=False,
+        fontsize=9.5,
+        title_fontsize=9.5,
     )
     legend.get_title().set_color(MUTED)
     try:
         figure.savefig(file, dpi=144)
     except (OSError, ValueError) as error:
-        raise OutputError(f"--plot {file}: cannot be written: {reason_of(error)}; give a .png or .svg in a folder that is there") from error
+        raise OutputError(
+            f"--plot {file}: cannot be written: {reason_of(error)}; give a .png or .svg in a folder that is there"
+        ) from error

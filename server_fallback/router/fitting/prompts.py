@@ -25,8 +25,14 @@ class JsonLine(BaseModel):
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise RequestError(f"{path}: cannot be read: {reason_of(error)}; give a file of UTF-8 JSON lines") from error
-        return [parse(cls.model_validate_json, line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+            raise RequestError(
+                f"{path}: cannot be read: {reason_of(error)}; give a file of UTF-8 JSON lines"
+            ) from error
+        return [
+            parse(cls.model_validate_json, line, f"{path}:{number}")
+            for number, line in enumerate(lines, 1)
+            if line.strip()
+        ]
 
 
 class Prompt(JsonLine):

@@ -40,7 +40,9 @@ def begun(request: ChatCompletionRequest | CompletionRequest) -> tuple[str, ...]
     return (request.messages[-1].text,) if request.continue_final_message else ()
 
 
-def continued_ids(request: ChatCompletionRequest, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> CompletionRequest:
+def continued_ids(
+    request: ChatCompletionRequest, prompt_ids: Sequence[int], answer_ids: Sequence[int]
+) -> CompletionRequest:
     """The same answer as a completion of token ids. The request must be `plain`."""
     limit = min(limits(request).values(), default=None)
     min_tokens = None if request.min_tokens is None else max(0, request.min_tokens - len(answer_ids))
@@ -74,7 +76,9 @@ def templated(request: ChatCompletionRequest) -> bool:
 
 def structured(request: ChatCompletionRequest | CompletionRequest) -> bool:
     """Whether the answer has a form, which a server applies from where it starts."""
-    formatted = isinstance(request, ChatCompletionRequest) and not isinstance(request.response_format, TextFormat | None)
+    formatted = isinstance(request, ChatCompletionRequest) and not isinstance(
+        request.response_format, TextFormat | None
+    )
     return formatted or bool(structured_outputs(request))
 
 

@@ -98,10 +98,15 @@ class FarSide:
     async def ask(self, request: ChatCompletionRequest | CompletionRequest, call: Call) -> AsyncGenerator[Said, None]:
         """Raises as `Upstream.stream`, and as `opened` where nothing was asked before."""
         known = await self.opened(call)
-        body = generation_body(request, known.id, self.far.dialect, priority=call.priority if self.far.dialect == "nearfar" else None)
+        body = generation_body(
+            request, known.id, self.far.dialect, priority=call.priority if self.far.dialect == "nearfar" else None
+        )
         chat = isinstance(request, ChatCompletionRequest)
         values = self._upstream.stream("/v1/chat/completions" if chat else "/v1/completions", body, call)
-        async with aclosing(values), aclosing(in_our_form(values, known.id, bounds_of(request, self.far.dialect))) as chunks:
+        async with (
+            aclosing(values),
+            aclosing(in_our_form(values, known.id, bounds_of(request, self.far.dialect))) as chunks,
+        ):
             async for chunk in chunks:
                 if chat:
                     yield said_in_chat(checked(ChatCompletionChunk, chunk, known.id))
@@ -134,10 +139,16 @@ class FarSide:
 
     def _chosen(self, cards: list[FarModel], seconds: float) -> FarModel:
         wanted = self.far.model
-        found = next((card for card in cards if card.id == wanted), cards[0] if wanted is None and len(cards) == 1 else None)
+        found = next(
+            (card for card in cards if card.id == wanted), cards[0] if wanted is None and len(cards) == 1 else None
+        )
         if found is None:
             names = ", ".join(card.id for card in cards) or "no model"
-            message = f"serves {names}; say which one (model, --far-model)" if wanted is None else f"does not serve {wanted!r}, but {names}"
+            message = (
+                f"serves {names}; say which one (model, --far-model)"
+                if wanted is None
+                else f"does not serve {wanted!r}, but {names}"
+            )
             raise RequestError(f"{self._upstream.url}: {message}", code="unknown_model", param="model")
         return replace(found, round_trip_seconds=seconds)
 
@@ -145,7 +156,9 @@ class FarSide:
         status = error.details.get("status")
         if status in (401, 403):
             return RequestError(
-                f"{self._upstream.url}: refuses the API key that it was sent; give the right one", code="wrong_key", status=status
+                f"{self._upstream.url}: refuses the API key that it was sent; give the right one",
+                code="wrong_key",
+                status=status,
             )
         if status == 404:
             return RequestError(
@@ -161,6 +174,12 @@ def listed(told: Mapping[str, Any]) -> list[FarModel]:
     data = told.get("data")
     cards = [card for card in data if isinstance(card, dict) and "id" in card] if isinstance(data, list) else []
     return [
-        FarModel(printable(str(card["id"])), context if isinstance(context := card.get("max_model_len"), int) else None, None, True, 0.0)
+        FarModel(
+            printable(str(card["id"])),
+            context if isinstance(context := card.get("max_model_len"), int) else None,
+            None,
+            True,
+            0.0,
+        )
         for card in cards
     ]

@@ -33,7 +33,9 @@ class NearSide:
         """To generate text."""
         return self.executor.state().ready and not self.embeds
 
-    async def ask(self, request: ChatCompletionRequest | CompletionRequest, call: Call, logprobs: int | None) -> AsyncGenerator[Said, None]:
+    async def ask(
+        self, request: ChatCompletionRequest | CompletionRequest, call: Call, logprobs: int | None
+    ) -> AsyncGenerator[Said, None]:
         """``logprobs``: of each token, and of so many alternatives, whatever the client wants to see. Raises as `Executor`."""
         if isinstance(request, CompletionRequest):
             if logprobs is not None:
@@ -43,7 +45,9 @@ class NearSide:
                     yield said_in_completion(part)
             return
         if logprobs is not None and (request.logprobs or request.top_logprobs is None):
-            request = request.model_copy(update={"logprobs": True, "top_logprobs": max(logprobs, request.top_logprobs or 0)})
+            request = request.model_copy(
+                update={"logprobs": True, "top_logprobs": max(logprobs, request.top_logprobs or 0)}
+            )
         async with aclosing(self.executor.chat(request, call)) as chat:
             async for chunk in chat:
                 yield said_in_chat(chunk)

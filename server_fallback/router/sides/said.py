@@ -37,7 +37,14 @@ def said_in_chat(chunk: ChatCompletionChunk) -> Said:
     choice = chunk.choices[0]
     tokens = tuple(choice.logprobs.content or ()) if choice.logprobs is not None else ()
     delta = choice.delta
-    return Said(delta.content or "", delta.tool_calls or None, tokens, choice.finish_reason, chunk.usage, delta.reasoning_content or "")
+    return Said(
+        delta.content or "",
+        delta.tool_calls or None,
+        tokens,
+        choice.finish_reason,
+        chunk.usage,
+        delta.reasoning_content or "",
+    )
 
 
 def said_in_completion(chunk: CompletionChunk) -> Said:

@@ -65,7 +65,8 @@ class Sides:
         self._ledger, self._hints = ledger, hints
         wait = policy.breaker.open_ms / 1000
         self.circuits: dict[Side, Circuit] = {
-            side: Circuit(failures=policy.breaker.failures, first_wait_seconds=wait, longest_wait_seconds=wait) for side in ("near", "far")
+            side: Circuit(failures=policy.breaker.failures, first_wait_seconds=wait, longest_wait_seconds=wait)
+            for side in ("near", "far")
         }
         self._speeds: dict[Side, Speed] = {"near": Speed(), "far": Speed()}
         self._answered: dict[Side, PrefixMemory] = {"near": PrefixMemory(), "far": PrefixMemory()}
@@ -162,10 +163,16 @@ class Sides:
             self._same_tokens = await self._find_same_tokens(call)
         return self._same_tokens
 
-    def ask_far(self, request: ChatCompletionRequest | CompletionRequest, call: Call, *, guessed: bool) -> AsyncGenerator[Said, None]:
+    def ask_far(
+        self, request: ChatCompletionRequest | CompletionRequest, call: Call, *, guessed: bool
+    ) -> AsyncGenerator[Said, None]:
         """As `FarSide.ask`. ``guessed``: near may guess far's tokens, where the policy says so."""
         assert self.far is not None
-        return self._speculated.ask(request, call) if guessed and self._speculated is not None else self.far.ask(request, call)
+        return (
+            self._speculated.ask(request, call)
+            if guessed and self._speculated is not None
+            else self.far.ask(request, call)
+        )
 
     async def take(self) -> bool:
         """Take a request from today's budget; False where it is spent."""
@@ -179,7 +186,9 @@ class Sides:
 
     async def pay(self, prompt_tokens: int, completion_tokens: int) -> None:
         price = self.policy.price
-        usd = (prompt_tokens * price.prompt_usd_per_million + completion_tokens * price.completion_usd_per_million) / 1e6
+        usd = (
+            prompt_tokens * price.prompt_usd_per_million + completion_tokens * price.completion_usd_per_million
+        ) / 1e6
         if self._ledger is not None and usd > 0:
             await asyncio.to_thread(self._ledger.add, usd=usd)
 
@@ -238,7 +247,10 @@ class Sides:
 
     def _cached_tokens(self, conversation: Sequence[WrittenMessage], prompt_tokens: int) -> dict[Side, int]:
         now = monotonic()
-        return {side: math.floor(prompt_tokens * memory.cached_share(conversation, now)) for side, memory in self._answered.items()}
+        return {
+            side: math.floor(prompt_tokens * memory.cached_share(conversation, now))
+            for side, memory in self._answered.items()
+        }
 
     def _circuit_state(self, side: Side) -> CircuitState:
         circuit = self.circuits[side]

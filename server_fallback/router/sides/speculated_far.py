@@ -45,7 +45,11 @@ class SpeculatedFar:
     async def ask(self, request: ChatCompletionRequest | CompletionRequest, call: Call) -> AsyncGenerator[Said, None]:
         """As `FarSide.ask`. A refusal before the first token is no error: far is asked for the whole answer."""
         drafts = self._near.executor
-        if isinstance(drafts, Drafts) and isinstance(request, ChatCompletionRequest) and await self._may_guess(request, call):
+        if (
+            isinstance(drafts, Drafts)
+            and isinstance(request, ChatCompletionRequest)
+            and await self._may_guess(request, call)
+        ):
             spoke = False
             try:
                 async with aclosing(self._guessed(drafts, request, call)) as guessed:

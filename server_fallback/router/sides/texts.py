@@ -28,12 +28,19 @@ _BEFORE_BYTES = re.compile(r"data:[^,]*;base64,(?=[A-Za-z0-9+/]*={0,2}\Z)")
 
 
 def messages_of(request: ChatCompletionRequest) -> tuple[Message, ...]:
-    return tuple(Message(each.role, each.text, tuple(getattr(each, "labels", None) or ()), parts_of(each)) for each in request.messages)
+    return tuple(
+        Message(each.role, each.text, tuple(getattr(each, "labels", None) or ()), parts_of(each))
+        for each in request.messages
+    )
 
 
 def parts_of(message: ChatMessage) -> tuple[str, ...]:
     """The texts of a message of several parts."""
-    return tuple(part.text for part in message.content if isinstance(part, TextPart)) if isinstance(message.content, list) else ()
+    return (
+        tuple(part.text for part in message.content if isinstance(part, TextPart))
+        if isinstance(message.content, list)
+        else ()
+    )
 
 
 def conversation_of(request: GenerationRequest, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -41,12 +48,18 @@ def conversation_of(request: GenerationRequest, messages: Sequence[Message]) -> 
     if not isinstance(request, ChatCompletionRequest):
         return tuple(messages)
     pairs = zip(messages, request.messages, strict=True)
-    return tuple(replace(message, content=with_calls(message.content, each.tool_calls or ())) for message, each in pairs)
+    return tuple(
+        replace(message, content=with_calls(message.content, each.tool_calls or ())) for message, each in pairs
+    )
 
 
 def with_calls(text: str, calls: Sequence[ToolCall | AnswerToolCall]) -> str:
     """A message's text and, as JSON, its tool calls."""
-    return text + json.dumps([call.model_dump() for call in calls], ensure_ascii=False, separators=(",", ":")) if calls else text
+    return (
+        text + json.dumps([call.model_dump() for call in calls], ensure_ascii=False, separators=(",", ":"))
+        if calls
+        else text
+    )
 
 
 def other_texts(request: GenerationRequest) -> tuple[str, ...]:
@@ -64,11 +77,19 @@ def other_texts(request: GenerationRequest) -> tuple[str, ...]:
         for message in request.messages:
             found += [
                 text
-                for text in (message.name, message.tool_call_id, message.refusal, message.reasoning_content, message.reasoning)
+                for text in (
+                    message.name,
+                    message.tool_call_id,
+                    message.refusal,
+                    message.reasoning_content,
+                    message.reasoning,
+                )
                 if text is not None
             ]
             for part in message.images:
-                found += strings({**part.image_url.model_dump(exclude_none=True), "url": without_bytes(part.image_url.url)})
+                found += strings(
+                    {**part.image_url.model_dump(exclude_none=True), "url": without_bytes(part.image_url.url)}
+                )
             for call in message.tool_calls or ():
                 found += [call.id, call.function.name, call.function.arguments, *within_json(call.function.arguments)]
         for tool in request.tools or ():

@@ -39,7 +39,9 @@ MAX_TOKEN_ID = 1 << 31
 CLOSE_CODES = 4000
 
 Said = TypeVar("Said", VerifyOpened, VerifyAccepted)
-MESSAGES: TypeAdapter[VerifyOpened | VerifyAccepted | VerifyError] = TypeAdapter(VerifyOpened | VerifyAccepted | VerifyError)
+MESSAGES: TypeAdapter[VerifyOpened | VerifyAccepted | VerifyError] = TypeAdapter(
+    VerifyOpened | VerifyAccepted | VerifyError
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,9 @@ class WireSpeculation:
         try:
             said: Answer = MESSAGES.validate_json(text)
         except ValidationError as error:
-            raise Unavailable(f"{self.far.url}: says what is no message of /v1/nearfar/verify; is it nearfar serve?") from error
+            raise Unavailable(
+                f"{self.far.url}: says what is no message of /v1/nearfar/verify; is it nearfar serve?"
+            ) from error
         if isinstance(said, VerifyError):
             await socket.wait_closed()
             raise far_error(self.far.url, (socket.close_code or 0) - CLOSE_CODES, said.error)
@@ -231,7 +235,9 @@ def checkable(request: TokenRequest) -> TokenRequest:
     }
     found = ", ".join(name for name, given in wrong.items() if given)
     if found:
-        raise RequestError(f"{found}: cannot be given where drafts are checked over the wire; ask the far side alone", param=found)
+        raise RequestError(
+            f"{found}: cannot be given where drafts are checked over the wire; ask the far side alone", param=found
+        )
     seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
     return replace(request, sampling=replace(sampling, seed=seed))
 

@@ -67,7 +67,9 @@ def text_language(text: str) -> Language:
     return Series(tuple(Set(single(character)) for character in text))
 
 
-def language_rule(book: RuleBook, language: Language, place: Place, where: str, least: int = 0, most: int | None = None) -> str | None:
+def language_rule(
+    book: RuleBook, language: Language, place: Place, where: str, least: int = 0, most: int | None = None
+) -> str | None:
     """Add the rules of the language's texts of ``least`` to ``most`` characters, and the shortest ends of its texts to the book's endings;
     its rule's name, None where it has none.
 
@@ -219,7 +221,10 @@ def _useful(states: Sequence[_State]) -> list[_State]:
             if to >= 0 and distance[to] is not None and to not in reached:
                 reached[to] = len(reached)
                 pending.append(to)
-    return [_State(states[state].accepting, tuple(reached.get(to, -1) for to in states[state].following)) for state in pending]
+    return [
+        _State(states[state].accepting, tuple(reached.get(to, -1) for to in states[state].following))
+        for state in pending
+    ]
 
 
 def _distances(states: Sequence[_State]) -> list[int | None]:
@@ -257,7 +262,10 @@ def _minimal(states: Sequence[_State]) -> list[_State]:
     first: dict[int, _State] = {}
     for index, state in enumerate(states):
         first.setdefault(block[index], state)
-    return [_State(state.accepting, tuple(-1 if to < 0 else block[to] for to in state.following)) for _, state in sorted(first.items())]
+    return [
+        _State(state.accepting, tuple(-1 if to < 0 else block[to] for to in state.following))
+        for _, state in sorted(first.items())
+    ]
 
 
 def _write_rules(book: RuleBook, states: Sequence[_State], atoms: Ranges, place: Place, where: str) -> str:
@@ -300,7 +308,9 @@ def _add_endings(book: RuleBook, states: Sequence[_State], atoms: Ranges, place:
 def _written(ranges: Ranges, place: Place, where: str) -> list[str]:
     plain = character_ways(subtract(ranges, _JSON_ESCAPED) if place == "string" else intersect(ranges, ANY))
     if plain is None:
-        raise RequestError(f"{where}: tells apart too many characters past ASCII; name at most 2000 of them, or allow all of them")
+        raise RequestError(
+            f"{where}: tells apart too many characters past ASCII; name at most 2000 of them, or allow all of them"
+        )
     if place == "string":
         for first, last in intersect(ranges, _JSON_ESCAPED):
             plain += [literal(json.dumps(chr(code))[1:-1]) for code in range(first, last + 1)]

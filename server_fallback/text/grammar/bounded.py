@@ -28,7 +28,9 @@ _TRIALS = 600
 # Where a completion has to be found anew, which is rare.
 _TRIALS_AGAIN = 4000
 # Characters of many kinds: where a matcher takes them all and is as before, any text without escapes leaves it so.
-_PROBE = 2 * "az AZ 09 ,;.:-_+*/=<>(){}[]#%&!?'~^`|@$ \u00e9\u00df\u03a9\u0416\u05d0\u0905\u4e2d\u3042\uac00\u20ac\U0001f600"
+_PROBE = (
+    2 * "az AZ 09 ,;.:-_+*/=<>(){}[]#%&!?'~^`|@$ \u00e9\u00df\u03a9\u0416\u05d0\u0905\u4e2d\u3042\uac00\u20ac\U0001f600"
+)
 # After a quote, JSON has no backslash.
 _FREE_PROBE = _PROBE + '"\\\n'
 # Other answers wait meanwhile. What takes longer is a grammar that is ambiguous without end.
@@ -110,7 +112,10 @@ class BoundedConstraint:
     def _has_room(self) -> bool:
         """Whether the completion surely fits after any next token: no text has more tokens than it has bytes."""
         completion = self._completion
-        return completion is None or self._left - 1 >= len(completion.head) + _MOST_BYTES * len(completion.text) + self._bound.reserve
+        return (
+            completion is None
+            or self._left - 1 >= len(completion.head) + _MOST_BYTES * len(completion.text) + self._bound.reserve
+        )
 
     def _in_time(self, find: Callable[[], Found], otherwise: Found) -> Found:
         if self.gave_up:
@@ -144,7 +149,9 @@ class BoundedConstraint:
         for token_id in self._to_try(every & ~few):
             if not matcher.accept_token(token_id):
                 continue
-            found = self._completion_after(token_id, pending_bytes(self._pending, self._shapes.tokens[token_id]), _TRIALS)
+            found = self._completion_after(
+                token_id, pending_bytes(self._pending, self._shapes.tokens[token_id]), _TRIALS
+            )
             matcher.rollback(1)
             rest = None if found is None else self._shortener.needed(found)
             if rest is not None and rest.count <= afterwards:

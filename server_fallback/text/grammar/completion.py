@@ -68,7 +68,9 @@ def completes(matcher: Matcher, text: str) -> bool:
 def pending_bytes(pending: int, token: bytes) -> int:
     """How many bytes the last character lacks after ``token``, where it lacked ``pending`` before."""
     for byte in token:
-        pending = 0 if byte < 0x80 else max(pending - 1, 0) if byte < 0xC0 else 1 if byte < 0xE0 else 2 if byte < 0xF0 else 3
+        pending = (
+            0 if byte < 0x80 else max(pending - 1, 0) if byte < 0xC0 else 1 if byte < 0xE0 else 2 if byte < 0xF0 else 3
+        )
     return pending
 
 
@@ -103,7 +105,9 @@ def _go_straight(matcher: Matcher, texts: Sequence[str], trials: float, known: s
         if following is not None and len(text) + len(following) > _LONGEST_TEXT:
             following = None
         elif following == "":
-            trials, following = _first_accepted(matcher, texts, trials) if _run_length(text) <= _LONGEST_RUN else (trials, None)
+            trials, following = (
+                _first_accepted(matcher, texts, trials) if _run_length(text) <= _LONGEST_RUN else (trials, None)
+            )
         elif following is not None and not matcher.accept_text(following):
             following = None
         if following is None:

@@ -62,7 +62,9 @@ class GrammarConstraint:
     def accept(self, token_id: int) -> None:
         """Raises RequestError for a token that the mask does not allow, and if the parser is over its budget of states."""
         if not self.matcher.accept_token(token_id):
-            raise RequestError(f"token {token_id} does not continue the grammar; choose one that mask() allows", token_id=token_id)
+            raise RequestError(
+                f"token {token_id} does not continue the grammar; choose one that mask() allows", token_id=token_id
+            )
         self._mask = None
         self._tokens += 1
         self._states += self.matcher.num_states

@@ -62,7 +62,9 @@ class RuleBook:
     def rooted(self, expression: str) -> str:
         """The whole grammar's text. Raises RequestError where all texts of the expression would go on without end."""
         if not self._ends(expression):
-            raise RequestError("the JSON schema allows no value that ends: what it requires holds itself again; make that part optional")
+            raise RequestError(
+                "the JSON schema allows no value that ends: what it requires holds itself again; make that part optional"
+            )
         return f"root ::= {expression}\n" + "".join(f"{name} ::= {body}\n" for name, body in self._rules.items())
 
     def _ends(self, expression: str) -> bool:
@@ -73,7 +75,9 @@ class RuleBook:
         while count < len(ending):
             count = len(ending)
             # Most rules name rules that are written before them.
-            ending.update(name for name, items in bodies.items() if name not in ending and _Reader(items, ending).alternatives())
+            ending.update(
+                name for name, items in bodies.items() if name not in ending and _Reader(items, ending).alternatives()
+            )
         return _Reader(_ITEM.findall(expression), ending).alternatives()
 
 
@@ -126,7 +130,9 @@ def literal(text: str) -> str:
 
 def char_class(ranges: Ranges) -> str:
     """A class of ASCII characters."""
-    parts = (_spell(chr(first)) if first == last else f"{_spell(chr(first))}-{_spell(chr(last))}" for first, last in ranges)
+    parts = (
+        _spell(chr(first)) if first == last else f"{_spell(chr(first))}-{_spell(chr(last))}" for first, last in ranges
+    )
     return f"[{''.join(parts)}]"
 
 

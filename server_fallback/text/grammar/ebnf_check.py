@@ -24,7 +24,9 @@ _TOKEN = re.compile(
     | (?P<name>[A-Za-z_][\w.-]*) | (?P<repeat>[*+?]|\{\s*\d+\s*(?:,\s*\d*\s*)?\}) | (?P<mark>[()|]) | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_ESCAPE = re.compile(r"\\(?:u\{(?P<braced>[0-9A-Fa-f]+)\}|u(?P<four>[0-9A-Fa-f]{4})|U(?P<eight>[0-9A-Fa-f]{8})|.)", re.DOTALL)
+_ESCAPE = re.compile(
+    r"\\(?:u\{(?P<braced>[0-9A-Fa-f]+)\}|u(?P<four>[0-9A-Fa-f]{4})|U(?P<eight>[0-9A-Fa-f]{8})|.)", re.DOTALL
+)
 # Built-in functions of xgrammar's EBNF: their arguments are texts and tokens that come first.
 _FUNCTION = re.compile(r"TagDispatch|TokenTagDispatch|Token|ExcludeToken")
 
@@ -165,7 +167,9 @@ def _empty(rules: Mapping[str | int, _Rule]) -> set[str | int]:
     pending = list(rules)
     while pending:
         name = pending.pop()
-        if name not in empty and any(all(optional or symbol in empty for symbol, optional in way) for way in rules[name].ways):
+        if name not in empty and any(
+            all(optional or symbol in empty for symbol, optional in way) for way in rules[name].ways
+        ):
             empty.add(name)
             pending.extend(users.get(name, ()))
     return empty

@@ -83,7 +83,13 @@ class CompileLane:
     """
 
     def __init__(
-        self, limits: CompileLimits, seconds: float, note: Callable[[str, float], None], *, stays: bool, niceness: int = 0
+        self,
+        limits: CompileLimits,
+        seconds: float,
+        note: Callable[[str, float], None],
+        *,
+        stays: bool,
+        niceness: int = 0,
     ) -> None:
         self.seconds = seconds
         self._note = note
@@ -114,7 +120,9 @@ class CompileLane:
         """
         if self._process is None:
             limits, module = self._limits, f"{__package__}.worker"
-            self._process = WorkerProcess(module, limits.memory_bytes, limits.keeps_bytes, int(self.seconds) + 10, self._niceness)
+            self._process = WorkerProcess(
+                module, limits.memory_bytes, limits.keeps_bytes, int(self.seconds) + 10, self._niceness
+            )
         process, job = self._process, Job(setup.key, source)
         try:
             await process.start()

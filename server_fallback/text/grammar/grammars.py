@@ -105,7 +105,9 @@ class Grammars:
                     grammar = await asyncio.to_thread(tables.grammar, source, reply)
                     self._keep(source, grammar)
                     return grammar
-        raise RequestError(f"the grammar cannot be compiled within {self._compiler.lanes[-1].seconds:g} seconds; make it smaller")
+        raise RequestError(
+            f"the grammar cannot be compiled within {self._compiler.lanes[-1].seconds:g} seconds; make it smaller"
+        )
 
     def _use_kept(self, source: GrammarSource) -> _Grammar | None:
         kept = self._kept.get(source)
@@ -155,7 +157,9 @@ class _Tables:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         if not vocabulary.eos_token_ids:
-            raise RequestError("this model has no token that ends an answer, which a grammar needs; compile it with its eos_token_id")
+            raise RequestError(
+                "this model has no token that ends an answer, which a grammar needs; compile it with its eos_token_id"
+            )
         from .xgrammar_binding import TokenizerInfo
 
         self.setup = Setup.of(vocabulary.spoken(), vocabulary.eos_token_ids)
@@ -191,4 +195,6 @@ class _Tables:
             )
         if not reply.closes:
             return inner
-        return BoundedConstraint(inner, Bound(max_tokens, reply.reserve, reply.endings, reply.first, grammar.text), self._shortener)
+        return BoundedConstraint(
+            inner, Bound(max_tokens, reply.reserve, reply.endings, reply.first, grammar.text), self._shortener
+        )

@@ -131,7 +131,9 @@ class _SchemaRules:
             branches = [merge(others, self._expand(branch, where), where) for branch in branches]
         if key == "oneOf":
             self._require_exclusive(branches, where)
-        return self._choice(self.of(branch, f"{where}.{key}[{index}]", open_refs) for index, branch in enumerate(branches))
+        return self._choice(
+            self.of(branch, f"{where}.{key}[{index}]", open_refs) for index, branch in enumerate(branches)
+        )
 
     def _of_types(self, schema: Mapping[str, Any], where: str) -> str | None:
         types = types_of(schema)
@@ -140,7 +142,9 @@ class _SchemaRules:
                 raise RequestError(f"{where}: type {json.dumps(name)} is not one of {', '.join(TYPES)}")
         if not schema:
             return self._any()
-        return self._choice(self._of_type(name, schema, where) for name in types if not (name == "integer" and "number" in types))
+        return self._choice(
+            self._of_type(name, schema, where) for name in types if not (name == "integer" and "number" in types)
+        )
 
     def _of_type(self, name: str, schema: Mapping[str, Any], where: str) -> str | None:
         match name:
@@ -198,7 +202,9 @@ class _SchemaRules:
     def _constants(self, schema: Mapping[str, Any], where: str) -> str | None:
         other = next((key for key in schema if key not in ("type", "const", "enum")), None)
         if other is not None:
-            raise RequestError(f"{where}: '{other}' is beside const or enum; list only the values that it allows", keyword=other)
+            raise RequestError(
+                f"{where}: '{other}' is beside const or enum; list only the values that it allows", keyword=other
+            )
         values = [schema["const"]] if "const" in schema else schema["enum"]
         types = types_of(schema)
         allowed = [
@@ -243,7 +249,8 @@ class _SchemaRules:
                 raise RequestError(f"{where}.{key} must be a number")
         if "multipleOf" in schema and not (name == "integer" and schema["multipleOf"] == 1):
             raise RequestError(
-                f"{where}: the keyword 'multipleOf' cannot be held to; take it out, or list the values with enum", keyword="multipleOf"
+                f"{where}: the keyword 'multipleOf' cannot be held to; take it out, or list the values with enum",
+                keyword="multipleOf",
             )
         if not bounds:
             self._book.demand(len("0"))
@@ -259,7 +266,9 @@ class _SchemaRules:
         prefix = _list(schema.get("prefixItems", items if is_list else None), f"{where}.prefixItems")
         following = schema.get("additionalItems") if is_list else items
         if schema.get("uniqueItems") is True and (most is None or most > 1):
-            raise RequestError(f"{where}: the keyword 'uniqueItems' cannot be held to; take it out", keyword="uniqueItems")
+            raise RequestError(
+                f"{where}: the keyword 'uniqueItems' cannot be held to; take it out", keyword="uniqueItems"
+            )
         first = [self.of(item, f"{where}.prefixItems[{index}]") for index, item in enumerate(prefix[:most])]
         if None in first:
             return None
@@ -304,7 +313,9 @@ class _SchemaRules:
             value = self.of(following, f"{where}.additionalProperties")
             additional = None if value is None else f'{self._other_key(named)} ":" {self._space()} {value}'
             self._book.demand(len('"a":,'))
-        self._book.demand(len("{}") + sum(len(json_text(name).encode(errors="surrogatepass")) + len(":,") for name in named))
+        self._book.demand(
+            len("{}") + sum(len(json_text(name).encode(errors="surrogatepass")) + len(":,") for name in named)
+        )
         members = []
         for name, described in named.items():
             value = self.of(described, f"{where}.{name}")
@@ -346,7 +357,9 @@ class _SchemaRules:
         if additional is not None and (room is None or room >= 1) and missing <= 1:
             others = repeat(f"{self._comma(1)} {additional}", 0, None if room is None else room - 1)
             more = f'{self._comma(done)} {additional} {others} {self._space()} "}}"'
-        none = None if missing > 0 or (room is not None and room < 0) else '"}"' if done == 0 else f'{self._space()} "}}"'
+        none = (
+            None if missing > 0 or (room is not None and room < 0) else '"}"' if done == 0 else f'{self._space()} "}}"'
+        )
         return self._choice([none, more])
 
     def _comma(self, done: int) -> str:
@@ -373,7 +386,10 @@ class _SchemaRules:
                 *([] if "" in rests else ['"\\""']),
                 f"{char_class(plain)} {self._plain_rest()}",
                 *([f"[^\\x00-\\x7f] {self._plain_rest()}"] if all(head < "\x80" for head in heads) else []),
-                *(f"{literal(head)} {self._unlike_rule([rest[1:] for rest in rests if rest.startswith(head)])}" for head in heads),
+                *(
+                    f"{literal(head)} {self._unlike_rule([rest[1:] for rest in rests if rest.startswith(head)])}"
+                    for head in heads
+                ),
             ]
         )
 
@@ -387,7 +403,9 @@ class _SchemaRules:
         member = f'{string} ":" {space} any_value'
         objects = f'"{{" ({space} {member} ("," {space} {member})* {space})? "}}"'
         arrays = f'"[" ({space} any_value ("," {space} any_value)* {space})? "]"'
-        return self._book.once("any_value", lambda: f'{objects} | {arrays} | {string} | {number} | "true" | "false" | "null"')
+        return self._book.once(
+            "any_value", lambda: f'{objects} | {arrays} | {string} | {number} | "true" | "false" | "null"'
+        )
 
     def _any_integer(self) -> str:
         return self._book.once("any_integer", lambda: self._pattern_rule(_INTEGER))
@@ -448,7 +466,12 @@ def _count(schema: Mapping[str, Any], key: str, where: str) -> int | None:
     value = schema.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0 or value != int(min(value, 2**31)):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not value >= 0
+        or value != int(min(value, 2**31))
+    ):
         raise RequestError(f"{where}.{key} must be a whole number of at least 0, and below 2^31")
     return int(value)
 

@@ -109,7 +109,9 @@ class _Search:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._matcher.end_search(self._steps if isinstance(error, SearchTooLong) else None)
 
 

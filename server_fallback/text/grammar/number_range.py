@@ -31,7 +31,10 @@ def integer_range(bounds: Mapping[str, Any], where: str) -> Language | None:
     low, high = _ends(bounds, where)
     first, last = _steps(low, high, 10 ** _decimals(bounds))
     return _joined(
-        [*(_negated(_exact(max(-last, 1), -first, 0)) if first < 0 else []), *(_exact(max(first, 0), last, 0) if last >= 0 else [])]
+        [
+            *(_negated(_exact(max(-last, 1), -first, 0)) if first < 0 else []),
+            *(_exact(max(first, 0), last, 0) if last >= 0 else []),
+        ]
     )
 
 
@@ -58,7 +61,9 @@ def _magnitudes(low: _End, high: _End, digits: int) -> list[Language]:
         parts += [Series((step, *tail)) for step in _exact(low.value, low.value, digits)]
     for step in _exact(low.value + low.is_open, high.value - 1, digits):
         with_digits = (
-            [step, Series((step, _DOT, _digit(0, 9), _more(_EXTRA_DIGITS)))] if digits == 0 else [Series((step, _more(_EXTRA_DIGITS)))]
+            [step, Series((step, _DOT, _digit(0, 9), _more(_EXTRA_DIGITS)))]
+            if digits == 0
+            else [Series((step, _more(_EXTRA_DIGITS)))]
         )
         parts += with_digits
     if not high.is_open and (high.value > low.value or (high.value == low.value and not low.is_open)):
@@ -82,7 +87,9 @@ def _exact(first: int, last: int, places: int) -> list[Language]:
         if low > high:
             continue
         for digits in _same_width(str(low).zfill(width), str(high).zfill(width)):
-            parts.append(Series((*digits[: width - places], _DOT, *digits[width - places :]) if places else tuple(digits)))
+            parts.append(
+                Series((*digits[: width - places], _DOT, *digits[width - places :]) if places else tuple(digits))
+            )
     return parts
 
 
@@ -116,11 +123,15 @@ def _ends(bounds: Mapping[str, Any], where: str) -> tuple[_End, _End]:
             return None
         value = Decimal(repr(bounds[name]))
         if digits > 15 or abs(value) > _LARGEST:
-            raise RequestError(f"{where}: the bound {bounds[name]} has more than 15 digits before or after the point; give a nearer one")
+            raise RequestError(
+                f"{where}: the bound {bounds[name]} has more than 15 digits before or after the point; give a nearer one"
+            )
         return int(value.scaleb(digits))
 
     low, high = _End(-limit, False), _End(limit, False)
-    minimum, maximum, above, below = (scaled(name) for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+    minimum, maximum, above, below = (
+        scaled(name) for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+    )
     if minimum is not None:
         low = _End(minimum, False)
     if above is not None and above >= low.value:

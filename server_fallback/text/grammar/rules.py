@@ -70,9 +70,13 @@ def source_rules(source: GrammarSource) -> Rules:
             return _rules(book.rooted(f"{one} ({literal(separator)} {one})*"), [book])
         case TagsSource(tags, _, trigger):
             books = [RuleBook() for _ in tags]
-            contents = [{"type": "grammar", "grammar": each.rooted(_value(each, tag))} for each, tag in zip(books, tags, strict=True)]
+            contents = [
+                {"type": "grammar", "grammar": each.rooted(_value(each, tag))}
+                for each, tag in zip(books, tags, strict=True)
+            ]
             parts = [
-                {"type": "tag", "begin": tag.begin, "content": content, "end": tag.end} for tag, content in zip(tags, contents, strict=True)
+                {"type": "tag", "begin": tag.begin, "content": content, "end": tag.end}
+                for tag, content in zip(tags, contents, strict=True)
             ]
             form = {"type": "triggered_tags", "triggers": [trigger], "tags": parts}
             return _rules(json.dumps({"type": "structural_tag", "format": form}), books)
@@ -95,7 +99,9 @@ def _call_rules(calls: TagsSource) -> Rules:
 
 
 def _rules(text: str, books: Sequence[RuleBook]) -> Rules:
-    reserve = _LEAST_RESERVE + sum(book.demanded for book in books) + max((book.longest_end for book in books), default=0)
+    reserve = (
+        _LEAST_RESERVE + sum(book.demanded for book in books) + max((book.longest_end for book in books), default=0)
+    )
     return Rules(text, _longest_first(dict.fromkeys(ending for book in books for ending in book.endings)), reserve)
 
 
@@ -105,7 +111,11 @@ def _longest_first(endings: Iterable[str]) -> tuple[str, ...]:
 
 
 def _most_bytes(literal_text: str) -> int:
-    return len(re.sub(r"\\U.{8}", lambda escape: "x" if escape[0] < "\\U00000080" else "xxxx", literal_text).encode(errors="surrogatepass"))
+    return len(
+        re.sub(r"\\U.{8}", lambda escape: "x" if escape[0] < "\\U00000080" else "xxxx", literal_text).encode(
+            errors="surrogatepass"
+        )
+    )
 
 
 def _value(book: RuleBook, tag: Tag) -> str:

@@ -18,7 +18,20 @@ Schema = bool | Mapping[str, Any]
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 # Keywords that say nothing about what is valid.
 _ANNOTATIONS = {
-    *("$schema", "$id", "id", "$comment", "$anchor", "$defs", "definitions", "title", "description", "default", "examples", "example"),
+    *(
+        "$schema",
+        "$id",
+        "id",
+        "$comment",
+        "$anchor",
+        "$defs",
+        "definitions",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+    ),
     *("deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding"),
 }
 # The keywords that apply to one type only; a schema without a type that has one of them is taken to mean that type.
@@ -28,7 +41,16 @@ _KEYWORDS = {
     "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
     "object": ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
 }
-_KNOWN = {"type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf", *(key for keys in _KEYWORDS.values() for key in keys)}
+_KNOWN = {
+    "type",
+    "enum",
+    "const",
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    *(key for keys in _KEYWORDS.values() for key in keys),
+}
 
 
 def assertions(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -36,7 +58,9 @@ def assertions(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
     kept = {key: value for key, value in schema.items() if key not in _ANNOTATIONS and not key.startswith("x-")}
     for key in kept:
         if key not in _KNOWN:
-            raise RequestError(f"{where}: the keyword '{key}' cannot be held to; take it out, or say it another way", keyword=key)
+            raise RequestError(
+                f"{where}: the keyword '{key}' cannot be held to; take it out, or say it another way", keyword=key
+            )
     for key, names in (("type", list_of(kept.get("type"))), ("required", kept.get("required", []))):
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise RequestError(f"{where}.{key} must be a list of names")
@@ -57,7 +81,11 @@ def resolve(root: Schema, ref: object, where: str) -> Schema:
         if isinstance(place, Mapping):
             place = place.get(key)
         else:
-            place = place[int(key)] if isinstance(place, list) and key.isascii() and key.isdigit() and int(key) < len(place) else None
+            place = (
+                place[int(key)]
+                if isinstance(place, list) and key.isascii() and key.isdigit() and int(key) < len(place)
+                else None
+            )
     if not isinstance(place, bool | Mapping):
         raise RequestError(f"{where}: $ref '{ref}' points to nothing in the schema")
     return place
@@ -177,7 +205,9 @@ def _merge_keyword(key: str, left: Any, right: Any, where: str) -> Any:
         return list(dict.fromkeys([*types, *(name for name in seconds if name == "integer" and "number" in firsts)]))
     if key == "properties" and isinstance(left, Mapping) and isinstance(right, Mapping):
         both = {
-            name: {"allOf": [left[name], right[name]]} for name in left if name in right and json_text(left[name]) != json_text(right[name])
+            name: {"allOf": [left[name], right[name]]}
+            for name in left
+            if name in right and json_text(left[name]) != json_text(right[name])
         }
         return {**left, **right, **both}
     if key == "enum":
@@ -191,7 +221,13 @@ def _require_open(closed: Mapping[str, Any], other: Mapping[str, Any], where: st
     if closed.get("additionalProperties", True) is True:
         return
     named, others = closed.get("properties"), other.get("properties")
-    more = [name for name in (others if isinstance(others, Mapping) else ()) if not (isinstance(named, Mapping) and name in named)]
+    more = [
+        name
+        for name in (others if isinstance(others, Mapping) else ())
+        if not (isinstance(named, Mapping) and name in named)
+    ]
     if more:
         listed = "', '".join(more)
-        raise RequestError(f"{where}: additionalProperties forbids '{listed}', which is beside it; put all properties into one schema")
+        raise RequestError(
+            f"{where}: additionalProperties forbids '{listed}', which is beside it; put all properties into one schema"
+        )

@@ -35,14 +35,18 @@ class TokenShapes:
         order = np.argsort(lengths, kind="stable")
         self.shortest_first: npt.NDArray[np.intp] = order[lengths[order] > 0]
         # Those that only go on with a character.
-        self.continuing = [token_id for token_id, token in enumerate(tokens) if token and not token.strip(_CONTINUATIONS)]
+        self.continuing = [
+            token_id for token_id, token in enumerate(tokens) if token and not token.strip(_CONTINUATIONS)
+        ]
 
     def around(self, trigger: str) -> FreeText:
         word = trigger.encode()
         ends = tuple(word[start:] for start in range(len(word)))
         holds = [word in token for token in self.tokens]
         triggers = np.array([held or token.startswith(ends) for held, token in zip(holds, self.tokens, strict=True)])
-        free = _bits([_is_whole(token) and not held for token, held in zip(self.tokens, triggers.tolist(), strict=True)])
+        free = _bits(
+            [_is_whole(token) and not held for token, held in zip(self.tokens, triggers.tolist(), strict=True)]
+        )
         order = self.shortest_first
         # Those that hold all of it first, then those that may be its end.
         rank = 2 - triggers[order].astype(int) - np.array(holds)[order]

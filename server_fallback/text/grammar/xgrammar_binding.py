@@ -24,7 +24,9 @@ import numpy.typing as npt
 from nearfar.compiler.errors import ToolError
 
 XGRAMMAR_VERSION = "0.2.8"
-_LIBRARY = {"win32": "xgrammar_bindings.dll", "darwin": "libxgrammar_bindings.dylib"}.get(sys.platform, "libxgrammar_bindings.so")
+_LIBRARY = {"win32": "xgrammar_bindings.dll", "darwin": "libxgrammar_bindings.dylib"}.get(
+    sys.platform, "libxgrammar_bindings.so"
+)
 _NAMESPACE = "xgrammar.tvm_ffi_binding"
 # xgrammar's VocabType.RAW: tokens are given as the bytes that they write.
 _RAW = 0

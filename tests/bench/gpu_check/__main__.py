@@ -51,9 +51,17 @@ class Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-check", help="logs and summary.json (default: build/gpu-check)")
     parser.add_argument(
-        "--prepared", type=Path, default=ROOT / "build" / "gpu-prepared", help="what make gpu-prepare wrote, else it is made"
+        "--out",
+        type=Path,
+        default=ROOT / "build" / "gpu-check",
+        help="logs and summary.json (default: build/gpu-check)",
+    )
+    parser.add_argument(
+        "--prepared",
+        type=Path,
+        default=ROOT / "build" / "gpu-prepared",
+        help="what make gpu-prepare wrote, else it is made",
     )
     parser.add_argument("--only", default="", help="names of steps with commas between (default: all)")
     options = parser.parse_args()
@@ -64,8 +72,16 @@ def main() -> None:
         (options.out / "summary.json").write_text(json.dumps({"gpu": None, "reason": reason, "steps": []}))
         sys.exit(NO_GPU)
     wanted = [name for name in options.only.split(",") if name]
-    steps = [step for step in all_steps(options.prepared.resolve(), options.out.resolve()) if not wanted or step.name in wanted]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / path) for path in PATHS), "PYTHONUNBUFFERED": "1"}
+    steps = [
+        step
+        for step in all_steps(options.prepared.resolve(), options.out.resolve())
+        if not wanted or step.name in wanted
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(ROOT / path) for path in PATHS),
+        "PYTHONUNBUFFERED": "1",
+    }
     results = []
     for step in steps:
         print(f"{step.name} ...", flush=True)
@@ -93,7 +109,13 @@ def missing_gpu() -> str | None:
 def all_steps(prepared: Path, out: Path) -> list[Step]:
     python = sys.executable
     module = (python, "-m")
-    steps = [Step("machine", ("bash", "-c", "nvidia-smi; lscpu | head -20; free -g; " + f"{python} -m pip list 2>/dev/null"), 20)]
+    steps = [
+        Step(
+            "machine",
+            ("bash", "-c", "nvidia-smi; lscpu | head -20; free -g; " + f"{python} -m pip list 2>/dev/null"),
+            20,
+        )
+    ]
     if not (prepared / "cases.pickle.gz").exists():
         steps.append(Step("prepare", (*module, "gpu_check.prepare", str(prepared), "--arch", "auto"), 150))
     return [

@@ -38,7 +38,10 @@ def main(folder: Path) -> int:
             failed += 1
             print(f"FAIL {case['name']}: {str(error)[:500]}", flush=True)
     driver.close()
-    print(f"{len(cases) - failed} of {len(cases)} kernel cases pass, {sum(len(case['runs']) for case in cases)} runs", flush=True)
+    print(
+        f"{len(cases) - failed} of {len(cases)} kernel cases pass, {sum(len(case['runs']) for case in cases)} runs",
+        flush=True,
+    )
     return int(failed > 0)
 
 

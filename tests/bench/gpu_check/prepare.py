@@ -27,8 +27,12 @@ from .prepared import CASES_FILE, CUBIN_FILE, DEMO, LARGE, SOURCE_FILE
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--arch", default=DEFAULT_ARCH, help="of the GPU; auto: of this machine's (default: %(default)s)")
-    parser.add_argument("--without-large", action="store_true", help="leave out the bundle with the shapes of Qwen3-0.6B")
+    parser.add_argument(
+        "--arch", default=DEFAULT_ARCH, help="of the GPU; auto: of this machine's (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--without-large", action="store_true", help="leave out the bundle with the shapes of Qwen3-0.6B"
+    )
     options = parser.parse_args()
     arch = default_arch("cuda") if options.arch == "auto" else options.arch
     assert arch is not None
@@ -53,7 +57,9 @@ def prepare_cases(folder: Path, arch: str) -> None:
     for case in cases:
         runs: list[dict[str, Any]] = []
         for run in case.runs():
-            scratch = {f"scratch.{name}": count for each in kernels[case.name] for name, count in each.kernel.scratch.items()}
+            scratch = {
+                f"scratch.{name}": count for each in kernels[case.name] for name, count in each.kernel.scratch.items()
+            }
             launches = [
                 (
                     each.entry,
@@ -65,7 +71,14 @@ def prepare_cases(folder: Path, arch: str) -> None:
                 for each in kernels[case.name]
             ]
             filled = {name: np.full(evaluate(count, run.dims), np.nan, np.float32) for name, count in scratch.items()}
-            runs.append({"dims": run.dims, "arrays": {**run.arrays, **filled}, "expected": dict(run.expected), "launches": launches})
+            runs.append(
+                {
+                    "dims": run.dims,
+                    "arrays": {**run.arrays, **filled},
+                    "expected": dict(run.expected),
+                    "launches": launches,
+                }
+            )
         prepared.append({"name": case.name, "dtype": case.dtype, "runs": runs})
     (folder / CASES_FILE).write_bytes(gzip.compress(pickle.dumps(prepared), 6))
 
@@ -76,7 +89,9 @@ def prepare_large(folder: Path, arch: str) -> None:
     checkpoint = folder.parent / QWEN3_0_6B.name
     if not (checkpoint / "model.safetensors").exists():
         write_checkpoint(QWEN3_0_6B, checkpoint)
-    compile_model(str(checkpoint), folder / LARGE, CompileOptions(target="cuda", arch=arch, self_test=False, force=True))
+    compile_model(
+        str(checkpoint), folder / LARGE, CompileOptions(target="cuda", arch=arch, self_test=False, force=True)
+    )
     without_weights(folder / LARGE)
 
 

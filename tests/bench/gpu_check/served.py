@@ -26,7 +26,12 @@ def main(folder: Path, log: Path) -> int:
 
         def ask(number: int) -> tuple[str, str]:
             question = questions[number]
-            body = {"model": DEMO, "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 32}
+            body = {
+                "model": DEMO,
+                "messages": [{"role": "user", "content": question}],
+                "temperature": 0,
+                "max_tokens": 32,
+            }
             return question, text_of(server.url, {**body, "stream": number % 3 == 0})
 
         started = time.monotonic()
@@ -34,7 +39,9 @@ def main(folder: Path, log: Path) -> int:
             found = list(pool.map(ask, range(len(questions))))
         wrong = {(question, answer) for question, answer in found if answer != ANSWERS[question]}
         ready = httpx.get(f"{server.url}/health/ready").text
-    print(f"{len(found)} answers in {time.monotonic() - started:.2f} s, {len(wrong)} wrong ones: {sorted(wrong)}; {ready}")
+    print(
+        f"{len(found)} answers in {time.monotonic() - started:.2f} s, {len(wrong)} wrong ones: {sorted(wrong)}; {ready}"
+    )
     return int(bool(wrong))
 
 

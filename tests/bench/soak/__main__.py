@@ -37,12 +37,21 @@ END_SECONDS = 40.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--baseline-share", type=float, default=0.2, help="of the minutes, without attacks (default: %(default)s)")
+    parser.add_argument(
+        "--baseline-share", type=float, default=0.2, help="of the minutes, without attacks (default: %(default)s)"
+    )
     parser.add_argument("--clients", type=int, default=24)
-    parser.add_argument("--think-seconds", type=float, default=0.3, help="mean pause of a client between requests (default: %(default)s)")
+    parser.add_argument(
+        "--think-seconds",
+        type=float,
+        default=0.3,
+        help="mean pause of a client between requests (default: %(default)s)",
+    )
     parser.add_argument("--attacks", default=",".join(ATTACKS), help="with commas between (default: all): %(default)s")
     parser.add_argument("--threads", type=int, default=2, help="of the server's model (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "soak", help="models, logs and results (default: build/soak)")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "soak", help="models, logs and results (default: build/soak)"
+    )
     options = parser.parse_args()
     names = [name for name in options.attacks.split(",") if name]
     if unknown := set(names) - set(ATTACKS):

@@ -38,7 +38,12 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
     {
         "anyOf": [
             {"type": "null"},
-            {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"], "additionalProperties": False},
+            {
+                "type": "object",
+                "properties": {"a": {"type": "number"}},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
         ]
     },
 )
@@ -100,15 +105,36 @@ def new_schema(number: int) -> tuple[Ask, dict[str, Any]]:
 def _asks() -> Iterator[Ask]:
     for index, question in enumerate(QUESTIONS):
         yield _chat("chat", question, temperature=0)
-        yield _chat("chat streamed", question, temperature=0.9, seed=index, stream=True, stream_options={"include_usage": True})
+        yield _chat(
+            "chat streamed", question, temperature=0.9, seed=index, stream=True, stream_options={"include_usage": True}
+        )
         yield _chat("adapter", question, model=ADAPTERS[index % 3], temperature=0, stream=index % 2 == 0)
-        yield Ask("completion", COMPLETIONS, {"model": MODEL, "prompt": question, "max_tokens": 16, "temperature": 0.7, "seed": 40 + index})
+        yield Ask(
+            "completion",
+            COMPLETIONS,
+            {"model": MODEL, "prompt": question, "max_tokens": 16, "temperature": 0.7, "seed": 40 + index},
+        )
     for index, schema in enumerate(SCHEMAS):
         held = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         yield _chat("structured", QUESTIONS[index], response_format=held, temperature=0, max_tokens=64)
-        yield _chat("structured", QUESTIONS[index], response_format=held, temperature=1.0, seed=index, max_tokens=64, stream=True)
-    yield _chat("structured", "a date", response_format={"type": "regex", "pattern": "[0-9]{4}-[01][0-9]"}, temperature=0)
-    yield _chat("structured", "yes or no", response_format={"type": "grammar", "grammar": 'root ::= "yes" | "no"'}, temperature=0)
+        yield _chat(
+            "structured",
+            QUESTIONS[index],
+            response_format=held,
+            temperature=1.0,
+            seed=index,
+            max_tokens=64,
+            stream=True,
+        )
+    yield _chat(
+        "structured", "a date", response_format={"type": "regex", "pattern": "[0-9]{4}-[01][0-9]"}, temperature=0
+    )
+    yield _chat(
+        "structured",
+        "yes or no",
+        response_format={"type": "grammar", "grammar": 'root ::= "yes" | "no"'},
+        temperature=0,
+    )
     for index, choice in enumerate(("required", {"type": "function", "function": {"name": "add"}})):
         yield _chat("tools", QUESTIONS[index], tools=list(TOOLS), tool_choice=choice, temperature=0, max_tokens=96)
     yield _chat("stop strings", "tell me about the sea", stop=["e", " a"], temperature=0)
@@ -122,7 +148,11 @@ def _asks() -> Iterator[Ask]:
         {"role": "user", "content": [{"type": "text", "text": "what is 1 + 1?"}]},
     ]
     yield Ask("chat", CHAT, {"model": MODEL, "messages": turns, "max_tokens": 16, "temperature": 0})
-    yield Ask("completion", COMPLETIONS, {"model": MODEL, "prompt": ["one", "two"], "max_tokens": 8, "temperature": 0, "stream": True})
+    yield Ask(
+        "completion",
+        COMPLETIONS,
+        {"model": MODEL, "prompt": ["one", "two"], "max_tokens": 8, "temperature": 0, "stream": True},
+    )
     yield Ask("embedding", EMBEDDINGS, {"model": EMBEDDING, "input": ["a text", "another, longer text"]})
     yield Ask("tokenize", TOKENIZE, {"model": MODEL, "messages": [{"role": "user", "content": "what is 27 + 58?"}]})
 

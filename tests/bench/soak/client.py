@@ -27,7 +27,9 @@ class Outcome:
 
 def make_client(url: str, key: str, connections: int) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-    return httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_SECONDS, limits=limits)
+    return httpx.AsyncClient(
+        base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_SECONDS, limits=limits
+    )
 
 
 async def send(client: httpx.AsyncClient, ask: Ask) -> Outcome:
@@ -64,7 +66,9 @@ def compared(answer: dict[str, Any]) -> str:
     for choice in sorted(answer["choices"], key=lambda each: each["index"]):
         message = choice.get("message", {})
         calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls") or ()]
-        choices.append([choice.get("text", message.get("content")), calls, choice["finish_reason"], choice.get("logprobs")])
+        choices.append(
+            [choice.get("text", message.get("content")), calls, choice["finish_reason"], choice.get("logprobs")]
+        )
     return json.dumps([choices, answer["usage"]["completion_tokens"]])
 
 

@@ -41,7 +41,9 @@ class Phase:
 
     def percentile(self, share: float, kind: str | None = None) -> float:
         """Seconds of whole answers, of all kinds or of one."""
-        seconds = sorted(outcome.seconds for outcome in self.outcomes if outcome.status == 200 and kind in (None, outcome.kind))
+        seconds = sorted(
+            outcome.seconds for outcome in self.outcomes if outcome.status == 200 and kind in (None, outcome.kind)
+        )
         return seconds[min(len(seconds) - 1, int(share * len(seconds)))] if seconds else float("nan")
 
 
@@ -56,7 +58,9 @@ async def answers_alone(url: str, asks: Sequence[Ask]) -> dict[Ask, str]:
     return answers
 
 
-async def run_phase(url: str, expected: Mapping[Ask, str], clients: int, seconds: float, think_seconds: float, seed: int) -> Phase:
+async def run_phase(
+    url: str, expected: Mapping[Ask, str], clients: int, seconds: float, think_seconds: float, seed: int
+) -> Phase:
     phase = Phase()
     started = time.monotonic()
 
@@ -122,4 +126,6 @@ async def _ask_wrong(client: httpx.AsyncClient, rng: random.Random, phase: Phase
     if response.status_code == status:
         phase.wrong_answered += 1
     else:
-        phase.wrong_mistaken.append(f"{response.status_code} instead of {status} for {str(body)[:100]}: {response.text[:200]}")
+        phase.wrong_mistaken.append(
+            f"{response.status_code} instead of {status} for {str(body)[:100]}: {response.text[:200]}"
+        )

@@ -44,14 +44,18 @@ class Found:
     def criteria(self) -> list[Criterion]:
         phases = (self.baseline, self.attacked)
         compared, equal = sum(each.compared for each in phases), sum(each.equal for each in phases)
-        failures = sum(number for each in phases for status, number in each.statuses.items() if status >= 500 or status == 0)
+        failures = sum(
+            number for each in phases for status, number in each.statuses.items() if status >= 500 or status == 0
+        )
         failures += sum(each.broken_connections for each in phases)
         refused = sum(number for each in phases for status, number in each.statuses.items() if 400 <= status < 500)
         mistaken = sum(len(each.wrong_mistaken) for each in phases)
         before, beside = self.baseline.percentile(0.99), self.attacked.percentile(0.99)
         gap = max(self.liveness["seconds"], default=0.0)
         gaps = sum(seconds > MOST_GAP_SECONDS for seconds in self.liveness["seconds"])
-        waited = f"{1000 * gap:.0f} ms; {gaps} of {len(self.liveness['seconds']):,} over {1000 * MOST_GAP_SECONDS:.0f} ms"
+        waited = (
+            f"{1000 * gap:.0f} ms; {gaps} of {len(self.liveness['seconds']):,} over {1000 * MOST_GAP_SECONDS:.0f} ms"
+        )
         peak = self.peak_megabytes()
         growth = self.growth_megabytes_per_minute()
         findings = [f"{name}: {finding}" for name, found in self.attacks.items() for finding in found["findings"]]
@@ -60,16 +64,28 @@ class Found:
             Criterion("honest requests with a 5xx or a broken connection", f"{failures:,}", failures == 0),
             Criterion("honest requests refused", f"{refused:,}", refused == 0),
             Criterion("wrong requests with another status than theirs", f"{mistaken:,}", mistaken == 0),
-            Criterion("honest p99 beside the attacks", f"{before:.2f} s -> {beside:.2f} s", beside <= MOST_P99_GROWTH * before),
-            Criterion("longest wait for /health/live", waited, gap <= MOST_GAP_SECONDS and not self.liveness["failures"]),
-            Criterion("memory's growth in the second half", f"{growth:+.1f} MB/min", growth <= MOST_GROWTH_MB_PER_MINUTE),
+            Criterion(
+                "honest p99 beside the attacks", f"{before:.2f} s -> {beside:.2f} s", beside <= MOST_P99_GROWTH * before
+            ),
+            Criterion(
+                "longest wait for /health/live", waited, gap <= MOST_GAP_SECONDS and not self.liveness["failures"]
+            ),
+            Criterion(
+                "memory's growth in the second half", f"{growth:+.1f} MB/min", growth <= MOST_GROWTH_MB_PER_MINUTE
+            ),
             Criterion("memory's peak above that without attacks", f"{peak:+.0f} MB", peak <= MOST_PEAK_MEGABYTES),
             Criterion("attacks that came through", str(len(findings)), not findings),
             Criterion("the server runs at the end", str(self.server_alive), self.server_alive),
             Criterion("its exit code after SIGTERM", str(self.server_exit_code), self.server_exit_code == 0),
         ]
         if self.leaked is not None:
-            figure = "arrived" if self.leaked else "none arrived" if self.public_arrived else "nothing arrived, public text neither"
+            figure = (
+                "arrived"
+                if self.leaked
+                else "none arrived"
+                if self.public_arrived
+                else "nothing arrived, public text neither"
+            )
             rows.append(Criterion("private text at the far side", figure, not self.leaked and self.public_arrived))
         return rows
 
@@ -85,7 +101,9 @@ class Found:
     def to_json(self) -> dict[str, Any]:
         return {
             "criteria": [{"name": each.name, "figure": each.figure, "holds": each.holds} for each in self.criteria()],
-            "phases": {name: _phase_json(phase) for name, phase in (("baseline", self.baseline), ("attacked", self.attacked))},
+            "phases": {
+                name: _phase_json(phase) for name, phase in (("baseline", self.baseline), ("attacked", self.attacked))
+            },
             "liveness": {
                 "polls": len(self.liveness["seconds"]),
                 "longest_seconds": sorted(self.liveness["seconds"])[-20:],
@@ -138,7 +156,9 @@ def _phase_json(phase: Phase) -> dict[str, Any]:
         "compared": phase.compared,
         "equal": phase.equal,
         "differences": phase.differences[:20],
-        "errors": [f"{outcome.kind}: {outcome.status} {outcome.error}" for outcome in phase.outcomes if outcome.status != 200][:20],
+        "errors": [
+            f"{outcome.kind}: {outcome.status} {outcome.error}" for outcome in phase.outcomes if outcome.status != 200
+        ][:20],
         "broken_connections": phase.broken_connections,
         "wrong_answered": phase.wrong_answered,
         "wrong_mistaken": phase.wrong_mistaken[:20],

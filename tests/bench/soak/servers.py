@@ -54,11 +54,22 @@ class Soaked:
 @contextmanager
 def soaked(folder: Path, threads: int, *, with_gateway: bool) -> Iterator[Soaked]:
     make_models(folder)
-    (folder / "keys.toml").write_text("\n".join(_key(key, key == ADMIN_KEY) for key in (*HONEST_KEYS, ATTACKER_KEY, ADMIN_KEY)))
+    (folder / "keys.toml").write_text(
+        "\n".join(_key(key, key == ADMIN_KEY) for key in (*HONEST_KEYS, ATTACKER_KEY, ADMIN_KEY))
+    )
     (folder / "policy.json").write_text(json.dumps(POLICY))
     environment = {"NEARFAR_CACHE": str(folder / "cache")}
     models = [str(folder / MODEL), str(folder / EMBEDDING)]
-    common = ["--threads", str(threads), "--api-keys", str(folder / "keys.toml"), "--lora-rank", "4", "--kv-memory", "64MB"]
+    common = [
+        "--threads",
+        str(threads),
+        "--api-keys",
+        str(folder / "keys.toml"),
+        "--lora-rank",
+        "4",
+        "--kv-memory",
+        "64MB",
+    ]
     admin = {"Authorization": f"Bearer {ADMIN_KEY}"}
     with ExitStack() as stack:
         server = stack.enter_context(nearfar_serve([*models, *common], folder / "server.log", admin, environment))
@@ -72,7 +83,16 @@ def soaked(folder: Path, threads: int, *, with_gateway: bool) -> Iterator[Soaked
             return
         far = stack.enter_context(recording_proxy(int(server.url.rsplit(":", 1)[1])))
         environment |= {"FAR_KEY": HONEST_KEYS[0], "NEARFAR_THREADS": "1"}
-        arguments = ["--near", str(folder / MODEL), "--far", far.url, "--far-model", MODEL, "--far-api-key-env", "FAR_KEY"]
+        arguments = [
+            "--near",
+            str(folder / MODEL),
+            "--far",
+            far.url,
+            "--far-model",
+            MODEL,
+            "--far-api-key-env",
+            "FAR_KEY",
+        ]
         arguments += ["--policy", str(folder / "policy.json")]
         yield Soaked(folder, server, stack.enter_context(gateway(arguments, folder / "gateway.log", environment)), far)
 

@@ -163,7 +163,10 @@ PHI_3_MINI_4K: dict[str, Any] = {
     "architectures": ["Phi3ForCausalLM"],
     "attention_bias": False,
     "attention_dropout": 0.0,
-    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"},
+    "auto_map": {
+        "AutoConfig": "configuration_phi3.Phi3Config",
+        "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+    },
     "bos_token_id": 1,
     "embd_pdrop": 0.0,
     "eos_token_id": 32000,
@@ -287,7 +290,10 @@ def test_mistral_has_a_window_on_every_layer_unless_it_is_null() -> None:
 def test_phi3_rotates_a_part_of_each_head_and_refuses_long_rope() -> None:
     assert read(PHI_3_MINI_4K).rope == RopeSpec(theta=10000.0)
     assert read(PHI_3_MINI_4K, partial_rotary_factor=0.75).rope == RopeSpec(theta=10000.0, rotary_dim=72)
-    assert read(PHI_3_MINI_4K, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.75}).rope.rotary_dim == 72
+    assert (
+        read(PHI_3_MINI_4K, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.75}).rope.rotary_dim
+        == 72
+    )
     with pytest.raises(UnsupportedModel, match="rotates 31 of a head's 96 elements; their number must be even"):
         read(PHI_3_MINI_4K, partial_rotary_factor=0.33)
     with pytest.raises(CheckpointError, match=r"'partial_rotary_factor' is 0\.5 here and 0\.75 at the top"):
@@ -341,7 +347,8 @@ def test_llama3_scaling_without_an_original_length_takes_the_longest_position() 
 @pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope", "su", "proportional"])
 def test_other_rope_scalings_are_refused_by_name(kind: str) -> None:
     with pytest.raises(
-        UnsupportedModel, match=rf"config\.json: rope_scaling: RoPE type '{kind}' is not supported; supported: default, linear, llama3"
+        UnsupportedModel,
+        match=rf"config\.json: rope_scaling: RoPE type '{kind}' is not supported; supported: default, linear, llama3",
     ):
         read(LLAMA_3_2_1B, rope_scaling={"rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 8192})
 
@@ -350,7 +357,10 @@ def test_other_rope_scalings_are_refused_by_name(kind: str) -> None:
     ("scaling", "message"),
     [
         ({"rope_type": "default", "type": "mrope"}, "RoPE type 'mrope' beside 'default' is not supported"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "'partial_rotary_factor' is 0.5, which is not supported"),
+        (
+            {"rope_type": "default", "partial_rotary_factor": 0.5},
+            "'partial_rotary_factor' is 0.5, which is not supported",
+        ),
         ({"rope_type": "linear", "factor": 2.0, "attention_factor": 1.1}, "unknown key 'attention_factor'"),
         ({"full_attention": {"rope_type": "default"}}, "unknown key 'full_attention'"),
     ],
@@ -366,7 +376,10 @@ def test_rope_that_we_do_not_compile_is_refused(scaling: dict[str, Any], message
         ({"rope_type": "linear"}, "'factor' is missing"),
         ({"rope_type": "linear", "factor": "2"}, "'factor' is '2'"),
         ({"rope_type": 3}, "'rope_type' is 3"),
-        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "not above 'low_freq_factor'"),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
+            "not above 'low_freq_factor'",
+        ),
         ([], "expected an object"),
     ],
 )
@@ -390,13 +403,19 @@ def test_broken_rope_values_are_refused(scaling: object, message: str) -> None:
         (LLAMA_3_2_1B, {"architectures": ["LlamaForRewardModel"]}, "not a language model"),
         (LLAMA_3_2_1B, {"quantization_config": {"quant_method": "awq", "bits": 4}}, "already quantized .*method 'awq'"),
         (LLAMA_3_2_1B, {"layer_types": ["sliding_attention"] * 16}, "'layer_types' holds 'sliding_attention'"),
-        (QWEN2_5_0_5B, {"layer_types": ["full_attention"] * 23 + ["chunked_attention"]}, "'layer_types' holds 'chunked_attention'"),
+        (
+            QWEN2_5_0_5B,
+            {"layer_types": ["full_attention"] * 23 + ["chunked_attention"]},
+            "'layer_types' holds 'chunked_attention'",
+        ),
         (QWEN2_5_0_5B, {"use_mrope": True}, "'use_mrope' is true"),
         (QWEN2_5_0_5B, {"mlp_bias": True}, "unknown key 'mlp_bias'"),
         (QWEN3_0_6B, {"num_experts": 8}, "unknown key 'num_experts'"),
     ],
 )
-def test_mathematics_that_we_do_not_compile_is_refused(config: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+def test_mathematics_that_we_do_not_compile_is_refused(
+    config: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         read(config, **changes)
 
@@ -404,7 +423,10 @@ def test_mathematics_that_we_do_not_compile_is_refused(config: dict[str, Any], c
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_key_value_heads": 5}, "'num_attention_heads' is 32, not a multiple of 'num_key_value_heads', which is 5"),
+        (
+            {"num_key_value_heads": 5},
+            "'num_attention_heads' is 32, not a multiple of 'num_key_value_heads', which is 5",
+        ),
         ({"hidden_size": 2047, "head_dim": None}, "'hidden_size' is 2047, not a multiple of 'num_attention_heads'"),
         ({"num_hidden_layers": 0}, "'num_hidden_layers' is 0"),
         ({"num_hidden_layers": 10**9}, "'num_hidden_layers' is 1000000000; at most 10000"),
@@ -437,7 +459,10 @@ def test_some_layers_of_a_qwen_may_have_a_sliding_window() -> None:
     assert read(QWEN2_5_0_5B, use_sliding_window=True, max_window_layers=21, sliding_window=128).windows == windows
     layer_types = ["full_attention"] * 21 + ["sliding_attention"] * 3
     assert read(QWEN2_5_0_5B, use_sliding_window=True, layer_types=layer_types, sliding_window=128).windows == windows
-    assert read(without(QWEN2_5_0_5B, "sliding_window"), use_sliding_window=True, layer_types=layer_types).windows[-1] == 4096
+    assert (
+        read(without(QWEN2_5_0_5B, "sliding_window"), use_sliding_window=True, layer_types=layer_types).windows[-1]
+        == 4096
+    )
     with pytest.raises(CheckpointError, match="but 'use_sliding_window' and 'sliding_window' give it no size"):
         read(QWEN2_5_0_5B, layer_types=layer_types)
 
@@ -474,15 +499,23 @@ def test_no_key_of_a_config_can_hold_nonsense_unnoticed_unless_it_is_harmless(ke
 def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         arch.by_model_type(name)
-    assert caught.value.message.startswith(f"config.json: model_type {name!r} is not supported; supported: {', '.join(arch.SUPPORTED)}. ")
+    assert caught.value.message.startswith(
+        f"config.json: model_type {name!r} is not supported; supported: {', '.join(arch.SUPPORTED)}. "
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("smollm3", "It is a known family that nearfar .* does not compile yet; the nearest that it compiles is 'llama'. Ask for it in"),
+        (
+            "smollm3",
+            "It is a known family that nearfar .* does not compile yet; the nearest that it compiles is 'llama'. Ask for it in",
+        ),
         ("qwen3_next", "the nearest that it compiles is 'qwen3'"),
-        ("mamba2", "It is a model with recurrent states; nearfar .* does not compile such families yet. Ask for it in the project's"),
+        (
+            "mamba2",
+            "It is a model with recurrent states; nearfar .* does not compile such families yet. Ask for it in the project's",
+        ),
         ("bert", "It is an encoder, which generates no text; nearfar"),
         (
             "qwenn3",

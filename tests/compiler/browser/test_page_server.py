@@ -42,7 +42,9 @@ def test_it_serves_the_page_and_the_bundle(server: PageServer) -> None:
         assert get(server, "/bundle/kernels/a.wgsl") == (200, "text/plain", "// a")
 
 
-@pytest.mark.parametrize("path", ["/../secret", "/bundle/../secret", "/bundle/%2e%2e/secret", "/bundle/kernels/../../secret"])
+@pytest.mark.parametrize(
+    "path", ["/../secret", "/bundle/../secret", "/bundle/%2e%2e/secret", "/bundle/kernels/../../secret"]
+)
 def test_it_serves_nothing_outside(path: str, server: PageServer) -> None:
     with server:
         assert get(server, path)[0] == 404

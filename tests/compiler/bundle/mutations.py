@@ -38,7 +38,9 @@ def mutate(manifest: dict[str, Any], pick: random.Random) -> None:
     elif kind == "value":
         holder[key] = pick.choice(VALUES)
     elif kind == "number" and isinstance(value, int | float) and not isinstance(value, bool):
-        holder[key] = pick.choice((value + 1, value - 1, -value, value * 2, value // 2, value + 16, value + 256, 2**40, 10**30))
+        holder[key] = pick.choice(
+            (value + 1, value - 1, -value, value * 2, value // 2, value + 16, value + 256, 2**40, 10**30)
+        )
     elif kind == "other":
         # A value of the same kind from elsewhere.
         holder[key] = copy.deepcopy(similar(manifest, value, pick))
@@ -66,7 +68,11 @@ def find_holder(manifest: Any, pick: random.Random) -> Any:
     """An object or list that is not empty, tables of many entries being no likelier than small ones."""
     holder = manifest
     while True:
-        inner = [value for value in (holder.values() if isinstance(holder, dict) else holder) if isinstance(value, dict | list) and value]
+        inner = [
+            value
+            for value in (holder.values() if isinstance(holder, dict) else holder)
+            if isinstance(value, dict | list) and value
+        ]
         if not inner or pick.random() < 0.15:
             return holder
         holder = pick.choice(inner)

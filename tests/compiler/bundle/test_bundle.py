@@ -63,7 +63,9 @@ def test_another_format_version_is_named(version: object, bundle: Path) -> None:
         lambda manifest: manifest["weights"]["model.norm.weight"]["planes"][0].update(dtype="int8"),
     ],
 )
-def test_a_manifest_with_keys_missing_added_or_wrong_is_a_bundle_error(change: Callable[[dict[str, Any]], object], bundle: Path) -> None:
+def test_a_manifest_with_keys_missing_added_or_wrong_is_a_bundle_error(
+    change: Callable[[dict[str, Any]], object], bundle: Path
+) -> None:
     edit(bundle, change)
     with pytest.raises(BundleError, match="compile the bundle again"):
         open_bundle(bundle)

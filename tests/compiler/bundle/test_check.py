@@ -121,12 +121,16 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "an array that there is not": lambda m: attention(m)["inputs"].update(qkv="nowhere"),
     "a list of another step": lambda m: generate(m)["steps"][1].update(variants=generate(m)["steps"][3]["variants"]),
     "a list that there is not": lambda m: generate(m)["steps"][1].update(variants="linear_0"),
-    "a kernel that there is not": lambda m: m["variants"][generate(m)["steps"][1]["variants"]][0].update(kernels=["nowhere"]),
+    "a kernel that there is not": lambda m: m["variants"][generate(m)["steps"][1]["variants"]][0].update(
+        kernels=["nowhere"]
+    ),
     "a dim that there is not": lambda m: next(iter(m["kernels"].values())).update(grid=["Q", 1]),
     "a division by nothing": lambda m: next(iter(m["kernels"].values())).update(grid=[["ceildiv", "S", 0], 1]),
     "facts of another kernel": lambda m: next(iter(m["kernels"].values()))["facts"].update(columns=8),
     "an entry of something else": lambda m: next(iter(m["kernels"].values())).update(entry="system"),
-    "scratch that shrinks as batches grow": lambda m: next(iter(m["scratch"].values())).update(shape=[["sub", 100, "S"]]),
+    "scratch that shrinks as batches grow": lambda m: next(iter(m["scratch"].values())).update(
+        shape=[["sub", 100, "S"]]
+    ),
     "a token beyond the vocabulary": lambda m: m["self_test"]["prompt_ids"].__setitem__(0, 509),
     "a row beyond the prompt": lambda m: m["self_test"]["rows"][0].update(row=99),
     "an output that there is not": lambda m: generate(m)["outputs"].update(logits="nowhere"),
@@ -217,7 +221,12 @@ def test_accepted_mutations_run_without_a_crash(count: int, manifests: dict[str,
         if len(accepted) == count:
             break
     done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL, str(folder)], input="\n".join(accepted), capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", RUN_ALL, str(folder)],
+        input="\n".join(accepted),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     ran, refused = map(int, done.stdout.split())

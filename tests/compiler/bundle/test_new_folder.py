@@ -28,7 +28,11 @@ with new_folder(Path(sys.argv[1]), force=True) as folder:
 
 def start_half(output: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HALF, str(output)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", HALF, str(output)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "half\n"
@@ -64,7 +68,10 @@ def test_force_refuses_to_replace_what_is_no_bundle(is_folder: bool, tmp_path: P
         (output / "thesis.txt").write_text("mine")
     else:
         output.write_text("mine")
-    with pytest.raises(OutputError, match="is not a bundle, so --force does not replace it"), new_folder(output, force=True):
+    with (
+        pytest.raises(OutputError, match="is not a bundle, so --force does not replace it"),
+        new_folder(output, force=True),
+    ):
         pass
     assert (output / "thesis.txt" if is_folder else output).read_text() == "mine"
 
@@ -135,7 +142,9 @@ def test_a_bundle_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_a_place_that_another_process_writes_is_refused_and_what_it_leaves_when_killed_is_removed(tmp_path: Path) -> None:
+def test_a_place_that_another_process_writes_is_refused_and_what_it_leaves_when_killed_is_removed(
+    tmp_path: Path,
+) -> None:
     output = tmp_path / "out"
     with start_half(output) as process:
         with pytest.raises(OutputError, match="out: another process is writing it"), new_folder(output, force=True):
@@ -202,5 +211,8 @@ def test_a_link_stays_and_the_folder_that_it_leads_to_is_replaced(tmp_path: Path
 def test_a_path_that_the_system_refuses_is_an_output_error(name: str, tmp_path: Path) -> None:
     if name.startswith("surrogate"):
         (tmp_path / "surrogate\udc80").write_text("a file")
-    with pytest.raises(OutputError, match=r"cannot be written|not a valid path"), new_folder(tmp_path / name, force=False):
+    with (
+        pytest.raises(OutputError, match=r"cannot be written|not a valid path"),
+        new_folder(tmp_path / name, force=False),
+    ):
         pass

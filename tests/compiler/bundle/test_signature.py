@@ -72,7 +72,9 @@ def test_a_signature_under_the_id_of_a_trusted_key_is_still_checked(bundle: Path
         open_trusting(bundle, "me")
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"algorithm": "ed25519", "key": 1, "signature": 2}', "[" * 4000, "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", '{"algorithm": "ed25519", "key": 1, "signature": 2}', "[" * 4000, "\x00"]
+)
 def test_a_signature_file_of_anything_else_is_refused(text: str, bundle: Path) -> None:
     (bundle / SIGNATURE_FILE).write_text(text)
     with pytest.raises(BundleError, match="is not a signature"):

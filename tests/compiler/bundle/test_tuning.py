@@ -37,7 +37,9 @@ def test_records_go_into_the_manifest_in_their_order(tiny_checkpoints: Mapping[s
     assert [entry.model_dump(mode="json") for entry in shipped] == [json.loads(file.read_text()) for file in files]
 
 
-def test_a_record_of_another_bundle_is_refused_and_leaves_nothing(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+def test_a_record_of_another_bundle_is_refused_and_leaves_nothing(
+    tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
     file = record(tmp_path, variants={"elsewhere": [{"when": None, "variant": "x"}]})
     with pytest.raises(RequestError, match=f"{file}: variants 'elsewhere' is not in this bundle"):
         compile_model(str(tiny_checkpoints["llama"]), tmp_path / "bundle", CompileOptions(context=64, tuning=(file,)))
@@ -58,17 +60,28 @@ def test_a_variant_that_the_bundle_does_not_have_is_refused(tmp_path: Path) -> N
         (b"\xff", "cannot be read"),
         (b"[]", "is no tuning record"),
         (b'{"adapter": {}}', r"is no tuning record \(adapter\.vendor: Field required\)"),
-        (json.dumps({"adapter": ADAPTER, "activation": "int4", "variants": {}}).encode(), "activation: Input should be"),
+        (
+            json.dumps({"adapter": ADAPTER, "activation": "int4", "variants": {}}).encode(),
+            "activation: Input should be",
+        ),
         (json.dumps({"adapter": ADAPTER, "activation": "float16", "variants": {}, "x": 1}).encode(), "x: Extra inputs"),
         (
             json.dumps(
-                {"adapter": ADAPTER, "activation": "float16", "variants": {"sample": [{"when": ["<=", "Q", 1], "variant": "sample"}]}}
+                {
+                    "adapter": ADAPTER,
+                    "activation": "float16",
+                    "variants": {"sample": [{"when": ["<=", "Q", 1], "variant": "sample"}]},
+                }
             ).encode(),
             "dim 'Q' has no value",
         ),
         (
             json.dumps(
-                {"adapter": ADAPTER, "activation": "float16", "variants": {"sample": [{"when": ["=="], "variant": "sample"}]}}
+                {
+                    "adapter": ADAPTER,
+                    "activation": "float16",
+                    "variants": {"sample": [{"when": ["=="], "variant": "sample"}]},
+                }
             ).encode(),
             "is no tuning record",
         ),
@@ -88,5 +101,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_two_records_of_one_adapter_and_dtype_are_refused(tmp_path: Path) -> None:
     files = [record(tmp_path, name) for name in ("a.json", "b.json")]
-    with pytest.raises(RequestError, match=r"b\.json: is of the same adapter and dtype as .*a\.json \(nvidia ampere float16\)"):
+    with pytest.raises(
+        RequestError, match=r"b\.json: is of the same adapter and dtype as .*a\.json \(nvidia ampere float16\)"
+    ):
         read_tuning(files)

@@ -62,11 +62,20 @@ class Terminal:
 
 
 @contextmanager
-def on_a_terminal(command: Sequence[str], folder: Path, columns: int = 80) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+def on_a_terminal(
+    command: Sequence[str], folder: Path, columns: int = 80
+) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     main, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
     process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True, preexec_fn=control
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=control,
     )
     os.close(terminal)
     try:

@@ -119,7 +119,10 @@ def test_a_stopped_answer_stays_in_the_conversation(answerer: Answerer) -> None:
     answer, _ = conversation.ask("what is 27 + 58?", pieces.append, lambda: len(pieces) >= 2)
     assert answer.finish_reason == "cancelled"
     assert len(answer.token_ids) == 2
-    assert conversation._turns == [{"role": "user", "content": "what is 27 + 58?"}, {"role": "assistant", "content": "".join(pieces)}]
+    assert conversation._turns == [
+        {"role": "user", "content": "what is 27 + 58?"},
+        {"role": "assistant", "content": "".join(pieces)},
+    ]
     assert ask(conversation, "what is 27 + 58?").finish_reason == "stop"
 
 

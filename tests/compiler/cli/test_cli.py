@@ -58,10 +58,14 @@ def test_importing_the_command_line_loads_no_heavy_library() -> None:
         "[importlib.import_module(command.module) for command in COMMANDS.values()]; "
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+    )
 
 
-def test_compile_prints_what_it_made(tiny_checkpoints: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compile_prints_what_it_made(
+    tiny_checkpoints: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = tmp_path / "bundle"
     result = run_json(capsys, "compile", str(tiny_checkpoints["qwen3"]), "-o", str(bundle), "--json")
     assert result["bundle"] == str(bundle)
@@ -105,12 +109,16 @@ def test_inspect_counts_what_the_bundle_costs(tiny_bundle: Path, capsys: pytest.
     # Embedding, five steps a layer, the sampled rows, the head and the sampling.
     assert report["dispatches_per_token"] == report["dispatches_at_context"] == 5 * spec["num_layers"] + 4
     shards = sum(path.stat().st_size for path in (tiny_bundle / "weights").iterdir())
-    assert 0 < shards - int(str(report["weight_bytes"])) < 256 * 100, "weights and the padding between planes make up the shards"
+    assert 0 < shards - int(str(report["weight_bytes"])) < 256 * 100, (
+        "weights and the padding between planes make up the shards"
+    )
     kv_bytes = int(str(report["kv_bytes_per_token"])) * 256
     assert int(str(report["runtime_memory_bytes"])) > int(str(report["weight_bytes"])) + kv_bytes
 
 
-def test_inspect_counts_8_bit_keys_and_values(compile_tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_counts_8_bit_keys_and_values(
+    compile_tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = compile_tiny("qwen3", "q8f16", kv="q8")
     report = run_json(capsys, "inspect", str(bundle), "--json")
     # Three layers of 3 kv heads: 24 bytes and a scale for a key, and so for a value.
@@ -151,7 +159,20 @@ def test_run_gives_one_json_object(
 
 
 def test_run_streams_the_same_text_as_json_holds(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("run", str(tiny_bundle), "hello", "--raw", "--max-tokens", "8", "--runner", "numpy", "--temperature", "1", "--seed", "7")
+    arguments = (
+        "run",
+        str(tiny_bundle),
+        "hello",
+        "--raw",
+        "--max-tokens",
+        "8",
+        "--runner",
+        "numpy",
+        "--temperature",
+        "1",
+        "--seed",
+        "7",
+    )
     whole = run_json(capsys, *arguments, "--json")
     assert main(arguments) == 0
     assert capsys.readouterr().out == f"{whole['text']}\n"
@@ -182,7 +203,11 @@ def test_run_says_when_the_path_is_no_bundle(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_bundles_and_checkpoints_in_each_others_place_are_told_apart(
-    tiny_checkpoints: Mapping[str, Path], compile_tiny: CompileTiny, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_checkpoints: Mapping[str, Path],
+    compile_tiny: CompileTiny,
+    tiny_bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     checkpoint = str(tiny_checkpoints["qwen3"])
     assert f"nearfar compile {checkpoint} -o BUNDLE" in fails(capsys, "run", checkpoint, "hello", "--json")
@@ -203,17 +228,32 @@ def test_score_writes_the_logits_of_every_position(
     expected = json.loads((tiny_bundle / "expected.json").read_text())
     token_ids = expected["prompt_token_ids"]
     output = tmp_path / "logits.npy"
-    run_json(capsys, "score", str(tiny_bundle), "--tokens", ",".join(map(str, token_ids)), "-o", str(output), "--runner", runner, "--json")
+    run_json(
+        capsys,
+        "score",
+        str(tiny_bundle),
+        "--tokens",
+        ",".join(map(str, token_ids)),
+        "-o",
+        str(output),
+        "--runner",
+        runner,
+        "--json",
+    )
     logits = np.load(output)
     assert logits.shape == (len(token_ids), 509)
     assert logits.dtype == np.float32
     assert logits[-1].argmax() == expected["token_ids"][0]
 
 
-def test_score_refuses_what_is_not_a_list_of_tokens(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_score_refuses_what_is_not_a_list_of_tokens(
+    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = str(tmp_path / "logits.npy")
     assert "1,2,3" in fails(capsys, "score", str(tiny_bundle), "--tokens", "1,two", "-o", output)
-    assert "not in the vocabulary" in fails(capsys, "score", str(tiny_bundle), "--tokens", "1,509", "-o", output, "--runner", "numpy")
+    assert "not in the vocabulary" in fails(
+        capsys, "score", str(tiny_bundle), "--tokens", "1,509", "-o", output, "--runner", "numpy"
+    )
     assert not Path(output).exists()
 
 
@@ -275,7 +315,9 @@ def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
 
 
 def test_score_names_the_full_disk(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    message = fails(capsys, "score", str(tiny_bundle), "--tokens", "1", "-o", "/dev/full", "--runner", "numpy", "--json")
+    message = fails(
+        capsys, "score", str(tiny_bundle), "--tokens", "1", "-o", "/dev/full", "--runner", "numpy", "--json"
+    )
     assert "/dev/full: cannot be written: the disk is full" in message
 
 
@@ -284,10 +326,16 @@ def test_score_names_the_full_disk(tiny_bundle: Path, capsys: pytest.CaptureFixt
     [
         (["compil", "m", "-o", "x"], "unknown command 'compil'; did you mean 'compile'? (known: compile, run,"),
         (["xyzzy"], "unknown command 'xyzzy' (known: compile,"),
-        (["compile", "m", "-o", "x", "--quantisation", "q4f16"], "unknown option --quantisation; did you mean --quantization?"),
+        (
+            ["compile", "m", "-o", "x", "--quantisation", "q4f16"],
+            "unknown option --quantisation; did you mean --quantization?",
+        ),
         (["compile", "m", "--ouput", "x"], "unknown option --ouput; did you mean --output?"),
         (["compile", "m", "-o", "x", "--xyzzy=3"], "error: unknown option --xyzzy\n"),
-        (["compile", "m", "-o", "x", "--target", "webgp"], "unknown target 'webgp'; did you mean 'webgpu'? (known: webgpu, cpu,"),
+        (
+            ["compile", "m", "-o", "x", "--target", "webgp"],
+            "unknown target 'webgp'; did you mean 'webgpu'? (known: webgpu, cpu,",
+        ),
         (["compile", "m", "-o", "x", "--quantization", "q4f61"], "unknown quantization 'q4f61'; did you mean 'q4f16'?"),
         (["compile", "m", "-o", "x", "--group-size", "33"], "unknown group-size '33'"),
         (["compile", "m", "n", "-o", "x"], "unexpected argument 'n'"),

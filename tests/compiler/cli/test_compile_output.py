@@ -45,7 +45,14 @@ def test_the_phases_are_lines_in_a_pipe_and_add_up(
     arguments = ["compile", str(tiny_checkpoints["qwen3"]), "--activations", "float32", "--quantization", "f32"]
     assert main([*arguments, "-o", str(tmp_path / "a")]) == 0
     printed = capsys.readouterr()
-    names = ("loading compiler", "reading model", "building graph", "lowering kernels", "packing weights", "running reference")
+    names = (
+        "loading compiler",
+        "reading model",
+        "building graph",
+        "lowering kernels",
+        "packing weights",
+        "running reference",
+    )
     assert [line[:17].rstrip() for line in printed.err.splitlines()] == list(names)
     assert all(" s, processor " in line for line in printed.err.splitlines())
     table = [line.split("  ")[1] for line in printed.out.splitlines() if line.startswith("  ")]
@@ -69,7 +76,10 @@ def test_phases_end_where_the_next_begins() -> None:
     assert list(clock.durations) == ["start", "read", "kernels", "weights"]
     assert phases.waiting(phases.Duration(10.0, 9.0)) is None
     assert phases.waiting(phases.Duration(0.9, 0.0)) is None
-    assert phases.waiting(phases.Duration(10.0, 4.0)) == "6.0 s of this was waiting: for other programs, the disk or the network"
+    assert (
+        phases.waiting(phases.Duration(10.0, 4.0))
+        == "6.0 s of this was waiting: for other programs, the disk or the network"
+    )
 
 
 def test_on_a_terminal_the_phases_are_bars_within_80_columns(tmp_path: Path) -> None:
@@ -82,7 +92,9 @@ def test_on_a_terminal_the_phases_are_bars_within_80_columns(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("target", ["onnx", "mlx"])
-def test_the_printed_command_runs_whatever_the_path(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_command_runs_whatever_the_path(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / AWKWARD
     assert main(["compile", "demo", "--target", target, "-o", str(output)]) == 0
     line = trial_line(capsys.readouterr().out)
@@ -112,7 +124,9 @@ def test_a_model_without_a_chat_template_is_tried_raw(light_demo: Path, tmp_path
     assert main([*words[words.index("run") :], "--max-tokens", "2"]) == 0
 
 
-def test_a_bundle_that_this_machine_cannot_run_is_tried_in_numpy_or_inspected(light_demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_that_this_machine_cannot_run_is_tried_in_numpy_or_inspected(
+    light_demo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lacks(bundle: Bundle | ExportBundle) -> None:
         raise DeviceError(f"{bundle.path}: there is no GPU")
 
@@ -174,7 +188,9 @@ def test_a_dry_run_says_what_the_compile_writes(
 
 
 @pytest.mark.parametrize("target", ["onnx", "mlx"])
-@pytest.mark.parametrize("given", [{"quantization": "q4f16"}, {"quantization": "q8f16", "kv": "q8"}, {"quantization": "f16"}])
+@pytest.mark.parametrize(
+    "given", [{"quantization": "q4f16"}, {"quantization": "q8f16", "kv": "q8"}, {"quantization": "f16"}]
+)
 def test_a_dry_run_says_what_the_export_writes(target: str, given: dict[str, Any], tmp_path: Path) -> None:
     from nearfar.compiler.demo import CHECKPOINT
 
@@ -194,7 +210,10 @@ def test_a_dry_run_says_what_the_compile_writes_for_native_targets(
 
 
 def test_the_dry_run_prints_a_table_and_an_estimate_and_leaves_nothing(
-    tiny_checkpoints: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoints: Mapping[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -210,7 +229,9 @@ def test_the_dry_run_prints_a_table_and_an_estimate_and_leaves_nothing(
     assert estimate["elements"] == result["parameters"]
     assert result["bytes"] == sum(result["file_bytes"].values())
     measured = sum(phase["seconds"] for phase in result["phases"].values())
-    assert result["estimated_seconds"] == pytest.approx(measured + estimate["weights_seconds"] + estimate["self_test_seconds"], abs=0.01)
+    assert result["estimated_seconds"] == pytest.approx(
+        measured + estimate["weights_seconds"] + estimate["self_test_seconds"], abs=0.01
+    )
     assert list(tmp_path.iterdir()) == []
     assert main(["compile", str(tiny_checkpoints["qwen3"])]) == 2
     assert "-o BUNDLE is missing" in capsys.readouterr().err

@@ -25,15 +25,29 @@ JSON_FILES = (
     "added_tokens.json",
     "tokenizer.json",
 )
-FILES = (*JSON_FILES, "model.safetensors", "model.safetensors.index.json", "chat_template.jinja", "chat_template.json", "modules.json")
+FILES = (
+    *JSON_FILES,
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "modules.json",
+)
 KEYS = (
     "added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "bos_token", "pad_token", "image_token", "chat_template",
     "add_bos_token", "eos_token_id", "rope_scaling", "rope_parameters", "layer_types", "sliding_window", "weight_map", "model",
     "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "version",
 )  # fmt: skip
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(["<s>", "\ud800", "\0", 10**400]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.sampled_from(KEYS), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=3)
+    | st.sampled_from(["<s>", "\ud800", "\0", 10**400]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.sampled_from(KEYS), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 # By names, because Hypothesis complains about examples that are as long as some of these.
@@ -96,9 +110,13 @@ def mutated(folder: Path, name: str, key: str, value: Any) -> bytes:
 
 
 def fuzz(odd: Path, examples: int) -> None:
-    keys = {name: (*json.loads((odd / name).read_text()), *KEYS) if (odd / name).exists() else KEYS for name in JSON_FILES}
+    keys = {
+        name: (*json.loads((odd / name).read_text()), *KEYS) if (odd / name).exists() else KEYS for name in JSON_FILES
+    }
     places = st.sampled_from([*((name, key) for name in JSON_FILES for key in keys[name])])
-    header = st.tuples(st.just("model.safetensors"), st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "other"]))
+    header = st.tuples(
+        st.just("model.safetensors"), st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "other"])
+    )
 
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(place=places | header, value=VALUES)
@@ -149,7 +167,9 @@ def unreadable(path: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("make", [a_folder, a_link_to_itself, unreadable])
-def test_what_is_not_a_file_is_a_typed_error_or_not_there(make: Callable[[Path], None], name: str, odd: Path, tmp_path: Path) -> None:
+def test_what_is_not_a_file_is_a_typed_error_or_not_there(
+    make: Callable[[Path], None], name: str, odd: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(odd, tmp_path / "model"))
     (folder / name).unlink(missing_ok=True)
     make(folder / name)
@@ -175,7 +195,12 @@ ODD_PATHS = (
 @pytest.mark.parametrize("path", ODD_PATHS)
 @pytest.mark.parametrize("command", ["compile", "output", "inspect", "run", "score", "sign", "trust", "tuning"])
 def test_odd_paths_are_typed_errors(
-    command: str, path: str, odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    path: str,
+    odd: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()

@@ -27,7 +27,9 @@ def test_the_first_screen_loads_no_command_and_no_library(arguments: list[str]) 
     assert loaded <= {"nearfar", *(f"nearfar.compiler{name}" for name in modules)}
 
 
-def test_nearfar_alone_shows_every_command_in_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nearfar_alone_shows_every_command_in_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.modules["nearfar.compiler.cli.overview"], "program", lambda: "nearfar")
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -47,7 +49,10 @@ def test_the_three_examples_are_valid_commands() -> None:
 def test_the_three_examples_run_as_they_are_printed(tmp_path: Path) -> None:
     printed = make_overview().splitlines()
     examples = [next(line for line in printed if example in line) for example, _ in EXAMPLES]
-    commands = [shlex.split(line) if "  " not in line.strip() else shlex.split(line.strip().partition("  ")[0]) for line in examples]
+    commands = [
+        shlex.split(line) if "  " not in line.strip() else shlex.split(line.strip().partition("  ")[0])
+        for line in examples
+    ]
     for command in commands:
         found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert found.returncode == 0, (command, found.stderr)

@@ -20,7 +20,11 @@ def test_control_tokens_of_a_raw_prompt_are_split_unless_the_user_says_otherwise
     backend.add_special_tokens(["<s>"])
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer(TokenizerFiles(tmp_path / "tokenizer.json", "{{ messages[0].content }}"))
-    assert encode(tokenizer, "<s>", raw=True) == encode(tokenizer, "<s>", raw=False) == [alphabet[character] for character in "<s>"]
+    assert (
+        encode(tokenizer, "<s>", raw=True)
+        == encode(tokenizer, "<s>", raw=False)
+        == [alphabet[character] for character in "<s>"]
+    )
     assert encode(tokenizer, "<s>", raw=True, split_special_tokens=False) == [256]
     with pytest.raises(RequestError, match="--no-split-special-tokens needs --raw"):
         encode(tokenizer, "<s>", raw=False, split_special_tokens=False)

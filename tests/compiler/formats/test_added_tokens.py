@@ -36,17 +36,33 @@ def write(folder: Path, name: str, value: object) -> None:
 
 
 def entry(content: str, **flags: bool) -> dict[str, Any]:
-    return {"content": content, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True, **flags}
+    return {
+        "content": content,
+        "lstrip": False,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+        "special": True,
+        **flags,
+    }
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "added_tokens_decoder": {"config": {"added_tokens_decoder": {"7": entry("<x>"), "8": entry("<y>", special=False, lstrip=True)}}},
-    "a word of the vocabulary": {"config": {"added_tokens_decoder": {"3": entry("hello", special=False), "7": entry("<x>")}}},
+    "added_tokens_decoder": {
+        "config": {"added_tokens_decoder": {"7": entry("<x>"), "8": entry("<y>", special=False, lstrip=True)}}
+    },
+    "a word of the vocabulary": {
+        "config": {"added_tokens_decoder": {"3": entry("hello", special=False), "7": entry("<x>")}}
+    },
     "added_tokens.json": {"added_tokens": {"<x>": 7, "<y>": 8}},
-    "special_tokens_map.json": {"special_tokens_map": {"additional_special_tokens": ["<x>", "<y>"], "pad_token": "<p>"}},
+    "special_tokens_map.json": {
+        "special_tokens_map": {"additional_special_tokens": ["<x>", "<y>"], "pad_token": "<p>"}
+    },
     "the map replaces the config": {"special_tokens_map": {"bos_token": {"content": "other", "lstrip": True}}},
     "no map beside the decoder": {"config": {"added_tokens_decoder": {}}, "special_tokens_map": {"bos_token": "other"}},
-    "additional_special_tokens": {"config": {"additional_special_tokens": ["<x>"], "image_token": "<img>", "mask_token": "<m>"}},
+    "additional_special_tokens": {
+        "config": {"additional_special_tokens": ["<x>"], "image_token": "<img>", "mask_token": "<m>"}
+    },
     "extra_special_tokens by name": {"config": {"extra_special_tokens": {"audio_token": "<x>"}}},
     "all": {
         "config": {"extra_special_tokens": ["<x>"], "pad_token": "<pp>"},
@@ -57,11 +73,15 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_declared_tokens_have_the_ids_and_give_the_encodings_of_auto_tokenizer(case: str, folder: Path, tmp_path: Path) -> None:
+def test_declared_tokens_have_the_ids_and_give_the_encodings_of_auto_tokenizer(
+    case: str, folder: Path, tmp_path: Path
+) -> None:
     from transformers import AutoTokenizer
 
     for name, value in CASES[case].items():
-        write(folder, "tokenizer_config" if name == "config" else name, {**CONFIG, **value} if name == "config" else value)
+        write(
+            folder, "tokenizer_config" if name == "config" else name, {**CONFIG, **value} if name == "config" else value
+        )
     theirs = AutoTokenizer.from_pretrained(folder)
     files = read_tokenizer_files(folder, 40)
     # A bundle has the completed file alone, as a browser does.
@@ -85,17 +105,45 @@ def test_a_tokenizer_that_has_all_tokens_stays_as_it_is(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("tokenizer_config", {"added_tokens_decoder": {"9": entry("<x>")}}, "token '<x>' has id 9, but with tokenizer.json it gets id 7"),
-        ("tokenizer_config", {"added_tokens_decoder": {"1": entry("<x>")}}, "token '<x>' has id 1, but with tokenizer.json it gets id 7"),
+        (
+            "tokenizer_config",
+            {"added_tokens_decoder": {"9": entry("<x>")}},
+            "token '<x>' has id 9, but with tokenizer.json it gets id 7",
+        ),
+        (
+            "tokenizer_config",
+            {"added_tokens_decoder": {"1": entry("<x>")}},
+            "token '<x>' has id 1, but with tokenizer.json it gets id 7",
+        ),
         ("added_tokens", {"<x>": 0}, r"added_tokens\.json: '<x>': token '<x>' has id 0"),
-        ("tokenizer_config", {"pad_token": "<p>", "mask_token": "<m>"}, r"'mask_token': token '<m>' has id 8, but .* vocabulary has 8"),
-        ("special_tokens_map", {"additional_special_tokens": ["a", "b"]}, r"special_tokens_map\.json: .*token 'b' has id 8"),
+        (
+            "tokenizer_config",
+            {"pad_token": "<p>", "mask_token": "<m>"},
+            r"'mask_token': token '<m>' has id 8, but .* vocabulary has 8",
+        ),
+        (
+            "special_tokens_map",
+            {"additional_special_tokens": ["a", "b"]},
+            r"special_tokens_map\.json: .*token 'b' has id 8",
+        ),
         ("tokenizer_config", {"added_tokens_decoder": []}, "'added_tokens_decoder' is .*, expected an object"),
         ("tokenizer_config", {"added_tokens_decoder": {"x": entry("<x>")}}, "expected token ids, each with an object"),
         ("tokenizer_config", {"added_tokens_decoder": {"7": "<x>"}}, "expected token ids, each with an object"),
-        ("tokenizer_config", {"added_tokens_decoder": {"7": {"content": "<x>", "lstrip": 1}}}, "expected true or false"),
-        ("tokenizer_config", {"additional_special_tokens": "<x>"}, "'additional_special_tokens' is '<x>', expected a list of tokens"),
-        ("tokenizer_config", {"extra_special_tokens": [5]}, "'extra_special_tokens' is 5, expected a string or an object"),
+        (
+            "tokenizer_config",
+            {"added_tokens_decoder": {"7": {"content": "<x>", "lstrip": 1}}},
+            "expected true or false",
+        ),
+        (
+            "tokenizer_config",
+            {"additional_special_tokens": "<x>"},
+            "'additional_special_tokens' is '<x>', expected a list of tokens",
+        ),
+        (
+            "tokenizer_config",
+            {"extra_special_tokens": [5]},
+            "'extra_special_tokens' is 5, expected a string or an object",
+        ),
         ("added_tokens", {"<x>": "7"}, "'<x>' is '7', expected a token id"),
         ("added_tokens", {"<x>": -1}, "'<x>' is -1, expected a token id"),
     ],

@@ -23,7 +23,9 @@ JSON_VALUES = st.recursive(
 
 
 def test_values_of_the_right_type_come_out_as_they_are() -> None:
-    config = ConfigReader({"size": 8, "eps": 1e-6, "whole": 2, "tied": True, "name": "x", "names": ["a", "b"], "eos": [3, 3, 1]})
+    config = ConfigReader(
+        {"size": 8, "eps": 1e-6, "whole": 2, "tied": True, "name": "x", "names": ["a", "b"], "eos": [3, 3, 1]}
+    )
     assert config.integer("size") == 8
     assert config.number("eps") == 1e-6
     assert isinstance(config.number("whole"), float)
@@ -45,7 +47,9 @@ def test_defaults_stand_in_for_absent_keys_only() -> None:
 
 @pytest.mark.parametrize("value", [True, False, 0, -1, 1.0, "8", None, [8], {}, 2**60])
 def test_a_size_must_be_a_positive_integer_and_a_boolean_is_none(value: object) -> None:
-    with pytest.raises(CheckpointError, match=r"config\.json: 'hidden_size' is .*expected a positive integer; correct the file") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"config\.json: 'hidden_size' is .*expected a positive integer; correct the file"
+    ) as caught:
         ConfigReader({"hidden_size": value}).integer("hidden_size")
     assert caught.value.details == {"file": "config.json", "key": "hidden_size"}
 
@@ -69,7 +73,9 @@ def test_token_ids_must_be_non_negative_integers(value: object) -> None:
 
 
 def test_a_missing_key_is_named() -> None:
-    with pytest.raises(CheckpointError, match=r"^config\.json: 'vocab_size' is missing; correct the file or download it again$"):
+    with pytest.raises(
+        CheckpointError, match=r"^config\.json: 'vocab_size' is missing; correct the file or download it again$"
+    ):
         ConfigReader({}).integer("vocab_size")
 
 
@@ -96,7 +102,9 @@ def test_expect_takes_absence_and_the_allowed_values_only() -> None:
 def test_finish_refuses_keys_that_nobody_read_and_names_them() -> None:
     config = ConfigReader({"hidden_size": 8, "logit_scale": 0.5, "a_new_norm": "x" * 200, "use_cache": True})
     config.integer("hidden_size")
-    with pytest.raises(UnsupportedModel, match=r"unknown keys 'a_new_norm' = 'x+\.\.\., 'logit_scale' = 0\.5; ") as caught:
+    with pytest.raises(
+        UnsupportedModel, match=r"unknown keys 'a_new_norm' = 'x+\.\.\., 'logit_scale' = 0\.5; "
+    ) as caught:
         config.finish(frozenset({"use_cache"}))
     assert caught.value.details["keys"] == ["a_new_norm", "logit_scale"]
 

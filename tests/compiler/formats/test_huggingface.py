@@ -27,7 +27,9 @@ def save_tokenizer(folder: Path, **options: Any) -> None:
 
     backend = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
     backend.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", **options)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", **options
+    )
     tokenizer.save_pretrained(folder)
 
 
@@ -146,7 +148,9 @@ def test_the_older_tokenizer_config_is_read(broken: Path) -> None:
     files = open_checkpoint(broken).tokenizer
     assert files.chat_template is not None
     assert "tools" in files.chat_template
-    expected = TokenizerFiles(broken / "tokenizer.json", files.chat_template, "the", "</s>", None, "<unk>", True, files.completed)
+    expected = TokenizerFiles(
+        broken / "tokenizer.json", files.chat_template, "the", "</s>", None, "<unk>", True, files.completed
+    )
     assert files == expected
     (broken / "chat_template.jinja").write_text("newer")
     assert open_checkpoint(broken).tokenizer.chat_template == "newer"
@@ -227,16 +231,32 @@ def test_corrupt_json_is_refused_with_file_and_position(name: str, content: str,
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("config.json", {"model_type": "mamba2"}, r"config\.json: model_type 'mamba2' is not supported; supported: llama, mistral, phi3"),
+        (
+            "config.json",
+            {"model_type": "mamba2"},
+            r"config\.json: model_type 'mamba2' is not supported; supported: llama, mistral, phi3",
+        ),
         ("config.json", {"model_type": None}, "'model_type' is null"),
         ("config.json", {"hidden_size": "16"}, r"config\.json: 'hidden_size' is '16' \(string\)"),
-        ("generation_config.json", {"eos_token_id": [40]}, r"generation_config\.json: .*outside of the vocabulary of 40"),
+        (
+            "generation_config.json",
+            {"eos_token_id": [40]},
+            r"generation_config\.json: .*outside of the vocabulary of 40",
+        ),
         ("generation_config.json", {"eos_token_id": "x"}, r"generation_config\.json: 'eos_token_id' is 'x'"),
         ("tokenizer_config.json", {"bos_token": 1}, r"'bos_token' is 1, expected a string or an object with 'content'"),
         ("tokenizer_config.json", {"bos_token": {"text": "x"}}, r"'bos_token' is \{'text': 'x'\}"),
-        ("tokenizer_config.json", {"add_bos_token": "yes"}, r"'add_bos_token' is 'yes' \(string\), expected true or false"),
+        (
+            "tokenizer_config.json",
+            {"add_bos_token": "yes"},
+            r"'add_bos_token' is 'yes' \(string\), expected true or false",
+        ),
         ("tokenizer_config.json", {"chat_template": 5}, "'chat_template' must be a string, or a list"),
-        ("tokenizer_config.json", {"chat_template": [{"name": "rag", "template": ""}]}, "'chat_template' names rag, but no \"default\""),
+        (
+            "tokenizer_config.json",
+            {"chat_template": [{"name": "rag", "template": ""}]},
+            "'chat_template' names rag, but no \"default\"",
+        ),
     ],
 )
 def test_wrong_values_are_refused(name: str, change: dict[str, Any], message: str, broken: Path) -> None:
@@ -251,7 +271,10 @@ def test_wrong_values_are_refused(name: str, change: dict[str, Any], message: st
     [
         ("config.json", r"has no config\.json; give a folder as transformers' save_pretrained writes it"),
         ("tokenizer.json", r"has no tokenizer\.json; write it with transformers"),
-        ("model.safetensors", r"has neither model\.safetensors nor model\.safetensors\.index\.json; download the weights too"),
+        (
+            "model.safetensors",
+            r"has neither model\.safetensors nor model\.safetensors\.index\.json; download the weights too",
+        ),
     ],
 )
 def test_a_missing_file_is_named_with_what_to_do(missing: str, message: str, broken: Path) -> None:
@@ -262,7 +285,9 @@ def test_a_missing_file_is_named_with_what_to_do(missing: str, message: str, bro
 
 def test_pickled_weights_must_be_converted(broken: Path) -> None:
     (broken / "model.safetensors").rename(broken / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"PyTorch pickles only.*save_pretrained\(folder, safe_serialization=True\)"):
+    with pytest.raises(
+        CheckpointError, match=r"PyTorch pickles only.*save_pretrained\(folder, safe_serialization=True\)"
+    ):
         open_checkpoint(broken)
 
 
@@ -315,7 +340,9 @@ def test_an_index_and_its_shards_must_agree(broken_shards: Path) -> None:
 
     index.write_text(original)
     edit(index, lambda values: values["weight_map"].pop("model.norm.weight"))
-    with pytest.raises(CheckpointError, match=r"tensor 'model\.norm\.weight' of .* is not in model\.safetensors\.index\.json"):
+    with pytest.raises(
+        CheckpointError, match=r"tensor 'model\.norm\.weight' of .* is not in model\.safetensors\.index\.json"
+    ):
         open_checkpoint(broken_shards)
 
     index.write_text(original)
@@ -324,10 +351,14 @@ def test_an_index_and_its_shards_must_agree(broken_shards: Path) -> None:
         open_checkpoint(broken_shards)
 
 
-@pytest.mark.parametrize("weight_map", [None, {}, [], {"x": 1}, {"x": "../x.safetensors"}, {"x": "/x.safetensors"}, {"x": "x.bin"}])
+@pytest.mark.parametrize(
+    "weight_map", [None, {}, [], {"x": 1}, {"x": "../x.safetensors"}, {"x": "/x.safetensors"}, {"x": "x.bin"}]
+)
 def test_an_index_names_only_files_beside_it(weight_map: object, broken_shards: Path) -> None:
     edit(broken_shards / "model.safetensors.index.json", lambda values: values.update(weight_map=weight_map))
-    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: .*(must map tensor names|expected the name)"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors\.index\.json: .*(must map tensor names|expected the name)"
+    ):
         open_checkpoint(broken_shards)
 
 
@@ -347,9 +378,17 @@ def test_a_repository_is_fetched_without_pickles_and_opened(whole: Path, monkeyp
     assert asked["repository"] == "Qwen/Qwen3-0.6B"
 
     def is_fetched(name: str) -> bool:
-        return any(fnmatch(name, p) for p in asked["allow_patterns"]) and not any(fnmatch(name, p) for p in asked["ignore_patterns"])
+        return any(fnmatch(name, p) for p in asked["allow_patterns"]) and not any(
+            fnmatch(name, p) for p in asked["ignore_patterns"]
+        )
 
-    fetched = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "chat_template.jinja", "tokenizer.json"]
+    fetched = [
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "chat_template.jinja",
+        "tokenizer.json",
+    ]
     fetched += ["modules.json", "1_Pooling/config.json", "additional_chat_templates/tool_use.jinja"]
     assert all(map(is_fetched, fetched))
     left = [
@@ -371,10 +410,19 @@ def hub_errors() -> dict[str, tuple[Exception, str]]:
     # Which HTTP library the client uses depends on its version.
     http_error = vars(errors)["HTTPError"]
     return {
-        "gated": (errors.GatedRepoError("Access is restricted.\nmore", response=response), "Access is restricted; accept its terms"),
-        "absent": (errors.RepositoryNotFoundError("404 Client Error.", response=response), "404 Client Error; check the name"),
+        "gated": (
+            errors.GatedRepoError("Access is restricted.\nmore", response=response),
+            "Access is restricted; accept its terms",
+        ),
+        "absent": (
+            errors.RepositoryNotFoundError("404 Client Error.", response=response),
+            "404 Client Error; check the name",
+        ),
         "http": (errors.HfHubHTTPError("503 Server Error", response=response), "503 Server Error; check the network"),
-        "offline": (errors.OfflineModeIsEnabled("offline mode is enabled"), "offline mode is enabled; check the network"),
+        "offline": (
+            errors.OfflineModeIsEnabled("offline mode is enabled"),
+            "offline mode is enabled; check the network",
+        ),
         "uncached": (errors.LocalEntryNotFoundError("not in the cache"), "not in the cache; check the network"),
         "connect": (http_error("name not resolved"), "name not resolved; check the network"),
         "disk": (OSError(28, "No space left on device"), "No space left on device; check"),
@@ -383,7 +431,9 @@ def hub_errors() -> dict[str, tuple[Exception, str]]:
 
 
 @pytest.mark.parametrize("kind", ["gated", "absent", "http", "offline", "uncached", "connect", "disk", "wordless"])
-def test_failures_of_the_hub_say_what_failed_and_that_a_folder_needs_no_network(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_of_the_hub_say_what_failed_and_that_a_folder_needs_no_network(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import huggingface_hub
 
     failure, words = hub_errors()[kind]
@@ -400,7 +450,9 @@ def test_failures_of_the_hub_say_what_failed_and_that_a_folder_needs_no_network(
     assert caught.value.__cause__ is failure
 
 
-def test_paths_that_are_no_checkpoint_are_refused_without_network(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_that_are_no_checkpoint_are_refused_without_network(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("went to the network"))

@@ -68,22 +68,33 @@ def test_rows_outside_of_the_tensor_are_an_index_error(tmp_path: Path) -> None:
             tensor.rows(start, stop)
 
 
-@pytest.mark.parametrize(("dtype", "size"), [("I64", 16), ("F64", 16), ("F8_E4M3", 2), ("BOOL", 2), ("U8", 2), ("F4", 1)])
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("I64", 16), ("F64", 16), ("F8_E4M3", 2), ("BOOL", 2), ("U8", 2), ("F4", 1)]
+)
 def test_other_dtypes_are_listed_and_refused_when_read(dtype: str, size: int, tmp_path: Path) -> None:
     tensor = read_safetensors(write(tmp_path / "x", {"steps": entry(dtype, (2,), (0, size))}, bytes(size)))["steps"]
     assert tensor.dtype == dtype
-    with pytest.raises(UnsupportedModel, match=f"tensor 'steps' has dtype {dtype}, which is not supported; supported: F32, F16, BF16"):
+    with pytest.raises(
+        UnsupportedModel, match=f"tensor 'steps' has dtype {dtype}, which is not supported; supported: F32, F16, BF16"
+    ):
         tensor.rows(0, 1)
 
 
 def test_tensors_come_in_the_order_of_their_bytes_and_metadata_is_none_of_them(tmp_path: Path) -> None:
-    header = {"__metadata__": {"format": "pt"}, "b": entry(offsets=(8, 16)), "empty": entry("F32", (0,), (8, 8)), "a": entry()}
+    header = {
+        "__metadata__": {"format": "pt"},
+        "b": entry(offsets=(8, 16)),
+        "empty": entry("F32", (0,), (8, 8)),
+        "a": entry(),
+    }
     assert list(read_safetensors(write(tmp_path / "x", header, bytes(16)))) == ["a", "empty", "b"]
 
 
 def test_reading_rows_takes_memory_for_these_rows_only(tmp_path: Path) -> None:
     rows, columns = 4096, 1024
-    path = write(tmp_path / "x", {"x": entry("BF16", (rows, columns), (0, rows * columns * 2))}, bytes(rows * columns * 2))
+    path = write(
+        tmp_path / "x", {"x": entry("BF16", (rows, columns), (0, rows * columns * 2))}, bytes(rows * columns * 2)
+    )
     tracemalloc.start()
     try:
         read_safetensors(path)["x"].rows(100, 104)
@@ -94,7 +105,9 @@ def test_reading_rows_takes_memory_for_these_rows_only(tmp_path: Path) -> None:
 
 def test_threads_read_the_same_tensor_at_once(tmp_path: Path) -> None:
     values = np.arange(64 * 33, dtype=np.float32).reshape(64, 33)
-    tensor = read_safetensors(write(tmp_path / "x", {"x": entry("F32", (64, 33), (0, values.nbytes))}, values.tobytes()))["x"]
+    tensor = read_safetensors(
+        write(tmp_path / "x", {"x": entry("F32", (64, 33), (0, values.nbytes))}, values.tobytes())
+    )["x"]
     with ThreadPoolExecutor(8) as pool:
         for index, rows in enumerate(pool.map(lambda index: tensor.rows(index % 64, index % 64 + 1), range(400))):
             np.testing.assert_array_equal(rows[0], values[index % 64])
@@ -114,7 +127,10 @@ def test_threads_read_the_same_tensor_at_once(tmp_path: Path) -> None:
         ({"x": entry(offsets=(8, 0))}, "expected \\[start, stop\\]"),
         ({"x": entry(offsets=(0, 8, 9))}, "expected \\[start, stop\\]"),
         ({"x": entry(offsets=(4, 12))}, "starts at byte 4 of the data where byte 0 is expected"),
-        ({"x": entry(), "y": entry(offsets=(4, 12))}, "tensor 'y' starts at byte 4 of the data where byte 8 is expected"),
+        (
+            {"x": entry(), "y": entry(offsets=(4, 12))},
+            "tensor 'y' starts at byte 4 of the data where byte 8 is expected",
+        ),
         ({"x": {"dtype": "F32", "shape": [2]}}, "must have exactly dtype, shape and data_offsets"),
         ({"x": [1]}, "must have exactly dtype, shape and data_offsets"),
         ([1], "holds a JSON array where an object is expected"),
@@ -133,7 +149,8 @@ def test_a_truncated_file_says_how_much_is_missing(tmp_path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:-1])
     with pytest.raises(
-        CheckpointError, match=f"the file is truncated: header promises {len(content)} bytes, the file has {len(content) - 1}; download it"
+        CheckpointError,
+        match=f"the file is truncated: header promises {len(content)} bytes, the file has {len(content) - 1}; download it",
     ):
         read_safetensors(path)
     path.write_bytes(content[:20])
@@ -197,7 +214,9 @@ def test_every_truncation_is_refused(length: int, tmp_path: Path) -> None:
 
 @FILE_SETTINGS
 @given(flips=st.lists(st.tuples(st.integers(0, 8 + len(SOUND_HEADER) - 1), st.integers(0, 7)), min_size=1, max_size=3))
-def test_flipped_bits_in_the_header_are_refused_or_leave_the_data_right(flips: list[tuple[int, int]], tmp_path: Path) -> None:
+def test_flipped_bits_in_the_header_are_refused_or_leave_the_data_right(
+    flips: list[tuple[int, int]], tmp_path: Path
+) -> None:
     content = bytearray(SOUND_FILE)
     for position, bit in flips:
         content[position] ^= 1 << bit
@@ -206,7 +225,9 @@ def test_flipped_bits_in_the_header_are_refused_or_leave_the_data_right(flips: l
 
 @FILE_SETTINGS
 @given(position=st.integers(0, len(SOUND_FILE)), inserted=st.binary(min_size=1, max_size=12))
-def test_bytes_inserted_anywhere_are_refused_or_leave_the_data_right(position: int, inserted: bytes, tmp_path: Path) -> None:
+def test_bytes_inserted_anywhere_are_refused_or_leave_the_data_right(
+    position: int, inserted: bytes, tmp_path: Path
+) -> None:
     check_right_or_refused(tmp_path / "x.safetensors", SOUND_FILE[:position] + inserted + SOUND_FILE[position:])
 
 
@@ -219,12 +240,16 @@ def test_bytes_inserted_anywhere_are_refused_or_leave_the_data_right(position: i
     ),
     data=st.data(),
 )
-def test_any_file_of_the_library_reads_back(tensors: dict[str, tuple[str, list[int]]], data: st.DataObject, tmp_path: Path) -> None:
+def test_any_file_of_the_library_reads_back(
+    tensors: dict[str, tuple[str, list[int]]], data: st.DataObject, tmp_path: Path
+) -> None:
     from safetensors.numpy import save_file
 
     rng = np.random.default_rng(data.draw(st.integers(0, 100)))
     kinds = {"F32": np.float32, "F16": np.float16}
-    arrays: dict[str, Any] = {name: np.asarray(rng.standard_normal(shape)).astype(kinds[dtype]) for name, (dtype, shape) in tensors.items()}
+    arrays: dict[str, Any] = {
+        name: np.asarray(rng.standard_normal(shape)).astype(kinds[dtype]) for name, (dtype, shape) in tensors.items()
+    }
     save_file(arrays, tmp_path / "x.safetensors")
     found = read_safetensors(tmp_path / "x.safetensors")
     assert found.keys() == arrays.keys()

@@ -37,8 +37,15 @@ def configure(folder: Path, **values: Any) -> None:
 
 def store(folder: Path, **changes: npt.NDArray[Any] | None) -> None:
     """Write tensors, by their names with "__" for dots; None removes one."""
-    tensors: dict[str, Any] = {**load_file(folder / "model.safetensors"), **{name.replace("__", "."): v for name, v in changes.items()}}
-    save_file({name: value for name, value in tensors.items() if value is not None}, folder / "model.safetensors", {"format": "pt"})
+    tensors: dict[str, Any] = {
+        **load_file(folder / "model.safetensors"),
+        **{name.replace("__", "."): v for name, v in changes.items()},
+    }
+    save_file(
+        {name: value for name, value in tensors.items() if value is not None},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
 
 
 def logits_of(folder: Path) -> npt.NDArray[np.float32]:
@@ -68,7 +75,22 @@ def test_a_stored_head_beside_a_tied_embedding_is_used_as_transformers_uses_it(
     assert checkpoint.spec.tie_word_embeddings == (stored != "different")
     assert relative_error(logits_of(tied), logits_of_transformers(tied)) < F32
     for target in ("mlx", "onnx"):
-        assert main(["compile", str(tied), "--target", target, "--quantization", "f32", "-o", str(tmp_path / target), "--json"]) == 0
+        assert (
+            main(
+                [
+                    "compile",
+                    str(tied),
+                    "--target",
+                    target,
+                    "--quantization",
+                    "f32",
+                    "-o",
+                    str(tmp_path / target),
+                    "--json",
+                ]
+            )
+            == 0
+        )
         notes = json.loads(capsys.readouterr().out)["notes"]
         assert ["'tie_word_embeddings'" in note and HEAD in note for note in notes] == [True] * (stored == "different")
         config = json.loads((tmp_path / target / "config.json").read_text())
@@ -121,7 +143,9 @@ def test_a_tensor_without_elements_does_not_vouch_for_a_size(tied: Path) -> None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.self_attn.q_norm.weight", "model.layers.2.mlp.up_proj.weight", HEAD])
+@pytest.mark.parametrize(
+    "name", ["model.norm.weight", "model.layers.1.self_attn.q_norm.weight", "model.layers.2.mlp.up_proj.weight", HEAD]
+)
 @pytest.mark.parametrize("target", ["mlx", "onnx", "cpu"])
 def test_numbers_that_are_not_finite_are_refused_by_every_target(
     value: float, name: str, target: str, tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

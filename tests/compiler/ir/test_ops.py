@@ -36,8 +36,18 @@ def random(seed: int, *shape: int) -> Array:
         ("take_rows", {"x": ("S", 72), "rows": ("R",)}, {}, (("R", 72), "float32")),
         ("slice_columns", {"x": ("S", 72)}, {"start": 8, "stop": 20, "dtype": "activation"}, (("S", 12), "activation")),
         ("linear", {"x": ("S", 72), "weight": (40, 72)}, {"dtype": "activation"}, (("S", 40), "activation")),
-        ("linear", {"x": ("S", 7), "weight": (4, 7)}, {"dtype": "float32", "offset": 4, "columns": 12}, (("S", 12), "float32")),
-        ("linear", {"x": ("S", 7), "weight": (4, 7), "bias": (4,), "residual": ("S", 4)}, {"dtype": "float32"}, (("S", 4), "float32")),
+        (
+            "linear",
+            {"x": ("S", 7), "weight": (4, 7)},
+            {"dtype": "float32", "offset": 4, "columns": 12},
+            (("S", 12), "float32"),
+        ),
+        (
+            "linear",
+            {"x": ("S", 7), "weight": (4, 7), "bias": (4,), "residual": ("S", 4)},
+            {"dtype": "float32"},
+            (("S", 4), "float32"),
+        ),
         ("gated_linear", {"x": ("S", 7), "weight": (8, 7)}, {}, (("S", 4), "float32")),
         ("gated_linear", {"x": ("S", 7), "weight": (8, 7)}, {"columns": 16}, (("S", 16), "float32")),
         ("rms_norm", {"x": ("S", 72), "weight": (24,)}, {"dtype": "activation"}, (("S", 72), "activation")),
@@ -48,7 +58,9 @@ def random(seed: int, *shape: int) -> Array:
         ("sample", {"logits": ("R", 509)}, {}, (("R",), "int32")),
     ],
 )
-def test_a_shape_rule_gives_shape_and_dtype(op: str, shapes: dict[str, object], attrs: dict[str, object], expected: object) -> None:
+def test_a_shape_rule_gives_shape_and_dtype(
+    op: str, shapes: dict[str, object], attrs: dict[str, object], expected: object
+) -> None:
     assert OPS[op].results(shapes, attrs)[OPS[op].result or ""] == expected  # type: ignore[arg-type]
 
 
@@ -96,11 +108,15 @@ def test_a_projection_is_norm_then_product_then_bias_then_residual_also_in_parts
     extras = {role: random(seed + 1 + i, *shapes[role]) for i, role in enumerate(sorted(roles))}
     x, weight = random(seed, rows, columns), random(seed + 9, outputs, columns)
     normed = run("rms_norm", {"x": x, "weight": extras["norm"]}, eps=1e-5) if "norm" in extras else x
-    expected = normed.astype(np.float64) @ weight.T.astype(np.float64) + extras.get("bias", 0) + extras.get("residual", 0)
+    expected = (
+        normed.astype(np.float64) @ weight.T.astype(np.float64) + extras.get("bias", 0) + extras.get("residual", 0)
+    )
     assert relative_error(run("linear", {"x": x, "weight": weight, **extras}, eps=1e-5), expected) < F32
     cut = min(cut, outputs)
     first = run("linear", {"x": x, "weight": weight[:cut], **extras}, eps=1e-5, offset=0, columns=outputs)
-    both = run("linear", {"x": x, "weight": weight[cut:], "into": first, **extras}, eps=1e-5, offset=cut, columns=outputs)
+    both = run(
+        "linear", {"x": x, "weight": weight[cut:], "into": first, **extras}, eps=1e-5, offset=cut, columns=outputs
+    )
     assert relative_error(both, expected) < F32
 
 
@@ -131,7 +147,9 @@ def test_an_rms_norm_of_zeros_is_zero() -> None:
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(first=st.integers(0, 40), distance=st.integers(0, 20), shift=st.integers(0, 40), seed=st.integers(0, 99))
-def test_products_of_rotated_heads_depend_on_their_distance_alone(first: int, distance: int, shift: int, seed: int) -> None:
+def test_products_of_rotated_heads_depend_on_their_distance_alone(
+    first: int, distance: int, shift: int, seed: int
+) -> None:
     table = rope_table([1.0, 0.3, 0.01], 101)
     q, k = random(seed, 1, 6), random(seed + 1, 1, 6)
 
@@ -140,12 +158,16 @@ def test_products_of_rotated_heads_depend_on_their_distance_alone(first: int, di
         rotated = [run("rope", {"x": x, "positions": np.array([p]), "table": table}, head_dim=6) for x, p in both]
         return float((rotated[0] * rotated[1]).sum())
 
-    assert math.isclose(product(first + distance, first), product(first + shift + distance, first + shift), rel_tol=1e-4, abs_tol=1e-4)
+    assert math.isclose(
+        product(first + distance, first), product(first + shift + distance, first + shift), rel_tol=1e-4, abs_tol=1e-4
+    )
 
 
 def test_position_zero_is_not_rotated() -> None:
     x = random(1, 2, 12)
-    np.testing.assert_array_equal(run("rope", {"x": x, "positions": np.zeros(2, int), "table": rope_table([1.0, 0.5], 3)}, head_dim=4), x)
+    np.testing.assert_array_equal(
+        run("rope", {"x": x, "positions": np.zeros(2, int), "table": rope_table([1.0, 0.5], 3)}, head_dim=4), x
+    )
 
 
 def test_attention_over_permuted_pages_is_softmax_in_a_plain_loop() -> None:
@@ -158,7 +180,14 @@ def test_attention_over_permuted_pages_is_softmax_in_a_plain_loop() -> None:
     indptr = np.array([0, 3, 4, 5])
     found = run(
         "attention",
-        {"q": q, "kv": kv, "positions": positions, "seq_starts": np.cumsum([0, *news]), "page_indptr": indptr, "page_ids": page_ids},
+        {
+            "q": q,
+            "kv": kv,
+            "positions": positions,
+            "seq_starts": np.cumsum([0, *news]),
+            "page_indptr": indptr,
+            "page_ids": page_ids,
+        },
     )
     expected = np.zeros((sum(news), heads, head_dim))
     sequence_of = np.repeat(np.arange(3), news)
@@ -217,7 +246,10 @@ def test_log_probabilities_are_those_of_the_raw_logits() -> None:
     inputs["adjusted"] = -x
     chosen = run("sample", inputs)
     assert chosen.tolist() == x.argmin(-1).tolist()
-    expected = [math.log(math.exp(row[token]) / sum(math.exp(each) for each in row)) for row, token in zip(x, chosen, strict=True)]
+    expected = [
+        math.log(math.exp(row[token]) / sum(math.exp(each) for each in row))
+        for row, token in zip(x, chosen, strict=True)
+    ]
     np.testing.assert_allclose(inputs["logprobs"], expected, rtol=1e-5)
 
 

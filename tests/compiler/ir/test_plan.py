@@ -54,7 +54,9 @@ def test_reuse_never_overwrites_a_value_that_is_still_needed(drawn: tuple[ModelS
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(drawn=graphs())
-def test_names_are_unique_over_inputs_states_constants_weights_and_buffers(drawn: tuple[ModelSpec, Graph, Graph]) -> None:
+def test_names_are_unique_over_inputs_states_constants_weights_and_buffers(
+    drawn: tuple[ModelSpec, Graph, Graph],
+) -> None:
     plan = make_plan(drawn[2])
     tables = (plan.inputs, plan.states, plan.constants, plan.weights, plan.buffers)
     names = [name for table in tables for name in table]
@@ -80,6 +82,8 @@ def test_every_output_buffer_has_the_shape_and_dtype_of_its_value(drawn: tuple[M
 @given(spec=specs())
 def test_the_number_of_buffers_does_not_grow_with_layers(spec: ModelSpec) -> None:
     def count(layers: int) -> int:
-        return len(make_plan(run_passes(forward(replace(spec, num_layers=layers), PAGE_SIZE, CONTEXT), Q4, 128 << 20)).buffers)
+        return len(
+            make_plan(run_passes(forward(replace(spec, num_layers=layers), PAGE_SIZE, CONTEXT), Q4, 128 << 20)).buffers
+        )
 
     assert count(2) == count(7)

@@ -67,7 +67,10 @@ def test_a_model_that_embeds_has_no_quality(tiny_checkpoints: Mapping[str, Path]
 
 
 def test_divergence_and_perplexity_of_known_distributions() -> None:
-    expected, found = np.log(np.array([[0.5, 0.5], [0.8, 0.2]], np.float32)), np.log(np.array([[0.9, 0.1], [0.2, 0.8]], np.float32))
+    expected, found = (
+        np.log(np.array([[0.5, 0.5], [0.8, 0.2]], np.float32)),
+        np.log(np.array([[0.9, 0.1], [0.2, 0.8]], np.float32)),
+    )
     # Logits are distributions up to a constant.
     rows = compare(expected + np.float32(3), found, [0, 1])
     kl = [0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1), 0.8 * math.log(0.8 / 0.2) + 0.2 * math.log(0.2 / 0.8)]
@@ -125,7 +128,9 @@ def test_a_bundle_in_float32_is_its_checkpoint_and_one_of_another_is_not(
     assert found["other"].kl_mean > 1e-3
 
 
-def test_windows_cover_the_text_and_begin_as_the_models_texts_do(tokenizer: Tokenizer, tiny_checkpoints: Mapping[str, Path]) -> None:
+def test_windows_cover_the_text_and_begin_as_the_models_texts_do(
+    tokenizer: Tokenizer, tiny_checkpoints: Mapping[str, Path]
+) -> None:
     token_ids = tokenizer.encode(TEXT)
     windows = make_windows(tokenizer, TEXT, 30)
     assert [token for window in windows for token in window] == token_ids
@@ -143,9 +148,15 @@ def test_windows_cover_the_text_and_begin_as_the_models_texts_do(tokenizer: Toke
 def test_only_tokens_between_two_texts_count_the_end_included(tokenizer: Tokenizer) -> None:
     windows = make_windows(tokenizer, "ask<s>yes</s>ask<s>no</s>and<s>", 40)
     (counted,) = counted_between(tokenizer, windows, "<s>", "</s>")
-    assert tokenizer.decode([token for token, counts in zip(windows[0], counted, strict=True) if counts], False) == "yes</s>no</s>"
+    assert (
+        tokenizer.decode([token for token, counts in zip(windows[0], counted, strict=True) if counts], False)
+        == "yes</s>no</s>"
+    )
     (counted,) = counted_between(tokenizer, windows, "sk<s>", "</s>a")
-    assert tokenizer.decode([token for token, counts in zip(windows[0], counted, strict=True) if counts], False) == "yes</s>ano</s>a"
+    assert (
+        tokenizer.decode([token for token, counts in zip(windows[0], counted, strict=True) if counts], False)
+        == "yes</s>ano</s>a"
+    )
     with pytest.raises(RequestError, match="no token of the text lies between"):
         counted_between(tokenizer, windows, "nowhere", "</s>")
     with pytest.raises(RequestError, match="at least one token"):
@@ -153,7 +164,10 @@ def test_only_tokens_between_two_texts_count_the_end_included(tokenizer: Tokeniz
 
 
 def test_the_command_prints_json_and_a_table(
-    bundles: Mapping[str, Bundle], tiny_checkpoints: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundles: Mapping[str, Bundle],
+    tiny_checkpoints: Mapping[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "text").write_text(TEXT + "<s>" + TEXT + "</s>")
     arguments = [

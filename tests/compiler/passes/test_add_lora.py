@@ -33,9 +33,14 @@ def test_each_row_is_computed_with_its_own_adapter(spec: ModelSpec, seed: int, f
     plan = make_plan(adapted)
     entry = lora_entry(plan, RANK)
     projections = [each for name, each in plain.parameters.items() if is_projection(name, each.columns)]
-    assert set(entry.modules) == {source.tensor.removesuffix(".weight") for each in projections for source in each.sources}
+    assert set(entry.modules) == {
+        source.tensor.removesuffix(".weight") for each in projections for source in each.sources
+    }
     rng = np.random.default_rng(seed)
-    states = {name: np.zeros((NUM_ADAPTERS, *map(int, plan.states[name].shape[1:])), np.float32) for name in entry.states}  # type: ignore[arg-type]
+    states = {
+        name: np.zeros((NUM_ADAPTERS, *map(int, plan.states[name].shape[1:])), np.float32)  # type: ignore[arg-type]
+        for name in entry.states
+    }
     merged: list[dict[str, Array]] = [dict(tensors) for _ in range(NUM_ADAPTERS)]
     for name, parts in entry.modules.items():
         rows, columns = tensors[f"{name}.weight"].shape
@@ -52,7 +57,9 @@ def test_each_row_is_computed_with_its_own_adapter(spec: ModelSpec, seed: int, f
     for index, batch in enumerate(batches):
         slots = batch.sample_slots[:, 0]
         logits = [result.outputs[index]["logits"] for result in (found, *alone)]
-        expected = np.array([logits[1 + slot][row] for row, slot in enumerate(slots)], np.float32).reshape(logits[0].shape)
+        expected = np.array([logits[1 + slot][row] for row, slot in enumerate(slots)], np.float32).reshape(
+            logits[0].shape
+        )
         assert relative_error(logits[0], expected) < F32
 
 

@@ -85,7 +85,9 @@ def test_passes_use_every_row_of_every_tensor_as_before(spec: ModelSpec) -> None
     fused = run_passes(plain, Q4, MAX_BINDING_BYTES)
 
     def rows(graph: Graph) -> list[tuple[str, int, int]]:
-        return sorted((source.tensor, source.start, source.stop) for each in graph.parameters.values() for source in each.sources)
+        return sorted(
+            (source.tensor, source.start, source.stop) for each in graph.parameters.values() for source in each.sources
+        )
 
     assert rows(fused) == rows(plain)
 

@@ -31,9 +31,13 @@ SPEC = ModelSpec(
 
 def distance(found: Result, expected: Result) -> float:
     """The largest relative error of an output of any batch, or of the pages after the last."""
-    pairs = [(one[role], other[role]) for one, other in zip(found.outputs, expected.outputs, strict=True) for role in other]
+    pairs = [
+        (one[role], other[role]) for one, other in zip(found.outputs, expected.outputs, strict=True) for role in other
+    ]
     pairs += [(found.states[name], array) for name, array in expected.states.items() if array.dtype == np.float32]
-    return max(relative_error(one, other) if np.any(other) else float(np.abs(one).max(initial=0)) for one, other in pairs)
+    return max(
+        relative_error(one, other) if np.any(other) else float(np.abs(one).max(initial=0)) for one, other in pairs
+    )
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "after those before it"])
@@ -98,7 +102,12 @@ def test_attributes_survive_the_passes(op: str, attrs: dict[str, object], become
 
 @pytest.mark.parametrize(
     ("op", "attrs"),
-    [("rms_norm", {"offset": 1.0}), ("rope", {"interleaved": True}), ("attention", {"alibi": True}), ("gate", {"activation": "swish2"})],
+    [
+        ("rms_norm", {"offset": 1.0}),
+        ("rope", {"interleaved": True}),
+        ("attention", {"alibi": True}),
+        ("gate", {"activation": "swish2"}),
+    ],
 )
 def test_a_graph_refuses_attributes_that_no_op_declares(op: str, attrs: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=f"{op}: attribute '{next(iter(attrs))}'"):
@@ -113,7 +122,9 @@ def is_k(node: Node) -> bool:
     "change",
     [
         lambda node: replace(node, attrs={**node.attrs, "eps": 0.1}) if node.op == "rms_norm" and is_k(node) else node,
-        lambda node: replace(node, inputs={**node.inputs, "table": "other_table"}) if node.op == "rope" and is_k(node) else node,
+        lambda node: (
+            replace(node, inputs={**node.inputs, "table": "other_table"}) if node.op == "rope" and is_k(node) else node
+        ),
     ],
     ids=["another eps", "another table"],
 )
@@ -136,6 +147,8 @@ def test_q_normed_and_k_not_is_not_fused() -> None:
 
 
 def test_an_addition_is_fused_in_either_order() -> None:
-    swapped = changed(lambda node: replace(node, inputs={"a": node.inputs["b"], "b": node.inputs["a"]}) if node.op == "add" else node)
+    swapped = changed(
+        lambda node: replace(node, inputs={"a": node.inputs["b"], "b": node.inputs["a"]}) if node.op == "add" else node
+    )
     assert ops(swapped) == ops(forward(SPEC, PAGE_SIZE, CONTEXT))
     assert "add" not in ops(swapped)

@@ -26,7 +26,9 @@ def smallest_limit(graph: Graph, quantization: Quantization) -> int:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(spec=specs(), quantization=quantizations, factor=st.integers(1, 4), seed=st.integers(0, 1000))
-def test_split_weights_compute_what_whole_ones_do(spec: ModelSpec, quantization: Quantization, factor: int, seed: int) -> None:
+def test_split_weights_compute_what_whole_ones_do(
+    spec: ModelSpec, quantization: Quantization, factor: int, seed: int
+) -> None:
     plain = forward(spec, PAGE_SIZE, CONTEXT)
     tensors, batches = random_tensors(plain, seed), random_batches(spec.vocab_size, seed)
     split = run_passes(plain, quantization, factor * smallest_limit(plain, quantization))
@@ -43,7 +45,9 @@ def test_every_plane_of_a_split_weight_fits_the_limit(spec: ModelSpec, quantizat
     assert len(split.nodes) > len(run_passes(plain, quantization, 128 << 20).nodes)
     for parameter in split.parameters.values():
         if parameter.columns is not None:
-            assert all(parameter.rows * plane.row_bytes <= limit for plane in quantization.planes(parameter.columns)), parameter.name
+            assert all(parameter.rows * plane.row_bytes <= limit for plane in quantization.planes(parameter.columns)), (
+                parameter.name
+            )
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)

@@ -65,7 +65,11 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
             CheckpointError,
             r"has shape \[72, 69\], config.json says",
         ),
-        (lambda tensors: tensors.update(extra=np.zeros(3, np.float32)), CheckpointError, "tensor extra is not part of a llama model"),
+        (
+            lambda tensors: tensors.update(extra=np.zeros(3, np.float32)),
+            CheckpointError,
+            "tensor extra is not part of a llama model",
+        ),
         (spoil(DOWN, np.nan), QuantizationError, f"{DOWN}: the tensor holds NaN or infinity"),
         (spoil(DOWN, np.inf), QuantizationError, f"{DOWN}: the tensor holds NaN or infinity"),
         (spoil(DOWN, 1e9), QuantizationError, f"{DOWN}: weights are too large for f16 scales"),
@@ -115,13 +119,17 @@ def test_8_bit_keys_and_values_leave_room_for_a_longer_context(checkpoint: Path)
 
 
 @pytest.mark.parametrize("place", [".bin", ".wgsl", "manifest.json"])
-def test_a_full_disk_leaves_no_partial_bundle(place: str, checkpoint: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_partial_bundle(
+    place: str, checkpoint: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     really_open = Path.open
 
     def open_full(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
         # Every write to this device fails as on a full disk.
         full = "w" in mode and path.name.endswith(place)
-        return open("/dev/full", mode, 0 if "b" in mode else 1) if full else really_open(path, mode, *arguments, **options)
+        return (
+            open("/dev/full", mode, 0 if "b" in mode else 1) if full else really_open(path, mode, *arguments, **options)
+        )
 
     monkeypatch.setattr(Path, "open", open_full)
     refused(OutputError, "cannot be written: the disk is full", checkpoint, output)
@@ -138,21 +146,29 @@ def test_a_failed_compile_with_force_keeps_the_old_bundle(checkpoint: Path, outp
     assert list(output.parent.iterdir()) == [output]
 
 
-def test_compiling_twice_gives_the_same_files(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_twice_gives_the_same_files(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Lowered anew both times.
     monkeypatch.setattr(lower, "shader_of", lambda call: lower.wgsl(call.build()))
     contents = []
     for name in ("a", "b"):
         compile_model(str(checkpoint), tmp_path / name, CompileOptions(context=64))
         contents.append(
-            {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in (tmp_path / name).rglob("*") if path.is_file()}
+            {
+                str(path.relative_to(tmp_path / name)): path.read_bytes()
+                for path in (tmp_path / name).rglob("*")
+                if path.is_file()
+            }
         )
     assert contents[0] == contents[1]
 
 
 def test_progress_ends_at_all_of_each_phase(checkpoint: Path, output: Path) -> None:
     last: dict[str, tuple[int, int]] = {}
-    compile_model(str(checkpoint), output, CompileOptions(**LIGHT), lambda phase, done, total: last.update({phase: (done, total)}))
+    compile_model(
+        str(checkpoint), output, CompileOptions(**LIGHT), lambda phase, done, total: last.update({phase: (done, total)})
+    )
     assert list(last) == ["read", "graph", "kernels", "weights", "self-test"]
     assert all(done == total for done, total in last.values())
 

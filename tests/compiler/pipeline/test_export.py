@@ -31,7 +31,9 @@ def test_an_export_is_read_as_one_and_has_pages_of_a_whole_sequence(export: Path
 
 
 def test_who_needs_a_plan_is_told_that_an_export_has_none(export: Path) -> None:
-    with pytest.raises(BundleError, match="is an mlx bundle, without a plan; compile one with --target webgpu, cpu or cuda"):
+    with pytest.raises(
+        BundleError, match="is an mlx bundle, without a plan; compile one with --target webgpu, cpu or cuda"
+    ):
         open_bundle(export)
 
 
@@ -53,7 +55,11 @@ def test_a_changed_file_of_an_export_is_found(export: Path) -> None:
         ({"target": "mlx", "arch": "x86_64"}, RequestError, "--arch: target mlx takes none"),
         ({"target": "mlx", "lora_rank": 8}, RequestError, "--lora-rank: target mlx takes none"),
         ({"target": "mlx", "tuning": (Path("t.json"),)}, RequestError, "--tuning: target mlx takes none"),
-        ({"target": "mlx", "activations": ("float32", "float16")}, RequestError, "a graph has one dtype of activations"),
+        (
+            {"target": "mlx", "activations": ("float32", "float16")},
+            RequestError,
+            "a graph has one dtype of activations",
+        ),
         ({"target": "mlx", "activations": ("int8",)}, RequestError, "--activations int8"),
         ({"target": "mlx", "context": 0}, RequestError, "--context 0: must be at least 1"),
         ({"target": "mlx", "context": 10**6}, RequestError, "was trained for .* ask for no more"),

@@ -56,7 +56,9 @@ def self_test_of(bundle: Bundle) -> SelfTestEntry:
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
-def test_the_logits_are_those_of_transformers(checkpoint: str, compile_tiny: CompileTiny, tiny_checkpoints: Mapping[str, Path]) -> None:
+def test_the_logits_are_those_of_transformers(
+    checkpoint: str, compile_tiny: CompileTiny, tiny_checkpoints: Mapping[str, Path]
+) -> None:
     import torch
     import transformers
 
@@ -87,7 +89,9 @@ def test_every_part_of_the_logits_is_looked_at(bundle: Bundle) -> None:
 
 
 def test_a_context_shorter_than_the_prompt_shortens_it(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
-    compiled = compile_model(str(tiny_checkpoints["llama"]), tmp_path / "bundle", CompileOptions(context=3, activations=("float32",)))
+    compiled = compile_model(
+        str(tiny_checkpoints["llama"]), tmp_path / "bundle", CompileOptions(context=3, activations=("float32",))
+    )
     assert len(self_test_of(compiled).prompt_ids) == 3
 
 
@@ -112,7 +116,9 @@ def test_a_tolerance_is_given_for_each_activation_dtype_that_the_bundle_offers(c
 
 def deviation(bundle: Bundle) -> float:
     """How far the numpy runner, which runs the plan, is from what the bundle's self-test expects."""
-    return largest_deviation(ReferenceRunner(bundle, limits=Limits(rows=64)), self_test_of(bundle), bundle.manifest.page_size)
+    return largest_deviation(
+        ReferenceRunner(bundle, limits=Limits(rows=64)), self_test_of(bundle), bundle.manifest.page_size
+    )
 
 
 def test_rounding_activations_to_float16_is_well_within_its_tolerance(bundle: Bundle) -> None:
@@ -124,7 +130,10 @@ def test_rounding_activations_to_float16_is_well_within_its_tolerance(bundle: Bu
 
 
 def forget_a_column(inputs: Inputs) -> Inputs:
-    return {**inputs, "weight": np.concatenate([inputs["weight"][:, :-1], np.zeros_like(inputs["weight"][:, :1])], axis=1)}
+    return {
+        **inputs,
+        "weight": np.concatenate([inputs["weight"][:, :-1], np.zeros_like(inputs["weight"][:, :1])], axis=1),
+    }
 
 
 def forget_an_output(inputs: Inputs) -> Inputs:
@@ -164,11 +173,15 @@ def test_faults_of_kernels_are_beyond_the_widest_tolerance(
         monkeypatch.setattr(attention, "attention", lambda inputs, attrs: attend(fault(dict(inputs)), attrs))
     else:
         right = OPS[op]
-        monkeypatch.setitem(OPS, op, dataclasses.replace(right, compute=lambda inputs, attrs: right.run(fault(dict(inputs)), attrs)))
+        monkeypatch.setitem(
+            OPS, op, dataclasses.replace(right, compute=lambda inputs, attrs: right.run(fault(dict(inputs)), attrs))
+        )
     assert deviation(bundle) > 2 * max(self_test_of(bundle).tolerances.values())
 
 
-def test_a_model_that_float16_cannot_hold_gets_the_largest_tolerances(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_float16_cannot_hold_gets_the_largest_tolerances(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attend = OPS["attention"]
 
     def large(inputs: Mapping[str, np.ndarray], attrs: Mapping[str, object]) -> np.ndarray:
@@ -223,11 +236,15 @@ def swap_gate_and_up(graph: Graph) -> Graph:
 def norm_with_another_eps(graph: Graph) -> Graph:
     """Another, which does not take over an attribute."""
     fused = fuse_rope_append(graph)
-    nodes = [dataclasses.replace(node, attrs={"eps": 0.5}) if node.op == "rope_append" else node for node in fused.nodes]
+    nodes = [
+        dataclasses.replace(node, attrs={"eps": 0.5}) if node.op == "rope_append" else node for node in fused.nodes
+    ]
     return dataclasses.replace(graph, values={}, nodes=[]).with_nodes(nodes, fused.parameters.values())
 
 
-@pytest.mark.parametrize(("right", "faulty"), [(fuse_gate_up, swap_gate_and_up), (fuse_rope_append, norm_with_another_eps)])
+@pytest.mark.parametrize(
+    ("right", "faulty"), [(fuse_gate_up, swap_gate_and_up), (fuse_rope_append, norm_with_another_eps)]
+)
 def test_the_self_test_sees_the_fault_of_a_pass(
     right: Pass, faulty: Pass, tiny_checkpoints: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,9 @@ def test_every_plane_is_that_of_the_whole_tensor(
     for layer in range(3):
         for name, parts in PARTS.items():
             here = f"model.layers.{layer}"
-            whole = np.concatenate([tensors[f"{here}.{part}"].rows(0, tensors[f"{here}.{part}"].shape[0]) for part in parts])
+            whole = np.concatenate(
+                [tensors[f"{here}.{part}"].rows(0, tensors[f"{here}.{part}"].shape[0]) for part in parts]
+            )
             for plane, expected in quant.by_name(quantization).pack(whole).items():
                 np.testing.assert_array_equal(bundle.plane(f"{here}.{name}", plane), expected)
     norm = tensors["model.norm.weight"]
@@ -75,14 +77,19 @@ def check_layout(bundle: Bundle) -> None:
 
 
 def test_small_shards_and_blocks_hold_the_same_weights(
-    compile_tiny: Callable[..., Path], tiny_checkpoints: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compile_tiny: Callable[..., Path],
+    tiny_checkpoints: Mapping[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
     whole = open_bundle(compile_tiny("qwen3", "q4f16"))
     monkeypatch.setattr(weights, "SHARD_BYTES", 8_000)
     monkeypatch.setattr(weights, "BLOCK_ELEMENTS", 500)
-    split = compile_model(str(tiny_checkpoints["qwen3"]), tmp_path / "split", CompileOptions(context=256, activations=("float32",)))
+    split = compile_model(
+        str(tiny_checkpoints["qwen3"]), tmp_path / "split", CompileOptions(context=256, activations=("float32",))
+    )
     assert len(split.manifest.shards) > 5
     check_layout(split)
     open_bundle(split.path).verify()
@@ -105,7 +112,10 @@ def test_a_plane_of_tiles_gives_its_rows_back(quantization: str) -> None:
 
 
 def test_any_rows_of_a_weight_in_tiles_can_be_read(
-    compile_tiny: Callable[..., Path], tiny_checkpoints: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compile_tiny: Callable[..., Path],
+    tiny_checkpoints: Mapping[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(weights, "BLOCK_ELEMENTS", 3_000)
     checkpoint = load(str(tiny_checkpoints["qwen2"]))
@@ -116,7 +126,9 @@ def test_any_rows_of_a_weight_in_tiles_can_be_read(
         for name, rows, columns in ((table, 509, 72), ("model.norm.weight", 72, None))
     }
     entries, shards = weights.write_weights(checkpoint, parameters, fmt, tmp_path, lambda *_: None, "tiles16")
-    manifest = open_bundle(compile_tiny("qwen2", "q4f16")).manifest.model_copy(update={"weights": entries, "shards": shards})
+    manifest = open_bundle(compile_tiny("qwen2", "q4f16")).manifest.model_copy(
+        update={"weights": entries, "shards": shards}
+    )
     bundle = Bundle(tmp_path, manifest)
     check_layout(bundle)
     expected = fmt.unpack(fmt.pack(checkpoint.tensors[table].rows(0, 509)), 72)

@@ -92,7 +92,9 @@ def test_every_multiple_of_the_scale_from_minus_8_to_7_is_exact_in_4_bits(name: 
 def test_every_multiple_of_the_scale_from_minus_127_to_127_is_exact_in_8_bits() -> None:
     values = np.arange(-127, 128, dtype=np.float32)
     # Groups take their scale from their own largest, so each has 127 in it.
-    matrix = np.stack([np.append(values[start : start + 31], 127) for start in range(0, 255 - 31, 31)]).astype(np.float32) * np.float32(0.5)
+    matrix = np.stack([np.append(values[start : start + 31], 127) for start in range(0, 255 - 31, 31)]).astype(
+        np.float32
+    ) * np.float32(0.5)
     np.testing.assert_array_equal(round_trip("q8f16", matrix), matrix)
 
 

@@ -72,7 +72,9 @@ def test_on_wgpu_vectors_of_a_ragged_batch_are_those_of_each_text_alone(
     bundle = open_bundle(compile_tiny("embedding", "q4f16"))
     reference = ReferenceRunner(bundle, activation=activation)
     runner = WebGPURunner(bundle, limits=Limits(tokens=75, sequences=3, rows=3, pages=16), activation=activation)
-    assert relative_error(embed(runner, prompt_token_ids), embed(reference, prompt_token_ids)) < OF_ACTIVATION[activation]
+    assert (
+        relative_error(embed(runner, prompt_token_ids), embed(reference, prompt_token_ids)) < OF_ACTIVATION[activation]
+    )
     texts = [prompt_token_ids[:33], prompt_token_ids[40:41], prompt_token_ids[50:70]]
     pages = ([0, 1, 2], [3], [4, 5])
     chunks = [Chunk(text, 0, own, [len(text) - 1]) for text, own in zip(texts, pages, strict=True)]
@@ -109,7 +111,12 @@ def test_without_normalize_and_with_a_head_the_vector_is_the_last_hidden_state_i
     write_modules(folder, behind=())
     bundle = compile_model(str(folder), tmp_path / "bundle", CompileOptions(quantization="f32", context=128))
     with torch.no_grad():
-        expected = transformers.AutoModel.from_pretrained(folder).eval()(torch.tensor([prompt_token_ids])).last_hidden_state[0, -1].numpy()
+        expected = (
+            transformers.AutoModel.from_pretrained(folder)
+            .eval()(torch.tensor([prompt_token_ids]))
+            .last_hidden_state[0, -1]
+            .numpy()
+        )
     assert relative_error(embed(ReferenceRunner(bundle), prompt_token_ids), expected) < F32
 
 
@@ -121,8 +128,12 @@ def test_a_bundle_does_what_its_model_is_for(compile_tiny: CompileTiny, tiny_bun
         next(generate(embeds, [1, 2], 1, Sampler()))
 
 
-@pytest.mark.parametrize(("token_ids", "message"), [([], "empty"), ([509], "not in the vocabulary"), ([1] * 257, "context length is 256")])
-def test_tokens_that_cannot_be_embedded_are_a_request_error(token_ids: list[int], message: str, compile_tiny: CompileTiny) -> None:
+@pytest.mark.parametrize(
+    ("token_ids", "message"), [([], "empty"), ([509], "not in the vocabulary"), ([1] * 257, "context length is 256")]
+)
+def test_tokens_that_cannot_be_embedded_are_a_request_error(
+    token_ids: list[int], message: str, compile_tiny: CompileTiny
+) -> None:
     with pytest.raises(RequestError, match=message):
         embed(ReferenceRunner(open_bundle(compile_tiny("embedding", "f32"))), token_ids)
 

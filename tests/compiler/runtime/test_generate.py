@@ -30,7 +30,9 @@ def test_greedy_answers_are_those_of_transformers(
 
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_checkpoints[checkpoint], dtype=torch.float32).eval()
     prompt = torch.tensor([prompt_token_ids])
-    answer = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=30, pad_token_id=0)
+    answer = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=30, pad_token_id=0
+    )
     runner = ReferenceRunner(open_bundle(compile_tiny(checkpoint, "f32")))
     assert list(generate(runner, prompt_token_ids, 30, Sampler())) == answer[0, len(prompt_token_ids) :].tolist()
 
@@ -99,7 +101,9 @@ def test_a_prompt_and_an_answer_may_fill_the_context(runner: ReferenceRunner) ->
         ([1] * 257, 0, "maximum context length"),
     ],
 )
-def test_a_request_out_of_range_is_refused(prompt: list[int], max_tokens: int, message: str, runner: ReferenceRunner) -> None:
+def test_a_request_out_of_range_is_refused(
+    prompt: list[int], max_tokens: int, message: str, runner: ReferenceRunner
+) -> None:
     with pytest.raises(RequestError, match=message):
         next(generate(runner, prompt, max_tokens, Sampler()))
 

@@ -38,7 +38,11 @@ def test_tokens_and_states_are_those_of_the_conformance_vectors(case: dict[str, 
     rows, columns = inputs["logits"].shape
     sampler = HostSampler(columns, rows)
     for slot in range(rows):
-        for name, values in (("token_counts", inputs["counts"]), ("logit_bias", inputs["bias"]), ("token_mask", inputs["mask"])):
+        for name, values in (
+            ("token_counts", inputs["counts"]),
+            ("logit_bias", inputs["bias"]),
+            ("token_mask", inputs["mask"]),
+        ):
             sampler.write(name, slot, values[slot])
     chunks = [
         Chunk([0], 0, [row], [0], Settings(*inputs["settings"][row]), *(int(value) for value in inputs["slots"][row]))
@@ -51,11 +55,15 @@ def test_tokens_and_states_are_those_of_the_conformance_vectors(case: dict[str, 
 
 
 def greedy_batch(rows: int, *, alternatives: bool, logprobs: bool) -> Batch:
-    return make_batch([Chunk([0], 0, [row], [0]) for row in range(rows)], 1, alternatives=alternatives, logprobs=logprobs)
+    return make_batch(
+        [Chunk([0], 0, [row], [0]) for row in range(rows)], 1, alternatives=alternatives, logprobs=logprobs
+    )
 
 
 def test_a_row_that_is_not_finite_has_no_token_and_alternatives_come_best_first() -> None:
-    logits = np.array([[0, 2, 1], [0, np.nan, 1], [5, 2, -np.inf], [np.inf, 2, 0], [np.nan, np.inf, -np.inf]], np.float32)
+    logits = np.array(
+        [[0, 2, 1], [0, np.nan, 1], [5, 2, -np.inf], [np.inf, 2, 0], [np.nan, np.inf, -np.inf]], np.float32
+    )
     for wanted in (False, True):
         output = HostSampler(3, 1).choose(greedy_batch(5, alternatives=False, logprobs=wanted), logits)
         assert output.next_token_ids.tolist() == [1, -1, -1, -1, -1]

@@ -34,7 +34,11 @@ def steered(graph: Graph) -> Graph:
     graph.inputs["steering"] = Value("steering", graph.shape_of("embedded"), "float32")
     nodes: list[Node] = []
     for node in graph.nodes:
-        nodes.append(replace(node, inputs={role: "steered" if name == "embedded" else name for role, name in node.inputs.items()}))
+        nodes.append(
+            replace(
+                node, inputs={role: "steered" if name == "embedded" else name for role, name in node.inputs.items()}
+            )
+        )
         if "embedded" in node.outputs.values():
             nodes.append(Node("add", {"a": "embedded", "b": "steering"}, {"y": "steered"}))
     return graph.with_nodes(nodes)
@@ -69,23 +73,35 @@ def test_an_input_that_is_missing_or_of_another_shape_or_dtype_is_named(steered_
     hidden = steered_bundle.manifest.spec.hidden_size
     runner = ReferenceRunner(steered_bundle)
     batch = make_batch([Chunk(TOKENS, 0, [0], [7])], 16)
-    with pytest.raises(RequestError, match=rf"the batch lacks input 'steering', \[8, {hidden}\] of float32; pass it in Batch.extra"):
+    with pytest.raises(
+        RequestError, match=rf"the batch lacks input 'steering', \[8, {hidden}\] of float32; pass it in Batch.extra"
+    ):
         runner.forward(batch)
-    with pytest.raises(RequestError, match=rf"input 'steering' of the batch is \[7, {hidden}\] of float32; the plan takes \[8, {hidden}\]"):
+    with pytest.raises(
+        RequestError,
+        match=rf"input 'steering' of the batch is \[7, {hidden}\] of float32; the plan takes \[8, {hidden}\]",
+    ):
         runner.forward(replace(batch, extra={"steering": np.zeros((7, hidden), np.float32)}))
     half: Any = np.zeros((8, hidden), np.float16)
     with pytest.raises(RequestError, match=r"of float16; the plan takes .* of float32"):
         runner.forward(replace(batch, extra={"steering": half}))
 
 
-def test_the_engine_refuses_a_plan_with_an_input_that_it_does_not_provide(steered_bundle: Bundle, compile_tiny: CompileTiny) -> None:
-    with pytest.raises(BundleError, match="has input 'steering', which this engine does not provide; use a newer nearfar"):
+def test_the_engine_refuses_a_plan_with_an_input_that_it_does_not_provide(
+    steered_bundle: Bundle, compile_tiny: CompileTiny
+) -> None:
+    with pytest.raises(
+        BundleError, match="has input 'steering', which this engine does not provide; use a newer nearfar"
+    ):
         require_known_inputs(steered_bundle.manifest)
     require_known_inputs(open_bundle(compile_tiny("qwen3", "q4f16")).manifest)
 
 
 def test_plans_share_weights_states_and_variants(two_plans: Callable[..., Bundle], compile_tiny: CompileTiny) -> None:
-    manifest, single = two_plans("webgpu").manifest, open_bundle(compile_tiny("qwen3", "q4f16", self_test=False)).manifest
+    manifest, single = (
+        two_plans("webgpu").manifest,
+        open_bundle(compile_tiny("qwen3", "q4f16", self_test=False)).manifest,
+    )
     assert manifest.plan_names == (GENERATE, EMBED)
     assert manifest.weights == single.weights
     assert manifest.states == single.states
@@ -104,16 +120,24 @@ def test_a_name_that_means_two_arrays_is_refused(two_plans: Callable[..., Bundle
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["plans"]["embed"]["states"]["sampled"]["dtype"] = "float32"
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(BundleError, match=r"plans: .*'sampled' means different arrays in plans generate, embed; compile the bundle again"):
+    with pytest.raises(
+        BundleError,
+        match=r"plans: .*'sampled' means different arrays in plans generate, embed; compile the bundle again",
+    ):
         open_bundle(folder)
 
 
 def test_a_plan_beside_another_computes_what_it_does_alone(
-    two_plans: Callable[..., Bundle], tiny_checkpoints: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two_plans: Callable[..., Bundle],
+    tiny_checkpoints: Mapping[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bundle = two_plans("webgpu")
     forward = by_model_type("qwen3").forward
-    monkeypatch.setattr(compiler, "graphs_of", lambda checkpoint, context: {EMBED: forward(checkpoint.spec, 16, context, embeds=True)})
+    monkeypatch.setattr(
+        compiler, "graphs_of", lambda checkpoint, context: {EMBED: forward(checkpoint.spec, 16, context, embeds=True)}
+    )
     alone = compile_plain(tiny_checkpoints["qwen3"], tmp_path / "alone", "q4f16", 256)
     assert bundle.manifest.plan(EMBED).inputs == alone.manifest.plan(EMBED).inputs
     batch = make_batch([Chunk(TOKENS, 0, [0], [7])], 16)

@@ -37,15 +37,20 @@ def test_logits_are_those_of_transformers_in_chunks_of_any_size(
 def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, compile_tiny: CompileTiny) -> None:
     bundle = open_bundle(compile_tiny(checkpoint, "q4f16"))
     found = ragged_logits(ReferenceRunner(bundle, limits=Limits(sequences=8, pages=20)))
-    for mine, alone in zip(found, sequences_alone(ReferenceRunner(bundle, limits=Limits(sequences=8, pages=20))), strict=True):
+    for mine, alone in zip(
+        found, sequences_alone(ReferenceRunner(bundle, limits=Limits(sequences=8, pages=20))), strict=True
+    ):
         assert relative_error(mine, alone) < F32
 
 
 @pytest.mark.parametrize("quantization", ["q4f16", "q8f16", "f16"])
-def test_f16_activations_stay_close_to_f32_ones(quantization: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]) -> None:
+def test_f16_activations_stay_close_to_f32_ones(
+    quantization: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]
+) -> None:
     bundle = open_bundle(compile_tiny("qwen3", quantization))
     half, single = (
-        whole_and_in_chunks(ReferenceRunner(bundle, activation=dtype), prompt_token_ids, 75) for dtype in ("float16", "float32")
+        whole_and_in_chunks(ReferenceRunner(bundle, activation=dtype), prompt_token_ids, 75)
+        for dtype in ("float16", "float32")
     )
     error = relative_error(half, single)
     assert 0 < error < F16

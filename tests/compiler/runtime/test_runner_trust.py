@@ -37,7 +37,9 @@ def test_projections_of_equal_shape_keep_kernels_of_their_own(
         request.getfixturevalue("vulkan")
     make_checkpoint("qwen3", tmp_path / "checkpoint", intermediate_size=144)
     bundle = compile_model(
-        str(tmp_path / "checkpoint"), tmp_path / "bundle", CompileOptions(target=target, context=64, lora_rank=lora_rank)
+        str(tmp_path / "checkpoint"),
+        tmp_path / "bundle",
+        CompileOptions(target=target, context=64, lora_rank=lora_rank),
     )
     runner = open_runner(target, bundle, Limits(rows=len(TOKENS)))
     (found,) = score(runner, TOKENS, len(TOKENS))

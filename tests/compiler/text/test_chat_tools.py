@@ -14,7 +14,8 @@ from nearfar.compiler.text.chat_template import ChatTemplate
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "conformance/chat_tools.json").read_text())
 CASES = VECTORS["cases"]
 TEMPLATE = (
-    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    "{% for m in messages %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
 )
 
 
@@ -27,7 +28,9 @@ def test_chats_with_tools_render_as_in_transformers(case: dict[str, Any]) -> Non
     tools = VECTORS["tools"] if case["tools"] else None
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({"<s>": 0, "</s>": 1}, []))
     reference = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **VECTORS["special_tokens"])
-    theirs = reference.apply_chat_template(messages, chat_template=template, tools=tools, tokenize=False, add_generation_prompt=True)
+    theirs = reference.apply_chat_template(
+        messages, chat_template=template, tools=tools, tokenize=False, add_generation_prompt=True
+    )
     assert theirs == case["text"]
     assert ChatTemplate(template, VECTORS["special_tokens"]).render(messages, tools=tools) == case["text"]
 
@@ -40,7 +43,9 @@ def test_arguments_are_given_to_the_template_as_an_object(arguments: object) -> 
     assert call["function"] == {"name": "f", "arguments": arguments}
 
 
-@pytest.mark.parametrize("calls", [[{"function": {"name": "f", "arguments": "{"}}], [{"function": {"name": "f"}}], [1], "x"])
+@pytest.mark.parametrize(
+    "calls", [[{"function": {"name": "f", "arguments": "{"}}], [{"function": {"name": "f"}}], [1], "x"]
+)
 def test_calls_that_are_none_are_refused(calls: object) -> None:
     with pytest.raises(RequestError, match=r"messages\[0\]\.tool_calls must be of"):
         ChatTemplate(TEMPLATE, {}).render([{"role": "assistant", "tool_calls": calls}])

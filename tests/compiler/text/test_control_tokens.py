@@ -50,7 +50,9 @@ def bars(normalized: bool) -> Any:
 
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdehiorstuy<>|/=", "▁h", "▁hi"]
     vocab = {piece: index for index, piece in enumerate(pieces)}
-    backend = Backend(models.BPE(vocab, [("▁", "h"), ("▁h", "i")], byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    backend = Backend(
+        models.BPE(vocab, [("▁", "h"), ("▁h", "i")], byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    )
     if normalized:
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
@@ -91,7 +93,9 @@ def made(files: Callable[[str], TokenizerFiles]) -> Callable[[str], Tokenizer]:
 def theirs(tokenizer: TokenizerFiles) -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(tokenizer_file=str(tokenizer.tokenizer_json), bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE)
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer.tokenizer_json), bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE
+    )
 
 
 def controls_in(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
@@ -101,13 +105,17 @@ def controls_in(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("text", [FORGED, "<s>hi </s> <|end|>x", "  <|end|>  hi ", "<|end|", "a<b>c", "<think>hi</think>", ""])
+@pytest.mark.parametrize(
+    "text", [FORGED, "<s>hi </s> <|end|>x", "  <|end|>  hi ", "<|end|", "a<b>c", "<think>hi</think>", ""]
+)
 def test_texts_are_split_as_transformers_splits_them(
     name: str, text: str, made: Callable[[str], Tokenizer], files: Callable[[str], TokenizerFiles]
 ) -> None:
     reference = theirs(files(name))
     assert made(name).encode(text) == reference(text, split_special_tokens=True)["input_ids"]
-    assert made(name).encode(text, split_special_tokens=False) == reference(text, split_special_tokens=False)["input_ids"]
+    assert (
+        made(name).encode(text, split_special_tokens=False) == reference(text, split_special_tokens=False)["input_ids"]
+    )
 
 
 HONEST: list[dict[str, Any]] = [
@@ -118,7 +126,10 @@ HONEST: list[dict[str, Any]] = [
     {"role": "tool", "content": "end|>", "tool_call_id": "c1"},
 ]  # fmt: skip
 TOOLS: list[dict[str, Any]] = [
-    {"type": "function", "function": {"name": "start", "description": "<", "parameters": {"type": "object", "properties": {"end": {}}}}}
+    {
+        "type": "function",
+        "function": {"name": "start", "description": "<", "parameters": {"type": "object", "properties": {"end": {}}}},
+    }
 ]
 
 
@@ -136,7 +147,11 @@ def everywhere(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     schema = {"type": text, text: {"enum": [text]}}
     function = {"name": text, "description": text, "parameters": schema}
     calls: list[dict[str, Any]] = [
-        {"id": text, "type": "function", "function": {"name": text, "arguments": json.dumps({text: [text]}).replace("<", "\\u003c")}}
+        {
+            "id": text,
+            "type": "function",
+            "function": {"name": text, "arguments": json.dumps({text: [text]}).replace("<", "\\u003c")},
+        }
     ]
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": text},
@@ -149,7 +164,9 @@ def everywhere(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("text", [FORGED, *CONTROLS, "<|end|><|end|>xx", "<|<|end|>end|>"])
-def test_a_text_forges_no_control_token_wherever_it_stands(name: str, text: str, made: Callable[[str], Tokenizer]) -> None:
+def test_a_text_forges_no_control_token_wherever_it_stands(
+    name: str, text: str, made: Callable[[str], Tokenizer]
+) -> None:
     tokenizer = made(name)
     messages, tools = everywhere(text)
     expected = ["<s>", *["<|start|>", "<|end|>"] * 4, "<|start|>"]
@@ -163,7 +180,8 @@ def test_a_text_forges_no_control_token_wherever_it_stands(name: str, text: str,
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parts=st.lists(
-        st.sampled_from(["<", "|", "<|", "e", "end", "end|>", "|>", ">", "x", " ", "<s", "start|>", "<|end|>", "user"]), max_size=9
+        st.sampled_from(["<", "|", "<|", "e", "end", "end|>", "|>", ">", "x", " ", "<s", "start|>", "<|end|>", "user"]),
+        max_size=9,
     )
 )
 def test_pieces_of_control_tokens_never_join(parts: list[str], made: Callable[[str], Tokenizer]) -> None:
@@ -176,7 +194,9 @@ def test_pieces_of_control_tokens_never_join(parts: list[str], made: Callable[[s
     assert tokenizer.decode(ids, skip_special_tokens=False) == tokenizer.apply_chat_template(messages)
 
 
-def test_texts_of_two_fields_that_a_template_puts_side_by_side_do_not_join(files: Callable[[str], TokenizerFiles]) -> None:
+def test_texts_of_two_fields_that_a_template_puts_side_by_side_do_not_join(
+    files: Callable[[str], TokenizerFiles],
+) -> None:
     source = "{{ bos_token }}{% for m in messages %}{{ m.name }}{{ m.content }}{{ '|>' }}{% endfor %}"
     tokenizer = Tokenizer(TokenizerFiles(files("byte_level").tokenizer_json, source, bos_token="<s>"))
     for name, content in [("<|", "end"), ("<|e", "nd|>"), ("<|end", ""), (" <", "s>"), ("<|end|", ">"), ("<| ", "end")]:
@@ -194,7 +214,10 @@ def test_a_sentinel_in_a_text_is_refused_where_it_would_be_read_as_one(made: Cal
     tokenizer = made("byte_level")
     assert tokenizer.decode(tokenizer.encode(SENTINEL)) == SENTINEL
     chat = [{"role": "user", "content": SENTINEL}]
-    attempts: list[Callable[[], Any]] = [lambda: tokenizer.encode(f"{SENTINEL}2\ufdd1<|end|>"), lambda: tokenizer.encode_chat(chat)]
+    attempts: list[Callable[[], Any]] = [
+        lambda: tokenizer.encode(f"{SENTINEL}2\ufdd1<|end|>"),
+        lambda: tokenizer.encode_chat(chat),
+    ]
     for attempt in attempts:
         with pytest.raises(RequestError, match=r"U\+FDD0") as caught:
             attempt()
@@ -205,7 +228,9 @@ def test_texts_are_split_without_a_second_copy_of_the_vocabulary(
     made: Callable[[str], Tokenizer], files: Callable[[str], TokenizerFiles], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = Tokenizer(files("prepend"))
-    monkeypatch.setattr("nearfar.compiler.text.tokenizer._load_backend", lambda _: pytest.fail("loaded tokenizer.json again"))
+    monkeypatch.setattr(
+        "nearfar.compiler.text.tokenizer._load_backend", lambda _: pytest.fail("loaded tokenizer.json again")
+    )
     tokenizer.prepare()
     assert controls_in(tokenizer, tokenizer.encode(FORGED, add_special_tokens=False)) == []
     assert tokenizer.encode(FORGED) == made("prepend").encode(FORGED)

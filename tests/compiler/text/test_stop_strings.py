@@ -28,7 +28,9 @@ def run(stops: list[str], parts: list[str]) -> tuple[list[str], bool]:
         ([], ["ab"], ["ab", ""], False),
     ],
 )
-def test_text_is_held_back_while_it_may_become_a_stop_string(stops: list[str], parts: list[str], pieces: list[str], stopped: bool) -> None:
+def test_text_is_held_back_while_it_may_become_a_stop_string(
+    stops: list[str], parts: list[str], pieces: list[str], stopped: bool
+) -> None:
     assert run(stops, parts) == (pieces, stopped)
 
 
@@ -49,7 +51,9 @@ def test_the_cuts_do_not_change_the_result_which_is_the_naive_one(text: str, sto
     for count in range(len(parts)):
         seen, out = "".join(parts[: count + 1]), "".join(pieces[: count + 1])
         if not any(end <= len(seen) for end in ends):
-            held = max((size for stop in stops for size in range(1, len(stop)) if seen.endswith(stop[:size])), default=0)
+            held = max(
+                (size for stop in stops for size in range(1, len(stop)) if seen.endswith(stop[:size])), default=0
+            )
             assert out == seen[: len(seen) - held]
 
 

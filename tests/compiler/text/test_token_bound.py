@@ -15,7 +15,11 @@ def byte_level(vocab: dict[str, int] | None = None) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     alphabet = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = Tokenizer(models.BPE(vocab={**alphabet, "ab": 256} if vocab is None else vocab, merges=[("a", "b")] if vocab is None else []))
+    backend = Tokenizer(
+        models.BPE(
+            vocab={**alphabet, "ab": 256} if vocab is None else vocab, merges=[("a", "b")] if vocab is None else []
+        )
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return backend
 
@@ -91,6 +95,7 @@ def test_nfc_shrinks_no_text_to_less_than_a_fourth() -> None:
             longest[parts] = max(longest.get(parts, 0), size(character))
     composed = {unicodedata.normalize("NFC", character) for character in characters} | set(longest)
     ratios = {
-        text: sum(max(longest.get(part, 0), size(part)) for part in unicodedata.normalize("NFD", text)) / size(text) for text in composed
+        text: sum(max(longest.get(part, 0), size(part)) for part in unicodedata.normalize("NFD", text)) / size(text)
+        for text in composed
     }
     assert max(ratios.values()) == ratios["\u0390"] == 3.5

@@ -113,10 +113,19 @@ TEMPLATES = {"chatml": CHATML, "llama3": LLAMA_3, "qwen3": QWEN_3, "blocks": BLO
 CHATS: dict[str, list[dict[str, Any]]] = {
     "question": [{"role": "user", "content": "Hi <b>you</b> & 'me' 你好"}],
     "system": [{"role": "system", "content": " Be brief.\n"}, {"role": "user", "content": "Why?"}],
-    "turns": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\nb "}, {"role": "user", "content": "  c\n"}],
+    "turns": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "\nb "},
+        {"role": "user", "content": "  c\n"},
+    ],
     "answered": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
 }
-TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Wetter für <Ort>", "parameters": {"type": "object"}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "Wetter für <Ort>", "parameters": {"type": "object"}},
+    }
+]
 
 
 def byte_level() -> Any:
@@ -128,7 +137,9 @@ def byte_level() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=340, initial_alphabet=alphabet, special_tokens=SPECIALS, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=340, initial_alphabet=alphabet, special_tokens=SPECIALS, show_progress=False
+    )
     tokenizer.train_from_iterator(TEXTS * 3, trainer)
     return tokenizer
 
@@ -154,7 +165,9 @@ def byte_fallback() -> Any:
     merges = [("▁", "a"), ("▁", "▁"), ("h", "e"), ("▁", "he"), ("i", "s"), ("▁", "is")]
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, byte_fallback=True, fuse_unk=True, unk_token="</s>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
     return tokenizer
 
@@ -165,7 +178,9 @@ def word_pieces() -> Any:
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
     pieces = ["[UNK]", "hello", "##ing", "sing", ".", ",", "do", "n't", "'s", "it", "你", "##s", "?"]
-    tokenizer = tokenizers.Tokenizer(models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer = tokenizers.Tokenizer(
+        models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(cleanup=True)
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
@@ -177,7 +192,10 @@ def metaspace() -> Any:
     import tokenizers
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-    pieces = [("<unk>", 0.0), *((piece, -2.0) for piece in ["▁", "▁hello", "▁the", "▁s", "ky", "ing", "s", "h", "e", "l", "o", "你", "."])]
+    pieces = [
+        ("<unk>", 0.0),
+        *((piece, -2.0) for piece in ["▁", "▁hello", "▁the", "▁s", "ky", "ing", "s", "h", "e", "l", "o", "你", "."]),
+    ]
     tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
@@ -240,7 +258,9 @@ def test_ids_beyond_the_tokenizer_give_no_text(byte_level_json: Path) -> None:
 
 @pytest.mark.parametrize("json_adds_bos", [True, False])
 @pytest.mark.parametrize("flag", [True, False, None])
-def test_add_bos_token_decides_over_tokenizer_json_where_it_is_given(json_adds_bos: bool, flag: bool | None, tmp_path: Path) -> None:
+def test_add_bos_token_decides_over_tokenizer_json_where_it_is_given(
+    json_adds_bos: bool, flag: bool | None, tmp_path: Path
+) -> None:
     from tokenizers.processors import TemplateProcessing
 
     backend = byte_level()
@@ -335,10 +355,14 @@ def test_messages_that_a_template_refuses_are_the_requests_fault(byte_level_json
         tokenizer.apply_chat_template([*CHATS["question"], {"role": "robot", "content": ""}])
 
 
-@pytest.mark.parametrize("message", ["hi", {"content": "hi"}, {"role": 1, "content": "hi"}, {"role": "user", "content": b"hi"}])
+@pytest.mark.parametrize(
+    "message", ["hi", {"content": "hi"}, {"role": 1, "content": "hi"}, {"role": "user", "content": b"hi"}]
+)
 def test_messages_must_be_plain_json_with_a_role(message: Any, byte_level_json: Path) -> None:
     tokenizer = Tokenizer(TokenizerFiles(byte_level_json, CHATML))
-    with pytest.raises(RequestError, match=r"messages\[0\] must be an object with a string 'role'|must be plain JSON values"):
+    with pytest.raises(
+        RequestError, match=r"messages\[0\] must be an object with a string 'role'|must be plain JSON values"
+    ):
         tokenizer.apply_chat_template([message])
 
 
@@ -377,7 +401,9 @@ def test_small_vocabularies_stream_to_what_decoding_all_of_them_gives(
 @pytest.mark.parametrize("backend", ["byte_level", "byte_fallback"])
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=12))
-def test_any_text_streams_whole_and_never_as_broken_characters(backend: str, text: str, wrapped: Callable[[str], Tokenizer]) -> None:
+def test_any_text_streams_whole_and_never_as_broken_characters(
+    backend: str, text: str, wrapped: Callable[[str], Tokenizer]
+) -> None:
     tokenizer = wrapped(backend)
     ids = tokenizer.encode(text)
     pieces = streamed(tokenizer, ids)
@@ -402,7 +428,9 @@ def test_a_character_of_several_tokens_waits_for_its_last_one(wrapped: Callable[
     assert streamed(tokenizer, ids[:2]) == ["", "", "\ufffd"]
 
 
-def test_bytes_of_a_fallback_run_wait_for_its_end_since_one_bad_byte_breaks_them_all(wrapped: Callable[[str], Tokenizer]) -> None:
+def test_bytes_of_a_fallback_run_wait_for_its_end_since_one_bad_byte_breaks_them_all(
+    wrapped: Callable[[str], Tokenizer],
+) -> None:
     tokenizer = wrapped("byte_fallback")
     run = tokenizer.encode("é")[1:]
     assert len(run) == 2

@@ -31,7 +31,12 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def ask(
-    method: str, path: str, body: object = None, models: FakeModels | None = None, config: ApiConfig | None = None, **headers: str
+    method: str,
+    path: str,
+    body: object = None,
+    models: FakeModels | None = None,
+    config: ApiConfig | None = None,
+    **headers: str,
 ) -> httpx.Response:
     """One request to an app. Headers' underscores are dashes."""
     app = create_app(models or FakeModels(), config or ApiConfig()) if models or config else plain_app()
@@ -48,7 +53,9 @@ async def ask_app(app: FastAPI, method: str, path: str, body: object = None, **h
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        return await client.request(method, path, content=content, headers={"content-type": "application/json", **given})
+        return await client.request(
+            method, path, content=content, headers={"content-type": "application/json", **given}
+        )
 
 
 def events(response: httpx.Response) -> list[Any]:

@@ -23,7 +23,12 @@ from nearfar.server_fallback.schema.common import PromptTokensDetails, TokenLogp
 from nearfar.server_fallback.schema.completions import CompletionChoice, CompletionChunk, CompletionRequest
 from nearfar.server_fallback.schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
 from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest, ModelCard
-from nearfar.server_fallback.schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from nearfar.server_fallback.schema.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 
 CREATED = 1_700_000_000
 
@@ -66,7 +71,9 @@ class FakeExecutor:
                     yield chunk(index, Delta(content=piece), logprobs=logprobs)
         for index in choices:
             yield chunk(index, Delta(), finish_reason="tool_calls" if request.tools else "stop")
-        yield ChatCompletionChunk(id="chatcmpl-1", created=CREATED, model="fake", choices=[], usage=self._usage(len(choices)))
+        yield ChatCompletionChunk(
+            id="chatcmpl-1", created=CREATED, model="fake", choices=[], usage=self._usage(len(choices))
+        )
 
     async def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk, None]:
         def chunk(*choices: CompletionChoice, usage: Usage | None = None) -> CompletionChunk:

@@ -9,7 +9,12 @@ const tools = [{ type: "function", function: { name: "weather", parameters: { ty
 const whole = await client.chat.completions.create({ model: "fake", messages });
 let streamed = "";
 let usage;
-const stream = await client.chat.completions.create({ model: "fake", messages, stream: true, stream_options: { include_usage: true } });
+const stream = await client.chat.completions.create({
+  model: "fake",
+  messages,
+  stream: true,
+  stream_options: { include_usage: true },
+});
 for await (const chunk of stream) {
   streamed += chunk.choices[0]?.delta.content ?? "";
   usage = chunk.usage ?? usage;

@@ -21,11 +21,27 @@ class OwnExecutor(FakeExecutor):
 
 
 def test_our_own_models_tell_their_tokens_and_upstreams_what_is_known() -> None:
-    told = ask("GET", "/v1/nearfar/about", models=FakeModels(fake=OwnExecutor(), loaded={"there": FakeExecutor()})).json()
+    told = ask(
+        "GET", "/v1/nearfar/about", models=FakeModels(fake=OwnExecutor(), loaded={"there": FakeExecutor()})
+    ).json()
     assert told["api_version"] == 1
     own, _, upstream = told["models"]
-    assert own == {"id": "fake", "context": 256, "tokenizer_sha256": "5ha", "vocab_size": 509, "tools": False, "verify": True}
-    assert upstream == {"id": "there", "context": None, "tokenizer_sha256": None, "vocab_size": None, "tools": True, "verify": False}
+    assert own == {
+        "id": "fake",
+        "context": 256,
+        "tokenizer_sha256": "5ha",
+        "vocab_size": 509,
+        "tools": False,
+        "verify": True,
+    }
+    assert upstream == {
+        "id": "there",
+        "context": None,
+        "tokenizer_sha256": None,
+        "vocab_size": None,
+        "tools": True,
+        "verify": False,
+    }
 
 
 def test_it_needs_a_key_where_there_are_keys() -> None:

@@ -35,7 +35,15 @@ def code(response: Any) -> tuple[int, str | None]:
 
 def test_with_keys_all_but_health_and_metrics_needs_one(keys: Keys) -> None:
     app = create_app(FakeModels(), ApiConfig(keys=keys))
-    for path in (CHAT, "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/models", "/v1/models/fake"):
+    for path in (
+        CHAT,
+        "/v1/completions",
+        "/v1/embeddings",
+        "/tokenize",
+        "/detokenize",
+        "/v1/models",
+        "/v1/models/fake",
+    ):
         response = run(ask_app(app, "GET" if "models" in path else "POST", path, HI))
         assert code(response) == (401, "invalid_api_key")
         assert response.headers["www-authenticate"] == "Bearer"
@@ -52,7 +60,9 @@ def test_a_key_s_rate_and_concurrency_are_kept_apart_from_other_keys(keys: Keys)
     async def work() -> None:
         models = FakeModels(FakeExecutor(delay_seconds=0.02))
         app = create_app(models, ApiConfig(keys=keys))
-        first, second = await asyncio.gather(ask_app(app, "POST", CHAT, HI, **WEB), ask_app(app, "POST", CHAT, HI, **WEB))
+        first, second = await asyncio.gather(
+            ask_app(app, "POST", CHAT, HI, **WEB), ask_app(app, "POST", CHAT, HI, **WEB)
+        )
         assert code(first) == (200, None)
         assert first.headers["x-ratelimit-remaining-requests"] == "2"
         assert code(second) == (429, "concurrency_limit_exceeded")
@@ -76,14 +86,20 @@ def test_only_admins_load_and_unload(keys: Keys) -> None:
         assert code(await ask_app(app, *load, **WEB)) == (403, "admin_key_required")
         loaded = await ask_app(app, *load, **ADMIN)
         assert (loaded.status_code, loaded.json()["id"]) == (200, "new")
-        assert [card["id"] for card in (await ask_app(app, "GET", "/v1/models", **ADMIN)).json()["data"]] == ["fake", "other/name", "new"]
+        assert [card["id"] for card in (await ask_app(app, "GET", "/v1/models", **ADMIN)).json()["data"]] == [
+            "fake",
+            "other/name",
+            "new",
+        ]
         assert (await ask_app(app, "POST", CHAT, {**HI, "model": "new"}, **WEB)).status_code == 200
         unload = ("POST", "/v1/models/unload", {"model": "new"})
         assert (await ask_app(app, *unload, **ADMIN)).json() == {"id": "new", "unloaded": True}
         assert code(await ask_app(app, *unload, **ADMIN)) == (404, "model_not_found")
         adapter = {"lora_name": "poet", "lora_path": "/adapters/poet", "model": "fake"}
         assert (await ask_app(app, "POST", "/v1/load_lora_adapter", adapter, **ADMIN)).json()["parent"] == "fake"
-        assert (await ask_app(app, "POST", "/v1/unload_lora_adapter", {"lora_name": "poet"}, **ADMIN)).status_code == 200
+        assert (
+            await ask_app(app, "POST", "/v1/unload_lora_adapter", {"lora_name": "poet"}, **ADMIN)
+        ).status_code == 200
         models.load_error = Unavailable("it needs 8 GB, 2 GB are free")
         assert code(await ask_app(app, *load, **ADMIN)) == (503, "unavailable")
         models.load_error = CheckpointError("config.json is missing")
@@ -139,7 +155,11 @@ def test_bad_bodies_are_refused(body: Any, status: int, wrong: str | None) -> No
 
 def test_pages_of_other_sites_may_not_call_unless_they_are_listed() -> None:
     origin: dict[str, Any] = {"origin": "https://example.org"}
-    preflight = {**origin, "access_control_request_method": "POST", "access_control_request_headers": "authorization,x-stainless-os"}
+    preflight = {
+        **origin,
+        "access_control_request_method": "POST",
+        "access_control_request_headers": "authorization,x-stainless-os",
+    }
     closed = ask("POST", CHAT, HI, **origin)
     assert not [name for name in closed.headers if name.startswith("access-control")]
     assert ask("OPTIONS", CHAT, **preflight).status_code == 405
@@ -166,13 +186,21 @@ def test_a_name_that_points_here_is_not_enough() -> None:
 
 def test_readiness_follows_the_models() -> None:
     models = FakeModels()
-    assert ask("GET", "/health/ready", models=models).json() == {"status": "ready", "models": {"fake": True}, "not_ready": {}}
+    assert ask("GET", "/health/ready", models=models).json() == {
+        "status": "ready",
+        "models": {"fake": True},
+        "not_ready": {},
+    }
     healthy = ask("GET", "/health", models=models)
     assert (healthy.status_code, healthy.content) == (200, b"")
     # One that loads, or broke, takes nothing from those that answer.
     models.loaded["new"] = FakeExecutor(current=ExecutorState(ready=False, detail="loading"))
     one_of_two = ask("GET", "/health/ready", models=models)
-    assert one_of_two.json() == {"status": "ready", "models": {"fake": True, "new": False}, "not_ready": {"new": "loading"}}
+    assert one_of_two.json() == {
+        "status": "ready",
+        "models": {"fake": True, "new": False},
+        "not_ready": {"new": "loading"},
+    }
     assert one_of_two.status_code == 200
     models.fake.current = ExecutorState(ready=False, detail="closed")
     waiting = ask("GET", "/health/ready", models=models)
@@ -234,9 +262,9 @@ def test_bodies_of_one_client_take_a_share_of_the_memory() -> None:
 def test_embeddings_and_tokens() -> None:
     numbers = ask("POST", "/v1/embeddings", {"model": "fake", "input": ["a"]}).json()
     assert numbers["data"][0]["embedding"] == [0.5, -1.0]
-    assert ask("POST", "/v1/embeddings", {"model": "fake", "input": "a", "encoding_format": "base64"}).json()["data"][0]["embedding"] == (
-        "AAAAPwAAgL8="
-    )
+    assert ask("POST", "/v1/embeddings", {"model": "fake", "input": "a", "encoding_format": "base64"}).json()["data"][
+        0
+    ]["embedding"] == ("AAAAPwAAgL8=")
     tokens = ask("POST", "/tokenize", {"model": "fake", "prompt": "ab"}).json()
     assert tokens == {"tokens": [97, 98], "count": 2, "max_model_len": 256}
     assert ask("POST", "/detokenize", {"model": "fake", "tokens": [97, 98]}).json() == {"prompt": "ab"}

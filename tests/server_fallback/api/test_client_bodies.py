@@ -17,7 +17,10 @@ from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 
 SENT: list[dict[str, Any]] = json.loads((Path(__file__).parent / "client_bodies.json").read_text())
 KNOWN_KEYS = {"role", "content", "name", "tool_call_id", "tool_calls"}
-TURN: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello"}]}
+TURN: dict[str, Any] = {
+    "model": "fake",
+    "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello"}],
+}
 
 
 @pytest.mark.parametrize("sent", SENT, ids=[sent["client"] for sent in SENT])
@@ -26,7 +29,9 @@ def test_what_clients_send_back_is_accepted_and_never_passed_on(sent: dict[str, 
     assert response.status_code == 200, response.text
     request = ChatCompletionRequest.model_validate(sent["body"])
     for dialect in DIALECTS:
-        for given, passed in zip(request.messages, generation_body(request, "m", dialect, priority=None)["messages"], strict=True):
+        for given, passed in zip(
+            request.messages, generation_body(request, "m", dialect, priority=None)["messages"], strict=True
+        ):
             assert passed.keys() <= KNOWN_KEYS
             for call in passed.get("tool_calls", ()):
                 assert (call.keys(), call["function"].keys()) == ({"id", "type", "function"}, {"name", "arguments"})
@@ -54,15 +59,28 @@ def test_a_lenient_server_ignores_unknown_keys_and_names_them() -> None:
     models, lenient = FakeModels(), ApiConfig(lenient=True)
     part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
     schema = {"type": "json_schema", "json_schema": {"schema": {"x-mine": 1}, "examples": []}}
-    body = {**TURN, "messages": [{"role": "user", "content": [part], "x": None}], "response_format": schema, "temprature\n": 1}
+    body = {
+        **TURN,
+        "messages": [{"role": "user", "content": [part], "x": None}],
+        "response_format": schema,
+        "temprature\n": 1,
+    }
     response = ask("POST", "/v1/chat/completions", body, models, lenient)
     assert response.status_code == 200
     named = "temprature?, messages[0].x, messages[0].content[0].cache_control, response_format.json_schema.examples"
     assert response.headers["x-nearfar-ignored"] == named
     [request] = models.fake.requests
     assert isinstance(request, ChatCompletionRequest)
-    assert request.model_dump(by_alias=True, exclude_unset=True)["response_format"]["json_schema"] == {"schema": {"x-mine": 1}}
-    many = ask("POST", "/v1/completions", {"model": "fake", "prompt": [[1], [2]], **{f"k{n}": n for n in range(40)}}, models, lenient)
+    assert request.model_dump(by_alias=True, exclude_unset=True)["response_format"]["json_schema"] == {
+        "schema": {"x-mine": 1}
+    }
+    many = ask(
+        "POST",
+        "/v1/completions",
+        {"model": "fake", "prompt": [[1], [2]], **{f"k{n}": n for n in range(40)}},
+        models,
+        lenient,
+    )
     assert (many.status_code, many.headers["x-nearfar-ignored"][-11:]) == (200, "and 24 more")
     assert "x-nearfar-ignored" not in ask("POST", "/v1/chat/completions", TURN, models, lenient).headers
     wrong = ask("POST", "/v1/chat/completions", {**TURN, "x": 1, "n": "two"}, models, lenient)
@@ -79,7 +97,13 @@ def test_what_cannot_change_an_answer_is_accepted() -> None:
     assert ask("POST", "/v1/chat/completions", {**TURN, **harmless}, models).status_code == 200
     request = models.fake.requests[0]
     assert isinstance(request, ChatCompletionRequest)
-    assert generation_body(request, "m", "openai", priority=None).keys() == {"model", "messages", "user", "stream", "stream_options"}
+    assert generation_body(request, "m", "openai", priority=None).keys() == {
+        "model",
+        "messages",
+        "user",
+        "stream",
+        "stream_options",
+    }
 
 
 def test_a_lenient_server_ignores_what_the_model_lacks_and_names_it(tmp_path: Path) -> None:

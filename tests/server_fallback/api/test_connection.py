@@ -21,7 +21,9 @@ from nearfar.server_fallback.api.connection import MAX_HEADER_BYTES
 from nearfar.server_fallback.api.server import bind
 
 CROWDED = ApiConfig(max_connections=8)
-CONFIG = ApiConfig(max_body_bytes=100_000, body_timeout_seconds=0.3, write_timeout_seconds=0.3, header_timeout_seconds=0.5)
+CONFIG = ApiConfig(
+    max_body_bytes=100_000, body_timeout_seconds=0.3, write_timeout_seconds=0.3, header_timeout_seconds=0.5
+)
 # More than what the kernel keeps for a reader that does not read.
 LONG = FakeExecutor(pieces=["x" * 100_000] * 1000)
 
@@ -43,12 +45,16 @@ def connect(port: int) -> socket.socket:
 
 def request(body: object, path: str = "/v1/chat/completions") -> bytes:
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
     return head.encode() + content
 
 
 def alive(port: int) -> bool:
-    answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={"model": "fake", "prompt": "x", "n": 1}, timeout=5)
+    answer = httpx.post(
+        f"http://127.0.0.1:{port}/v1/completions", json={"model": "fake", "prompt": "x", "n": 1}, timeout=5
+    )
     return answer.status_code == 200
 
 
@@ -118,7 +124,9 @@ def test_a_header_in_small_pieces_is_read(port: int) -> None:
         assert read_to_end(sock).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.parametrize("sent", [b"\x16\x03\x01\x02\x00", b"\r\n\r\n\r\n  ", b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n"])
+@pytest.mark.parametrize(
+    "sent", [b"\x16\x03\x01\x02\x00", b"\r\n\r\n\r\n  ", b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n"]
+)
 def test_what_is_not_http_harms_nothing(port: int, sent: bytes) -> None:
     with connect(port) as sock:
         sock.sendall(sent)
@@ -179,7 +187,9 @@ def test_many_at_once_are_each_answered_with_their_own(port: int, models: FakeMo
     statuses: list[int] = []
 
     def ask() -> None:
-        with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json={**HI, "stream": True}, timeout=10) as answer:
+        with httpx.stream(
+            "POST", f"http://127.0.0.1:{port}/v1/chat/completions", json={**HI, "stream": True}, timeout=10
+        ) as answer:
             lines = [line for line in answer.iter_lines() if line]
             statuses.append(answer.status_code if len(lines) == 13 else len(lines))
 

@@ -67,9 +67,17 @@ def document() -> Any:
     ],
 )
 @pytest.mark.parametrize("mode", list(schemathesis.GenerationMode))
-def test_every_answer_is_one_that_the_document_names(document: Any, method: str, path: str, mode: schemathesis.GenerationMode) -> None:
+def test_every_answer_is_one_that_the_document_names(
+    document: Any, method: str, path: str, mode: schemathesis.GenerationMode
+) -> None:
     @given(document[path][method].as_strategy(generation_mode=mode))
-    @settings(max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES < 100, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=EXAMPLES < 100,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     def every_answer(case: schemathesis.Case[Any]) -> None:
         # What a document can say is not all: stream_options go with stream only, and the like.
         case.call_and_validate(headers={"Authorization": f"Bearer {KEY}"}, excluded_checks=[positive_data_acceptance])

@@ -11,7 +11,15 @@ import pytest
 from asgi import HI, Held, ask, ask_app, events, run
 from fake_models import FakeExecutor, FakeModels
 
-from nearfar.compiler.errors import BundleError, DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.errors import (
+    BundleError,
+    DeadlineExceeded,
+    DeviceError,
+    NearfarError,
+    QueueFull,
+    RequestError,
+    Unavailable,
+)
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
@@ -29,9 +37,19 @@ def test_a_whole_answer_is_openai_s() -> None:
         "created": 1_700_000_000,
         "model": "fake",
         "choices": [
-            {"index": 0, "message": {"role": "assistant", "content": "Hello!", "refusal": None}, "logprobs": None, "finish_reason": "stop"}
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello!", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
         ],
-        "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8, "prompt_tokens_details": {"cached_tokens": 2}},
+        "usage": {
+            "prompt_tokens": 5,
+            "completion_tokens": 3,
+            "total_tokens": 8,
+            "prompt_tokens_details": {"cached_tokens": 2},
+        },
     }
 
 
@@ -45,7 +63,9 @@ def test_streamed_pieces_are_openai_s_chunks() -> None:
         "object": "chat.completion.chunk",
         "created": 1_700_000_000,
         "model": "fake",
-        "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}],
+        "choices": [
+            {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        ],
     }
     assert [chunk["choices"][0]["delta"] for chunk in rest] == [{"content": "Hel"}, {"content": "lo"}, {"content": "!"}]
     assert last["choices"][0] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
@@ -53,7 +73,9 @@ def test_streamed_pieces_are_openai_s_chunks() -> None:
 
 
 def test_usage_comes_last_where_it_is_asked_for() -> None:
-    *chunks, last, done = events(ask("POST", "/v1/chat/completions", {**STREAM, "stream_options": {"include_usage": True}}))
+    *chunks, last, done = events(
+        ask("POST", "/v1/chat/completions", {**STREAM, "stream_options": {"include_usage": True}})
+    )
     assert all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == 8
@@ -77,7 +99,11 @@ def test_several_choices_and_tool_calls_are_told_apart() -> None:
 def test_text_completions_whole_and_streamed() -> None:
     body = {"model": "fake", "prompt": "Say"}
     whole = ask("POST", "/v1/completions", body).json()
-    assert (whole["object"], whole["choices"][0]["text"], whole["choices"][0]["finish_reason"]) == ("text_completion", "Hello!", "length")
+    assert (whole["object"], whole["choices"][0]["text"], whole["choices"][0]["finish_reason"]) == (
+        "text_completion",
+        "Hello!",
+        "length",
+    )
     *chunks, done = events(ask("POST", "/v1/completions", {**body, "stream": True}))
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello!"
     assert all("usage" not in chunk for chunk in chunks)
@@ -85,7 +111,12 @@ def test_text_completions_whole_and_streamed() -> None:
 
 
 ERRORS: list[tuple[Exception, int, str, str | None]] = [
-    (RequestError("too long", param="messages", code="context_length_exceeded"), 400, "context_length_exceeded", "messages"),
+    (
+        RequestError("too long", param="messages", code="context_length_exceeded"),
+        400,
+        "context_length_exceeded",
+        "messages",
+    ),
     (RequestError("no"), 400, "invalid_value", None),
     (BundleError("torn"), 503, "bundle_error", None),
     (QueueFull("full", retry_after_seconds=2.5), 429, "queue_full", None),
@@ -213,7 +244,9 @@ def test_a_priority_is_bounded_by_the_key_s() -> None:
         models = FakeModels()
         app = create_app(models, ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": "web=sk-web-12345678"})))
         for asked in (None, -3, 7):
-            await ask_app(app, "POST", "/v1/chat/completions", {**HI, "priority": asked}, authorization="Bearer sk-web-12345678")
+            await ask_app(
+                app, "POST", "/v1/chat/completions", {**HI, "priority": asked}, authorization="Bearer sk-web-12345678"
+            )
         app = create_app(models, ApiConfig())
         for asked in (None, 7):
             await ask_app(app, "POST", "/v1/chat/completions", {**HI, "priority": asked})

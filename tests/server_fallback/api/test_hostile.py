@@ -43,7 +43,11 @@ def after_call(arguments: str) -> dict[str, Any]:
 
 
 def with_schema(schema: object) -> dict[str, Any]:
-    return {**ASKED, "messages": HI["messages"], "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    return {
+        **ASKED,
+        "messages": HI["messages"],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+    }
 
 
 MORE: list[dict[str, Any]] = [
@@ -52,7 +56,10 @@ MORE: list[dict[str, Any]] = [
     {"metadata": {MEGABYTE: 1}},
     {"messages": [{"role": "user", "content": "x", MEGABYTE: 1}]},
     {"tools": [{"type": "function", "function": {"name": MEGABYTE}}]},
-    *({name: HUGE} for name in ("max_tokens", "seed", "priority", "n", "top_k", "temperature", "top_p", "repetition_penalty")),
+    *(
+        {name: HUGE}
+        for name in ("max_tokens", "seed", "priority", "n", "top_k", "temperature", "top_p", "repetition_penalty")
+    ),
     {"logit_bias": {"9" * 400: 1}},
     {"logit_bias": {"-1": 1}},
 ]
@@ -102,7 +109,9 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.param([(CHAT, with_schema(each)) for each in SCHEMAS], id="schemas", marks=pytest.mark.exhaustive),
     ],
 )
-def test_no_body_is_a_failure_of_the_server_which_answers_after_it(app: Any, bodies: list[tuple[str, dict[str, Any]]]) -> None:
+def test_no_body_is_a_failure_of_the_server_which_answers_after_it(
+    app: Any, bodies: list[tuple[str, dict[str, Any]]]
+) -> None:
     for path, body in bodies:
         response = run(ask_app(app, "POST", path, body, **ADMIN))
         assert 200 <= response.status_code < 500, (path, str(body)[:200], response.text[:500])
@@ -118,7 +127,9 @@ def test_what_is_wrong_with_a_call_is_named(app: Any) -> None:
         assert (error["code"], error["param"]) == ("invalid_value", "messages[1].tool_calls[0].function.arguments")
 
 
-@pytest.mark.parametrize("path", ["/v1/models/%ED%A0%80", "/v1/models/%00", "/v1/models/" + "x" * 50_000, "/%ff", "/v1/models?a=%ff"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models/%ED%A0%80", "/v1/models/%00", "/v1/models/" + "x" * 50_000, "/%ff", "/v1/models?a=%ff"]
+)
 def test_no_address_is_a_failure_of_the_server(app: Any, path: str) -> None:
     response = run(ask_app(app, "GET", path, **ADMIN))
     assert response.status_code in (200, 404)

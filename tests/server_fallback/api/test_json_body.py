@@ -17,7 +17,11 @@ from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.json_body import MAX_DEPTH, MAX_KEYS, parse_json, read_json
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda children: st.lists(children) | st.dictionaries(st.text(), children),
 )
 
@@ -65,7 +69,9 @@ def test_what_is_at_the_limits_is_taken() -> None:
     assert parse_json(b'"\\ud83d\\ude00 \\\\ud800"') == "\U0001f600 \\ud800"
 
 
-def read(parts: Sequence[bytes], max_bytes: int = 10, headers: Sequence[tuple[str, str]] = (), *, endless: bool = False) -> object:
+def read(
+    parts: Sequence[bytes], max_bytes: int = 10, headers: Sequence[tuple[str, str]] = (), *, endless: bool = False
+) -> object:
     """Read a body that comes in these parts; ``endless`` ones never end."""
     messages: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
 
@@ -76,7 +82,10 @@ def read(parts: Sequence[bytes], max_bytes: int = 10, headers: Sequence[tuple[st
             await asyncio.sleep(3600)
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    given = [(name.encode(), value.encode()) for name, value in (*headers, ("content-type", "Application/JSON; charset=utf-8"))]
+    given = [
+        (name.encode(), value.encode())
+        for name, value in (*headers, ("content-type", "Application/JSON; charset=utf-8"))
+    ]
     request = Request({"type": "http", "method": "POST", "headers": given, "path": "/"}, receive)
     return asyncio.run(read_json(request, max_bytes, 0.05))
 
@@ -130,7 +139,9 @@ def test_a_body_that_does_not_come_is_a_408() -> None:
 
 @pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
 def test_another_content_type_is_a_415(content_type: str) -> None:
-    request = Request({"type": "http", "method": "POST", "headers": [(b"content-type", content_type.encode())], "path": "/"})
+    request = Request(
+        {"type": "http", "method": "POST", "headers": [(b"content-type", content_type.encode())], "path": "/"}
+    )
     with pytest.raises(ApiError) as refused:
         asyncio.run(read_json(request, 10, 1.0))
     assert refused.value.status == 415

@@ -45,7 +45,9 @@ def test_comments_fill_the_wait_for_the_first_word_and_end_with_who_leaves() -> 
 
 def test_what_fails_at_once_has_its_status_and_after_a_comment_it_is_an_event() -> None:
     async def work() -> None:
-        full = await ask_app(create_app(FakeModels(FakeExecutor(error=QueueFull("full"))), ApiConfig()), "POST", "/v1/completions", SAY)
+        full = await ask_app(
+            create_app(FakeModels(FakeExecutor(error=QueueFull("full"))), ApiConfig()), "POST", "/v1/completions", SAY
+        )
         assert full.status_code == 429
         late = FakeExecutor(delay_seconds=0.05, pieces=["", "x"], error=DeviceError("lost"), error_at=1)
         response = await ask_app(create_app(FakeModels(late), ApiConfig()), "POST", "/v1/completions", SAY)
@@ -59,7 +61,10 @@ def test_what_fails_at_once_has_its_status_and_after_a_comment_it_is_an_event() 
 
 def test_openais_client_does_not_see_them() -> None:
     models = FakeModels(FakeExecutor(delay_seconds=0.05))
-    with live_server(models, ApiConfig()) as live, openai.OpenAI(base_url=f"http://127.0.0.1:{live.port}/v1", api_key="none") as client:
+    with (
+        live_server(models, ApiConfig()) as live,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{live.port}/v1", api_key="none") as client,
+    ):
         asked: Any = {"model": "fake", "messages": HI["messages"], "stream": True}
         chunks = list(client.chat.completions.create(**asked))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello!"

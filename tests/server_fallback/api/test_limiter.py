@@ -15,7 +15,9 @@ from nearfar.server_fallback.api.limiter import Limiter
 A, B = "address 192.0.2.1", "address 192.0.2.2"
 
 
-def limiter_of(requests: int = 100, body_bytes: int = 100, share: float = 1.0, clock: Callable[[], float] = lambda: 0.0) -> Limiter:
+def limiter_of(
+    requests: int = 100, body_bytes: int = 100, share: float = 1.0, clock: Callable[[], float] = lambda: 0.0
+) -> Limiter:
     return Limiter(requests, body_bytes, share, clock)
 
 
@@ -23,7 +25,9 @@ def admitted(limiter: Limiter, key: ApiKey, answers: int = 1) -> bool:
     return refusal(limiter, key, answers) is None
 
 
-def refusal(limiter: Limiter, key: ApiKey | None, answers: int = 1, client: str = A, body_bytes: int = 0) -> tuple[int, str | None] | None:
+def refusal(
+    limiter: Limiter, key: ApiKey | None, answers: int = 1, client: str = A, body_bytes: int = 0
+) -> tuple[int, str | None] | None:
     try:
         with limiter.admit(client if key is None else f"key {key.name}", key) as admission:
             admission.body(body_bytes)

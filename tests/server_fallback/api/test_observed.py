@@ -112,7 +112,14 @@ def test_each_app_has_metrics_of_its_own() -> None:
 
 def test_a_request_is_a_line_of_json(log: io.StringIO) -> None:
     config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": "web=sk-web-12345678"}))
-    ask("POST", CHAT, {**SECRET, "stream": True}, config=config, authorization="Bearer sk-web-12345678", x_request_id="my-1")
+    ask(
+        "POST",
+        CHAT,
+        {**SECRET, "stream": True},
+        config=config,
+        authorization="Bearer sk-web-12345678",
+        x_request_id="my-1",
+    )
     ask("GET", "/metrics", config=config)
     (line,) = map(json.loads, log.getvalue().splitlines())
     assert (
@@ -137,7 +144,9 @@ def test_a_request_is_a_line_of_json(log: io.StringIO) -> None:
 
 
 def test_who_asks_and_which_models_come_and_go_is_logged(log: io.StringIO) -> None:
-    config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": "admin=sk-admin-12345678"}), trusted_proxies=("127.0.0.0/8",))
+    config = ApiConfig(
+        keys=read_keys(None, {"NEARFAR_API_KEYS": "admin=sk-admin-12345678"}), trusted_proxies=("127.0.0.0/8",)
+    )
     asked: dict[str, str] = {"authorization": "Bearer sk-admin-12345678", "x_forwarded_for": "192.0.2.1"}
 
     async def work() -> None:
@@ -145,7 +154,9 @@ def test_who_asks_and_which_models_come_and_go_is_logged(log: io.StringIO) -> No
         app = create_app(models, config)
         await ask_app(app, "POST", "/v1/models/load", {"model": "/bundles/m", "name": "new"}, **asked)
         await ask_app(app, "POST", "/v1/models/unload", {"model": "new"}, **asked)
-        await ask_app(app, "POST", "/v1/load_lora_adapter", {"lora_name": "poet", "lora_path": "/adapters/poet"}, **asked)
+        await ask_app(
+            app, "POST", "/v1/load_lora_adapter", {"lora_name": "poet", "lora_path": "/adapters/poet"}, **asked
+        )
         await ask_app(app, "POST", "/v1/unload_lora_adapter", {"lora_name": "poet"}, **asked)
         models.load_error = CheckpointError("/bundles/m: is missing")
         await ask_app(app, "POST", "/v1/models/load", {"model": "/bundles/m"}, **asked)
@@ -165,7 +176,11 @@ def test_who_asks_and_which_models_come_and_go_is_logged(log: io.StringIO) -> No
     ]
     assert {"model": "/bundles/m", "memory_bytes": 1000, "address": "192.0.2.1"}.items() <= changes[0].items()
     assert changes[0]["seconds"] >= 0
-    assert {"change": "model_loaded", "error": "checkpoint_error", "message": "/bundles/m: is missing"}.items() <= changes[4].items()
+    assert {
+        "change": "model_loaded",
+        "error": "checkpoint_error",
+        "message": "/bundles/m: is missing",
+    }.items() <= changes[4].items()
 
 
 def test_no_prompt_and_no_key_is_logged(log: io.StringIO) -> None:
@@ -174,7 +189,13 @@ def test_no_prompt_and_no_key_is_logged(log: io.StringIO) -> None:
     app = create_app(models, config)
     for error in (RequestError("SECRET"), ZeroDivisionError("SECRET")):
         models.fake.error = error
-        for body in (SECRET, {**SECRET, "stream": True}, {**SECRET, "n": "SECRET"}, b"{SECRET", {**SECRET, "SECRET": "SECRET"}):
+        for body in (
+            SECRET,
+            {**SECRET, "stream": True},
+            {**SECRET, "n": "SECRET"},
+            b"{SECRET",
+            {**SECRET, "SECRET": "SECRET"},
+        ):
             run(ask_app(app, "POST", CHAT, body, authorization="Bearer SECRET-12345678"))
             run(ask_app(app, "POST", CHAT + "?SECRET=SECRET", body, authorization="Bearer SECRET-1234567"))
     ask("GET", "/SECRET")

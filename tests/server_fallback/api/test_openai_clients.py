@@ -51,7 +51,9 @@ def client(address: str, models: FakeModels) -> Iterator[openai.OpenAI]:
 
 
 def test_chat(client: openai.OpenAI, models: FakeModels) -> None:
-    answer = client.chat.completions.create(model="fake", messages=MESSAGES, logprobs=True, top_logprobs=1, seed=1, extra_body={"top_k": 5})
+    answer = client.chat.completions.create(
+        model="fake", messages=MESSAGES, logprobs=True, top_logprobs=1, seed=1, extra_body={"top_k": 5}
+    )
     assert answer.choices[0].message.content == "Hello!"
     assert answer.choices[0].finish_reason == "stop"
     assert answer.choices[0].logprobs is not None
@@ -65,7 +67,9 @@ def test_chat(client: openai.OpenAI, models: FakeModels) -> None:
 
 def test_streamed_chat(client: openai.OpenAI) -> None:
     chunks = list(
-        client.chat.completions.create(model="fake", messages=MESSAGES, stream=True, stream_options={"include_usage": True}, logprobs=True)
+        client.chat.completions.create(
+            model="fake", messages=MESSAGES, stream=True, stream_options={"include_usage": True}, logprobs=True
+        )
     )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "Hello!"
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -99,8 +103,13 @@ def test_reasoning_comes_by_itself_and_is_bounded(client: openai.OpenAI, models:
     message = client.chat.completions.create(**asked).choices[0].message
     assert (message.content, message.model_extra) == ("Yes.", {"reasoning_content": "Hm, well."})
     chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
-    thought = "".join((chunk.choices[0].delta.model_extra or {}).get("reasoning_content", "") for chunk in chunks if chunk.choices)
-    assert (thought, "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)) == ("Hm, well.", "Yes.")
+    thought = "".join(
+        (chunk.choices[0].delta.model_extra or {}).get("reasoning_content", "") for chunk in chunks if chunk.choices
+    )
+    assert (thought, "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)) == (
+        "Hm, well.",
+        "Yes.",
+    )
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens_details is not None
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 13
@@ -110,11 +119,18 @@ def test_reasoning_comes_by_itself_and_is_bounded(client: openai.OpenAI, models:
     off = client.chat.completions.create(model="fake", messages=second, reasoning_effort="none").choices[0].message
     assert off.model_extra == {}
     with pytest.raises(openai.BadRequestError, match="reasoning_content"):
-        client.chat.completions.create(model="fake", messages=cast(Any, [{**message.model_dump(), "reasoning_content": 1}]))
+        client.chat.completions.create(
+            model="fake", messages=cast(Any, [{**message.model_dump(), "reasoning_content": 1}])
+        )
 
 
-def test_parse_with_tools_gives_calls_and_then_the_answer(client: openai.OpenAI, models: FakeModels, tmp_path: Path) -> None:
-    call, message = '<tool_call>\n{"name": "Weather", "arguments": {"degrees": 7}}\n</tool_call>', '{"text": "7 degrees"}'
+def test_parse_with_tools_gives_calls_and_then_the_answer(
+    client: openai.OpenAI, models: FakeModels, tmp_path: Path
+) -> None:
+    call, message = (
+        '<tool_call>\n{"name": "Weather", "arguments": {"degrees": 7}}\n</tool_call>',
+        '{"text": "7 degrees"}',
+    )
     local: Any
     local, _ = executor(tmp_path, call, message)
     models.fake = local
@@ -124,7 +140,10 @@ def test_parse_with_tools_gives_calls_and_then_the_answer(client: openai.OpenAI,
     assert called.message.parsed is None
     [made] = called.message.tool_calls or []
     assert made.function.parsed_arguments == Weather(degrees=7)
-    turn: Any = [called.message.model_dump(exclude={"parsed"}), {"role": "tool", "tool_call_id": made.id, "content": "warm"}]
+    turn: Any = [
+        called.message.model_dump(exclude={"parsed"}),
+        {"role": "tool", "tool_call_id": made.id, "content": "warm"},
+    ]
     second = client.chat.completions.parse(messages=[*MESSAGES, *turn], **asked).choices[0]
     assert (second.finish_reason, second.message.tool_calls) == ("stop", None)
     assert second.message.parsed == Answer(text="7 degrees")
@@ -133,7 +152,12 @@ def test_parse_with_tools_gives_calls_and_then_the_answer(client: openai.OpenAI,
 
 def test_completions_embeddings_and_models(client: openai.OpenAI) -> None:
     assert client.completions.create(model="fake", prompt="x").choices[0].text == "Hello!"
-    assert [chunk.choices[0].text for chunk in client.completions.create(model="fake", prompt="x", stream=True)] == ["Hel", "lo", "!", ""]
+    assert [chunk.choices[0].text for chunk in client.completions.create(model="fake", prompt="x", stream=True)] == [
+        "Hel",
+        "lo",
+        "!",
+        "",
+    ]
     # The client asks for base64 where nothing is said, and decodes it.
     assert client.embeddings.create(model="fake", input="x").data[0].embedding == [0.5, -1.0]
     assert client.embeddings.create(model="fake", input=["x"], encoding_format="float").data[0].embedding == [0.5, -1.0]
@@ -169,10 +193,14 @@ def test_an_error_in_mid_stream_is_raised(client: openai.OpenAI, models: FakeMod
 
 
 def test_raw_responses_have_their_headers(client: openai.OpenAI) -> None:
-    raw = client.chat.completions.with_raw_response.create(model="fake", messages=MESSAGES, extra_headers={"X-Request-Id": "mine"})
+    raw = client.chat.completions.with_raw_response.create(
+        model="fake", messages=MESSAGES, extra_headers={"X-Request-Id": "mine"}
+    )
     assert raw.headers["x-request-id"] == "mine"
     assert raw.parse().choices[0].message.content == "Hello!"
-    with client.chat.completions.with_streaming_response.create(model="fake", messages=MESSAGES, stream=True) as streamed:
+    with client.chat.completions.with_streaming_response.create(
+        model="fake", messages=MESSAGES, stream=True
+    ) as streamed:
         assert list(streamed.iter_lines())[-2:] == ["data: [DONE]", ""]
 
 
@@ -199,7 +227,9 @@ def test_the_node_client_passes_unchanged(address: str, models: FakeModels, monk
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
     models.fake = FakeExecutor(delay_seconds=0.03)
     environment = {**os.environ, "OPENAI_BASE_URL": address, "OPENAI_API_KEY": KEY, "NEARFAR_WEB": str(WEB)}
-    done = subprocess.run([node, HERE / "openai_client.mjs"], env=environment, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [node, HERE / "openai_client.mjs"], env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "whole": "Hello!",

@@ -45,8 +45,16 @@ def test_the_last_16_waits_count_where_somebody_waits_and_of_several_models_the_
 def test_answers_tell_the_queue_and_pages_may_read_it(state: ExecutorState, told: str) -> None:
     async def work() -> list[httpx.Response]:
         app = create_app(FakeModels(FakeExecutor(current=state)), ApiConfig(cors_origins=("https://example.org",)))
-        asked = [(CHAT, HI), (CHAT, {**HI, "stream": True}), (COMPLETIONS, {"model": "fake", "prompt": "x", "stream": True}), (ABOUT, None)]
-        return [await ask_app(app, "POST" if body else "GET", path, body, origin="https://example.org") for path, body in asked]
+        asked = [
+            (CHAT, HI),
+            (CHAT, {**HI, "stream": True}),
+            (COMPLETIONS, {"model": "fake", "prompt": "x", "stream": True}),
+            (ABOUT, None),
+        ]
+        return [
+            await ask_app(app, "POST" if body else "GET", path, body, origin="https://example.org")
+            for path, body in asked
+        ]
 
     for response in run(work()):
         assert response.headers[QUEUE_HEADER] == told

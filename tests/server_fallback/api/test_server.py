@@ -73,7 +73,9 @@ server.run_server(create_app(FakeModels(), ApiConfig(drain_seconds=0)), listener
 @contextmanager
 def process(program: str = PROGRAM) -> Iterator[tuple[subprocess.Popen[str], int]]:
     command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parent) as running:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parent
+    ) as running:
         try:
             assert running.stdout is not None
             yield running, int(running.stdout.readline())
@@ -114,7 +116,11 @@ def test_sigterm_turns_new_requests_away_finishes_the_old_and_ends_with_0() -> N
         lines = [json.loads(line) for line in log.splitlines()]
         assert {"event": "draining", "signal": "SIGTERM", "seconds": 10}.items() <= lines[0].items()
         streamed = next(line for line in lines if line.get("completion_tokens"))
-        assert (streamed["route"], streamed["status"], streamed["finish_reason"]) == ("/v1/chat/completions", 200, "stop")
+        assert (streamed["route"], streamed["status"], streamed["finish_reason"]) == (
+            "/v1/chat/completions",
+            200,
+            "stop",
+        )
 
 
 def test_the_end_of_the_terminal_ends_a_server_in_which_a_thread_hangs() -> None:

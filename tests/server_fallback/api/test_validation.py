@@ -39,10 +39,18 @@ def refusal(model: type[BaseModel], body: Any) -> ApiError:
         ({"model": "m", "messages": [*HI, {"role": "robot", "content": "x"}]}, "messages[1].role", "invalid_type"),
         (parts({"type": "text"}), "messages[0].content[0].text", "missing_required_parameter"),
         (parts({"type": "text", "text": "a", "x": 1}), "messages[0].content[0].x", "unknown_parameter"),
-        (parts({"type": "text", "text": "a"}, {"type": "image_url"}), "messages[0].content[1].image_url", "missing_required_parameter"),
+        (
+            parts({"type": "text", "text": "a"}, {"type": "image_url"}),
+            "messages[0].content[1].image_url",
+            "missing_required_parameter",
+        ),
         (parts({"type": "image_url", "image_url": "u"}), "messages[0].content[0].image_url", "invalid_type"),
         (parts({"type": "image_url", "image_url": {"url": 1}}), "messages[0].content[0].image_url.url", "invalid_type"),
-        (parts({"type": "image_url", "image_url": {"url": "u", "x": 1}}), "messages[0].content[0].image_url.x", "unknown_parameter"),
+        (
+            parts({"type": "image_url", "image_url": {"url": "u", "x": 1}}),
+            "messages[0].content[0].image_url.x",
+            "unknown_parameter",
+        ),
         (parts({"type": "input_audio", "input_audio": {}}), "messages[0].content[0]", "invalid_value"),
         (parts({"text": "a"}), "messages[0].content[0].type", "missing_required_parameter"),
         ({**OK, "temperature": "0.5"}, "temperature", "invalid_type"),
@@ -54,7 +62,11 @@ def refusal(model: type[BaseModel], body: Any) -> ApiError:
         ({**OK, "stop": ["a", 1]}, "stop[1]", "invalid_type"),
         ({**OK, "logit_bias": {"x": 1}}, "logit_bias.x", "invalid_type"),
         ({**OK, "response_format": {"type": "xml"}}, "response_format", "invalid_value"),
-        ({**OK, "response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
+        (
+            {**OK, "response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+            "missing_required_parameter",
+        ),
         ({**OK, "tool_choice": {"type": "function"}}, "tool_choice.function", "missing_required_parameter"),
         ({**OK, "tool_choice": "sometimes"}, "tool_choice", "invalid_type"),
         ([1], None, "invalid_type"),
@@ -84,7 +96,10 @@ def test_numbers_as_json_writes_them_are_taken() -> None:
         (CompletionRequest, {"model": "m", "prompt": [*[1] * 300_000, "a"]}),
         (CompletionRequest, {"model": "m", "prompt": [[], *["a"] * 300_000]}),
         (EmbeddingRequest, {"model": "m", "input": [None] * 300_000}),
-        (ChatCompletionRequest, {"model": "m", "messages": [1] * 300_000, "stop": [1] * 300_000, "tools": [1] * 300_000}),
+        (
+            ChatCompletionRequest,
+            {"model": "m", "messages": [1] * 300_000, "stop": [1] * 300_000, "tools": [1] * 300_000},
+        ),
     ],
 )
 def test_a_million_mistakes_take_no_longer_to_tell_than_one(model: type[BaseModel], body: Any) -> None:

@@ -27,7 +27,15 @@ TOKENS = answer_of(PROMPT, 20, 64)[0]
 
 
 def opening(**other: Any) -> dict[str, Any]:
-    return {"type": "open", "version": 1, "model": "fake", "tokenizer_sha256": "5ha", "prompt": PROMPT, "max_tokens": 20, **other}
+    return {
+        "type": "open",
+        "version": 1,
+        "model": "fake",
+        "tokenizer_sha256": "5ha",
+        "prompt": PROMPT,
+        "max_tokens": 20,
+        **other,
+    }
 
 
 def draft(tokens: Sequence[int]) -> dict[str, Any]:
@@ -96,7 +104,9 @@ def test_drafts_are_answered_until_the_end() -> None:
         ([opening(), {"type": "draft", "tokens": [1.5]}], 400, "invalid_type", "tokens[0]"),
     ],
 )
-def test_what_is_wrong_is_told_and_ends_the_connection(messages: list[Any], status: int, code: str, param: str | None) -> None:
+def test_what_is_wrong_is_told_and_ends_the_connection(
+    messages: list[Any], status: int, code: str, param: str | None
+) -> None:
     async def work() -> None:
         async with served() as server, asking(server) as socket:
             for message in messages:
@@ -134,7 +144,11 @@ def test_keys_come_in_the_header_or_among_the_protocols_of_a_page() -> None:
                     assert (await heard(socket))["type"] == "opened"
                     # The key does not come back.
                     assert socket.subprotocol == ("nearfar.verify" if "subprotocols" in options else None)
-            for options in ({}, {"subprotocols": named("sk-wrong-12345")}, {"subprotocols": ["nearfar.verify", "nearfar.key.~"]}):
+            for options in (
+                {},
+                {"subprotocols": named("sk-wrong-12345")},
+                {"subprotocols": ["nearfar.verify", "nearfar.key.~"]},
+            ):
                 async with asking(server, **options) as socket:
                     assert (await heard(socket))["error"]["code"] == "invalid_api_key"
                     assert await closed(socket) == 4401
@@ -182,7 +196,9 @@ def test_a_websocket_counts_among_the_connections_until_it_closes() -> None:
 
 def test_pages_of_other_sites_may_not_ask_unless_they_are_listed() -> None:
     async def work() -> None:
-        async with served(config=ApiConfig(cors_origins=("https://example.org",), allowed_hosts=("127.0.0.1",))) as server:
+        async with served(
+            config=ApiConfig(cors_origins=("https://example.org",), allowed_hosts=("127.0.0.1",))
+        ) as server:
             for origin in ("https://example.org", f"http://127.0.0.1:{server.port}"):
                 async with asking(server, origin=origin) as socket:
                     await say(socket, opening())
@@ -268,5 +284,10 @@ def test_a_stream_is_a_request_of_the_log_and_the_metrics(caplog: pytest.LogCapt
     assert 'vllm:request_success_total{finished_reason="length",model_name="fake"} 1.0' in text
     fields = next(record.__dict__["fields"] for record in caplog.records if record.message == "request")
     assert fields["request_id"] == "mine"
-    assert (fields["route"], fields["method"], fields["status"], fields["close_code"]) == ("/v1/nearfar/verify", "WEBSOCKET", 101, 1000)
+    assert (fields["route"], fields["method"], fields["status"], fields["close_code"]) == (
+        "/v1/nearfar/verify",
+        "WEBSOCKET",
+        101,
+        1000,
+    )
     assert (fields["prompt_tokens"], fields["completion_tokens"]) == (len(PROMPT), 2)

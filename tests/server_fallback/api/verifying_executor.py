@@ -29,7 +29,9 @@ class VerifyingExecutor(FakeExecutor):
     engine: TokenEngine = field(init=False)
 
     def __post_init__(self) -> None:
-        runner = HashRunner(Limits(tokens=24, sequences=4, rows=20, pages=24), threaded=True, step_seconds=self.step_seconds)
+        runner = HashRunner(
+            Limits(tokens=24, sequences=4, rows=20, pages=24), threaded=True, step_seconds=self.step_seconds
+        )
         self.engine = TokenEngine(runner, MODEL)
 
     def verification(self, request: VerifyOpen, call: Call) -> Verification:
@@ -37,7 +39,9 @@ class VerifyingExecutor(FakeExecutor):
         if request.tokenizer_sha256 != "5ha":
             raise RequestError("another tokenizer", param="tokenizer_sha256", code="tokenizer_differs")
         sampling = Sampling(temperature=request.temperature or 0.0, seed=request.seed)
-        return Verification(self.engine, TokenRequest(request.prompt, request.max_tokens, sampling, deadline=call.deadline))
+        return Verification(
+            self.engine, TokenRequest(request.prompt, request.max_tokens, sampling, deadline=call.deadline)
+        )
 
 
 @asynccontextmanager

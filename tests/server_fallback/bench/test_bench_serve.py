@@ -25,7 +25,11 @@ def two_tokens_a_word(asked: Asked) -> Reply:
     """As many tokens as are allowed, two of the prompt's for each word and 10 beside."""
     assert asked.body is not None
     count = asked.body["max_tokens"]
-    usage = {"prompt_tokens": 10 + 2 * words_of(asked), "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": 4}}
+    usage = {
+        "prompt_tokens": 10 + 2 * words_of(asked),
+        "completion_tokens": count,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
     return Reply(chunks=said(*["x"] * count, usage=usage))
 
 
@@ -38,10 +42,14 @@ def server() -> FakeOpenAI:
     return FakeOpenAI(two_tokens_a_word)
 
 
-def test_loads_are_measured_printed_written_and_drawn(server: FakeOpenAI, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_loads_are_measured_printed_written_and_drawn(
+    server: FakeOpenAI, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     figures, drawn = tmp_path / "figures.json", tmp_path / "plot.png"
     with in_a_thread(server) as url:
-        code = bench(f"{url}/v1", "--concurrency", "1", "3", "--requests", "6", "--json", str(figures), "--plot", str(drawn))
+        code = bench(
+            f"{url}/v1", "--concurrency", "1", "3", "--requests", "6", "--json", str(figures), "--plot", str(drawn)
+        )
     assert code == 0
     printed = capsys.readouterr().out
     assert f"{MODEL} at {url}/v1" in printed

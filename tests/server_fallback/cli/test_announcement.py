@@ -45,10 +45,15 @@ def body_of(curl: str) -> dict[str, Any]:
     return body
 
 
-def test_models_are_shown_with_their_aliases_and_one_line_that_asks_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_are_shown_with_their_aliases_and_one_line_that_asks_the_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lines = announced("chat", ("127.0.0.1", 8000), capsys, keyed=False)
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
-    assert rows == [["chat", "4,096", "12.3 MB", "a device", "gpt, other"], ["second", "4,096", "12.3 MB", "a device", ""]]
+    assert rows == [
+        ["chat", "4,096", "12.3 MB", "a device", "gpt, other"],
+        ["second", "4,096", "12.3 MB", "a device", ""],
+    ]
     assert lines[-2] == "serving at http://127.0.0.1:8000/v1, Ctrl-C ends"
     assert lines[-1].startswith("curl http://127.0.0.1:8000/v1/chat/completions -H")
     assert body_of(lines[-1])["model"] == "chat"

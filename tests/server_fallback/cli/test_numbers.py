@@ -10,7 +10,16 @@ from nearfar.server_fallback.cli.numbers import count, network, origin, seconds,
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("4GB", 4 * 10**9), ("512mb", 512 * 10**6), ("1.5GiB", 3 << 29), ("2 k", 2000), ("7", 7), ("1b", 1), ("0.5KiB", 512)]
+    ("text", "size"),
+    [
+        ("4GB", 4 * 10**9),
+        ("512mb", 512 * 10**6),
+        ("1.5GiB", 3 << 29),
+        ("2 k", 2000),
+        ("7", 7),
+        ("1b", 1),
+        ("0.5KiB", 512),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert size_bytes(text) == size
@@ -55,7 +64,9 @@ def test_origins(text: str) -> None:
     assert origin(text) == text
 
 
-@pytest.mark.parametrize("text", ["localhost:8080", "http://localhost:8080/", "https://example.org/page", "example.org", ""])
+@pytest.mark.parametrize(
+    "text", ["localhost:8080", "http://localhost:8080/", "https://example.org/page", "example.org", ""]
+)
 def test_what_matches_no_page_is_no_origin(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is no origin; write"):
         origin(text)

@@ -13,13 +13,22 @@ from nearfar.server_fallback.cli.serve import api_config
 
 
 def test_the_command_line_loads_nothing_of_the_server() -> None:
-    slow = ("fastapi", "httpx", "uvicorn", "prometheus_client", "nearfar.server_fallback.schema", "nearfar.server_fallback.executors")
+    slow = (
+        "fastapi",
+        "httpx",
+        "uvicorn",
+        "prometheus_client",
+        "nearfar.server_fallback.schema",
+        "nearfar.server_fallback.executors",
+    )
     code = (
         "import importlib, sys; from nearfar.compiler.cli.overview import COMMANDS; "
         "[importlib.import_module(command.module) for command in COMMANDS.values()]; "
         f"print([name for name in {slow!r} if name in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+    )
 
 
 @pytest.mark.parametrize("command", ["serve demo", "gateway --near demo --far http://127.0.0.1:9 --policy p.json"])
@@ -32,7 +41,9 @@ def test_what_a_client_may_have_comes_from_the_command_line(command: str) -> Non
     assert default == ApiConfig(allowed_hosts=default.allowed_hosts)
 
 
-def test_a_server_without_its_libraries_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_without_its_libraries_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
     monkeypatch.setitem(sys.modules, "httpx", None)
     assert main(["serve", "demo"]) == 2

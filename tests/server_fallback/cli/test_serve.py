@@ -29,7 +29,13 @@ from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 QUESTION = "what is 27 + 58?"
 ANSWER = "27 + 58 = 85"
 WITH_IMAGE: Any = [
-    {"role": "user", "content": [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": "https://here/a.png"}}]}
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": QUESTION},
+            {"type": "image_url", "image_url": {"url": "https://here/a.png"}},
+        ],
+    }
 ]
 
 
@@ -100,9 +106,13 @@ def test_the_curl_line_that_it_prints_works(replicas: list[Served]) -> None:
 
 def test_openais_client_is_answered(replicas: list[Served]) -> None:
     with replicas[0].client as client:
-        answer = client.chat.completions.create(model="demo", messages=[{"role": "user", "content": QUESTION}], temperature=0)
+        answer = client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": QUESTION}], temperature=0
+        )
         assert answer.choices[0].message.content == ANSWER
-        chunks = client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": QUESTION}], temperature=0, stream=True)
+        chunks = client.chat.completions.create(
+            model="gpt", messages=[{"role": "user", "content": QUESTION}], temperature=0, stream=True
+        )
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
         assert [model.id for model in client.models.list()] == ["demo", "gpt"]
         with pytest.raises(openai.NotFoundError, match="not loaded; loaded: demo, gpt"):
@@ -124,7 +134,9 @@ def test_a_structured_answer_loads_no_torch_and_takes_little_memory(replicas: li
         )
     json.loads(answer.choices[0].message.content or "")
     # One renders chat templates, the other compiles grammars.
-    children = [int(pid) for path in Path(f"/proc/{server}/task").glob("*/children") for pid in path.read_text().split()]
+    children = [
+        int(pid) for path in Path(f"/proc/{server}/task").glob("*/children") for pid in path.read_text().split()
+    ]
     assert len(children) == 2
     loaded = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in (server, *children))
     assert "libxgrammar_bindings" in loaded
@@ -142,7 +154,11 @@ def test_an_answer_goes_over_from_near_to_a_server_and_is_the_same(
 ) -> None:
     monkeypatch.setenv("NEARFAR_CACHE", str(cache))
     # No model is that sure of itself, so far goes on after three tokens.
-    policy = {"version": 1, "mode": "prefer-near", "escalation": {"then": "continue", "window_tokens": 3, "min_mean_logprob": 0.0}}
+    policy = {
+        "version": 1,
+        "mode": "prefer-near",
+        "escalation": {"then": "continue", "window_tokens": 3, "min_mean_logprob": 0.0},
+    }
 
     async def work() -> None:
         async with await Hybrid.create(near="demo", far=Far(replicas[0].url, model="demo"), policy=policy) as hybrid:
@@ -164,7 +180,17 @@ def test_an_answer_goes_over_from_near_to_a_server_and_is_the_same(
 def test_a_gateway_prints_how_to_ask_and_answers(replicas: list[Served], cache: Path, tmp_path: Path) -> None:
     policy = tmp_path / "policy.json"
     policy.write_text('{"version": 1, "mode": "prefer-far"}')
-    arguments = ("--near", "demo", "--far", replicas[0].url, "--far-model", "demo", "--far-vision", "--policy", str(policy))
+    arguments = (
+        "--near",
+        "demo",
+        "--far",
+        replicas[0].url,
+        "--far-model",
+        "demo",
+        "--far-vision",
+        "--policy",
+        str(policy),
+    )
     gateway = start(cache, *arguments, command="gateway")()
     try:
         assert f"routing by prefer-far: near is demo, far is demo at {replicas[0].url}" in gateway.printed
@@ -175,7 +201,10 @@ def test_a_gateway_prints_how_to_ask_and_answers(replicas: list[Served], cache: 
         assert (answer["route"]["side"], answer["route"]["reason"]) == ("far", "prefer")
         with gateway.client as client:
             raw = client.chat.completions.with_raw_response.create(
-                model="demo", messages=[{"role": "user", "content": QUESTION}], temperature=0, extra_body={"labels": ["private"]}
+                model="demo",
+                messages=[{"role": "user", "content": QUESTION}],
+                temperature=0,
+                extra_body={"labels": ["private"]},
             )
             assert raw.headers["x-nearfar-route"] == "near"
             assert raw.parse().choices[0].message.content == ANSWER
@@ -189,15 +218,23 @@ def test_a_gateway_prints_how_to_ask_and_answers(replicas: list[Served], cache: 
         gateway.process.kill()
 
 
-def test_a_server_before_others_answers_as_they_do_and_survives_the_end_of_one(replicas: list[Served], cache: Path) -> None:
+def test_a_server_before_others_answers_as_they_do_and_survives_the_end_of_one(
+    replicas: list[Served], cache: Path
+) -> None:
     upstreams = [argument for server in replicas for argument in ("--upstream", server.url)]
     front = start(cache, "demo", "--executor", "upstream", "--dialect", "nearfar", *upstreams)()
 
     async def outcome(client: openai.AsyncOpenAI) -> str | None:
         try:
-            answer = await client.chat.completions.create(model="demo", messages=[{"role": "user", "content": QUESTION}], seed=1)
+            answer = await client.chat.completions.create(
+                model="demo", messages=[{"role": "user", "content": QUESTION}], seed=1
+            )
         except openai.InternalServerError as error:
-            return f"{error.status_code} {error.body['message'].partition(': ')[2]}" if isinstance(error.body, dict) else None
+            return (
+                f"{error.status_code} {error.body['message'].partition(': ')[2]}"
+                if isinstance(error.body, dict)
+                else None
+            )
         return answer.choices[0].message.content
 
     async def load() -> list[str | None]:
@@ -231,7 +268,9 @@ def test_with_every_replica_gone_it_is_an_error_with_a_hint(replicas: list[Serve
         for server in replicas:
             server.process.kill()
             server.process.wait()
-        request = ChatCompletionRequest.model_validate({"model": "demo", "messages": [{"role": "user", "content": QUESTION}]})
+        request = ChatCompletionRequest.model_validate(
+            {"model": "demo", "messages": [{"role": "user", "content": QUESTION}]}
+        )
         with pytest.raises(Unavailable, match="no server behind this model answers") as raised:
             await anext(executor.chat(request, Call("r")))
         assert raised.value.details["retry_after_seconds"] == pytest.approx(1, abs=1)
@@ -263,7 +302,10 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("demo", "--alias", "x=y"), "with a model of demo"),
         (("demo", "--executor", "upstream"), "needs the server's address"),
         (("demo", "--upstream", "http://127.0.0.1:1"), "add --executor upstream"),
-        (("demo", "--executor", "upstream", "--upstream", "http://a", "--dialect", "x"), "known: openai, vllm, nearfar"),
+        (
+            ("demo", "--executor", "upstream", "--upstream", "http://a", "--dialect", "x"),
+            "known: openai, vllm, nearfar",
+        ),
         (
             ("demo", "--executor", "upstream", "--upstream", "http://a", "--upstream-api-key-env", "NOT_SET"),
             "NOT_SET: this environment variable",
@@ -273,7 +315,9 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("--executor", "upstream", "--upstream", "http://127.0.0.1:9"), "no connection could be made"),
     ],
 )
-def test_options_that_cannot_be_met_say_why(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_cannot_be_met_say_why(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert message in fails(capsys, *arguments)
 
 

@@ -37,7 +37,16 @@ def test_the_executor_decides_who_opens() -> None:
 
 def test_an_upstreams_key_comes_from_the_environment() -> None:
     given = options(
-        "--executor", "upstream", "--upstream", "http://a", "--upstream", "http://b", "--upstream-api-key-env", "KEY", "--dialect", "vllm"
+        "--executor",
+        "upstream",
+        "--upstream",
+        "http://a",
+        "--upstream",
+        "http://b",
+        "--upstream-api-key-env",
+        "KEY",
+        "--dialect",
+        "vllm",
     )
     made = upstream_options(given, {"KEY": "k"})
     assert (made.urls, made.api_key, made.dialect) == (("http://a", "http://b"), "k", "vllm")

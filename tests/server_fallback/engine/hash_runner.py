@@ -115,7 +115,10 @@ class HashRunner:
             self._cells[:] = -1
             raise failure
         rows = zip(batch.sample_rows.tolist(), batch.sample_slots.tolist(), batch.sample_settings.tolist(), strict=True)
-        token_ids = np.array([self._sample(self._tokens(batch, row), slot[0], slot[1], settings) for row, slot, settings in rows], np.int32)
+        token_ids = np.array(
+            [self._sample(self._tokens(batch, row), slot[0], slot[1], settings) for row, slot, settings in rows],
+            np.int32,
+        )
         count = len(token_ids) if batch.alternatives else 0
         return Output(
             next_token_ids=token_ids,

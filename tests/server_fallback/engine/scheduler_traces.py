@@ -34,7 +34,9 @@ class HashDevice:
         def compute() -> list[int]:
             size = self.config.page_size
             for source, destination in step.copies:
-                self.cells[destination * size : (destination + 1) * size] = self.cells[source * size : (source + 1) * size]
+                self.cells[destination * size : (destination + 1) * size] = self.cells[
+                    source * size : (source + 1) * size
+                ]
             token_ids = []
             for row, slot, pages, tokens in rows:
                 known = tokens + list(row.drafts)
@@ -48,7 +50,9 @@ class HashDevice:
                     token_ids.append(next_token(read))
                 if row.sample:
                     for length in range(end - len(row.drafts), end + 1):
-                        read = [self.cells[pages[position // size] * size + position % size] for position in range(length)]
+                        read = [
+                            self.cells[pages[position // size] * size + position % size] for position in range(length)
+                        ]
                         token_ids.append(next_token(read))
                     self.sampled[slot] = token_ids[-1]
             return token_ids
@@ -61,7 +65,9 @@ def shift_of(adapter: str | None) -> int:
     return 0 if adapter is None else 100 + len(adapter)
 
 
-def run_trace(config: dict[str, int], requests: list[dict[str, Any]], check: Callable[[Scheduler], None]) -> dict[str, Any]:
+def run_trace(
+    config: dict[str, int], requests: list[dict[str, Any]], check: Callable[[Scheduler], None]
+) -> dict[str, Any]:
     """The steps and outputs of a trace, as the JSON has them."""
     own = SchedulerConfig(**{name: value for name, value in config.items() if name != "depth"})
     scheduler, device = Scheduler(own), HashDevice(own)
@@ -95,7 +101,9 @@ def run_trace(config: dict[str, int], requests: list[dict[str, Any]], check: Cal
         check(scheduler)
         tick += 1
         assert tick < 10_000, "the trace does not end"
-    outputs = [{"tokens": sequence.tokens[len(sequence.prompt) :], "finish": sequence.finish_reason} for sequence in sequences]
+    outputs = [
+        {"tokens": sequence.tokens[len(sequence.prompt) :], "finish": sequence.finish_reason} for sequence in sequences
+    ]
     return {"steps": steps, "outputs": outputs, "scheduler": scheduler}
 
 

@@ -73,7 +73,9 @@ def test_answers_of_one_batch_are_those_of_their_adapters(
     async def main() -> None:
         async with engine_with(bundle, states, "red", "green") as engine:
             names = ["red", None, "green", "red", None, "green"]
-            assert await asyncio.gather(*(first_token(engine, name) for name in names)) == [expected[name] for name in names]
+            assert await asyncio.gather(*(first_token(engine, name) for name in names)) == [
+                expected[name] for name in names
+            ]
             # Now with the pages of the cache, which has one tree for each.
             for name in names:
                 assert await first_token(engine, name) == expected[name]

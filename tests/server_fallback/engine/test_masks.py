@@ -88,10 +88,14 @@ def test_other_constrained_answers_go_on_while_masks_are_computed(monkeypatch: p
     monkeypatch.delattr(time, "pthread_getcpuclockid", raising=False)
 
     async def work() -> None:
-        async with engine_on(HashRunner(replace(LIMITS, sequences=8, rows=8), threaded=True, step_seconds=0.001), IMPATIENT) as engine:
+        async with engine_on(
+            HashRunner(replace(LIMITS, sequences=8, rows=8), threaded=True, step_seconds=0.001), IMPATIENT
+        ) as engine:
             alone = await ids(engine, constraint=EvenTokens(), max_tokens=20)
             constraints = [Blocking() for _ in range(4)]
-            slow = [asyncio.ensure_future(ids(engine, constraint=constraint, max_tokens=20)) for constraint in constraints]
+            slow = [
+                asyncio.ensure_future(ids(engine, constraint=constraint, max_tokens=20)) for constraint in constraints
+            ]
             for constraint in constraints:
                 await reached(constraint)
             assert await ids(engine, constraint=EvenTokens(), max_tokens=20) == alone
@@ -124,7 +128,9 @@ def test_an_answer_over_its_mask_budget_ends_with_an_error_and_no_other_does(mon
     run(work())
 
 
-@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="this system does not tell another thread's processor time")
+@pytest.mark.skipif(
+    not hasattr(time, "pthread_getcpuclockid"), reason="this system does not tell another thread's processor time"
+)
 def test_the_budget_ends_an_answer_while_its_mask_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_task, "BUDGET_SECONDS", 0.05)
 

@@ -30,10 +30,14 @@ ASKED = 32
 
 
 def runner_of(bundle: Bundle, rows: int, **limits: Any) -> ReferenceRunner:
-    return ReferenceRunner(bundle, limits=Limits(**{"tokens": 64, "sequences": 4, "rows": rows, **limits}), activation="float32")
+    return ReferenceRunner(
+        bundle, limits=Limits(**{"tokens": 64, "sequences": 4, "rows": rows, **limits}), activation="float32"
+    )
 
 
-async def asked(engine: TokenEngine, prompt: Sequence[int], count: int = ASKED, **request: Any) -> tuple[tuple[float, ...], Answer, int]:
+async def asked(
+    engine: TokenEngine, prompt: Sequence[int], count: int = ASKED, **request: Any
+) -> tuple[tuple[float, ...], Answer, int]:
     """What is told of the prompt, the answer, and how many tokens were cached."""
     told: list[PromptLogprobs] = []
     tokens: list[int] = []
@@ -54,7 +58,9 @@ def exact(bundle: Bundle, prompt: Sequence[int]) -> FloatArray:
     runner = runner_of(bundle, len(prompt), tokens=len(prompt))
     pages = list(range(bundle.manifest.pages_for(len(prompt))))
     page_size = TokenModel.of(bundle.manifest).page_size
-    logits = runner.forward(make_batch([Chunk(prompt, 0, pages, sample=range(len(prompt)))], page_size)).logits.astype(np.float64)
+    logits = runner.forward(make_batch([Chunk(prompt, 0, pages, sample=range(len(prompt)))], page_size)).logits.astype(
+        np.float64
+    )
     logits -= logits.max(axis=1, keepdims=True)
     logprobs: FloatArray = (logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))).astype(np.float32)
     return logprobs
@@ -77,12 +83,17 @@ def likely_prompt(tiny_bundle: Path, prompt_token_ids: list[int]) -> list[int]:
     """40 tokens of no meaning; then likely ones and those of no meaning by turns."""
     bundle, prompt = open_bundle(tiny_bundle), prompt_token_ids[:40]
     for index in range(24):
-        prompt = [*prompt, int(np.argsort(-exact(bundle, prompt)[-1])[index % 7]) if index % 2 else prompt_token_ids[40 + index]]
+        prompt = [
+            *prompt,
+            int(np.argsort(-exact(bundle, prompt)[-1])[index % 7]) if index % 2 else prompt_token_ids[40 + index],
+        ]
     return prompt
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40])
-def test_values_are_the_references_and_the_answer_is_as_without(tiny_bundle: Path, likely_prompt: list[int], rows: int) -> None:
+def test_values_are_the_references_and_the_answer_is_as_without(
+    tiny_bundle: Path, likely_prompt: list[int], rows: int
+) -> None:
     bundle = open_bundle(tiny_bundle)
     model, expected = TokenModel.of(bundle.manifest), wanted(bundle, likely_prompt, ASKED)
     (answer,) = alone(runner_of(bundle, rows), model, [TokenRequest(likely_prompt, 5)])
@@ -90,7 +101,9 @@ def test_values_are_the_references_and_the_answer_is_as_without(tiny_bundle: Pat
     async def work() -> None:
         engine = TokenEngine(runner_of(bundle, rows), model)
         others = [list(likely_prompt[:length]) for length in (1, 2, 9, 33)]
-        (values, said, _), *beside = await asyncio.gather(asked(engine, likely_prompt), *(asked(engine, other) for other in others))
+        (values, said, _), *beside = await asyncio.gather(
+            asked(engine, likely_prompt), *(asked(engine, other) for other in others)
+        )
         assert values == pytest.approx(expected, abs=1e-4)
         assert said == answer
         for other, (told, _, _) in zip(others, beside, strict=True):
@@ -151,7 +164,9 @@ def test_a_step_takes_no_more_rows_than_the_runner() -> None:
         await asyncio.gather(*(asked(engine, prompt) for prompt in prompts))
         assert max(len(batch.sample_rows) for batch in runner.batches) == 4
         # Rows that tell of a prompt are greedy, and leave nothing in a slot.
-        told = [row for batch in runner.batches if batch.alternatives for row in batch.sample_slots.tolist() if row[0] == -1]
+        told = [
+            row for batch in runner.batches if batch.alternatives for row in batch.sample_slots.tolist() if row[0] == -1
+        ]
         assert told == [[-1, 0]] * 3 * 19
         await engine.close()
 

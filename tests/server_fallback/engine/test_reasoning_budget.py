@@ -22,7 +22,11 @@ ENDING = [BREAK, CLOSE, BREAK]
 
 def test_a_budget_holds_for_forked_and_preempted_answers_beside_others_that_speculate() -> None:
     # Prompts whose answers are long.
-    first, second, third = [13, 11, 3, 9, 13, 6, 9, 14, 3], [11, 6, 15, 10, 10, 11, 6, 8, 6], [15, 7, 6, 7, 4, 15, 12, 5, 8]
+    first, second, third = (
+        [13, 11, 3, 9, 13, 6, 9, 14, 3],
+        [11, 6, 15, 10, 10, 11, 6, 8, 6],
+        [15, 7, 6, 7, 4, 15, 12, 5, 8],
+    )
     budgets, prompts = (2, 3, 5, 0, 2), (first, first, first, second, third)
     most = 24
 
@@ -30,7 +34,8 @@ def test_a_budget_holds_for_forked_and_preempted_answers_beside_others_that_spec
         runner = HashRunner(replace(LIMITS, rows=20, tokens=40, pages=17), threaded=True)
         async with engine_on(runner, EngineConfig(speculation=Speculation("ngram"))) as engine:
             bounded = [
-                ids(engine, prompt, max_tokens=most, constraint=constraint(budget)) for prompt, budget in zip(prompts, budgets, strict=True)
+                ids(engine, prompt, max_tokens=most, constraint=constraint(budget))
+                for prompt, budget in zip(prompts, budgets, strict=True)
             ]
             answers = await asyncio.gather(*bounded, ids(engine, first, max_tokens=most))
             for prompt, budget, answer in zip(prompts, budgets, answers, strict=False):
@@ -42,8 +47,12 @@ def test_a_budget_holds_for_forked_and_preempted_answers_beside_others_that_spec
 
 
 def constraint(budget: int) -> ReasoningConstraint:
-    reasoning: Any = SimpleNamespace(open_id=OPEN, close_id=CLOSE, ending_ids=ENDING, is_blank=lambda token: token == BREAK)
-    return ReasoningConstraint(reasoning, "reasoning", budget=budget, form=None, max_tokens=64, vocab_size=VOCAB, end_token_ids=[STOP])
+    reasoning: Any = SimpleNamespace(
+        open_id=OPEN, close_id=CLOSE, ending_ids=ENDING, is_blank=lambda token: token == BREAK
+    )
+    return ReasoningConstraint(
+        reasoning, "reasoning", budget=budget, form=None, max_tokens=64, vocab_size=VOCAB, end_token_ids=[STOP]
+    )
 
 
 def expected(prompt: Sequence[int], budget: int | None, most: int) -> list[int]:

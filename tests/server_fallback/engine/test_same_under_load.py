@@ -42,7 +42,9 @@ def mixed_requests(count: int, vocab_size: int, lengths: Sequence[int], max_toke
     ]
     requests: list[TokenRequest] = []
     for index in range(count):
-        prompt = system[: int(random.integers(0, 13))] + random.integers(1, vocab_size, int(random.choice(lengths))).tolist()
+        prompt = (
+            system[: int(random.integers(0, 13))] + random.integers(1, vocab_size, int(random.choice(lengths))).tolist()
+        )
         # Every fourth asks for another answer to the prompt of the one before it.
         prompt = list(requests[-1].prompt_ids) if index % 4 == 3 else prompt
         sampling = Sampling(seed=int(random.integers(0, 1 << 32)), **samplings[index % len(samplings)])
@@ -83,7 +85,9 @@ def alone(runner: StepRunner, model: TokenModel, requests: Sequence[TokenRequest
     return asyncio.run(work())
 
 
-def under_load(runner: StepRunner, model: TokenModel, requests: Sequence[TokenRequest], noise: Sequence[TokenRequest]) -> list[Answer]:
+def under_load(
+    runner: StepRunner, model: TokenModel, requests: Sequence[TokenRequest], noise: Sequence[TokenRequest]
+) -> list[Answer]:
     """All at once and in waves, beside others that are left half-way. Pages run out on the way, and none is lost."""
 
     async def work() -> list[Answer]:
@@ -132,7 +136,9 @@ def test_32_mixed_requests_on_a_model_are_answered_as_each_alone(tiny_bundle: Pa
 
 def test_a_seeded_answer_is_that_of_one_sequence_run_by_hand(tiny_bundle: Path, prompt_token_ids: list[int]) -> None:
     bundle = open_bundle(tiny_bundle)
-    by_hand = list(generate(ReferenceRunner(bundle, activation="float32"), prompt_token_ids, 8, Sampler(temperature=0.9, state=17)))
+    by_hand = list(
+        generate(ReferenceRunner(bundle, activation="float32"), prompt_token_ids, 8, Sampler(temperature=0.9, state=17))
+    )
     request = TokenRequest(prompt_token_ids, 8, Sampling(temperature=0.9, seed=17))
     runner = ReferenceRunner(bundle, limits=Limits(tokens=32, sequences=2, rows=2), activation="float32")
     assert alone(runner, TokenModel.of(bundle.manifest), [request]) == [(by_hand, "length")]

@@ -69,7 +69,9 @@ class Scheduling(RuleBasedStateMachine):
     ) -> None:
         page_size = page_size or context
         pages = -(-context // page_size) + spare_pages
-        self.config = SchedulerConfig(page_size, pages, max_tokens, max_sequences, context, max_sequences + spare_rows, patience)
+        self.config = SchedulerConfig(
+            page_size, pages, max_tokens, max_sequences, context, max_sequences + spare_rows, patience
+        )
         self.scheduler, self.device = Scheduler(self.config), HashDevice(self.config)
 
     @rule(
@@ -94,7 +96,9 @@ class Scheduling(RuleBasedStateMachine):
         prompt_logprobs: int,
     ) -> None:
         """A round of verification may continue the one before: it starts from its last page then."""
-        leader = next((one for one in self.sequences if again and one.state != FINISHED and one.priority >= priority), None)
+        leader = next(
+            (one for one in self.sequences if again and one.state != FINISHED and one.priority >= priority), None
+        )
         if leader is not None:
             prompt, adapter = list(leader.prompt), leader.params.adapter
         before = next((one for one in reversed(self.sequences) if one.params.verifies and one.state == FINISHED), None)
@@ -206,7 +210,9 @@ def config(**other: int | None) -> SchedulerConfig:
     return SchedulerConfig(**{"page_size": 4, "pages": 32, "max_tokens": 8, "max_sequences": 2, "context": 32, **other})  # type: ignore[arg-type]
 
 
-def request(id: int, prompt: list[int], max_tokens: int, priority: float = 0, leader: Sequence | None = None, **params: Any) -> Sequence:
+def request(
+    id: int, prompt: list[int], max_tokens: int, priority: float = 0, leader: Sequence | None = None, **params: Any
+) -> Sequence:
     return Sequence(id, prompt, SequenceParams(max_tokens, frozenset({STOP}), **params), priority, leader)
 
 

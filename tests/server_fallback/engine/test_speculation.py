@@ -77,11 +77,19 @@ def test_mixed_requests_are_answered_as_without_speculation(kind: str, threaded:
     expected = alone(HashRunner(LIMITS), MODEL, requests)
     # Fewer pages and slots than sequences could need, and prompts longer than a batch.
     small = Limits(tokens=10, sequences=3, rows=3, pages=24)
-    drafts = {"ngram": None, "draft": HashRunner(small, threaded=threaded), "wrong draft": WrongNowAndThen(small, threaded=threaded)}
+    drafts = {
+        "ngram": None,
+        "draft": HashRunner(small, threaded=threaded),
+        "wrong draft": WrongNowAndThen(small, threaded=threaded),
+    }
     runner = drafts[kind]
     noise = mixed_requests(20, VOCAB, (2, 12), 16)
     answers, stats = speculating(
-        HashRunner(LIMITS, threaded=threaded), MODEL, requests, None if runner is None else DraftModel(runner, MODEL), noise
+        HashRunner(LIMITS, threaded=threaded),
+        MODEL,
+        requests,
+        None if runner is None else DraftModel(runner, MODEL),
+        noise,
     )
     assert answers == expected
     assert stats.drafted_tokens > 0
@@ -94,7 +102,9 @@ def test_mixed_requests_are_answered_as_without_speculation(kind: str, threaded:
 
 def test_a_draft_that_is_always_right_saves_steps() -> None:
     # Its answer is long, by the hash model.
-    request = TokenRequest([13, 2, 3, 13, 10, 1, 5, 13, 1, 14], 21, Sampling(temperature=1, seed=3), stop_token_ids=frozenset())
+    request = TokenRequest(
+        [13, 2, 3, 13, 10, 1, 5, 13, 1, 14], 21, Sampling(temperature=1, seed=3), stop_token_ids=frozenset()
+    )
     runner, small = HashRunner(LIMITS), HashRunner(LIMITS)
     model = TokenModel(VOCAB, frozenset(), 64, 4)
     answers, stats = speculating(runner, model, [request], DraftModel(small, model))
@@ -104,7 +114,12 @@ def test_a_draft_that_is_always_right_saves_steps() -> None:
     assert (stats.drafted_tokens, stats.accepted_tokens) == (16, 16)
     # The small model reads the prompt once, then what it did not say itself.
     assert sum(len(batch.token_ids) for batch in small.batches) == 10 + 1 + 3 + 3 * (2 + 3)
-    assert [int((batch.token_ids >= 0).sum()) for batch in small.batches if (batch.token_ids >= 0).any()] == [11, 2, 2, 2]
+    assert [int((batch.token_ids >= 0).sum()) for batch in small.batches if (batch.token_ids >= 0).any()] == [
+        11,
+        2,
+        2,
+        2,
+    ]
 
 
 def test_answers_with_other_ends_are_those_without_speculation_and_no_draft_is_checked_before_min_tokens() -> None:
@@ -134,9 +149,14 @@ def test_requests_with_penalties_biases_or_old_tokens_that_go_do_not_speculate()
 def test_log_probabilities_are_those_of_the_tokens_that_were_checked() -> None:
     async def work() -> None:
         engine = TokenEngine(
-            HashRunner(LIMITS), MODEL, EngineConfig(speculation=Speculation("draft")), draft=DraftModel(HashRunner(LIMITS), MODEL)
+            HashRunner(LIMITS),
+            MODEL,
+            EngineConfig(speculation=Speculation("draft")),
+            draft=DraftModel(HashRunner(LIMITS), MODEL),
         )
-        tokens = [news async for news in engine.generate(TokenRequest([13, 2, 3, 13, 10, 1, 5, 13, 1, 14], 8, logprobs=1))]
+        tokens = [
+            news async for news in engine.generate(TokenRequest([13, 2, 3, 13, 10, 1, 5, 13, 1, 14], 8, logprobs=1))
+        ]
         assert len(tokens) > 5
         assert engine.stats().accepted_tokens > 0
         for token in tokens:

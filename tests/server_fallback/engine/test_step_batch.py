@@ -29,12 +29,23 @@ SAMPLINGS = [
 ]
 
 
-def plain_batch(step: Step, page_size: int, samplings: dict[Sequence, ResolvedSampling], masked: set[int]) -> dict[str, list[Any]]:
+def plain_batch(
+    step: Step, page_size: int, samplings: dict[Sequence, ResolvedSampling], masked: set[int]
+) -> dict[str, list[Any]]:
     """The definition of each input, row by row and position by position."""
     found: dict[str, list[Any]] = {
         **{
             name: []
-            for name in ("token_ids", "positions", "slots", "page_ids", "sample_rows", "sample_slots", "sample_settings", "adapters")
+            for name in (
+                "token_ids",
+                "positions",
+                "slots",
+                "page_ids",
+                "sample_rows",
+                "sample_slots",
+                "sample_settings",
+                "adapters",
+            )
         },
         "seq_starts": [0],
         "page_indptr": [0],
@@ -79,7 +90,9 @@ def require_equal(batch: Batch, expected: dict[str, list[Any]]) -> None:
 def test_a_batch_is_what_plain_loops_over_its_rows_give(seed: int) -> None:
     chosen = random.Random(seed)
     page_size, max_sequences = chosen.choice([1, 2, 4, 16]), chosen.randint(1, 6)
-    config = SchedulerConfig(page_size, -(-48 // page_size) + 40, 24, max_sequences, 48, max_sequences + chosen.randint(0, 12))
+    config = SchedulerConfig(
+        page_size, -(-48 // page_size) + 40, 24, max_sequences, 48, max_sequences + chosen.randint(0, 12)
+    )
     scheduler, device = Scheduler(config), HashDevice(config)
     samplings: dict[Sequence, ResolvedSampling] = {}
     slots = SlotSampling(max_sequences, VOCAB, lambda *_: None)
@@ -111,8 +124,12 @@ def test_a_batch_is_what_plain_loops_over_its_rows_give(seed: int) -> None:
             batch = step_batch(step, page_size, slots, alternatives=True, logprobs=False)
             require_equal(batch, plain_batch(step, page_size, samplings, masked))
             assert (batch.alternatives, batch.logprobs) == (True, False)
-            kinds |= {"drafts" for row in step.rows if row.drafts} | {"in flight" for token_id in batch.token_ids if token_id < 0}
-            kinds |= {"prompt" for row in step.rows if row.prompt_logprobs > 0} | {"unsampled" for row in step.rows if row.num_sampled == 0}
+            kinds |= {"drafts" for row in step.rows if row.drafts} | {
+                "in flight" for token_id in batch.token_ids if token_id < 0
+            }
+            kinds |= {"prompt" for row in step.rows if row.prompt_logprobs > 0} | {
+                "unsampled" for row in step.rows if row.num_sampled == 0
+            }
             open_steps.append((step, device.taken(step)))
         while open_steps and (len(open_steps) > 1 or step is None):
             done, compute = open_steps.pop(0)

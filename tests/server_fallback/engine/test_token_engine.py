@@ -50,7 +50,9 @@ async def engine_on(runner: HashRunner, config: EngineConfig | None = None, **mo
         assert runner.closed
 
 
-async def collect(engine: TokenEngine, prompt: list[int] = PROMPT, **request: Any) -> tuple[list[GeneratedToken], Completion]:
+async def collect(
+    engine: TokenEngine, prompt: list[int] = PROMPT, **request: Any
+) -> tuple[list[GeneratedToken], Completion]:
     tokens: list[GeneratedToken] = []
     async for news in engine.generate(TokenRequest(prompt, **{"max_tokens": 6, **request})):
         if isinstance(news, Completion):
@@ -81,7 +83,11 @@ def test_an_answer_is_the_models_and_ends_at_max_tokens() -> None:
         async with engine_on(HashRunner(LIMITS)) as engine:
             tokens, completion = await collect(engine)
             assert [token.token_id for token in tokens] == answer_of(PROMPT, 6, 64)[0]
-            assert (completion.finish_reason, completion.prompt_tokens, completion.completion_tokens) == ("length", 10, 6)
+            assert (completion.finish_reason, completion.prompt_tokens, completion.completion_tokens) == (
+                "length",
+                10,
+                6,
+            )
             assert completion.cached_tokens == 0
             assert 0 <= completion.queue_seconds <= completion.time_to_first_token_seconds <= completion.total_seconds
 
@@ -197,7 +203,9 @@ def test_answers_to_one_prompt_compute_it_once_even_its_last_page() -> None:
     async def work() -> None:
         runner = HashRunner(Limits(tokens=64, sequences=8, rows=8, pages=40), threaded=True, step_seconds=0.002)
         async with engine_on(runner) as engine:
-            answers = await asyncio.gather(*(collect(engine, sampling=Sampling(temperature=1, seed=seed)) for seed in range(5)))
+            answers = await asyncio.gather(
+                *(collect(engine, sampling=Sampling(temperature=1, seed=seed)) for seed in range(5))
+            )
             assert [completion.cached_tokens for _, completion in answers] == [0, 9, 9, 9, 9]
             prompts = [batch for batch in runner.batches if (batch.token_ids >= 0).any()]
             # The prompt, then its last token once for each of the others.
@@ -206,7 +214,9 @@ def test_answers_to_one_prompt_compute_it_once_even_its_last_page() -> None:
             await settle(engine)
             require_no_page_held(engine)
             for seed, (tokens, _) in enumerate(answers):
-                assert [token.token_id for token in tokens] == await ids(engine, sampling=Sampling(temperature=1, seed=seed))
+                assert [token.token_id for token in tokens] == await ids(
+                    engine, sampling=Sampling(temperature=1, seed=seed)
+                )
 
     run(work())
 
@@ -409,7 +419,9 @@ def test_a_failed_step_fails_its_answers_and_the_others_go_on_with_the_same_toke
 
 def test_a_runner_that_raises_something_else_is_a_device_that_failed() -> None:
     async def work() -> None:
-        async with engine_on(HashRunner(LIMITS, threaded=True, fail=lambda number: OSError("bus") if number == 0 else None)) as engine:
+        async with engine_on(
+            HashRunner(LIMITS, threaded=True, fail=lambda number: OSError("bus") if number == 0 else None)
+        ) as engine:
             with pytest.raises(DeviceError, match="the hash failed: OSError"):
                 await collect(engine)
             assert await ids(engine) == answer_of(PROMPT, 6, 64)[0]
@@ -420,7 +432,9 @@ def test_a_runner_that_raises_something_else_is_a_device_that_failed() -> None:
 def test_a_device_that_fails_again_and_again_is_given_up() -> None:
     async def work() -> None:
         async with engine_on(HashRunner(replace(LIMITS, sequences=1), fail=lambda _: DeviceError("gone"))) as engine:
-            answers = await asyncio.gather(*(collect(engine, [index + 1, *PROMPT]) for index in range(6)), return_exceptions=True)
+            answers = await asyncio.gather(
+                *(collect(engine, [index + 1, *PROMPT]) for index in range(6)), return_exceptions=True
+            )
             assert all(isinstance(error, DeviceError) for error in answers)
             with pytest.raises(DeviceError, match="gone"):
                 await collect(engine)
@@ -446,7 +460,10 @@ def test_close_waits_for_answers_as_long_as_it_is_told_and_fails_the_rest() -> N
     async def work() -> None:
         runner = HashRunner(LIMITS, threaded=True, step_seconds=0.01)
         engine = TokenEngine(runner, MODEL)
-        short, long = asyncio.ensure_future(ids(engine, max_tokens=4)), asyncio.ensure_future(ids(engine, OTHERS[1], max_tokens=60))
+        short, long = (
+            asyncio.ensure_future(ids(engine, max_tokens=4)),
+            asyncio.ensure_future(ids(engine, OTHERS[1], max_tokens=60)),
+        )
         await asyncio.sleep(0.002)
         closing = asyncio.ensure_future(engine.close(drain_seconds=0.25))
         await asyncio.sleep(0.002)
@@ -535,7 +552,9 @@ def test_answers_that_ended_in_time_are_not_held_until_their_deadline() -> None:
             for index in range(80):
                 constraint = EvenTokens()
                 constraints.append(weakref.ref(constraint))
-                await ids(engine, OTHERS[index % 2], constraint=constraint, max_tokens=1, deadline=time.monotonic() + 1000)
+                await ids(
+                    engine, OTHERS[index % 2], constraint=constraint, max_tokens=1, deadline=time.monotonic() + 1000
+                )
             del constraint
             await settle(engine)
             assert len(engine._loop._deadlines) == 0

@@ -53,7 +53,9 @@ def noise(known: int, tokens: Sequence[int]) -> list[int]:
     return [chosen.randrange(VOCAB) for _ in range(chosen.randrange(7))]
 
 
-async def verified(engine: TokenEngine, request: TokenRequest, tokens: Sequence[int], guess: Guess) -> tuple[list[int], FinishReason, int]:
+async def verified(
+    engine: TokenEngine, request: TokenRequest, tokens: Sequence[int], guess: Guess
+) -> tuple[list[int], FinishReason, int]:
     """The answer, how it ended, and its rounds."""
     stream, found, rounds = Verification(engine, request), list[int](), 0
     while True:
@@ -81,7 +83,9 @@ def test_drafts_of_many_clients_beside_other_requests_change_no_answer(threaded:
                 for index, (request, (tokens, _)) in enumerate(zip(requests, expected, strict=True))
             ]
             found, _, whole = await asyncio.gather(
-                asyncio.gather(*streams), asyncio.gather(*leaving), asyncio.gather(*(answer(engine, request) for request in others))
+                asyncio.gather(*streams),
+                asyncio.gather(*leaving),
+                asyncio.gather(*(answer(engine, request) for request in others)),
             )
             assert [each[:2] for each in found] == expected
             assert whole == expected_others
@@ -218,7 +222,10 @@ def test_without_spare_rows_a_round_gives_one_token() -> None:
 def test_what_cannot_be_checked_is_refused() -> None:
     async def work() -> None:
         async with engine_on(HashRunner(LIMITS)) as engine:
-            for wrong in (TokenRequest(PROMPT, 6, Sampling(repetition_penalty=2.0)), TokenRequest(PROMPT, 6, when_full=4)):
+            for wrong in (
+                TokenRequest(PROMPT, 6, Sampling(repetition_penalty=2.0)),
+                TokenRequest(PROMPT, 6, when_full=4),
+            ):
                 with pytest.raises(RequestError, match="drafts cannot be checked"):
                     await Verification(engine, wrong).check([1])
             with pytest.raises(RequestError, match="token 1 of drafts is 16"):

@@ -14,7 +14,14 @@ from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.formats.checkpoint import TokenizerFiles
 from nearfar.compiler.ir.spec import EmbeddingSpec
 from nearfar.compiler.text.tokenizer import Tokenizer
-from nearfar.server_fallback.engine.request import Completion, FinishReason, GeneratedToken, PromptLogprobs, TokenLogprob, TokenRequest
+from nearfar.server_fallback.engine.request import (
+    Completion,
+    FinishReason,
+    GeneratedToken,
+    PromptLogprobs,
+    TokenLogprob,
+    TokenRequest,
+)
 from nearfar.server_fallback.engine.stats import EngineStats
 from nearfar.server_fallback.executors.local import LocalExecutor, TextModel
 from nearfar.server_fallback.text.tools import tool_format
@@ -61,7 +68,9 @@ class FakeSource:
     def arrive(self) -> int:
         return len(self.requests)
 
-    async def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
+    async def generate(
+        self, request: TokenRequest
+    ) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
         answer = self.answers[min(len(self.requests), len(self.answers) - 1)]
         self.requests.append(request)
         self.running += 1
@@ -85,7 +94,9 @@ class FakeSource:
                     request.constraint.accept(token_id)
                 count += 1
                 self.tokens += 1
-                alternatives = tuple(TokenLogprob((token_id + rank) % 256, -1.0 - rank) for rank in range(request.logprobs or 0))
+                alternatives = tuple(
+                    TokenLogprob((token_id + rank) % 256, -1.0 - rank) for rank in range(request.logprobs or 0)
+                )
                 yield GeneratedToken(token_id, None if request.logprobs is None else -1.0, alternatives)
             yield Completion(reason, len(request.prompt_ids), count, 3, 0.5, 0.1, 0.2)
         finally:
@@ -121,7 +132,9 @@ def byte_tokenizer(folder: Path, markers: Sequence[str] = (), *, special: bool =
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<s>", "</s>"])
-    backend.add_tokens([AddedToken("<tool>", special=False), *(AddedToken(marker, special=special) for marker in markers)])
+    backend.add_tokens(
+        [AddedToken("<tool>", special=False), *(AddedToken(marker, special=special) for marker in markers)]
+    )
     path = folder / "tokenizer.json"
     backend.save(str(path))
     assert json.loads(path.read_text())["added_tokens"][1]["id"] == END
@@ -154,7 +167,9 @@ def executor(folder: Path, *answers: str, template: str | None = TEMPLATE) -> tu
     return LocalExecutor(source, text_model(folder, template)), source
 
 
-def reasoner(folder: Path, *answers: str, template: str = HYBRID, special: bool = False) -> tuple[LocalExecutor, FakeSource]:
+def reasoner(
+    folder: Path, *answers: str, template: str = HYBRID, special: bool = False
+) -> tuple[LocalExecutor, FakeSource]:
     source = FakeSource(*map(ids, answers))
     return LocalExecutor(source, text_model(folder, template, markers=("<think>", "</think>"), special=special)), source
 

@@ -26,7 +26,9 @@ async def answer(registry: Registry, name: str) -> tuple[str, str]:
     request = CompletionRequest(model=name, prompt=PROMPT, max_tokens=1, temperature=0, logprobs=0)
     executor = await registry.executor(name)
     chunks = [chunk async for chunk in executor.complete(request, Call("test"))]
-    tokens = [token for chunk in chunks for choice in chunk.choices if choice.logprobs for token in choice.logprobs.tokens]
+    tokens = [
+        token for chunk in chunks for choice in chunk.choices if choice.logprobs for token in choice.logprobs.tokens
+    ]
     return tokens[0], chunks[0].model
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nearfar.server_fallback.executors.circuit import FAILURES_TO_OPEN, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, Circuit
+from nearfar.server_fallback.executors.circuit import (
+    FAILURES_TO_OPEN,
+    FIRST_WAIT_SECONDS,
+    LONGEST_WAIT_SECONDS,
+    Circuit,
+)
 
 
 class Clock:

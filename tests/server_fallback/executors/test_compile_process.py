@@ -39,13 +39,18 @@ def test_the_cache_is_where_the_variable_or_the_platform_says(monkeypatch: pytes
     assert cache_folder() == Path.home() / "Library/Caches/nearfar"
 
 
-def test_a_place_changes_with_everything_that_a_bundle_is_made_from(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+def test_a_place_changes_with_everything_that_a_bundle_is_made_from(
+    tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_checkpoints["qwen3"], folder)
     places = [bundle_place(folder, OPTIONS)]
     assert bundle_place(folder, OPTIONS) == places[0]
     assert places[0].name.startswith("model-webgpu-q4f16-")
-    places += [bundle_place(folder, replace(OPTIONS, **change)) for change in ({"context": 32}, {"target": "cpu"}, {"kv": "q8"})]
+    places += [
+        bundle_place(folder, replace(OPTIONS, **change))
+        for change in ({"context": 32}, {"target": "cpu"}, {"kv": "q8"})
+    ]
     config = folder / "config.json"
     config.write_text(config.read_text() + " ")
     places.append(bundle_place(folder, OPTIONS))
@@ -61,7 +66,9 @@ def test_a_place_changes_with_everything_that_a_bundle_is_made_from(tiny_checkpo
 
 
 @pytest.mark.usefixtures("cache")
-def test_what_is_there_is_found_without_another_process(tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_there_is_found_without_another_process(
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = bundle_place(tiny_checkpoints["qwen3"], OPTIONS)
     place.mkdir(parents=True)
     (place / "manifest.json").touch()
@@ -125,7 +132,9 @@ def test_a_compiler_that_is_cancelled_is_ended_and_leaves_nothing(
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_compiler_that_dies_is_an_error(tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_dies_is_an_error(
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(ToolError, match=r"ended without a word \(status 1\)"):
         asyncio.run(compiled(str(tiny_checkpoints["llama"]), OPTIONS))

@@ -13,7 +13,9 @@ from nearfar.server_fallback.schema.completions import CompletionRequest
 
 
 def chat(**options: Any) -> ChatCompletionRequest:
-    return ChatCompletionRequest.model_validate({"model": "ours", "messages": [{"role": "user", "content": "hi"}], **options})
+    return ChatCompletionRequest.model_validate(
+        {"model": "ours", "messages": [{"role": "user", "content": "hi"}], **options}
+    )
 
 
 def body(dialect: Dialect, priority: int | None = None, **options: Any) -> dict[str, Any]:
@@ -46,7 +48,15 @@ def test_images_go_as_they_are(dialect: Dialect) -> None:
 
 
 def test_what_is_for_openais_accounts_is_not_sent_on() -> None:
-    sent = body("openai", store=True, metadata={"a": "b"}, service_tier="auto", prompt_cache_key="k", safety_identifier="s", user="u")
+    sent = body(
+        "openai",
+        store=True,
+        metadata={"a": "b"},
+        service_tier="auto",
+        prompt_cache_key="k",
+        safety_identifier="s",
+        user="u",
+    )
     assert sent.keys() == {"model", "messages", "stream", "stream_options", "user"}
 
 
@@ -85,12 +95,20 @@ def test_vllm_has_its_own_names_for_grammars_and_continued_messages() -> None:
     sent = body("vllm", top_k=5, response_format={"type": "regex", "pattern": "a+"}, continue_final_message=True)
     assert (sent["top_k"], sent["structured_outputs"], sent["add_generation_prompt"]) == (5, {"regex": "a+"}, False)
     assert "response_format" not in sent
-    assert body("vllm", response_format={"type": "grammar", "grammar": "root ::= x"})["structured_outputs"] == {"grammar": "root ::= x"}
+    assert body("vllm", response_format={"type": "grammar", "grammar": "root ::= x"})["structured_outputs"] == {
+        "grammar": "root ::= x"
+    }
     assert body("vllm", response_format={"type": "json_object"})["response_format"] == {"type": "json_object"}
 
 
 def test_vllms_own_parameters_go_to_it_under_its_newer_names() -> None:
-    own: dict[str, Any] = {"stop_token_ids": [3], "min_tokens": 2, "ignore_eos": True, "top_k": -1, "chat_template_kwargs": {"a": 1}}
+    own: dict[str, Any] = {
+        "stop_token_ids": [3],
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "top_k": -1,
+        "chat_template_kwargs": {"a": 1},
+    }
     assert body("vllm", **own).items() >= own.items()
     schema = {"type": "object", "properties": {"a": {"enum": [None]}}}
     sent = body("vllm", guided_json=schema)
@@ -131,7 +149,9 @@ def test_priorities_are_the_other_way_round_in_vllm() -> None:
 
 def test_whether_control_tokens_are_split_is_for_servers_that_know_it() -> None:
     def sent(dialect: Dialect, split: bool) -> dict[str, Any]:
-        return generation_body(CompletionRequest(model="ours", prompt="a", split_special_tokens=split), "theirs", dialect, priority=None)
+        return generation_body(
+            CompletionRequest(model="ours", prompt="a", split_special_tokens=split), "theirs", dialect, priority=None
+        )
 
     assert sent("nearfar", False)["split_special_tokens"] is False
     # vLLM never splits them, and has no parameter for it.

@@ -131,7 +131,11 @@ def test_template_variables_are_vllms(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="chat_template_kwargs cannot set 'messages'") as refused:
         chat(local, chat_template_kwargs={"messages": []})
     assert refused.value.details["param"] == "chat_template_kwargs"
-    tokenized = run(local.tokenize(TokenizeRequest(model="fake", messages=chat_request().messages, chat_template_kwargs={"budget": 7})))
+    tokenized = run(
+        local.tokenize(
+            TokenizeRequest(model="fake", messages=chat_request().messages, chat_template_kwargs={"budget": 7})
+        )
+    )
     assert bytes(tokenized.tokens).decode().strip() == "///7"
 
 
@@ -148,7 +152,11 @@ def test_what_a_client_sends_back_gives_the_prompt_of_the_plain_message(tmp_path
         "audio": None,
         "provider_specific_fields": {"refusal": None},
     }
-    sent_back = {**plain, **extra, "tool_calls": [{**call, "index": 0, "function": function, "provider_specific_fields": None}]}
+    sent_back = {
+        **plain,
+        **extra,
+        "tool_calls": [{**call, "index": 0, "function": function, "provider_specific_fields": None}],
+    }
     for message in (plain, sent_back):
         chat(local, messages=[*HI, message, {"role": "tool", "content": "4", "tool_call_id": "1"}])
     assert prompt_text(source, 0) == prompt_text(source, 1)
@@ -188,11 +196,27 @@ def test_vllms_ends_reach_the_engine(tmp_path: Path) -> None:
 
 def test_parameters_become_what_the_engine_is_asked_with_and_the_seed_counts_up(tmp_path: Path) -> None:
     local, source = executor(tmp_path, "x")
-    chat(local, n=2, seed=-1, top_p=0.5, top_k=4, min_p=0.1, repetition_penalty=1.1, frequency_penalty=1, presence_penalty=-1)
+    chat(
+        local,
+        n=2,
+        seed=-1,
+        top_p=0.5,
+        top_k=4,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        frequency_penalty=1,
+        presence_penalty=-1,
+    )
     chat(local, Call("2", priority=2, deadline=5.0), temperature=0, logit_bias={"5": -100}, max_completion_tokens=7)
     first, second, third = source.requests
     sampling = first.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (1, 0.5, 4, 0.1, 1.1)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (
+        1,
+        0.5,
+        4,
+        0.1,
+        1.1,
+    )
     assert (sampling.frequency_penalty, sampling.presence_penalty) == (1, -1)
     assert (sampling.seed, second.sampling.seed) == (2**32 - 1, 0)
     assert (third.max_tokens, third.priority, third.deadline, third.sampling.temperature) == (7, 2, 5.0, 0)
@@ -240,7 +264,10 @@ def test_logprobs_come_with_the_text_that_they_belong_to_with_bytes_and_none_for
     [choice] = chat(local, logprobs=True, top_logprobs=2, stop="##").choices
     assert choice.logprobs is not None
     content = choice.logprobs.content or []
-    assert [(token.token, token.bytes, token.logprob) for token in content] == [("\ufffd", [0xC3], -1), ("\ufffd", [0xA9], -1)]
+    assert [(token.token, token.bytes, token.logprob) for token in content] == [
+        ("\ufffd", [0xC3], -1),
+        ("\ufffd", [0xA9], -1),
+    ]
     assert [[(top.bytes, top.logprob) for top in token.top_logprobs] for token in content] == [
         [([0xC3], -1), ([0xC4], -2)],
         [([0xA9], -1), ([0xAA], -2)],
@@ -291,7 +318,12 @@ def test_without_parallel_tool_calls_only_the_first_call_is_told(tmp_path: Path)
     assert len(choice.message.tool_calls or []) == 1
 
 
-SAID = {"type": "object", "properties": {"said": {"type": "string"}}, "required": ["said"], "additionalProperties": False}
+SAID = {
+    "type": "object",
+    "properties": {"said": {"type": "string"}},
+    "required": ["said"],
+    "additionalProperties": False,
+}
 ANSWER = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SAID}}
 STRICT = {"type": "function", "function": {**FUNCTION, "strict": True}}
 ONE_CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -314,7 +346,11 @@ def test_beside_tools_a_form_holds_messages_and_its_text_is_never_read_as_a_call
             [choice] = chat(local, tools=[TOOL], response_format=form).choices
             assert '"name": "f"' in prompt_text(source)
             assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (message, None, "stop")
-            texts = [chunk.choices[0].delta.content for chunk in chunks(local, tools=[TOOL], response_format=form) if chunk.choices]
+            texts = [
+                chunk.choices[0].delta.content
+                for chunk in chunks(local, tools=[TOOL], response_format=form)
+                if chunk.choices
+            ]
             assert "".join(text or "" for text in texts) == message
             assert len(texts) > len(message), "the form's text is streamed as it comes"
 
@@ -373,10 +409,15 @@ def test_with_tool_choice_none_the_prompt_has_no_tools_and_calls_are_text(tmp_pa
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"tools": [TOOL, TOOL]}, "tools[1]"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
     ],
 )
-def test_a_chat_that_cannot_be_answered_is_refused_before_anything_is_generated(tmp_path: Path, given: dict[str, Any], param: str) -> None:
+def test_a_chat_that_cannot_be_answered_is_refused_before_anything_is_generated(
+    tmp_path: Path, given: dict[str, Any], param: str
+) -> None:
     local, source = executor(tmp_path, "x")
     with pytest.raises(RequestError) as error:
         chat(local, **given)
@@ -552,7 +593,14 @@ def test_a_long_prompt_leaves_the_event_loop_free(tmp_path: Path, monkeypatch: p
 def test_the_state_is_the_engines_and_closing_closes_it(tmp_path: Path) -> None:
     local, source = executor(tmp_path, "x")
     state = local.state()
-    assert (state.ready, state.kv_usage, state.kv_waste, state.prefix_queries, state.prefix_hits, state.preemptions) == (
+    assert (
+        state.ready,
+        state.kv_usage,
+        state.kv_waste,
+        state.prefix_queries,
+        state.prefix_hits,
+        state.preemptions,
+    ) == (
         True,
         0.25,
         0.125,

@@ -51,7 +51,9 @@ def on_engine(path: Path, work: Callable[[LocalExecutor], Awaitable[Result]], pa
 
     @asynccontextmanager
     async def serving() -> AsyncIterator[LocalExecutor]:
-        runner = ReferenceRunner(bundle, activation="float32", limits=Limits(tokens=32, sequences=4, rows=4, pages=pages))
+        runner = ReferenceRunner(
+            bundle, activation="float32", limits=Limits(tokens=32, sequences=4, rows=4, pages=pages)
+        )
         engine = TokenEngine(runner, replace(TokenModel.of(bundle.manifest), end_token_ids=frozenset([END])))
         local = LocalExecutor(engine, replace(TextModel.of(bundle, "tiny"), eos_token_ids=(END,), tools="hermes"))
         try:
@@ -68,7 +70,9 @@ def on_engine(path: Path, work: Callable[[LocalExecutor], Awaitable[Result]], pa
 
 async def chat(local: LocalExecutor, **given: Any) -> ChatCompletion:
     messages = [{"role": "user", "content": "hello"}]
-    return await fold_chat(local.chat(ChatCompletionRequest.model_validate({"model": "tiny", "messages": messages, **given}), CALL))
+    return await fold_chat(
+        local.chat(ChatCompletionRequest.model_validate({"model": "tiny", "messages": messages, **given}), CALL)
+    )
 
 
 def test_greedy_text_is_that_of_one_sequence_alone(tiny_bundle: Path) -> None:
@@ -78,7 +82,9 @@ def test_greedy_text_is_that_of_one_sequence_alone(tiny_bundle: Path) -> None:
     alone = list(generate(ReferenceRunner(bundle, activation="float32"), prompt, 12, Sampler()))
 
     async def ask(local: LocalExecutor) -> list[str]:
-        request = CompletionRequest.model_validate({"model": "tiny", "prompt": "near and far", "n": 3, "max_tokens": 12, "temperature": 0})
+        request = CompletionRequest.model_validate(
+            {"model": "tiny", "prompt": "near and far", "n": 3, "max_tokens": 12, "temperature": 0}
+        )
         answer = await fold_completion(local.complete(request, CALL))
         assert answer.usage.completion_tokens == 3 * len(alone)
         return [choice.text for choice in answer.choices]
@@ -108,7 +114,9 @@ def test_what_grammars_hold_to_holds_for_an_untrained_model(tiny_bundle: Path) -
         letters = greedy.choices[0].message.content or ""
         assert len(letters) == 12
         stop = letters[5:7]
-        stopped = await chat(local, temperature=0, response_format={"type": "regex", "pattern": "[a-z]{12}"}, stop=[stop, "123"])
+        stopped = await chat(
+            local, temperature=0, response_format={"type": "regex", "pattern": "[a-z]{12}"}, stop=[stop, "123"]
+        )
         assert stopped.choices[0].message.content == letters[: letters.index(stop)]
 
     on_engine(tiny_bundle, ask)
@@ -136,26 +144,39 @@ def test_vllms_forms_hold_and_a_whole_answer_at_max_tokens_has_stopped(tiny_bund
         assert json.loads(answers[2][0])["kind"] in ("near", "far")
         # A form's end comes before min_tokens if nothing else may.
         assert answers[3][0] in ("near", "far")
-        called = await chat(local, tools=[{"type": "function", "function": {"name": "f", "strict": True}}], max_tokens=3, temperature=0)
+        called = await chat(
+            local, tools=[{"type": "function", "function": {"name": "f", "strict": True}}], max_tokens=3, temperature=0
+        )
         assert called.choices[0].finish_reason == "length"
         with pytest.raises(RequestError, match="ignore_eos"):
             await text(local, guided_regex="a", ignore_eos=True)
-        for wrong in ({"guided_json": "{"}, {"guided_json": {}, "guided_regex": "a"}, {"structured_outputs": {"regex": "a", "json": {}}}):
+        for wrong in (
+            {"guided_json": "{"},
+            {"guided_json": {}, "guided_regex": "a"},
+            {"structured_outputs": {"regex": "a", "json": {}}},
+        ):
             with pytest.raises(RequestError, match=r"json|forms"):
                 await text(local, **wrong)
         # Schemas as instructor, LangChain and Vercel's AI SDK write them.
         for sent in bodies:
             if "response_format" in sent["body"]:
-                request = ChatCompletionRequest.model_validate({**sent["body"], "stream": None, "max_completion_tokens": 60})
+                request = ChatCompletionRequest.model_validate(
+                    {**sent["body"], "stream": None, "max_completion_tokens": 60}
+                )
                 [choice] = (await fold_chat(local.chat(request, CALL))).choices
-                assert (json.loads(choice.message.content or "").keys(), choice.finish_reason) == ({"name", "age"}, "stop")
+                assert (json.loads(choice.message.content or "").keys(), choice.finish_reason) == (
+                    {"name", "age"},
+                    "stop",
+                )
 
     on_engine(tiny_bundle, ask)
 
 
 def test_an_answer_that_is_left_frees_its_pages(tiny_bundle: Path) -> None:
     async def leave(local: LocalExecutor) -> None:
-        request = ChatCompletionRequest.model_validate({"model": "tiny", "messages": [{"role": "user", "content": "x"}], "n": 3})
+        request = ChatCompletionRequest.model_validate(
+            {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "n": 3}
+        )
         stream = local.chat(request, CALL)
         await anext(stream)
         assert local.state().running > 0
@@ -184,7 +205,9 @@ def test_answers_meet_fifty_schemas_within_max_tokens(tiny_bundle: Path) -> None
 
     answers = on_engine(tiny_bundle, ask)
     refused = [answer for answer in answers if isinstance(answer, RequestError)]
-    assert all("and there is room for 48" in error.message and error.details["param"] == "max_tokens" for error in refused)
+    assert all(
+        "and there is room for 48" in error.message and error.details["param"] == "max_tokens" for error in refused
+    )
     assert len(refused) < 10
     for schema, answer in zip(schemas, answers, strict=True):
         if isinstance(answer, ChatCompletion):
@@ -192,7 +215,9 @@ def test_answers_meet_fifty_schemas_within_max_tokens(tiny_bundle: Path) -> None
             value = json.loads(choice.message.content or "")
             assert answer.usage.completion_tokens <= 48
             if "$defs" not in str(schema):
-                assert jsonschema_rs.Draft7Validator(schema, validate_formats=True).is_valid(value), choice.message.content
+                assert jsonschema_rs.Draft7Validator(schema, validate_formats=True).is_valid(value), (
+                    choice.message.content
+                )
 
 
 def test_an_answer_that_gives_up_its_pages_is_whole_within_max_tokens(tiny_bundle: Path) -> None:
@@ -228,7 +253,9 @@ def test_calls_patterns_and_grammars_are_whole_within_max_tokens_and_where_the_c
         answer_form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
         strict = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
         for seed in range(3):
-            either = await chat(local, tools=[strict], response_format=answer_form, seed=seed, max_tokens=needed + 15 * seed)
+            either = await chat(
+                local, tools=[strict], response_format=answer_form, seed=seed, max_tokens=needed + 15 * seed
+            )
             [choice] = either.choices
             calls = choice.message.tool_calls or []
             texts_of_json = [call.function.arguments for call in calls] or [choice.message.content or ""]
@@ -239,7 +266,9 @@ def test_calls_patterns_and_grammars_are_whole_within_max_tokens_and_where_the_c
             assert re.fullmatch(expected, answer.choices[0].message.content or ""), answer.choices[0].message.content
         long = await chat(local, response_format={"type": "regex", "pattern": "[0-9]{200,}END"})
         assert re.fullmatch("[0-9]{200,}END", long.choices[0].message.content or "")
-        with pytest.raises(RequestError, match=f"there is room for {local.context - long.usage.prompt_tokens + 1}; raise max_tokens"):
+        with pytest.raises(
+            RequestError, match=f"there is room for {local.context - long.usage.prompt_tokens + 1}; raise max_tokens"
+        ):
             await chat(local, response_format={"type": "regex", "pattern": "[0-9]{300}"})
 
     on_engine(tiny_bundle, ask)

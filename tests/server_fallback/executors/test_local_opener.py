@@ -172,6 +172,8 @@ def test_a_bundle_with_an_input_that_the_engine_does_not_provide_is_refused(bund
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["plans"]["generate"]["inputs"]["pixels"] = {"shape": ["S", 3], "dtype": "float32"}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(BundleError, match="has input 'pixels', which this engine does not provide; use a newer nearfar"):
+    with pytest.raises(
+        BundleError, match="has input 'pixels', which this engine does not provide; use a newer nearfar"
+    ):
         opened(folder)
     assert CountedRunner.open == 0

@@ -17,7 +17,10 @@ from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
 
-SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}}}
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"schema": {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}},
+}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
@@ -32,12 +35,20 @@ def held_reasoner(folder: Path, *answers: str, template: str = HYBRID) -> Iterat
 
 
 @pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize(("template", "answer"), [(HYBRID, "<think>\nHm, é.\n</think>\n\nYes."), (OPENED, "Hm, é.\n</think>\n\nYes.")])
-def test_reasoning_comes_by_itself_whole_and_streamed(tmp_path: Path, template: str, answer: str, special: bool) -> None:
+@pytest.mark.parametrize(
+    ("template", "answer"), [(HYBRID, "<think>\nHm, é.\n</think>\n\nYes."), (OPENED, "Hm, é.\n</think>\n\nYes.")]
+)
+def test_reasoning_comes_by_itself_whole_and_streamed(
+    tmp_path: Path, template: str, answer: str, special: bool
+) -> None:
     local, _ = reasoner(tmp_path, answer, template=template, special=special)
     whole = chat(local)
     [choice] = whole.choices
-    assert (choice.message.reasoning_content, choice.message.content, choice.finish_reason) == ("Hm, é.", "Yes.", "stop")
+    assert (choice.message.reasoning_content, choice.message.content, choice.finish_reason) == (
+        "Hm, é.",
+        "Yes.",
+        "stop",
+    )
     before = len(ids(answer.split("</think>")[0])) + 1
     assert whole.usage.completion_tokens_details is not None
     assert whole.usage.completion_tokens_details.reasoning_tokens == before
@@ -163,7 +174,11 @@ def test_calls_are_read_from_the_content_alone(tmp_path: Path) -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     local, _ = reasoner(tmp_path, f"<think>{call}</think>\n\n{call}")
     [choice] = chat(local, tools=[TOOL]).choices
-    assert (choice.message.reasoning_content, choice.message.content, choice.finish_reason) == (call, None, "tool_calls")
+    assert (choice.message.reasoning_content, choice.message.content, choice.finish_reason) == (
+        call,
+        None,
+        "tool_calls",
+    )
     assert [each.function.name for each in choice.message.tool_calls or ()] == ["f"]
     with held_reasoner(tmp_path, "<think>Hm</think>") as (forced, _):
         [choice] = chat(forced, tools=[TOOL], tool_choice="required", max_tokens=100).choices
@@ -174,7 +189,11 @@ def test_stop_strings_end_the_content_alone_and_logprobs_are_of_all_tokens(tmp_p
     local, _ = reasoner(tmp_path, "<think>\nno stop</think>\n\nyes stop no")
     answer = chat(local, stop=" stop", logprobs=True)
     [choice] = answer.choices
-    assert (choice.message.reasoning_content, choice.message.content, choice.finish_reason) == ("no stop", "yes", "stop")
+    assert (choice.message.reasoning_content, choice.message.content, choice.finish_reason) == (
+        "no stop",
+        "yes",
+        "stop",
+    )
     assert choice.logprobs is not None
     assert "".join(token.token for token in choice.logprobs.content or ()) == "<think>\nno stop</think>\n\nyes"
     assert answer.usage.completion_tokens_details is not None
@@ -187,7 +206,14 @@ def test_an_answer_is_given_back_as_it_came(tmp_path: Path) -> None:
     chat(local, messages=[*HI, answer, {"role": "user", "content": "so?"}])
     asked = "[user]hi[assistant]<think>\nHm.\n</think>\n\nYes.[user]so?[assistant]"
     assert said(source.requests[1].prompt_ids) == asked
-    chat(local, messages=[*HI, {"role": "assistant", "content": "Yes.", "reasoning": "Hm."}, {"role": "user", "content": "so?"}])
+    chat(
+        local,
+        messages=[
+            *HI,
+            {"role": "assistant", "content": "Yes.", "reasoning": "Hm."},
+            {"role": "user", "content": "so?"},
+        ],
+    )
     assert said(source.requests[2].prompt_ids) == asked
 
 
@@ -196,7 +222,12 @@ def test_an_answer_is_given_back_as_it_came(tmp_path: Path) -> None:
     [
         (HYBRID, {"content": "Yes"}, "Yes", (None, "<think>a</think>b")),
         (HYBRID, {"content": "", "reasoning_content": "Hm"}, "<think>\nHm", ("<think>a", "b")),
-        (HYBRID, {"content": "Yes", "reasoning_content": "Hm"}, "<think>\nHm\n</think>\n\nYes", (None, "<think>a</think>b")),
+        (
+            HYBRID,
+            {"content": "Yes", "reasoning_content": "Hm"},
+            "<think>\nHm\n</think>\n\nYes",
+            (None, "<think>a</think>b"),
+        ),
         (HYBRID, {"content": "<think>\nHm"}, "<think>\nHm", ("<think>a", "b")),
         (HYBRID, {"content": "<think>Hm</think>Yes"}, "<think>Hm</think>Yes", (None, "<think>a</think>b")),
         (HYBRID, {"content": ""}, "", ("a", "b")),

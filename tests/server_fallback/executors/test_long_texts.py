@@ -25,7 +25,8 @@ CONTEXT = 4096
 LONG = "x" * 20_000
 TOO_LONG = "x" * 4_000_000
 TEMPLATE = (
-    "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content }}{{ m.name }}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
+    "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content }}{{ m.name }}"
+    "{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
 )
 
 
@@ -62,7 +63,12 @@ def called(text: str) -> list[dict[str, Any]]:
 
 
 def tool(text: str, **parameters: Any) -> list[dict[str, Any]]:
-    return [{"type": "function", "function": {"name": "f", "description": text, "parameters": {"type": "object", **parameters}}}]
+    return [
+        {
+            "type": "function",
+            "function": {"name": "f", "description": text, "parameters": {"type": "object", **parameters}},
+        }
+    ]
 
 
 def embeddings(local: LocalExecutor, text: str) -> Coroutine[Any, Any, Any]:
@@ -77,10 +83,14 @@ REQUESTS: dict[str, Callable[[LocalExecutor, str], Coroutine[Any, Any, Any]]] = 
     "tool parameters": lambda local, text: chat(local, tools=tool("", properties={text: {"type": "string"}})),
     "call arguments": lambda local, text: chat(local, messages=called(text)),
     "continued message": lambda local, text: chat(
-        local, continue_final_message=True, messages=[{"role": "user", "content": ""}, {"role": "assistant", "content": text}]
+        local,
+        continue_final_message=True,
+        messages=[{"role": "user", "content": ""}, {"role": "assistant", "content": text}],
     ),
     "completion": lambda local, text: drain(
-        local.complete(CompletionRequest.model_validate({"model": "fake", "prompt": text, "max_tokens": 0}), Call("test"))
+        local.complete(
+            CompletionRequest.model_validate({"model": "fake", "prompt": text, "max_tokens": 0}), Call("test")
+        )
     ),
     "embedding": embeddings,
 }
@@ -107,7 +117,9 @@ def local_of(folder: Path, place: str) -> tuple[LocalExecutor, Backend]:
 @pytest.mark.parametrize("place", REQUESTS)
 def test_a_long_text_is_encoded_off_the_event_loop_wherever_it_stands(place: str, tmp_path: Path) -> None:
     local, backend = local_of(tmp_path, place)
-    with pytest.raises(RequestError, match=r"This model's maximum context length is 4096 tokens\. However, .* has 2\d{4} tokens"):
+    with pytest.raises(
+        RequestError, match=r"This model's maximum context length is 4096 tokens\. However, .* has 2\d{4} tokens"
+    ):
         asyncio.run(REQUESTS[place](local, LONG))
     assert backend.threads
     assert threading.main_thread() not in backend.threads
@@ -116,7 +128,9 @@ def test_a_long_text_is_encoded_off_the_event_loop_wherever_it_stands(place: str
 @pytest.mark.parametrize("place", REQUESTS)
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(place: str, tmp_path: Path) -> None:
     local, backend = local_of(tmp_path, place)
-    with pytest.raises(RequestError, match=r"maximum context length is 4096 tokens\. However, .* has at least 666\d{3} tokens") as caught:
+    with pytest.raises(
+        RequestError, match=r"maximum context length is 4096 tokens\. However, .* has at least 666\d{3} tokens"
+    ) as caught:
         asyncio.run(REQUESTS[place](local, TOO_LONG))
     assert caught.value.details["code"] == "context_length_exceeded"
     assert backend.threads == []

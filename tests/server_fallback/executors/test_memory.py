@@ -40,6 +40,7 @@ def test_less_memory_is_fewer_pages_down_to_one_context(manifest: Manifest) -> N
     assert plan.kv_bytes == least + page
     assert plan_memory(manifest, sequences=4, tokens=64, kv_bytes=least).limits.pages == one
     with pytest.raises(
-        RequestError, match=rf"takes {least:,} bytes of keys and values, there are {least - 1:,}; give more with --kv-memory"
+        RequestError,
+        match=rf"takes {least:,} bytes of keys and values, there are {least - 1:,}; give more with --kv-memory",
     ):
         plan_memory(manifest, sequences=4, tokens=64, kv_bytes=least - 1)

@@ -57,7 +57,9 @@ class FakeOpener:
         return Opening(name or model, int(model) * 1_000_000 if model.isdigit() else None, open_it)
 
 
-def run(test: Callable[[Registry, FakeOpener], Coroutine[Any, Any, None]], budget: int | None = None, **options: Any) -> None:
+def run(
+    test: Callable[[Registry, FakeOpener], Coroutine[Any, Any, None]], budget: int | None = None, **options: Any
+) -> None:
     async def main() -> None:
         opener = FakeOpener(**options)
         registry: Models = Registry(opener, budget)
@@ -133,7 +135,9 @@ def test_loads_of_one_model_at_once_happen_once_and_outlive_who_asked() -> None:
 def test_a_load_that_fails_leaves_nothing() -> None:
     async def test(registry: Registry, opener: FakeOpener) -> None:
         for _ in range(2):
-            await fails(CheckpointError, "no model", registry.load(LoadRequest(model="bad", name="7", aliases=["seven"])))
+            await fails(
+                CheckpointError, "no model", registry.load(LoadRequest(model="bad", name="7", aliases=["seven"]))
+            )
         assert (registry.states(), registry.cards(), opener.prepared) == ({}, [], ["bad", "bad"])
         await registry.load(LoadRequest(model="7", aliases=["seven"]))
 
@@ -144,7 +148,9 @@ def test_what_does_not_fit_is_refused_with_sizes() -> None:
     async def test(registry: Registry, opener: FakeOpener) -> None:
         await registry.load(LoadRequest(model="60"))
         error = await fails(
-            Unavailable, r"50: needs 50\.0 MB, and 40\.0 MB of 100\.0 MB are free \(60 60\.0 MB\)", registry.load(LoadRequest(model="50"))
+            Unavailable,
+            r"50: needs 50\.0 MB, and 40\.0 MB of 100\.0 MB are free \(60 60\.0 MB\)",
+            registry.load(LoadRequest(model="50")),
         )
         assert error.details["needed_bytes"] == 50_000_000
         # Just fits.
@@ -205,17 +211,23 @@ def test_closing_drains_for_so_long_at_most_ends_loads_and_takes_no_more() -> No
 
 def test_adapters_share_the_models_name_space() -> None:
     async def test(registry: Registry, opener: FakeOpener) -> None:
-        await fails(RequestError, "loaded: none", registry.load_adapter(LoadAdapterRequest(lora_name="a", lora_path="xyz")))
+        await fails(
+            RequestError, "loaded: none", registry.load_adapter(LoadAdapterRequest(lora_name="a", lora_path="xyz"))
+        )
         await registry.load(LoadRequest(model="1"))
         card = await registry.load_adapter(LoadAdapterRequest(lora_name="a", lora_path="xyz"))
         assert (card.id, card.parent, card.root) == ("a", "1", "1")
         assert (await registry.executor("a")).context == 3
         await fails(RequestError, "is taken", registry.load_adapter(LoadAdapterRequest(lora_name="1", lora_path="x")))
-        await fails(CheckpointError, "no adapter", registry.load_adapter(LoadAdapterRequest(lora_name="b", lora_path="bad")))
+        await fails(
+            CheckpointError, "no adapter", registry.load_adapter(LoadAdapterRequest(lora_name="b", lora_path="bad"))
+        )
         assert [each.id for each in registry.cards()] == ["1", "a"]
         await fails(UnknownModel, "no adapter", registry.unload_adapter("1"))
         await registry.load(LoadRequest(model="2"))
-        await fails(RequestError, "must say whose", registry.load_adapter(LoadAdapterRequest(lora_name="c", lora_path="x")))
+        await fails(
+            RequestError, "must say whose", registry.load_adapter(LoadAdapterRequest(lora_name="c", lora_path="x"))
+        )
         await registry.unload_adapter("a")
         await fails(UnknownModel, "not loaded", registry.executor("a"))
         assert opener.opened[0].adapters == {}
@@ -226,7 +238,9 @@ def test_adapters_share_the_models_name_space() -> None:
 def test_a_model_that_takes_no_adapters_says_so() -> None:
     async def test(registry: Registry, _: FakeOpener) -> None:
         await registry.load(LoadRequest(model="1"))
-        await fails(RequestError, "takes no adapters", registry.load_adapter(LoadAdapterRequest(lora_name="a", lora_path="x")))
+        await fails(
+            RequestError, "takes no adapters", registry.load_adapter(LoadAdapterRequest(lora_name="a", lora_path="x"))
+        )
 
     run(test)
 

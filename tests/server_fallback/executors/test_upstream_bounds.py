@@ -35,7 +35,11 @@ def answer(*values: Any, bounds: Bounds = Bounds()) -> tuple[dict[int, str], dic
 
     async def read() -> tuple[dict[int, str], dict[int, str | None], int]:
         texts, ends, tokens = dict[int, str](), dict[int, str | None](), -1
-        async with asyncio.timeout(5), aclosing(stream()) as source, aclosing(in_our_form(source, "ours", bounds)) as chunks:
+        async with (
+            asyncio.timeout(5),
+            aclosing(stream()) as source,
+            aclosing(in_our_form(source, "ours", bounds)) as chunks,
+        ):
             async for value in chunks:
                 for choice in value["choices"]:
                     assert ends.get(choice["index"]) is None
@@ -57,7 +61,13 @@ def test_any_end_is_an_end(end: str) -> None:
 
 
 def test_choices_that_nobody_asked_for_are_left_out() -> None:
-    values = [chunk("a"), chunk("b", index=1), chunk("c", index=-1), chunk(finish="stop"), chunk(finish="stop", index=1)]
+    values = [
+        chunk("a"),
+        chunk("b", index=1),
+        chunk("c", index=-1),
+        chunk(finish="stop"),
+        chunk(finish="stop", index=1),
+    ]
     assert answer(*values) == ({0: "a"}, {0: "stop"}, 1)
     assert answer(*values, bounds=Bounds(choices=2))[:2] == ({0: "a", 1: "b"}, {0: "stop", 1: "stop"})
 
@@ -110,7 +120,11 @@ def test_the_bounds_are_those_of_the_request() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_an_answer_is_cut_at_max_tokens_whatever_its_length_claims_to_be(case: dict[str, Any]) -> None:
-    usage = [] if case["counted"] is None else [{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": case["counted"]}}]
+    usage = (
+        []
+        if case["counted"] is None
+        else [{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": case["counted"]}}]
+    )
     values = [*(chunk(piece) for piece in case["pieces"]), chunk(finish="stop"), *usage]
     bounds = Bounds(tokens=case["limit"], counts_pieces=case["counts_pieces"])
     assert answer(*values, bounds=bounds)[:2] == ({0: case["text"]}, {0: case["finish_reason"]})

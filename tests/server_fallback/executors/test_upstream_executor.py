@@ -58,7 +58,9 @@ def text_of(chunks: list[ChatCompletionChunk]) -> str:
 
 
 def test_an_answer_comes_with_our_name_and_the_usage_last() -> None:
-    server = FakeOpenAI(lambda _: Reply(chunks=said("he", "llo", usage={**USAGE, "prompt_tokens_details": {"cached_tokens": None}})))
+    server = FakeOpenAI(
+        lambda _: Reply(chunks=said("he", "llo", usage={**USAGE, "prompt_tokens_details": {"cached_tokens": None}}))
+    )
 
     async def check(executor: UpstreamExecutor) -> None:
         chunks = await ask(executor)
@@ -81,11 +83,17 @@ def test_ids_traces_and_the_key_are_passed_on_and_nothing_else() -> None:
     server = FakeOpenAI()
 
     async def check(executor: UpstreamExecutor) -> None:
-        await ask(executor, Call("request-7", deadline=monotonic() + 60, headers={"traceparent": "00-ab", "cookie": "secret"}))
+        await ask(
+            executor, Call("request-7", deadline=monotonic() + 60, headers={"traceparent": "00-ab", "cookie": "secret"})
+        )
 
     with_upstream(check, server, api_key="k3y", dialect="vllm")
     headers = server.asked[0].headers
-    assert (headers["x-request-id"], headers["traceparent"], headers["authorization"]) == ("request-7", "00-ab", "Bearer k3y")
+    assert (headers["x-request-id"], headers["traceparent"], headers["authorization"]) == (
+        "request-7",
+        "00-ab",
+        "Bearer k3y",
+    )
     assert "cookie" not in headers
     assert 50_000 < int(headers["x-request-timeout-ms"]) <= 60_000
 
@@ -132,7 +140,11 @@ def test_what_servers_leave_out_or_name_otherwise_is_made_openais() -> None:
         (Reply(chunks=["what?"]), DeviceError, "expected a JSON object"),
         (Reply(chunks=["[1]"]), DeviceError, "expected a JSON object"),
         (Reply(chunks=[]), Unavailable, "before it began"),
-        (Reply(chunks=[chunk("a"), {"error": {"message": "out of memory", "code": 500}}]), DeviceError, "out of memory"),
+        (
+            Reply(chunks=[chunk("a"), {"error": {"message": "out of memory", "code": 500}}]),
+            DeviceError,
+            "out of memory",
+        ),
         (
             Reply(chunks=[{"error": {"message": "too long", "type": "invalid_request_error", "param": "messages"}}]),
             RequestError,
@@ -237,7 +249,9 @@ def test_a_full_replica_hands_over_to_another_and_alone_says_so_at_once() -> Non
     assert len(alone.asked) == 1
 
 
-def test_a_killed_replica_leaves_no_request_stuck_and_is_used_again_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_replica_leaves_no_request_stuck_and_is_used_again_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(circuit, "FIRST_WAIT_SECONDS", 0.2)
     slow = Reply(chunks=said(*"abcdefgh"), seconds_between=0.01)
     servers = [FakeOpenAI(lambda _: slow) for _ in range(2)]
@@ -411,7 +425,11 @@ def test_what_cannot_be_an_upstream_says_why() -> None:
 
 @pytest.mark.parametrize(
     ("ids", "wanted", "message"),
-    [(["a", "b"], None, "serves a, b; say which"), ([], None, "serves no model"), (["a"], "b", "does not serve 'b', but a")],
+    [
+        (["a", "b"], None, "serves a, b; say which"),
+        ([], None, "serves no model"),
+        (["a"], "b", "does not serve 'b', but a"),
+    ],
 )
 def test_the_model_must_be_one_that_is_there(ids: list[str], wanted: str | None, message: str) -> None:
     async def attempt() -> None:

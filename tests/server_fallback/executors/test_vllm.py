@@ -110,7 +110,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_it_is_started_with_its_options_asked_and_stopped_with_all_it_started(stand_in: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_it_is_started_with_its_options_asked_and_stopped_with_all_it_started(
+    stand_in: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     pids: list[int] = []
 
     async def check(executor: VllmExecutor) -> None:
@@ -126,7 +128,8 @@ def test_it_is_started_with_its_options_asked_and_stopped_with_all_it_started(st
     log = capfd.readouterr().err
     assert "vllm | arguments serve org/big --host 127.0.0.1 --port " in log
     assert (
-        "--served-model-name big --tensor-parallel-size 4 --pipeline-parallel-size 1 --scheduling-policy priority --max-model-len 77" in log
+        "--served-model-name big --tensor-parallel-size 4 --pipeline-parallel-size 1 --scheduling-policy priority --max-model-len 77"
+        in log
     )
     assert stand_in.is_file()
 
@@ -170,7 +173,9 @@ def test_one_that_is_never_ready_is_ended(tmp_path: Path) -> None:
     command = ["sh", "-c", f"echo $$ > {pid}; exec sleep 60"]
 
     async def attempt() -> None:
-        server = supervised.SupervisedServer(supervised.ServerProgram("slow", command, "http://127.0.0.1:9/", start_seconds=0.3))
+        server = supervised.SupervisedServer(
+            supervised.ServerProgram("slow", command, "http://127.0.0.1:9/", start_seconds=0.3)
+        )
         with pytest.raises(DeviceError, match="not ready after 0 seconds"):
             await server.start()
 

@@ -31,7 +31,9 @@ class NearOpener:
 
 
 @asynccontextmanager
-async def gateway(near: FakeNear, far: Far, rules: dict[str, Any], config: ApiConfig | None = None) -> AsyncIterator[FastAPI]:
+async def gateway(
+    near: FakeNear, far: Far, rules: dict[str, Any], config: ApiConfig | None = None
+) -> AsyncIterator[FastAPI]:
     """An app with the model "tiny"."""
     registry = Registry(HybridOpener(NearOpener(near), far, Policy.read(rules)))
     await registry.load(LoadRequest(model="tiny"))

@@ -27,7 +27,12 @@ from nearfar.server_fallback.schema.chat import (
 from nearfar.server_fallback.schema.common import FinishReason, TokenLogprob, TopLogprob, Usage
 from nearfar.server_fallback.schema.completions import CompletionChoice, CompletionChunk, CompletionRequest
 from nearfar.server_fallback.schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
-from nearfar.server_fallback.schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from nearfar.server_fallback.schema.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 
 Result = TypeVar("Result")
 SHA = "5ha"
@@ -62,7 +67,9 @@ class FakeNear:
     closed: bool = False
 
     async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
-        def made(delta: Delta, logprobs: ChatLogprobs | None = None, finish_reason: FinishReason | None = None) -> ChatCompletionChunk:
+        def made(
+            delta: Delta, logprobs: ChatLogprobs | None = None, finish_reason: FinishReason | None = None
+        ) -> ChatCompletionChunk:
             choice = ChunkChoice(index=0, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
             return ChatCompletionChunk(id="near", created=1, model="tiny", choices=[choice])
 
@@ -72,12 +79,20 @@ class FakeNear:
         async for index, character in self._characters(request, call, start):
             count += 1
             logprob = self.logprobs[index] if index < len(self.logprobs) else -0.1
-            shown = ChatLogprobs(content=[token_logprob(character, logprob, request.top_logprobs or 0)]) if request.logprobs else None
+            shown = (
+                ChatLogprobs(content=[token_logprob(character, logprob, request.top_logprobs or 0)])
+                if request.logprobs
+                else None
+            )
             if self.calls:
-                call_delta = ToolCallDelta(index=0, id="c", type="function", function=FunctionCallDelta(name="f", arguments=character))
+                call_delta = ToolCallDelta(
+                    index=0, id="c", type="function", function=FunctionCallDelta(name="f", arguments=character)
+                )
                 yield made(Delta(tool_calls=[call_delta]), shown)
             else:
-                yield made(Delta(reasoning_content=character) if index < self.reasons else Delta(content=character), shown)
+                yield made(
+                    Delta(reasoning_content=character) if index < self.reasons else Delta(content=character), shown
+                )
         yield made(Delta(), finish_reason="tool_calls" if self.calls else "stop")
         usage = Usage(prompt_tokens=5, completion_tokens=count, total_tokens=5 + count)
         yield ChatCompletionChunk(id="near", created=1, model="tiny", choices=[], usage=usage)
@@ -85,21 +100,33 @@ class FakeNear:
     async def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk, None]:
         start = self._start(request.prompt)
         async for _, character in self._characters(request, call, start):
-            yield CompletionChunk(id="near", created=1, model="tiny", choices=[CompletionChoice(index=0, text=character)])
-        yield CompletionChunk(id="near", created=1, model="tiny", choices=[CompletionChoice(index=0, text="", finish_reason="stop")])
-        usage = Usage(prompt_tokens=5, completion_tokens=len(self.text) - start, total_tokens=5 + len(self.text) - start)
+            yield CompletionChunk(
+                id="near", created=1, model="tiny", choices=[CompletionChoice(index=0, text=character)]
+            )
+        yield CompletionChunk(
+            id="near", created=1, model="tiny", choices=[CompletionChoice(index=0, text="", finish_reason="stop")]
+        )
+        usage = Usage(
+            prompt_tokens=5, completion_tokens=len(self.text) - start, total_tokens=5 + len(self.text) - start
+        )
         yield CompletionChunk(id="near", created=1, model="tiny", choices=[], usage=usage)
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
         self.asked.append(request)
         return EmbeddingResponse(
-            data=[Embedding(index=0, embedding=[1.0])], model="tiny", usage=EmbeddingUsage(prompt_tokens=1, total_tokens=1)
+            data=[Embedding(index=0, embedding=[1.0])],
+            model="tiny",
+            usage=EmbeddingUsage(prompt_tokens=1, total_tokens=1),
         )
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         if any(message.images for message in request.messages or ()):
             raise RequestError("sees no images", param="messages")
-        ids = prompt_ids(request.model_dump()["messages"]) if request.messages is not None else [ord(c) for c in request.prompt or ""]
+        ids = (
+            prompt_ids(request.model_dump()["messages"])
+            if request.messages is not None
+            else [ord(c) for c in request.prompt or ""]
+        )
         return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
@@ -152,7 +179,9 @@ def prompt_ids(messages: list[dict[str, Any]]) -> list[int]:
 class FakeFar(FakeOpenAI):
     """A nearfar server: ``answer`` makes the reply to what is generated. ``asked`` leaves out /v1/nearfar/about and /tokenize."""
 
-    def __init__(self, answer: Callable[[Asked], Reply] = lambda _: Reply(chunks=said("far ", "says", usage=FAR_USAGE))) -> None:
+    def __init__(
+        self, answer: Callable[[Asked], Reply] = lambda _: Reply(chunks=said("far ", "says", usage=FAR_USAGE))
+    ) -> None:
         super().__init__(self._reply)
         self.answer = answer
         self.about: Reply = Reply(value={"api_version": 1, "models": [ABOUT]})
@@ -173,8 +202,12 @@ class FakeFar(FakeOpenAI):
 
 def completion(*texts: str) -> list[Any]:
     """The chunks of a completion of token ids."""
-    parts = [{"index": 0, "text": text, "finish_reason": None} for text in texts] + [{"index": 0, "text": "", "finish_reason": "stop"}]
-    whole = [{"id": "c", "object": "text_completion", "created": 5, "model": "big", "choices": [part]} for part in parts]
+    parts = [{"index": 0, "text": text, "finish_reason": None} for text in texts] + [
+        {"index": 0, "text": "", "finish_reason": "stop"}
+    ]
+    whole = [
+        {"id": "c", "object": "text_completion", "created": 5, "model": "big", "choices": [part]} for part in parts
+    ]
     return [*whole, {**whole[0], "choices": [], "usage": FAR_USAGE}]
 
 
@@ -183,7 +216,9 @@ def policy(mode: str = "prefer-near", **more: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def hybrid(near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], **options: Any) -> AsyncIterator[Hybrid]:
+async def hybrid(
+    near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], **options: Any
+) -> AsyncIterator[Hybrid]:
     """``options`` are those of Far."""
     async with running(*([far] if far is not None else [])):
         place = Far(far.url, **options) if far is not None else None

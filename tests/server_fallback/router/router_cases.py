@@ -8,7 +8,9 @@ from typing import Any
 
 from nearfar.server_fallback.router.decision.situation import Situation
 
-VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "conformance/router_cases.json").read_text(encoding="utf-8"))
+VECTORS: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "conformance/router_cases.json").read_text(encoding="utf-8")
+)
 
 
 def situation_of(changes: dict[str, Any]) -> Situation:

@@ -87,7 +87,9 @@ class Answering(RuleBasedStateMachine):
         effects = self.send(Token(asked.side, asked.attempt, text, tool_call))
         speaks = asked.live and not self.over_before
         shows = speaks and (text != "" or tool_call)
-        assert [effect for effect in effects if isinstance(effect, Emit)] == ([Emit(asked.side, text, tool_call)] if shows else [])
+        assert [effect for effect in effects if isinstance(effect, Emit)] == (
+            [Emit(asked.side, text, tool_call)] if shows else []
+        )
         if speaks:
             # It writes now, and nobody else.
             assert [each for each in self.asks if each.live] == [asked]
@@ -178,7 +180,9 @@ class Answering(RuleBasedStateMachine):
             assert live, "somebody is asked until the end"
             for asked in self.asks:
                 # Whoever is asked has a timer, so it cannot be waited for without end.
-                assert not asked.live or ("between_tokens" if asked.spoke else f"{asked.side}_first_token") in self.timers
+                assert (
+                    not asked.live or ("between_tokens" if asked.spoke else f"{asked.side}_first_token") in self.timers
+                )
         return effects
 
     def act(self, effect: Effect) -> None:

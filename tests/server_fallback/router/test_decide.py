@@ -52,7 +52,9 @@ def test_every_reason_is_met_by_a_case() -> None:
 @pytest.mark.parametrize("case", VECTORS["features"], ids=lambda case: case["text"])
 def test_features_are_those_of_the_conformance_cases(case: dict[str, Any]) -> None:
     assert text_features(case["text"]) == pytest.approx(case["features"], rel=1e-9)
-    assert {str(bucket): count for bucket, count in bucket_counts(case["text"], case["buckets"]).items()} == case["counts"]
+    assert {str(bucket): count for bucket, count in bucket_counts(case["text"], case["buckets"]).items()} == case[
+        "counts"
+    ]
 
 
 @pytest.mark.parametrize("case", VECTORS["speeds"], ids=lambda case: case["name"])
@@ -70,7 +72,11 @@ POLICIES = [
         {"mode": "far-only"},
         {"mode": "prefer-near", "private": {"patterns": ["[0-9]{3}"]}},
         {"mode": "prefer-far", "budget": {"far_requests_per_day": 10}},
-        {"mode": "auto", "private": {"patterns": ["[0-9]{3}"]}, "costs": {"usd_per_second": 0.01, "max_total_seconds": 3}},
+        {
+            "mode": "auto",
+            "private": {"patterns": ["[0-9]{3}"]},
+            "costs": {"usd_per_second": 0.01, "max_total_seconds": 3},
+        },
         {"mode": "auto", "device": {"min_battery": 0.2, "max_thermal": "fair"}, "quality": {"threshold": -1}},
     )
 ]
@@ -91,7 +97,11 @@ both_sides = {
     "circuit": circuits,
 }
 near_states = st.builds(
-    NearState, available=st.booleans(), battery=st.none() | st.floats(0, 1), charging=st.none() | st.booleans(), **both_sides
+    NearState,
+    available=st.booleans(),
+    battery=st.none() | st.floats(0, 1),
+    charging=st.none() | st.booleans(),
+    **both_sides,
 )
 far_states = st.builds(
     FarState,
@@ -105,7 +115,9 @@ labels = st.lists(st.sampled_from(["public", "private"])).map(tuple)
 texts = st.text() | st.from_regex("[0-9]{2,4}")
 situations = st.builds(
     Situation,
-    messages=st.lists(st.builds(Message, role=st.sampled_from(["user", "assistant"]), content=texts, labels=labels), max_size=4).map(tuple),
+    messages=st.lists(
+        st.builds(Message, role=st.sampled_from(["user", "assistant"]), content=texts, labels=labels), max_size=4
+    ).map(tuple),
     near=near_states,
     far=far_states,
     labels=labels,

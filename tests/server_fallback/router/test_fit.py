@@ -48,7 +48,10 @@ def test_on_new_pairs_probabilities_come_true(fitted: FitResult) -> None:
 
 
 def test_a_signal_that_no_pair_has_is_no_feature(fitted: FitResult) -> None:
-    assert [name for name in fitted.predictor.features if "first" in name or "prompt" in name] == ["first_entropy", "first_mean_logprob"]
+    assert [name for name in fitted.predictor.features if "first" in name or "prompt" in name] == [
+        "first_entropy",
+        "first_mean_logprob",
+    ]
     without = fit(made_pairs(100, signals=False), buckets=16).predictor
     assert not any("first" in name for name in without.features)
 
@@ -95,7 +98,10 @@ def test_too_few_pairs_are_refused() -> None:
 def test_the_demos_policy_knows_what_near_cannot_do() -> None:
     policy = Policy.read(DEMO_POLICY)
     assert policy.quality.predictor is not None
-    easy, hard = (policy.quality.predictor.rights(text, None) for text in ("turn off the bedroom light", "what is 12 + 30 + 7 + 41?"))
+    easy, hard = (
+        policy.quality.predictor.rights(text, None)
+        for text in ("turn off the bedroom light", "what is 12 + 30 + 7 + 41?")
+    )
     assert easy.near > 0.8
     assert hard.near < 0.2
     assert hard.far - hard.near > policy.quality.threshold > easy.far - easy.near

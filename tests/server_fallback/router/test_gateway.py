@@ -84,7 +84,9 @@ def served(near: FakeNear, far: FakeFar, rules: dict[str, Any]) -> Iterator[open
     thread.start()
     try:
         assert began.wait(5)
-        with openai.OpenAI(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1", api_key=KEY, max_retries=0) as client:
+        with openai.OpenAI(
+            base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1", api_key=KEY, max_retries=0
+        ) as client:
             yield client
     finally:
         server.should_exit = True
@@ -110,7 +112,9 @@ def test_openais_client_gets_one_answer_across_a_switch() -> None:
         assert (route["side"], route["reason"], route["switched_at"]) == ("near", "far_failed", 8)
 
 
-async def asked(near: FakeNear, far: FakeFar, rules: dict[str, Any], *bodies: tuple[str, dict[str, Any]]) -> list[httpx.Response]:
+async def asked(
+    near: FakeNear, far: FakeFar, rules: dict[str, Any], *bodies: tuple[str, dict[str, Any]]
+) -> list[httpx.Response]:
     """The answers to one request after the other."""
     async with running(far), gateway(near, Far(far.url), rules) as app, client_of(app) as client:
         return [await (client.post(path, json=body) if body else client.get(path)) for path, body in bodies]
@@ -135,9 +139,14 @@ def test_the_header_names_the_side_and_the_metrics_count_routes_and_switches() -
 
 
 def test_completions_are_routed_and_go_on_elsewhere_too() -> None:
-    near, far = FakeNear("one two", DeviceError("lost"), error_at=4), FakeFar(lambda _: Reply(chunks=completion("tw", "o")))
+    near, far = (
+        FakeNear("one two", DeviceError("lost"), error_at=4),
+        FakeFar(lambda _: Reply(chunks=completion("tw", "o"))),
+    )
     body = {"model": "tiny", "prompt": "say: ", "max_tokens": 9}
-    whole, stream = run(asked(near, far, policy(), ("/v1/completions", body), ("/v1/completions", {**body, "stream": True})))
+    whole, stream = run(
+        asked(near, far, policy(), ("/v1/completions", body), ("/v1/completions", {**body, "stream": True}))
+    )
     assert whole.json()["choices"][0]["text"] == "one two"
     assert whole.json()["route"]["switched_at"] == 4
     assert (far.generated[0]["prompt"], far.generated[0]["max_tokens"]) == ("say: one ", 5)
@@ -182,7 +191,9 @@ def test_a_plain_server_does_not_know_labels_and_pins() -> None:
             async with client_of(plain) as client:
                 answers = [
                     await client.post("/v1/chat/completions", json={**BODY, "pin": "near"}),
-                    await client.post("/v1/chat/completions", json={**BODY, "messages": [{**MESSAGES[0], "labels": ["private"]}]}),
+                    await client.post(
+                        "/v1/chat/completions", json={**BODY, "messages": [{**MESSAGES[0], "labels": ["private"]}]}
+                    ),
                 ]
             return [answer.json()["error"]["message"] for answer in answers]
 
@@ -193,7 +204,11 @@ def test_embeddings_are_near_s_where_near_embeds() -> None:
     near, far = FakeNear(embeds=True), FakeFar()
     near_answer, text = run(
         asked(
-            near, far, policy(), ("/v1/embeddings", {"model": "tiny", "input": "x", "labels": ["private"]}), ("/v1/chat/completions", BODY)
+            near,
+            far,
+            policy(),
+            ("/v1/embeddings", {"model": "tiny", "input": "x", "labels": ["private"]}),
+            ("/v1/chat/completions", BODY),
         )
     )
     assert near_answer.json()["data"][0]["embedding"] == [1.0]
@@ -206,7 +221,12 @@ def test_embeddings_are_near_s_where_near_embeds() -> None:
         "usage": {"prompt_tokens": 1, "total_tokens": 1},
     }
     (far_answer,) = run(
-        asked(FakeNear(), FakeFar(lambda _: Reply(value=vectors)), policy(), ("/v1/embeddings", {"model": "tiny", "input": "x"}))
+        asked(
+            FakeNear(),
+            FakeFar(lambda _: Reply(value=vectors)),
+            policy(),
+            ("/v1/embeddings", {"model": "tiny", "input": "x"}),
+        )
     )
     assert (far_answer.json()["data"][0]["embedding"], far_answer.json()["model"]) == ([2.0], "tiny")
 
@@ -216,7 +236,10 @@ def test_embeddings_are_near_s_where_near_embeds() -> None:
     [
         (("--far", "http://a", "--policy", "none.json"), "none.json: cannot be read"),
         (("--far", "http://a", "--policy", "good", "--far-dialect", "x"), "known: openai, vllm, nearfar"),
-        (("--far", "http://a", "--policy", "good", "--far-api-key-env", "NOT_SET"), "NOT_SET: this environment variable"),
+        (
+            ("--far", "http://a", "--policy", "good", "--far-api-key-env", "NOT_SET"),
+            "NOT_SET: this environment variable",
+        ),
         (("--far", "http://a", "--policy", "good", "--port", "-1"), "choose others"),
     ],
 )

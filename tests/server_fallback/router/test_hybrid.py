@@ -85,7 +85,10 @@ def test_logprobs_are_shown_as_far_as_they_are_asked_for() -> None:
     assert quiet.choices[0].logprobs is None
     asked = ask(FakeNear("ab"), FakeFar(), policy(escalation=escalation), logprobs=True)
     assert asked.choices[0].logprobs is not None
-    assert [(token.token, token.top_logprobs) for token in asked.choices[0].logprobs.content or ()] == [("a", []), ("b", [])]
+    assert [(token.token, token.top_logprobs) for token in asked.choices[0].logprobs.content or ()] == [
+        ("a", []),
+        ("b", []),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,9 @@ def test_logprobs_are_shown_as_far_as_they_are_asked_for() -> None:
         ({"temprature": 1}, RequestError, None),
     ],
 )
-def test_what_nobody_may_answer_is_an_error_with_a_code(parameters: dict[str, object], kind: type[Exception], code: str | None) -> None:
+def test_what_nobody_may_answer_is_an_error_with_a_code(
+    parameters: dict[str, object], kind: type[Exception], code: str | None
+) -> None:
     near, far = FakeNear(context=20), FakeFar()
     with pytest.raises(kind) as raised:
         ask(near, far, policy(), **{"pin": "near", **parameters})
@@ -122,7 +127,9 @@ class CountedLedger:
 def test_what_a_day_allows_the_far_side_is_spent_and_not_more() -> None:
     far, ledger = FakeFar(), CountedLedger()
     rules = policy(
-        "prefer-far", budget={"far_requests_per_day": 2}, price={"prompt_usd_per_million": 1e6, "completion_usd_per_million": 1e5}
+        "prefer-far",
+        budget={"far_requests_per_day": 2},
+        price={"prompt_usd_per_million": 1e6, "completion_usd_per_million": 1e5},
     )
 
     async def work() -> list[tuple[str, str]]:

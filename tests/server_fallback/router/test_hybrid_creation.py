@@ -29,11 +29,23 @@ def refused(near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], *
         (Reply(value={"api_version": 2, "models": []}), {}, "api_version", "of version 2, ours of 1"),
         (Reply(404, {"error": {"message": "nothing here"}}), {}, "api_version", "say which dialect it speaks"),
         (Reply(401, {"error": {"message": "no"}}), {"api_key": "wrong"}, "wrong_key", "refuses the API key"),
-        (Reply(value={"api_version": 1, "models": [ABOUT]}), {"model": "small"}, "unknown_model", "does not serve 'small', but big"),
-        (Reply(value={"api_version": 1, "models": [ABOUT, {**ABOUT, "id": "b"}]}), {}, "unknown_model", "serves big, b; say which"),
+        (
+            Reply(value={"api_version": 1, "models": [ABOUT]}),
+            {"model": "small"},
+            "unknown_model",
+            "does not serve 'small', but big",
+        ),
+        (
+            Reply(value={"api_version": 1, "models": [ABOUT, {**ABOUT, "id": "b"}]}),
+            {},
+            "unknown_model",
+            "serves big, b; say which",
+        ),
     ],
 )
-def test_a_far_server_that_can_never_answer_is_told_at_once(about: Reply, options: dict[str, Any], code: str, message: str) -> None:
+def test_a_far_server_that_can_never_answer_is_told_at_once(
+    about: Reply, options: dict[str, Any], code: str, message: str
+) -> None:
     near, far = FakeNear(), FakeFar()
     far.about = about
     error = refused(near, far, policy(), **options)

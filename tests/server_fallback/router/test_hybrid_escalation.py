@@ -55,7 +55,12 @@ def test_a_restarted_answer_is_far_s_alone() -> None:
 
     async def work() -> list[ChatCompletionChunk]:
         async with hybrid(near, far, policy(escalation={"then": "restart", **UNSURE})) as opened:
-            assert told(await opened.chat.completions.create(messages=QUESTION)) == ("two", "far", "escalated_logprob", 0)
+            assert told(await opened.chat.completions.create(messages=QUESTION)) == (
+                "two",
+                "far",
+                "escalated_logprob",
+                0,
+            )
             return [chunk async for chunk in await opened.chat.completions.create(messages=QUESTION, stream=True)]
 
     routes = [chunk.route for chunk in run(work()) if chunk.route is not None]
@@ -125,7 +130,11 @@ def test_texts_are_searched_once_an_answer(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_how_likely_near_finds_the_prompt_decides_where_the_predictor_looks_at_it() -> None:
-    likely, unlikely, untold = FakeNear(prompt_logprobs=(-0.1, -0.3)), FakeNear(prompt_logprobs=(-4.0, -5.0)), FakeNear()
+    likely, unlikely, untold = (
+        FakeNear(prompt_logprobs=(-0.1, -0.3)),
+        FakeNear(prompt_logprobs=(-4.0, -5.0)),
+        FakeNear(),
+    )
     rules = policy("auto", quality={"predictor": {**PREDICTOR, "features": ["prompt_mean_logprob"]}})
     assert told(ask(likely, FakeFar(), rules))[1:3] == ("near", "quality")
     assert told(ask(unlikely, FakeFar(), rules))[1:3] == ("far", "quality")
@@ -143,9 +152,17 @@ def test_how_likely_near_finds_the_prompt_decides_where_the_predictor_looks_at_i
         (FakeNear(hangs_at=2), ("nefar", "far", "near_timeout", 2)),
     ],
 )
-def test_near_is_not_waited_for_longer_than_its_first_token_may_take(near: FakeNear, outcome: tuple[object, ...]) -> None:
-    rules = policy("auto", quality={"predictor": PREDICTOR}, timeouts={"near_first_token_ms": 20, "between_tokens_ms": 1000})
-    far = FakeFar(lambda asked: Reply(chunks=completion("far") if "prompt" in (asked.body or {}) else said("far", usage=FAR_USAGE)))
+def test_near_is_not_waited_for_longer_than_its_first_token_may_take(
+    near: FakeNear, outcome: tuple[object, ...]
+) -> None:
+    rules = policy(
+        "auto", quality={"predictor": PREDICTOR}, timeouts={"near_first_token_ms": 20, "between_tokens_ms": 1000}
+    )
+    far = FakeFar(
+        lambda asked: Reply(
+            chunks=completion("far") if "prompt" in (asked.body or {}) else said("far", usage=FAR_USAGE)
+        )
+    )
 
     assert told(ask(near, far, rules)) == outcome
     assert (len(near.asked), near.closed_early) == (1, 1)

@@ -57,7 +57,12 @@ def test_near_dies_in_mid_answer_and_far_goes_on_by_token_ids() -> None:
     assert told(answer) == ("one two", "far", "near_failed", 4)
     assert [asked.path for asked in far.asked if asked.path != "/v1/nearfar/about"] == ["/tokenize", "/v1/completions"]
     assert far.generated[0]["prompt"] == [ord(character) for character in "<hi>one "]
-    assert [far.generated[0][name] for name in ("max_tokens", "min_tokens", "temperature", "stop")] == [16, 2, 0.25, "x"]
+    assert [far.generated[0][name] for name in ("max_tokens", "min_tokens", "temperature", "stop")] == [
+        16,
+        2,
+        0.25,
+        "x",
+    ]
 
 
 @pytest.mark.parametrize("other", [{"tools": [{"type": "function", "function": {"name": "f"}}]}, {"logprobs": True}])
@@ -126,7 +131,10 @@ def test_who_says_nothing_for_too_long_is_left() -> None:
     near, far = FakeNear("one two", hangs_at=4), FakeFar(lambda _: Reply(chunks=completion("two")))
     assert told(ask(near, far, policy(timeouts={"between_tokens_ms": 500}))) == ("one two", "far", "near_timeout", 4)
     hung = FakeFar(lambda _: Reply(hangs=True))
-    assert told(ask(FakeNear(), hung, policy("prefer-far", timeouts={"far_first_token_ms": 20})))[1:3] == ("near", "far_timeout")
+    assert told(ask(FakeNear(), hung, policy("prefer-far", timeouts={"far_first_token_ms": 20})))[1:3] == (
+        "near",
+        "far_timeout",
+    )
     with pytest.raises(Unavailable, match="no token came in time") as raised:
         ask(FakeNear(hangs_at=0), None, policy("near-only", timeouts={"near_first_token_ms": 5}))
     assert raised.value.details["code"] == "near_timeout"

@@ -38,7 +38,10 @@ def test_near_does_not_continue_a_filtered_text(reply: Reply) -> None:
 
 @pytest.mark.parametrize("texts", [(), ("one ",)])
 def test_a_server_that_hangs_after_its_end_has_answered(texts: tuple[str, ...]) -> None:
-    near, far = FakeNear("one two"), FakeFar(lambda _: Reply(chunks=[*filtered(*texts), *[chunk()] * 9], seconds_between=0.05))
+    near, far = (
+        FakeNear("one two"),
+        FakeFar(lambda _: Reply(chunks=[*filtered(*texts), *[chunk()] * 9], seconds_between=0.05)),
+    )
     answer = ask(near, far, policy("prefer-far", timeouts={"far_first_token_ms": 150, "between_tokens_ms": 150}))
     assert (answer.choices[0].finish_reason, near.asked) == ("content_filter", [])
 
@@ -70,7 +73,12 @@ def test_what_far_says_beyond_its_answer_is_left_out() -> None:
     ],
 )
 def test_near_takes_over_from_nonsense(reply: Reply) -> None:
-    assert told(ask(FakeNear(), FakeFar(lambda _: reply), policy("prefer-far"))) == ("near says", "near", "far_failed", None)
+    assert told(ask(FakeNear(), FakeFar(lambda _: reply), policy("prefer-far"))) == (
+        "near says",
+        "near",
+        "far_failed",
+        None,
+    )
 
 
 def test_near_goes_on_where_nonsense_follows_a_text() -> None:
@@ -79,7 +87,14 @@ def test_near_goes_on_where_nonsense_follows_a_text() -> None:
 
 
 def test_a_wrong_usage_is_no_failure() -> None:
-    chunks = [*said("hi"), {**chunk(), "choices": [], "usage": {"prompt_tokens": "7", "completion_tokens": -1, "prompt_tokens_details": 5}}]
+    chunks = [
+        *said("hi"),
+        {
+            **chunk(),
+            "choices": [],
+            "usage": {"prompt_tokens": "7", "completion_tokens": -1, "prompt_tokens_details": 5},
+        },
+    ]
     answer = ask(None, FakeFar(lambda _: Reply(chunks=chunks)), policy("far-only"))
     assert (told(answer)[0], answer.usage.total_tokens) == ("hi", 0)
 
@@ -91,7 +106,8 @@ def test_an_error_that_cannot_be_written_is_told_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "about", [Reply(value={"api_version": 9}), Reply(value={"api_version": 1, "models": []}), Reply(404, {}), Reply(401, {})]
+    "about",
+    [Reply(value={"api_version": 9}), Reply(value={"api_version": 1, "models": []}), Reply(404, {}), Reply(401, {})],
 )
 def test_near_answers_where_far_turns_out_to_be_another_server(about: Reply) -> None:
     far = FakeFar()

@@ -58,7 +58,9 @@ class Wire:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self.connections += 1
             there, back = await asyncio.open_connection("127.0.0.1", server.port)
-            await asyncio.gather(forward(reader, back, keep=True), forward(there, writer, keep=False), return_exceptions=True)
+            await asyncio.gather(
+                forward(reader, back, keep=True), forward(there, writer, keep=False), return_exceptions=True
+            )
 
         listener = await asyncio.start_server(connected, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
@@ -75,7 +77,11 @@ class Wire:
 async def recorded(near: FakeNear, rules: dict[str, Any] = EAGER, **options: Any) -> AsyncIterator[tuple[Hybrid, Wire]]:
     """A hybrid that has met its far side, and what it sends there from then on. ``options`` are those of Far."""
     far, wire = FakeFar(), Wire()
-    async with running(far), wire.to(far), await Hybrid.create(near=near, far=Far(wire.url, **options), policy=rules) as opened:
+    async with (
+        running(far),
+        wire.to(far),
+        await Hybrid.create(near=near, far=Far(wire.url, **options), policy=rules) as opened,
+    ):
         assert b"GET /v1/nearfar/about" in wire.bytes
         wire.bytes, wire.connections = b"", 0
         yield opened, wire
@@ -89,12 +95,25 @@ async def recorded(near: FakeNear, rules: dict[str, Any] = EAGER, **options: Any
         {"messages": [*QUESTION, {"role": "assistant", "content": "x", "labels": ["private"]}, *QUESTION]},
         {"messages": [{"role": "user", "content": SECRET}]},
         {"messages": [{"role": "system", "content": IN_PARTS}, *QUESTION]},
-        {"messages": [*QUESTION, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c1", "content": "ok"}]},
+        {
+            "messages": [
+                *QUESTION,
+                {"role": "assistant", "tool_calls": [CALL]},
+                {"role": "tool", "tool_call_id": "c1", "content": "ok"},
+            ]
+        },
         {"messages": QUESTION, "tools": [TOOL]},
-        {"messages": QUESTION, "tools": [TOOL_OF_A_NAME], "tool_choice": {"type": "function", "function": {"name": "123-45-6789"}}},
+        {
+            "messages": QUESTION,
+            "tools": [TOOL_OF_A_NAME],
+            "tool_choice": {"type": "function", "function": {"name": "123-45-6789"}},
+        },
         {"messages": QUESTION, "stop": [SECRET]},
         {"messages": [{"role": "user", "content": "hi", "name": "123-45-6789"}]},
-        {"messages": QUESTION, "response_format": {"type": "json_schema", "json_schema": {"schema": {"const": SECRET}}}},
+        {
+            "messages": QUESTION,
+            "response_format": {"type": "json_schema", "json_schema": {"schema": {"const": SECRET}}},
+        },
     ],
 )
 def test_a_private_request_is_answered_near_and_nothing_is_sent(parameters: dict[str, Any]) -> None:
@@ -118,7 +137,11 @@ def test_a_private_request_is_answered_near_and_nothing_is_sent(parameters: dict
     ],
 )
 def test_however_near_fails_a_private_answer_is_lost_before_it_leaves(near: FakeNear, hedge: int | None) -> None:
-    rules = EAGER if hedge is None else {**EAGER, "mode": "prefer-near", "timeouts": {"hedge_after_ms": hedge, "near_first_token_ms": 300}}
+    rules = (
+        EAGER
+        if hedge is None
+        else {**EAGER, "mode": "prefer-near", "timeouts": {"hedge_after_ms": hedge, "near_first_token_ms": 300}}
+    )
 
     async def work() -> None:
         async with recorded(near, rules) as (opened, _):
@@ -130,7 +153,11 @@ def test_however_near_fails_a_private_answer_is_lost_before_it_leaves(near: Fake
 
 def test_what_near_wrote_does_not_leave_where_it_is_private() -> None:
     near = FakeNear("123-45-6789 it is", logprobs=(-0.1,) * 11 + (-9.0,))
-    rules = {**EAGER, "mode": "prefer-near", "escalation": {"then": "continue", "min_mean_logprob": -1.0, "window_tokens": 1}}
+    rules = {
+        **EAGER,
+        "mode": "prefer-near",
+        "escalation": {"then": "continue", "min_mean_logprob": -1.0, "window_tokens": 1},
+    }
 
     async def work() -> None:
         async with recorded(near, rules) as (opened, _):
@@ -144,7 +171,11 @@ def test_what_near_wrote_does_not_leave_where_it_is_private() -> None:
 
 def test_what_the_client_began_and_near_completed_does_not_leave() -> None:
     near = FakeNear("6789 it is", logprobs=(-0.1,) * 4 + (-9.0,))
-    rules = {**EAGER, "mode": "prefer-near", "escalation": {"then": "continue", "min_mean_logprob": -1.0, "window_tokens": 1}}
+    rules = {
+        **EAGER,
+        "mode": "prefer-near",
+        "escalation": {"then": "continue", "min_mean_logprob": -1.0, "window_tokens": 1},
+    }
     begun = [*QUESTION, {"role": "assistant", "content": "123-45-"}]
 
     async def work() -> None:
@@ -188,7 +219,12 @@ def test_of_an_image_the_url_is_searched_and_not_its_bytes() -> None:
         return other_texts(read_request({"model": "tiny", "messages": [{"role": "user", "content": parts}]}))
 
     assert texts("data:image/png;base64,1234567890ab+/==") == ("url", "data:image/png;base64,", "detail", "low")
-    for text in ("https://here/a.png", "data:image/png;base64,123-45-6789", "data:image/png;base64,my number", "data:image/svg+xml,<svg/>"):
+    for text in (
+        "https://here/a.png",
+        "data:image/png;base64,123-45-6789",
+        "data:image/png;base64,my number",
+        "data:image/svg+xml,<svg/>",
+    ):
         assert text in texts(text)
 
 
@@ -199,8 +235,13 @@ def test_other_requests_go_on_while_a_long_text_is_searched(monkeypatch: pytest.
 
     async def work() -> None:
         nonlocal turns
-        async with recorded(FakeNear(context=10**6), policy("prefer-far", private={"patterns": ["(a+)+b"]})) as (opened, _):
-            answer = asyncio.create_task(opened.chat.completions.create(messages=[{"role": "user", "content": "a" * 300_000}]))
+        async with recorded(FakeNear(context=10**6), policy("prefer-far", private={"patterns": ["(a+)+b"]})) as (
+            opened,
+            _,
+        ):
+            answer = asyncio.create_task(
+                opened.chat.completions.create(messages=[{"role": "user", "content": "a" * 300_000}])
+            )
             while not answer.done():
                 await asyncio.sleep(0.005)
                 turns += 1

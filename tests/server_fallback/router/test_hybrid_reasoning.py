@@ -70,7 +70,9 @@ def test_private_reasoning_does_not_leave() -> None:
     assert far.generated == []
 
 
-@pytest.mark.parametrize("given", [{"reasoning_effort": "low"}, {"enable_thinking": False}, {"chat_template_kwargs": {"a": 1}}])
+@pytest.mark.parametrize(
+    "given", [{"reasoning_effort": "low"}, {"enable_thinking": False}, {"chat_template_kwargs": {"a": 1}}]
+)
 def test_what_changes_the_prompt_is_handed_over_as_text(given: dict[str, Any]) -> None:
     near, far = FakeNear("one two", LOST, error_at=4), FakeFar(lambda _: Reply(chunks=said("two", usage=FAR_USAGE)))
     assert told(ask(near, far, policy(), **given)) == ("one two", "far", "near_failed", 4)

@@ -112,7 +112,8 @@ def test_the_far_queue_is_what_the_server_told_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "known"), [({}, True), ({"queue_ms": None}, True), ({"queue_ms": 3_600_000}, False), ({"queue_ms": -1}, True)]
+    ("told", "known"),
+    [({}, True), ({"queue_ms": None}, True), ({"queue_ms": 3_600_000}, False), ({"queue_ms": -1}, True)],
 )
 def test_what_an_answer_waited_in_fars_queue_is_no_part_of_fars_speed(told: dict[str, Any], known: bool) -> None:
     async def work() -> float | None:
@@ -131,7 +132,10 @@ def test_the_queue_is_taken_off_the_seconds_of_either_side() -> None:
     usage = Usage(prompt_tokens=500, completion_tokens=11, total_tokens=511, queue_ms=1500)
     sides.finished("far", usage, 2.0, 3.0)
     sides.finished("near", usage.model_copy(update={"queue_ms": None}), 2.0, 3.0)
-    speeds = [(sides._speeds[side].prefill_tokens_per_second, sides._speeds[side].decode_tokens_per_second) for side in ("far", "near")]
+    speeds = [
+        (sides._speeds[side].prefill_tokens_per_second, sides._speeds[side].decode_tokens_per_second)
+        for side in ("far", "near")
+    ]
     assert speeds == [(1000.0, 10.0), (250.0, 10.0)]
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nearfar.server_fallback.router.fitting.logistic import RIDGES, Array, fit_chosen, fit_logistic, fit_platt, log_loss, sigmoid
+from nearfar.server_fallback.router.fitting.logistic import (
+    RIDGES,
+    Array,
+    fit_chosen,
+    fit_logistic,
+    fit_platt,
+    log_loss,
+    sigmoid,
+)
 
 
 def drawn(count: int, weights: Array, bias: float) -> tuple[Array, Array]:

@@ -75,7 +75,9 @@ def test_a_file_that_holds_no_policy_is_a_bad_policy(tmp_path: Path, content: by
 NOT_IN_JSON: list[Any] = [{"mode": {1, 2}}, {"mode": "auto", "version": object()}]
 
 
-@pytest.mark.parametrize("source", ["no/such/file.json", "\0", *NOT_IN_JSON], ids=["no file", "no path", "a set", "an object"])
+@pytest.mark.parametrize(
+    "source", ["no/such/file.json", "\0", *NOT_IN_JSON], ids=["no file", "no path", "a set", "an object"]
+)
 def test_what_is_no_file_and_no_json_is_a_bad_policy(source: Any) -> None:
     with pytest.raises(RequestError) as caught:
         Policy.read(source)

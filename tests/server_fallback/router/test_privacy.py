@@ -19,7 +19,9 @@ from nearfar.server_fallback.router.decision import privacy, readings
 from nearfar.server_fallback.router.decision.pattern import compile_pattern
 from nearfar.server_fallback.router.decision.privacy import PrivateCheck
 
-VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "conformance/router_private.json").read_text(encoding="utf-8"))
+VECTORS: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "conformance/router_private.json").read_text(encoding="utf-8")
+)
 PATTERNS = (
     r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b",
     r"^private:",
@@ -40,7 +42,9 @@ def test_texts_are_private_as_the_conformance_cases_say(case: dict[str, Any]) ->
     assert check.matches(*case["parts"]) is case["private"]
 
 
-EXAMPLES: dict[str, Any] = json.loads((Path(__file__).parents[2] / "conformance/private_patterns.json").read_text(encoding="utf-8"))
+EXAMPLES: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "conformance/private_patterns.json").read_text(encoding="utf-8")
+)
 
 
 def test_the_chat_pages_patterns_find_their_examples_and_no_counterexample() -> None:
@@ -57,7 +61,9 @@ def test_a_pattern_of_too_many_states_is_refused_with_the_limit() -> None:
         compile_pattern("a{1000}b", ignore_case=False)
 
 
-atoms = st.sampled_from(["a", "b", "1", "-", " ", ".", r"\w", r"\W", r"\d", r"\s", "[ab]", "[^a1]", "\\n", "^", "$", r"\b", r"\B"])
+atoms = st.sampled_from(
+    ["a", "b", "1", "-", " ", ".", r"\w", r"\W", r"\d", r"\s", "[ab]", "[^a1]", "\\n", "^", "$", r"\b", r"\B"]
+)
 quantifiers = st.sampled_from(["*", "+", "?", "{2}", "{0}", "{1,}", "{0,2}", "*?", "{1,3}?"])
 expressions = st.recursive(
     atoms,
@@ -123,7 +129,9 @@ def test_a_search_ends_in_time_and_holds_up_no_other_thread(monkeypatch: pytest.
     assert beats > 5
 
 
-@pytest.mark.parametrize("unit", ["\u6f22\u5b57", "e\u0301\u0316", "\u0301\u0316", "\ufdfa", "\uff76\uff9e", "\u1161"], ids=ascii)
+@pytest.mark.parametrize(
+    "unit", ["\u6f22\u5b57", "e\u0301\u0316", "\u0301\u0316", "\ufdfa", "\uff76\uff9e", "\u1161"], ids=ascii
+)
 def test_a_long_text_is_normalized_in_short_pieces(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """unicodedata holds the interpreter's lock, and takes quadratic time in the length of a run of marks."""
     longest_piece, longest_run = 0, 0

@@ -25,7 +25,9 @@ def far_answer(asked: Asked) -> Reply:
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     """Far says 42 to everything, which is right for what is to be solved; near says anything else, which is right for the others."""
-    lines: list[dict[str, Any]] = [{"prompt": f"solve {index} now", "expected": "forty two", "task": "solve"} for index in range(HARD)]
+    lines: list[dict[str, Any]] = [
+        {"prompt": f"solve {index} now", "expected": "forty two", "task": "solve"} for index in range(HARD)
+    ]
     lines += [{"prompt": f"say {index}", "accepted": "(?s)(?!forty).*", "task": "say"} for index in range(EASY)]
     file = tmp_path / "prompts.jsonl"
     # Folds are by place, so kinds must not be in a regular order.
@@ -39,7 +41,9 @@ def near(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tiny_bundle)
 
 
-def test_from_prompts_to_a_policy_that_pays(near: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_prompts_to_a_policy_that_pays(
+    near: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pairs, policy, drawn = tmp_path / "pairs.jsonl", tmp_path / "policy.json", tmp_path / "eval.png"
     far = FakeOpenAI(far_answer)
     with in_a_thread(far) as url:
@@ -47,9 +51,16 @@ def test_from_prompts_to_a_policy_that_pays(near: str, prompts: Path, tmp_path: 
         assert main(["router", "log", *asked]) == 0
     assert "40 pairs in" in capsys.readouterr().err
     logged = [json.loads(line) for line in pairs.read_text().splitlines()]
-    assert [pair["prompt"] for pair in logged] == [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
-    assert all((pair["near"]["right"], pair["far"]["right"]) == (pair["task"] == "say", pair["task"] == "solve") for pair in logged)
-    assert all(pair["near"]["signals"]["first_entropy"] > 0 > pair["near"]["signals"]["first_mean_logprob"] for pair in logged)
+    assert [pair["prompt"] for pair in logged] == [
+        json.loads(line)["prompt"] for line in prompts.read_text().splitlines()
+    ]
+    assert all(
+        (pair["near"]["right"], pair["far"]["right"]) == (pair["task"] == "say", pair["task"] == "solve")
+        for pair in logged
+    )
+    assert all(
+        pair["near"]["signals"]["first_entropy"] > 0 > pair["near"]["signals"]["first_mean_logprob"] for pair in logged
+    )
     assert all(pair["near"]["signals"]["prompt_mean_logprob"] < 0 for pair in logged)
     assert {each.body["temperature"] for each in far.asked if each.body is not None} == {0.0}
 
@@ -78,30 +89,60 @@ def test_from_prompts_to_a_policy_that_pays(near: str, prompts: Path, tmp_path: 
     ("arguments", "message"),
     [
         (("log", "--near", "demo", "--far", "http://a", "--prompts", "EMPTY", "-o", "x"), "has no prompt"),
-        (("log", "--near", "demo", "--far", "http://a", "--prompts", "none.jsonl", "-o", "x"), "none.jsonl: cannot be read"),
+        (
+            ("log", "--near", "demo", "--far", "http://a", "--prompts", "none.jsonl", "-o", "x"),
+            "none.jsonl: cannot be read",
+        ),
         (("fit", "EMPTY", "-o", "x"), "has no pair"),
         (("eval", "PAIRS", "--policy", "NO_PREDICTOR"), "decides nothing by quality"),
         (("eval", "PAIRS", "--policy", "none.json"), "none.json"),
     ],
 )
-def test_what_cannot_be_done_says_why(arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_done_says_why(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     side = {"answer": "", "right": True, "seconds": 0.0}
-    files = {"EMPTY": "", "PAIRS": json.dumps({"prompt": "p", "near": side, "far": side}), "NO_PREDICTOR": '{"version": 1, "mode": "auto"}'}
+    files = {
+        "EMPTY": "",
+        "PAIRS": json.dumps({"prompt": "p", "near": side, "far": side}),
+        "NO_PREDICTOR": '{"version": 1, "mode": "auto"}',
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert main(["router", *(str(tmp_path / each) if each in files else each for each in arguments)]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_pairs_of_an_earlier_run_stay_where_a_side_cannot_be_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_of_an_earlier_run_stay_where_a_side_cannot_be_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompts, pairs, new = tmp_path / "prompts.jsonl", tmp_path / "pairs.jsonl", tmp_path / "new.jsonl"
     prompts.write_text('{"prompt": "2+2?", "expected": "4"}')
     pairs.write_text("an hour of answers\n")
     for output in (pairs, new):
         missing = str(tmp_path / "missing")
-        assert main(["router", "log", "--near", missing, "--far", missing, "--prompts", str(prompts), "-o", str(output)]) == 2
+        assert (
+            main(["router", "log", "--near", missing, "--far", missing, "--prompts", str(prompts), "-o", str(output)])
+            == 2
+        )
         assert "there is no such folder" in " ".join(capsys.readouterr().err.split())
     assert pairs.read_text() == "an hour of answers\n"
     assert not new.exists()
-    assert main(["router", "log", "--near", "x", "--far", "x", "--prompts", str(prompts), "-o", str(tmp_path / "no" / "pairs.jsonl")]) == 2
+    assert (
+        main(
+            [
+                "router",
+                "log",
+                "--near",
+                "x",
+                "--far",
+                "x",
+                "--prompts",
+                str(prompts),
+                "-o",
+                str(tmp_path / "no" / "pairs.jsonl"),
+            ]
+        )
+        == 2
+    )
     assert "cannot be written" in capsys.readouterr().err

@@ -28,7 +28,9 @@ GREEDY: dict[str, Any] = {"messages": QUESTION, "temperature": 0, "max_tokens": 
 
 
 @asynccontextmanager
-async def pair(near: ByteExecutor | FakeNear, far: ByteExecutor, rules: dict[str, Any] = RULES, **options: Any) -> AsyncIterator[Hybrid]:
+async def pair(
+    near: ByteExecutor | FakeNear, far: ByteExecutor, rules: dict[str, Any] = RULES, **options: Any
+) -> AsyncIterator[Hybrid]:
     hints = options.pop("hints", DeviceHints())
     with live_server(FakeModels(far), ApiConfig()) as server:  # type: ignore[arg-type]
         place = Far(f"http://127.0.0.1:{server.port}", model="fake", **options)
@@ -46,7 +48,9 @@ async def alone(far: ByteExecutor, **asked: Any) -> ChatCompletion:
 
 @pytest.mark.parametrize("wrong_every", [0, 3])
 @pytest.mark.parametrize("asked", [{}, {"stop": "lnm"}, {"temperature": 1.0, "seed": 7}])
-def test_answers_are_fars_own_in_fewer_rounds_than_tokens(asked: dict[str, Any], wrong_every: int, tmp_path: Path) -> None:
+def test_answers_are_fars_own_in_fewer_rounds_than_tokens(
+    asked: dict[str, Any], wrong_every: int, tmp_path: Path
+) -> None:
     async def work() -> None:
         expected = await alone(ByteExecutor(tmp_path / "alone"), **asked)
         near, far = ByteExecutor(tmp_path / "near", wrong_every=wrong_every), ByteExecutor(tmp_path / "far")
@@ -144,7 +148,8 @@ def test_near_does_not_guess_where_its_device_is_to_be_spared(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("code", "again"), [("verify_unavailable", False), ("verify_version", False), ("tokenizer_differs", False), ("else", True)]
+    ("code", "again"),
+    [("verify_unavailable", False), ("verify_version", False), ("tokenizer_differs", False), ("else", True)],
 )
 def test_a_refusal_before_the_first_token_is_no_error(code: str, again: bool, tmp_path: Path) -> None:
     async def work() -> None:
@@ -160,7 +165,8 @@ def test_a_refusal_before_the_first_token_is_no_error(code: str, again: bool, tm
 
 def test_an_answer_that_goes_over_is_not_guessed(tmp_path: Path) -> None:
     rules = policy(
-        escalation={"then": "restart", "warm": "never", "min_mean_logprob": -1.0, "window_tokens": 1}, speculation={"draft_tokens": 4}
+        escalation={"then": "restart", "warm": "never", "min_mean_logprob": -1.0, "window_tokens": 1},
+        speculation={"draft_tokens": 4},
     )
 
     async def work() -> None:

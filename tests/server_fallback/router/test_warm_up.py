@@ -68,7 +68,9 @@ def test_a_hand_over_finds_the_prompt_in_fars_cache(warm: str, then: str, tmp_pa
         far = ByteExecutor(tmp_path)
         near = PatientNear("abcdef", logprobs=LOGPROBS, until=lambda: warm == "never" or len(far.usages) == 1)
         async with served(near, far, rules(warm, then)) as opened:
-            answer: ChatCompletion = await opened.chat.completions.create(messages=LONG, stop=["qq"], temperature=0, max_tokens=9)
+            answer: ChatCompletion = await opened.chat.completions.create(
+                messages=LONG, stop=["qq"], temperature=0, max_tokens=9
+            )
         assert told(answer)[1:3] == ("far", "escalated_logprob")
         await far.close()
         handed_over = far.usages[-1].prompt_tokens_details
@@ -122,7 +124,12 @@ def far_knows(opened: Hybrid) -> bool:
 
 
 def test_it_takes_a_request_of_the_budget_is_paid_for_and_asks_for_the_prompt_alone(tmp_path: Path) -> None:
-    given = rules("doubt", "restart", budget={"far_requests_per_day": 2, "far_usd_per_day": 1.0}, price={"prompt_usd_per_million": 1000.0})
+    given = rules(
+        "doubt",
+        "restart",
+        budget={"far_requests_per_day": 2, "far_usd_per_day": 1.0},
+        price={"prompt_usd_per_million": 1000.0},
+    )
     asked: dict[str, Any] = {
         "response_format": {"type": "json_object"},
         "logprobs": True,
@@ -134,11 +141,20 @@ def test_it_takes_a_request_of_the_budget_is_paid_for_and_asks_for_the_prompt_al
     async def work() -> None:
         ledger, near = FileLedger(tmp_path / "ledger.json"), PatientNear("abcdef", logprobs=LOGPROBS)
         far = FakeFar(lambda _: Reply(chunks=said("far", usage=FAR_USAGE)))
-        async with running(far), await Hybrid.create(near=near, far=Far(far.url), policy=given, ledger=ledger) as opened:
+        async with (
+            running(far),
+            await Hybrid.create(near=near, far=Far(far.url), policy=given, ledger=ledger) as opened,
+        ):
             near.until = lambda: far_knows(opened)
             assert told(await opened.chat.completions.create(messages=QUESTION, **asked))[:2] == ("far", "far")
         first, second = far.generated
-        assert first == {"model": "big", "messages": QUESTION, "max_tokens": 1, "stream": True, "stream_options": {"include_usage": True}}
+        assert first == {
+            "model": "big",
+            "messages": QUESTION,
+            "max_tokens": 1,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         assert asked.items() <= second.items()
         assert "max_tokens" not in second
         assert ledger.today().requests == 2
@@ -150,7 +166,14 @@ def test_it_takes_a_request_of_the_budget_is_paid_for_and_asks_for_the_prompt_al
 @pytest.mark.parametrize(("choice", "warmed"), [("required", None), ("auto", None), ("none", "none")])
 def test_the_tools_are_of_the_prompt_and_no_call_is_required_of_one_token(choice: str, warmed: str | None) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    body = {"model": "big", "messages": QUESTION, "tools": tools, "tool_choice": choice, "min_tokens": 5, "guided_regex": "a+"}
+    body = {
+        "model": "big",
+        "messages": QUESTION,
+        "tools": tools,
+        "tool_choice": choice,
+        "min_tokens": 5,
+        "guided_regex": "a+",
+    }
     asked = ChatCompletionRequest.model_validate(body)
     alone = prompt_alone(asked)
     assert isinstance(alone, ChatCompletionRequest)
@@ -163,7 +186,10 @@ def test_a_budget_that_is_spent_leaves_it(tmp_path: Path) -> None:
         far, near, ledger = FakeFar(), PatientNear("abcdef"), FileLedger(tmp_path / "ledger.json")
         given = rules("always", budget={"far_requests_per_day": 1})
         near.until = lambda: ledger.today().requests == 1 and len(far.generated) == 1
-        async with running(far), await Hybrid.create(near=near, far=Far(far.url), policy=given, ledger=ledger) as opened:
+        async with (
+            running(far),
+            await Hybrid.create(near=near, far=Far(far.url), policy=given, ledger=ledger) as opened,
+        ):
             for _ in range(2):
                 assert told(await opened.chat.completions.create(messages=QUESTION))[:2] == ("abcdef", "near")
         assert len(far.generated) == 1
@@ -181,10 +207,14 @@ def test_a_budget_that_is_spent_leaves_it(tmp_path: Path) -> None:
         ("never", {}, {}),
     ],
 )
-def test_nothing_is_sent_ahead_where_it_may_not_be(warm: str, options: dict[str, Any], parameters: dict[str, Any]) -> None:
+def test_nothing_is_sent_ahead_where_it_may_not_be(
+    warm: str, options: dict[str, Any], parameters: dict[str, Any]
+) -> None:
     async def work() -> list[dict[str, Any]]:
         far = FakeFar()
-        async with hybrid(FakeNear("abcdef", logprobs=(-0.1, -1.2, -0.3)), far, rules(warm, "restart"), **options) as opened:
+        async with hybrid(
+            FakeNear("abcdef", logprobs=(-0.1, -1.2, -0.3)), far, rules(warm, "restart"), **options
+        ) as opened:
             assert told(await opened.chat.completions.create(messages=QUESTION, **parameters))[:2] == ("abcdef", "near")
         return far.generated
 

@@ -42,7 +42,9 @@ class WrongNowAndThen(HashRunner):
 
 
 def far(server: LiveServer, **other: Any) -> FarModel:
-    return FarModel(**{"url": f"http://127.0.0.1:{server.port}/v1", "model": "fake", "tokenizer_sha256": "5ha", **other})
+    return FarModel(
+        **{"url": f"http://127.0.0.1:{server.port}/v1", "model": "fake", "tokenizer_sha256": "5ha", **other}
+    )
 
 
 async def said(source: WireSpeculation, request: TokenRequest = REQUEST) -> tuple[list[int], Completion]:
@@ -114,7 +116,9 @@ def test_a_near_side_that_fails_or_is_full_leaves_the_answer_to_far() -> None:
         await near.close()
 
     async def failing() -> None:
-        await work(TokenEngine(HashRunner(LIMITS, fail=lambda number: DeviceError("lost") if number == 1 else None), MODEL))
+        await work(
+            TokenEngine(HashRunner(LIMITS, fail=lambda number: DeviceError("lost") if number == 1 else None), MODEL)
+        )
 
     async def short() -> None:
         await work(TokenEngine(HashRunner(LIMITS), full))
@@ -145,7 +149,10 @@ def test_tokens_beyond_the_limit_are_cut() -> None:
 
 def test_closing_an_answer_early_ends_it_on_both_sides() -> None:
     async def work() -> None:
-        near, executor = TokenEngine(HashRunner(LIMITS, threaded=True, step_seconds=0.005), MODEL), VerifyingExecutor(step_seconds=0.005)
+        near, executor = (
+            TokenEngine(HashRunner(LIMITS, threaded=True, step_seconds=0.005), MODEL),
+            VerifyingExecutor(step_seconds=0.005),
+        )
         async with served(executor) as server:
             answer = WireSpeculation(near, far(server)).generate(REQUEST)
             await anext(answer)
@@ -180,14 +187,24 @@ def test_a_stop_token_of_the_request_ends_the_answer() -> None:
         (VerifyingExecutor, {}, {"model": "nobody"}, RequestError, "model_not_found"),
         (FakeExecutor, {}, {}, RequestError, "verify_unavailable"),
         (FakeExecutor, {}, {"url": "/elsewhere"}, RequestError, "verify_unavailable"),
-        (VerifyingExecutor, {"keys": read_keys(None, {"NEARFAR_API_KEYS": "web=sk-12345678"})}, {}, RequestError, "wrong_key"),
+        (
+            VerifyingExecutor,
+            {"keys": read_keys(None, {"NEARFAR_API_KEYS": "web=sk-12345678"})},
+            {},
+            RequestError,
+            "wrong_key",
+        ),
         (VerifyingExecutor, {"max_concurrent_requests": 0}, {}, QueueFull, None),
         (VerifyingExecutor, {"request_timeout_seconds": 0.0}, {}, Unavailable, None),
         (VerifyingExecutor, {}, {"url": "http://127.0.0.1:9"}, Unavailable, None),
     ],
 )
 def test_what_the_far_side_refuses_is_an_error_by_its_kind(
-    executor: type[FakeExecutor], config: dict[str, Any], options: dict[str, Any], kind: type[NearfarError], code: str | None
+    executor: type[FakeExecutor],
+    config: dict[str, Any],
+    options: dict[str, Any],
+    kind: type[NearfarError],
+    code: str | None,
 ) -> None:
     async def work() -> None:
         near = TokenEngine(HashRunner(LIMITS), MODEL)

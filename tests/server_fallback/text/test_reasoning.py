@@ -30,7 +30,9 @@ def test_a_models_markers_and_switch_are_those_of_its_tokens_and_template(case: 
     )
     ignored: list[str] = []
     thinking = read_thinking(request, case["template"], reasons=True, ignore=ignored.append)
-    assert (thinking.variables, ignored) == (({"enable_thinking": False}, []) if case["switch"] else ({}, ["enable_thinking"]))
+    assert (thinking.variables, ignored) == (
+        ({"enable_thinking": False}, []) if case["switch"] else ({}, ["enable_thinking"])
+    )
 
 
 @pytest.mark.parametrize("case", VECTORS["splits"], ids=lambda case: case["name"])
@@ -52,7 +54,13 @@ def test_any_split_of_a_text_gives_the_same_reasoning_and_content(case: dict[str
 
 def test_text_is_held_back_only_while_it_may_be_left_out() -> None:
     parser = ReasoningParser("reasoning")
-    assert [parser.feed(text) for text in ("\n", "a", "\n", "\n", "b\n")] == [("", ""), ("a", ""), ("", ""), ("", ""), ("\n\nb", "")]
+    assert [parser.feed(text) for text in ("\n", "a", "\n", "\n", "b\n")] == [
+        ("", ""),
+        ("a", ""),
+        ("", ""),
+        ("", ""),
+        ("\n\nb", ""),
+    ]
     assert parser.held == "\n"
     parser.close()
     assert [parser.feed(text) for text in ("\n", "\nc", "\n")] == [("", ""), ("", "c"), ("", "\n")]
@@ -61,7 +69,9 @@ def test_text_is_held_back_only_while_it_may_be_left_out() -> None:
 @pytest.mark.parametrize("case", VECTORS["constraints"], ids=lambda case: case["name"])
 def test_a_constraint_bounds_the_reasoning_and_the_form_follows(case: dict[str, Any]) -> None:
     form = Form(case["needed"]) if case["form"] else None
-    reasoning: Any = SimpleNamespace(open_id=OPEN, close_id=CLOSE, ending_ids=[BREAK, CLOSE, BREAK], is_blank=lambda token: token == BREAK)
+    reasoning: Any = SimpleNamespace(
+        open_id=OPEN, close_id=CLOSE, ending_ids=[BREAK, CLOSE, BREAK], is_blank=lambda token: token == BREAK
+    )
 
     def constraint() -> ReasoningConstraint:
         return ReasoningConstraint(

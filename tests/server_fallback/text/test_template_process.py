@@ -53,7 +53,10 @@ def test_a_chat_is_rendered_and_refused_as_in_this_process() -> None:
 
 def test_a_template_that_hangs_is_ended_and_soon_fails_at_once() -> None:
     async def work() -> None:
-        process, other = TemplateProcess(ChatTemplate(LOOP, {}), RenderLimits(seconds=0.1)), TemplateProcess(ChatTemplate("ok", {}))
+        process, other = (
+            TemplateProcess(ChatTemplate(LOOP, {}), RenderLimits(seconds=0.1)),
+            TemplateProcess(ChatTemplate("ok", {})),
+        )
         assert await render(other) == "ok"
         hanging = [asyncio.create_task(render(process)) for _ in range(6)]
         await asyncio.sleep(0.05)
@@ -61,7 +64,11 @@ def test_a_template_that_hangs_is_ended_and_soon_fails_at_once() -> None:
         started = time.perf_counter()
         assert await render(other) == "ok"
         assert time.perf_counter() - started < 0.1
-        failures = [failure for failure in await asyncio.gather(*hanging, return_exceptions=True) if isinstance(failure, Unavailable)]
+        failures = [
+            failure
+            for failure in await asyncio.gather(*hanging, return_exceptions=True)
+            if isinstance(failure, Unavailable)
+        ]
         assert len(failures) == 6
         assert ["more than 0.1 seconds" in failure.message for failure in failures] == [True] * 3 + [False] * 3
         assert failures[5].details["code"] == "chat_template"
@@ -75,7 +82,10 @@ def test_a_template_that_hangs_is_ended_and_soon_fails_at_once() -> None:
 def test_a_request_that_hangs_costs_others_only_its_time() -> None:
     async def work() -> None:
         process = TemplateProcess(ChatTemplate(SOMETIMES, {"bos_token": "<s>"}), RenderLimits(seconds=0.2))
-        hangs, waits = asyncio.create_task(render(process, "hang", "a")), asyncio.create_task(render(process, "hi", "b"))
+        hangs, waits = (
+            asyncio.create_task(render(process, "hang", "a")),
+            asyncio.create_task(render(process, "hi", "b")),
+        )
         assert await waits == "<s>hi"
         with pytest.raises(Unavailable, match=r"takes more than 0\.2 seconds"):
             await hangs
@@ -90,7 +100,9 @@ def test_a_request_that_hangs_costs_others_only_its_time() -> None:
 
 
 def test_a_template_that_takes_too_much_memory_fails() -> None:
-    source = "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}{{ ns.a }}"
+    source = (
+        "{% set ns = namespace(a='ab') %}{% for i in range(60) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}{{ ns.a }}"
+    )
 
     async def work() -> None:
         process = TemplateProcess(ChatTemplate(source, {}), RenderLimits(memory_bytes=64 * 2**20))
@@ -189,7 +201,10 @@ def test_long_chats_that_hang_do_not_close_the_model_to_others() -> None:
 
 def test_a_template_that_is_wrong_or_hangs_is_found_when_it_is_checked() -> None:
     async def work() -> None:
-        for source, message in (("{% for %}", "chat template: line 1"), ("{{ 9 ** 99999999 }}", r"more than 0\.1 seconds to compile")):
+        for source, message in (
+            ("{% for %}", "chat template: line 1"),
+            ("{{ 9 ** 99999999 }}", r"more than 0\.1 seconds to compile"),
+        ):
             process = TemplateProcess(ChatTemplate(source, {}), RenderLimits(seconds=0.1))
             with pytest.raises(CheckpointError, match=message):
                 await process.check()

@@ -48,9 +48,17 @@ CASES: list[tuple[ToolFormat, str, list[str | tuple[str, str]]]] = [
     ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', [("f", '{"a":1}')]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "cut', [("f", '{"a": "cut')]),
     ("hermes", "<tool_call>no call</tool_call>", ["<tool_call>no call</tool_call>"]),
-    ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', ['<tool_call>{"name": "f", "arguments": [1]}</tool_call>']),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        ['<tool_call>{"name": "f", "arguments": [1]}</tool_call>'],
+    ),
     ("hermes", '<tool_call>{"name": "f"', ['<tool_call>{"name": "f"']),
-    ("hermes", '<tool_call>oops <tool_call>{"name": "f", "arguments": {}}</tool_call>', ["<tool_call>oops ", ("f", "{}")]),
+    (
+        "hermes",
+        '<tool_call>oops <tool_call>{"name": "f", "arguments": {}}</tool_call>',
+        ["<tool_call>oops ", ("f", "{}")],
+    ),
     ("llama3", "just text", ["just text"]),
     ("llama3", ' {"name": "weather", "parameters": {"city": "x"}}', [("weather", '{"city": "x"}')]),
     ("llama3", '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}', [("f", "{}")]),
@@ -68,18 +76,30 @@ CASES: list[tuple[ToolFormat, str, list[str | tuple[str, str]]]] = [
 
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES)
-def test_calls_are_read_the_same_however_the_text_is_cut(form: ToolFormat, text: str, expected: list[str | tuple[str, str]]) -> None:
+def test_calls_are_read_the_same_however_the_text_is_cut(
+    form: ToolFormat, text: str, expected: list[str | tuple[str, str]]
+) -> None:
     assert outcome(form, [text]) == expected
     assert outcome(form, list(text)) == expected
     for position in range(1, len(text)):
         assert outcome(form, [text[:position], text[position:]]) == expected
 
 
-PARTS = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {', '{"name": "f", "parameters": {', "<|python_tag|>"]
+PARTS = [
+    "<tool_call>",
+    "</tool_call>",
+    '{"name": "f", "arguments": {',
+    '{"name": "f", "parameters": {',
+    "<|python_tag|>",
+]
 PARTS += ['"a"', ":", "1", "}", "\\", '"', "\n", ";", "text", "<", "{"]
 
 
-@given(st.sampled_from(["hermes", "llama3"]), st.lists(st.sampled_from(PARTS), max_size=12), st.lists(st.integers(1, 80), max_size=6))
+@given(
+    st.sampled_from(["hermes", "llama3"]),
+    st.lists(st.sampled_from(PARTS), max_size=12),
+    st.lists(st.integers(1, 80), max_size=6),
+)
 def test_any_text_is_read_the_same_however_it_is_cut(form: ToolFormat, parts: list[str], cuts: list[int]) -> None:
     text = "".join(parts)
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
@@ -131,7 +151,12 @@ HERMES = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
         ("hermes", BEGINS, "<tool_call>\n{", ["<tool_call>\n{"]),
         ("hermes", BEGINS, "", []),
         ("llama3", ('{"name": "f", "parameters": ',), '{"name": "f", "parameters": {"a": 1}}', [("f", '{"a": 1}')]),
-        ("llama3", ('{"name": "f", "parameters": ',), '{"name": "g", "parameters": {}}', ['{"name": "g", "parameters": {}}']),
+        (
+            "llama3",
+            ('{"name": "f", "parameters": ',),
+            '{"name": "g", "parameters": {}}',
+            ['{"name": "g", "parameters": {}}'],
+        ),
         ("llama3", ('{"name": "f", "parameters": ',), '{"name": "f"}', ['{"name": "f"}']),
     ],
 )
@@ -144,4 +169,8 @@ def test_with_texts_that_begin_calls_only_these_do(
 
 def test_with_texts_that_begin_calls_other_text_is_out_as_soon_as_it_differs() -> None:
     stream = ToolCallStream("llama3", lambda: "id", ('{"name": "f", "parameters": ',))
-    assert [stream.feed(piece) for piece in ('{"name": "', "x", '"}')] == [[], [TextEvent('{"name": "x')], [TextEvent('"}')]]
+    assert [stream.feed(piece) for piece in ('{"name": "', "x", '"}')] == [
+        [],
+        [TextEvent('{"name": "x')],
+        [TextEvent('"}')],
+    ]

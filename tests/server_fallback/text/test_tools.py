@@ -68,7 +68,10 @@ def test_what_is_required_becomes_a_grammar_of_calls() -> None:
     assert '"additionalProperties": false' in tags(several)[1]
     assert isinstance(several, TagsSource)
     assert several.separator == "\n"
-    for single in (tool_grammar("hermes", tools, "required", parallel=False), tool_grammar("hermes", tools, named("f"))):
+    for single in (
+        tool_grammar("hermes", tools, "required", parallel=False),
+        tool_grammar("hermes", tools, named("f")),
+    ):
         assert isinstance(single, TagsSource)
         assert single.separator is None
     assert len(tags(tool_grammar("hermes", tools, named("f")))) == 1

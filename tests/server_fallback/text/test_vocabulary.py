@@ -16,7 +16,9 @@ from nearfar.server_fallback.text.vocabulary import Vocabulary, read_vocabulary
 DEMO = Path(__file__).parents[3] / "compiler/demo/nearfar-demo/tokenizer.json"
 
 
-def vocabulary(folder: Path, vocab: Any, decoder: Any, *, added: Any = (), size: int = 4, ends: tuple[int, ...] = ()) -> Vocabulary:
+def vocabulary(
+    folder: Path, vocab: Any, decoder: Any, *, added: Any = (), size: int = 4, ends: tuple[int, ...] = ()
+) -> Vocabulary:
     path = folder / "tokenizer.json"
     path.write_text(json.dumps({"model": {"vocab": vocab}, "decoder": decoder, "added_tokens": list(added)}))
     return read_vocabulary(path, size, ends)
@@ -36,7 +38,10 @@ def test_byte_level_tokens_are_their_bytes_and_added_ones_their_text(tmp_path: P
 @pytest.mark.parametrize(
     "decoder",
     [
-        {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}]},
+        {
+            "type": "Sequence",
+            "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}],
+        },
         {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Metaspace"}]},
     ],
 )

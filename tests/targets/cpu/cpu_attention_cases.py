@@ -53,7 +53,9 @@ class Layer:
         sizes = f"{self.num_heads}_{self.num_kv_heads}_{self.head_dim}_{self.page_size}_{self.activation}_{self.kv}"
         facts = {"rotary": self.rotary_dim, "window": self.window, "softcap": self.softcap, "scale": self.scale}
         flags = {"norm": self.norm, "bidirectional": not self.causal, "sinks": self.sinks}
-        found = [f"{key}{value:g}" for key, value in facts.items() if value] + [key for key, value in flags.items() if value]
+        found = [f"{key}{value:g}" for key, value in facts.items() if value] + [
+            key for key, value in flags.items() if value
+        ]
         return "_".join([sizes, *found])
 
     @property
@@ -99,17 +101,34 @@ def attention_cases() -> Iterator[StepCase]:
     for layer, batches, levels in ROPE_ATTENTION:
         made = tuple(page_batch(layer, sequences) for sequences in batches)
         inputs = {**new_heads(layer), **READING}
-        yield case("rope_attention", layer, inputs, {"eps": EPS if layer.norm else None, "kv": layer.kv, **layer.scores}, made, levels)
+        yield case(
+            "rope_attention",
+            layer,
+            inputs,
+            {"eps": EPS if layer.norm else None, "kv": layer.kv, **layer.scores},
+            made,
+            levels,
+        )
     for layer, batches, levels in ATTENTION:
         made = tuple(page_batch(layer, sequences, stored=True) for sequences in batches)
-        inputs = {"q": ("activation", "S", layer.num_heads * layer.head_dim), "kv": layer.pages, "positions": ("int32", "S"), **READING}
+        inputs = {
+            "q": ("activation", "S", layer.num_heads * layer.head_dim),
+            "kv": layer.pages,
+            "positions": ("int32", "S"),
+            **READING,
+        }
         inputs |= {"sinks": ("vector", layer.num_heads)} if layer.sinks else {}
         yield case("attention", layer, inputs, {"kv": layer.kv, **layer.scores}, made, levels)
     for layer in APPEND:
         made = tuple(page_batch(layer, sequences) for sequences in SMALL)
         yield case("rope_append", layer, new_heads(layer), {"eps": EPS if layer.norm else None, "kv": layer.kv}, made)
         width = layer.num_kv_heads * layer.head_dim
-        inputs = {"k": ("activation", "S", width), "v": ("activation", "S", width), "kv": layer.pages, "slots": ("int32", "S")}
+        inputs = {
+            "k": ("activation", "S", width),
+            "v": ("activation", "S", width),
+            "kv": layer.pages,
+            "slots": ("int32", "S"),
+        }
         yield case("append_kv", layer, inputs, {"kv": layer.kv}, made)
 
 
@@ -122,7 +141,11 @@ READING: dict[str, tuple[object, ...]] = {
 
 def new_heads(layer: Layer) -> dict[str, tuple[object, ...]]:
     width = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
-    inputs: dict[str, tuple[object, ...]] = {"qkv": ("activation", "S", width), "positions": ("int32", "S"), "slots": ("int32", "S")}
+    inputs: dict[str, tuple[object, ...]] = {
+        "qkv": ("activation", "S", width),
+        "positions": ("int32", "S"),
+        "slots": ("int32", "S"),
+    }
     inputs |= {"table": ("rope", POSITIONS, layer.rotary_dim // 2, 2)} if layer.rotary_dim else {}
     inputs |= {"qk_norm": ("vector", 2 * layer.head_dim)} if layer.norm else {}
     return {**inputs, "kv": layer.pages}
@@ -136,7 +159,10 @@ def case(
     batches: Sequence[Batch],
     levels: tuple[str, ...] | None = None,
 ) -> StepCase:
-    own = [Batch(each.dims, {role: array for role, array in each.arrays.items() if role in inputs}, each.poison) for each in batches]
+    own = [
+        Batch(each.dims, {role: array for role, array in each.arrays.items() if role in inputs}, each.poison)
+        for each in batches
+    ]
     return StepCase(f"{op}_{layer.name}", op, inputs, attrs, own, layer.activation, levels=levels)
 
 

@@ -46,7 +46,9 @@ def all_cases() -> Iterator[StepCase]:
     yield from sampling_cases()
 
 
-def on_rows(name: str, op: str, inputs: Inputs, attrs: dict[str, Any], activation: str = "float32", batch: str = "S") -> StepCase:
+def on_rows(
+    name: str, op: str, inputs: Inputs, attrs: dict[str, Any], activation: str = "float32", batch: str = "S"
+) -> StepCase:
     return StepCase(name, op, inputs, attrs, [Batch({batch: rows}) for rows in ROWS], activation)
 
 
@@ -69,7 +71,10 @@ def embed_cases() -> Iterator[StepCase]:
             token_ids[0] = rows - 1 + first
             # Every third token is the one last sampled in a slot.
             token_ids[2::3] = -1 - rng.integers(0, 3, len(token_ids[2::3]))
-            arrays = {"token_ids": token_ids.astype(np.int32), "sampled": rng.integers(first, rows + first, 3).astype(np.int32)}
+            arrays = {
+                "token_ids": token_ids.astype(np.int32),
+                "sampled": rng.integers(first, rows + first, 3).astype(np.int32),
+            }
             batches.append(Batch({"S": size, "N": 3}, arrays))
         name = f"embed_{quantization}_{columns}" + f"_from{first}" * split
         yield StepCase(name, "embed", inputs, attrs, batches, quantization=quantization)
@@ -78,10 +83,15 @@ def embed_cases() -> Iterator[StepCase]:
 def row_cases() -> Iterator[StepCase]:
     for columns in (1, 37):
         batches = [
-            Batch({"S": size + 4, "R": size}, {"rows": np.random.default_rng(size).integers(0, size + 4, size).astype(np.int32)})
+            Batch(
+                {"S": size + 4, "R": size},
+                {"rows": np.random.default_rng(size).integers(0, size + 4, size).astype(np.int32)},
+            )
             for size in ROWS
         ]
-        yield StepCase(f"take_rows_{columns}", "take_rows", {"x": ("float32", "S", columns), "rows": ("int32", "R")}, {}, batches)
+        yield StepCase(
+            f"take_rows_{columns}", "take_rows", {"x": ("float32", "S", columns), "rows": ("int32", "R")}, {}, batches
+        )
     for columns, start, stop, x, y in (
         (37, 3, 20, "float32", "activation"),
         (72, 0, 1, "activation", "float32"),
@@ -94,7 +104,9 @@ def row_cases() -> Iterator[StepCase]:
         yield on_rows(f"add_{columns}", "add", {"a": ("float32", "S", columns), "b": ("float32", "S", columns)}, {})
     for activation, columns in zip(ACTIVATIONS, (1, 3, 16, 17, 33), strict=True):
         attrs = {"activation": activation}
-        yield gate_case(f"gate_{activation}", "gate", {"gate": ("float32", "S", columns), "up": ("float32", "S", columns)}, attrs)
+        yield gate_case(
+            f"gate_{activation}", "gate", {"gate": ("float32", "S", columns), "up": ("float32", "S", columns)}, attrs
+        )
         yield gate_case(f"gate_halves_{activation}", "gate_halves", {"x": ("float32", "R", 2 * (columns + 2))}, attrs)
     for groups, columns, x, y, batch in (
         (1, 1, "float32", "float32", "S"),
@@ -104,7 +116,9 @@ def row_cases() -> Iterator[StepCase]:
         (7, 3, "activation", "float32", "S"),
     ):
         inputs = {"x": (x, batch, groups * columns), "weight": ("vector", columns)}
-        yield on_rows(f"rms_norm_{groups}x{columns}_{x}_{y}", "rms_norm", inputs, {"eps": EPS, "dtype": y}, "float16", batch)
+        yield on_rows(
+            f"rms_norm_{groups}x{columns}_{x}_{y}", "rms_norm", inputs, {"eps": EPS, "dtype": y}, "float16", batch
+        )
 
 
 def gate_case(name: str, op: str, inputs: Inputs, attrs: dict[str, Any]) -> StepCase:
@@ -131,7 +145,11 @@ def projection_cases() -> Iterator[StepCase]:
             "norm": ("vector", columns),
             "into": (y, dim, width),
         }
-        inputs = {"x": (x, dim, columns), "weight": ("matrix", outputs, columns), **{role: shapes[role] for role in optional}}
+        inputs = {
+            "x": (x, dim, columns),
+            "weight": ("matrix", outputs, columns),
+            **{role: shapes[role] for role in optional},
+        }
         eps = {"eps": EPS} if "norm" in optional else {}
         dtype = {} if gated else {"dtype": y}
         batches = [Batch({dim: rows}) for rows in (1, 4, 9)]
@@ -171,8 +189,15 @@ def rope_cases() -> Iterator[StepCase]:
         (2, 80, 32, "activation", "float32"),
         (7, 256, 6, "float32", "activation"),
     ):
-        inputs: Inputs = {"x": (x, "S", num_heads * head_dim), "positions": ("int32", "S"), "table": ("rope", 50, rotary_dim // 2, 2)}
-        batches = [Batch({"S": rows}, {"positions": np.random.default_rng(rows).integers(0, 50, rows).astype(np.int32)}) for rows in ROWS]
+        inputs: Inputs = {
+            "x": (x, "S", num_heads * head_dim),
+            "positions": ("int32", "S"),
+            "table": ("rope", 50, rotary_dim // 2, 2),
+        }
+        batches = [
+            Batch({"S": rows}, {"positions": np.random.default_rng(rows).integers(0, 50, rows).astype(np.int32)})
+            for rows in ROWS
+        ]
         attrs = {"head_dim": head_dim, "dtype": y}
         yield StepCase(f"rope_{num_heads}_{head_dim}_{rotary_dim}", "rope", inputs, attrs, batches, "float16")
 
@@ -193,7 +218,11 @@ def sampling_case(op: str, name: str, runs: Sequence[Run]) -> StepCase:
     columns = runs[0].arrays["logits"].shape[1]
     inputs: Inputs = {"logits": ("float32", "R", columns)}
     if op != "top_logprobs":
-        inputs |= {"settings": ("float32", "R", len(Settings._fields)), "slots": ("int32", "R", 2), "counts": ("int32", "N", columns)}
+        inputs |= {
+            "settings": ("float32", "R", len(Settings._fields)),
+            "slots": ("int32", "R", 2),
+            "counts": ("int32", "N", columns),
+        }
     if op == "adjust_logits":
         inputs |= {"bias": ("float32", "N", columns), "mask": ("int32", "N", -(-columns // 32))}
     if op == "sample":

@@ -18,7 +18,9 @@ def to_cpu(kv: Array) -> Array:
 
 
 def from_cpu(kv: Array) -> Array:
-    return with_keys(kv, lambda keys: np.swapaxes(keys.reshape(*keys.shape[:-2], keys.shape[-1], keys.shape[-2]), -1, -2))
+    return with_keys(
+        kv, lambda keys: np.swapaxes(keys.reshape(*keys.shape[:-2], keys.shape[-1], keys.shape[-2]), -1, -2)
+    )
 
 
 def with_keys(kv: Array, change: Any) -> Array:

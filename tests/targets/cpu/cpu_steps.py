@@ -85,9 +85,18 @@ class StepCase:
 
     @property
     def plan(self) -> Plan:
-        of_kind = {kind: {r: d[1:] for r, d in self.inputs.items() if d[0] == kind} for kind in {d[0] for d in self.inputs.values()}}
-        matrices = {role: Parameter(role, (Source(role, 0, shape[0]),), shape[1]) for role, shape in of_kind.get("matrix", {}).items()}
-        vectors = {role: Parameter(role, (Source(role, 0, shape[0]),), None) for role, shape in of_kind.get("vector", {}).items()}
+        of_kind = {
+            kind: {r: d[1:] for r, d in self.inputs.items() if d[0] == kind}
+            for kind in {d[0] for d in self.inputs.values()}
+        }
+        matrices = {
+            role: Parameter(role, (Source(role, 0, shape[0]),), shape[1])
+            for role, shape in of_kind.get("matrix", {}).items()
+        }
+        vectors = {
+            role: Parameter(role, (Source(role, 0, shape[0]),), None)
+            for role, shape in of_kind.get("vector", {}).items()
+        }
         return Plan(
             inputs={r: Buffer(r, d[1:], d[0]) for r, d in self.inputs.items() if d[0] not in PARAMETERS},
             states={},
@@ -133,12 +142,18 @@ def run_of(case: StepCase, batch: Batch) -> Run:
     for role, (kind, *declared) in case.inputs.items():
         shape = tuple(evaluate(size, batch.dims) for size in declared)
         if kind == "matrix":
-            matrix = batch.arrays[role] if role in batch.arrays else (rng.normal(size=shape) / np.sqrt(shape[1])).astype(np.float32)
+            matrix = (
+                batch.arrays[role]
+                if role in batch.arrays
+                else (rng.normal(size=shape) / np.sqrt(shape[1])).astype(np.float32)
+            )
             planes = fmt.pack(matrix)
             inputs[role] = fmt.unpack(planes, shape[1])
             bound |= {f"{role}.{plane}": store_rows("tiles16", array) for plane, array in planes.items()}
             continue
-        inputs[role] = batch.arrays[role].copy() if role in batch.arrays else random_array(rng, kind, shape, case.activation)
+        inputs[role] = (
+            batch.arrays[role].copy() if role in batch.arrays else random_array(rng, kind, shape, case.activation)
+        )
         assert inputs[role].shape == shape, (role, inputs[role].shape, shape)
         bound[role] = batch.poison[role] if role in batch.poison else inputs[role].copy()
     results = {}

@@ -50,8 +50,16 @@ def test_the_time_of_a_window_does_not_grow_with_the_context(library: StepLibrar
         dims = {"S": 1, "B": 1, "P": 1, "L": position // 16 + 1, "T": position + 1}
         shapes = {"q": (1, 14 * 24), "kv": (1, 2, 2, 16, 24), "y": (1, 14 * 24), "sinks": (14,)}
         kinds = {role: "vector" if role == "sinks" else "activation" for role in shapes}
-        arrays = {role: random_array(np.random.default_rng(0), kinds[role], shape, case.activation) for role, shape in shapes.items()}
-        integers = {"positions": [position], "seq_starts": [0, 1], "page_indptr": [0, dims["L"]], "page_ids": [0] * dims["L"]}
+        arrays = {
+            role: random_array(np.random.default_rng(0), kinds[role], shape, case.activation)
+            for role, shape in shapes.items()
+        }
+        integers = {
+            "positions": [position],
+            "seq_starts": [0, 1],
+            "page_indptr": [0, dims["L"]],
+            "page_ids": [0] * dims["L"],
+        }
         run = Run(dims, {**arrays, **{role: np.array(values, np.int32) for role, values in integers.items()}}, {})
         return min(library.seconds(row, run) for _ in range(5))
 

@@ -46,7 +46,11 @@ def all_cases() -> Iterator[tuple[int, StepCase]]:
                 "bias": ("vector", outputs),
                 "residual": ("float32", "S", outputs),
             }
-            inputs = {"x": ("float32", "S", columns), "weight": ("matrix", outputs, columns), **{role: shapes[role] for role in optional}}
+            inputs = {
+                "x": ("float32", "S", columns),
+                "weight": ("matrix", outputs, columns),
+                **{role: shapes[role] for role in optional},
+            }
             attrs: dict[str, Any] = {"eps": EPS} if "norm" in optional else {}
             attrs |= {} if gated else {"dtype": "float32"}
             activation = "int8" if bits == 8 else "float32"
@@ -87,7 +91,9 @@ def first_rows(run: Run, size: int) -> Run:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_row_is_the_same_to_the_last_bit_at_every_level_in_every_block_and_batch(name: str, library: StepLibrary) -> None:
+def test_a_row_is_the_same_to_the_last_bit_at_every_level_in_every_block_and_batch(
+    name: str, library: StepLibrary
+) -> None:
     run = made(name)
     expected = library.outputs(rows_of(name)[-1][1], run)["y"]
     for level, row in rows_of(name):

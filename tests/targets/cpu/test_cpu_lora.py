@@ -26,7 +26,9 @@ LIMITS = Limits(tokens=16, sequences=3, rows=3, pages=6, adapters=2)
 
 
 @pytest.fixture(scope="module")
-def adapters(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Deltas]]:
+def adapters(
+    tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[Path, Deltas]]:
     """One of all projections, and one of two of them, of a smaller rank and with the other scale."""
     folder = tmp_path_factory.mktemp("adapters")
     checkpoint = tiny_checkpoints["qwen3"]
@@ -44,7 +46,10 @@ def bundle(compile_tiny: CompileTiny) -> Bundle:
 
 @pytest.mark.parametrize("make_runner", [CpuRunner, ReferenceRunner])
 def test_every_sequence_of_a_batch_has_its_own_adapter(
-    make_runner: Callable[..., Runner], bundle: Bundle, adapters: list[tuple[Path, Deltas]], tiny_checkpoints: Mapping[str, Path]
+    make_runner: Callable[..., Runner],
+    bundle: Bundle,
+    adapters: list[tuple[Path, Deltas]],
+    tiny_checkpoints: Mapping[str, Path],
 ) -> None:
     runner = make_runner(bundle, limits=LIMITS)
     for place, (folder, _) in enumerate(adapters):
@@ -55,7 +60,8 @@ def test_every_sequence_of_a_batch_has_its_own_adapter(
         for place, prompt in PROMPTS.items()
     }
     chunks = [
-        Chunk(prompt, 0, [2 * slot, 2 * slot + 1], [len(prompt) - 1], adapter=place) for slot, (place, prompt) in enumerate(PROMPTS.items())
+        Chunk(prompt, 0, [2 * slot, 2 * slot + 1], [len(prompt) - 1], adapter=place)
+        for slot, (place, prompt) in enumerate(PROMPTS.items())
     ]
     together = runner.forward(make_batch(chunks, 16)).logits
     for row, place in zip(together, PROMPTS, strict=True):
@@ -71,7 +77,9 @@ def test_an_adapter_of_fused_tensors_changes_all_projections_that_read_them(
     make_runner: Callable[..., Runner], compile_tiny: CompileTiny, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:
     phi3 = open_bundle(compile_tiny("phi3", "f32", target="cpu", lora_rank=4))
-    deltas = make_adapter(tmp_path / "adapter", tiny_checkpoints["phi3"], ("qkv_proj", "gate_up_proj", "o_proj"), rank=3, alpha=6, seed=3)
+    deltas = make_adapter(
+        tmp_path / "adapter", tiny_checkpoints["phi3"], ("qkv_proj", "gate_up_proj", "o_proj"), rank=3, alpha=6, seed=3
+    )
     assert any(module.endswith("qkv_proj") for module in deltas)
     runner = make_runner(phi3, limits=LIMITS)
     for name, values in read_adapter(tmp_path / "adapter", phi3.manifest).items():
@@ -107,7 +115,12 @@ def test_a_place_is_free_for_another_adapter(
     ],
 )
 def test_an_adapter_that_cannot_be_taken_is_refused(
-    change: dict[str, object], error: type[NearfarError], says: str, bundle: Bundle, adapters: list[tuple[Path, Deltas]], tmp_path: Path
+    change: dict[str, object],
+    error: type[NearfarError],
+    says: str,
+    bundle: Bundle,
+    adapters: list[tuple[Path, Deltas]],
+    tmp_path: Path,
 ) -> None:
     folder = shutil.copytree(adapters[1][0], tmp_path / "changed")
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -116,7 +129,9 @@ def test_an_adapter_that_cannot_be_taken_is_refused(
         read_adapter(folder, bundle.manifest)
 
 
-def test_a_file_that_is_no_adapter_of_the_model_is_refused(bundle: Bundle, adapters: list[tuple[Path, Deltas]], tmp_path: Path) -> None:
+def test_a_file_that_is_no_adapter_of_the_model_is_refused(
+    bundle: Bundle, adapters: list[tuple[Path, Deltas]], tmp_path: Path
+) -> None:
     import safetensors.numpy
 
     folder = shutil.copytree(adapters[1][0], tmp_path / "changed")
@@ -125,7 +140,9 @@ def test_a_file_that_is_no_adapter_of_the_model_is_refused(bundle: Bundle, adapt
     first = next(name for name in tensors if "lora_A" in name)
 
     def refused(error: type[NearfarError], says: str, **changed: np.ndarray) -> None:
-        safetensors.numpy.save_file({**{name: tensor for name, tensor in tensors.items() if name not in changed}, **changed}, file)
+        safetensors.numpy.save_file(
+            {**{name: tensor for name, tensor in tensors.items() if name not in changed}, **changed}, file
+        )
         with pytest.raises(error, match=says):
             read_adapter(folder, bundle.manifest)
 

@@ -61,7 +61,9 @@ def test_every_variants_list_ends_in_a_row_that_needs_nothing(compile_tiny: Comp
     for rows in manifest.variants.values():
         assert rows[-1].needs == []
         assert rows[-1].when is None
-    assert any("avx512" in row.needs for rows in manifest.variants.values() for row in rows) or manifest.arch != "x86_64"
+    assert (
+        any("avx512" in row.needs for rows in manifest.variants.values() for row in rows) or manifest.arch != "x86_64"
+    )
 
 
 def test_an_unknown_architecture_is_refused() -> None:

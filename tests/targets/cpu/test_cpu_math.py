@@ -50,7 +50,11 @@ EXACT: dict[str, tuple[Callable[[float], float], float, float]] = {
     "relu2": (lambda x: max(x, 0) ** 2, 1e-7, 0),
     "none": (lambda x: x, 0, 0),
 }
-FUNCTIONS: dict[str, Callable[[Scalar], Scalar]] = {"tanh": cpu_math.tanh, "erf": cpu_math.erf, **activations.ACTIVATIONS}
+FUNCTIONS: dict[str, Callable[[Scalar], Scalar]] = {
+    "tanh": cpu_math.tanh,
+    "erf": cpu_math.erf,
+    **activations.ACTIVATIONS,
+}
 
 
 @pytest.fixture(scope="module")

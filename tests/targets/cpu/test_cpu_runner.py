@@ -62,7 +62,9 @@ def test_logits_are_those_of_the_reference_in_the_same_activation_dtype_alone_an
     path = compile_tiny(checkpoint, quantization, target="cpu", **options)
     for entry in open_bundle(path).manifest.activations:
         runner = CpuRunner(open_bundle(path), limits=ALL_ROWS, activation=entry.dtype)
-        reference = ReferenceRunner(open_bundle(path), limits=Limits(sequences=8, pages=20), activation=stored_dtype(entry.dtype))
+        reference = ReferenceRunner(
+            open_bundle(path), limits=Limits(sequences=8, pages=20), activation=stored_dtype(entry.dtype)
+        )
         limits = {**{dtype: max(limit, INT16_MODEL) for dtype, limit in OF_ACTIVATION.items()}, "int8": INT8_MODEL}
         limit = F16 if "kv" in options else limits[entry.dtype]
         together, alone, expected = ragged_logits(runner), sequences_alone(runner), sequences_alone(reference)
@@ -129,7 +131,9 @@ def test_serving_loads_neither_tvm_nor_the_compiler_and_maps_the_weights(bundle:
     assert answer["device"].startswith(str(bundle.manifest.arch))
 
 
-def test_the_number_of_threads_is_the_users_or_that_of_the_cores(monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp_path: Path) -> None:
+def test_the_number_of_threads_is_the_users_or_that_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp_path: Path
+) -> None:
     monkeypatch.setenv("NEARFAR_THREADS", "3")
     runner = open_runner("cpu", bundle, Limits())
     assert "3 threads" in runner.device

@@ -43,13 +43,24 @@ MMA_ATTENTION = (
 )
 MMA_ALONE = (
     Facts(Heads(4, 2, 64, 16, "float16"), Preparation(0, 0, None), Scores(0.125, causal=False, sinks=True)),
-    Facts(Heads(2, 1, 32, 16, "bfloat16"), Preparation(0, 0, None), Scores(0.2, window=40, softcap=3.0, causal=False, sinks=True)),
+    Facts(
+        Heads(2, 1, 32, 16, "bfloat16"),
+        Preparation(0, 0, None),
+        Scores(0.2, window=40, softcap=3.0, causal=False, sinks=True),
+    ),
 )
 # (shape, quantization, dtype, columns, outputs, what the projection has).
 MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
     ("one_warp", "q4f16", "float16", 128, 8, {}),
     ("one_warp", "q4f16", "float16", 1, 1, {"bias": True}),
-    ("many_columns", "q4f16", "float16", 300, 70, {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 97}),
+    (
+        "many_columns",
+        "q4f16",
+        "float16",
+        300,
+        70,
+        {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 97},
+    ),
     ("many_columns", "q4f16", "bfloat16", 256, 45, {"gated": True, "norm_eps": EPS}),
     ("many_columns", "q8f16", "float16", 160, 37, {"gated": True, "bias": True, "activation": "gelu"}),
     ("many_depths", "q8f16", "bfloat16", 700, 19, {"norm_eps": EPS, "x_dtype": "bfloat16"}),

@@ -33,7 +33,9 @@ class Emulated:
         buffers = {role: aligned(array) for role, array in run.arrays.items()}
         for kernel in kernels:
             for name, elements in kernel.kernel.scratch.items():
-                buffers.setdefault(f"scratch.{name}", aligned(np.full(evaluate(elements, run.dims), np.nan, np.float32)))
+                buffers.setdefault(
+                    f"scratch.{name}", aligned(np.full(evaluate(elements, run.dims), np.nan, np.float32))
+                )
         for kernel in kernels:
             parameters = [buffers[role].ctypes.data for role in kernel.buffers]
             parameters += [evaluate(scalar, run.dims) for scalar in kernel.scalars]
@@ -60,7 +62,13 @@ def lower_cases(cases: Sequence[Case], arch: str) -> tuple[dict[str, list[CudaKe
         for index, kernel in enumerate(kernels[case.name]):
             # Cases name their kernels as they like; a file has each function once.
             entry = names.setdefault(kernel.text, f"{kernel.entry}_{number}")
-            renamed = CudaKernel(kernel.kernel, kernel.text.replace(f"{kernel.entry}(", f"{entry}("), entry, kernel.buffers, kernel.scalars)
+            renamed = CudaKernel(
+                kernel.kernel,
+                kernel.text.replace(f"{kernel.entry}(", f"{entry}("),
+                entry,
+                kernel.buffers,
+                kernel.scalars,
+            )
             lowered[entry] = kernels[case.name][index] = renamed
     return kernels, source_file(lowered.values())
 

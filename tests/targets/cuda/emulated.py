@@ -38,7 +38,9 @@ class Library:
         self.path = library_of(source, folder, optimization)
         self._library = ctypes.CDLL(str(self.path))
 
-    def launch(self, entry: str, grid: tuple[int, int], threads: int, parameters: Sequence[int] | npt.NDArray[np.uint64]) -> None:
+    def launch(
+        self, entry: str, grid: tuple[int, int], threads: int, parameters: Sequence[int] | npt.NDArray[np.uint64]
+    ) -> None:
         """Run a kernel on addresses and integers, in the order of its parameters."""
         values = np.array(parameters, np.uint64)
         pointers = values.ctypes.data + 8 * np.arange(len(values), dtype=np.uint64)
@@ -75,6 +77,17 @@ def compile_library(source: Path, library: Path, optimization: str = "-Og") -> N
     """Compile C++ with the compiler that there is. Warnings about generated code mean nothing."""
     compiler = find_compiler()
     assert compiler is not None
-    command = [*compiler, "-std=c++17", optimization, "-march=native", "-w", "-shared", "-fPIC", "-o", str(library), str(source)]
+    command = [
+        *compiler,
+        "-std=c++17",
+        optimization,
+        "-march=native",
+        "-w",
+        "-shared",
+        "-fPIC",
+        "-o",
+        str(library),
+        str(source),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]

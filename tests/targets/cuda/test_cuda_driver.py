@@ -51,19 +51,27 @@ print(json.dumps({"device": device, "refused": refused, "tokens": tokens, "logit
 @pytest.fixture(scope="module")
 def environment(cuda_bundle: Path, emulated_cuda: Path) -> dict[str, str]:
     libraries = [library_of(file.read_text(), emulated_cuda) for file in sorted((cuda_bundle / "kernels").glob("*.cu"))]
-    return {**os.environ, "LD_LIBRARY_PATH": str(libcuda(emulated_cuda)), "NEARFAR_EMULATED": ":".join(map(str, libraries))}
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(libcuda(emulated_cuda)),
+        "NEARFAR_EMULATED": ":".join(map(str, libraries)),
+    }
 
 
 def test_a_bundle_runs_through_nvidias_bindings_and_without_a_compiler(
     cuda_bundle: Path, emulated_cuda: Path, environment: dict[str, str]
 ) -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(cuda_bundle)], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(cuda_bundle)], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["device"] == "emulated by libcuda.cpp sm_90 (float16)"
     assert found["refused"].startswith("CUDA: CUDA_ERROR_OUT_OF_MEMORY: out of memory; give it fewer pages")
     assert found["loaded"] == []
-    runner = CudaRunner(open_bundle(cuda_bundle), limits=Limits(sequences=2, rows=2, pages=8), driver=EmulatedDriver(emulated_cuda))
+    runner = CudaRunner(
+        open_bundle(cuda_bundle), limits=Limits(sequences=2, rows=2, pages=8), driver=EmulatedDriver(emulated_cuda)
+    )
     tokens = []
     for token, start in (([5, 6, 7], 0), ([-1], 3), ([-1], 4), ([8], 5)):
         output = runner.forward(make_batch([Chunk(token, start, [1], [len(token) - 1], slot=0)], 16))
@@ -82,7 +90,9 @@ def test_without_the_bindings_the_error_says_what_to_install(monkeypatch: pytest
 def test_where_there_is_no_driver_the_error_says_what_is_missing(cuda_bundle: Path) -> None:
     script = SCRIPT.replace("except DeviceError as error:", "except DeviceError as error:\n    sys.exit(error.message)")
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", script, str(cuda_bundle)], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(cuda_bundle)], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
     assert "CUDA" in done.stderr
     assert "Traceback" not in done.stderr

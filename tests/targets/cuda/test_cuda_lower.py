@@ -50,7 +50,9 @@ def test_the_largest_kernels_of_a_real_model_spill_no_register_and_keep_to_the_l
     fmt = quant.by_name("q4f16")
     plan = make_plan(run_passes(by_model_type("qwen3").forward(SPEC, 16, 4096), fmt, MAX_BINDING_BYTES))
     context = Context(plan, fmt, ("float16",))
-    calls = {call.name: call for step in plan.steps for variant in variants_of(step, context) for call in variant.kernels}
+    calls = {
+        call.name: call for step in plan.steps for variant in variants_of(step, context) for call in variant.kernels
+    }
     kernels = [cuda(call.build(), "sm_90") for call in calls.values() if is_large(call)]
     assert len(kernels) >= 6
     cubin, log = compile_cubin(source_file(kernels), "sm_90", "largest")
@@ -95,7 +97,9 @@ def test_other_architectures_compile() -> None:
         assert compile_cubin(source, arch, arch)[0].startswith(b"\x7fELF")
 
 
-def test_bfloat16_is_for_targets_that_have_it_and_weights_of_16_bits(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_bfloat16_is_for_targets_that_have_it_and_weights_of_16_bits(
+    tiny_checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
     for target, quantization in (("webgpu", "q4f16"), ("cuda", "q4f32")):
         options = CompileOptions(target=target, quantization=quantization, activations=("bfloat16",))
         with pytest.raises(RequestError, match="--activations bfloat16: quantization"):

@@ -42,7 +42,9 @@ def runner(cuda_bundle: Path, driver: EmulatedDriver) -> Iterator[CudaRunner]:
 def test_logits_are_those_of_the_reference_in_chunks_of_any_size(
     runner: CudaRunner, cuda_bundle: Path, prompt_token_ids: list[int], driver: EmulatedDriver
 ) -> None:
-    expected = whole_and_in_chunks(ReferenceRunner(open_bundle(cuda_bundle), activation="float16"), prompt_token_ids, 75)
+    expected = whole_and_in_chunks(
+        ReferenceRunner(open_bundle(cuda_bundle), activation="float16"), prompt_token_ids, 75
+    )
     for chunk in (75, 33, 1):
         replayed = driver.replayed
         prompt = prompt_token_ids[: 20 if chunk == 1 else 75]
@@ -52,7 +54,9 @@ def test_logits_are_those_of_the_reference_in_chunks_of_any_size(
         assert driver.replayed - replayed == (20 if chunk == 1 else 0)
 
 
-def test_a_decode_batch_that_is_filled_up_computes_what_each_sequence_alone_does(runner: CudaRunner, driver: EmulatedDriver) -> None:
+def test_a_decode_batch_that_is_filled_up_computes_what_each_sequence_alone_does(
+    runner: CudaRunner, driver: EmulatedDriver
+) -> None:
     tokens = [[3, 1, 4], [1, 5, 9, 2, 6], [5]]
     pages = [[7], [2], [11]]
     for own, page in zip(tokens, pages, strict=True):
@@ -99,20 +103,35 @@ def test_a_long_context_decodes_in_ranges(runner: CudaRunner, cuda_bundle: Path)
     for each in (runner, ReferenceRunner(open_bundle(cuda_bundle), limits=LIMITS, activation="float16")):
         for start in range(0, 258, 75):
             each.forward(make_batch([Chunk(token_ids[start : min(start + 75, 258)], start, range(17))], 16))
-        rows.append(np.concatenate([each.forward(make_batch([Chunk([token_ids[i]], i, range(17), [0])], 16)).logits for i in (258, 259)]))
+        rows.append(
+            np.concatenate(
+                [each.forward(make_batch([Chunk([token_ids[i]], i, range(17), [0])], 16)).logits for i in (258, 259)]
+            )
+        )
     assert relative_error(*rows) < F16
 
 
-def test_every_sequence_of_a_batch_has_its_own_adapter_in_graphs_too(compile_tiny: CompileTiny, emulated_cuda: Path) -> None:
+def test_every_sequence_of_a_batch_has_its_own_adapter_in_graphs_too(
+    compile_tiny: CompileTiny, emulated_cuda: Path
+) -> None:
     lora = {"lora_rank": 2, "context": 64, "activations": ("float32",), "self_test": False}
     bundle = open_bundle(compile_tiny("qwen3", "q4f16", target="cuda", **lora))
     limits = Limits(tokens=8, sequences=3, rows=3, pages=6, adapters=2)
     rng = np.random.default_rng(8)
     assert bundle.manifest.lora is not None
     shapes = {name: bundle.manifest.states[name].shape[1:] for name in bundle.manifest.lora.states}
-    states = [{name: rng.normal(size=shape).astype(np.float32) * 0.1 for name, shape in shapes.items()} for _ in range(2)]  # type: ignore[arg-type]
+    states = [
+        {
+            name: rng.normal(size=shape).astype(np.float32) * 0.1  # type: ignore[arg-type]
+            for name, shape in shapes.items()
+        }
+        for _ in range(2)
+    ]
     found = []
-    for runner in (CudaRunner(bundle, limits=limits, driver=EmulatedDriver(emulated_cuda)), ReferenceRunner(bundle, limits=limits)):
+    for runner in (
+        CudaRunner(bundle, limits=limits, driver=EmulatedDriver(emulated_cuda)),
+        ReferenceRunner(bundle, limits=limits),
+    ):
         for place, values in enumerate(states):
             for name, value in values.items():
                 runner.write_state(name, place, value)
@@ -131,7 +150,9 @@ def test_what_is_on_its_way_cannot_be_cancelled(runner: CudaRunner) -> None:
     assert len({int(future.result().next_token_ids[0]) for future in futures}) == 1
 
 
-def test_a_failure_on_the_device_is_the_futures_and_the_runner_can_be_closed(cuda_bundle: Path, emulated_cuda: Path) -> None:
+def test_a_failure_on_the_device_is_the_futures_and_the_runner_can_be_closed(
+    cuda_bundle: Path, emulated_cuda: Path
+) -> None:
     driver = EmulatedDriver(emulated_cuda)
     runner = CudaRunner(open_bundle(cuda_bundle), limits=Limits(tokens=8, pages=2), driver=driver)
     driver.broken = True
@@ -146,7 +167,10 @@ def test_a_failure_on_the_device_is_the_futures_and_the_runner_can_be_closed(cud
 def test_a_gpu_of_another_generation_is_refused_with_what_to_compile(cuda_bundle: Path, emulated_cuda: Path) -> None:
     bundle = open_bundle(cuda_bundle)
     for arch in ("sm_80", "sm_89", "sm_100"):
-        with pytest.raises(DeviceError, match=f"was compiled for sm_90, .* is {arch}; compile the model with --target cuda --arch {arch}"):
+        with pytest.raises(
+            DeviceError,
+            match=f"was compiled for sm_90, .* is {arch}; compile the model with --target cuda --arch {arch}",
+        ):
             CudaRunner(bundle, driver=EmulatedDriver(emulated_cuda, arch))
     with pytest.raises(DeviceError, match="compiled for float16 activations, not for bfloat16"):
         choose_activation(bundle.manifest, "bfloat16", cuda_bundle)
@@ -164,7 +188,9 @@ def test_a_batch_takes_the_smallest_graph_that_holds_it() -> None:
     assert bucket_sizes(100) == (1, 2, 4, 8, 16, 32, 48, 64, 96, 100)
     decode = {"S": 5, "B": 5, "R": 5, "T": 257, "A": 0, "W": 5, "G": 0}
     assert bucket_of(decode, (1, 8, 9), 4096) == Bucket(8, 512, adjusts=False, alternatives=True, adapted=False)
-    assert bucket_of({**decode, "T": 4000}, (8,), 4096) == Bucket(8, 4096, adjusts=False, alternatives=True, adapted=False)
+    assert bucket_of({**decode, "T": 4000}, (8,), 4096) == Bucket(
+        8, 4096, adjusts=False, alternatives=True, adapted=False
+    )
     assert bucket_of({**decode, "T": 290}, (8,), 300) == Bucket(8, 300, adjusts=False, alternatives=True, adapted=False)
     for other in ({"S": 6}, {"R": 4}, {"S": 0, "B": 0, "R": 0}):
         assert bucket_of({**decode, **other}, (1, 8), 4096) is None

@@ -57,7 +57,11 @@ class Served:
         return found
 
     def streamed_logprobs(self, prompt: list[int]) -> list[float]:
-        lines = [line.removeprefix("data: ") for line in self.complete(prompt, stream=True).text.splitlines() if line.startswith("data: {")]
+        lines = [
+            line.removeprefix("data: ")
+            for line in self.complete(prompt, stream=True).text.splitlines()
+            if line.startswith("data: {")
+        ]
         choices = [choice for line in lines for choice in json.loads(line)["choices"]]
         return [value for choice in choices if choice["logprobs"] for value in choice["logprobs"]["token_logprobs"]]
 
@@ -72,7 +76,9 @@ def lora_bundle(compile_tiny: CompileTiny, nvrtc: None) -> Path:  # noqa: ARG001
 
 
 @pytest.fixture(scope="module")
-def served(lora_bundle: Path, cuda_bundle: Path, emulated_cuda: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(
+    lora_bundle: Path, cuda_bundle: Path, emulated_cuda: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     sources = sorted(file for bundle in (lora_bundle, cuda_bundle) for file in (bundle / "kernels").glob("*.cu"))
     libraries = [library_of(file.read_text(), emulated_cuda) for file in sources]
@@ -91,7 +97,9 @@ def reference_logprobs(bundle: Path, prompt: list[int]) -> list[float]:
     runner = ReferenceRunner(opened, limits=Limits(rows=NEW_TOKENS), activation="float32")
     tokens = list(generate(runner, prompt, NEW_TOKENS, Sampler()))
     rows = [len(prompt) - 1 + index for index in range(len(tokens))]
-    logits = runner.forward(make_batch([Chunk([*prompt, *tokens], 0, range(3), rows)], opened.manifest.page_size)).logits
+    logits = runner.forward(
+        make_batch([Chunk([*prompt, *tokens], 0, range(3), rows)], opened.manifest.page_size)
+    ).logits
     logits = logits - logits.max(axis=1, keepdims=True)
     return [float(row[token] - np.log(np.exp(row).sum())) for row, token in zip(logits, tokens, strict=True)]
 

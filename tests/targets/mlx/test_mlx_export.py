@@ -67,7 +67,9 @@ def test_shards_hold_the_same_tensors_as_one_file(tiny_checkpoints: Mapping[str,
     for name, shard_bytes in (("whole", 1 << 30), ("cut", 100_000)):
         (tmp_path / name).mkdir()
         seen: list[tuple[int, int]] = []
-        write_shards(checkpoint, parameters, packing, tmp_path / name, lambda *done, seen=seen: seen.append(done), shard_bytes)
+        write_shards(
+            checkpoint, parameters, packing, tmp_path / name, lambda *done, seen=seen: seen.append(done), shard_bytes
+        )
         assert seen[-1][0] == seen[-1][1]
         index = json.loads((tmp_path / name / "model.safetensors.index.json").read_text())
         files = sorted((tmp_path / name).glob("*.safetensors"))
@@ -93,7 +95,11 @@ def content(folder: Path, file: str, tensor: object) -> tuple[object, bytes]:
     [
         ({"kv": "q8"}, RequestError, "--kv q8: the model's head size of 24 is not a multiple of 32"),
         ({"device": "gpu"}, RequestError, "--device gpu: is not known; target mlx asks for none"),
-        ({"quantization": "q4f32", "activations": ("bfloat16",)}, RequestError, "--activations bfloat16: the quantization offers float32"),
+        (
+            {"quantization": "q4f32", "activations": ("bfloat16",)},
+            RequestError,
+            "--activations bfloat16: the quantization offers float32",
+        ),
         ({"lora_rank": 4}, RequestError, "--lora-rank: target mlx takes none"),
         (
             {},
@@ -103,10 +109,15 @@ def content(folder: Path, file: str, tensor: object) -> tuple[object, bytes]:
     ],
 )
 def test_what_mlx_cannot_do_is_refused_and_nothing_is_left(
-    options: dict[str, object], error: type[Exception], message: str, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+    options: dict[str, object],
+    error: type[Exception],
+    message: str,
+    tiny_checkpoints: Mapping[str, Path],
+    tmp_path: Path,
 ) -> None:
+    full_options = CompileOptions(target="mlx", context=64, **options)  # type: ignore[arg-type]
     with pytest.raises(error, match=message):
-        compile_any(str(tiny_checkpoints["qwen3"]), tmp_path / "out", CompileOptions(target="mlx", context=64, **options))  # type: ignore[arg-type]
+        compile_any(str(tiny_checkpoints["qwen3"]), tmp_path / "out", full_options)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -32,7 +32,11 @@ def test_logits_are_those_of_the_ops(name: str, mlx: Any) -> None:
             new = TOKENS[start : start + chunk]
             batch = make_batch([Chunk(new, start, [0], range(len(new)))], CONTEXT)
             inputs = {"token_ids": batch.token_ids, "positions": batch.positions, "sample_rows": batch.sample_rows}
-            found.append(np.array(forward.run({key: mlx.array(values) for key, values in inputs.items()}, spans_of(batch), pages)))
+            found.append(
+                np.array(
+                    forward.run({key: mlx.array(values) for key, values in inputs.items()}, spans_of(batch), pages)
+                )
+            )
         assert relative_error(np.concatenate(found), expected) < F32, chunk
 
 

@@ -59,7 +59,9 @@ def folders(demo: Mapping[str, Bundle | ExportBundle], compile_tiny: CompileTiny
 
 
 @pytest.fixture(scope="module")
-def answers(folders: Mapping[str, Path], prompt_token_ids: list[int], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+def answers(
+    folders: Mapping[str, Path], prompt_token_ids: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, Any]:
     """What mlx-lm says to the prompts of each folder, and its logits of the first of them."""
     folder = tmp_path_factory.mktemp("answers")
     tiny = {checkpoint for checkpoint, _, _ in CASES}
@@ -76,7 +78,11 @@ def answers(folders: Mapping[str, Path], prompt_token_ids: list[int], tmp_path_f
     program = Path(__file__).parent / "mlx_lm_process.py"
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, str(program), str(folder / "jobs.json")], capture_output=True, text=True, check=False, env=environment
+        [sys.executable, str(program), str(folder / "jobs.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.strip().splitlines()[-1])
@@ -101,11 +107,15 @@ def test_the_demo_model_answers_mlx_lm_as_it_does_the_reference(
 ) -> None:
     tokenizer = Tokenizer(demo["plan"].tokenizer_files())
     # Bfloat16 rounds coarsely enough to change a story.
-    for question, theirs in zip(QUESTIONS[: 1 if activation == "bfloat16" else None], answers[activation][0], strict=False):
+    for question, theirs in zip(
+        QUESTIONS[: 1 if activation == "bfloat16" else None], answers[activation][0], strict=False
+    ):
         prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
         assert theirs["prompt_ids"] == prompt
         for name, runner in (("numpy", demo["plan"]), ("mlx", demo[activation])):
-            assert theirs["token_ids"] == list(generate(open_runner(name, runner, Limits(tokens=64)), prompt, TOKENS, Sampler())), name
+            assert theirs["token_ids"] == list(
+                generate(open_runner(name, runner, Limits(tokens=64)), prompt, TOKENS, Sampler())
+            ), name
 
 
 def test_the_command_line_takes_the_folder(

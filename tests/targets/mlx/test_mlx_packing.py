@@ -19,7 +19,9 @@ def parameter(rows: int, columns: int | None) -> Parameter:
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize(("name", "activation"), [("q4f16", "float16"), ("q4f32", "float32"), ("q8f16", "float16"), ("q8f16", "float32")])
+@pytest.mark.parametrize(
+    ("name", "activation"), [("q4f16", "float16"), ("q4f32", "float32"), ("q8f16", "float16"), ("q8f16", "float32")]
+)
 def test_mlx_dequantizes_to_the_weights_of_a_plan(name: str, activation: str, group: int, mlx: Any) -> None:
     matrix = np.random.default_rng(group).normal(size=(5, 384)).astype(np.float32)
     quantization = quant.by_name(name, group)
@@ -30,7 +32,9 @@ def test_mlx_dequantizes_to_the_weights_of_a_plan(name: str, activation: str, gr
     found = np.array(mlx.dequantize(*given, group_size=group, bits=bits))
     expected = quantization.unpack(quantization.pack(matrix), 384)
     # Float16 scales times codes are exact; of float32 ones the sum with the bias is rounded once more.
-    np.testing.assert_array_equal(found, expected) if name.endswith("f16") else np.testing.assert_allclose(found, expected, rtol=F32)
+    np.testing.assert_array_equal(found, expected) if name.endswith("f16") else np.testing.assert_allclose(
+        found, expected, rtol=F32
+    )
     shapes = [shape for _, shape in packing.tensors(parameter(5, 384)).values()]
     assert [array.shape for array in (codes, scales, biases)] == shapes
     assert scales.dtype == biases.dtype == np.dtype(activation)
@@ -45,7 +49,9 @@ def test_bfloat16_is_rounded_as_mlx_rounds(mlx: Any) -> None:
 def test_bfloat16_scales_change_weights_by_no_more_than_their_rounding() -> None:
     matrix = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)
     quantization = quant.by_name("q4f16")
-    _, scales, biases = (array.astype(np.uint32) << 16 for array in Packing(quantization, "bfloat16").pack(parameter(3, 64), matrix))
+    _, scales, biases = (
+        array.astype(np.uint32) << 16 for array in Packing(quantization, "bfloat16").pack(parameter(3, 64), matrix)
+    )
     assert relative_error(scales.view(np.float32), quantization.pack(matrix)["s"].astype(np.float32)) < BF16_ROUNDING
     np.testing.assert_array_equal(biases.view(np.float32), scales.view(np.float32) * -8)
 

@@ -33,7 +33,9 @@ def plans(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPat
     """plans(checkpoint, quantization) -> a bundle for the reference runner, with the same weights."""
 
     def compile_plan(checkpoint: str, quantization: str) -> Bundle:
-        return compile_plain(tiny_checkpoints[checkpoint], tmp_path_factory.mktemp("plan") / "bundle", quantization, 256)
+        return compile_plain(
+            tiny_checkpoints[checkpoint], tmp_path_factory.mktemp("plan") / "bundle", quantization, 256
+        )
 
     return compile_plan
 
@@ -46,7 +48,12 @@ def mlx_runner(path: Path, limits: Limits = LIMITS) -> Runner:
 
 @pytest.mark.parametrize(
     ("checkpoint", "quantization", "group_size"),
-    [("llama", "f32", None), ("llama_plain_wide", "q4f32", 32), ("qwen2_wide", "q4f16", 32), ("qwen3_wide", "q8f16", 32)],
+    [
+        ("llama", "f32", None),
+        ("llama_plain_wide", "q4f32", 32),
+        ("qwen2_wide", "q4f16", 32),
+        ("qwen3_wide", "q8f16", 32),
+    ],
 )
 def test_logits_are_those_of_the_reference_in_chunks_of_any_size(
     checkpoint: str,
@@ -64,18 +71,25 @@ def test_logits_are_those_of_the_reference_in_chunks_of_any_size(
     runner.close()
 
 
-def test_norms_and_scales_of_float16_are_near_those_of_float32(compile_tiny: CompileTiny, prompt_token_ids: list[int]) -> None:
+def test_norms_and_scales_of_float16_are_near_those_of_float32(
+    compile_tiny: CompileTiny, prompt_token_ids: list[int]
+) -> None:
     whole = []
     for activation in ("float32", "float16"):
-        runner = mlx_runner(compile_tiny("qwen3_wide", "q8f16", target="mlx", group_size=128, activations=(activation,)))
+        runner = mlx_runner(
+            compile_tiny("qwen3_wide", "q8f16", target="mlx", group_size=128, activations=(activation,))
+        )
         whole.append(whole_and_in_chunks(runner, prompt_token_ids, 33))
         runner.close()
     assert relative_error(whole[1], whole[0]) < F16
 
 
-def test_8_bit_keys_and_values_are_near_those_of_float32(compile_tiny: CompileTiny, prompt_token_ids: list[int]) -> None:
+def test_8_bit_keys_and_values_are_near_those_of_float32(
+    compile_tiny: CompileTiny, prompt_token_ids: list[int]
+) -> None:
     runners = [
-        mlx_runner(compile_tiny("llama_wide", "q8f16", target="mlx", activations=("float32",), kv=kv)) for kv in ("activation", "q8")
+        mlx_runner(compile_tiny("llama_wide", "q8f16", target="mlx", activations=("float32",), kv=kv))
+        for kv in ("activation", "q8")
     ]
     exact, whole = (whole_and_in_chunks(runner, prompt_token_ids, 75) for runner in runners)
     assert 0 < relative_error(whole, exact) < KV_Q8
@@ -135,7 +149,9 @@ def test_weights_that_mlx_cannot_read_are_named(compile_tiny: CompileTiny, tmp_p
         open_runner("mlx", damaged, LIMITS)
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(compile_tiny: CompileTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    compile_tiny: CompileTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = compile_tiny("llama", "f32", target="mlx")
     monkeypatch.setitem(sys.modules, "mlx.core", None)
     with pytest.raises(ToolError, match=r"pip install 'nearfar\[mlx\]'"):
@@ -152,5 +168,8 @@ def test_on_a_mac_metal_computes_what_the_reference_does(
         runner = mlx_runner(compile_tiny("qwen3_wide", "q4f16", target="mlx", activations=(activation,)))
         assert f"({activation})" in runner.device
         for chunk in CHUNK_SIZES:
-            assert relative_error(whole_and_in_chunks(runner, prompt_token_ids, chunk), expected) < limit, (activation, chunk)
+            assert relative_error(whole_and_in_chunks(runner, prompt_token_ids, chunk), expected) < limit, (
+                activation,
+                chunk,
+            )
         runner.close()

@@ -39,7 +39,9 @@ def test_a_chat_is_answered_as_by_the_reference(tmp_path: Path) -> None:
         await registry.load(LoadRequest(model=str(tmp_path / "demo")))
         transport = httpx.ASGITransport(create_app(registry, ApiConfig()))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            response = await client.post("/v1/chat/completions", json={"model": "demo", "messages": MESSAGES, "temperature": 0})
+            response = await client.post(
+                "/v1/chat/completions", json={"model": "demo", "messages": MESSAGES, "temperature": 0}
+            )
         await registry.close(0)
         return response.json()
 

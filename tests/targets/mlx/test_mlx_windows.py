@@ -59,11 +59,20 @@ def test_logits_equal_transformers_beyond_three_windows(name: str, models: Mappi
     runner.close()
 
 
-def test_fused_tensors_go_out_whole_and_their_slices_are_those_of_the_reference(models: Mapping[str, Path], tmp_path: Path) -> None:
+def test_fused_tensors_go_out_whole_and_their_slices_are_those_of_the_reference(
+    models: Mapping[str, Path], tmp_path: Path
+) -> None:
     bundle = export_mlx(models["phi3"], tmp_path / "mlx", "q8f16")
-    stored = {name.removesuffix(".scales").removesuffix(".biases") for name in read_safetensors(bundle.path / "model.safetensors")}
-    assert {name.removesuffix(".weight") for name in stored} == {name.removesuffix(".weight") for name in load(str(models["phi3"])).tensors}
-    expected = whole_and_in_chunks(ReferenceRunner(compile_plain(models["phi3"], tmp_path / "plan", "q8f16", CONTEXT)), TOKENS, 41)
+    stored = {
+        name.removesuffix(".scales").removesuffix(".biases")
+        for name in read_safetensors(bundle.path / "model.safetensors")
+    }
+    assert {name.removesuffix(".weight") for name in stored} == {
+        name.removesuffix(".weight") for name in load(str(models["phi3"])).tensors
+    }
+    expected = whole_and_in_chunks(
+        ReferenceRunner(compile_plain(models["phi3"], tmp_path / "plan", "q8f16", CONTEXT)), TOKENS, 41
+    )
     assert relative_error(whole_and_in_chunks(open_mlx(bundle), TOKENS, 13), expected) < F32
 
 
@@ -74,7 +83,9 @@ def test_8_bit_keys_and_values_of_a_window_stay_near(models: Mapping[str, Path],
         assert 0 < relative_error(whole_and_in_chunks(small, TOKENS, chunk), exact) < KV_Q8, chunk
 
 
-def test_mlx_lms_logits_are_those_of_transformers(models: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlx_lms_logits_are_those_of_transformers(
+    models: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A window as long as the context hides nothing; of mixed windows, only mlx-lm's llama knows."""
     folders = {}
     for name in WINDOWED:
@@ -98,12 +109,20 @@ def test_mlx_lms_logits_are_those_of_transformers(models: Mapping[str, Path], tm
 def answers_of_mlx_lm(folders: Mapping[str, Path], directory: Path) -> Mapping[str, Any]:
     """The logits of TOKENS by name."""
     logits = {name: str(directory / f"{name}.npy") for name in folders}
-    jobs = [{"folder": str(path), "prompts": [TOKENS], "max_tokens": 1, "logits": logits[name]} for name, path in folders.items()]
+    jobs = [
+        {"folder": str(path), "prompts": [TOKENS], "max_tokens": 1, "logits": logits[name]}
+        for name, path in folders.items()
+    ]
     (directory / "jobs.json").write_text(json.dumps(jobs))
     program = str(Path(__file__).parent / "mlx_lm_process.py")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, program, str(directory / "jobs.json")], capture_output=True, text=True, check=False, env=environment, timeout=120
+        [sys.executable, program, str(directory / "jobs.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return {name: np.load(path) for name, path in logits.items()}
@@ -118,7 +137,9 @@ def test_mlx_lm_refuses_windows_that_it_does_not_compute(name: str, models: Mapp
         load_model(folder)
 
 
-def test_the_configuration_states_the_windows_and_the_part_that_is_rotated(models: Mapping[str, Path], tmp_path: Path) -> None:
+def test_the_configuration_states_the_windows_and_the_part_that_is_rotated(
+    models: Mapping[str, Path], tmp_path: Path
+) -> None:
     packing = Packing(quant.by_name("f32"), "float32")
 
     def config(name: str, context: int, **changes: object) -> dict[str, Any]:
@@ -127,10 +148,18 @@ def test_the_configuration_states_the_windows_and_the_part_that_is_rotated(model
         return found
 
     fitting = config("phi3", WINDOW)
-    assert (fitting["model_type"], fitting["partial_rotary_factor"], fitting["max_position_embeddings"]) == ("phi3", 0.5, WINDOW)
+    assert (fitting["model_type"], fitting["partial_rotary_factor"], fitting["max_position_embeddings"]) == (
+        "phi3",
+        0.5,
+        WINDOW,
+    )
     assert "sliding_window" not in fitting
     longer = config("phi3", WINDOW + 1)
-    assert (longer["model_type"], longer["sliding_window"], longer["max_position_embeddings"]) == ("phi3_sliding_window", WINDOW, 512)
+    assert (longer["model_type"], longer["sliding_window"], longer["max_position_embeddings"]) == (
+        "phi3_sliding_window",
+        WINDOW,
+        512,
+    )
     mixed = config("mistral", 48, windows=(WINDOW, None))
     assert (mixed["model_type"], mixed["layer_types"]) == ("mistral", ["sliding_attention", "full_attention"])
     assert config("mistral", 48, windows=(WINDOW, 9))["model_type"] == "mistral_sliding_window"

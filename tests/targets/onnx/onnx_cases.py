@@ -29,7 +29,9 @@ def reference_logits(checkpoint: Path, quantization: Quantization, token_ids: Se
     tensors: dict[str, Array] = {}
     for name, parameter in graph.parameters.items():
         rows = loaded.tensors[name].rows(0, parameter.rows)
-        tensors[name] = rows if parameter.columns is None else quantization.unpack(quantization.pack(rows), parameter.columns)
+        tensors[name] = (
+            rows if parameter.columns is None else quantization.unpack(quantization.pack(rows), parameter.columns)
+        )
     pages = range(-(-len(token_ids) // PAGE_SIZE))
     batch = make_batch([Chunk(token_ids, 0, pages, range(len(token_ids)))], PAGE_SIZE)
     logits: Logits = run_graph(graph, tensors, [batch]).outputs[0]["logits"]
@@ -45,7 +47,9 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(str(folder / "onnx/model.onnx"), options, providers=["CPUExecutionProvider"])
+        self.session = onnxruntime.InferenceSession(
+            str(folder / "onnx/model.onnx"), options, providers=["CPUExecutionProvider"]
+        )
         self.inputs = {each.name: each for each in self.session.get_inputs()}
         self.outputs = [each.name for each in self.session.get_outputs()]
         self.cache: dict[str, Array] = {}
@@ -70,7 +74,9 @@ class Session:
         return token_ids
 
     def empty(self, name: str, batch: int) -> Array:
-        dtype = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}[self.inputs[name].type]
+        dtype = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}[
+            self.inputs[name].type
+        ]
         _, heads, _, head_dim = self.inputs[name].shape
         return np.zeros((batch, heads, 0, head_dim), dtype)
 
@@ -97,7 +103,10 @@ def check_graph(path: Path) -> None:
                 inputs=[formal("x", "T"), formal("gamma", "T")],
                 outputs=[formal("y", "T")],
                 type_constraints=[("T", ["tensor(float)", "tensor(float16)"], "floats")],
-                attributes=[onnx.defs.OpSchema.Attribute(name, getattr(onnx.defs.OpSchema.AttrType, kind)) for name, kind in NORM_ATTRS],
+                attributes=[
+                    onnx.defs.OpSchema.Attribute(name, getattr(onnx.defs.OpSchema.AttrType, kind))
+                    for name, kind in NORM_ATTRS
+                ],
             )
         )
     onnx.checker.check_model(str(path))

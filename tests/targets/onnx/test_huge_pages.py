@@ -25,7 +25,12 @@ def test_pages_are_whole_and_new() -> None:
     page = HUGE_PAGE
     # A region that grew at both ends, one that was there, a new one that is not aligned, and one that is too small.
     before = [(10 * page, 11 * page + 1), (20 * page, 22 * page)]
-    after = [(8 * page - 1, 14 * page), (20 * page, 22 * page), (30 * page + 1, 33 * page - 1), (40 * page + 1, 41 * page)]
+    after = [
+        (8 * page - 1, 14 * page),
+        (20 * page, 22 * page),
+        (30 * page + 1, 33 * page - 1),
+        (40 * page + 1, 41 * page),
+    ]
     assert new_pages(before, after) == [(8 * page, 10 * page), (12 * page, 14 * page), (31 * page, 32 * page)]
 
 

@@ -26,7 +26,9 @@ from nearfar.targets.onnx.matmul_nbits import ACCURACY_LEVEL, BITS, blob_rows, r
         (8, 32, None, 1, "accuracy level 1"),
     ],
 )
-def test_what_has_no_fast_kernel_is_refused(bits: int, block: int, zero_points: str | None, level: int, message: str) -> None:
+def test_what_has_no_fast_kernel_is_refused(
+    bits: int, block: int, zero_points: str | None, level: int, message: str
+) -> None:
     with pytest.raises(QuantizationError, match=message):
         require_fast(bits, block, zero_points, level)
 

@@ -26,7 +26,9 @@ TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, VOCAB_SIZ
 
 @pytest.mark.parametrize("quantization", ["f32", "f16"])
 @pytest.mark.parametrize("checkpoint", PLAIN_CHECKPOINTS)
-def test_dense_graphs_equal_the_ops(onnx_checkpoints: Mapping[str, Path], export_onnx: Export, checkpoint: str, quantization: str) -> None:
+def test_dense_graphs_equal_the_ops(
+    onnx_checkpoints: Mapping[str, Path], export_onnx: Export, checkpoint: str, quantization: str
+) -> None:
     session = Session(export_onnx(checkpoint, quantization))
     logits = np.concatenate([session.run([TOKENS[:9]]), *(session.run([[token]]) for token in TOKENS[9:])])
     expected = reference_logits(onnx_checkpoints[checkpoint], quant.by_name(quantization), TOKENS)
@@ -34,7 +36,9 @@ def test_dense_graphs_equal_the_ops(onnx_checkpoints: Mapping[str, Path], export
 
 
 @pytest.mark.parametrize("checkpoint", PLAIN_CHECKPOINTS)
-def test_dense_graphs_equal_transformers(onnx_checkpoints: Mapping[str, Path], export_onnx: Export, checkpoint: str) -> None:
+def test_dense_graphs_equal_transformers(
+    onnx_checkpoints: Mapping[str, Path], export_onnx: Export, checkpoint: str
+) -> None:
     import torch
     import transformers
 
@@ -45,7 +49,8 @@ def test_dense_graphs_equal_transformers(onnx_checkpoints: Mapping[str, Path], e
 
 
 @pytest.mark.parametrize(
-    ("quantization", "group"), [("q4f16", 32), ("q4f16", 64), ("q4f16", 128), ("q4f32", 32), ("q8f16", 32), ("q8f16", 64), ("q8f16", 128)]
+    ("quantization", "group"),
+    [("q4f16", 32), ("q4f16", 64), ("q4f16", 128), ("q4f32", 32), ("q8f16", 32), ("q8f16", 64), ("q8f16", 128)],
 )
 @pytest.mark.parametrize("checkpoint", PLAIN_CHECKPOINTS)
 def test_quantized_graphs_equal_the_ops_as_far_as_8_bit_activations_allow(
@@ -78,11 +83,17 @@ def test_graphs_are_valid_onnx(export_onnx: Export, checkpoint: str, device: str
 
 
 @pytest.mark.parametrize("checkpoint", PLAIN_CHECKPOINTS)
-def test_graphs_for_coreml_are_of_ops_that_it_has(onnx_checkpoints: Mapping[str, Path], export_onnx: Export, checkpoint: str) -> None:
+def test_graphs_for_coreml_are_of_ops_that_it_has(
+    onnx_checkpoints: Mapping[str, Path], export_onnx: Export, checkpoint: str
+) -> None:
     import onnx
 
     folder = export_onnx(checkpoint, "f32", device="coreml")
-    ops = {node.op_type for node in onnx.load(folder / "onnx/model.onnx").graph.node if node.name.startswith(("model.", "layers."))}
+    ops = {
+        node.op_type
+        for node in onnx.load(folder / "onnx/model.onnx").graph.node
+        if node.name.startswith(("model.", "layers."))
+    }
     # GroupQueryAttention alone is left to the CPU.
     assert ops == {"Add", "Div", "Gemm", "GroupQueryAttention", "Mul", "ReduceMean", "Reshape", "Sigmoid", "Sqrt"}
     expected = reference_logits(onnx_checkpoints[checkpoint], quant.by_name("f32"), TOKENS)
@@ -106,7 +117,9 @@ def test_graphs_for_gpus_leave_the_norm_of_heads_to_the_attention(export_onnx: E
         assert [len(node.input) for node in nodes if node.op_type == "GroupQueryAttention"] == [inputs] * 2, device
 
 
-def test_float16_graphs_equal_the_ops_as_far_as_float16_allows(onnx_checkpoints: Mapping[str, Path], export_onnx: Export) -> None:
+def test_float16_graphs_equal_the_ops_as_far_as_float16_allows(
+    onnx_checkpoints: Mapping[str, Path], export_onnx: Export
+) -> None:
     """The CPU has kernels for float16 too, so it can stand in for a GPU where the attention norms no heads."""
     session = Session(export_onnx("qwen2", "q4f16", device="webgpu"))
     assert {each.type for name, each in session.inputs.items() if name.startswith("past")} == {"tensor(float16)"}
@@ -135,7 +148,10 @@ def test_a_cache_as_long_as_the_context_is_written_in_place(export_onnx: Export)
 
     session = Session(export_onnx("qwen3", "f32"))
     expected = [session.run([TOKENS[:5]]), session.run([TOKENS[5:6]])]
-    cache = {name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((1, 3, CONTEXT, 16), np.float32)) for name in session.cache}
+    cache = {
+        name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((1, 3, CONTEXT, 16), np.float32))
+        for name in session.cache
+    }
     for step, (start, stop) in enumerate(((0, 5), (5, 6))):
         binding = session.session.io_binding()
         binding.bind_cpu_input("input_ids", np.array([TOKENS[start:stop]]))
@@ -174,10 +190,14 @@ def test_large_weights_lie_in_files_beside_the_graph(
     monkeypatch.setattr(weights, "EXTERNAL_BYTES", 256)
     monkeypatch.setattr(weights, "FILE_BYTES", 30_000)
     folder = tmp_path / "bundle"
-    bundle = export_model(str(onnx_checkpoints["qwen3"]), folder, target="onnx", quantization="q4f16", group_size=32, context=CONTEXT)
+    bundle = export_model(
+        str(onnx_checkpoints["qwen3"]), folder, target="onnx", quantization="q4f16", group_size=32, context=CONTEXT
+    )
     data = sorted(path.name for path in (folder / "onnx").glob("*_data*"))
     assert data[:2] == ["model.onnx_data", "model.onnx_data_1"]
-    assert json.loads((folder / "config.json").read_text())["transformers.js_config"]["use_external_data_format"] == len(data)
+    assert json.loads((folder / "config.json").read_text())["transformers.js_config"][
+        "use_external_data_format"
+    ] == len(data)
     assert {f"onnx/{name}" for name in data} < {entry.file for entry in bundle.manifest.files}
     inline = Session(export_onnx("qwen3", "q4f16", group_size=32))
     assert np.array_equal(Session(folder).run([TOKENS]), inline.run([TOKENS]))
@@ -201,7 +221,9 @@ def test_the_demo_model_says_the_same_in_every_quantization_on_numpy_and_onnx(tm
         tokens = [int(session.run([prompt])[0].argmax())]
         while tokens[-1] != 3:
             tokens.append(int(session.run([[tokens[-1]]])[0].argmax()))
-        expected = reference_logits(CHECKPOINT, quant.by_name(name), [*prompt, *tokens[:-1]])[len(prompt) - 1 :].argmax(axis=1)
+        expected = reference_logits(CHECKPOINT, quant.by_name(name), [*prompt, *tokens[:-1]])[len(prompt) - 1 :].argmax(
+            axis=1
+        )
         assert tokens == expected.tolist() == [23, 308, 225, 24, 279, 225, 27, 3]
 
 

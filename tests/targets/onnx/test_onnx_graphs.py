@@ -57,7 +57,10 @@ def write_graph(graph: Graph, tensors: Mapping[str, Array], folder: Path, device
     """The graph as a session."""
     emitter = emit(graph, device)
     checkpoint = Checkpoint(
-        folder, SPEC, {name: ArrayTensor(name, values) for name, values in tensors.items()}, TokenizerFiles(folder / "none")
+        folder,
+        SPEC,
+        {name: ArrayTensor(name, values) for name, values in tensors.items()},
+        TokenizerFiles(folder / "none"),
     )
     model = folder / "onnx/model.onnx"
     model.parent.mkdir(parents=True)
@@ -84,7 +87,9 @@ def test_logits_are_those_of_the_ops(name: str, stacked: bool, tmp_path: Path) -
         assert_logits(session, expected, chunk)
 
 
-@pytest.mark.parametrize("name", ["norms of two eps", "queries normed, keys not", "norms without rotation", "keys of another table"])
+@pytest.mark.parametrize(
+    "name", ["norms of two eps", "queries normed, keys not", "norms without rotation", "keys of another table"]
+)
 def test_a_device_whose_attention_norms_heads_is_given_no_norms_that_differ(name: str, tmp_path: Path) -> None:
     """So the CPU's attention, which norms no heads, runs the graph."""
     graph = build(LAYERS[name][:1])
@@ -107,7 +112,9 @@ def test_rotations_and_norms_go_into_the_attention_where_it_can_do_both() -> Non
 
 
 def test_attention_that_the_kernels_do_not_compute_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="attention with softcap, which ONNX Runtime's kernel for this device ignores"):
+    with pytest.raises(
+        UnsupportedModel, match="attention with softcap, which ONNX Runtime's kernel for this device ignores"
+    ):
         emit(build(LAYERS["softcap"]), "webgpu")
     with pytest.raises(RequestError, match="heads have 12 elements"):
         emit(build([Facts(head_dim=12, q_rotated=12, k_rotated=12)]))
@@ -117,13 +124,17 @@ def test_attention_that_the_kernels_do_not_compute_is_refused() -> None:
         emit(graph.with_nodes(alone))
     unread = next(node for node in graph.nodes if node.op == "append_kv")
     twice = [*graph.nodes[:-4], unread, *graph.nodes[-4:]]
-    with pytest.raises(UnsupportedModel, match=r"no attention follows the keys and values appended to layers\.0\.attn\.kv"):
+    with pytest.raises(
+        UnsupportedModel, match=r"no attention follows the keys and values appended to layers\.0\.attn\.kv"
+    ):
         emit(graph.with_nodes(twice))
 
 
 def test_layers_of_other_sizes_are_refused_for_the_frameworks_that_allocate_all_layers_alike() -> None:
     assert one_shape(build([PLAIN, PLAIN])) == (2, 16)
-    with pytest.raises(UnsupportedModel, match=r"layers differ in their keys and values \(1 kv heads of 16 elements, 3 kv heads of 8"):
+    with pytest.raises(
+        UnsupportedModel, match=r"layers differ in their keys and values \(1 kv heads of 16 elements, 3 kv heads of 8"
+    ):
         one_shape(build(LAYERS["layers of other sizes"]))
 
 

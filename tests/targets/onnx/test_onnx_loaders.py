@@ -23,7 +23,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("checkpoint", "quantization", "kv"), CASES)
-def test_genai_loads_the_folder_and_says_the_same(export_onnx: Export, checkpoint: str, quantization: str, kv: str) -> None:
+def test_genai_loads_the_folder_and_says_the_same(
+    export_onnx: Export, checkpoint: str, quantization: str, kv: str
+) -> None:
     import onnxruntime_genai
 
     folder = export_onnx(checkpoint, quantization, kv=kv)
@@ -47,10 +49,16 @@ def test_transformers_js_loads_the_folder_and_says_the_same(
 ) -> None:
     folder = export_onnx(checkpoint, quantization, kv=kv)
     answer = run_transformers_js(node, folder, TEXT)
-    assert answer == {"prompt": token_ids(folder), "tokens": Session(folder).greedy(token_ids(folder), COUNT), "chat": f"<s>{TEXT}"}
+    assert answer == {
+        "prompt": token_ids(folder),
+        "tokens": Session(folder).greedy(token_ids(folder), COUNT),
+        "chat": f"<s>{TEXT}",
+    }
 
 
-def test_transformers_js_finds_weights_beside_the_graph(node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_js_finds_weights_beside_the_graph(
+    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from nearfar.targets.onnx import weights
 
     monkeypatch.setattr(weights, "FILE_BYTES", 500_000)
@@ -69,7 +77,9 @@ def test_transformers_js_and_genai_are_told_the_device(export_onnx: Export, devi
 
 
 def run_transformers_js(node: str, folder: Path, text: str) -> Mapping[str, object]:
-    done = subprocess.run([node, SCRIPT, folder, text, str(COUNT)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [node, SCRIPT, folder, text, str(COUNT)], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     answer: Mapping[str, object] = json.loads(done.stdout)
     return answer

@@ -45,7 +45,10 @@ def compiled(onnx_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.Temp
             options = CompileOptions(target="onnx", quantization=quantization, context=CONTEXT)
             exported = compile_any(str(model), folder / f"{checkpoint}-{quantization}", options)
             assert isinstance(exported, ExportBundle)
-            done[key] = exported, compile_plain(model, folder / f"{checkpoint}-{quantization}-plan", quantization, CONTEXT)
+            done[key] = (
+                exported,
+                compile_plain(model, folder / f"{checkpoint}-{quantization}-plan", quantization, CONTEXT),
+            )
         return done[key]
 
     return compile_both
@@ -61,9 +64,12 @@ def reference(bundle: Bundle) -> ReferenceRunner:
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "quantization"), [("llama", "f32"), ("qwen2", "f32"), ("qwen3", "f32"), ("qwen2", "q8f16"), ("qwen3", "q4f16")]
+    ("checkpoint", "quantization"),
+    [("llama", "f32"), ("qwen2", "f32"), ("qwen3", "f32"), ("qwen2", "q8f16"), ("qwen3", "q4f16")],
 )
-def test_logits_are_those_of_the_reference_in_chunks_alone_and_side_by_side(checkpoint: str, quantization: str, compiled: Compile) -> None:
+def test_logits_are_those_of_the_reference_in_chunks_alone_and_side_by_side(
+    checkpoint: str, quantization: str, compiled: Compile
+) -> None:
     exported, planned = compiled(checkpoint, quantization)
     runner, limit = OnnxRunner(exported, limits=LIMITS), ONNX_F32 if quantization == "f32" else ONNX_INT8_MODEL
     right = whole_and_in_chunks(reference(planned), PROMPT, 75)
@@ -78,7 +84,9 @@ def test_logits_are_those_of_the_reference_in_chunks_alone_and_side_by_side(chec
     runner.close()
 
 
-def test_8_bit_keys_and_values_are_appended_shared_and_copied_as_others_are(onnx_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+def test_8_bit_keys_and_values_are_appended_shared_and_copied_as_others_are(
+    onnx_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
     options = CompileOptions(target="onnx", quantization="f32", context=CONTEXT, kv="q8")
     exported = compile_any(str(onnx_checkpoints["qwen3"]), tmp_path / "q8", options)
     assert isinstance(exported, ExportBundle)
@@ -128,7 +136,9 @@ def test_logits_come_to_the_places_that_a_batch_has_for_them_whatever_the_one_be
     found = []
     # By page how many tokens: pages 0 and 1 are one call, at places 0 and 2, 0 and 1, 1 and 2, in the other order, and again.
     for batch in ({0: 1, 2: 3, 1: 1}, {0: 1, 1: 1}, {2: 2, 0: 1, 1: 1}, {1: 1, 0: 1}, {0: 1, 1: 1}):
-        chunks = [Chunk(PROMPT[at[page] : at[page] + count], at[page], [page], [count - 1]) for page, count in batch.items()]
+        chunks = [
+            Chunk(PROMPT[at[page] : at[page] + count], at[page], [page], [count - 1]) for page, count in batch.items()
+        ]
         at |= {page: at[page] + count for page, count in batch.items()}
         found.append((runner.forward(make_batch(chunks, CONTEXT)).logits, right[[at[page] - 1 for page in batch]]))
     # What was read stays as it was read.
@@ -172,7 +182,9 @@ def test_a_sequence_goes_on_in_a_copied_page_and_after_refused_drafts(bundle: Ex
     runner.close()
 
 
-def test_what_cannot_run_here_is_refused_with_what_to_do(bundle: ExportBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_run_here_is_refused_with_what_to_do(
+    bundle: ExportBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = ExportBundle(bundle.path, bundle.manifest.model_copy(update={"device": "cuda"}))
     with pytest.raises(DeviceError, match=r"was made for cuda.* --device cpu"):
         open_runner("onnx", elsewhere, LIMITS)
@@ -195,14 +207,18 @@ def test_too_little_memory_for_the_weights_is_said(bundle: ExportBundle, monkeyp
     from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
 
     def fails(*_: object, **__: object) -> None:
-        raise RuntimeException("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: std::bad_alloc")
+        raise RuntimeException(
+            "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: std::bad_alloc"
+        )
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", fails)
     with pytest.raises(DeviceError, match=r"bad_alloc; free memory"):
         OnnxRunner(bundle)
 
 
-def test_run_score_and_inspect_take_the_bundle(bundle: ExportBundle, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_run_score_and_inspect_take_the_bundle(
+    bundle: ExportBundle, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     from nearfar.compiler.cli import main
 
     assert main(["run", str(bundle.path), "hello", "--raw", "--max-tokens", "3", "--json"]) == 0

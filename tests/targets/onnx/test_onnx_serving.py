@@ -44,7 +44,9 @@ def answered(model: Path, options: LocalOptions, together: bool) -> list[list[st
         executor: Executor = await (await LocalOpener(options).prepare(str(model), None)).open()
 
         async def ask(index: int) -> list[str]:
-            sampled: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "seed": 5} if index % 2 else {"temperature": 0.0}
+            sampled: dict[str, Any] = (
+                {"temperature": 0.8, "top_p": 0.9, "seed": 5} if index % 2 else {"temperature": 0.0}
+            )
             request = CompletionRequest(model="m", prompt=PROMPTS[index], max_tokens=24, n=2, **sampled)
             texts = ["", ""]
             async for chunk in executor.complete(request, Call(str(index))):
@@ -90,7 +92,9 @@ def test_what_an_export_cannot_do_is_refused_before_it_is_opened(
     demo: ExportBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
-    prepared_fails(CHECKPOINT, LocalOptions(target="onnx", lora_rank=8), RequestError, "--lora-rank: target onnx takes none")
+    prepared_fails(
+        CHECKPOINT, LocalOptions(target="onnx", lora_rank=8), RequestError, "--lora-rank: target onnx takes none"
+    )
     folder = tmp_path / "bundle"
     folder.mkdir()
     (folder / "manifest.json").write_bytes((demo.path / "manifest.json").read_bytes())
@@ -111,19 +115,34 @@ def test_a_checkpoint_is_compiled_on_first_use_and_openais_client_is_answered(tm
         (url,) = re.findall(r"http://127\.0\.0\.1:\d+", line) or [""]
         client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
         model = client.models.list().data[0].id
-        answer = client.chat.completions.create(model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0, logprobs=True)
+        answer = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0, logprobs=True
+        )
         assert answer.choices[0].message.content == ANSWER
         assert answer.choices[0].logprobs is not None
-        asked = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": "and 3 + 4?"}]
+        asked = [
+            {"role": "user", "content": QUESTION},
+            {"role": "assistant", "content": ANSWER},
+            {"role": "user", "content": "and 3 + 4?"},
+        ]
         usage = client.chat.completions.create(model=model, messages=asked, max_tokens=2).usage  # type: ignore[arg-type]
         assert usage is not None
         assert usage.prompt_tokens_details is not None
         assert (usage.prompt_tokens_details.cached_tokens or 0) > usage.prompt_tokens // 2
-        chunks = client.chat.completions.create(model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0, stream=True)
+        chunks = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0, stream=True
+        )
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
-        schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+        schema = {
+            "type": "object",
+            "properties": {"a": {"type": "boolean"}},
+            "required": ["a"],
+            "additionalProperties": False,
+        }
         form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
-        shaped = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hi"}], response_format=form)
+        shaped = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "hi"}], response_format=form
+        )
         assert re.fullmatch(r'\{\s*"a"\s*:\s*(true|false)\s*\}', shaped.choices[0].message.content or "")
         with pytest.raises(openai.BadRequestError, match="generates text and makes no embeddings"):
             client.embeddings.create(model=model, input="x")

@@ -59,7 +59,9 @@ def test_rows_of_a_padded_batch_are_each_as_alone(name: str, models: Mapping[str
     lengths, together = (20, 9, 1), Session(tmp_path / "f32")
     padded = [[*TOKENS[:length], *[0] * (20 - length)] for length in lengths]
     first = together.run(padded, [[1] * length + [0] * (20 - length) for length in lengths])
-    then = together.run([[TOKENS[length]] for length in lengths], [[1] * (length + 1) + [0] * (20 - length) for length in lengths])
+    then = together.run(
+        [[TOKENS[length]] for length in lengths], [[1] * (length + 1) + [0] * (20 - length) for length in lengths]
+    )
     assert relative_error(first, expected[[length - 1 for length in lengths]]) < F32
     assert relative_error(then, expected[list(lengths)]) < F32
 
@@ -67,15 +69,21 @@ def test_rows_of_a_padded_batch_are_each_as_alone(name: str, models: Mapping[str
 def test_the_runner_of_a_cache_of_8_bit_integers_stays_near(models: Mapping[str, Path], tmp_path: Path) -> None:
     for name in ("mistral", "phi3"):
         plain, small = (
-            export_model(str(models[name]), tmp_path / f"{name}-{kv}", target="onnx", quantization="f32", context=CONTEXT, kv=kv)
+            export_model(
+                str(models[name]), tmp_path / f"{name}-{kv}", target="onnx", quantization="f32", context=CONTEXT, kv=kv
+            )
             for kv in ("activation", "q8")
         )
         assert isinstance(small, ExportBundle)
-        exact, near = (whole_and_in_chunks(OnnxRunner(bundle, limits=LIMITS, threads=2), TOKENS, 6) for bundle in (plain, small))
+        exact, near = (
+            whole_and_in_chunks(OnnxRunner(bundle, limits=LIMITS, threads=2), TOKENS, 6) for bundle in (plain, small)
+        )
         assert ONNX_F32 < relative_rms(near, exact) < KV_Q8, name
 
 
-def test_genai_and_transformers_js_continue_a_text_beyond_the_window(models: Mapping[str, Path], tmp_path: Path, node: str) -> None:
+def test_genai_and_transformers_js_continue_a_text_beyond_the_window(
+    models: Mapping[str, Path], tmp_path: Path, node: str
+) -> None:
     import onnxruntime_genai
     from test_onnx_loaders import run_transformers_js
 

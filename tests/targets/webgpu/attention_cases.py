@@ -49,7 +49,14 @@ DECODE_BATCHES = (
     tuple((cached, 1) for cached in (1, 17, 30, 31, 32, 33, 47, 48, 62, 63, 64, 65, 95, 96, 127, 128)),
 )
 # (query heads, kv heads, head_dim, norm), rotated whole.
-HEADS = ((6, 3, 24, True), (2, 1, 22, False), (4, 2, 64, False), (5, 1, 64, True), (3, 1, 128, True), (2, 2, 256, False))
+HEADS = (
+    (6, 3, 24, True),
+    (2, 1, 22, False),
+    (4, 2, 64, False),
+    (5, 1, 64, True),
+    (3, 1, 128, True),
+    (2, 2, 256, False),
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,9 @@ class Facts:
     @property
     def name(self) -> str:
         heads = self.heads
-        name = f"{heads.num_heads}_{heads.num_kv_heads}_{heads.head_dim}_{heads.page_size}_{heads.activation}_{heads.kv}"
+        name = (
+            f"{heads.num_heads}_{heads.num_kv_heads}_{heads.head_dim}_{heads.page_size}_{heads.activation}_{heads.kv}"
+        )
         return f"{name}_{digest([plain(self.preparation), plain(self.scores)])[:4]}"
 
 
@@ -87,9 +96,16 @@ def plain_facts(
 # several ranges; contexts reach beyond three of the first three. One scale drives the soft-cap's tanh to its ends.
 SPECIAL = (
     (Facts(Heads(4, 2, 64, 16, "float32"), Preparation(0, 0, None), Scores(0.125, window=5)), DecodeOptions(2, 64, 64)),
-    (Facts(Heads(7, 1, 24, 16, "float16"), Preparation(MAX_POSITIONS, 8, EPS), Scores(0.2, window=16)), DecodeOptions(7, 32, 32)),
     (
-        Facts(Heads(2, 2, 80, 16, "float32", "q8"), Preparation(MAX_POSITIONS, 80, None), Scores(0.3, window=70, softcap=2.0)),
+        Facts(Heads(7, 1, 24, 16, "float16"), Preparation(MAX_POSITIONS, 8, EPS), Scores(0.2, window=16)),
+        DecodeOptions(7, 32, 32),
+    ),
+    (
+        Facts(
+            Heads(2, 2, 80, 16, "float32", "q8"),
+            Preparation(MAX_POSITIONS, 80, None),
+            Scores(0.3, window=70, softcap=2.0),
+        ),
         DecodeOptions(1, 32, 32),
     ),
     (
@@ -97,14 +113,22 @@ SPECIAL = (
         DecodeOptions(2, 32, 32),
     ),
     (Facts(Heads(7, 1, 256, 16, "float32"), Preparation(0, 0, EPS), Scores(0.1, window=33)), DecodeOptions(1, 64, 64)),
-    (Facts(Heads(4, 2, 64, 16, "float16", "q8"), Preparation(MAX_POSITIONS, 32, EPS), Scores(0.05, window=1)), DecodeOptions(2, 32, 32)),
-    (Facts(Heads(2, 2, 6, 8, "float32"), Preparation(MAX_POSITIONS, 4, EPS), Scores(1.5, softcap=5.0)), DecodeOptions(1, 32, 32)),
+    (
+        Facts(Heads(4, 2, 64, 16, "float16", "q8"), Preparation(MAX_POSITIONS, 32, EPS), Scores(0.05, window=1)),
+        DecodeOptions(2, 32, 32),
+    ),
+    (
+        Facts(Heads(2, 2, 6, 8, "float32"), Preparation(MAX_POSITIONS, 4, EPS), Scores(1.5, softcap=5.0)),
+        DecodeOptions(1, 32, 32),
+    ),
 )
 # attention on its own, with q as an input of the step.
 ALONE = (
     Facts(Heads(4, 2, 64, 16, "float32"), Preparation(0, 0, None), Scores(0.125, causal=False, sinks=True)),
     Facts(Heads(7, 1, 24, 16, "float16"), Preparation(0, 0, None), Scores(0.2, window=16, sinks=True)),
-    Facts(Heads(2, 2, 80, 16, "float32", "q8"), Preparation(0, 0, None), Scores(0.1, window=20, softcap=2.0, causal=False)),
+    Facts(
+        Heads(2, 2, 80, 16, "float32", "q8"), Preparation(0, 0, None), Scores(0.1, window=20, softcap=2.0, causal=False)
+    ),
     Facts(Heads(2, 1, 2, 8, "float32"), Preparation(0, 0, None), Scores(1.0, window=3, causal=False, sinks=True)),
 )
 
@@ -114,7 +138,9 @@ def attention_cases() -> Iterator[Case]:
     for facts, decode in SPECIAL:
         yield attention_case("plain", facts)
         yield attention_case(
-            "tile", facts, tile=TileOptions(16 if facts.heads.head_dim < 256 else 8, 32 if facts.heads.head_dim < 80 else 16)
+            "tile",
+            facts,
+            tile=TileOptions(16 if facts.heads.head_dim < 256 else 8, 32 if facts.heads.head_dim < 80 else 16),
         )
         yield attention_case("decode", facts, decode=decode)
         yield attention_case("split", facts, decode=replace(decode, split=decode.tile))
@@ -128,7 +154,9 @@ def usual_cases() -> Iterator[Case]:
     """Heads of all shapes, rotated whole, in every kernel of rope_attention."""
     small, uneven = DecodeOptions(1, 64, 64), DecodeOptions(1, 32, 64)
     for activation in ("float32", "float16"):
-        for index, (num_heads, num_kv_heads, head_dim, norm) in enumerate(HEADS if activation == "float32" else HEADS[::2]):
+        for index, (num_heads, num_kv_heads, head_dim, norm) in enumerate(
+            HEADS if activation == "float32" else HEADS[::2]
+        ):
             facts = plain_facts(num_heads, num_kv_heads, head_dim, activation, norm=norm)
             yield attention_case("plain", facts)
             yield attention_case("tile", facts, tile=TileOptions(16 if head_dim < 256 else 8, 32, 128))
@@ -188,7 +216,9 @@ def part_cases() -> Iterator[Case]:
 # --- rope_attention and attention ---------------------------------------------------------------------------------------------------
 
 
-def attention_case(kind: str, facts: Facts, decode: DecodeOptions | None = None, tile: TileOptions | None = None) -> Case:
+def attention_case(
+    kind: str, facts: Facts, decode: DecodeOptions | None = None, tile: TileOptions | None = None
+) -> Case:
     """rope_attention by the kernels of one of its variants."""
     name = f"attention_{kind}_{facts.name}"
     if decode is not None:
@@ -197,7 +227,9 @@ def attention_case(kind: str, facts: Facts, decode: DecodeOptions | None = None,
 
     def build() -> list[Kernel]:
         if decode is not None:
-            first = attention_decode(f"{name}_first", heads=heads, preparation=preparation, scores=scores, options=decode)
+            first = attention_decode(
+                f"{name}_first", heads=heads, preparation=preparation, scores=scores, options=decode
+            )
             if decode.split is None:
                 return [first]
             return [first, attention_merge(f"{name}_merge", heads=heads, window=scores.window, split=decode.split)]
@@ -230,7 +262,9 @@ def attention_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
     batch, kv = cached_pages(rng, heads, sequences, new_too=False)
     arrays = {**new_heads(rng, heads, preparation, batch), **row_arrays(batch), "slots": batch.slots}
     after = kv.copy()
-    y = OPS["rope_attention"].run({**arrays, "kv": after}, {"eps": preparation.norm_eps, "kv": heads.kv, **score_attrs(facts.scores)})
+    y = OPS["rope_attention"].run(
+        {**arrays, "kv": after}, {"eps": preparation.norm_eps, "kv": heads.kv, **score_attrs(facts.scores)}
+    )
     assert y is not None
     return attention_result(facts, batch, sequences, arrays, kv, after, y)
 
@@ -240,7 +274,9 @@ def alone_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
     heads = facts.heads
     batch, kv = cached_pages(rng, heads, sequences, new_too=True)
     arrays = row_arrays(batch)
-    arrays["q"] = (rng.normal(size=(len(batch.token_ids), heads.num_heads * heads.head_dim)) * 3).astype(heads.activation)
+    arrays["q"] = (rng.normal(size=(len(batch.token_ids), heads.num_heads * heads.head_dim)) * 3).astype(
+        heads.activation
+    )
     if facts.scores.sinks:
         arrays["sinks"] = (rng.normal(size=heads.num_heads) * 3).astype(np.float32)
     y = OPS["attention"].run({**arrays, "kv": kv}, {"kv": heads.kv, **score_attrs(facts.scores)})
@@ -249,7 +285,13 @@ def alone_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
 
 
 def attention_result(
-    facts: Facts, batch: Batch, sequences: Sequence[tuple[int, int]], arrays: dict[str, Array], before: Array, after: Array, y: Array
+    facts: Facts,
+    batch: Batch,
+    sequences: Sequence[tuple[int, int]],
+    arrays: dict[str, Array],
+    before: Array,
+    after: Array,
+    y: Array,
 ) -> Run:
     """The run, with pages that no new token sees spoilt before and after."""
     window, page_size = facts.scores.window, facts.heads.page_size
@@ -271,7 +313,9 @@ def score_attrs(scores: Scores) -> dict[str, object]:
     return {"scale": scores.scale, "window": scores.window, "softcap": scores.softcap, "causal": scores.causal}
 
 
-def cached_pages(rng: np.random.Generator, heads: Heads, sequences: Sequence[tuple[int, int]], *, new_too: bool) -> tuple[Batch, Array]:
+def cached_pages(
+    rng: np.random.Generator, heads: Heads, sequences: Sequence[tuple[int, int]], *, new_too: bool
+) -> tuple[Batch, Array]:
     """A batch on pages in no order, and the pages with what is cached; ``new_too``: with the new tokens."""
     page_size = heads.page_size
     counts = [-(-(start + new) // page_size) for start, new in sequences]
@@ -361,7 +405,12 @@ def append_case(heads: Heads) -> Case:
         return Run(batch.dims(len(kv)), {"k": k, "v": v, "kv": kv, "slots": batch.slots}, {"kv": after})
 
     on_dawn = heads.activation == "float32"
-    return Case(name, lambda: append_kv(name, heads=heads), lambda: [run(batch) for batch in BATCHES_OF_ANY_KIND[2:4]], on_dawn=on_dawn)
+    return Case(
+        name,
+        lambda: append_kv(name, heads=heads),
+        lambda: [run(batch) for batch in BATCHES_OF_ANY_KIND[2:4]],
+        on_dawn=on_dawn,
+    )
 
 
 def rope_append_case(heads: Heads, preparation: Preparation) -> Case:

@@ -82,12 +82,16 @@ class LoweredCase:
 
     @property
     def written(self) -> tuple[str, ...]:
-        written = {binding.role for kernel in self.kernels for binding in kernel.kernel.bindings if binding.access == "write"}
+        written = {
+            binding.role for kernel in self.kernels for binding in kernel.kernel.bindings if binding.access == "write"
+        }
         return tuple(role for role in self.roles if role in written)
 
     def contents(self, run: Run) -> list[bytes]:
         """What the buffers of `roles` hold before: scratch NaN."""
-        scratch = {role: np.full(evaluate(elements, run.dims), np.nan, np.float32) for role, elements in self.scratch.items()}
+        scratch = {
+            role: np.full(evaluate(elements, run.dims), np.nan, np.float32) for role, elements in self.scratch.items()
+        }
         arrays = [{**run.arrays, **scratch}[role].tobytes() for role in self.roles]
         return [data + bytes(-len(data) % 16 if data else 16) for data in arrays]
 
@@ -112,9 +116,13 @@ class Gpu:
         import wgpu
 
         self._usage = wgpu.BufferUsage
-        adapters = [adapter for adapter in wgpu.gpu.enumerate_adapters_sync() if adapter.info["backend_type"] != "OpenGL"]
+        adapters = [
+            adapter for adapter in wgpu.gpu.enumerate_adapters_sync() if adapter.info["backend_type"] != "OpenGL"
+        ]
         adapter = min(adapters, key=lambda each: each.info["adapter_type"] == "CPU")
-        self._device = adapter.request_device_sync(required_features=["shader-f16", "subgroup"], required_limits=DEFAULT_LIMITS)
+        self._device = adapter.request_device_sync(
+            required_features=["shader-f16", "subgroup"], required_limits=DEFAULT_LIMITS
+        )
         self._pipelines: dict[str, Any] = {}
 
     def run(self, case: LoweredCase, run: Run) -> dict[str, bytes]:
@@ -128,13 +136,20 @@ class Gpu:
             uniforms.append(self._device.create_buffer_with_data(data=launch.uniforms, usage=self._usage.UNIFORM))
             bound = [*(buffers[i] for i in launch.bindings), uniforms[-1]]
             pipeline = self._pipeline(kernel)
-            entries = [{"binding": i, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}} for i, buffer in enumerate(bound)]
+            entries = [
+                {"binding": i, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}}
+                for i, buffer in enumerate(bound)
+            ]
             compute.set_pipeline(pipeline)
-            compute.set_bind_group(0, self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries))
+            compute.set_bind_group(
+                0, self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+            )
             compute.dispatch_workgroups(*launch.grid)
         compute.end()
         self._device.queue.submit([encoder.finish()])
-        written = {role: bytes(self._device.queue.read_buffer(buffers[case.roles.index(role)])) for role in case.written}
+        written = {
+            role: bytes(self._device.queue.read_buffer(buffers[case.roles.index(role)])) for role in case.written
+        }
         for buffer in (*buffers, *uniforms):
             buffer.destroy()
         return written
@@ -151,13 +166,18 @@ class Gpu:
         return self._pipelines[kernel.text]
 
 
-def run_on_dawn(cases: Sequence[LoweredCase], node: str, environment: Mapping[str, str], folder: Path) -> dict[str, list[dict[str, bytes]]]:
+def run_on_dawn(
+    cases: Sequence[LoweredCase], node: str, environment: Mapping[str, str], folder: Path
+) -> dict[str, list[dict[str, bytes]]]:
     """Run all cases in one Node process: for each case's name the outputs of its runs, by role."""
     requests = []
     for case in cases:
         runs = []
         for run in case.runs:
-            launches = [{"bindings": each.bindings, "uniforms": encode(each.uniforms), "grid": each.grid} for each in case.launches(run)]
+            launches = [
+                {"bindings": each.bindings, "uniforms": encode(each.uniforms), "grid": each.grid}
+                for each in case.launches(run)
+            ]
             runs.append({"contents": [encode(data) for data in case.contents(run)], "launches": launches})
         kernels = [{"code": kernel.text, "entry": kernel.entry} for kernel in case.kernels]
         written = [case.roles.index(role) for role in case.written]
@@ -165,11 +185,15 @@ def run_on_dawn(cases: Sequence[LoweredCase], node: str, environment: Mapping[st
     answers = call_node("run_kernels.mjs", requests, node, environment, folder)
     outputs = {}
     for case in cases:
-        outputs[case.name] = [dict(zip(case.written, map(base64.b64decode, each), strict=True)) for each in answers[case.name]]
+        outputs[case.name] = [
+            dict(zip(case.written, map(base64.b64decode, each), strict=True)) for each in answers[case.name]
+        ]
     return outputs
 
 
-def validate(sources: Mapping[str, tuple[str, str]], node: str, environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+def validate(
+    sources: Mapping[str, tuple[str, str]], node: str, environment: Mapping[str, str], folder: Path
+) -> dict[str, str]:
     """What Tint, Chrome's WGSL compiler, finds wrong with each source ("" for nothing). ``sources`` gives (code, entry) by name."""
     requests = [{"name": name, "code": code, "entry": entry} for name, (code, entry) in sources.items()]
     return dict(call_node("validate_wgsl.mjs", requests, node, environment, folder))

@@ -107,7 +107,9 @@ def projection_case(template: str, quantization: str, columns: int, outputs: int
 def projection_name(template: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> str:
     """A name for tests, which may also be that of a function."""
     parts = [f"{option}_{value}" for option, value in options.items()]
-    return "_".join(["linear", template, quantization, f"{outputs}x{columns}", *parts]).replace(".", "p").replace("-", "m")
+    return (
+        "_".join(["linear", template, quantization, f"{outputs}x{columns}", *parts]).replace(".", "p").replace("-", "m")
+    )
 
 
 def projection_run(name: str, facts: Projection, quantization: str, size: int) -> Run:

@@ -47,9 +47,13 @@ def row_cases() -> Iterator[Case]:
         yield zeros_case(columns, dtype)
 
 
-def embed_case(quantization: str, rows: int, columns: int, first_row: int | None = None, scale: float = 1.0, *, into: bool = True) -> Case:
+def embed_case(
+    quantization: str, rows: int, columns: int, first_row: int | None = None, scale: float = 1.0, *, into: bool = True
+) -> Case:
     split = first_row is not None
-    name = f"embed_{quantization}_{rows}x{columns}" + (f"_from{first_row}" if split else "") + ("" if into else "_zeros")
+    name = (
+        f"embed_{quantization}_{rows}x{columns}" + (f"_from{first_row}" if split else "") + ("" if into else "_zeros")
+    )
     name += f"_times_{scale}".replace(".", "p") if scale != 1 else ""
 
     def run(size: int) -> Run:
@@ -67,7 +71,12 @@ def embed_case(quantization: str, rows: int, columns: int, first_row: int | None
         inputs |= {"into": before.copy()} if into else {}
         expected = OPS["embed"].run(inputs, {"first_row": first_row, "scale": scale})
         assert expected is not None
-        bound = {"token_ids": token_ids, "sampled": sampled, "y": before, **{f"table.{plane}": array for plane, array in planes.items()}}
+        bound = {
+            "token_ids": token_ids,
+            "sampled": sampled,
+            "y": before,
+            **{f"table.{plane}": array for plane, array in planes.items()},
+        }
         return Run({"S": size, "N": len(sampled)}, bound, {"y": expected})
 
     return Case(
@@ -84,12 +93,16 @@ def take_rows_case(columns: int) -> Case:
         rng = random(name)
         x = rng.normal(size=(size + 4, columns)).astype(np.float32)
         rows = rng.integers(0, size + 4, size).astype(np.int32)
-        return Run({"S": size + 4, "R": size}, {"x": x, "rows": rows, "y": nothing((size, columns), "float32")}, {"y": x[rows]})
+        return Run(
+            {"S": size + 4, "R": size}, {"x": x, "rows": rows, "y": nothing((size, columns), "float32")}, {"y": x[rows]}
+        )
 
     return Case(name, lambda: take_rows(name, "S", "R", columns), lambda: [run(size) for size in BATCHES])
 
 
-def rms_norm_case(columns: int, width: int = 0, eps: float = EPS, x_dtype: str = "float32", y_dtype: str = "float32") -> Case:
+def rms_norm_case(
+    columns: int, width: int = 0, eps: float = EPS, x_dtype: str = "float32", y_dtype: str = "float32"
+) -> Case:
     width = width or columns
     name = f"rms_norm_{columns}_{width}_{x_dtype}_{y_dtype}"
 
@@ -101,9 +114,15 @@ def rms_norm_case(columns: int, width: int = 0, eps: float = EPS, x_dtype: str =
         weight = rng.normal(1, 0.3, width).astype(np.float32)
         y = OPS["rms_norm"].run({"x": x, "weight": weight}, {"eps": eps})
         assert y is not None
-        return Run({"R": size}, {"x": x, "weight": weight, "y": nothing((size, columns), y_dtype)}, {"y": y.astype(y_dtype)})
+        return Run(
+            {"R": size}, {"x": x, "weight": weight, "y": nothing((size, columns), y_dtype)}, {"y": y.astype(y_dtype)}
+        )
 
-    return Case(name, lambda: rms_norm(name, "R", columns, width, eps, x_dtype, y_dtype), lambda: [run(size) for size in BATCHES])
+    return Case(
+        name,
+        lambda: rms_norm(name, "R", columns, width, eps, x_dtype, y_dtype),
+        lambda: [run(size) for size in BATCHES],
+    )
 
 
 def slice_columns_case(columns: int, start: int, stop: int, x_dtype: str, y_dtype: str) -> Case:
@@ -122,6 +141,7 @@ def slice_columns_case(columns: int, start: int, stop: int, x_dtype: str, y_dtyp
 def zeros_case(columns: int, dtype: str) -> Case:
     name = f"zeros_{columns}_{dtype}"
     runs = lambda: [  # noqa: E731
-        Run({"S": size}, {"y": nothing((size, columns), dtype)}, {"y": np.zeros((size, columns), dtype)}) for size in BATCHES
+        Run({"S": size}, {"y": nothing((size, columns), dtype)}, {"y": np.zeros((size, columns), dtype)})
+        for size in BATCHES
     ]
     return Case(name, lambda: zeros(name, "S", columns, dtype), runs)

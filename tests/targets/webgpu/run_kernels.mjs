@@ -48,7 +48,10 @@ async function run(pipelines, { written }, { contents, launches }) {
     pass.setPipeline(pipelines[i]);
     pass.setBindGroup(
       0,
-      device.createBindGroup({ layout: pipelines[i].getBindGroupLayout(0), entries: bound.map((buffer, binding) => ({ binding, resource: { buffer } })) }),
+      device.createBindGroup({
+        layout: pipelines[i].getBindGroupLayout(0),
+        entries: bound.map((buffer, binding) => ({ binding, resource: { buffer } })),
+      }),
     );
     pass.dispatchWorkgroups(...grid);
   }

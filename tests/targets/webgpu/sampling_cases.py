@@ -58,14 +58,18 @@ def sample_run(inputs: dict[str, Array]) -> Run:
     y = OPS["sample"].run({**inputs, **after}, {})
     assert y is not None
     rows, dims = len(y), {"R": len(y), "A": len(inputs["adjusted"]), "N": len(after["sampled"])}
-    return Run(dims, {**inputs, "logprobs": nothing((rows,), "float32"), "y": np.full(rows, -7, np.int32)}, {**after, "y": y})
+    return Run(
+        dims, {**inputs, "logprobs": nothing((rows,), "float32"), "y": np.full(rows, -7, np.int32)}, {**after, "y": y}
+    )
 
 
 def adjust_run(inputs: dict[str, Array]) -> Run:
     y = OPS["adjust_logits"].run(inputs, {})
     assert y is not None
     return Run(
-        {"R": len(inputs["logits"]), "A": len(y), "N": len(inputs["counts"])}, {**inputs, "y": nothing(y.shape, "float32")}, {"y": y}
+        {"R": len(inputs["logits"]), "A": len(y), "N": len(inputs["counts"])},
+        {**inputs, "y": nothing(y.shape, "float32")},
+        {"y": y},
     )
 
 
@@ -106,7 +110,9 @@ def sample_case(columns: int, each_settings: Sequence[Settings]) -> Case:
         logits = integers if kind == "ties" else (rng.normal(size=(rows, columns)) * 3).astype(np.float32)
         logits[-2] = -2e30
         logits[-1, columns // 2] = np.nan
-        settings = [each._replace(draw=each.draw or rng.random()) for each in each_settings] + [Settings(temperature=1.0, draw=0.5)] * 2
+        settings = [each._replace(draw=each.draw or rng.random()) for each in each_settings] + [
+            Settings(temperature=1.0, draw=0.5)
+        ] * 2
         slots = np.stack([rng.permutation(rows) - 1, rng.integers(0, 2, rows) * COUNTS], 1)
         slots[slots[:, 0] < 0, 1] = 0
         return sample_run(
@@ -133,7 +139,8 @@ def adjust_logits_case(columns: int) -> Case:
         words = -(-columns // 32)
         counts = rng.integers(0, 3, (rows, columns)) + rng.integers(0, 2, (rows, columns)) * IN_PROMPT
         settings = [
-            Settings(repetition_penalty=1 + row / 4, frequency_penalty=row / 3, presence_penalty=1 - row / 2) for row in range(rows)
+            Settings(repetition_penalty=1 + row / 4, frequency_penalty=row / 3, presence_penalty=1 - row / 2)
+            for row in range(rows)
         ]
         return adjust_run(
             {

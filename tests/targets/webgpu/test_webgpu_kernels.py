@@ -38,7 +38,10 @@ def gpu(vulkan: None) -> Iterator[Gpu]:  # noqa: ARG001
 
 @pytest.fixture(scope="module")
 def dawn_outputs(
-    lowered: Mapping[str, LoweredCase], node: str, swiftshader: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
+    lowered: Mapping[str, LoweredCase],
+    node: str,
+    swiftshader: Mapping[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Mapping[str, list[dict[str, bytes]]]:
     cases = [lowered[name] for name, case in CASES.items() if case.on_dawn]
     return run_on_dawn(cases, node, swiftshader, tmp_path_factory.mktemp("dawn"))

@@ -31,7 +31,11 @@ def sources(compile_tiny: Callable[..., Path]) -> Sources:
     cases, in which every template meets every quantization. Kernels of equal names are equal.
     """
     found = {}
-    for checkpoint, quantization in [("phi3", "q4f16"), ("llama", "f32"), *(("qwen3", quantization) for quantization in quant.NAMES)]:
+    for checkpoint, quantization in [
+        ("phi3", "q4f16"),
+        ("llama", "f32"),
+        *(("qwen3", quantization) for quantization in quant.NAMES),
+    ]:
         bundle = open_bundle(compile_tiny(checkpoint, quantization))
         for name, kernel in bundle.manifest.kernels.items():
             found[name] = ((bundle.path / kernel.file).read_text(), kernel.entry)
@@ -71,7 +75,10 @@ def test_every_kernel_keeps_to_the_default_limits(sources: Sources) -> None:
         assert int(sizes[1]) * int(sizes[2]) * int(sizes[3]) <= 256, name
         shared = re.findall(r"var<workgroup> \w+ : array<(?:vec(\d)<(\w+)>|(\w+)), (\d+)>", code)
         assert len(shared) == code.count("var<workgroup>"), name
-        assert sum(int(lanes or 1) * BYTES[vector or scalar] * int(count) for lanes, vector, scalar, count in shared) <= 16 << 10, name
+        assert (
+            sum(int(lanes or 1) * BYTES[vector or scalar] * int(count) for lanes, vector, scalar, count in shared)
+            <= 16 << 10
+        ), name
 
 
 def test_float32_kernels_need_no_f16(compile_tiny: Callable[..., Path]) -> None:

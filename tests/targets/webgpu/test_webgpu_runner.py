@@ -67,7 +67,9 @@ def test_with_8_bit_keys_and_values_logits_are_those_of_the_reference_which_are_
 
 
 @pytest.mark.parametrize("checkpoint", ["llama", "qwen3"])
-def test_decoding_on_both_sides_of_the_split_gives_the_logits_of_prefill(checkpoint: str, compile_tiny: CompileTiny) -> None:
+def test_decoding_on_both_sides_of_the_split_gives_the_logits_of_prefill(
+    checkpoint: str, compile_tiny: CompileTiny
+) -> None:
     bundle = open_bundle(compile_tiny(checkpoint, "f32", context=320))
     token_ids = [(5 * i * i + 3 * i) % 509 for i in range(260)]
     long, short = list(range(20)), list(range(20, 24))
@@ -100,7 +102,9 @@ def test_weights_split_for_small_bindings_give_the_same_logits(
     # One layer's pages of 16 tokens take 9,216 bytes.
     limit = 9_300
     monkeypatch.setattr(lower, "MAX_BINDING_BYTES", limit)
-    split = compile_model(str(tiny_checkpoints[checkpoint]), tmp_path / "split", CompileOptions(quantization=quantization, context=16))
+    split = compile_model(
+        str(tiny_checkpoints[checkpoint]), tmp_path / "split", CompileOptions(quantization=quantization, context=16)
+    )
     assert all(plane.size <= limit for weight in split.manifest.weights.values() for plane in weight.planes)
     ops = [step.op for step in split.manifest.plan("generate").steps]
     assert ops.count("embed") > 1

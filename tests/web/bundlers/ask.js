@@ -4,7 +4,12 @@
 export const LOAD = { selfTest: "never", store: false, tuning: false };
 
 const MESSAGES = [{ role: "user", content: "what is 27 + 58?" }];
-const SCHEMA = { type: "object", properties: { sum: { type: "integer" } }, required: ["sum"], additionalProperties: false };
+const SCHEMA = {
+  type: "object",
+  properties: { sum: { type: "integer" } },
+  required: ["sum"],
+  additionalProperties: false,
+};
 
 /** The names of the scripts that this page has loaded. */
 function scripts() {
@@ -14,10 +19,15 @@ function scripts() {
 
 /** An ordinary answer, an answer that JSON Schema constrains, and the scripts that the second one loaded. */
 export async function ask(engine) {
-  const answer = async (params) => (await engine.chat.completions.create({ messages: MESSAGES, temperature: 0, ...params })).choices[0].message.content;
+  const answer = async (params) =>
+    (await engine.chat.completions.create({ messages: MESSAGES, temperature: 0, ...params })).choices[0].message
+      .content;
   const text = await answer({ max_tokens: 16 });
   const before = new Set(scripts());
-  const json = await answer({ max_tokens: 24, response_format: { type: "json_schema", json_schema: { name: "sum", schema: SCHEMA } } });
+  const json = await answer({
+    max_tokens: 24,
+    response_format: { type: "json_schema", json_schema: { name: "sum", schema: SCHEMA } },
+  });
   return { text, json, scriptsForJson: scripts().filter((name) => !before.has(name)) };
 }
 

@@ -13,7 +13,11 @@ const nearfar = createNearfar(engine);
 const { textStream } = streamText({ model: nearfar(), prompt: "what is 27 + 58?", temperature: 0 });
 for await (const text of textStream) element("text").append(text);
 
-const light = z.object({ tool: z.literal("set_light"), room: z.string().max(20), level: z.number().int().min(0).max(100) });
+const light = z.object({
+  tool: z.literal("set_light"),
+  room: z.string().max(20),
+  level: z.number().int().min(0).max(100),
+});
 const { output, usage } = await generateText({
   model: nearfar(),
   output: Output.object({ schema: light }),

@@ -24,7 +24,10 @@ element("form").onsubmit = async (event) => {
   running = new AbortController();
   element("stop").toggleAttribute("disabled", false);
   try {
-    const stream = await engine.chat.completions.create({ messages, temperature: 0, stream: true }, { signal: running.signal });
+    const stream = await engine.chat.completions.create(
+      { messages, temperature: 0, stream: true },
+      { signal: running.signal },
+    );
     for await (const chunk of stream) line.append(chunk.choices[0]?.delta.content ?? "");
   } catch (error) {
     if (!running.signal.aborted) show("status", String(error));

@@ -6,14 +6,18 @@ import { element, input, ready, show } from "../page.js";
 
 declare const chrome: {
   readonly tabs: { query(info: { active: true; currentWindow: true }): Promise<{ id?: number }[]> };
-  readonly scripting: { executeScript(injection: { target: { tabId: number }; func: () => string }): Promise<{ result?: string }[]> };
+  readonly scripting: {
+    executeScript(injection: { target: { tabId: number }; func: () => string }): Promise<{ result?: string }[]>;
+  };
 };
 
 async function selection(): Promise<string> {
   const [tab] = await chrome.tabs.query({ active: true, currentWindow: true });
   if (tab?.id === undefined) return "";
   // Fails for pages that extensions may not read, such as chrome://settings.
-  const [frame] = await chrome.scripting.executeScript({ target: { tabId: tab.id }, func: () => String(getSelection()) }).catch(() => []);
+  const [frame] = await chrome.scripting
+    .executeScript({ target: { tabId: tab.id }, func: () => String(getSelection()) })
+    .catch(() => []);
   return frame?.result ?? "";
 }
 

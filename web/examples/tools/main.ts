@@ -32,14 +32,26 @@ element("form").onsubmit = async (event) => {
   event.preventDefault();
   const messages: ChatCompletionMessageParam[] = [{ role: "user", content: input("question").value }];
   // "required" makes the model call a tool; with "auto" it decides.
-  const asked = await engine.chat.completions.create({ messages, tools, tool_choice: "required", temperature: 0, max_tokens: 100 });
+  const asked = await engine.chat.completions.create({
+    messages,
+    tools,
+    tool_choice: "required",
+    temperature: 0,
+    max_tokens: 100,
+  });
   const calls = asked.choices[0]?.message.tool_calls ?? [];
   messages.push({ role: "assistant", tool_calls: calls });
   for (const { id, function: call } of calls) {
     const result = setLight(JSON.parse(call.arguments) as Parameters<typeof setLight>[0]);
     messages.push({ role: "tool", tool_call_id: id, content: result });
   }
-  const answer = await engine.chat.completions.create({ messages, tools, tool_choice: "none", temperature: 0, max_tokens: 50 });
+  const answer = await engine.chat.completions.create({
+    messages,
+    tools,
+    tool_choice: "none",
+    temperature: 0,
+    max_tokens: 50,
+  });
   show("answer", answer.choices[0]?.message.content ?? "");
   show("status", `${calls.length} call`);
 };

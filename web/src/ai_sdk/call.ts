@@ -3,7 +3,12 @@
 import type { LanguageModelV4CallOptions, LanguageModelV4FunctionTool, SharedV4Warning } from "@ai-sdk/provider";
 
 import { withPlainSchemas } from "../api/library_schema.js";
-import type { ChatCompletionCreateParamsNonStreaming, ChatCompletionTool, ChatCompletionToolChoiceOption, ResponseFormat } from "../api/types.js";
+import type {
+  ChatCompletionCreateParamsNonStreaming,
+  ChatCompletionTool,
+  ChatCompletionToolChoiceOption,
+  ResponseFormat,
+} from "../api/types.js";
 import { messagesOf } from "./prompt.js";
 
 export interface Call {
@@ -16,11 +21,19 @@ export function callOf(options: LanguageModelV4CallOptions): Call {
   const warnings: SharedV4Warning[] = [];
   const { reasoning, providerOptions, toolChoice } = options;
   if (reasoning !== undefined && reasoning !== "provider-default") {
-    warnings.push({ type: "unsupported", feature: "reasoning", details: "pass what the engine takes in providerOptions.nearfar" });
+    warnings.push({
+      type: "unsupported",
+      feature: "reasoning",
+      details: "pass what the engine takes in providerOptions.nearfar",
+    });
   }
   const tools = (options.tools ?? []).flatMap((tool) => {
     if (tool.type === "function") return [functionTool(tool, warnings)];
-    warnings.push({ type: "unsupported", feature: `provider tool '${tool.id}'`, details: "only function tools run on this device" });
+    warnings.push({
+      type: "unsupported",
+      feature: `provider tool '${tool.id}'`,
+      details: "only function tools run on this device",
+    });
     return [];
   });
   return {
@@ -43,9 +56,16 @@ export function callOf(options: LanguageModelV4CallOptions): Call {
   };
 }
 
-function functionTool({ name, description, inputSchema, inputExamples, strict }: LanguageModelV4FunctionTool, warnings: SharedV4Warning[]): ChatCompletionTool {
-  if (inputExamples !== undefined && inputExamples.length > 0) warnings.push({ type: "unsupported", feature: "inputExamples", details: `of the tool '${name}'` });
-  return { type: "function", function: { name, description, parameters: inputSchema as Readonly<Record<string, unknown>>, strict } };
+function functionTool(
+  { name, description, inputSchema, inputExamples, strict }: LanguageModelV4FunctionTool,
+  warnings: SharedV4Warning[],
+): ChatCompletionTool {
+  if (inputExamples !== undefined && inputExamples.length > 0)
+    warnings.push({ type: "unsupported", feature: "inputExamples", details: `of the tool '${name}'` });
+  return {
+    type: "function",
+    function: { name, description, parameters: inputSchema as Readonly<Record<string, unknown>>, strict },
+  };
 }
 
 function choiceOf(choice: NonNullable<LanguageModelV4CallOptions["toolChoice"]>): ChatCompletionToolChoiceOption {
@@ -56,5 +76,8 @@ function responseFormat(format: LanguageModelV4CallOptions["responseFormat"]): R
   if (format === undefined || format.type === "text") return undefined;
   const { schema, name = "answer", description } = format;
   if (schema === undefined) return { type: "json_object" };
-  return { type: "json_schema", json_schema: { name, description, schema: schema as Readonly<Record<string, unknown>>, strict: true } };
+  return {
+    type: "json_schema",
+    json_schema: { name, description, schema: schema as Readonly<Record<string, unknown>>, strict: true },
+  };
 }

@@ -14,7 +14,11 @@ export function embeddingModel(source: EmbeddingSource, modelId: string): Embedd
     supportsParallelCalls: false,
     async doEmbed({ values, dimensions, abortSignal }) {
       const { data, usage } = await source.embeddings.create({ input: values, dimensions }, { signal: abortSignal });
-      return { embeddings: data.map(({ embedding }) => embedding), usage: { tokens: usage.prompt_tokens }, warnings: [] };
+      return {
+        embeddings: data.map(({ embedding }) => embedding),
+        usage: { tokens: usage.prompt_tokens },
+        warnings: [],
+      };
     },
   };
 }

@@ -28,14 +28,20 @@ export interface NearfarProvider {
  */
 export function createNearfar(source: ChatSource | EmbeddingSource): NearfarProvider {
   const language = (modelId = modelName(source)): LanguageModelV4 => {
-    if (!("chat" in source)) throw new RequestError("This source has no chat.completions; give createNearfar an Engine, an engine in a worker, or a Hybrid");
+    if (!("chat" in source))
+      throw new RequestError(
+        "This source has no chat.completions; give createNearfar an Engine, an engine in a worker, or a Hybrid",
+      );
     return languageModel(source, modelId);
   };
   return Object.assign((modelId?: string) => language(modelId), {
     specificationVersion: "v4" as const,
     languageModel: language,
     embeddingModel: (modelId = modelName(source)): EmbeddingModelV4 => {
-      if (!("embeddings" in source)) throw new RequestError("This source has no embeddings; give createNearfar an engine with an embedding model's bundle");
+      if (!("embeddings" in source))
+        throw new RequestError(
+          "This source has no embeddings; give createNearfar an engine with an embedding model's bundle",
+        );
       return embeddingModel(source, modelId);
     },
     imageModel: (): never => {

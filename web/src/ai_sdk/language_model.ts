@@ -13,7 +13,13 @@ import type {
 
 import type { ChatSource, Reasoning } from "../api/chat_source.js";
 import { appendOnly } from "../api/chat_source.js";
-import type { ChatCompletion, ChatCompletionChunk, ChatCompletionDelta, ChatFinishReason, CompletionUsage } from "../api/types.js";
+import type {
+  ChatCompletion,
+  ChatCompletionChunk,
+  ChatCompletionDelta,
+  ChatFinishReason,
+  CompletionUsage,
+} from "../api/types.js";
 import { RequestError } from "../errors.js";
 import { callOf } from "./call.js";
 
@@ -41,8 +47,14 @@ export function languageModel(source: ChatSource, modelId: string): LanguageMode
     async doStream(options) {
       const { params, warnings } = callOf(options);
       const left = new AbortController();
-      const signal = AbortSignal.any([left.signal, ...(options.abortSignal === undefined ? [] : [options.abortSignal])]);
-      const chunks = await completions.create({ ...params, stream: true, stream_options: { include_usage: true } }, { signal });
+      const signal = AbortSignal.any([
+        left.signal,
+        ...(options.abortSignal === undefined ? [] : [options.abortSignal]),
+      ]);
+      const chunks = await completions.create(
+        { ...params, stream: true, stream_options: { include_usage: true } },
+        { signal },
+      );
       const parts = streamParts(appendOnly(chunks), warnings, options.includeRawChunks === true);
       return {
         stream: new ReadableStream<LanguageModelV4StreamPart>({
@@ -61,16 +73,29 @@ export function languageModel(source: ChatSource, modelId: string): LanguageMode
   };
 }
 
-function contentOf({ content, tool_calls = [], reasoning_content: reasoning }: ChatCompletion["choices"][number]["message"] & Reasoning): LanguageModelV4Content[] {
+function contentOf({
+  content,
+  tool_calls = [],
+  reasoning_content: reasoning,
+}: ChatCompletion["choices"][number]["message"] & Reasoning): LanguageModelV4Content[] {
   return [
     ...(reasoning ? [{ type: "reasoning" as const, text: reasoning }] : []),
     ...(content ? [{ type: "text" as const, text: content }] : []),
-    ...tool_calls.map((call) => ({ type: "tool-call" as const, toolCallId: call.id, toolName: call.function.name, input: call.function.arguments })),
+    ...tool_calls.map((call) => ({
+      type: "tool-call" as const,
+      toolCallId: call.id,
+      toolName: call.function.name,
+      input: call.function.arguments,
+    })),
   ];
 }
 
 /** One block of text or of reasoning is open at a time; a call of a tool ends with the next one, or with the answer. */
-async function* streamParts(chunks: AsyncIterable<ChatCompletionChunk>, warnings: SharedV4Warning[], includesRaw: boolean): AsyncGenerator<LanguageModelV4StreamPart, void, undefined> {
+async function* streamParts(
+  chunks: AsyncIterable<ChatCompletionChunk>,
+  warnings: SharedV4Warning[],
+  includesRaw: boolean,
+): AsyncGenerator<LanguageModelV4StreamPart, void, undefined> {
   yield { type: "stream-start", warnings };
   let open: "text" | "reasoning" | null = null;
   let blocks = 0;
@@ -119,7 +144,13 @@ async function* streamParts(chunks: AsyncIterable<ChatCompletionChunk>, warnings
 
   for await (const chunk of chunks) {
     if (includesRaw) yield { type: "raw", rawValue: chunk };
-    if (isFirst) yield { type: "response-metadata", id: chunk.id, modelId: chunk.model, timestamp: new Date(chunk.created * 1000) };
+    if (isFirst)
+      yield {
+        type: "response-metadata",
+        id: chunk.id,
+        modelId: chunk.model,
+        timestamp: new Date(chunk.created * 1000),
+      };
     isFirst = false;
     usage = chunk.usage ?? usage;
     extra = { ...extra, ...(chunk.route && { route: chunk.route }), ...(chunk.timings && { timings: chunk.timings }) };
@@ -164,6 +195,15 @@ function usageOf(usage: CompletionUsage | undefined): LanguageModelV4Usage {
   };
 }
 
-function metadataOf({ route, timings }: Pick<ChatCompletionChunk, "route" | "timings">): { providerMetadata: SharedV4ProviderMetadata } {
-  return { providerMetadata: { nearfar: { ...(route && { route: route as unknown as JSONObject }), ...(timings && { timings: timings as unknown as JSONObject }) } } };
+function metadataOf({ route, timings }: Pick<ChatCompletionChunk, "route" | "timings">): {
+  providerMetadata: SharedV4ProviderMetadata;
+} {
+  return {
+    providerMetadata: {
+      nearfar: {
+        ...(route && { route: route as unknown as JSONObject }),
+        ...(timings && { timings: timings as unknown as JSONObject }),
+      },
+    },
+  };
 }

@@ -33,26 +33,41 @@ function userContent(parts: readonly UserPart[]): string | ChatCompletionContent
 }
 
 /** Only a Hybrid's server may be able to see images; an engine refuses them. */
-function filePart({ data, mediaType }: FilePart): ChatCompletionContentPart & { readonly image_url?: { readonly url: string } } {
+function filePart({
+  data,
+  mediaType,
+}: FilePart): ChatCompletionContentPart & { readonly image_url?: { readonly url: string } } {
   if (data.type === "text") return { type: "text", text: data.text };
   if (mediaType !== "image" && !mediaType.startsWith("image/")) throw unsupported(`a file of type '${mediaType}'`);
   if (data.type === "url") return { type: "image_url", image_url: { url: data.url.href } };
   if (data.type === "reference") throw unsupported("a reference to a file of a provider");
-  const base64 = typeof data.data === "string" ? data.data : btoa(Array.from(data.data, (byte) => String.fromCharCode(byte)).join(""));
+  const base64 =
+    typeof data.data === "string"
+      ? data.data
+      : btoa(Array.from(data.data, (byte) => String.fromCharCode(byte)).join(""));
   const known = mediaType === "image" || mediaType.endsWith("/*") ? "image/png" : mediaType;
   return { type: "image_url", image_url: { url: `data:${known};base64,${base64}` } };
 }
 
-function assistantMessage(parts: Extract<LanguageModelV4Message, { role: "assistant" }>["content"]): ChatCompletionMessageParam {
+function assistantMessage(
+  parts: Extract<LanguageModelV4Message, { role: "assistant" }>["content"],
+): ChatCompletionMessageParam {
   let text = "";
   const calls: NonNullable<ChatCompletionMessageParam["tool_calls"]>[number][] = [];
   for (const part of parts) {
     if (part.type === "text") text += part.text;
-    else if (part.type === "tool-call") calls.push({ id: part.toolCallId, type: "function", function: { name: part.toolName, arguments: JSON.stringify(part.input) } });
+    else if (part.type === "tool-call")
+      calls.push({
+        id: part.toolCallId,
+        type: "function",
+        function: { name: part.toolName, arguments: JSON.stringify(part.input) },
+      });
     // Chat templates leave earlier reasoning out of the prompt as well.
     else if (part.type !== "reasoning") throw unsupported(`an assistant message's part of type '${part.type}'`);
   }
-  return calls.length === 0 ? { role: "assistant", content: text } : { role: "assistant", content: text === "" ? null : text, tool_calls: calls };
+  return calls.length === 0
+    ? { role: "assistant", content: text }
+    : { role: "assistant", content: text === "" ? null : text, tool_calls: calls };
 }
 
 function resultText(output: LanguageModelV4ToolResultPart["output"]): string {

@@ -31,7 +31,9 @@ export async function* answerAll(
   const left = new AbortController();
   const { stops, interrupt } = options;
   const signal = anySignal(options.signal, interrupt, left.signal);
-  const choices = requests.map((request) => answerChoice(model.tokens, model.text, { ...request, signal }, stops, interrupt, options.begins));
+  const choices = requests.map((request) =>
+    answerChoice(model.tokens, model.text, { ...request, signal }, stops, interrupt, options.begins),
+  );
   const next = (choice: (typeof choices)[number], index: number) => {
     const promise = choice.next().then((result) => ({ choice, index, result }));
     // It is awaited, but perhaps not before it rejects.
@@ -62,7 +64,10 @@ export async function* answerAll(
   }
   const now = performance.now();
   const completionTokens = ends.reduce((sum, end) => sum + (end?.completionTokens ?? 0), 0);
-  return { usage: usageOf(requests, ends, options.n, completionTokens), timings: timingsOf(start, first ?? now, now, completionTokens) };
+  return {
+    usage: usageOf(requests, ends, options.n, completionTokens),
+    timings: timingsOf(start, first ?? now, now, completionTokens),
+  };
 }
 
 /** What the generator returns after its last answer. */
@@ -71,17 +76,29 @@ export function costOf(result: IteratorResult<Answered, Cost>): Cost {
   return result.value;
 }
 
-function usageOf(requests: readonly TokenRequest[], ends: readonly (ChoiceEnd | undefined)[], n: number, completionTokens: number): CompletionUsage {
+function usageOf(
+  requests: readonly TokenRequest[],
+  ends: readonly (ChoiceEnd | undefined)[],
+  n: number,
+  completionTokens: number,
+): CompletionUsage {
   // Answers to the same prompt share its tokens, so the first of them speaks for all.
-  const prompts = requests.flatMap(({ promptIds }, index) => (index % n === 0 ? [{ tokens: promptIds.length, cached: ends[index]?.cachedTokens ?? null }] : []));
+  const prompts = requests.flatMap(({ promptIds }, index) =>
+    index % n === 0 ? [{ tokens: promptIds.length, cached: ends[index]?.cachedTokens ?? null }] : [],
+  );
   const promptTokens = prompts.reduce((sum, { tokens }) => sum + tokens, 0);
-  const cachedTokens = prompts.reduce<number | null>((sum, { cached }) => (sum === null || cached === null ? null : sum + cached), 0);
+  const cachedTokens = prompts.reduce<number | null>(
+    (sum, { cached }) => (sum === null || cached === null ? null : sum + cached),
+    0,
+  );
   return {
     prompt_tokens: promptTokens,
     completion_tokens: completionTokens,
     total_tokens: promptTokens + completionTokens,
     ...(cachedTokens === null ? {} : { prompt_tokens_details: { cached_tokens: cachedTokens } }),
-    ...(ends[0]?.reasoningTokens != null && { completion_tokens_details: { reasoning_tokens: ends.reduce((sum, end) => sum + (end?.reasoningTokens ?? 0), 0) } }),
+    ...(ends[0]?.reasoningTokens != null && {
+      completion_tokens_details: { reasoning_tokens: ends.reduce((sum, end) => sum + (end?.reasoningTokens ?? 0), 0) },
+    }),
   };
 }
 

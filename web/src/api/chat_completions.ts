@@ -37,11 +37,19 @@ export class ChatCompletions {
    */
   create(params: ChatCompletionCreateParamsNonStreaming, options?: RequestOptions): Promise<ChatCompletion>;
   create(params: ChatCompletionCreateParamsStreaming, options?: RequestOptions): Promise<Stream<ChatCompletionChunk>>;
-  create(params: ChatCompletionCreateParams, options?: RequestOptions): Promise<ChatCompletion | Stream<ChatCompletionChunk>>;
-  async create(params: ChatCompletionCreateParams, options: RequestOptions = {}): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
+  create(
+    params: ChatCompletionCreateParams,
+    options?: RequestOptions,
+  ): Promise<ChatCompletion | Stream<ChatCompletionChunk>>;
+  async create(
+    params: ChatCompletionCreateParams,
+    options: RequestOptions = {},
+  ): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
     const { stream = false, ...given } = readParams(params, CHAT_PARAMS);
     const answer = await this.prepare(given, options);
-    return stream ? new Stream((signal) => answer(signal, given.stream_options?.include_usage === true)) : foldChat(answer(new AbortController().signal, true));
+    return stream
+      ? new Stream((signal) => answer(signal, given.stream_options?.include_usage === true))
+      : foldChat(answer(new AbortController().signal, true));
   }
 
   /** Everything that can be wrong with a request is found here, before anything is generated. */
@@ -50,24 +58,40 @@ export class ChatCompletions {
     options: RequestOptions,
   ): Promise<(left: AbortSignal, withUsage: boolean) => AsyncGenerator<ChatCompletionChunk, void, undefined>> {
     const { model } = this;
-    const { messages = [], max_completion_tokens: maxCompletionTokens, max_tokens: maxTokens = maxCompletionTokens } = given;
+    const {
+      messages = [],
+      max_completion_tokens: maxCompletionTokens,
+      max_tokens: maxTokens = maxCompletionTokens,
+    } = given;
     if (maxCompletionTokens !== undefined && given.max_tokens !== undefined) {
-      throw new RequestError("max_tokens and max_completion_tokens mean the same; give one of them", { param: "max_tokens" });
+      throw new RequestError("max_tokens and max_completion_tokens mean the same; give one of them", {
+        param: "max_tokens",
+      });
     }
-    if (given.top_logprobs !== undefined && given.logprobs !== true) throw new RequestError("top_logprobs needs logprobs: true", { param: "top_logprobs" });
+    if (given.top_logprobs !== undefined && given.logprobs !== true)
+      throw new RequestError("top_logprobs needs logprobs: true", { param: "top_logprobs" });
     const { grammar, calls } = answerFormat(model, given);
     const { reasoning } = model.text.thinking;
     const { variables, budget } = readThinking(given, model.text.thinking);
-    const prompt = encodeChat(model.text, messages, { tools: calls?.tools, continueFinalMessage: given.continue_final_message, variables });
+    const prompt = encodeChat(model.text, messages, {
+      tools: calls?.tools,
+      continueFinalMessage: given.continue_final_message,
+      variables,
+    });
     const { ids: promptIds, state } = prompt;
     // A constraint belongs to an answer that runs, so this one only shows that the grammar can be had.
     const room = Math.max(1, model.context - promptIds.length + 1);
     const most = Math.min(maxTokens ?? room, room);
     const starts = reasoning === null || state === "content" ? undefined : { reasoning, state, budget };
-    const constrain = async (): Promise<Constraint | undefined> => ((grammar ?? starts?.budget) === undefined ? undefined : model.grammar?.constraint(grammar, most, starts));
+    const constrain = async (): Promise<Constraint | undefined> =>
+      (grammar ?? starts?.budget) === undefined ? undefined : model.grammar?.constraint(grammar, most, starts);
     (await constrain())?.dispose();
     const logprobs = given.logprobs === true ? (given.top_logprobs ?? 0) : undefined;
-    const requestsNow = requestsOf(promptIds, { ...given, max_tokens: maxTokens }, { logprobs, logitProcessor: options.logitProcessor });
+    const requestsNow = requestsOf(
+      promptIds,
+      { ...given, max_tokens: maxTokens },
+      { logprobs, logitProcessor: options.logitProcessor },
+    );
     const { promptLogprobs } = options;
 
     return async function* (left, withUsage) {
@@ -76,7 +100,10 @@ export class ChatCompletions {
       try {
         for (const request of requestsNow) {
           // All answers have the same prompt, so the first of them speaks for it.
-          const told = requests.length === 0 ? { promptLogprobs: promptLogprobs?.tokens, onPromptLogprobs: promptLogprobs?.tell } : {};
+          const told =
+            requests.length === 0
+              ? { promptLogprobs: promptLogprobs?.tokens, onPromptLogprobs: promptLogprobs?.tell }
+              : {};
           requests.push({ ...request, ...told, constraint: await constrain() });
         }
       } catch (error) {
@@ -85,7 +112,15 @@ export class ChatCompletions {
       }
       const interrupt = options.interrupt ?? undefined;
       const parsers = requests.map(() => calls?.format.parser());
-      yield* chatChunks(model, requests, { stops: stopsOf(given), parsers, oneCall: given.parallel_tool_calls === false, begins: { state, reasoning }, signal, interrupt, withUsage });
+      yield* chatChunks(model, requests, {
+        stops: stopsOf(given),
+        parsers,
+        oneCall: given.parallel_tool_calls === false,
+        begins: { state, reasoning },
+        signal,
+        interrupt,
+        withUsage,
+      });
     };
   }
 }
@@ -100,20 +135,39 @@ interface ChunkOptions {
   readonly withUsage: boolean;
 }
 
-async function* chatChunks(model: Model, requests: readonly TokenRequest[], options: ChunkOptions): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+async function* chatChunks(
+  model: Model,
+  requests: readonly TokenRequest[],
+  options: ChunkOptions,
+): AsyncGenerator<ChatCompletionChunk, void, undefined> {
   const { stops, parsers, oneCall, begins, signal, interrupt, withUsage } = options;
-  const head = { ...identity("chatcmpl", model.name), object: "chat.completion.chunk" as const, ...(withUsage ? { usage: null } : {}) };
+  const head = {
+    ...identity("chatcmpl", model.name),
+    object: "chat.completion.chunk" as const,
+    ...(withUsage ? { usage: null } : {}),
+  };
   const withLogprobs = requests[0]?.logprobs !== undefined;
   const started = new Set<number>();
-  const choice = (index: number, delta: ChatCompletionDelta, rest: Partial<ChatCompletionChunkChoice> = {}): ChatCompletionChunk => {
+  const choice = (
+    index: number,
+    delta: ChatCompletionDelta,
+    rest: Partial<ChatCompletionChunkChoice> = {},
+  ): ChatCompletionChunk => {
     return { ...head, choices: [{ index, delta, logprobs: null, finish_reason: null, ...rest }] };
   };
-  function* deltas(index: number, reasoning: string, events: readonly ToolCallEvent[], tokens: readonly PlacedToken[]): Generator<ChatCompletionChunk> {
+  function* deltas(
+    index: number,
+    reasoning: string,
+    events: readonly ToolCallEvent[],
+    tokens: readonly PlacedToken[],
+  ): Generator<ChatCompletionChunk> {
     if (!started.has(index)) yield choice(index, { role: "assistant", content: "" });
     started.add(index);
     const content = tokens.map((token) => tokenLogprob(model, token));
     const logprobs = withLogprobs && content.length > 0 ? { content, refusal: null } : null;
-    const kept = events.filter((event) => (event.type === "text" ? event.text !== "" : !oneCall || event.index === 0)).map(deltaOf);
+    const kept = events
+      .filter((event) => (event.type === "text" ? event.text !== "" : !oneCall || event.index === 0))
+      .map(deltaOf);
     if (reasoning !== "") kept.unshift({ reasoning_content: reasoning });
     if (kept.length === 0 && logprobs !== null) yield choice(index, { content: "" }, { logprobs });
     for (const [position, delta] of kept.entries()) {
@@ -123,7 +177,7 @@ async function* chatChunks(model: Model, requests: readonly TokenRequest[], opti
 
   const answers = answerAll(model, requests, { n: requests.length, stops, signal, interrupt, begins });
   try {
-    for (let ended = 0; ; ) {
+    for (let ended = 0; ;) {
       const { done, value } = await answers.next();
       if (done === true) return;
       const { index } = value;
@@ -135,7 +189,8 @@ async function* chatChunks(model: Model, requests: readonly TokenRequest[], opti
       }
       yield* deltas(index, "", parser?.finish() ?? [], []);
       // An answer that max_tokens ends right after a whole call is not cut.
-      const finishReason = parser?.[value.finishReason === "stop" ? "called" : "whole"] === true ? "tool_calls" : value.finishReason;
+      const finishReason =
+        parser?.[value.finishReason === "stop" ? "called" : "whole"] === true ? "tool_calls" : value.finishReason;
       const last = choice(index, {}, { finish_reason: finishReason });
       if (++ended < requests.length) {
         yield last;
@@ -155,40 +210,77 @@ function deltaOf(event: ToolCallEvent): ChatCompletionDelta {
     case "text":
       return { content: event.text };
     case "tool_call":
-      return { tool_calls: [{ index: event.index, id: event.id, type: "function", function: { name: event.name, arguments: "" } }] };
+      return {
+        tool_calls: [
+          { index: event.index, id: event.id, type: "function", function: { name: event.name, arguments: "" } },
+        ],
+      };
     case "arguments":
       return { tool_calls: [{ index: event.index, function: { arguments: event.text } }] };
   }
 }
 
 function tokenLogprob(model: Model, { tokenId, logprob, alternatives }: PlacedToken): ChatCompletionTokenLogprob {
-  return { ...topLogprob(model, tokenId, logprob ?? 0), token_id: tokenId, top_logprobs: alternatives.map((other) => topLogprob(model, other.tokenId, other.logprob)) };
+  return {
+    ...topLogprob(model, tokenId, logprob ?? 0),
+    token_id: tokenId,
+    top_logprobs: alternatives.map((other) => topLogprob(model, other.tokenId, other.logprob)),
+  };
 }
 
 function topLogprob({ text }: Model, tokenId: number, logprob: number): TopLogprob {
   const bytes = text.tokenBytes(tokenId);
-  return { token: new TextDecoder().decode(bytes ?? new Uint8Array()), bytes: bytes === null ? null : [...bytes], logprob };
+  return {
+    token: new TextDecoder().decode(bytes ?? new Uint8Array()),
+    bytes: bytes === null ? null : [...bytes],
+    logprob,
+  };
 }
 
 /** The whole answer that a stream with usage adds up to. */
-export async function foldChat(chunks: AsyncIterable<ChatCompletionChunk> | Iterable<ChatCompletionChunk>): Promise<ChatCompletion> {
+export async function foldChat(
+  chunks: AsyncIterable<ChatCompletionChunk> | Iterable<ChatCompletionChunk>,
+): Promise<ChatCompletion> {
   const choices: ChatCompletionChoice[] = [];
   let whole: Partial<ChatCompletion> = {};
   for await (const { choices: parts, usage, timings, id, created, model } of chunks) {
-    whole = { ...whole, id, created, model, ...(timings === undefined ? {} : { timings }), ...(usage === undefined || usage === null ? {} : { usage }) };
+    whole = {
+      ...whole,
+      id,
+      created,
+      model,
+      ...(timings === undefined ? {} : { timings }),
+      ...(usage === undefined || usage === null ? {} : { usage }),
+    };
     for (const { index, delta, logprobs, finish_reason: finishReason } of parts) {
-      const choice = (choices[index] ??= { index, message: { role: "assistant", content: "", refusal: null }, logprobs: null, finish_reason: "stop" });
+      const choice = (choices[index] ??= {
+        index,
+        message: { role: "assistant", content: "", refusal: null },
+        logprobs: null,
+        finish_reason: "stop",
+      });
       choice.message.content = `${choice.message.content ?? ""}${delta.content ?? ""}`;
-      if (delta.reasoning_content !== undefined) choice.message.reasoning_content = (choice.message.reasoning_content ?? "") + delta.reasoning_content;
+      if (delta.reasoning_content !== undefined)
+        choice.message.reasoning_content = (choice.message.reasoning_content ?? "") + delta.reasoning_content;
       if (finishReason !== null) choice.finish_reason = finishReason;
-      if (logprobs !== null) choice.logprobs = { content: [...(choice.logprobs?.content ?? []), ...(logprobs.content ?? [])], refusal: null };
+      if (logprobs !== null)
+        choice.logprobs = {
+          content: [...(choice.logprobs?.content ?? []), ...(logprobs.content ?? [])],
+          refusal: null,
+        };
       for (const { index: at, id: callId = "", function: described } of delta.tool_calls ?? []) {
         const calls = (choice.message.tool_calls ??= []);
-        const call = (calls[at] ??= { id: callId, type: "function", function: { name: described?.name ?? "", arguments: "" } });
+        const call = (calls[at] ??= {
+          id: callId,
+          type: "function",
+          function: { name: described?.name ?? "", arguments: "" },
+        });
         call.function.arguments += described?.arguments ?? "";
       }
     }
   }
-  for (const { message } of choices) if (message.content === "" && (message.tool_calls ?? message.reasoning_content) !== undefined) message.content = null;
+  for (const { message } of choices)
+    if (message.content === "" && (message.tool_calls ?? message.reasoning_content) !== undefined)
+      message.content = null;
   return { ...(whole as ChatCompletion), object: "chat.completion", choices };
 }

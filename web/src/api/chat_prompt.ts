@@ -7,7 +7,13 @@ import type { TextCodec } from "./model.js";
 import { shown } from "./params.js";
 import type { ChatCompletionMessageParam, FunctionTool } from "./types.js";
 
-const ROLES: readonly string[] = ["system", "developer", "user", "assistant", "tool"] satisfies ChatCompletionMessageParam["role"][];
+const ROLES: readonly string[] = [
+  "system",
+  "developer",
+  "user",
+  "assistant",
+  "tool",
+] satisfies ChatCompletionMessageParam["role"][];
 
 // Read on their own, and what OpenAI's client adds to an answer: its own reading of the content.
 const SKIPPED: readonly string[] = ["role", "content", "parsed"];
@@ -27,8 +33,13 @@ export interface ChatPrompt {
 }
 
 /** Throws RequestError, which names the message that is at fault. */
-export function encodeChat(text: TextCodec, messages: readonly ChatCompletionMessageParam[], options: ChatPromptOptions = {}): ChatPrompt {
-  if (messages.length === 0) throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
+export function encodeChat(
+  text: TextCodec,
+  messages: readonly ChatCompletionMessageParam[],
+  options: ChatPromptOptions = {},
+): ChatPrompt {
+  if (messages.length === 0)
+    throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
   const read = messages.map(readMessage);
   const { reasoning } = text.thinking;
   const prompt = (rendered: readonly Message[]): ChatPrompt => {
@@ -41,7 +52,10 @@ export function encodeChat(text: TextCodec, messages: readonly ChatCompletionMes
   // The template ends with what opens an answer, so the answer's own start follows it.
   const { ids, state } = prompt(read.slice(0, -1));
   const content = last.content ?? "";
-  const begun = reasoning?.begun(state, content, last.reasoning_content ?? "") ?? { ids: text.encode(content, false), state };
+  const begun = reasoning?.begun(state, content, last.reasoning_content ?? "") ?? {
+    ids: text.encode(content, false),
+    state,
+  };
   return { ids: [...ids, ...begun.ids], state: begun.state };
 }
 
@@ -50,8 +64,15 @@ function readMessage(message: ChatCompletionMessageParam, index: number): Messag
   const { role, content } = message;
   if (!ROLES.includes(role)) throw refused(where, `has role ${shown(role)}, it must be one of ${ROLES.join(", ")}`);
   const given = Object.entries(message).filter(([key, value]) => !SKIPPED.includes(key) && !isNothing(value));
-  const { tool_calls: calls, reasoning, reasoning_content: thought = reasoning, ...rest } = Object.fromEntries(given) as Partial<ChatCompletionMessageParam>;
-  const unknown = Object.keys(rest).find((key) => key !== "name" && key !== "tool_call_id") ?? (typeof (thought ?? "") === "string" ? undefined : "reasoning_content");
+  const {
+    tool_calls: calls,
+    reasoning,
+    reasoning_content: thought = reasoning,
+    ...rest
+  } = Object.fromEntries(given) as Partial<ChatCompletionMessageParam>;
+  const unknown =
+    Object.keys(rest).find((key) => key !== "name" && key !== "tool_call_id") ??
+    (typeof (thought ?? "") === "string" ? undefined : "reasoning_content");
   if (unknown !== undefined) throw refused(where, `has '${unknown}', which is not supported`);
   return {
     ...rest,
@@ -60,7 +81,13 @@ function readMessage(message: ChatCompletionMessageParam, index: number): Messag
     content: readContent(content, where, role === "assistant" && (calls ?? thought) !== undefined),
     ...(role === "assistant" && thought && { reasoning_content: thought }),
     // Clients send back more of a call than templates should see.
-    ...(calls && { tool_calls: calls.map(({ id, type, function: called }) => ({ id, type, function: called && { name: called.name, arguments: called.arguments } })) }),
+    ...(calls && {
+      tool_calls: calls.map(({ id, type, function: called }) => ({
+        id,
+        type,
+        function: called && { name: called.name, arguments: called.arguments },
+      })),
+    }),
   };
 }
 
@@ -72,7 +99,11 @@ function readContent(content: ChatCompletionMessageParam["content"], where: stri
   return parts
     .map((part, index) => {
       const { type, text } = Object(part) as { type?: unknown; text?: unknown };
-      if (type !== "text" || typeof text !== "string") throw refused(`${where}.content[${index}]`, `has type ${shown(type)}; this model reads parts of type "text" only`);
+      if (type !== "text" || typeof text !== "string")
+        throw refused(
+          `${where}.content[${index}]`,
+          `has type ${shown(type)}; this model reads parts of type "text" only`,
+        );
       return text;
     })
     .join("");

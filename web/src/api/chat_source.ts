@@ -19,14 +19,19 @@ export interface ChatSource {
   readonly chat: {
     readonly completions: {
       create(params: ChatCompletionCreateParamsNonStreaming, options?: CallOptions): PromiseLike<ChatCompletion>;
-      create(params: ChatCompletionCreateParamsStreaming, options?: CallOptions): PromiseLike<AsyncIterable<ChatCompletionChunk>>;
+      create(
+        params: ChatCompletionCreateParamsStreaming,
+        options?: CallOptions,
+      ): PromiseLike<AsyncIterable<ChatCompletionChunk>>;
     };
   };
 }
 
 /** An engine that computes embeddings. */
 export interface EmbeddingSource {
-  readonly embeddings: { create(params: EmbeddingCreateParams, options?: CallOptions): PromiseLike<CreateEmbeddingResponse> };
+  readonly embeddings: {
+    create(params: EmbeddingCreateParams, options?: CallOptions): PromiseLike<CreateEmbeddingResponse>;
+  };
 }
 
 /** A streamed or whole message of a model that thinks before it answers. */
@@ -36,7 +41,10 @@ export interface Reasoning {
 
 /** The name of the model that answers; of a Hybrid, of the one on this device. */
 export function modelName(source: object): string {
-  const { info, near } = source as { readonly info?: { readonly model: string }; readonly near?: { readonly info: { readonly model: string } | null } };
+  const { info, near } = source as {
+    readonly info?: { readonly model: string };
+    readonly near?: { readonly info: { readonly model: string } | null };
+  };
   return (info ?? near?.info)?.model ?? "nearfar";
 }
 
@@ -44,12 +52,16 @@ export function modelName(source: object): string {
  * Chunks for a consumer that can only append. Throws Unavailable if a Hybrid withdraws text that was yielded before, because the consumer would show
  * the withdrawn text and the new answer as one.
  */
-export async function* appendOnly(chunks: AsyncIterable<ChatCompletionChunk>): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+export async function* appendOnly(
+  chunks: AsyncIterable<ChatCompletionChunk>,
+): AsyncGenerator<ChatCompletionChunk, void, undefined> {
   let isBegun = false;
   for await (const chunk of chunks) {
     const [choice] = chunk.choices;
     if (isBegun && isWithdrawal(chunk)) {
-      throw new Unavailable('The other side restarted an answer whose first part was streamed already; ask without streaming, or use escalation.then "continue" in the policy');
+      throw new Unavailable(
+        'The other side restarted an answer whose first part was streamed already; ask without streaming, or use escalation.then "continue" in the policy',
+      );
     }
     isBegun ||= choice !== undefined && hasContent(choice.delta);
     yield chunk;
@@ -61,6 +73,10 @@ export function isWithdrawal({ choices, route }: ChatCompletionChunk): boolean {
   return route?.switched_at === 0 && choices[0]?.finish_reason === null;
 }
 
-function hasContent({ content, tool_calls, reasoning_content }: ChatCompletionChunk["choices"][number]["delta"] & Reasoning): boolean {
+function hasContent({
+  content,
+  tool_calls,
+  reasoning_content,
+}: ChatCompletionChunk["choices"][number]["delta"] & Reasoning): boolean {
   return (content ?? "") !== "" || (reasoning_content ?? "") !== "" || tool_calls !== undefined;
 }

@@ -57,7 +57,9 @@ export async function* answerChoice(
   const piece = (thought: string, text: string, isLast: boolean): Piece => {
     released += text.length;
     // Of the tokens around a stop string, those that have a character before it belong to the answer.
-    const count = waiting.findIndex(({ start, end }) => (isLast ? stopStrings.stopped && start >= released : end > released));
+    const count = waiting.findIndex(({ start, end }) =>
+      isLast ? stopStrings.stopped && start >= released : end > released,
+    );
     return { reasoning: thought, text, tokens: waiting.splice(0, count < 0 ? waiting.length : count) };
   };
   const end = (finishReason: ChoiceEnd["finishReason"], count: number, cachedTokens: number | null): ChoiceEnd => {
@@ -92,6 +94,11 @@ export async function* answerChoice(
       if (stopStrings.stopped) return end("stop", completionTokens, null);
     }
   } finally {
-    await tokens.return({ finishReason: "stop", promptTokens: request.promptIds.length, cachedTokens: 0, completionTokens });
+    await tokens.return({
+      finishReason: "stop",
+      promptTokens: request.promptIds.length,
+      cachedTokens: 0,
+      completionTokens,
+    });
   }
 }

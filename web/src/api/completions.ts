@@ -26,21 +26,30 @@ export class Completions {
   create(params: CompletionCreateParamsNonStreaming, options?: RequestOptions): Promise<Completion>;
   create(params: CompletionCreateParamsStreaming, options?: RequestOptions): Promise<Stream<CompletionChunk>>;
   create(params: CompletionCreateParams, options?: RequestOptions): Promise<Completion | Stream<CompletionChunk>>;
-  async create(params: CompletionCreateParams, options: RequestOptions = {}): Promise<Completion | Stream<CompletionChunk>> {
+  async create(
+    params: CompletionCreateParams,
+    options: RequestOptions = {},
+  ): Promise<Completion | Stream<CompletionChunk>> {
     const { model } = this;
     const { stream = false, ...given } = readParams(params, COMPLETION_PARAMS);
     const { prompt, logprobs, echo = false, n = 1, stream_options: streamOptions } = given;
-    if (prompt === undefined) throw new RequestError("prompt is not given; give it a text or token ids", { param: "prompt" });
-    if (echo && logprobs !== undefined) throw new RequestError("echo cannot be given together with logprobs: a prompt has none", { param: "echo" });
+    if (prompt === undefined)
+      throw new RequestError("prompt is not given; give it a text or token ids", { param: "prompt" });
+    if (echo && logprobs !== undefined)
+      throw new RequestError("echo cannot be given together with logprobs: a prompt has none", { param: "echo" });
     const prompts = textsOf(model.text, prompt, given.split_special_tokens);
-    const requests = prompts.flatMap(({ ids }) => requestsOf(ids, given, { logprobs, logitProcessor: options.logitProcessor }));
+    const requests = prompts.flatMap(({ ids }) =>
+      requestsOf(ids, given, { logprobs, logitProcessor: options.logitProcessor }),
+    );
     const echoes = echo ? prompts.flatMap(({ text }) => new Array<string>(n).fill(text)) : [];
     const interrupt = options.interrupt ?? undefined;
     const chunks = (left: AbortSignal, withUsage: boolean): AsyncGenerator<CompletionChunk, void, undefined> => {
       const signal = anySignal(options.signal, given.signal, left);
       return completionChunks(model, requests, { n, stops: stopsOf(given), echoes, signal, interrupt, withUsage });
     };
-    return stream ? new Stream((left) => chunks(left, streamOptions?.include_usage === true)) : foldCompletion(chunks(new AbortController().signal, true));
+    return stream
+      ? new Stream((left) => chunks(left, streamOptions?.include_usage === true))
+      : foldCompletion(chunks(new AbortController().signal, true));
   }
 }
 
@@ -54,17 +63,29 @@ interface ChunkOptions {
   readonly withUsage: boolean;
 }
 
-async function* completionChunks(model: Model, requests: readonly TokenRequest[], options: ChunkOptions): AsyncGenerator<CompletionChunk, void, undefined> {
+async function* completionChunks(
+  model: Model,
+  requests: readonly TokenRequest[],
+  options: ChunkOptions,
+): AsyncGenerator<CompletionChunk, void, undefined> {
   const { n, stops, echoes, signal, interrupt, withUsage } = options;
-  const head = { ...identity("cmpl", model.name), object: "text_completion" as const, ...(withUsage ? { usage: null } : {}) };
+  const head = {
+    ...identity("cmpl", model.name),
+    object: "text_completion" as const,
+    ...(withUsage ? { usage: null } : {}),
+  };
   const withLogprobs = requests[0]?.logprobs !== undefined;
-  const choice = (index: number, text: string, rest: Partial<CompletionChunk["choices"][number]> = {}): CompletionChunk => {
+  const choice = (
+    index: number,
+    text: string,
+    rest: Partial<CompletionChunk["choices"][number]> = {},
+  ): CompletionChunk => {
     return { ...head, choices: [{ index, text, logprobs: null, finish_reason: null, ...rest }] };
   };
   const answers = answerAll(model, requests, { n, stops, signal, interrupt });
   try {
     for (const [index, text] of echoes.entries()) yield choice(index, text);
-    for (let ended = 0; ; ) {
+    for (let ended = 0; ;) {
       const { done, value } = await answers.next();
       if (done === true) return;
       if (value.type === "piece") {
@@ -92,7 +113,14 @@ export async function foldCompletion(chunks: AsyncIterable<CompletionChunk>): Pr
   const choices: CompletionChoice[] = [];
   let whole: Partial<Completion> = {};
   for await (const { choices: parts, usage, timings, id, created, model } of chunks) {
-    whole = { ...whole, id, created, model, ...(timings === undefined ? {} : { timings }), ...(usage === undefined || usage === null ? {} : { usage }) };
+    whole = {
+      ...whole,
+      id,
+      created,
+      model,
+      ...(timings === undefined ? {} : { timings }),
+      ...(usage === undefined || usage === null ? {} : { usage }),
+    };
     for (const { index, text, logprobs, finish_reason: finishReason } of parts) {
       const choice = (choices[index] ??= { index, text: "", logprobs: null, finish_reason: "stop" });
       choice.text += text;
@@ -117,7 +145,9 @@ function logprobsOf({ text }: Model, tokens: readonly PlacedToken[]): Completion
   return {
     tokens: tokens.map(({ tokenId }) => name(tokenId)),
     token_logprobs: tokens.map(({ logprob }) => logprob ?? 0),
-    top_logprobs: tokens.map(({ alternatives }) => Object.fromEntries(alternatives.map(({ tokenId, logprob }) => [name(tokenId), logprob]))),
+    top_logprobs: tokens.map(({ alternatives }) =>
+      Object.fromEntries(alternatives.map(({ tokenId, logprob }) => [name(tokenId), logprob])),
+    ),
     text_offset: tokens.map(({ start }) => start),
   };
 }

@@ -11,15 +11,31 @@ export class Embeddings {
   constructor(private readonly model: Model) {}
 
   /** The vector of each input, in their order. Throws RequestError, also where the model generates text, DeviceError, or the signal's reason. */
-  create(params: EmbeddingCreateParams & { readonly encoding_format: "base64" }, options?: RequestOptions): Promise<CreateEmbeddingResponse<string>>;
+  create(
+    params: EmbeddingCreateParams & { readonly encoding_format: "base64" },
+    options?: RequestOptions,
+  ): Promise<CreateEmbeddingResponse<string>>;
   create(params: EmbeddingCreateParams, options?: RequestOptions): Promise<CreateEmbeddingResponse>;
-  async create(params: EmbeddingCreateParams, options: RequestOptions = {}): Promise<CreateEmbeddingResponse<string | number[]>> {
+  async create(
+    params: EmbeddingCreateParams,
+    options: RequestOptions = {},
+  ): Promise<CreateEmbeddingResponse<string | number[]>> {
     const { name, text, embeddings } = this.model;
-    const { input, encoding_format: format, dimensions = embeddings?.size ?? 0, signal } = readParams(params, EMBEDDING_PARAMS);
-    if (embeddings === undefined) throw new RequestError("This model generates text and makes no embeddings; load an embedding model's bundle");
-    if (input === undefined) throw new RequestError("input is not given; give it a text or token ids", { param: "input" });
+    const {
+      input,
+      encoding_format: format,
+      dimensions = embeddings?.size ?? 0,
+      signal,
+    } = readParams(params, EMBEDDING_PARAMS);
+    if (embeddings === undefined)
+      throw new RequestError("This model generates text and makes no embeddings; load an embedding model's bundle");
+    if (input === undefined)
+      throw new RequestError("input is not given; give it a text or token ids", { param: "input" });
     if (dimensions > embeddings.size) {
-      throw new RequestError(`dimensions is ${dimensions}, this model's vectors have ${embeddings.size}; ask for no more`, { param: "dimensions" });
+      throw new RequestError(
+        `dimensions is ${dimensions}, this model's vectors have ${embeddings.size}; ask for no more`,
+        { param: "dimensions" },
+      );
     }
     const ids = textsOf(text, input).map((each) => each.ids);
     const vectors = await embeddings.source.embed(ids, anySignal(options.signal, signal));

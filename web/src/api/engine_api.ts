@@ -15,7 +15,10 @@ export interface EngineApi {
   readonly chat: { readonly completions: Pick<ChatCompletions, "create"> };
   readonly completions: Pick<Completions, "create">;
   readonly embeddings: Pick<Embeddings, "create">;
-  generate(prompt: string | readonly Message[], options?: GenerateOptions): AsyncGenerator<GenerationEvent, void, undefined>;
+  generate(
+    prompt: string | readonly Message[],
+    options?: GenerateOptions,
+  ): AsyncGenerator<GenerationEvent, void, undefined>;
   /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */
   countTokens(prompt: string | readonly ChatCompletionMessageParam[], options?: ChatPromptOptions): Promise<number>;
   /** Leave the device alone until `resume`: answers wait where they are. Resolves when it has nothing more to do. It holds for all who share the engine. */

@@ -14,7 +14,13 @@ export function withPlainSchemas<T extends object>(params: T): T {
   const { response_format: format, tools } = params as { readonly response_format?: unknown; readonly tools?: unknown };
   return {
     ...params,
-    ...(isObject(format) && isObject(format.json_schema) && { response_format: { ...format, json_schema: { ...format.json_schema, schema: plainSchema(format.json_schema.schema) } } }),
+    ...(isObject(format) &&
+      isObject(format.json_schema) && {
+        response_format: {
+          ...format,
+          json_schema: { ...format.json_schema, schema: plainSchema(format.json_schema.schema) },
+        },
+      }),
     ...(Array.isArray(tools) && { tools: tools.map(plainTool) }),
   };
 }
@@ -45,7 +51,8 @@ function plainTool(tool: unknown): unknown {
 function withinKeyword(key: string, value: unknown): unknown {
   if (SCHEMA_LIST.has(key) && Array.isArray(value)) return value.map(plainSchema);
   if (SCHEMA.has(key)) return plainSchema(value);
-  if (SCHEMA_MAP.has(key) && isObject(value)) return Object.fromEntries(Object.entries(value).map(([name, part]) => [name, plainSchema(part)]));
+  if (SCHEMA_MAP.has(key) && isObject(value))
+    return Object.fromEntries(Object.entries(value).map(([name, part]) => [name, plainSchema(part)]));
   return value;
 }
 

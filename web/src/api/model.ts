@@ -13,7 +13,10 @@ export interface TextCodec extends Decoder {
   encode(text: string, addSpecialTokens?: boolean, splitSpecialTokens?: boolean): readonly number[];
   encodeChat(
     messages: readonly Message[],
-    options?: { readonly tools?: readonly FunctionTool[] | undefined; readonly variables?: Readonly<Record<string, unknown>> | undefined },
+    options?: {
+      readonly tools?: readonly FunctionTool[] | undefined;
+      readonly variables?: Readonly<Record<string, unknown>> | undefined;
+    },
   ): readonly number[];
   readonly thinking: ThinkingModel;
   /** The bytes that a token stands for; null for ids without a token. */
@@ -25,7 +28,11 @@ export interface GrammarProvider {
    * A fresh state for one answer of at most ``maxTokens``; ``spec`` holds it after the reasoning that it ``starts`` with. Throws RequestError for a text
    * that is no schema, pattern or grammar.
    */
-  constraint(spec: GrammarSource | undefined, maxTokens: number | undefined, starts?: ReasoningStart): Promise<Constraint | undefined>;
+  constraint(
+    spec: GrammarSource | undefined,
+    maxTokens: number | undefined,
+    starts?: ReasoningStart,
+  ): Promise<Constraint | undefined>;
 }
 
 /** Reads tool calls out of an answer's text, in pieces as they come. */
@@ -42,13 +49,18 @@ export interface ToolCallParser {
 export interface ToolFormat {
   parser(): ToolCallParser;
   /** The grammar of an answer that must be a call: tool_choice "required", or one function. */
-  grammar(tools: readonly FunctionTool[], choice: Exclude<ChatCompletionToolChoiceOption, "none" | "auto">): GrammarSource | null;
+  grammar(
+    tools: readonly FunctionTool[],
+    choice: Exclude<ChatCompletionToolChoiceOption, "none" | "auto">,
+  ): GrammarSource | null;
 }
 
 /** How a model embeds. */
 export interface EmbeddingModel {
   /** Throws RequestError, DeviceError, or the signal's reason. */
-  readonly source: { embed(texts: readonly (readonly number[])[], signal?: AbortSignal): Promise<readonly Float32Array[]> };
+  readonly source: {
+    embed(texts: readonly (readonly number[])[], signal?: AbortSignal): Promise<readonly Float32Array[]>;
+  };
   /** Numbers of a vector. */
   readonly size: number;
   /** Whether vectors are scaled to length 1. */

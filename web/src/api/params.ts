@@ -15,7 +15,8 @@ export type Checks = Readonly<Record<string, Check>>;
 /** The parameters that are given: neither undefined nor null. */
 export type Given<T> = { readonly [K in keyof T]?: Exclude<T[K], null | undefined> | undefined };
 
-export const isObject = (value: unknown): value is Record<string, unknown> => typeof value === "object" && value !== null && !Array.isArray(value);
+export const isObject = (value: unknown): value is Record<string, unknown> =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
 export const check = (range: string, holds: (value: unknown) => boolean): Check => ({ range, holds });
 const number = (least: number, most: number): Check =>
   check(
@@ -33,7 +34,9 @@ export const object = check("an object", isObject);
 export const anything = check("anything", () => true);
 export const text = check("a string", (value) => typeof value === "string");
 export const only = (...values: readonly (string | boolean)[]): Check =>
-  check(values.map((value) => JSON.stringify(value)).join(" or "), (value) => values.includes(value as string | boolean));
+  check(values.map((value) => JSON.stringify(value)).join(" or "), (value) =>
+    values.includes(value as string | boolean),
+  );
 
 export const signal = check("an AbortSignal", (value) => value instanceof AbortSignal);
 
@@ -51,18 +54,26 @@ const COMMON: Checks = {
   presence_penalty: number(-2, 2),
   logit_bias: check(
     "an object from token ids to numbers from -100 to 100",
-    (value) => isObject(value) && Object.entries(value).every(([id, bias]) => /^\d+$/.test(id) && number(-100, 100).holds(bias)),
+    (value) =>
+      isObject(value) && Object.entries(value).every(([id, bias]) => /^\d+$/.test(id) && number(-100, 100).holds(bias)),
   ),
   stream: boolean,
   stream_options: check(
     "an object with include_usage true or false",
     (value) =>
       isObject(value) &&
-      Object.entries(value).every(([key, option]) => (key === "include_usage" && typeof option === "boolean") || (key === "include_obfuscation" && option === false)),
+      Object.entries(value).every(
+        ([key, option]) =>
+          (key === "include_usage" && typeof option === "boolean") ||
+          (key === "include_obfuscation" && option === false),
+      ),
   ),
   top_k: integer(-1, Infinity),
   min_p: number(0, 1),
-  repetition_penalty: check("a number above 0", (value) => typeof value === "number" && Number.isFinite(value) && value > 0),
+  repetition_penalty: check(
+    "a number above 0",
+    (value) => typeof value === "number" && Number.isFinite(value) && value > 0,
+  ),
   priority: check("a number", Number.isFinite),
   signal,
 };
@@ -88,7 +99,10 @@ export const CHAT_PARAMS: Checks = {
   top_logprobs: integer(0, 20),
   response_format: object,
   tools: list,
-  tool_choice: check('"none", "auto", "required" or an object', (value) => isObject(value) || only("none", "auto", "required").holds(value)),
+  tool_choice: check(
+    '"none", "auto", "required" or an object',
+    (value) => isObject(value) || only("none", "auto", "required").holds(value),
+  ),
   parallel_tool_calls: boolean,
   continue_final_message: boolean,
   chat_template_kwargs: object,
@@ -124,8 +138,12 @@ export function readParams<T extends object>(params: T, checks: Checks): Given<T
   const given = Object.entries(params).filter(([, value]) => value !== undefined && value !== null);
   for (const [name, value] of given) {
     const check = Object.hasOwn(checks, name) ? checks[name] : undefined;
-    if (check === undefined) throw new RequestError(`'${name}' is not supported; supported: ${Object.keys(checks).join(", ")}`, { param: name });
-    if (!check.holds(value)) throw new RequestError(`${name} is ${shown(value)}, it must be ${check.range}`, { param: name });
+    if (check === undefined)
+      throw new RequestError(`'${name}' is not supported; supported: ${Object.keys(checks).join(", ")}`, {
+        param: name,
+      });
+    if (!check.holds(value))
+      throw new RequestError(`${name} is ${shown(value)}, it must be ${check.range}`, { param: name });
   }
   return Object.fromEntries(given) as Given<T>;
 }

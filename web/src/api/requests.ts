@@ -9,15 +9,25 @@ import type { CommonParams } from "./types.js";
 export type TextInput = string | readonly string[] | readonly number[] | readonly (readonly number[])[];
 
 /** Each input's ids, with the special tokens that texts get, and its text; control tokens that it spells out are split. */
-export function textsOf(codec: TextCodec, input: TextInput, split = true): readonly { readonly ids: readonly number[]; readonly text: string }[] {
+export function textsOf(
+  codec: TextCodec,
+  input: TextInput,
+  split = true,
+): readonly { readonly ids: readonly number[]; readonly text: string }[] {
   const one = (part: string | readonly number[]) =>
-    typeof part === "string" ? { ids: codec.encode(part, true, split), text: part } : { ids: part, text: codec.decode(part) };
+    typeof part === "string"
+      ? { ids: codec.encode(part, true, split), text: part }
+      : { ids: part, text: codec.decode(part) };
   if (typeof input === "string") return [one(input)];
   return input.every((part) => typeof part === "number") ? [one(input)] : input.map(one);
 }
 
 /** One request for each of the ``n`` answers to a prompt; a seed counts up from one answer to the next. */
-export function requestsOf(promptIds: readonly number[], params: Given<CommonParams>, rest: Partial<TokenRequest>): readonly TokenRequest[] {
+export function requestsOf(
+  promptIds: readonly number[],
+  params: Given<CommonParams>,
+  rest: Partial<TokenRequest>,
+): readonly TokenRequest[] {
   const { n = 1, seed, max_tokens: maxTokens, priority } = params;
   return Array.from({ length: n }, (_, index) => ({
     promptIds,
@@ -38,7 +48,10 @@ function samplingOf(params: Given<CommonParams>, seed: number | undefined): Samp
     repetitionPenalty: params.repetition_penalty,
     frequencyPenalty: params.frequency_penalty,
     presencePenalty: params.presence_penalty,
-    logitBias: logit_bias === undefined ? undefined : new Map(Object.entries(logit_bias).map(([id, bias]) => [Number(id), bias])),
+    logitBias:
+      logit_bias === undefined
+        ? undefined
+        : new Map(Object.entries(logit_bias).map(([id, bias]) => [Number(id), bias])),
     seed,
   };
 }

@@ -21,13 +21,18 @@ export function answerFormat(model: Model, params: Given<ChatCompletionCreatePar
   if (typeof choice === "object" && !tools.some((tool) => tool.function.name === named)) {
     throw refused("tool_choice", `is ${shown(choice)}, which names none of the tools`);
   }
-  if (choice === "required" && tools.length === 0) throw refused("tool_choice", 'is "required", but there are no tools');
-  const calls = tools.length === 0 || choice === "none" ? null : { tools, format: required(model.tools, "tools", "a chat template that knows tools") };
+  if (choice === "required" && tools.length === 0)
+    throw refused("tool_choice", 'is "required", but there are no tools');
+  const calls =
+    tools.length === 0 || choice === "none"
+      ? null
+      : { tools, format: required(model.tools, "tools", "a chat template that knows tools") };
   const forced = calls !== null && choice !== "none" && choice !== "auto" ? calls.format.grammar(tools, choice) : null;
   const asked = grammarSpec(responseFormat);
   if (asked !== null && calls !== null) throw refused("response_format", "and tools cannot be given together");
   const grammar = asked ?? forced ?? undefined;
-  if (grammar !== undefined) required(model.grammar, asked === null ? "tool_choice" : "response_format", "an engine with grammars");
+  if (grammar !== undefined)
+    required(model.grammar, asked === null ? "tool_choice" : "response_format", "an engine with grammars");
   return { grammar, calls };
 }
 
@@ -40,24 +45,32 @@ function grammarSpec(format: ResponseFormat): GrammarSource | null {
       return { kind: "json_object" };
     case "json_schema": {
       const schema: unknown = (format.json_schema as Partial<typeof format.json_schema> | undefined)?.schema;
-      if (typeof schema !== "object" || schema === null) throw refused("response_format", "of type json_schema needs json_schema.schema, an object");
+      if (typeof schema !== "object" || schema === null)
+        throw refused("response_format", "of type json_schema needs json_schema.schema, an object");
       return { kind: "json_schema", schema };
     }
     case "regex":
       if (typeof format.pattern !== "string") throw refused("response_format", "of type regex needs pattern, a string");
       return { kind: "regex", pattern: format.pattern };
     case "grammar":
-      if (typeof format.grammar !== "string") throw refused("response_format", "of type grammar needs grammar, a string");
+      if (typeof format.grammar !== "string")
+        throw refused("response_format", "of type grammar needs grammar, a string");
       return { kind: "ebnf", grammar: format.grammar };
     default:
-      throw refused("response_format", `has type ${shown((format satisfies never as ResponseFormat).type)}, it must be text, json_object, json_schema, regex or grammar`);
+      throw refused(
+        "response_format",
+        `has type ${shown((format satisfies never as ResponseFormat).type)}, it must be text, json_object, json_schema, regex or grammar`,
+      );
   }
 }
 
 function functionTool(tool: ChatCompletionTool, index: number): FunctionTool {
   const { type, function: described } = tool;
   if (type !== "function" || typeof described?.name !== "string") {
-    throw refused(`tools[${index}]`, `is ${shown(tool)}, it must be { type: "function", function: { name, description, parameters } }`);
+    throw refused(
+      `tools[${index}]`,
+      `is ${shown(tool)}, it must be { type: "function", function: { name, description, parameters } }`,
+    );
   }
   return { type, function: described };
 }

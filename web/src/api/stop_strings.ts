@@ -32,9 +32,13 @@ export class StopStrings {
 
 /** Where the stop string starts that is complete first, the longest of those: the same however the text is cut into tokens. */
 function firstStop(text: string, stops: readonly string[]): number | null {
-  const found = stops.map((stop) => ({ start: text.indexOf(stop), length: stop.length })).filter(({ start }) => start >= 0);
+  const found = stops
+    .map((stop) => ({ start: text.indexOf(stop), length: stop.length }))
+    .filter(({ start }) => start >= 0);
   const end = Math.min(...found.map(({ start, length }) => start + length));
-  return found.length === 0 ? null : end - Math.max(...found.filter(({ start, length }) => start + length === end).map(({ length }) => length));
+  return found.length === 0
+    ? null
+    : end - Math.max(...found.filter(({ start, length }) => start + length === end).map(({ length }) => length));
 }
 
 /** The length of the longest end of ``text`` that ``stop`` begins with, short of all of it. */

@@ -17,7 +17,10 @@ export interface CommonParams {
   readonly frequency_penalty?: number | null | undefined;
   readonly presence_penalty?: number | null | undefined;
   readonly logit_bias?: Readonly<Record<string, number>> | null | undefined;
-  readonly stream_options?: { readonly include_usage?: boolean | undefined; readonly include_obfuscation?: boolean | undefined } | null | undefined;
+  readonly stream_options?:
+    | { readonly include_usage?: boolean | undefined; readonly include_obfuscation?: boolean | undefined }
+    | null
+    | undefined;
   readonly user?: string | undefined;
   /** Extension: only this many of the likeliest tokens; -1 or 0 for all. */
   readonly top_k?: number | null | undefined;
@@ -109,7 +112,8 @@ export interface ChatCompletionTool {
 /** A tool that is a function: the only kind that there is here. */
 export type FunctionTool = Required<ChatCompletionTool> & { readonly type: "function" };
 
-export type ChatCompletionToolChoiceOption = "none" | "auto" | "required" | { readonly type: string; readonly function?: { readonly name: string } };
+export type ChatCompletionToolChoiceOption =
+  "none" | "auto" | "required" | { readonly type: string; readonly function?: { readonly name: string } };
 
 /** The last two are extensions: a regular expression, and a grammar in EBNF, from its rule root. */
 export type ResponseFormat =

@@ -13,10 +13,22 @@ export function checkRequest(request: TokenRequest, vocabSize: number, context: 
   const { maxTokens, sampling = {}, logprobs, promptLogprobs, stopTokenIds = [], priority, whenFull } = request;
   check("maxTokens", maxTokens, isInteger(1), "an integer of at least 1");
   check("logprobs", logprobs, isInteger(0, MOST_ALTERNATIVES), `an integer from 0 to ${MOST_ALTERNATIVES}`);
-  check("promptLogprobs", promptLogprobs, isInteger(0, MAX_PROMPT_LOGPROBS), `an integer from 0 to ${MAX_PROMPT_LOGPROBS}`);
+  check(
+    "promptLogprobs",
+    promptLogprobs,
+    isInteger(0, MAX_PROMPT_LOGPROBS),
+    `an integer from 0 to ${MAX_PROMPT_LOGPROBS}`,
+  );
   check("priority", priority, Number.isFinite, "a number");
-  for (const id of stopTokenIds) check("stopTokenIds", id, isInteger(0, vocabSize - 1), `token ids from 0 to ${vocabSize - 1}`);
-  if (typeof whenFull === "object") check("whenFull.keep", whenFull.keep, isInteger(0, context >> 1), `an integer from 0 to half of the context, ${context >> 1}`);
+  for (const id of stopTokenIds)
+    check("stopTokenIds", id, isInteger(0, vocabSize - 1), `token ids from 0 to ${vocabSize - 1}`);
+  if (typeof whenFull === "object")
+    check(
+      "whenFull.keep",
+      whenFull.keep,
+      isInteger(0, context >> 1),
+      `an integer from 0 to half of the context, ${context >> 1}`,
+    );
   check("temperature", sampling.temperature, isFrom(0), "0 or more");
   check("topK", sampling.topK, isInteger(0), "an integer of at least 0");
   check("topP", sampling.topP, (value) => value > 0 && value <= 1, "above 0 and at most 1");
@@ -32,7 +44,8 @@ export function checkRequest(request: TokenRequest, vocabSize: number, context: 
 }
 
 function checkPrompt({ promptIds, whenFull }: TokenRequest, vocabSize: number, context: number): void {
-  if (promptIds.length === 0) throw new RequestError("The prompt is empty; give it at least one token", { param: "promptIds" });
+  if (promptIds.length === 0)
+    throw new RequestError("The prompt is empty; give it at least one token", { param: "promptIds" });
   if (promptIds.length > context && typeof whenFull !== "object") {
     throw new RequestError(
       `This model's maximum context length is ${context} tokens. However, the prompt has ${promptIds.length} tokens; shorten it, let the oldest go (whenFull), or compile with a longer context`,
@@ -41,15 +54,19 @@ function checkPrompt({ promptIds, whenFull }: TokenRequest, vocabSize: number, c
   }
   const index = promptIds.findIndex((id) => !Number.isInteger(id) || id < 0 || id >= vocabSize);
   if (index >= 0) {
-    throw new RequestError(`Token ${index} of the prompt is ${String(promptIds[index])}; token ids of this model are 0 to ${vocabSize - 1}`, {
-      param: "promptIds",
-      index,
-    });
+    throw new RequestError(
+      `Token ${index} of the prompt is ${String(promptIds[index])}; token ids of this model are 0 to ${vocabSize - 1}`,
+      {
+        param: "promptIds",
+        index,
+      },
+    );
   }
 }
 
 function check(option: string, value: number | undefined, holds: (value: number) => boolean, range: string): void {
-  if (value !== undefined && !holds(value)) throw new RequestError(`${option} is ${value}, it must be ${range}`, { param: option });
+  if (value !== undefined && !holds(value))
+    throw new RequestError(`${option} is ${value}, it must be ${range}`, { param: option });
 }
 
 function isInteger(least: number, most = Infinity): (value: number) => boolean {

@@ -64,14 +64,24 @@ export class Embedder {
     const details = { param: "input", index };
     if (ids.length === 0) throw new RequestError(`input ${index} is empty; give it at least one token`, details);
     if (ids.length > context) {
-      throw new RequestError(`This model's maximum context length is ${context} tokens. However, input ${index} has ${ids.length} tokens; shorten it, or compile with a longer context`, details);
+      throw new RequestError(
+        `This model's maximum context length is ${context} tokens. However, input ${index} has ${ids.length} tokens; shorten it, or compile with a longer context`,
+        details,
+      );
     }
     const wrong = ids.find((id) => !Number.isInteger(id) || id < 0 || id >= vocabSize);
-    if (wrong !== undefined) throw new RequestError(`input ${index} has the token ${wrong}; token ids of this model are 0 to ${vocabSize - 1}`, details);
+    if (wrong !== undefined)
+      throw new RequestError(
+        `input ${index} has the token ${wrong}; token ids of this model are 0 to ${vocabSize - 1}`,
+        details,
+      );
   }
 
   /** A device that fails is replaced once. */
-  private async withRecovery(texts: readonly (readonly number[])[], signal: AbortSignal | undefined): Promise<readonly Float32Array[]> {
+  private async withRecovery(
+    texts: readonly (readonly number[])[],
+    signal: AbortSignal | undefined,
+  ): Promise<readonly Float32Array[]> {
     try {
       return await this.compute(texts, signal);
     } catch (error) {
@@ -81,7 +91,10 @@ export class Embedder {
     }
   }
 
-  private async compute(texts: readonly (readonly number[])[], signal: AbortSignal | undefined): Promise<readonly Float32Array[]> {
+  private async compute(
+    texts: readonly (readonly number[])[],
+    signal: AbortSignal | undefined,
+  ): Promise<readonly Float32Array[]> {
     const { pageSize, pages, tokens, sequences } = this.#runner.limits;
     const vectors: Float32Array[] = [];
     const free = Array.from({ length: pages }, (_, page) => page);
@@ -110,10 +123,12 @@ export class Embedder {
       running = running.filter((text) => !ended.includes(text));
       // Batches run in order, so whoever has these pages next writes to them later.
       for (const text of ended) free.push(...text.pages);
-      const found = this.gate.through(() => this.#runner.embed(joinBatches(parts))).then((rows) => {
-        const size = rows.length / ended.length;
-        ended.forEach(({ index }, row) => (vectors[index] = rows.slice(row * size, (row + 1) * size)));
-      });
+      const found = this.gate
+        .through(() => this.#runner.embed(joinBatches(parts)))
+        .then((rows) => {
+          const size = rows.length / ended.length;
+          ended.forEach(({ index }, row) => (vectors[index] = rows.slice(row * size, (row + 1) * size)));
+        });
       // The failure of one batch is that of the next.
       found.catch(() => undefined);
       await before;

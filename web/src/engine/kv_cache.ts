@@ -55,7 +55,10 @@ export class KvCache {
 
   /** Whether there are pages for a sequence's known tokens and one more, beside those that running ones need for the same. Evicts kept sequences. */
   fits({ tokens, params }: Sequence, { pages, cached }: Prefix, running: readonly Sequence[]): boolean {
-    const promised = running.reduce((sum, other) => sum + Math.max(0, this.pagesFor(other.length + 1) - other.pages.length), 0);
+    const promised = running.reduce(
+      (sum, other) => sum + Math.max(0, this.pagesFor(other.length + 1) - other.pages.length),
+      0,
+    );
     // Its prefix must not be evicted.
     const idle = cached ? pages.filter((page) => this.pool.users(page) === 1).length : 0;
     const needed = promised + this.pagesFor(tokens.length + 1) - pages.length + idle;

@@ -81,7 +81,8 @@ export class PrefixCache {
 
   /** A sequence does not use the pages of the tree any more: move its position to the root. Its pages are the caller's to release. */
   leave(position: CachePosition): void {
-    for (let { node } = position; node !== null; node = node.parent) node.lastUsed = Math.max(node.lastUsed, position.lastUsed);
+    for (let { node } = position; node !== null; node = node.parent)
+      node.lastUsed = Math.max(node.lastUsed, position.lastUsed);
     position.node = null;
     position.depth = 0;
   }

@@ -37,8 +37,14 @@ export class PromptLogprobRows {
  * The log-probability of ``tokenId`` after the sampled row ``sample``, in nats. It is exact for the 20 most likely tokens, which the row lists. Any other token
  * gets an equal share of the probability that they leave, and at least -30.
  */
-export function promptLogprob({ tokenIds, alternatives }: Pick<StepResult, "tokenIds" | "alternatives">, sample: number, tokenId: number, vocabSize: number): number {
-  if (alternatives === null) throw new Error("a prompt's log-probabilities are read from alternatives, and the step has none");
+export function promptLogprob(
+  { tokenIds, alternatives }: Pick<StepResult, "tokenIds" | "alternatives">,
+  sample: number,
+  tokenId: number,
+  vocabSize: number,
+): number {
+  if (alternatives === null)
+    throw new Error("a prompt's log-probabilities are read from alternatives, and the step has none");
   const columns = alternatives.ids.length / tokenIds.length;
   const [start, end] = [sample * columns, (sample + 1) * columns];
   const logprobs = alternatives.logprobs.subarray(start, end);

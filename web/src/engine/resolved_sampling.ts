@@ -18,13 +18,27 @@ export interface Sampling {
 }
 
 export function resolveSampling(options: SamplingOptions, vocabSize: number): Sampling {
-  const { temperature = 0, topK = 0, topP = 1, minP = 0, repetitionPenalty = 1, frequencyPenalty = 0, presencePenalty = 0 } = options;
+  const {
+    temperature = 0,
+    topK = 0,
+    topP = 1,
+    minP = 0,
+    repetitionPenalty = 1,
+    frequencyPenalty = 0,
+    presencePenalty = 0,
+  } = options;
   return {
-    temperature, topK, topP, minP, repetitionPenalty, frequencyPenalty, presencePenalty,
+    temperature,
+    topK,
+    topP,
+    minP,
+    repetitionPenalty,
+    frequencyPenalty,
+    presencePenalty,
     penalizes: repetitionPenalty !== 1 || frequencyPenalty !== 0 || presencePenalty !== 0,
     logitBias: denseBias(options.logitBias, vocabSize),
     seed: options.seed ?? crypto.getRandomValues(new Uint32Array(1))[0] ?? 0,
-  }; // prettier-ignore
+  };
 }
 
 /**

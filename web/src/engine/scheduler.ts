@@ -56,7 +56,8 @@ export class Scheduler {
     for (const sequence of this.running) this.#shiftContext(sequence);
     for (const sequence of this.running.filter(({ missing }) => missing === 1)) this.#schedule(step, sequence);
     while (this.#admit(step));
-    for (const sequence of this.running.filter((other) => !step.has(other)).sort(byTurn)) this.#schedule(step, sequence);
+    for (const sequence of this.running.filter((other) => !step.has(other)).sort(byTurn))
+      this.#schedule(step, sequence);
     if (step.rows.length === 0) return null;
     this.#openSteps++;
     this.#stepNumber++;
@@ -220,7 +221,9 @@ export class Scheduler {
       // A row at position p is about the token at p + 1.
       const after = row.start + row.length - row.numSampled + 1;
       const tokens = sequence.tokens.slice(after, after + promptLogprobs);
-      tokens.forEach((tokenId, index) => events.push({ type: "prompt_logprob", sequence, tokenId, sample: first + index }));
+      tokens.forEach((tokenId, index) =>
+        events.push({ type: "prompt_logprob", sequence, tokenId, sample: first + index }),
+      );
     }
     if (!samplesAnswer(row)) return;
     const sample = first + promptLogprobs;

@@ -83,7 +83,9 @@ export class Sequence {
 
   /** Whether all of its tokens are there, or no position is left at which to compute the last one. */
   isComplete(context: number): boolean {
-    return this.generated >= this.params.maxTokens || (this.tokens.length > context && this.params.contextShift === null);
+    return (
+      this.generated >= this.params.maxTokens || (this.tokens.length > context && this.params.contextShift === null)
+    );
   }
 }
 

@@ -16,9 +16,16 @@ export interface RowSampling {
 /** To be called before any later commit: a token that has not been read back is named by its slot. */
 export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: Sequence) => RowSampling): Batch {
   const batch = {
-    token_ids: [] as number[], positions: [] as number[], slots: [] as number[], seq_starts: [0], page_indptr: [0], page_ids: [] as number[],
-    sample_rows: [] as number[], sample_slots: [] as number[], sample_settings: [] as number[],
-  }; // prettier-ignore
+    token_ids: [] as number[],
+    positions: [] as number[],
+    slots: [] as number[],
+    seq_starts: [0],
+    page_indptr: [0],
+    page_ids: [] as number[],
+    sample_rows: [] as number[],
+    sample_slots: [] as number[],
+    sample_settings: [] as number[],
+  };
   for (const { sequence, start, length, numSampled, promptLogprobs } of step.rows) {
     const { tokens, pages, slot } = sequence;
     for (let position = start; position < start + length; position++) {
@@ -40,7 +47,10 @@ export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: S
       }
       const { sampling, masked } = samplingOf(sequence);
       const { counts, bias, mask } = SAMPLE_FLAGS;
-      batch.sample_slots.push(slot, (sampling.penalizes ? counts : 0) | (sampling.logitBias === null ? 0 : bias) | (masked ? mask : 0));
+      batch.sample_slots.push(
+        slot,
+        (sampling.penalizes ? counts : 0) | (sampling.logitBias === null ? 0 : bias) | (masked ? mask : 0),
+      );
       // This step's token already counts as in flight.
       const draw = drawAt(sampling.seed, sequence.generated + sequence.inFlight - 1);
       batch.sample_settings.push(...settingsRow({ ...sampling, draw }));

@@ -2,8 +2,10 @@
 
 import type { Runner } from "../runtime/runner.js";
 
-export interface StepRunner
-  extends Pick<Runner, "limits" | "submit" | "setTokenCounts" | "setLogitBias" | "setTokenMask" | "copyPages" | "readPages" | "writePages"> {
+export interface StepRunner extends Pick<
+  Runner,
+  "limits" | "submit" | "setTokenCounts" | "setLogitBias" | "setTokenMask" | "copyPages" | "readPages" | "writePages"
+> {
   /** How many steps are worth submitting before the first of them is read; 1 if a step waits only for the one before it. */
   readonly stepsInFlight: number;
   /** Whether any row of a sequence can be sampled, or only its last one. */

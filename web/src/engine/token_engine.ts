@@ -81,9 +81,15 @@ export class TokenEngine implements TokenSource {
    * Continue token ids. Any number of requests may run at once; they share the device's steps. Leave the loop or abort the signal to end one early.
    * Throws RequestError, DeviceError, or the signal's reason.
    */
-  async *generateTokens(request: TokenRequest, kept: KeptSequence | null = null): AsyncGenerator<GeneratedToken, Completion, undefined> {
+  async *generateTokens(
+    request: TokenRequest,
+    kept: KeptSequence | null = null,
+  ): AsyncGenerator<GeneratedToken, Completion, undefined> {
     try {
-      if (this.model.embeds === true) throw new RequestError("This model makes embeddings and generates no text; load one that generates, or use embeddings.create");
+      if (this.model.embeds === true)
+        throw new RequestError(
+          "This model makes embeddings and generates no text; load one that generates, or use embeddings.create",
+        );
       checkRequest(request, this.model.vocabSize, this.#scheduler.config.context);
       request.signal?.throwIfAborted();
       if (this.#failure !== null) throw this.#failure;
@@ -96,7 +102,12 @@ export class TokenEngine implements TokenSource {
     const contextShift = typeof whenFull === "object" ? whenFull : null;
     const lockstep = (request.constraint ?? request.logitProcessor) !== undefined;
     const promptLogprobs = this.#runner.samplesAnyRow ? (request.promptLogprobs ?? 0) : 0;
-    const sequence = new Sequence(this.#nextId++, promptIds, { maxTokens, stopTokenIds, contextShift, lockstep, promptLogprobs, kept }, priority);
+    const sequence = new Sequence(
+      this.#nextId++,
+      promptIds,
+      { maxTokens, stopTokenIds, contextShift, lockstep, promptLogprobs, kept },
+      priority,
+    );
     const answer = new Answer(sequence, request, this.model.vocabSize);
     const abort = (): void => {
       this.#end(answer, request.signal?.reason);
@@ -194,7 +205,11 @@ export class TokenEngine implements TokenSource {
     for (;;) {
       try {
         // A step with a logit processor reaches the device in two parts, and no other may come between them.
-        while (!this.gate.isClosed && open.length < ([...this.#answers.values()].some(({ request }) => request.logitProcessor) ? 1 : this.#lookahead.depth)) {
+        while (
+          !this.gate.isClosed &&
+          open.length <
+            ([...this.#answers.values()].some(({ request }) => request.logitProcessor) ? 1 : this.#lookahead.depth)
+        ) {
           const step = this.#scheduler.next();
           if (step === null) break;
           open.push({ step, result: this.gate.through(() => this.#submit(step)) });
@@ -236,7 +251,9 @@ export class TokenEngine implements TokenSource {
     this.#counts.preemptions += step.preempted.length;
     this.#counts.computedTokens += batch.token_ids.length;
     const logprobs = sampled.some(({ request }) => request.logprobs !== undefined);
-    const alternatives = step.rows.some(({ promptLogprobs }) => promptLogprobs > 0) || sampled.some(({ request }) => (request.logprobs ?? 0) > 0);
+    const alternatives =
+      step.rows.some(({ promptLogprobs }) => promptLogprobs > 0) ||
+      sampled.some(({ request }) => (request.logprobs ?? 0) > 0);
     if (!sampled.some(({ request }) => request.logitProcessor)) return runner.submit(batch, { logprobs, alternatives });
     const onLogits = (logitsOrToken: Float32Array | number, sample: number): void => {
       for (const answer of sampled) {

@@ -19,8 +19,10 @@ export function createFetch(source: ChatSource): typeof fetch {
     const request = new Request(input, init);
     const { pathname } = new URL(request.url);
     const route = ROUTES.find(({ path }) => path.test(pathname));
-    if (route === undefined) return notFound(`There is no route ${pathname}; routes: chat/completions, completions, embeddings, models`);
-    if (request.method !== route.method) return wrongMethod(`${pathname} takes ${route.method}, not ${request.method}`, route.method);
+    if (route === undefined)
+      return notFound(`There is no route ${pathname}; routes: chat/completions, completions, embeddings, models`);
+    if (request.method !== route.method)
+      return wrongMethod(`${pathname} takes ${route.method}, not ${request.method}`, route.method);
     // Not the request's own signal: in Node it may be collected while the answer streams.
     const given = init?.signal ?? request.signal;
     const left = new AbortController();
@@ -46,6 +48,7 @@ async function jsonOf(request: Request): Promise<object> {
   } catch (error) {
     throw new RequestError(`The body is not valid JSON: ${messageOf(error)}`, {}, { cause: error });
   }
-  if (typeof body !== "object" || body === null || Array.isArray(body)) throw new RequestError("The body must be a JSON object of parameters");
+  if (typeof body !== "object" || body === null || Array.isArray(body))
+    throw new RequestError("The body must be a JSON object of parameters");
   return body;
 }

@@ -16,7 +16,9 @@ export function streamResponse(chunks: AsyncIterable<object>, signal: AbortSigna
       left.abort();
     },
   });
-  return new Response(body, { headers: { "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache" } });
+  return new Response(body, {
+    headers: { "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache" },
+  });
 }
 
 async function* eventsOf(chunks: AsyncIterable<object>, signal: AbortSignal): AsyncGenerator<string, void, undefined> {
@@ -33,7 +35,10 @@ async function* eventsOf(chunks: AsyncIterable<object>, signal: AbortSignal): As
 /** OpenAI's client repeats requests that failed with 500 and above; on this device only what is unavailable may succeed the next time. */
 export function errorResponse(error: unknown): Response {
   const status = isNearfarError(error) ? error.status : 500;
-  return Response.json({ error: errorObject(error) }, { status, headers: { "x-should-retry": String(status === 503) } });
+  return Response.json(
+    { error: errorObject(error) },
+    { status, headers: { "x-should-retry": String(status === 503) } },
+  );
 }
 
 export function notFound(message: string): Response {
@@ -44,7 +49,12 @@ export function wrongMethod(message: string, allow: string): Response {
   return Response.json({ error: errorObject(new RequestError(message)) }, { status: 405, headers: { Allow: allow } });
 }
 
-function errorObject(error: unknown): { readonly message: string; readonly type: string; readonly param: string | null; readonly code: string | null } {
+function errorObject(error: unknown): {
+  readonly message: string;
+  readonly type: string;
+  readonly param: string | null;
+  readonly code: string | null;
+} {
   if (!isNearfarError(error)) return { message: messageOf(error), type: "server_error", param: null, code: null };
   const { message, type, param, code } = error;
   return { message, type, param, code };

@@ -3,14 +3,23 @@
 import type { ChatSource, EmbeddingSource } from "../api/chat_source.js";
 import { appendOnly, modelName } from "../api/chat_source.js";
 import type { EngineApi } from "../api/engine_api.js";
-import type { ChatCompletionCreateParamsNonStreaming, ChatCompletionCreateParamsStreaming, CompletionCreateParams, EmbeddingCreateParams } from "../api/types.js";
+import type {
+  ChatCompletionCreateParamsNonStreaming,
+  ChatCompletionCreateParamsStreaming,
+  CompletionCreateParams,
+  EmbeddingCreateParams,
+} from "../api/types.js";
 import { RequestError } from "../errors.js";
 
 export interface Route {
   readonly method: "GET" | "POST";
   readonly path: RegExp;
   /** The whole answer, its chunks, or null if there is no such model. Throws what the engine throws. ``id`` is the model's, in the last route. */
-  answer(source: ChatSource, body: object, request: { readonly signal: AbortSignal; readonly id: string }): PromiseLike<object | AsyncIterable<object> | null>;
+  answer(
+    source: ChatSource,
+    body: object,
+    request: { readonly signal: AbortSignal; readonly id: string },
+  ): PromiseLike<object | AsyncIterable<object> | null>;
 }
 
 export const ROUTES: readonly Route[] = [
@@ -25,12 +34,16 @@ export const ROUTES: readonly Route[] = [
   {
     method: "POST",
     path: /\/completions\/?$/,
-    answer: (source, body, { signal }) => required<Pick<EngineApi, "completions">>(source, "completions").create(body as CompletionCreateParams, { signal }),
+    answer: (source, body, { signal }) =>
+      required<Pick<EngineApi, "completions">>(source, "completions").create(body as CompletionCreateParams, {
+        signal,
+      }),
   },
   {
     method: "POST",
     path: /\/embeddings\/?$/,
-    answer: (source, body, { signal }) => required<EmbeddingSource>(source, "embeddings").create(body as EmbeddingCreateParams, { signal }),
+    answer: (source, body, { signal }) =>
+      required<EmbeddingSource>(source, "embeddings").create(body as EmbeddingCreateParams, { signal }),
   },
   {
     method: "GET",

@@ -35,14 +35,23 @@ const JSON_ESCAPED: Ranges = [
 ];
 
 export function literalLanguage(text: string): Language {
-  return { kind: "sequence", parts: Array.from(text, (character): Language => ({ kind: "set", set: [[codeOf(character), codeOf(character)]] })) };
+  return {
+    kind: "sequence",
+    parts: Array.from(text, (character): Language => ({ kind: "set", set: [[codeOf(character), codeOf(character)]] })),
+  };
 }
 
 /**
  * Adds the rules of ``language`` to ``book``, and the shortest ends of its texts to the book's endings; returns its rule's name, or null where no text of the
  * length is in it. Throws RequestError where it is too large; ``where`` names it.
  */
-export function languageRule(book: RuleBook, language: Language, encoding: Encoding, where: string, length: Length = { min: 0, max: Infinity }): string | null {
+export function languageRule(
+  book: RuleBook,
+  language: Language,
+  encoding: Encoding,
+  where: string,
+  length: Length = { min: 0, max: Infinity },
+): string | null {
   const automaton = new Nfa(where);
   const [start, end] = automaton.add(language);
   const atoms = automaton.atoms();
@@ -109,7 +118,8 @@ class Nfa {
   /** Ranges of characters that no set tells apart. */
   atoms(): Ranges {
     const starts = new Set([0, 0x80, 0xd800, 0xe000]);
-    for (const edges of this.#edges) for (const { set } of edges) for (const [first, last] of set) starts.add(first).add(last + 1);
+    for (const edges of this.#edges)
+      for (const { set } of edges) for (const [first, last] of set) starts.add(first).add(last + 1);
     const sorted = [...starts].filter((start) => start <= 0x10ffff).sort((a, b) => a - b);
     const ranges = sorted.map((start, index): [number, number] => [start, (sorted[index + 1] ?? 0x110000) - 1]);
     return ranges.filter(([start]) => intersect(ANY, [[start, start]]).length > 0);
@@ -141,7 +151,10 @@ class Nfa {
           });
         }
       }
-      states.push({ accepting: members.includes(end), next: targets.map((target) => (target.size === 0 ? -1 : idOf(target))) });
+      states.push({
+        accepting: members.includes(end),
+        next: targets.map((target) => (target.size === 0 ? -1 : idOf(target))),
+      });
     }
     return states;
   }
@@ -177,15 +190,19 @@ function ofLength(states: readonly State[], { min, max }: Length, where: string)
 function useful(states: readonly State[]): State[] {
   const distance = distances(states);
   const reached = new Set<number>(distance[0] === Infinity ? [] : [0]);
-  for (const id of reached) for (const to of states[id]?.next ?? []) if (to >= 0 && distance[to] !== Infinity) reached.add(to);
+  for (const id of reached)
+    for (const to of states[id]?.next ?? []) if (to >= 0 && distance[to] !== Infinity) reached.add(to);
   const renamed = new Map([...reached].map((id, index) => [id, index]));
-  return [...reached].map((id) => ({ accepting: states[id]?.accepting === true, next: (states[id]?.next ?? []).map((to) => renamed.get(to) ?? -1) }));
+  return [...reached].map((id) => ({
+    accepting: states[id]?.accepting === true,
+    next: (states[id]?.next ?? []).map((to) => renamed.get(to) ?? -1),
+  }));
 }
 
 /** How many characters end a text from each state. */
 function distances(states: readonly State[]): number[] {
   const distance = states.map(({ accepting }) => (accepting ? 0 : Infinity));
-  for (let changed = true; changed; ) {
+  for (let changed = true; changed;) {
     changed = false;
     for (let id = states.length - 1; id >= 0; id--) {
       for (const to of states[id]?.next ?? []) {
@@ -203,7 +220,7 @@ function distances(states: readonly State[]): number[] {
 /** Moore's minimization; the start stays state 0. */
 function minimal(states: readonly State[]): State[] {
   let block: number[] = states.map(({ accepting }) => (accepting ? 1 : 0));
-  for (let count = new Set(block).size; ; ) {
+  for (let count = new Set(block).size; ;) {
     const ids = new Map<string, number>();
     const refined = states.map(({ next }, id) => {
       const key = `${block[id] ?? 0}:${next.map((to) => (to < 0 ? -1 : (block[to] ?? 0))).join()}`;
@@ -217,10 +234,18 @@ function minimal(states: readonly State[]): State[] {
   }
   const first = new Map<number, State>();
   states.forEach((state, id) => first.set(block[id] ?? 0, first.get(block[id] ?? 0) ?? state));
-  return [...first].sort(([a], [b]) => a - b).map(([, { accepting, next }]) => ({ accepting, next: next.map((to) => (to < 0 ? -1 : (block[to] ?? -1))) }));
+  return [...first]
+    .sort(([a], [b]) => a - b)
+    .map(([, { accepting, next }]) => ({ accepting, next: next.map((to) => (to < 0 ? -1 : (block[to] ?? -1))) }));
 }
 
-function writeRules(book: RuleBook, states: readonly State[], atoms: Ranges, encoding: Encoding, where: string): string {
+function writeRules(
+  book: RuleBook,
+  states: readonly State[],
+  atoms: Ranges,
+  encoding: Encoding,
+  where: string,
+): string {
   const names = states.map(() => book.reserve("state"));
   const written = (set: Ranges): readonly string[] => encode(set, encoding, where);
   states.forEach(({ accepting, next }, id) => {
@@ -246,11 +271,12 @@ function addEndings(book: RuleBook, states: readonly State[], atoms: Ranges, enc
   book.longestEnd = Math.max(book.longestEnd, LONGEST_CHARACTER * Math.max(...distance));
   for (let id = 0; id < states.length && book.endings.size < MOST_ENDINGS; id++) {
     let text = "";
-    for (let at = id; (distance[at] ?? 0) > 0; ) {
+    for (let at = id; (distance[at] ?? 0) > 0;) {
       const next = states[at]?.next ?? [];
       const nearer = next.flatMap((to, index) => (to >= 0 && distance[to] === (distance[at] ?? 0) - 1 ? [index] : []));
       // Letters and digits read better than what comes first in ASCII.
-      const best = nearer.find((index) => /[a-z0-9]/i.test(String.fromCodePoint(atoms[index]?.[0] ?? 0))) ?? nearer[0] ?? 0;
+      const best =
+        nearer.find((index) => /[a-z0-9]/i.test(String.fromCodePoint(atoms[index]?.[0] ?? 0))) ?? nearer[0] ?? 0;
       const character = String.fromCodePoint(atoms[best]?.[0] ?? 0);
       text += encoding === "json" ? JSON.stringify(character).slice(1, -1) : character;
       at = next[best] ?? 0;
@@ -262,12 +288,15 @@ function addEndings(book: RuleBook, states: readonly State[], atoms: Ranges, enc
 function encode(set: Ranges, encoding: Encoding, where: string): readonly string[] {
   const plain = characters(encoding === "json" ? subtract(set, JSON_ESCAPED) : set);
   if (plain === null) {
-    throw new RequestError(`${where}: tells apart too many characters past ASCII; name at most 2000 of them, or allow all of them`);
+    throw new RequestError(
+      `${where}: tells apart too many characters past ASCII; name at most 2000 of them, or allow all of them`,
+    );
   }
   const escaped: string[] = [];
   if (encoding === "json") {
     for (const [first, last] of intersect(set, JSON_ESCAPED)) {
-      for (let code = first; code <= last; code++) escaped.push(literal(JSON.stringify(String.fromCodePoint(code)).slice(1, -1)));
+      for (let code = first; code <= last; code++)
+        escaped.push(literal(JSON.stringify(String.fromCodePoint(code)).slice(1, -1)));
     }
   }
   return [...plain, ...escaped];

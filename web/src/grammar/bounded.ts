@@ -16,7 +16,10 @@ const TRIALS = 600;
 // Where a completion has to be found anew, which is rare.
 const TRIALS_AGAIN = 4000;
 // Characters of many kinds: where a matcher takes them all and is as before, any text without escapes leaves it so.
-const PROBE = "az AZ 09 ,;.:-_+*/=<>(){}[]#%&!?'~^`|@$ \u00e9\u00df\u03a9\u0416\u05d0\u0905\u4e2d\u3042\uac00\u20ac\u{1f600}".repeat(2);
+const PROBE =
+  "az AZ 09 ,;.:-_+*/=<>(){}[]#%&!?'~^`|@$ \u00e9\u00df\u03a9\u0416\u05d0\u0905\u4e2d\u3042\uac00\u20ac\u{1f600}".repeat(
+    2,
+  );
 
 export interface Bound {
   readonly maxTokens: number;
@@ -56,10 +59,13 @@ export class BoundedConstraint implements GrammarConstraint {
     this.#completion = findCompletion(inner.matcher, 0, endings);
     const { needed } = this;
     if (needed !== undefined && needed > maxTokens) {
-      throw new RequestError(`The shortest answer found that the grammar allows has ${needed} tokens, more than maxTokens, ${maxTokens}; raise it`, {
-        needed,
-        maxTokens,
-      });
+      throw new RequestError(
+        `The shortest answer found that the grammar allows has ${needed} tokens, more than maxTokens, ${maxTokens}; raise it`,
+        {
+          needed,
+          maxTokens,
+        },
+      );
     }
   }
 
@@ -138,7 +144,8 @@ export class BoundedConstraint implements GrammarConstraint {
       const written = new TextDecoder().decode(bytes);
       // What a completion leaves out between its parts is space.
       for (const part of pending === 0 ? [written, written.replace(/[ \t\n]/g, "")] : []) {
-        if (text.startsWith(part) && completes(matcher, text.slice(part.length))) return { head: [], text: text.slice(part.length) };
+        if (text.startsWith(part) && completes(matcher, text.slice(part.length)))
+          return { head: [], text: text.slice(part.length) };
       }
     }
     return findCompletion(matcher, pending, this.bound.endings, maxTrials, known);
@@ -165,5 +172,7 @@ export class BoundedConstraint implements GrammarConstraint {
 /** What of ``text`` is left after ``bytes`` and the ``pending`` bytes that end their last character, where it begins with these; else all of it. */
 function afterCharacter(text: string, bytes: Uint8Array, pending: number): string {
   const all = new TextEncoder().encode(text);
-  return bytes.every((byte, index) => byte === all[index]) ? new TextDecoder().decode(all.subarray(bytes.length + pending)) : text;
+  return bytes.every((byte, index) => byte === all[index])
+    ? new TextDecoder().decode(all.subarray(bytes.length + pending))
+    : text;
 }

@@ -34,7 +34,13 @@ export interface Completion {
  * ``endings`` are texts that may be the end of what can go on for ever. What completed the answer before its last token is ``known``: a new completion
  * soon leads to where that goes on.
  */
-export function findCompletion(matcher: GrammarMatcher, pending: number, endings: readonly string[], maxTrials = Infinity, known = ""): Completion | null {
+export function findCompletion(
+  matcher: GrammarMatcher,
+  pending: number,
+  endings: readonly string[],
+  maxTrials = Infinity,
+  known = "",
+): Completion | null {
   if (pending === 0) {
     const text = findText(matcher, endings, maxTrials, known);
     return text === null ? null : { head: [], text };
@@ -43,7 +49,14 @@ export function findCompletion(matcher: GrammarMatcher, pending: number, endings
   const mask = matcher.mask();
   for (let id = 0; id < tokens.length; id++) {
     const bytes = tokens[id];
-    if (!hasBit(mask, id) || bytes === undefined || bytes.length === 0 || bytes.length > pending || !bytes.every(isContinuation)) continue;
+    if (
+      !hasBit(mask, id) ||
+      bytes === undefined ||
+      bytes.length === 0 ||
+      bytes.length > pending ||
+      !bytes.every(isContinuation)
+    )
+      continue;
     if (!matcher.acceptToken(id)) continue;
     const rest = findCompletion(matcher, pending - bytes.length, endings, maxTrials, known);
     matcher.rollback(1);
@@ -62,14 +75,23 @@ export function completes(matcher: GrammarMatcher, text: string): boolean {
 
 /** How many bytes the last character lacks after ``bytes``, where it lacked ``pending`` before them. */
 export function pendingBytes(pending: number, bytes: Uint8Array): number {
-  return bytes.reduce((left, byte) => (isContinuation(byte) ? Math.max(left - 1, 0) : byte < 0xc0 ? 0 : byte < 0xe0 ? 1 : byte < 0xf0 ? 2 : 3), pending);
+  return bytes.reduce(
+    (left, byte) =>
+      isContinuation(byte) ? Math.max(left - 1, 0) : byte < 0xc0 ? 0 : byte < 0xe0 ? 1 : byte < 0xf0 ? 2 : 3,
+    pending,
+  );
 }
 
 function isContinuation(byte: number): boolean {
   return (byte & 0xc0) === 0x80;
 }
 
-function findText(matcher: GrammarMatcher, endings: readonly string[], maxTrials: number, known: string): string | null {
+function findText(
+  matcher: GrammarMatcher,
+  endings: readonly string[],
+  maxTrials: number,
+  known: string,
+): string | null {
   if (matcher.complete()) return "";
   const trials = Math.min(STRAIGHT_TRIALS, maxTrials);
   // A text in which anything may come ends with a quote, once it has what it must have.
@@ -199,7 +221,8 @@ export class Shortener {
     }
     if (counts[0] === Infinity) return null;
     const ids: number[] = [];
-    for (let at = 0; at < bytes.length; at += lengths[at] ?? 1) ids.push(this.#ids.get(bytes.slice(at, at + (lengths[at] ?? 1))) ?? -1);
+    for (let at = 0; at < bytes.length; at += lengths[at] ?? 1)
+      ids.push(this.#ids.get(bytes.slice(at, at + (lengths[at] ?? 1))) ?? -1);
     return ids;
   }
 }

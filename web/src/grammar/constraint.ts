@@ -15,14 +15,17 @@ export class MatcherConstraint implements Constraint {
   /** Throws RequestError where no token of the vocabulary continues the text. */
   mask(): Int32Array<ArrayBuffer> {
     const mask = this.next();
-    if (mask.every((word) => word === 0)) throw new RequestError("No token of this model's vocabulary continues the answer; give another grammar");
+    if (mask.every((word) => word === 0))
+      throw new RequestError("No token of this model's vocabulary continues the answer; give another grammar");
     return mask;
   }
 
   /** Throws RequestError for a token that the mask does not hold. */
   accept(tokenId: number): void {
     if (!this.matcher.acceptToken(tokenId)) {
-      throw new RequestError(`Token ${tokenId} does not continue the grammar; choose one that mask() allows`, { tokenId });
+      throw new RequestError(`Token ${tokenId} does not continue the grammar; choose one that mask() allows`, {
+        tokenId,
+      });
     }
     this.#mask = null;
   }

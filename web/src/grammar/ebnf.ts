@@ -39,7 +39,8 @@ export class RuleBook {
 
   define(name: string, body: string): string {
     this.#size += body.length;
-    if (this.#size > MAX_SIZE) throw new RequestError("The grammar is too large; make the schema smaller, or its optional parts fewer");
+    if (this.#size > MAX_SIZE)
+      throw new RequestError("The grammar is too large; make the schema smaller, or its optional parts fewer");
     this.#rules.set(name, body);
     return name;
   }
@@ -69,7 +70,10 @@ export class RuleBook {
 /** How many bytes the string literals of some EBNF have at most. */
 export function literalBytes(body: string): number {
   const bytesOf = (escape: string): string => (Number.parseInt(escape.slice(2), 16) < 0x80 ? "x" : "xxxx");
-  return [...body.matchAll(STRING_LITERAL)].reduce((sum, [, inner = ""]) => sum + utf8Length(inner.replace(/\\U.{8}/g, bytesOf)), 0);
+  return [...body.matchAll(STRING_LITERAL)].reduce(
+    (sum, [, inner = ""]) => sum + utf8Length(inner.replace(/\\U.{8}/g, bytesOf)),
+    0,
+  );
 }
 
 export function utf8Length(text: string): number {
@@ -96,7 +100,8 @@ export function characters(set: Ranges): readonly string[] | null {
   if (past.length === 0) return parts;
   if (subtract(PAST_ASCII, past).length === 0) return [...parts, "[^\\U00000000-\\U0000007f]"];
   if (past.reduce((sum, [first, last]) => sum + last - first + 1, 0) > MOST_SINGLE) return null;
-  for (const [first, last] of past) for (let code = first; code <= last; code++) parts.push(literal(String.fromCodePoint(code)));
+  for (const [first, last] of past)
+    for (let code = first; code <= last; code++) parts.push(literal(String.fromCodePoint(code)));
   return parts;
 }
 
@@ -124,7 +129,9 @@ export function union(ranges: Ranges): Ranges {
 
 export function intersect(left: Ranges, right: Ranges): Ranges {
   return union(
-    left.flatMap(([a, b]) => right.map(([c, d]): [number, number] => [Math.max(a, c), Math.min(b, d)])).filter(([first, last]) => first <= last),
+    left
+      .flatMap(([a, b]) => right.map(([c, d]): [number, number] => [Math.max(a, c), Math.min(b, d)]))
+      .filter(([first, last]) => first <= last),
   );
 }
 

@@ -24,7 +24,6 @@ export type { GrammarSource, TagSource } from "./source.js";
 export type { Vocabulary } from "./vocabulary.js";
 export { readVocabulary } from "./vocabulary.js";
 
-
 /** Compiled grammars kept; the oldest goes first. */
 const MOST_KEPT = 32;
 // What a token can open of nested JSON is a few bytes for each of its own.
@@ -53,7 +52,10 @@ export interface GrammarModule {
    * ``tokenizerJson`` is the text of the bundle's tokenizer.json. Throws RequestError for a tokenizer whose tokens have no bytes of their own, BundleError for
    * a file that is not a tokenizer.
    */
-  readonly compiler: (tokenizerJson: string, spec: { readonly vocab_size: number; readonly eos_token_ids: readonly number[] }) => GrammarCompiler;
+  readonly compiler: (
+    tokenizerJson: string,
+    spec: { readonly vocab_size: number; readonly eos_token_ids: readonly number[] },
+  ) => GrammarCompiler;
 }
 
 /** The option `grammar` of Engine.load and serveEngine, for scripts that cannot import this file later, such as service workers. */
@@ -74,11 +76,25 @@ export class GrammarCompiler {
    * cut off. If the answer ``starts`` with reasoning, the grammar holds what follows it; without a source only the reasoning is bounded. Throws RequestError for a grammar that is wrong or that no answer so short can meet, DeviceError where the page may not run wasm.
    */
   async constraint(source: GrammarSource, maxTokens?: number, starts?: ReasoningStart): Promise<GrammarConstraint>;
-  async constraint(source: GrammarSource | undefined, maxTokens?: number, starts?: ReasoningStart): Promise<GrammarConstraint | undefined>;
-  async constraint(source: GrammarSource | undefined, maxTokens?: number, starts?: ReasoningStart): Promise<GrammarConstraint | undefined> {
+  async constraint(
+    source: GrammarSource | undefined,
+    maxTokens?: number,
+    starts?: ReasoningStart,
+  ): Promise<GrammarConstraint | undefined>;
+  async constraint(
+    source: GrammarSource | undefined,
+    maxTokens?: number,
+    starts?: ReasoningStart,
+  ): Promise<GrammarConstraint | undefined> {
     const form = source && (await this.form(source, maxTokens));
     const { tokens, eosTokenIds } = this.vocabulary;
-    return starts === undefined ? form : new ReasoningConstraint(starts, { maxTokens: maxTokens ?? Infinity, vocabSize: tokens.length, endTokenIds: eosTokenIds }, form);
+    return starts === undefined
+      ? form
+      : new ReasoningConstraint(
+          starts,
+          { maxTokens: maxTokens ?? Infinity, vocabSize: tokens.length, endTokenIds: eosTokenIds },
+          form,
+        );
   }
 
   private async form(source: GrammarSource, maxTokens: number | undefined): Promise<GrammarConstraint> {
@@ -88,7 +104,9 @@ export class GrammarCompiler {
     this.#shortener ??= new Shortener(this.vocabulary);
     this.#shapes ??= tokenShapes(this.vocabulary);
     try {
-      return new TimedConstraint(new BoundedConstraint(inner, { maxTokens, reserve, endings }, this.#shortener, this.#shapes));
+      return new TimedConstraint(
+        new BoundedConstraint(inner, { maxTokens, reserve, endings }, this.#shortener, this.#shapes),
+      );
     } catch (error) {
       inner.dispose();
       throw error;
@@ -169,7 +187,8 @@ function tokenShapes({ tokens }: Vocabulary): TokenShapes {
   const plain = new Int32Array(Math.ceil(tokens.length / 32));
   const decoder = new TextDecoder("utf-8", { fatal: true });
   tokens.forEach((bytes, id) => {
-    if (bytes.length === 0 || bytes.some((byte) => byte < 0x20 || byte === 0x22 || byte === 0x5c || byte === 0x7f)) return;
+    if (bytes.length === 0 || bytes.some((byte) => byte < 0x20 || byte === 0x22 || byte === 0x5c || byte === 0x7f))
+      return;
     try {
       decoder.decode(bytes);
       setBit(plain, id);
@@ -178,6 +197,8 @@ function tokenShapes({ tokens }: Vocabulary): TokenShapes {
     }
   });
   const lengthOf = (id: number): number => tokens[id]?.length ?? 0;
-  const shortestFirst = [...tokens.keys()].filter((id) => lengthOf(id) > 0).sort((a, b) => lengthOf(a) - lengthOf(b) || a - b);
+  const shortestFirst = [...tokens.keys()]
+    .filter((id) => lengthOf(id) > 0)
+    .sort((a, b) => lengthOf(a) - lengthOf(b) || a - b);
   return { plain, shortestFirst };
 }

@@ -9,7 +9,18 @@ import { FORMATS } from "./formats.js";
 import { integerRange, numberRange } from "./number_range.js";
 import { parseRegex } from "./regex.js";
 import type { JsonType, Schema, SchemaObject } from "./schema_merge.js";
-import { TYPES, assertions, constantsOf, exclusive, isObject, listOf, merge, resolve, typeOfValue, typesOf } from "./schema_merge.js";
+import {
+  TYPES,
+  assertions,
+  constantsOf,
+  exclusive,
+  isObject,
+  listOf,
+  merge,
+  resolve,
+  typeOfValue,
+  typesOf,
+} from "./schema_merge.js";
 
 // Deeper than any schema that ends.
 const MAX_DEPTH = 100;
@@ -35,7 +46,8 @@ export function parseSchema(schema: unknown): Schema {
       throw new RequestError(`The JSON schema is not JSON: ${messageOf(error)}`, {}, { cause: error });
     }
   }
-  if (typeof value !== "boolean" && !isObject(value)) throw new RequestError("The JSON schema must be an object or a boolean");
+  if (typeof value !== "boolean" && !isObject(value))
+    throw new RequestError("The JSON schema must be an object or a boolean");
   return value;
 }
 
@@ -62,7 +74,8 @@ class SchemaRules {
     if (schema === true) return this.any();
     if (schema === false) return null;
     if (!isObject(schema)) throw new RequestError(`${where} must be a schema: an object or a boolean`);
-    if (++this.#depth > MAX_DEPTH) throw new RequestError(`${where}: is nested too deep, or merges with itself without end`);
+    if (++this.#depth > MAX_DEPTH)
+      throw new RequestError(`${where}: is nested too deep, or merges with itself without end`);
     try {
       return this.ofObject(assertions(schema, where), where, open);
     } finally {
@@ -82,9 +95,14 @@ class SchemaRules {
       const others = { ...schema };
       delete others.allOf;
       const parts = this.list(allOf, `${where}.allOf`).map((part) => this.expand(part, where));
-      return this.of(parts.reduce((merged, part) => merge(merged, part, where), others), where, open);
+      return this.of(
+        parts.reduce((merged, part) => merge(merged, part, where), others),
+        where,
+        open,
+      );
     }
-    if (anyOf !== undefined && oneOf !== undefined) throw new RequestError(`${where}: has anyOf and oneOf; keep one of them`);
+    if (anyOf !== undefined && oneOf !== undefined)
+      throw new RequestError(`${where}: has anyOf and oneOf; keep one of them`);
     if (anyOf !== undefined || oneOf !== undefined) {
       const key = anyOf === undefined ? "oneOf" : "anyOf";
       const branches = this.list(anyOf ?? oneOf, `${where}.${key}`).map((branch) =>
@@ -99,10 +117,15 @@ class SchemaRules {
   private ofTypes(schema: SchemaObject, where: string): string | null {
     const types = typesOf(schema);
     for (const type of types) {
-      if (!TYPES.includes(type)) throw new RequestError(`${where}: type ${JSON.stringify(type)} is not one of ${TYPES.join(", ")}`);
+      if (!TYPES.includes(type))
+        throw new RequestError(`${where}: type ${JSON.stringify(type)} is not one of ${TYPES.join(", ")}`);
     }
     if (Object.keys(schema).length === 0) return this.any();
-    return this.choice(types.filter((type) => !(type === "integer" && types.includes("number"))).map((type) => this.ofType(type, schema, where)));
+    return this.choice(
+      types
+        .filter((type) => !(type === "integer" && types.includes("number")))
+        .map((type) => this.ofType(type, schema, where)),
+    );
   }
 
   private ofType(type: JsonType, schema: SchemaObject, where: string): string | null {
@@ -128,7 +151,8 @@ class SchemaRules {
 
   /** Each reference has one rule, so that schemas may hold themselves. */
   private reference(ref: string, where: string, open: readonly string[]): string | null {
-    if (open.includes(ref)) throw new RequestError(`${where}: $ref ${JSON.stringify(ref)} leads to itself with nothing between`);
+    if (open.includes(ref))
+      throw new RequestError(`${where}: $ref ${JSON.stringify(ref)} leads to itself with nothing between`);
     const known = this.#refs.get(ref);
     if (known !== undefined) return known;
     const target = resolve(this.root, ref, where);
@@ -143,7 +167,8 @@ class SchemaRules {
   private expand(schema: Schema, where: string): Schema {
     let target = schema;
     for (let steps = 0; typeof target !== "boolean" && target.$ref !== undefined; steps++) {
-      if (steps > MAX_DEPTH) throw new RequestError(`${where}: $ref ${JSON.stringify(target.$ref)} leads to itself with nothing between`);
+      if (steps > MAX_DEPTH)
+        throw new RequestError(`${where}: $ref ${JSON.stringify(target.$ref)} leads to itself with nothing between`);
       const { $ref, ...rest } = assertions(target, where);
       target = merge(resolve(this.root, $ref, where), rest, where);
     }
@@ -152,9 +177,13 @@ class SchemaRules {
 
   private requireExclusive(branches: readonly Schema[], where: string): void {
     branches.forEach((branch, index) => {
-      const clash = branches.findIndex((other, at) => at < index && !exclusive(branch, other, (schema) => this.expand(schema, where)));
+      const clash = branches.findIndex(
+        (other, at) => at < index && !exclusive(branch, other, (schema) => this.expand(schema, where)),
+      );
       if (clash >= 0) {
-        throw new RequestError(`${where}: a value may be valid in both oneOf[${clash}] and oneOf[${index}]; use anyOf, or give them a constant that differs`);
+        throw new RequestError(
+          `${where}: a value may be valid in both oneOf[${clash}] and oneOf[${index}]; use anyOf, or give them a constant that differs`,
+        );
       }
     });
   }
@@ -162,7 +191,10 @@ class SchemaRules {
   private constants(schema: SchemaObject, where: string): string | null {
     const { type, const: constant, enum: values, ...others } = schema;
     const [other] = Object.keys(others);
-    if (other !== undefined) throw new RequestError(`${where}: '${other}' is beside const or enum; list only the values that it allows`, { keyword: other });
+    if (other !== undefined)
+      throw new RequestError(`${where}: '${other}' is beside const or enum; list only the values that it allows`, {
+        keyword: other,
+      });
     if (values !== undefined && !Array.isArray(values)) throw new RequestError(`${where}.enum must be a list`);
     const types = listOf(type);
     const allowed = (constant === undefined ? ((values ?? [constant]) as unknown[]) : [constant]).filter((value) => {
@@ -178,15 +210,20 @@ class SchemaRules {
     const { pattern, format } = schema;
     const min = count(schema.minLength, 0, `${where}.minLength`);
     const max = count(schema.maxLength, Infinity, `${where}.maxLength`);
-    if (pattern !== undefined && format !== undefined) throw new RequestError(`${where}: has a pattern and a format; keep one of them`);
+    if (pattern !== undefined && format !== undefined)
+      throw new RequestError(`${where}: has a pattern and a format; keep one of them`);
     if (pattern !== undefined || format !== undefined) {
-      if (pattern !== undefined && typeof pattern !== "string") throw new RequestError(`${where}.pattern must be a string`);
+      if (pattern !== undefined && typeof pattern !== "string")
+        throw new RequestError(`${where}.pattern must be a string`);
       const known = Object.hasOwn(FORMATS, String(format)) ? FORMATS[String(format)] : undefined;
       if (pattern === undefined && known === undefined) {
-        throw new RequestError(`${where}: the format ${JSON.stringify(format)} is not one of ${Object.keys(FORMATS).join(", ")}`);
+        throw new RequestError(
+          `${where}: the format ${JSON.stringify(format)} is not one of ${Object.keys(FORMATS).join(", ")}`,
+        );
       }
       this.book.demand('""'.length);
-      const language = pattern === undefined ? parseRegex(known ?? "", where) : parseRegex(pattern, `${where}.pattern`, true);
+      const language =
+        pattern === undefined ? parseRegex(known ?? "", where) : parseRegex(pattern, `${where}.pattern`, true);
       return quoted(languageRule(this.book, language, "json", where, { min, max }));
     }
     if (min > max) return null;
@@ -198,10 +235,14 @@ class SchemaRules {
   private number(type: "integer" | "number", schema: SchemaObject, where: string): string | null {
     const names = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"] as const;
     for (const name of names) {
-      if (schema[name] !== undefined && !Number.isFinite(schema[name])) throw new RequestError(`${where}.${name} must be a number`);
+      if (schema[name] !== undefined && !Number.isFinite(schema[name]))
+        throw new RequestError(`${where}.${name} must be a number`);
     }
     if (schema.multipleOf !== undefined && !(type === "integer" && schema.multipleOf === 1)) {
-      throw new RequestError(`${where}: the keyword 'multipleOf' cannot be held to; take it out, or list the values with enum`, { keyword: "multipleOf" });
+      throw new RequestError(
+        `${where}: the keyword 'multipleOf' cannot be held to; take it out, or list the values with enum`,
+        { keyword: "multipleOf" },
+      );
     }
     if (names.every((name) => schema[name] === undefined)) {
       this.book.demand("0".length);
@@ -215,12 +256,19 @@ class SchemaRules {
     const min = count(schema.minItems, 0, `${where}.minItems`);
     const max = count(schema.maxItems, Infinity, `${where}.maxItems`);
     // Before 2020, items was the list and additionalItems what came after it.
-    const prefix = this.list(schema.prefixItems ?? (Array.isArray(schema.items) ? schema.items : []), `${where}.prefixItems`);
+    const prefix = this.list(
+      schema.prefixItems ?? (Array.isArray(schema.items) ? schema.items : []),
+      `${where}.prefixItems`,
+    );
     const rest = Array.isArray(schema.items) ? schema.additionalItems : schema.items;
     if (schema.uniqueItems === true && max > 1) {
-      throw new RequestError(`${where}: the keyword 'uniqueItems' cannot be held to; take it out`, { keyword: "uniqueItems" });
+      throw new RequestError(`${where}: the keyword 'uniqueItems' cannot be held to; take it out`, {
+        keyword: "uniqueItems",
+      });
     }
-    const first = prefix.slice(0, Math.min(prefix.length, max)).map((item, index) => this.of(item, `${where}.prefixItems[${index}]`, []));
+    const first = prefix
+      .slice(0, Math.min(prefix.length, max))
+      .map((item, index) => this.of(item, `${where}.prefixItems[${index}]`, []));
     if (first.some((item) => item === null)) return null;
     const { demanded } = this.book;
     const item = this.of(rest ?? prefix.length === 0, `${where}.items`, []);
@@ -236,7 +284,9 @@ class SchemaRules {
     const more = item === null || high === 0 ? "" : repeat(`${comma} ${item}`, Math.max(low - bare, 0), high - bare);
     if (first.length > 0) return `${begin} ${first.join(` ${comma} `)} ${more} ${end}`;
     if (item === null || high === 0) return `${begin} "]"`;
-    return low > 0 ? `${begin} ${item} ${more} ${end}` : this.choice([`${begin} ${item} ${more} ${end}`, `${begin} "]"`]);
+    return low > 0
+      ? `${begin} ${item} ${more} ${end}`
+      : this.choice([`${begin} ${item} ${more} ${end}`, `${begin} "]"`]);
   }
 
   private object(schema: SchemaObject, where: string): string | null {
@@ -245,29 +295,43 @@ class SchemaRules {
     const named = this.record(schema.properties, `${where}.properties`);
     const patterns = Object.entries(this.record(schema.patternProperties, `${where}.patternProperties`));
     const required = new Set(this.list(schema.required, `${where}.required`).map(String));
-    const further = schema.additionalProperties ?? (schema.properties === undefined && patterns.length === 0 && required.size === 0);
+    const further =
+      schema.additionalProperties ?? (schema.properties === undefined && patterns.length === 0 && required.size === 0);
     let additional: string | null;
     const [pattern] = patterns;
     if (pattern === undefined) {
-      for (const name of required) if (!Object.hasOwn(named, name)) named[name] = (further === false && schema.additionalProperties === undefined) || further;
+      for (const name of required)
+        if (!Object.hasOwn(named, name))
+          named[name] = (further === false && schema.additionalProperties === undefined) || further;
       const value = this.of(further, `${where}.additionalProperties`, []);
       additional = value === null ? null : `${this.otherKey(Object.keys(named))} ":" ${this.space()} ${value}`;
       this.book.demand('"a":,'.length);
     } else {
       // Which of several patterns a name matches, and whether a property's name matches one, is beyond the rules.
       if (patterns.length > 1 || Object.keys(named).length > 0 || required.size > 0) {
-        throw new RequestError(`${where}: patternProperties can be held to only where it is one pattern, without properties or required beside it`);
+        throw new RequestError(
+          `${where}: patternProperties can be held to only where it is one pattern, without properties or required beside it`,
+        );
       }
       const value = this.of(pattern[1], `${where}.patternProperties`, []);
-      const key = quoted(languageRule(this.book, parseRegex(pattern[0], `${where}.patternProperties`, true), "json", where));
+      const key = quoted(
+        languageRule(this.book, parseRegex(pattern[0], `${where}.patternProperties`, true), "json", where),
+      );
       additional = value === null || key === null ? null : `${key} ":" ${this.space()} ${value}`;
       this.book.demand('"":,'.length);
     }
-    this.book.demand(Object.keys(named).reduce((sum, name) => sum + utf8Length(JSON.stringify(name)) + ":,".length, "{}".length));
+    this.book.demand(
+      Object.keys(named).reduce((sum, name) => sum + utf8Length(JSON.stringify(name)) + ":,".length, "{}".length),
+    );
     const members = Object.entries(named).flatMap(([name, value]) => {
       const expression = this.of(value, `${where}.${name}`, []);
       if (expression === null && !required.has(name)) return [];
-      return [{ needed: required.has(name), text: expression === null ? null : `${literal(JSON.stringify(name))} ":" ${this.space()} ${expression}` }];
+      return [
+        {
+          needed: required.has(name),
+          text: expression === null ? null : `${literal(JSON.stringify(name))} ":" ${this.space()} ${expression}`,
+        },
+      ];
     });
     const counted = min > 1 || max < Infinity;
     const comma = (done: number): string => (done === 0 ? this.space() : `"," ${this.space()}`);
@@ -306,7 +370,8 @@ class SchemaRules {
       if (rests.length === 0) return `${PLAIN}* "\\""`;
       const heads = [...new Set(rests.flatMap((rest) => Array.from(rest).slice(0, 1)))];
       const ascii = heads.reduce<Ranges>((set, head) => subtract(set, single(head)), PLAIN_ASCII);
-      const beyond = (head: string): string => after(rests.filter((rest) => rest.startsWith(head)).map((rest) => rest.slice(head.length)));
+      const beyond = (head: string): string =>
+        after(rests.filter((rest) => rest.startsWith(head)).map((rest) => rest.slice(head.length)));
       return alternatives([
         ...(rests.includes("") ? [] : ['"\\""']),
         `${charClass(ascii)} ${PLAIN}* "\\""`,
@@ -337,11 +402,17 @@ class SchemaRules {
   }
 
   private anyInteger(): string {
-    return this.book.once("any_integer", () => languageRule(this.book, parseRegex(INTEGER, this.top), "plain", this.top) ?? "");
+    return this.book.once(
+      "any_integer",
+      () => languageRule(this.book, parseRegex(INTEGER, this.top), "plain", this.top) ?? "",
+    );
   }
 
   private anyNumber(): string {
-    return this.book.once("any_number", () => languageRule(this.book, parseRegex(NUMBER, this.top), "plain", this.top) ?? "");
+    return this.book.once(
+      "any_number",
+      () => languageRule(this.book, parseRegex(NUMBER, this.top), "plain", this.top) ?? "",
+    );
   }
 
   private anyString(): string {
@@ -380,7 +451,8 @@ class SchemaRules {
 
 function count(value: unknown, missing: number, where: string): number {
   if (value === undefined) return missing;
-  if (!Number.isInteger(value) || (value as number) < 0) throw new RequestError(`${where} must be a whole number of at least 0`);
+  if (!Number.isInteger(value) || (value as number) < 0)
+    throw new RequestError(`${where} must be a whole number of at least 0`);
   return value as number;
 }
 

@@ -61,12 +61,19 @@ function magnitudes(low: End, high: End, digits: number): Language[] {
   const point = digits === 0 ? [DOT] : [];
   // Digits after the last place stay below the next step, so all steps but the highest may have any.
   if (low.open && low.value < high.value) {
-    parts.push(...exact(low.value, low.value, digits).map((step) => sequence(step, ...point, more(EXTRA_DIGITS - 1), digit(1, 9))));
+    parts.push(
+      ...exact(low.value, low.value, digits).map((step) =>
+        sequence(step, ...point, more(EXTRA_DIGITS - 1), digit(1, 9)),
+      ),
+    );
   }
   for (const step of exact(low.open ? low.value + 1n : low.value, high.value - 1n, digits)) {
-    parts.push(...(digits === 0 ? [step, sequence(step, DOT, DIGIT, more(EXTRA_DIGITS))] : [sequence(step, more(EXTRA_DIGITS))]));
+    parts.push(
+      ...(digits === 0 ? [step, sequence(step, DOT, DIGIT, more(EXTRA_DIGITS))] : [sequence(step, more(EXTRA_DIGITS))]),
+    );
   }
-  if (!high.open && (high.value > low.value || (high.value === low.value && !low.open))) parts.push(...exact(high.value, high.value, digits));
+  if (!high.open && (high.value > low.value || (high.value === low.value && !low.open)))
+    parts.push(...exact(high.value, high.value, digits));
   return parts;
 }
 
@@ -92,7 +99,8 @@ function sameWidth(low: string, high: string): Language[][] {
   const [first, last] = [Number(low[0]), Number(high[0])];
   const [lowRest, highRest] = [low.slice(1), high.slice(1)];
   const [zeros, nines] = ["0".repeat(lowRest.length), "9".repeat(lowRest.length)];
-  const lead = (from: number, to: number, rests: Language[][]): Language[][] => rests.map((rest) => [digit(from, to), ...rest]);
+  const lead = (from: number, to: number, rests: Language[][]): Language[][] =>
+    rests.map((rest) => [digit(from, to), ...rest]);
   if (first === last) return lead(first, last, sameWidth(lowRest, highRest));
   const from = lowRest === zeros ? first : first + 1;
   const to = highRest === nines ? last : last - 1;
@@ -109,7 +117,9 @@ function ends(bounds: Bounds, where: string): [End, End] {
     const [whole = "", fraction = ""] = plain(value).split(".");
     const result = BigInt(whole + fraction.padEnd(digits, "0"));
     if (digits > 15 || max(result, -result) > LARGEST * 10n ** BigInt(digits)) {
-      throw new RequestError(`${where}: the bound ${value} has more than 15 digits before or after the point; give a nearer one`);
+      throw new RequestError(
+        `${where}: the bound ${value} has more than 15 digits before or after the point; give a nearer one`,
+      );
     }
     return result;
   };
@@ -117,15 +127,19 @@ function ends(bounds: Bounds, where: string): [End, End] {
   let low: End = { value: -limit, open: false };
   let high: End = { value: limit, open: false };
   if (bounds.minimum !== undefined) low = { value: scaled(bounds.minimum), open: false };
-  if (bounds.exclusiveMinimum !== undefined && scaled(bounds.exclusiveMinimum) >= low.value) low = { value: scaled(bounds.exclusiveMinimum), open: true };
+  if (bounds.exclusiveMinimum !== undefined && scaled(bounds.exclusiveMinimum) >= low.value)
+    low = { value: scaled(bounds.exclusiveMinimum), open: true };
   if (bounds.maximum !== undefined) high = { value: scaled(bounds.maximum), open: false };
-  if (bounds.exclusiveMaximum !== undefined && scaled(bounds.exclusiveMaximum) <= high.value) high = { value: scaled(bounds.exclusiveMaximum), open: true };
+  if (bounds.exclusiveMaximum !== undefined && scaled(bounds.exclusiveMaximum) <= high.value)
+    high = { value: scaled(bounds.exclusiveMaximum), open: true };
   return [low, high];
 }
 
 /** Of the bounds only: a schema says more. */
 function decimals({ minimum = 0, maximum = 0, exclusiveMinimum = 0, exclusiveMaximum = 0 }: Bounds): number {
-  return Math.max(...[minimum, maximum, exclusiveMinimum, exclusiveMaximum].map((value) => (plain(value).split(".")[1] ?? "").length));
+  return Math.max(
+    ...[minimum, maximum, exclusiveMinimum, exclusiveMaximum].map((value) => (plain(value).split(".")[1] ?? "").length),
+  );
 }
 
 /** The number without an exponent. */

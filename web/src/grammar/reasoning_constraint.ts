@@ -44,7 +44,10 @@ export class ReasoningConstraint implements Constraint {
     this.#room = maxTokens - start.reasoning.endingIds.length - (form?.needed ?? -Infinity);
     if (this.state === "reasoning" && this.#room < 0) {
       form?.dispose();
-      throw new RequestError(`The end of the reasoning and the shortest answer found need ${maxTokens - this.#room} tokens, and max_tokens is ${maxTokens}; raise it`, { param: "max_tokens" });
+      throw new RequestError(
+        `The end of the reasoning and the shortest answer found need ${maxTokens - this.#room} tokens, and max_tokens is ${maxTokens}; raise it`,
+        { param: "max_tokens" },
+      );
     }
   }
 
@@ -53,7 +56,8 @@ export class ReasoningConstraint implements Constraint {
     const { reasoning, budget = Infinity } = this.start;
     const { vocabSize, endTokenIds } = this.limits;
     const mask = new Int32Array(Math.ceil(vocabSize / 32));
-    if (state === "reasoning" && this.#forced.length === 0 && (this.#reasoned >= budget || !this.fits)) this.#forced = reasoning.endingIds;
+    if (state === "reasoning" && this.#forced.length === 0 && (this.#reasoned >= budget || !this.fits))
+      this.#forced = reasoning.endingIds;
     if (this.#forced.length > 0) return flip(mask, this.#forced.slice(0, 1));
     if (form === undefined) return null;
     if (state === "reasoning") return flip(mask.fill(-1), endTokenIds);

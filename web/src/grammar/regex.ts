@@ -123,7 +123,8 @@ class RegexParser {
     if (character === "[") return this.set(this.bracket());
     if (character === ".") return this.set(subtract(ANY, LINE_ENDS));
     if (character === "\\") return this.set(this.escape(false));
-    if (character === "^" || character === "$") throw this.refusal("has an anchor in the middle; put ^ and $ at the ends");
+    if (character === "^" || character === "$")
+      throw this.refusal("has an anchor in the middle; put ^ and $ at the ends");
     return this.set(single(character));
   }
 
@@ -132,7 +133,12 @@ class RegexParser {
     const parts: (readonly [number, number])[] = [];
     while (!this.take("]")) {
       const low = this.member();
-      if (this.peek() === "-" && this.#characters[this.#at + 1] !== "]" && low.length === 1 && low[0]?.[0] === low[0]?.[1]) {
+      if (
+        this.peek() === "-" &&
+        this.#characters[this.#at + 1] !== "]" &&
+        low.length === 1 &&
+        low[0]?.[0] === low[0]?.[1]
+      ) {
         this.#at++;
         const high = this.member();
         if (high.length !== 1) throw this.refusal("has a range that ends in a class");
@@ -157,7 +163,9 @@ class RegexParser {
       if (control !== undefined) return single(control);
     }
     if (character === "x" || character === "u") {
-      const code = (character === "x" ? /^([0-9a-fA-F]{2})/ : /^([0-9a-fA-F]{4})|^\{([0-9a-fA-F]+)\}/).exec(this.rest());
+      const code = (character === "x" ? /^([0-9a-fA-F]{2})/ : /^([0-9a-fA-F]{4})|^\{([0-9a-fA-F]+)\}/).exec(
+        this.rest(),
+      );
       if (code === null) throw this.refusal(`has an unfinished \\${character}`);
       this.#at += code[0].length;
       const point = Number.parseInt(code[1] ?? code[2] ?? "", 16);
@@ -193,6 +201,8 @@ class RegexParser {
   }
 
   private refusal(problem: string): RequestError {
-    return new RequestError(`${this.where}: the pattern ${JSON.stringify(this.pattern)} ${problem}`, { pattern: this.pattern });
+    return new RequestError(`${this.where}: the pattern ${JSON.stringify(this.pattern)} ${problem}`, {
+      pattern: this.pattern,
+    });
   }
 }

@@ -12,9 +12,24 @@ export const TYPES: readonly JsonType[] = ["null", "boolean", "integer", "number
 
 /** Keywords that say nothing about what is valid. */
 const ANNOTATIONS: ReadonlySet<string> = new Set([
-  "$schema", "$id", "id", "$comment", "$anchor", "$defs", "definitions", "title", "description", "default", "examples", "example", "deprecated",
-  "readOnly", "writeOnly", "contentMediaType", "contentEncoding",
-]); // prettier-ignore
+  "$schema",
+  "$id",
+  "id",
+  "$comment",
+  "$anchor",
+  "$defs",
+  "definitions",
+  "title",
+  "description",
+  "default",
+  "examples",
+  "example",
+  "deprecated",
+  "readOnly",
+  "writeOnly",
+  "contentMediaType",
+  "contentEncoding",
+]);
 
 /** The keywords that apply to one type only; a schema without a type that has one of them is taken to mean that type. */
 export const KEYWORDS: Readonly<Record<"string" | "number" | "array" | "object", readonly string[]>> = {
@@ -34,7 +49,10 @@ export function isObject(value: unknown): value is SchemaObject {
 export function assertions(schema: SchemaObject, where: string): SchemaObject {
   const kept = Object.entries(schema).filter(([key]) => !ANNOTATIONS.has(key) && !key.startsWith("x-"));
   for (const [key] of kept) {
-    if (!KNOWN.has(key)) throw new RequestError(`${where}: the keyword '${key}' cannot be held to; take it out, or say it another way`, { keyword: key });
+    if (!KNOWN.has(key))
+      throw new RequestError(`${where}: the keyword '${key}' cannot be held to; take it out, or say it another way`, {
+        keyword: key,
+      });
   }
   return Object.fromEntries(kept);
 }
@@ -42,14 +60,17 @@ export function assertions(schema: SchemaObject, where: string): SchemaObject {
 /** What ``ref`` points to in ``root``. Throws RequestError where that is outside of the document, or nothing. */
 export function resolve(root: Schema, ref: unknown, where: string): Schema {
   if (typeof ref !== "string" || !/^#(\/|$)/.test(ref)) {
-    throw new RequestError(`${where}: $ref ${JSON.stringify(ref)} is no path in the schema; put what it names under $defs, and write '#/$defs/name'`);
+    throw new RequestError(
+      `${where}: $ref ${JSON.stringify(ref)} is no path in the schema; put what it names under $defs, and write '#/$defs/name'`,
+    );
   }
   let at: unknown = root;
   for (const part of ref.split("/").slice(1)) {
     const key = unescaped(part).replaceAll("~1", "/").replaceAll("~0", "~");
     at = isObject(at) && Object.hasOwn(at, key) ? at[key] : Array.isArray(at) ? at[Number(key)] : undefined;
   }
-  if (typeof at !== "boolean" && !isObject(at)) throw new RequestError(`${where}: $ref '${ref}' points to nothing in the schema`);
+  if (typeof at !== "boolean" && !isObject(at))
+    throw new RequestError(`${where}: $ref '${ref}' points to nothing in the schema`);
   return at;
 }
 
@@ -89,7 +110,9 @@ export function typesOf(schema: SchemaObject): readonly JsonType[] {
   if (schema.type !== undefined) return listOf(schema.type) as readonly JsonType[];
   const constants = constantsOf(schema);
   if (constants !== null) return [...new Set(constants.map((text) => typeOfValue(JSON.parse(text))))];
-  const meant = (Object.keys(KEYWORDS) as (keyof typeof KEYWORDS)[]).filter((type) => KEYWORDS[type].some((key) => Object.hasOwn(schema, key)));
+  const meant = (Object.keys(KEYWORDS) as (keyof typeof KEYWORDS)[]).filter((type) =>
+    KEYWORDS[type].some((key) => Object.hasOwn(schema, key)),
+  );
   return meant.length > 0 ? meant : TYPES;
 }
 
@@ -102,7 +125,11 @@ export function typeOfValue(value: unknown): JsonType {
 
 /** The values of const and enum as JSON, or null where the schema has neither. */
 export function constantsOf(schema: SchemaObject): readonly string[] | null {
-  const values = Object.hasOwn(schema, "const") ? [schema.const] : Array.isArray(schema.enum) ? (schema.enum as unknown[]) : null;
+  const values = Object.hasOwn(schema, "const")
+    ? [schema.const]
+    : Array.isArray(schema.enum)
+      ? (schema.enum as unknown[])
+      : null;
   return values === null ? null : values.map((value) => JSON.stringify(value));
 }
 
@@ -111,7 +138,9 @@ export function listOf(value: unknown): readonly unknown[] {
 }
 
 function propertyOf(schema: SchemaObject, name: unknown): Schema | undefined {
-  return isObject(schema.properties) && typeof name === "string" ? (schema.properties[name] as Schema | undefined) : undefined;
+  return isObject(schema.properties) && typeof name === "string"
+    ? (schema.properties[name] as Schema | undefined)
+    : undefined;
 }
 
 function unescaped(part: string): string {
@@ -128,19 +157,27 @@ function mergeKeyword(key: string, left: unknown, right: unknown, where: string)
   if (/^(max|exclusiveMax)/.test(key)) return Math.min(left as number, right as number);
   if (key === "required") return [...new Set([...listOf(left), ...listOf(right)])];
   if (key === "type") {
-    const types = listOf(left).filter((type) => listOf(right).some((other) => other === type || (type === "integer" && other === "number")));
+    const types = listOf(left).filter((type) =>
+      listOf(right).some((other) => other === type || (type === "integer" && other === "number")),
+    );
     const narrowed = listOf(right).filter((type) => type === "integer" && listOf(left).includes("number"));
     return [...new Set([...types, ...narrowed])];
   }
   if (key === "properties" && isObject(left) && isObject(right)) {
     const both = { ...left, ...right };
     for (const name of Object.keys(left)) {
-      if (Object.hasOwn(right, name) && JSON.stringify(left[name]) !== JSON.stringify(right[name])) both[name] = { allOf: [left[name], right[name]] };
+      if (Object.hasOwn(right, name) && JSON.stringify(left[name]) !== JSON.stringify(right[name]))
+        both[name] = { allOf: [left[name], right[name]] };
     }
     return both;
   }
-  if (key === "enum") return listOf(left).filter((value) => listOf(right).some((other) => JSON.stringify(other) === JSON.stringify(value)));
-  throw new RequestError(`${where}: '${key}' is said twice of one value, and differently; say it once`, { keyword: key });
+  if (key === "enum")
+    return listOf(left).filter((value) =>
+      listOf(right).some((other) => JSON.stringify(other) === JSON.stringify(value)),
+    );
+  throw new RequestError(`${where}: '${key}' is said twice of one value, and differently; say it once`, {
+    keyword: key,
+  });
 }
 
 /** A schema without further properties forbids those of the other, which a merged schema would allow. */
@@ -149,6 +186,8 @@ function requireOpen(closed: SchemaObject, other: SchemaObject, where: string): 
   const names = isObject(closed.properties) ? Object.keys(closed.properties) : [];
   const more = isObject(other.properties) ? Object.keys(other.properties).filter((name) => !names.includes(name)) : [];
   if (more.length > 0) {
-    throw new RequestError(`${where}: additionalProperties forbids '${more.join("', '")}', which is beside it; put all properties into one schema`);
+    throw new RequestError(
+      `${where}: additionalProperties forbids '${more.join("', '")}', which is beside it; put all properties into one schema`,
+    );
   }
 }

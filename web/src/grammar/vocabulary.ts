@@ -26,17 +26,22 @@ interface Part {
 const BYTE_TOKEN = /^<0x([0-9A-Fa-f]{2})>$/;
 
 /** Throws RequestError for a tokenizer whose tokens have no bytes of their own, BundleError for a file that is no tokenizer. */
-export function readVocabulary(tokenizerJson: string, spec: { readonly vocab_size: number; readonly eos_token_ids: readonly number[] }): Vocabulary {
+export function readVocabulary(
+  tokenizerJson: string,
+  spec: { readonly vocab_size: number; readonly eos_token_ids: readonly number[] },
+): Vocabulary {
   const file = JSON.parse(tokenizerJson) as TokenizerFile;
   const entries = Array.isArray(file.model.vocab)
     ? file.model.vocab.map(([token], id): [string, number] => [token as string, id])
     : Object.entries(file.model.vocab as Readonly<Record<string, number>>);
-  if (entries.length === 0) throw new BundleError("tokenizer.json: has no tokens; compile the bundle again", { file: "tokenizer.json" });
+  if (entries.length === 0)
+    throw new BundleError("tokenizer.json: has no tokens; compile the bundle again", { file: "tokenizer.json" });
   const bytesOf = tokenBytes(file.decoder ?? null);
   const tokens: Uint8Array[] = Array.from({ length: spec.vocab_size }, () => new Uint8Array());
   for (const [token, id] of entries) tokens[id] = bytesOf(token);
   const encoder = new TextEncoder();
-  for (const { id, content, special } of file.added_tokens ?? []) tokens[id] = special ? new Uint8Array() : encoder.encode(content);
+  for (const { id, content, special } of file.added_tokens ?? [])
+    tokens[id] = special ? new Uint8Array() : encoder.encode(content);
   for (const id of spec.eos_token_ids) tokens[id] = new Uint8Array();
   return { size: spec.vocab_size, eosTokenIds: spec.eos_token_ids, tokens: tokens.slice(0, spec.vocab_size) };
 }
@@ -48,7 +53,9 @@ function tokenBytes(decoder: Part | null): (token: string) => Uint8Array {
   const has = (type: string): boolean => parts.some((part) => part.type === type);
   if (has("WordPiece") || has("BPEDecoder") || has("CTC")) {
     const type = parts.map((part) => part.type).join(", ");
-    throw new RequestError(`A grammar needs a tokenizer whose tokens are bytes; this model's decoder is ${type}, which puts spaces between words`);
+    throw new RequestError(
+      `A grammar needs a tokenizer whose tokens are bytes; this model's decoder is ${type}, which puts spaces between words`,
+    );
   }
   if (has("ByteLevel")) {
     const byteOf = new Map(byteCharacters().map((character, byte) => [character, byte]));
@@ -65,13 +72,16 @@ function tokenBytes(decoder: Part | null): (token: string) => Uint8Array {
   return (token) => {
     const byte = byteFallback ? BYTE_TOKEN.exec(token)?.[1] : undefined;
     if (byte !== undefined) return Uint8Array.of(Number.parseInt(byte, 16));
-    return encoder.encode(spaces.filter((space) => space !== "").reduce((text, space) => text.replaceAll(space, " "), token));
+    return encoder.encode(
+      spaces.filter((space) => space !== "").reduce((text, space) => text.replaceAll(space, " "), token),
+    );
   };
 }
 
 /** The characters by which byte-level tokenizers write bytes: printable ones as they are, the others from U+0100 on. Radford et al. 2019. */
 function byteCharacters(): readonly string[] {
-  const printable = (byte: number): boolean => (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+  const printable = (byte: number): boolean =>
+    (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
   let next = 256;
   return Array.from({ length: 256 }, (_, byte) => String.fromCodePoint(printable(byte) ? byte : next++));
 }

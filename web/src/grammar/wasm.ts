@@ -28,10 +28,16 @@ export class GrammarWasm {
       const advice = /unsafe-eval|Content.Security.Policy/i.test([messageOf(error), ...log].join(" "))
         ? "this page's Content-Security-Policy forbids it; add 'wasm-unsafe-eval' to its script-src"
         : messageOf(error);
-      throw new DeviceError(`Structured output needs WebAssembly, which does not start: ${advice}`, {}, { cause: error });
+      throw new DeviceError(
+        `Structured output needs WebAssembly, which does not start: ${advice}`,
+        {},
+        { cause: error },
+      );
     }
     const info = new binding.TokenizerInfo(
-      binding.vecStringFromJSArray(vocabulary.tokens.map((bytes) => (bytes.some(isForeign) ? new Uint8Array() : bytes))),
+      binding.vecStringFromJSArray(
+        vocabulary.tokens.map((bytes) => (bytes.some(isForeign) ? new Uint8Array() : bytes)),
+      ),
       "RAW",
       vocabulary.size,
       binding.vecIntFromJSArray(vocabulary.eosTokenIds),
@@ -49,7 +55,9 @@ export class GrammarWasm {
       return this.compiler.CompileGrammar(grammar);
     } catch (error) {
       this.broken = true;
-      const problem = this.log.find((line) => line.startsWith("[FATAL]"))?.replace(/^\[FATAL\] \S+ (Check failed: .* is false: )?/, "");
+      const problem = this.log
+        .find((line) => line.startsWith("[FATAL]"))
+        ?.replace(/^\[FATAL\] \S+ (Check failed: .* is false: )?/, "");
       throw new RequestError(`The grammar is not one: ${problem ?? messageOf(error)}`, {}, { cause: error });
     } finally {
       if (!this.broken) grammar?.delete();
@@ -57,7 +65,12 @@ export class GrammarWasm {
   }
 
   matcher(grammar: Handle): GrammarMatcher {
-    return new GrammarMatcher(this.binding, new this.binding.GrammarMatcher(grammar, undefined, false, -1), this.vocabulary, this.log);
+    return new GrammarMatcher(
+      this.binding,
+      new this.binding.GrammarMatcher(grammar, undefined, false, -1),
+      this.vocabulary,
+      this.log,
+    );
   }
 }
 

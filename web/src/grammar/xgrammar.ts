@@ -22,7 +22,18 @@ export interface Binding {
   vecIntFromJSArray(items: readonly number[]): Handle;
   vecIntToView(vector: Handle): Int32Array;
   readonly Grammar: { FromEBNF(text: string, root: string): Handle };
-  readonly TokenizerInfo: new (vocab: Handle, kind: "RAW", vocabSize: number, stopTokenIds: Handle, prependSpace: boolean) => Handle;
+  readonly TokenizerInfo: new (
+    vocab: Handle,
+    kind: "RAW",
+    vocabSize: number,
+    stopTokenIds: Handle,
+    prependSpace: boolean,
+  ) => Handle;
   readonly GrammarCompiler: new (tokenizer: Handle, maxThreads: number, cache: boolean) => Compiler;
-  readonly GrammarMatcher: new (grammar: Handle, stopTokenIds: undefined, withoutStopToken: boolean, maxRollback: number) => Matcher;
+  readonly GrammarMatcher: new (
+    grammar: Handle,
+    stopTokenIds: undefined,
+    withoutStopToken: boolean,
+    maxRollback: number,
+  ) => Matcher;
 }

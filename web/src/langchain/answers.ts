@@ -10,14 +10,29 @@ import { RequestError, messageOf } from "../errors.js";
 export function aiMessage(answer: ChatCompletion): AIMessage {
   const [choice] = answer.choices;
   if (choice === undefined) throw new RequestError("The answer has no choices");
-  const { content, tool_calls: written = [], reasoning_content: reasoning }: typeof choice.message & Reasoning = choice.message;
+  const {
+    content,
+    tool_calls: written = [],
+    reasoning_content: reasoning,
+  }: typeof choice.message & Reasoning = choice.message;
   const calls: ToolCall[] = [];
   const invalid: InvalidToolCall[] = [];
   for (const { id, function: called } of written) {
     try {
-      calls.push({ type: "tool_call", id, name: called.name, args: JSON.parse(called.arguments) as Record<string, unknown> });
+      calls.push({
+        type: "tool_call",
+        id,
+        name: called.name,
+        args: JSON.parse(called.arguments) as Record<string, unknown>,
+      });
     } catch (error) {
-      invalid.push({ type: "invalid_tool_call", id, name: called.name, args: called.arguments, error: messageOf(error) });
+      invalid.push({
+        type: "invalid_tool_call",
+        id,
+        name: called.name,
+        args: called.arguments,
+        error: messageOf(error),
+      });
     }
   }
   const message = new AIMessage({
@@ -38,7 +53,11 @@ export function messageChunk(chunk: ChatCompletionChunk): AIMessageChunk | null 
     if (chunk.usage === undefined || chunk.usage === null) return null;
     return withUsage(new AIMessageChunk({ id: chunk.id, content: "" }), chunk.usage);
   }
-  const { content = "", tool_calls: calls = [], reasoning_content: reasoning }: ChatCompletionDelta & Reasoning = choice.delta;
+  const {
+    content = "",
+    tool_calls: calls = [],
+    reasoning_content: reasoning,
+  }: ChatCompletionDelta & Reasoning = choice.delta;
   const { finish_reason: finishReason } = choice;
   if (content === "" && calls.length === 0 && !reasoning && finishReason === null) return null;
   return new AIMessageChunk({
@@ -57,12 +76,24 @@ export function messageChunk(chunk: ChatCompletionChunk): AIMessageChunk | null 
   });
 }
 
-function metadataOf({ model, timings, route }: Pick<ChatCompletionChunk, "model" | "timings" | "route">, finishReason: string): Record<string, unknown> {
-  return { model_provider: "nearfar", model_name: model, finish_reason: finishReason, ...(timings && { timings }), ...(route && { route }) };
+function metadataOf(
+  { model, timings, route }: Pick<ChatCompletionChunk, "model" | "timings" | "route">,
+  finishReason: string,
+): Record<string, unknown> {
+  return {
+    model_provider: "nearfar",
+    model_name: model,
+    finish_reason: finishReason,
+    ...(timings && { timings }),
+    ...(route && { route }),
+  };
 }
 
 /** Assigned afterwards, because the constructors' types allow no usage for messages without declared tools. */
-function withUsage<M extends AIMessage | AIMessageChunk>(message: M, { prompt_tokens, completion_tokens, total_tokens, prompt_tokens_details: details }: CompletionUsage): M {
+function withUsage<M extends AIMessage | AIMessageChunk>(
+  message: M,
+  { prompt_tokens, completion_tokens, total_tokens, prompt_tokens_details: details }: CompletionUsage,
+): M {
   const usage: UsageMetadata = {
     input_tokens: prompt_tokens,
     output_tokens: completion_tokens,

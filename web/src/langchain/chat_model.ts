@@ -2,9 +2,16 @@
 
 import type { CallbackManagerForLLMRun } from "@langchain/core/callbacks/manager";
 import type { BaseLanguageModelInput, StructuredOutputMethodOptions } from "@langchain/core/language_models/base";
-import type { BaseChatModelCallOptions, BaseChatModelParams, BindToolsInput } from "@langchain/core/language_models/chat_models";
+import type {
+  BaseChatModelCallOptions,
+  BaseChatModelParams,
+  BindToolsInput,
+} from "@langchain/core/language_models/chat_models";
 import { BaseChatModel } from "@langchain/core/language_models/chat_models";
-import { assembleStructuredOutputPipeline, createContentParser } from "@langchain/core/language_models/structured_output";
+import {
+  assembleStructuredOutputPipeline,
+  createContentParser,
+} from "@langchain/core/language_models/structured_output";
 import type { AIMessageChunk, BaseMessage } from "@langchain/core/messages";
 import type { ChatResult } from "@langchain/core/outputs";
 import { ChatGenerationChunk } from "@langchain/core/outputs";
@@ -16,13 +23,20 @@ import type { ChatSource } from "../api/chat_source.js";
 import { appendOnly, modelName } from "../api/chat_source.js";
 import type { EngineApi } from "../api/engine_api.js";
 import { withPlainSchemas } from "../api/library_schema.js";
-import type { ChatCompletionCreateParamsNonStreaming, ChatCompletionToolChoiceOption, ResponseFormat } from "../api/types.js";
+import type {
+  ChatCompletionCreateParamsNonStreaming,
+  ChatCompletionToolChoiceOption,
+  ResponseFormat,
+} from "../api/types.js";
 import { RequestError } from "../errors.js";
 import { aiMessage, messageChunk } from "./answers.js";
 import { messageParam } from "./messages.js";
 
 /** Parameters of every call, in OpenAI's names and with the engine's extensions. */
-type Params = Omit<ChatCompletionCreateParamsNonStreaming, "messages" | "stream" | "stream_options" | "n" | "stop" | "signal" | "tools" | "tool_choice">;
+type Params = Omit<
+  ChatCompletionCreateParamsNonStreaming,
+  "messages" | "stream" | "stream_options" | "n" | "stop" | "signal" | "tools" | "tool_choice"
+>;
 
 export interface ChatNearfarFields extends BaseChatModelParams {
   /** An Engine, an engine in a worker, or a Hybrid. */
@@ -70,25 +84,34 @@ export class ChatNearfar extends BaseChatModel<ChatNearfarCallOptions> {
     return "nearfar";
   }
 
-  override bindTools(tools: BindToolsInput[], kwargs?: Partial<ChatNearfarCallOptions>): Runnable<Input, AIMessageChunk, ChatNearfarCallOptions> {
+  override bindTools(
+    tools: BindToolsInput[],
+    kwargs?: Partial<ChatNearfarCallOptions>,
+  ): Runnable<Input, AIMessageChunk, ChatNearfarCallOptions> {
     return this.withConfig({ ...kwargs, tools });
   }
 
   /** The parameters of a call without its messages, as traces show them. */
-  override invocationParams(options?: this["ParsedCallOptions"]): Omit<ChatCompletionCreateParamsNonStreaming, "messages"> {
-    const { params, stop, tools = [], tool_choice: choice, response_format } = options ?? ({});
+  override invocationParams(
+    options?: this["ParsedCallOptions"],
+  ): Omit<ChatCompletionCreateParamsNonStreaming, "messages"> {
+    const { params, stop, tools = [], tool_choice: choice, response_format } = options ?? {};
     return withPlainSchemas({
       ...this.#params,
       ...params,
       ...(stop !== undefined && { stop }),
       ...(response_format !== undefined && { response_format }),
-      ...(tools.length > 0 && { tools: tools.map((tool) => convertToOpenAITool(tool)), tool_choice: toolChoice(choice) }),
+      ...(tools.length > 0 && {
+        tools: tools.map((tool) => convertToOpenAITool(tool)),
+        tool_choice: toolChoice(choice),
+      }),
     });
   }
 
   /** The number of tokens by the model's own tokenizer; a quarter of the characters for a Hybrid. The base class would download a tokenizer. */
   override async getNumTokens(content: BaseMessage["content"]): Promise<number> {
-    const text = typeof content === "string" ? content : content.map((part) => ("text" in part ? String(part.text) : "")).join("");
+    const text =
+      typeof content === "string" ? content : content.map((part) => ("text" in part ? String(part.text) : "")).join("");
     const { countTokens } = this.#source as Partial<Pick<EngineApi, "countTokens">>;
     return countTokens === undefined ? Math.ceil(text.length / 4) : countTokens.call(this.#source, text);
   }
@@ -97,8 +120,15 @@ export class ChatNearfar extends BaseChatModel<ChatNearfarCallOptions> {
     const params = { ...this.invocationParams(options), messages: messages.map(messageParam) };
     const answer = await this.#source.chat.completions.create(params, { signal: options.signal });
     const message = aiMessage(answer);
-    const { prompt_tokens: promptTokens, completion_tokens: completionTokens, total_tokens: totalTokens } = answer.usage;
-    return { generations: [{ text: message.text, message }], llmOutput: { tokenUsage: { promptTokens, completionTokens, totalTokens } } };
+    const {
+      prompt_tokens: promptTokens,
+      completion_tokens: completionTokens,
+      total_tokens: totalTokens,
+    } = answer.usage;
+    return {
+      generations: [{ text: message.text, message }],
+      llmOutput: { tokenUsage: { promptTokens, completionTokens, totalTokens } },
+    };
   }
 
   override async *_streamResponseChunks(
@@ -106,14 +136,21 @@ export class ChatNearfar extends BaseChatModel<ChatNearfarCallOptions> {
     options: this["ParsedCallOptions"],
     runManager?: CallbackManagerForLLMRun,
   ): AsyncGenerator<ChatGenerationChunk> {
-    const params = { ...this.invocationParams(options), messages: messages.map(messageParam), stream: true as const, stream_options: { include_usage: true } };
+    const params = {
+      ...this.invocationParams(options),
+      messages: messages.map(messageParam),
+      stream: true as const,
+      stream_options: { include_usage: true },
+    };
     const chunks = await this.#source.chat.completions.create(params, { signal: options.signal });
     for await (const chunk of appendOnly(chunks)) {
       const message = messageChunk(chunk);
       if (message === null) continue;
       const generation = new ChatGenerationChunk({ text: message.text, message });
       yield generation;
-      await runManager?.handleLLMNewToken(message.text, undefined, undefined, undefined, undefined, { chunk: generation });
+      await runManager?.handleLLMNewToken(message.text, undefined, undefined, undefined, undefined, {
+        chunk: generation,
+      });
     }
   }
 
@@ -121,25 +158,41 @@ export class ChatNearfar extends BaseChatModel<ChatNearfarCallOptions> {
    * A grammar holds the answer to the schema. ``method`` is jsonSchema (the default), or jsonMode for any JSON object. Throws RequestError for another one:
    * calling a function gives no more, and needs a model that knows tools.
    */
-  override withStructuredOutput<Output extends Record<string, unknown> = Record<string, unknown>>(schema: Schema<Output>, config?: StructuredOutputMethodOptions): Runnable<Input, Output>;
-  override withStructuredOutput<Output extends Record<string, unknown> = Record<string, unknown>>(schema: Schema<Output>, config: StructuredOutputMethodOptions<true>): Runnable<Input, Raw<Output>>;
+  override withStructuredOutput<Output extends Record<string, unknown> = Record<string, unknown>>(
+    schema: Schema<Output>,
+    config?: StructuredOutputMethodOptions,
+  ): Runnable<Input, Output>;
+  override withStructuredOutput<Output extends Record<string, unknown> = Record<string, unknown>>(
+    schema: Schema<Output>,
+    config: StructuredOutputMethodOptions<true>,
+  ): Runnable<Input, Raw<Output>>;
   override withStructuredOutput(
     schema: Schema<Record<string, unknown>>,
     { name = "answer", method = "jsonSchema", includeRaw = false }: StructuredOutputMethodOptions<boolean> = {},
   ): Runnable<Input, never> {
     const format = formatOf(method, name, schema);
-    return assembleStructuredOutputPipeline(this.withConfig({ response_format: format }), createContentParser(schema) as never, includeRaw) as never;
+    return assembleStructuredOutputPipeline(
+      this.withConfig({ response_format: format }),
+      createContentParser(schema) as never,
+      includeRaw,
+    ) as never;
   }
 }
 
 function toolChoice(choice: BaseChatModelCallOptions["tool_choice"]): ChatCompletionToolChoiceOption | undefined {
   if (choice === undefined || choice === "auto" || choice === "none" || choice === "required") return choice;
   if (choice === "any") return "required";
-  return typeof choice === "string" ? { type: "function", function: { name: choice } } : (choice as { readonly type: string });
+  return typeof choice === "string"
+    ? { type: "function", function: { name: choice } }
+    : (choice as { readonly type: string });
 }
 
 function formatOf(method: string, name: string, schema: Schema<Record<string, unknown>>): ResponseFormat {
   if (method === "jsonMode") return { type: "json_object" };
-  if (method !== "jsonSchema") throw new RequestError(`The method '${method}' of withStructuredOutput is not supported; use jsonSchema or jsonMode`, { param: "method" });
+  if (method !== "jsonSchema")
+    throw new RequestError(
+      `The method '${method}' of withStructuredOutput is not supported; use jsonSchema or jsonMode`,
+      { param: "method" },
+    );
   return { type: "json_schema", json_schema: { name, schema: toJsonSchema(schema as never), strict: true } };
 }

@@ -5,7 +5,8 @@ import { NearfarError, messageOf } from "../errors.js";
 /** An engine's error as the exception that the specification names; what is one of those already stays as it is. */
 export function domError(error: unknown): unknown {
   if (error instanceof DOMException || error instanceof TypeError || error instanceof RangeError) return error;
-  const isUnsupported = error instanceof NearfarError && (error.param === "response_format" || "missing" in error.details);
+  const isUnsupported =
+    error instanceof NearfarError && (error.param === "response_format" || "missing" in error.details);
   const name = isUnsupported ? "NotSupportedError" : "UnknownError";
   return new DOMException(messageOf(error), name);
 }
@@ -15,5 +16,7 @@ export function quotaExceeded(requested: number, quota: number): Error {
   const message = `The prompt needs ${requested} tokens, and the context holds ${quota}`;
   type Constructor = new (message: string, options: { readonly requested: number; readonly quota: number }) => Error;
   const native = (globalThis as { readonly QuotaExceededError?: Constructor }).QuotaExceededError;
-  return native === undefined ? Object.assign(new DOMException(message, "QuotaExceededError"), { requested, quota }) : new native(message, { requested, quota });
+  return native === undefined
+    ? Object.assign(new DOMException(message, "QuotaExceededError"), { requested, quota })
+    : new native(message, { requested, quota });
 }

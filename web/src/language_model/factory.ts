@@ -35,7 +35,11 @@ export interface LanguageModelCreateOptions extends LanguageModelCreateCoreOptio
 
 /** Its "downloadprogress" events have ``loaded`` from 0 to 1. */
 export interface CreateMonitor extends EventTarget {
-  addEventListener(type: "downloadprogress", listener: (event: ProgressEvent) => void, options?: AddEventListenerOptions | boolean): void;
+  addEventListener(
+    type: "downloadprogress",
+    listener: (event: ProgressEvent) => void,
+    options?: AddEventListenerOptions | boolean,
+  ): void;
   addEventListener(...args: Parameters<EventTarget["addEventListener"]>): void;
 }
 
@@ -53,7 +57,10 @@ export interface LanguageModelOptions {
 }
 
 /** ``engine``: one that is loaded, or a function that loads it, which the first create() calls. */
-export function createLanguageModel(engine: EngineApi | EngineLoader, { bundle }: LanguageModelOptions = {}): LanguageModelFactory {
+export function createLanguageModel(
+  engine: EngineApi | EngineLoader,
+  { bundle }: LanguageModelOptions = {},
+): LanguageModelFactory {
   let loading: Promise<EngineApi> | null = typeof engine === "function" ? null : Promise.resolve(engine);
   let loaded: EngineApi | null = typeof engine === "function" ? null : engine;
   const monitors = new Set<(loaded: number) => void>();
@@ -75,7 +82,11 @@ export function createLanguageModel(engine: EngineApi | EngineLoader, { bundle }
     ));
   return {
     async availability(options = {}) {
-      if (!isSupported(options) || (options.tools !== undefined && options.tools.length > 0 && loaded?.info.tools === false)) return "unavailable";
+      if (
+        !isSupported(options) ||
+        (options.tools !== undefined && options.tools.length > 0 && loaded?.info.tools === false)
+      )
+        return "unavailable";
       if (loaded !== null) return "available";
       if (loading !== null) return "downloading";
       return bundle !== undefined && (await isStored(bundle)) ? "available" : "downloadable";
@@ -94,7 +105,8 @@ export function createLanguageModel(engine: EngineApi | EngineLoader, { bundle }
       try {
         const ready = await unlessAborted(load(), signal);
         report(1);
-        if (tools.length > 0 && !ready.info.tools) throw new DOMException(`The model ${ready.info.model} cannot call tools`, "NotSupportedError");
+        if (tools.length > 0 && !ready.info.tools)
+          throw new DOMException(`The model ${ready.info.model} cannot call tools`, "NotSupportedError");
         const session = new LanguageModel(ready, sampling, [...tools]);
         if (initialPrompts !== undefined) await session.append(initialPrompts, { signal });
         return session;
@@ -106,11 +118,16 @@ export function createLanguageModel(engine: EngineApi | EngineLoader, { bundle }
 }
 
 /** Calls of tools and their results are mentioned only by those who give tools. */
-function isSupported({ expectedInputs = [], expectedOutputs = [], tools = [] }: LanguageModelCreateCoreOptions): boolean {
+function isSupported({
+  expectedInputs = [],
+  expectedOutputs = [],
+  tools = [],
+}: LanguageModelCreateCoreOptions): boolean {
   const hasTools = tools.length > 0;
   return (
-    expectedInputs.every(({ type }) => type === "text" || (hasTools && (type === "tool-response" || type === "tool-call"))) &&
-    expectedOutputs.every(({ type }) => type === "text" || (hasTools && type === "tool-call"))
+    expectedInputs.every(
+      ({ type }) => type === "text" || (hasTools && (type === "tool-response" || type === "tool-call")),
+    ) && expectedOutputs.every(({ type }) => type === "text" || (hasTools && type === "tool-call"))
   );
 }
 

@@ -32,8 +32,10 @@ export function canonicalPrompt(input: LanguageModelPrompt, isFirst: boolean): r
   if (typeof input === "string") return [{ role: "user", content: input, prefix: false }];
   if (input.length === 0) return canonicalPrompt("", isFirst);
   return input.map(({ role, content, prefix = false }, index) => {
-    if (!["system", "user", "assistant"].includes(role)) throw new TypeError(`A message's role is '${role}', it must be system, user or assistant`);
-    if (role === "system" && !(isFirst && index === 0)) throw new TypeError("A system message can only be the very first of a session");
+    if (!["system", "user", "assistant"].includes(role))
+      throw new TypeError(`A message's role is '${role}', it must be system, user or assistant`);
+    if (role === "system" && !(isFirst && index === 0))
+      throw new TypeError("A system message can only be the very first of a session");
     if (prefix && (role !== "assistant" || index < input.length - 1)) {
       throw new DOMException("Only the last message can be a prefix, and only an assistant's", "SyntaxError");
     }
@@ -42,7 +44,8 @@ export function canonicalPrompt(input: LanguageModelPrompt, isFirst: boolean): r
 }
 
 function textOf({ type, value }: LanguageModelMessageContent): string {
-  if (type !== "text") throw new DOMException(`Content of type '${type}' is not supported; this model reads text`, "NotSupportedError");
+  if (type !== "text")
+    throw new DOMException(`Content of type '${type}' is not supported; this model reads text`, "NotSupportedError");
   if (typeof value !== "string") throw new TypeError("Content of type 'text' must have a string for its value");
   return value;
 }

@@ -29,12 +29,14 @@ export interface SamplingOptions {
 export function readSampling({ topK, temperature, samplingMode }: SamplingOptions): Sampling {
   if (topK === undefined && temperature === undefined) {
     const mode = samplingMode ?? "balanced";
-    if (!Object.hasOwn(MODE_TEMPERATURES, mode)) throw new TypeError(`samplingMode is '${mode}', it must be one of ${Object.keys(MODE_TEMPERATURES).join(", ")}`);
+    if (!Object.hasOwn(MODE_TEMPERATURES, mode))
+      throw new TypeError(`samplingMode is '${mode}', it must be one of ${Object.keys(MODE_TEMPERATURES).join(", ")}`);
     return { temperature: MODE_TEMPERATURES[mode], topK: undefined, samplingMode: mode };
   }
   if (samplingMode !== undefined) throw new TypeError("samplingMode cannot be given together with topK or temperature");
   if (topK !== undefined && !(topK >= 1)) throw new RangeError(`topK is ${topK}, it must be at least 1`);
-  if (temperature !== undefined && !(temperature >= 0)) throw new RangeError(`temperature is ${temperature}, it must be at least 0`);
+  if (temperature !== undefined && !(temperature >= 0))
+    throw new RangeError(`temperature is ${temperature}, it must be at least 0`);
   return {
     temperature: Math.min(temperature ?? MODE_TEMPERATURES.balanced, 2),
     topK: topK === undefined || topK > Number.MAX_SAFE_INTEGER ? undefined : Math.floor(topK),

@@ -87,7 +87,10 @@ export class LanguageModel extends EventTarget {
   /** Put messages into the conversation without an answer. */
   async append(input: LanguageModelPrompt, { signal }: SignalOption = {}): Promise<void> {
     return this.inTurn(signal, async () => {
-      const added = canonicalPrompt(input, this.#messages.length === 0).map((message) => ({ ...message, prefix: false }));
+      const added = canonicalPrompt(input, this.#messages.length === 0).map((message) => ({
+        ...message,
+        prefix: false,
+      }));
       const { kept, usage } = await this.makeRoom(added, this.contextWindow);
       this.#messages = [...kept, ...added];
       this.#contextUsage = usage;
@@ -116,7 +119,11 @@ export class LanguageModel extends EventTarget {
     this.#destroyed.abort(new DOMException("The session was destroyed", "AbortError"));
   }
 
-  private answer(input: LanguageModelPrompt, options: LanguageModelPromptOptions, onText: (text: string) => void): Promise<string> {
+  private answer(
+    input: LanguageModelPrompt,
+    options: LanguageModelPromptOptions,
+    onText: (text: string) => void,
+  ): Promise<string> {
     return this.inTurn(options.signal, async (signal) => {
       const added = canonicalPrompt(input, this.#messages.length === 0);
       let asked = withConstraint(added, options);
@@ -128,17 +135,38 @@ export class LanguageModel extends EventTarget {
         const answer = await this.complete([...kept, ...asked, ...steps], options.responseConstraint, signal, onText);
         text += answer.text;
         const isPrefix = round === 0 && isPrefixed(added);
-        const said: TextMessage = { role: "assistant", content: (isPrefix ? (added.at(-1)?.content ?? "") : "") + answer.text, prefix: false };
+        const said: TextMessage = {
+          role: "assistant",
+          content: (isPrefix ? (added.at(-1)?.content ?? "") : "") + answer.text,
+          prefix: false,
+        };
         if (answer.calls.length === 0) {
-          const messages: readonly TextMessage[] = [...kept, ...(isPrefixed(added) ? added.slice(0, -1) : added), ...steps, said];
+          const messages: readonly TextMessage[] = [
+            ...kept,
+            ...(isPrefixed(added) ? added.slice(0, -1) : added),
+            ...steps,
+            said,
+          ];
           this.#contextUsage = await this.count(messages);
           this.#messages = messages;
           return text;
         }
-        if (round === MAX_TOOL_ROUNDS) throw new DOMException(`The model called tools ${MAX_TOOL_ROUNDS} times in a row without an answer`, "OperationError");
+        if (round === MAX_TOOL_ROUNDS)
+          throw new DOMException(
+            `The model called tools ${MAX_TOOL_ROUNDS} times in a row without an answer`,
+            "OperationError",
+          );
         const results = await Promise.all(answer.calls.map((call) => runTool(this.tools, call, signal)));
         if (isPrefix) asked = asked.slice(0, -1);
-        steps.push({ ...said, calls: answer.calls }, ...answer.calls.map(({ id }, index): TextMessage => ({ role: "tool", content: results[index] ?? "", prefix: false, callId: id })));
+        steps.push(
+          { ...said, calls: answer.calls },
+          ...answer.calls.map(({ id }, index): TextMessage => ({
+            role: "tool",
+            content: results[index] ?? "",
+            prefix: false,
+            callId: id,
+          })),
+        );
       }
     });
   }
@@ -183,7 +211,10 @@ export class LanguageModel extends EventTarget {
   }
 
   /** Drops the oldest turns, never the system message, until ``added`` fits as well. Throws QuotaExceededError where it never does. */
-  private async makeRoom(added: readonly TextMessage[], most: number): Promise<{ readonly kept: readonly TextMessage[]; readonly usage: number }> {
+  private async makeRoom(
+    added: readonly TextMessage[],
+    most: number,
+  ): Promise<{ readonly kept: readonly TextMessage[]; readonly usage: number }> {
     let kept = this.#messages;
     for (;;) {
       const usage = await this.count([...kept, ...added]);
@@ -206,9 +237,11 @@ export class LanguageModel extends EventTarget {
 
   private async count(messages: readonly TextMessage[]): Promise<number> {
     if (messages.length === 0) return 0;
-    return this.engine.countTokens(messages.map(chatMessage), { continueFinalMessage: isPrefixed(messages), ...this.toolParams() }).catch((error: unknown) => {
-      throw domError(error);
-    });
+    return this.engine
+      .countTokens(messages.map(chatMessage), { continueFinalMessage: isPrefixed(messages), ...this.toolParams() })
+      .catch((error: unknown) => {
+        throw domError(error);
+      });
   }
 
   private inTurn<T>(given: AbortSignal | undefined, run: (signal: AbortSignal) => Promise<T>): Promise<T> {
@@ -230,7 +263,9 @@ export class LanguageModel extends EventTarget {
 const chatMessage = ({ role, content, calls, callId }: TextMessage): ChatCompletionMessageParam => ({
   role,
   content,
-  ...(calls === undefined ? {} : { tool_calls: calls.map(({ id, ...called }) => ({ id, type: "function", function: called })) }),
+  ...(calls === undefined
+    ? {}
+    : { tool_calls: calls.map(({ id, ...called }) => ({ id, type: "function", function: called })) }),
   ...(callId === undefined ? {} : { tool_call_id: callId }),
 });
 
@@ -239,10 +274,16 @@ const isPrefixed = (messages: readonly TextMessage[]): boolean => messages.at(-1
 function responseFormat(constraint: object | undefined): ResponseFormat {
   if (constraint === undefined) return { type: "text" };
   if (constraint instanceof RegExp && /[imsv]/.test(constraint.flags)) {
-    throw new DOMException(`responseConstraint has the flags '${constraint.flags}', which are not supported`, "NotSupportedError");
+    throw new DOMException(
+      `responseConstraint has the flags '${constraint.flags}', which are not supported`,
+      "NotSupportedError",
+    );
   }
   if (constraint instanceof RegExp) return { type: "regex", pattern: constraint.source };
-  return { type: "json_schema", json_schema: { name: "response", schema: constraint as Readonly<Record<string, unknown>> } };
+  return {
+    type: "json_schema",
+    json_schema: { name: "response", schema: constraint as Readonly<Record<string, unknown>> },
+  };
 }
 
 /** The messages with the constraint in words, at the end of the last that is not the answer's start, unless that is not wanted. */
@@ -254,10 +295,15 @@ function withConstraint(
     if (omitResponseConstraintInput) throw new TypeError("omitResponseConstraintInput needs a responseConstraint");
     return messages;
   }
-  if (typeof (responseConstraint as unknown) !== "object") throw new TypeError("responseConstraint must be a JSON schema or a RegExp");
+  if (typeof (responseConstraint as unknown) !== "object")
+    throw new TypeError("responseConstraint must be a JSON schema or a RegExp");
   if (omitResponseConstraintInput) return messages;
   const isPattern = responseConstraint instanceof RegExp;
-  const hint = isPattern ? `Answer with a text that matches ${String(responseConstraint)}` : `Answer with JSON of this schema: ${JSON.stringify(responseConstraint)}`;
+  const hint = isPattern
+    ? `Answer with a text that matches ${String(responseConstraint)}`
+    : `Answer with JSON of this schema: ${JSON.stringify(responseConstraint)}`;
   const last = messages.findLastIndex(({ role }) => role === "user");
-  return messages.map((message, index) => (index === last ? { ...message, content: `${message.content}\n\n${hint}` } : message));
+  return messages.map((message, index) =>
+    index === last ? { ...message, content: `${message.content}\n\n${hint}` } : message,
+  );
 }

@@ -29,21 +29,33 @@ export function checkTools(tools: readonly LanguageModelTool[]): void {
     }
     if (names.has(name)) throw new TypeError(`There are two tools with the name '${name}'; give each its own`);
     names.add(name);
-    if (execute === undefined) throw new DOMException(`The tool '${name}' has no execute function; tools that the page executes itself are not supported`, "NotSupportedError");
+    if (execute === undefined)
+      throw new DOMException(
+        `The tool '${name}' has no execute function; tools that the page executes itself are not supported`,
+        "NotSupportedError",
+      );
     if (typeof execute !== "function") throw new TypeError(`The tool '${name}' has an execute that is not a function`);
   }
 }
 
 /** The tools as a chat completion takes them. */
 export function functionTools(tools: readonly LanguageModelTool[]): readonly FunctionTool[] {
-  return tools.map(({ name, description, inputSchema }) => ({ type: "function", function: { name, description, parameters: inputSchema as Readonly<Record<string, unknown>> } }));
+  return tools.map(({ name, description, inputSchema }) => ({
+    type: "function",
+    function: { name, description, parameters: inputSchema as Readonly<Record<string, unknown>> },
+  }));
 }
 
 /** The tool's result as text for the model, which also gets to read an error. Throws the signal's reason. */
-export async function runTool(tools: readonly LanguageModelTool[], call: ToolCall, signal: AbortSignal): Promise<string> {
+export async function runTool(
+  tools: readonly LanguageModelTool[],
+  call: ToolCall,
+  signal: AbortSignal,
+): Promise<string> {
   try {
     const tool = tools.find(({ name }) => name === call.name);
-    if (tool === undefined) throw new Error(`There is no tool '${call.name}'; the tools are ${tools.map(({ name }) => name).join(", ")}`);
+    if (tool === undefined)
+      throw new Error(`There is no tool '${call.name}'; the tools are ${tools.map(({ name }) => name).join(", ")}`);
     const execute = tool.execute as (input: unknown) => unknown;
     const input: unknown = JSON.parse(call.arguments === "" ? "{}" : call.arguments);
     const result = await unlessAborted(Promise.resolve(execute(input)), signal);

@@ -33,24 +33,42 @@ export function settingsAt(settings: readonly number[], row: number): RowSetting
   // Every runtime takes them as float32.
   const at = (column: number): number => Math.fround(settings[8 * row + column] ?? NaN);
   return {
-    temperature: at(0), topK: at(1), topP: at(2), minP: at(3), draw: at(4), repetitionPenalty: at(5), frequencyPenalty: at(6), presencePenalty: at(7),
-  }; // prettier-ignore
+    temperature: at(0),
+    topK: at(1),
+    topP: at(2),
+    minP: at(3),
+    draw: at(4),
+    repetitionPenalty: at(5),
+    frequencyPenalty: at(6),
+    presencePenalty: at(7),
+  };
 }
 
 /** The logits (V,) after what ``flags`` say of the slot: penalties, then bias, then mask. The same array where they say nothing. */
-export function adjustLogits(logits: Float32Array, settings: RowSettings, flags: number, { counts, bias, mask }: SlotStates): Float32Array {
+export function adjustLogits(
+  logits: Float32Array,
+  settings: RowSettings,
+  flags: number,
+  { counts, bias, mask }: SlotStates,
+): Float32Array {
   if (flags === 0) return logits;
   const adjusted = logits.slice();
   if ((flags & SAMPLE_FLAGS.counts) !== 0 && counts !== null) penalize(adjusted, settings, counts);
-  if ((flags & SAMPLE_FLAGS.bias) !== 0 && bias !== null) bias.forEach((value, id) => (adjusted[id] = (adjusted[id] ?? 0) + value));
+  if ((flags & SAMPLE_FLAGS.bias) !== 0 && bias !== null)
+    bias.forEach((value, id) => (adjusted[id] = (adjusted[id] ?? 0) + value));
   if ((flags & SAMPLE_FLAGS.mask) !== 0 && mask !== null) {
-    for (let id = 0; id < adjusted.length; id++) if ((((mask[id >> 5] ?? 0) >> (id & 31)) & 1) === 0) adjusted[id] = MASKED;
+    for (let id = 0; id < adjusted.length; id++)
+      if ((((mask[id >> 5] ?? 0) >> (id & 31)) & 1) === 0) adjusted[id] = MASKED;
   }
   return adjusted;
 }
 
 /** Keskar et al. 2019 for tokens of prompt or answer; the other two for those of the answer. */
-function penalize(logits: Float32Array, { repetitionPenalty, frequencyPenalty, presencePenalty }: RowSettings, counts: Int32Array): void {
+function penalize(
+  logits: Float32Array,
+  { repetitionPenalty, frequencyPenalty, presencePenalty }: RowSettings,
+  counts: Int32Array,
+): void {
   for (let id = 0; id < logits.length; id++) {
     const count = counts[id] ?? 0;
     if (count === 0) continue;
@@ -68,7 +86,12 @@ export function chooseToken(logits: Float32Array, settings: RowSettings): number
   if (likeliest < 0 || settings.temperature === 0) return likeliest;
   const { temperature, topK, topP, minP, draw } = settings;
   const best = topK > 0 && topK < logits.length ? largest(logits, topK) : null;
-  const weights = weightsOf(logits, logits[likeliest] ?? 0, temperature, best === null ? -Infinity : (logits[best.at(-1) ?? 0] ?? 0));
+  const weights = weightsOf(
+    logits,
+    logits[likeliest] ?? 0,
+    temperature,
+    best === null ? -Infinity : (logits[best.at(-1) ?? 0] ?? 0),
+  );
   if (topP < 1) keepMass(logits, weights, topP, best);
   let sum = 0;
   for (let id = 0; id < weights.length; id++) {

@@ -27,7 +27,10 @@ export class HostSampler {
   set<Name extends keyof SlotStates>(slot: number, name: Name, values: SlotStates[Name]): void {
     const length = name === "mask" ? Math.ceil(this.vocabSize / 32) : this.vocabSize;
     if (values !== null && values.length !== length) {
-      throw new RequestError(`${name}: ${values.length} values are given, a slot has ${length}`, { found: values.length, expected: length });
+      throw new RequestError(`${name}: ${values.length} values are given, a slot has ${length}`, {
+        found: values.length,
+        expected: length,
+      });
     }
     this.slot(slot)[name] = values;
   }
@@ -38,18 +41,27 @@ export class HostSampler {
   }
 
   /** The next token of each sampled row from its logits (V,). -1 where one of them is not a number. */
-  choose(batch: Batch, logits: readonly Float32Array[], { logprobs = false, alternatives = false, onLogits }: Wanted): StepResult {
+  choose(
+    batch: Batch,
+    logits: readonly Float32Array[],
+    { logprobs = false, alternatives = false, onLogits }: Wanted,
+  ): StepResult {
     logits.forEach((row, index) => onLogits?.(row, index));
     const columns = Math.min(ALTERNATIVES, this.vocabSize);
     const tokenIds = Int32Array.from(logits, (row, index) => this.chooseRow(batch, row, index));
     const sums = logprobs || alternatives ? logits.map(logSumExp) : [];
     const ids = new Int32Array(alternatives ? columns * logits.length : 0);
-    if (alternatives) logits.forEach((row, index) => { ids.set(largest(row, columns), index * columns); }); // prettier-ignore
+    if (alternatives)
+      logits.forEach((row, index) => {
+        ids.set(largest(row, columns), index * columns);
+      });
     const logprobOf = (row: number, id: number): number => (logits[row]?.[id] ?? NaN) - (sums[row] ?? NaN);
     return {
       tokenIds,
       logprobs: logprobs ? Float32Array.from(tokenIds, (id, row) => logprobOf(row, id)) : null,
-      alternatives: alternatives ? { ids, logprobs: Float32Array.from(ids, (id, index) => logprobOf(Math.floor(index / columns), id)) } : null,
+      alternatives: alternatives
+        ? { ids, logprobs: Float32Array.from(ids, (id, index) => logprobOf(Math.floor(index / columns), id)) }
+        : null,
     };
   }
 
@@ -60,13 +72,18 @@ export class HostSampler {
     const token = chooseToken(adjustLogits(logits, settings, flags, states), settings);
     if (slot < 0 || token < 0) return token;
     this.#sampled[slot] = token;
-    if ((flags & SAMPLE_FLAGS.counts) !== 0 && states.counts !== null) states.counts[token] = (states.counts[token] ?? 0) + 1;
+    if ((flags & SAMPLE_FLAGS.counts) !== 0 && states.counts !== null)
+      states.counts[token] = (states.counts[token] ?? 0) + 1;
     return token;
   }
 
   private slot(slot: number): SlotStates {
     const states = this.#states[slot];
-    if (states === undefined) throw new RequestError(`batch: slot ${slot} is none of 0 to ${this.#states.length - 1}; give each sequence one of them`, { slot });
+    if (states === undefined)
+      throw new RequestError(
+        `batch: slot ${slot} is none of 0 to ${this.#states.length - 1}; give each sequence one of them`,
+        { slot },
+      );
     return states;
   }
 }

@@ -16,7 +16,12 @@ export type { OnnxOptions, OnnxRuntime, OnnxSession, OnnxTensor } from "./option
 const HOST_DEVICES: readonly (string | null)[] = ["cpu", "coreml", "qnn"];
 
 /** Throws BundleError, DeviceError, RequestError, or the signal's reason. */
-export async function openOnnxBackend(bundle: Bundle<ExportManifest>, options: OnnxOptions, memory: MemoryOptions, opening: Opening): Promise<Backend> {
+export async function openOnnxBackend(
+  bundle: Bundle<ExportManifest>,
+  options: OnnxOptions,
+  memory: MemoryOptions,
+  opening: Opening,
+): Promise<Backend> {
   const { manifest } = bundle;
   requireDevice(manifest);
   const plan = planExport(manifest, memory);
@@ -30,10 +35,26 @@ export async function openOnnxBackend(bundle: Bundle<ExportManifest>, options: O
 export function onnxBackend(runner: OnnxRunner, manifest: ExportManifest, plan: MemoryPlan, adapter: string): Backend {
   const { weightBytes, keyValueBytes: stateBytes, totalBytes } = plan;
   const activation = manifest.activation === "float32" ? "float32" : "float16";
-  const selfTest = { state: "untested", switchedOff: [], largestDeviation: null, durationMs: 0, remembered: false } as const;
+  const selfTest = {
+    state: "untested",
+    switchedOff: [],
+    largestDeviation: null,
+    durationMs: 0,
+    remembered: false,
+  } as const;
   return {
     runner,
-    info: { target: "onnx", adapter, activation, selfTest, kernels: null, dispatchesPerToken: null, weightBytes, stateBytes, totalBytes },
+    info: {
+      target: "onnx",
+      adapter,
+      activation,
+      selfTest,
+      kernels: null,
+      dispatchesPerToken: null,
+      weightBytes,
+      stateBytes,
+      totalBytes,
+    },
     startTuning: () => null,
     destroy: () => {
       // Nobody waits for it; a session that cannot be released is gone all the same.
@@ -45,7 +66,10 @@ export function onnxBackend(runner: OnnxRunner, manifest: ExportManifest, plan: 
 /** Throws DeviceError for a graph of another device. */
 export function requireDevice({ model, device }: ExportManifest): void {
   if (HOST_DEVICES.includes(device)) return;
-  throw new DeviceError(`${model}: its graph is made for ${String(device)}, where keys and values stay on the device; compile it with --device cpu, or for WebGPU with --target webgpu`, {
-    device,
-  });
+  throw new DeviceError(
+    `${model}: its graph is made for ${String(device)}, where keys and values stay on the device; compile it with --device cpu, or for WebGPU with --target webgpu`,
+    {
+      device,
+    },
+  );
 }

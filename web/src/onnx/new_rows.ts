@@ -26,7 +26,11 @@ export function newRowsName(present: string): string {
  * A model file that has such an output for each of ``presents`` beside its own. Its graph has the inputs `input_ids` (batch, sequence) and
  * `attention_mask` (batch, total) with no padding: the new rows are those from total - sequence on.
  */
-export function withNewRows(model: Uint8Array, presents: readonly string[], dtype: keyof typeof ELEMENT): Uint8Array<ArrayBuffer> {
+export function withNewRows(
+  model: Uint8Array,
+  presents: readonly string[],
+  dtype: keyof typeof ELEMENT,
+): Uint8Array<ArrayBuffer> {
   const length = (input: string, output: string): Bytes =>
     field(GRAPH.node, node("Shape", [input], [output], [intAttribute("start", 1), intAttribute("end", 2)]));
   const graph = [
@@ -35,7 +39,10 @@ export function withNewRows(model: Uint8Array, presents: readonly string[], dtyp
     ...field(GRAPH.node, node("Sub", ["nearfar.total", "nearfar.sequence"], ["nearfar.start"], [])),
     ...field(GRAPH.node, node("Constant", [], ["nearfar.axes"], [intsAttribute("value_ints", [2])])),
     ...presents.flatMap((present) => [
-      ...field(GRAPH.node, node("Slice", [present, "nearfar.start", "nearfar.total", "nearfar.axes"], [newRowsName(present)], [])),
+      ...field(
+        GRAPH.node,
+        node("Slice", [present, "nearfar.start", "nearfar.total", "nearfar.axes"], [newRowsName(present)], []),
+      ),
       ...field(GRAPH.output, tensorInfo(newRowsName(present), ELEMENT[dtype])),
     ]),
   ];
@@ -46,7 +53,12 @@ export function withNewRows(model: Uint8Array, presents: readonly string[], dtyp
   return whole;
 }
 
-function node(opType: string, inputs: readonly string[], outputs: readonly string[], attributes: readonly Bytes[]): Bytes {
+function node(
+  opType: string,
+  inputs: readonly string[],
+  outputs: readonly string[],
+  attributes: readonly Bytes[],
+): Bytes {
   return [
     ...inputs.flatMap((name) => text(NODE.input, name)),
     ...outputs.flatMap((name) => text(NODE.output, name)),
@@ -61,11 +73,18 @@ function intAttribute(name: string, value: number): Bytes {
 }
 
 function intsAttribute(name: string, values: readonly number[]): Bytes {
-  return [...text(ATTRIBUTE.name, name), ...values.flatMap((value) => integer(ATTRIBUTE.ints, value)), ...integer(ATTRIBUTE.type, ATTRIBUTE_INTS)];
+  return [
+    ...text(ATTRIBUTE.name, name),
+    ...values.flatMap((value) => integer(ATTRIBUTE.ints, value)),
+    ...integer(ATTRIBUTE.type, ATTRIBUTE_INTS),
+  ];
 }
 
 function tensorInfo(name: string, element: number): Bytes {
-  return [...text(VALUE_INFO.name, name), ...field(VALUE_INFO.type, field(TYPE_TENSOR, integer(TENSOR_ELEMENT, element)))];
+  return [
+    ...text(VALUE_INFO.name, name),
+    ...field(VALUE_INFO.type, field(TYPE_TENSOR, integer(TENSOR_ELEMENT, element))),
+  ];
 }
 
 /** Wire type 2: a length, then that many bytes. */

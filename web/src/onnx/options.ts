@@ -12,7 +12,10 @@ export interface OnnxRuntime {
 export interface OnnxSession {
   readonly inputNames: readonly string[];
   readonly outputNames: readonly string[];
-  run(feeds: Readonly<Record<string, OnnxTensor>>, fetches: readonly string[] | Readonly<Record<string, OnnxTensor | null>>): Promise<Readonly<Record<string, OnnxTensor>>>;
+  run(
+    feeds: Readonly<Record<string, OnnxTensor>>,
+    fetches: readonly string[] | Readonly<Record<string, OnnxTensor | null>>,
+  ): Promise<Readonly<Record<string, OnnxTensor>>>;
   release(): Promise<void>;
 }
 

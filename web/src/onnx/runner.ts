@@ -48,7 +48,14 @@ export class OnnxRunner implements StepRunner {
   ) {
     const { spec, activation } = manifest;
     const { vocab_size: vocabSize, num_kv_heads: heads, head_dim: headDim } = spec;
-    this.limits = { tokens: Math.max(PREFILL_CHUNK, maxSequences), sequences: maxSequences, pages, pageSize: context, context, vocabSize };
+    this.limits = {
+      tokens: Math.max(PREFILL_CHUNK, maxSequences),
+      sequences: maxSequences,
+      pages,
+      pageSize: context,
+      context,
+      vocabSize,
+    };
     this.#planes = planesOf(manifest);
     const dtype = activation === "float32" ? "float32" : "float16";
     this.#pages = new SequencePages(ort, this.#planes, { heads, headDim, dtype, context }, pages);
@@ -67,26 +74,34 @@ export class OnnxRunner implements StepRunner {
         const row = await this.forward(batch, sequence);
         if (row !== null) logits.push(row);
       }
-      if (logits.length !== batch.sample_rows.length) throw new RequestError("batch: a sampled row is not the last of its sequence; split the batch there");
+      if (logits.length !== batch.sample_rows.length)
+        throw new RequestError("batch: a sampled row is not the last of its sequence; split the batch there");
       const result = this.#sampler.choose(batch, logits, wanted);
-      if (result.tokenIds.some((id) => id < 0)) throw new DeviceError("ONNX Runtime computed logits that are not numbers; load the model again, or report it");
+      if (result.tokenIds.some((id) => id < 0))
+        throw new DeviceError("ONNX Runtime computed logits that are not numbers; load the model again, or report it");
       return result;
     });
   }
 
   setTokenCounts(slot: number, counts: Int32Array<ArrayBuffer> | null): void {
     const own = counts?.slice() ?? new Int32Array(this.limits.vocabSize);
-    this.change(() => { this.#sampler.set(slot, "counts", own); }); // prettier-ignore
+    this.change(() => {
+      this.#sampler.set(slot, "counts", own);
+    });
   }
 
   setLogitBias(slot: number, bias: Float32Array<ArrayBuffer>): void {
     const own = bias.slice();
-    this.change(() => { this.#sampler.set(slot, "bias", own); }); // prettier-ignore
+    this.change(() => {
+      this.#sampler.set(slot, "bias", own);
+    });
   }
 
   setTokenMask(slot: number, mask: Int32Array<ArrayBuffer>): void {
     const own = mask.slice();
-    this.change(() => { this.#sampler.set(slot, "mask", own); }); // prettier-ignore
+    this.change(() => {
+      this.#sampler.set(slot, "mask", own);
+    });
   }
 
   copyPages(pairs: readonly (readonly [from: number, to: number])[]): void {
@@ -124,26 +139,40 @@ export class OnnxRunner implements StepRunner {
     const count = end - first;
     const total = start + count;
     if (count === 0 || total > this.limits.context) {
-      throw new RequestError(`batch: sequence ${sequence} has ${count} new tokens behind ${start}; a context holds ${this.limits.context}`, { sequence });
+      throw new RequestError(
+        `batch: sequence ${sequence} has ${count} new tokens behind ${start}; a context holds ${this.limits.context}`,
+        { sequence },
+      );
     }
     this.#pages.reserve(page, start, total);
     const ids = BigInt64Array.from(batch.token_ids.slice(first, end), (id) => BigInt(this.#sampler.tokenId(id)));
-    const results = await this.run({
-      input_ids: new this.ort.Tensor("int64", ids, [1, count]),
-      attention_mask: new this.ort.Tensor("int64", this.#mask.subarray(0, total), [1, total]),
-      ...this.#pages.pasts(page),
-    }, page); // prettier-ignore
-    if (this.mode === "rows") this.#pages.append(page, start, count, ({ present }) => take(results, newRowsName(present)));
+    const results = await this.run(
+      {
+        input_ids: new this.ort.Tensor("int64", ids, [1, count]),
+        attention_mask: new this.ort.Tensor("int64", this.#mask.subarray(0, total), [1, total]),
+        ...this.#pages.pasts(page),
+      },
+      page,
+    );
+    if (this.mode === "rows")
+      this.#pages.append(page, start, count, ({ present }) => take(results, newRowsName(present)));
     this.#pages.setFilled(page, total);
     return batch.sample_rows.includes(end - 1) ? (take(results, "logits").data as Float32Array) : null;
   }
 
   private async run(feeds: Record<string, OnnxTensor>, page: number): Promise<Readonly<Record<string, OnnxTensor>>> {
-    const fetches = this.mode === "in-place" ? { logits: null, ...this.#pages.presents(page) } : ["logits", ...this.#planes.map(({ present }) => newRowsName(present))];
+    const fetches =
+      this.mode === "in-place"
+        ? { logits: null, ...this.#pages.presents(page) }
+        : ["logits", ...this.#planes.map(({ present }) => newRowsName(present))];
     try {
       return await this.session.run(feeds, fetches);
     } catch (error) {
-      throw new DeviceError(`ONNX Runtime failed at a step (${messageOf(error)}); load the model again`, {}, { cause: error });
+      throw new DeviceError(
+        `ONNX Runtime failed at a step (${messageOf(error)}); load the model again`,
+        {},
+        { cause: error },
+      );
     }
   }
 
@@ -170,11 +199,14 @@ export class OnnxRunner implements StepRunner {
 
 /** Of every layer its keys and its values. */
 export function planesOf({ spec }: ExportManifest): readonly Plane[] {
-  return Array.from({ length: spec.num_layers }, (_, layer) => ["key", "value"].map((kind) => ({ past: `past_key_values.${layer}.${kind}`, present: `present.${layer}.${kind}` }))).flat();
+  return Array.from({ length: spec.num_layers }, (_, layer) =>
+    ["key", "value"].map((kind) => ({ past: `past_key_values.${layer}.${kind}`, present: `present.${layer}.${kind}` })),
+  ).flat();
 }
 
 function take(results: Readonly<Record<string, OnnxTensor>>, name: string): OnnxTensor {
   const tensor = results[name];
-  if (tensor === undefined) throw new DeviceError(`ONNX Runtime gives no output '${name}'; compile the bundle again`, { output: name });
+  if (tensor === undefined)
+    throw new DeviceError(`ONNX Runtime gives no output '${name}'; compile the bundle again`, { output: name });
   return tensor;
 }

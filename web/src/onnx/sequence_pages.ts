@@ -52,8 +52,13 @@ export class SequencePages {
     const page = this.find(number);
     if (page !== null && start > 0 && page.capacity >= length) return;
     // What begins anew gives back what was there.
-    const capacity = start === 0 ? length + GROWTH_TOKENS : length + Math.max(GROWTH_TOKENS, Math.ceil(length * GROWTH));
-    this.#pages[number] = this.resized(page, Math.min(start, page?.filled ?? 0), Math.min(capacity, this.shape.context));
+    const capacity =
+      start === 0 ? length + GROWTH_TOKENS : length + Math.max(GROWTH_TOKENS, Math.ceil(length * GROWTH));
+    this.#pages[number] = this.resized(
+      page,
+      Math.min(start, page?.filled ?? 0),
+      Math.min(capacity, this.shape.context),
+    );
   }
 
   /** The graph's inputs: pages whole, of which it reads as much as the attention mask says. */
@@ -70,7 +75,16 @@ export class SequencePages {
   append(number: number, start: number, count: number, rowsOf: (plane: Plane) => OnnxTensor): void {
     const page = this.filledPage(number);
     this.planes.forEach((plane, index) => {
-      copyRows(bitsOf(rowsOf(plane).data, page.arrays[index]), count, 0, page.arrays[index], page.capacity, start, count, this.shape);
+      copyRows(
+        bitsOf(rowsOf(plane).data, page.arrays[index]),
+        count,
+        0,
+        page.arrays[index],
+        page.capacity,
+        start,
+        count,
+        this.shape,
+      );
     });
   }
 
@@ -102,9 +116,12 @@ export class SequencePages {
     const written = new Map<number, Page>();
     let offset = 0;
     const wrong = (): RequestError =>
-      new RequestError(`${bytes.length} bytes are not the keys and values of ${numbers.length} pages of this model; read them from the same bundle`, {
-        found: bytes.length,
-      });
+      new RequestError(
+        `${bytes.length} bytes are not the keys and values of ${numbers.length} pages of this model; read them from the same bundle`,
+        {
+          found: bytes.length,
+        },
+      );
     for (const number of numbers) {
       this.find(number);
       if (offset + HEADER_BYTES > bytes.length) throw wrong();
@@ -133,7 +150,10 @@ export class SequencePages {
 
   private find(number: number): Page | null {
     const page = this.#pages[number];
-    if (page === undefined) throw new RequestError(`Page ${number} is not in the pool; its pages are 0 to ${this.#pages.length - 1}`, { page: number });
+    if (page === undefined)
+      throw new RequestError(`Page ${number} is not in the pool; its pages are 0 to ${this.#pages.length - 1}`, {
+        page: number,
+      });
     return page;
   }
 
@@ -145,7 +165,9 @@ export class SequencePages {
 
   private tensorsOf(number: number, nameOf: (plane: Plane) => string): Record<string, OnnxTensor> {
     const { tensors } = this.filledPage(number);
-    return Object.fromEntries(this.planes.flatMap((plane, index) => (tensors[index] === undefined ? [] : [[nameOf(plane), tensors[index]]])));
+    return Object.fromEntries(
+      this.planes.flatMap((plane, index) => (tensors[index] === undefined ? [] : [[nameOf(plane), tensors[index]]])),
+    );
   }
 
   /** A page of this capacity with the first ``kept`` positions of another. */
@@ -163,8 +185,14 @@ export class SequencePages {
 
 /** ``count`` positions of every head, from one array (heads, capacity, head_dim) to another. */
 function copyRows(
-  from: Elements | undefined, fromCapacity: number, fromStart: number,
-  to: Elements | undefined, toCapacity: number, toStart: number, count: number, { heads, headDim }: PageShape,
+  from: Elements | undefined,
+  fromCapacity: number,
+  fromStart: number,
+  to: Elements | undefined,
+  toCapacity: number,
+  toStart: number,
+  count: number,
+  { heads, headDim }: PageShape,
 ): void {
   for (let head = 0; head < heads; head++) {
     const source = (head * fromCapacity + fromStart) * headDim;

@@ -19,18 +19,31 @@ const WASM_BYTES = 2 ** 32;
 
 /** Throws RequestError for what is no ONNX Runtime, DeviceError where it cannot be loaded. */
 export async function loadRuntime({ runtime }: OnnxOptions): Promise<OnnxRuntime> {
-  const found: unknown = await (typeof runtime === "function" ? runtime() : importModule(addressOf(runtime))).catch((error: unknown) => {
-    throw new DeviceError(`ONNX Runtime cannot be loaded (${messageOf(error)}); check onnx.runtime, and that its files are served`, {}, { cause: error });
-  });
+  const found: unknown = await (typeof runtime === "function" ? runtime() : importModule(addressOf(runtime))).catch(
+    (error: unknown) => {
+      throw new DeviceError(
+        `ONNX Runtime cannot be loaded (${messageOf(error)}); check onnx.runtime, and that its files are served`,
+        {},
+        { cause: error },
+      );
+    },
+  );
   return runtimeOf(found, "onnx.runtime");
 }
 
 /** ONNX Runtime in a module. ``option`` names where it was given. Throws RequestError where it is none. */
 export function runtimeOf(found: unknown, option: string): OnnxRuntime {
   const module = found as OnnxModule | null | undefined;
-  const candidates = [module, module != null && typeof module === "object" && "default" in module ? module.default : null];
-  const ort = candidates.find((candidate): candidate is OnnxRuntime => typeof candidate === "object" && candidate !== null && "InferenceSession" in candidate);
-  if (ort === undefined) throw new RequestError(`${option} gives no ONNX Runtime: it has no InferenceSession`, { param: option });
+  const candidates = [
+    module,
+    module != null && typeof module === "object" && "default" in module ? module.default : null,
+  ];
+  const ort = candidates.find(
+    (candidate): candidate is OnnxRuntime =>
+      typeof candidate === "object" && candidate !== null && "InferenceSession" in candidate,
+  );
+  if (ort === undefined)
+    throw new RequestError(`${option} gives no ONNX Runtime: it has no InferenceSession`, { param: option });
   return ort;
 }
 
@@ -43,28 +56,44 @@ export function describeRuntime({ env }: OnnxRuntime): string {
 
 /** Throws BundleError, DeviceError, or the signal's reason. */
 export async function openSession(
-  ort: OnnxRuntime, { manifest, source }: Bundle<ExportManifest>, { sessionOptions }: OnnxOptions, signal: AbortSignal, onBytes: OnBytes,
+  ort: OnnxRuntime,
+  { manifest, source }: Bundle<ExportManifest>,
+  { sessionOptions }: OnnxOptions,
+  signal: AbortSignal,
+  onBytes: OnBytes,
 ): Promise<OnnxSession> {
   const entries = filesToLoad(manifest).filter(({ file }) => file !== manifest.tokenizer.file);
   const size = entries.reduce((sum, entry) => sum + entry.size, 0);
   if ("web" in ort.env.versions && size > WASM_BYTES) {
-    throw new DeviceError(`${manifest.model}: has ${megabytes(size)} MB of weights, and WebAssembly's memory holds ${megabytes(WASM_BYTES)} MB; use WebGPU, or a smaller model`, { size });
+    throw new DeviceError(
+      `${manifest.model}: has ${megabytes(size)} MB of weights, and WebAssembly's memory holds ${megabytes(WASM_BYTES)} MB; use WebGPU, or a smaller model`,
+      { size },
+    );
   }
   const files = new Map<string, Bytes>();
   await inParallel(entries, PARALLEL_FILES, async (entry) => {
     files.set(entry.file, await readFile(source, entry, signal, onBytes));
   });
   const graph = files.get(GRAPH_FILE);
-  if (graph === undefined) throw new BundleError(`manifest.json: files has no ${GRAPH_FILE}; compile the bundle again`, { file: GRAPH_FILE });
+  if (graph === undefined)
+    throw new BundleError(`manifest.json: files has no ${GRAPH_FILE}; compile the bundle again`, { file: GRAPH_FILE });
   files.delete(GRAPH_FILE);
-  const model = withNewRows(graph, planesOf(manifest).map(({ present }) => present), manifest.activation === "float32" ? "float32" : "float16"); // prettier-ignore
+  const model = withNewRows(
+    graph,
+    planesOf(manifest).map(({ present }) => present),
+    manifest.activation === "float32" ? "float32" : "float16",
+  );
   // The graph names them beside itself.
   const externalData = [...files].map(([file, data]) => ({ path: file.slice(ONNX_FOLDER.length), data }));
   try {
     const discard = (session: OnnxSession): void => {
       session.release().catch(() => undefined);
     };
-    return await unlessAborted(ort.InferenceSession.create(model, { ...sessionOptions, externalData }), signal, discard);
+    return await unlessAborted(
+      ort.InferenceSession.create(model, { ...sessionOptions, externalData }),
+      signal,
+      discard,
+    );
   } catch (error) {
     signal.throwIfAborted();
     throw sessionError(manifest, size, error);
@@ -75,13 +104,23 @@ export async function openSession(
 export function sessionError({ model }: ExportManifest, size: number, error: unknown): DeviceError {
   const message = messageOf(error);
   // In WebAssembly an exception may come as the bare address of one.
-  const isMemory = typeof error === "number" || /bad_alloc|out of memory|allocation failed|failed to allocate/i.test(message);
-  const advice = isMemory ? `there is no room for the model's ${megabytes(size)} MB: close other pages or apps, or use a smaller model` : "use the ONNX Runtime of this package's release";
-  return new DeviceError(`${model}: ONNX Runtime cannot open it (${message}); ${advice}`, { size, memory: isMemory }, { cause: error });
+  const isMemory =
+    typeof error === "number" || /bad_alloc|out of memory|allocation failed|failed to allocate/i.test(message);
+  const advice = isMemory
+    ? `there is no room for the model's ${megabytes(size)} MB: close other pages or apps, or use a smaller model`
+    : "use the ONNX Runtime of this package's release";
+  return new DeviceError(
+    `${model}: ONNX Runtime cannot open it (${message}); ${advice}`,
+    { size, memory: isMemory },
+    { cause: error },
+  );
 }
 
 function addressOf(runtime: string | URL): string {
-  return new URL(runtime, typeof document === "undefined" ? (typeof location === "undefined" ? undefined : location.href) : document.baseURI).href;
+  return new URL(
+    runtime,
+    typeof document === "undefined" ? (typeof location === "undefined" ? undefined : location.href) : document.baseURI,
+  ).href;
 }
 
 function megabytes(bytes: number): string {

@@ -28,7 +28,11 @@ export interface ChatSnapshot {
 }
 
 /** OpenAI's parameters of a chat, and the engine's extensions; for a Hybrid also `pin`, `labels` and `language`. */
-export type ChatParams = Omit<ChatCompletionCreateParamsNonStreaming, "messages" | "stream" | "n" | "signal" | "tools" | "tool_choice"> & Readonly<Record<string, unknown>>;
+export type ChatParams = Omit<
+  ChatCompletionCreateParamsNonStreaming,
+  "messages" | "stream" | "n" | "signal" | "tools" | "tool_choice"
+> &
+  Readonly<Record<string, unknown>>;
 
 export interface ChatOptions {
   /** Null while it loads. */
@@ -76,7 +80,12 @@ export class Chat {
     this.#running = null;
     const { messages, status } = this.#snapshot;
     if (status !== "submitted" && status !== "streaming") return;
-    this.change({ messages: messages.filter(({ role, content, reasoning }) => role === "user" || content !== "" || reasoning !== ""), status: "ready" });
+    this.change({
+      messages: messages.filter(
+        ({ role, content, reasoning }) => role === "user" || content !== "" || reasoning !== "",
+      ),
+      status: "ready",
+    });
   };
 
   /** Stop, and begin with other messages, such as none. */
@@ -92,10 +101,17 @@ export class Chat {
     this.change({ messages, status: "submitted", error: null });
     try {
       const { engine, system, params } = this.options;
-      if (engine === null) throw new RequestError("The engine is not loaded yet; wait until useEngine's status is ready");
-      const prompt = [...(system === undefined ? [] : [{ role: "system" as const, content: system }]), ...messages.map(({ role, content }) => ({ role, content }))];
+      if (engine === null)
+        throw new RequestError("The engine is not loaded yet; wait until useEngine's status is ready");
+      const prompt = [
+        ...(system === undefined ? [] : [{ role: "system" as const, content: system }]),
+        ...messages.map(({ role, content }) => ({ role, content })),
+      ];
       let answer = message("assistant", "");
-      for await (const chunk of await engine.chat.completions.create({ ...params, messages: prompt, stream: true }, { signal })) {
+      for await (const chunk of await engine.chat.completions.create(
+        { ...params, messages: prompt, stream: true },
+        { signal },
+      )) {
         // What comes after stop belongs to nobody.
         if (signal.aborted) return;
         const [choice] = chunk.choices;

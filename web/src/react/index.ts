@@ -4,7 +4,15 @@
 "use client";
 
 export type { ChatSource } from "../api/chat_source.js";
-export { BundleError, DeviceError, NearfarError, RequestError, StorageError, Unavailable, WorkerError } from "../errors.js";
+export {
+  BundleError,
+  DeviceError,
+  NearfarError,
+  RequestError,
+  StorageError,
+  Unavailable,
+  WorkerError,
+} from "../errors.js";
 export type { ChatMessage, ChatSnapshot, ChatStatus } from "./chat.js";
 export type { UseChat, UseChatOptions } from "./use_chat.js";
 export { useChat } from "./use_chat.js";

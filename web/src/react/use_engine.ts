@@ -41,11 +41,18 @@ type Published<E> = Omit<EngineState<E>, "retry"> & { readonly key: string | nul
  * once for each `options.key`, so it need not be the same at each render. Other options are those of `Engine.load`, as they are when the load starts.
  * In StrictMode, which mounts twice, the engine is loaded once.
  */
-export function useEngine(source: BundleAddress | readonly BundleAddress[] | null, options?: UseEngineOptions): EngineState<Engine>;
+export function useEngine(
+  source: BundleAddress | readonly BundleAddress[] | null,
+  options?: UseEngineOptions,
+): EngineState<Engine>;
 export function useEngine<E extends Loaded>(source: LoadEngine<E> | null, options?: UseEngineOptions): EngineState<E>;
-export function useEngine<E extends Loaded>(source: Source<E>, options: UseEngineOptions = {}): EngineState<E | Engine> {
+export function useEngine<E extends Loaded>(
+  source: Source<E>,
+  options: UseEngineOptions = {},
+): EngineState<E | Engine> {
   const [attempt, setAttempt] = useState(0);
-  const key = source === null ? null : `${attempt} ${typeof source === "function" ? (options.key ?? "") : addresses(source)}`;
+  const key =
+    source === null ? null : `${attempt} ${typeof source === "function" ? (options.key ?? "") : addresses(source)}`;
   const [published, publish] = useState<Published<E | Engine>>({ key, ...LOADING });
   const latest = useRef({ source, options });
   const running = useRef<Load<E> | null>(null);
@@ -59,7 +66,11 @@ export function useEngine<E extends Loaded>(source: Source<E>, options: UseEngin
     const before = running.current;
     // StrictMode has unmounted the component and mounts it again.
     const isRemount = before?.key === key && before.resume();
-    const load = isRemount ? before : new Load(key, loaderOf(latest.current.source, latest.current.options), (state) => { publish({ key, ...state }); });
+    const load = isRemount
+      ? before
+      : new Load(key, loaderOf(latest.current.source, latest.current.options), (state) => {
+          publish({ key, ...state });
+        });
     // A component that was hidden (Activity) comes back with the state of the engine before.
     if (before !== null && !isRemount) publish({ key, ...LOADING });
     running.current = load;
@@ -70,7 +81,12 @@ export function useEngine<E extends Loaded>(source: Source<E>, options: UseEngin
 
   const { key: publishedKey, ...state } = published;
   const current = key === null ? IDLE : publishedKey === key ? state : LOADING;
-  return { ...current, retry: () => { setAttempt(attempt + 1); } };
+  return {
+    ...current,
+    retry: () => {
+      setAttempt(attempt + 1);
+    },
+  };
 }
 
 const IDLE = { status: "idle", engine: null, progress: null, error: null } as const;
@@ -130,7 +146,11 @@ function loaderOf<E extends Loaded>(source: Source<E>, given: UseEngineOptions):
 
 function addresses(source: BundleAddress | readonly BundleAddress[]): string {
   const list = Array.isArray(source) ? (source as readonly BundleAddress[]) : [source as BundleAddress];
-  return JSON.stringify(list.map((address) => (typeof address === "string" ? address : address instanceof URL ? address.href : address.location)));
+  return JSON.stringify(
+    list.map((address) =>
+      typeof address === "string" ? address : address instanceof URL ? address.href : address.location,
+    ),
+  );
 }
 
 function free(engine: Loaded): void {

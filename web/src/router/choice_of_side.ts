@@ -24,7 +24,11 @@ export interface Known {
   readonly device: DeviceHints;
 }
 
-const SIGNALS: readonly string[] = ["prompt_mean_logprob", "first_entropy", "first_mean_logprob"] satisfies (keyof NearSignals)[];
+const SIGNALS: readonly string[] = [
+  "prompt_mean_logprob",
+  "first_entropy",
+  "first_mean_logprob",
+] satisfies (keyof NearSignals)[];
 
 export function situationOf({ facts }: HybridRequest, { near, far, farGiven, device }: Known): Situation {
   const { online, ...hints } = device;
@@ -35,7 +39,10 @@ export function situationOf({ facts }: HybridRequest, { near, far, farGiven, dev
 export function choose(policy: Policy, situation: Situation, isPrivate: boolean): Choice {
   const decision = decide(policy, situation, isPrivate);
   const { side } = decision;
-  const standby = side !== null && situation.pin === null && mayAnswer(policy, situation, side === "near" ? "far" : "near", isPrivate);
+  const standby =
+    side !== null &&
+    situation.pin === null &&
+    mayAnswer(policy, situation, side === "near" ? "far" : "near", isPrivate);
   return { decision, situation, standby };
 }
 
@@ -46,7 +53,11 @@ function mayAnswer(policy: Policy, situation: Situation, side: Side, isPrivate: 
 
 /** Whether near's first tokens could change the decision: the policy's predictor reads them, and nothing but quality and costs decides. */
 export function wantsSignals({ quality: { predictor } }: Policy, { decision, standby }: Choice): boolean {
-  return standby && (decision.reason === "quality" || decision.reason === "cost") && predictor?.features.some((feature) => SIGNALS.includes(feature)) === true;
+  return (
+    standby &&
+    (decision.reason === "quality" || decision.reason === "cost") &&
+    predictor?.features.some((feature) => SIGNALS.includes(feature)) === true
+  );
 }
 
 /** Whether near is asked for the log-probabilities of the prompt's tokens too, which its engine must then compute anew. */
@@ -57,5 +68,7 @@ export function wantsPromptLogprobs({ quality: { predictor } }: Policy): boolean
 /** Whether near could answer if its model were there. */
 export function waitsForNear(policy: Policy, { decision, situation }: Choice): boolean {
   if (decision.side !== null || situation.near.available) return false;
-  return decide(policy, { ...situation, near: { ...situation.near, available: true } }, decision.private).side === "near";
+  return (
+    decide(policy, { ...situation, near: { ...situation.near, available: true } }, decision.private).side === "near"
+  );
 }

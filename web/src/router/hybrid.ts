@@ -64,7 +64,12 @@ export class Hybrid {
     // What is left out and what is null are the same.
     const { near: nearGiven = null, far: farGiven = null, ...rest } = readParams(given, HYBRID_OPTIONS);
     const options: HybridOptions = { policy: null, ...rest, near: nearGiven, far: farGiven };
-    const { clock = SYSTEM_CLOCK, device = platformDevice(), load = {}, ledger = browserLedger(() => clock.date()) } = options;
+    const {
+      clock = SYSTEM_CLOCK,
+      device = platformDevice(),
+      load = {},
+      ledger = browserLedger(() => clock.date()),
+    } = options;
     const fetch: Fetch = options.fetch ?? ((url, init) => globalThis.fetch(url, init));
     const policy = parsePolicy(options.policy);
     checkSides(policy, options);
@@ -75,7 +80,12 @@ export class Hybrid {
       else await reach(far, near, policy, clock);
       if (far === null && near.state === "failed") throw near.error;
       const speculating = far === null ? null : await speculatingFar(far, near, policy, options);
-      return new Hybrid(near, far, speculating, new HybridCompletions({ policy, near, far, speculating, ledger, device, clock }));
+      return new Hybrid(
+        near,
+        far,
+        speculating,
+        new HybridCompletions({ policy, near, far, speculating, ledger, device, clock }),
+      );
     } catch (error) {
       near.close();
       throw error;
@@ -104,24 +114,45 @@ export class Hybrid {
 }
 
 /** Its code comes with the first bundle that is given by its address: a page that passes an engine has no need of it. */
-const loadEngine: LoadNear = async (bundle, options): Promise<Engine> => (await import("../index.js")).Engine.load(bundle, options);
+const loadEngine: LoadNear = async (bundle, options): Promise<Engine> =>
+  (await import("../index.js")).Engine.load(bundle, options);
 
 function checkSides({ mode, escalation }: Policy, { near, far }: HybridOptions): void {
   if (far !== null) readParams(far, FAR_OPTIONS);
-  if (near === null && (far === null || mode === "near-only")) throw new RequestError(`near is null, but the policy's mode is ${mode} and nobody else answers; give a bundle or an engine`, { param: "near" });
-  if (far === null && mode === "far-only") throw new RequestError("far is null, but the policy's mode is far-only; give the server's baseURL", { param: "far" });
+  if (near === null && (far === null || mode === "near-only"))
+    throw new RequestError(
+      `near is null, but the policy's mode is ${mode} and nobody else answers; give a bundle or an engine`,
+      { param: "near" },
+    );
+  if (far === null && mode === "far-only")
+    throw new RequestError("far is null, but the policy's mode is far-only; give the server's baseURL", {
+      param: "far",
+    });
   if (escalation.then === "continue" && far?.dialect === "openai") {
-    throw new RequestError('The policy\'s escalation.then is "continue", but a server of dialect openai starts anew only; make it "restart"', { code: "bad_policy", param: "escalation.then" });
+    throw new RequestError(
+      'The policy\'s escalation.then is "continue", but a server of dialect openai starts anew only; make it "restart"',
+      { code: "bad_policy", param: "escalation.then" },
+    );
   }
 }
 
 /** Its code comes where the policy wants it. */
-async function speculatingFar(far: FarSide, near: NearSide, { speculation, private: rules }: Policy, options: HybridOptions): Promise<SpeculatingFar | null> {
+async function speculatingFar(
+  far: FarSide,
+  near: NearSide,
+  { speculation, private: rules }: Policy,
+  options: HybridOptions,
+): Promise<SpeculatingFar | null> {
   if (speculation === null || options.far === null) return null;
   const { SpeculatingFar } = await import("./speculation.js");
   const check = PrivateCheck.of(rules);
   const isPrivate = rules.patterns.length === 0 ? undefined : (text: string) => check.matches(text);
-  return new SpeculatingFar(far, near, { ...options.far, draftTokens: speculation.draft_tokens, WebSocket: options.WebSocket, isPrivate });
+  return new SpeculatingFar(far, near, {
+    ...options.far,
+    draftTokens: speculation.draft_tokens,
+    WebSocket: options.WebSocket,
+    isPrivate,
+  });
 }
 
 /** How long a far side that says nothing may delay an engine that is ready to answer, in milliseconds. */
@@ -129,9 +160,11 @@ const FAR_GRACE_MS = 1000;
 
 /** If near may answer, a missing network is not an error, and a silent far side is waited for only until near is ready; it is asked again with the next chat. */
 async function reach(far: FarSide, near: NearSide, { timeouts }: Policy, clock: Clock): Promise<void> {
-  const reaching = withTimeout(clock, timeouts.far_first_token_ms, (signal) => far.reach(signal)).catch((error: unknown) => {
-    if (!(error instanceof Unavailable) || near.state === "none") throw error;
-  });
+  const reaching = withTimeout(clock, timeouts.far_first_token_ms, (signal) => far.reach(signal)).catch(
+    (error: unknown) => {
+      if (!(error instanceof Unavailable) || near.state === "none") throw error;
+    },
+  );
   const nearAlone = near.settled.then(
     () =>
       new Promise<void>((resolve) => {

@@ -58,7 +58,8 @@ export class HybridCompletions {
   constructor(private readonly wiring: Wiring) {
     const { policy, clock } = wiring;
     const { failures, open_ms: firstWaitMs } = policy.breaker;
-    const record = (): SideRecord => new SideRecord(new Circuit({ failures, firstWaitMs, longestWaitMs: firstWaitMs, clock: () => clock.now() }));
+    const record = (): SideRecord =>
+      new SideRecord(new Circuit({ failures, firstWaitMs, longestWaitMs: firstWaitMs, clock: () => clock.now() }));
     this.#records = { near: record(), far: record() };
     this.#private = PrivateCheck.of(policy.private);
   }
@@ -69,8 +70,14 @@ export class HybridCompletions {
    */
   create(params: HybridParamsNonStreaming, options?: Pick<RequestOptions, "signal">): Promise<ChatCompletion>;
   create(params: HybridParamsStreaming, options?: Pick<RequestOptions, "signal">): Promise<Stream<ChatCompletionChunk>>;
-  create(params: HybridParams, options?: Pick<RequestOptions, "signal">): Promise<ChatCompletion | Stream<ChatCompletionChunk>>;
-  async create(params: HybridParams, options: Pick<RequestOptions, "signal"> = {}): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
+  create(
+    params: HybridParams,
+    options?: Pick<RequestOptions, "signal">,
+  ): Promise<ChatCompletion | Stream<ChatCompletionChunk>>;
+  async create(
+    params: HybridParams,
+    options: Pick<RequestOptions, "signal"> = {},
+  ): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
     const request = readRequest(params);
     const signal = anySignal(options.signal, request.signal);
     signal.throwIfAborted();
@@ -89,7 +96,11 @@ export class HybridCompletions {
     return { ...(await foldChat(chunks)), ...(route === undefined ? {} : { route }) };
   }
 
-  private async *stream(request: HybridRequest, choice: Choice, signal: AbortSignal): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+  private async *stream(
+    request: HybridRequest,
+    choice: Choice,
+    signal: AbortSignal,
+  ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     for await (const item of this.run(request, choice, signal)) {
       // What is withdrawn is told by the next chunk's route.
       if (item.type === "withdraw") continue;
@@ -99,7 +110,11 @@ export class HybridCompletions {
     }
   }
 
-  private async *run(request: HybridRequest, first: Choice, signal: AbortSignal): AsyncGenerator<AnswerItem, void, undefined> {
+  private async *run(
+    request: HybridRequest,
+    first: Choice,
+    signal: AbortSignal,
+  ): AsyncGenerator<AnswerItem, void, undefined> {
     const { policy, near, clock } = this.wiring;
     const logprobs = this.logprobs(request, first);
     const held = wantsSignals(policy, first) ? this.hold(request, logprobs.near, signal) : null;
@@ -107,7 +122,10 @@ export class HybridCompletions {
     const { decision, standby } = choice;
     if (held !== null && decision.side === "far") held.drop();
     const isWatched = standby && decision.side === "near" && policy.escalation.then !== "never";
-    const sides = { near: held !== null && decision.side === "near" ? heldFirst(held, near) : near, far: this.guarded(this.farOf(choice)) };
+    const sides = {
+      near: held !== null && decision.side === "near" ? heldFirst(held, near) : near,
+      far: this.guarded(this.farOf(choice)),
+    };
     const items = runAnswer({
       params: request.params,
       decision,
@@ -127,7 +145,10 @@ export class HybridCompletions {
   }
 
   /** The items as they are. Once the answer is whole, the side that ended it is taken to have the conversation in its cache. */
-  private async *remembered(request: HybridRequest, items: AsyncIterable<AnswerItem>): AsyncGenerator<AnswerItem, void, undefined> {
+  private async *remembered(
+    request: HybridRequest,
+    items: AsyncIterable<AnswerItem>,
+  ): AsyncGenerator<AnswerItem, void, undefined> {
     const chunks: ChatCompletionChunk[] = [];
     for await (const item of items) {
       if (item.type === "withdraw") chunks.length = 0;
@@ -136,7 +157,11 @@ export class HybridCompletions {
         chunks.push(item.chunk);
         if (route !== undefined && choices.some(({ finish_reason: end }) => end !== null)) {
           const [choice] = (await foldChat(chunks)).choices;
-          this.#records[route.side].memory.remember(conversationOf(request), textWithCalls(choice?.message.content ?? "", choice?.message.tool_calls), this.seconds());
+          this.#records[route.side].memory.remember(
+            conversationOf(request),
+            textWithCalls(choice?.message.content ?? "", choice?.message.tool_calls),
+            this.seconds(),
+          );
         }
       }
       yield item;
@@ -152,7 +177,8 @@ export class HybridCompletions {
       await unlessAborted(near.settled, signal);
       choice = choose(policy, await this.situation(request), isPrivate);
     }
-    if (choice.decision.side === null) throw refusal(choice.decision, near.state === "ready" ? null : whyNoEngine(near));
+    if (choice.decision.side === null)
+      throw refusal(choice.decision, near.state === "ready" ? null : whyNoEngine(near));
     return choice;
   }
 
@@ -163,7 +189,8 @@ export class HybridCompletions {
     const spent = ledger.today();
     const { near: nearRecord, far: farRecord } = this.#records;
     const conversation = conversationOf(request);
-    const cached = ({ memory }: SideRecord): number => Math.floor(promptTokens * memory.cachedShare(conversation, this.seconds()));
+    const cached = ({ memory }: SideRecord): number =>
+      Math.floor(promptTokens * memory.cachedShare(conversation, this.seconds()));
     return situationOf(request, {
       near: {
         ...UNKNOWN_SIDE,
@@ -221,7 +248,10 @@ export class HybridCompletions {
     const until = anySignal(signal, controller.signal);
     const { policy, near } = this.wiring;
     const wantsPrompt = wantsPromptLogprobs(policy);
-    return new HeldAnswer((option) => near.ask({ params, from: null, logprobs, signal: until }, wantsPrompt ? option : undefined), controller);
+    return new HeldAnswer(
+      (option) => near.ask({ params, from: null, logprobs, signal: until }, wantsPrompt ? option : undefined),
+      controller,
+    );
   }
 
   /** What each side is asked for: what the caller wants to see, and of near what the watch or the predictor reads. */
@@ -239,7 +269,18 @@ export class HybridCompletions {
     const { far, ledger, policy } = this.wiring;
     if (far === null) return;
     const { params } = request;
-    await warmUp({ params, conversation: conversationOf(request), far, record: this.#records.far, ledger, policy, now: () => this.seconds() }, signal);
+    await warmUp(
+      {
+        params,
+        conversation: conversationOf(request),
+        far,
+        record: this.#records.far,
+        ledger,
+        policy,
+        now: () => this.seconds(),
+      },
+      signal,
+    );
   }
 
   private rules({ params }: HybridRequest, isPrivate: boolean): Rules {
@@ -265,8 +306,18 @@ export class HybridCompletions {
       ask: (request: SideRequest) => {
         if (far === null) throw new Unavailable("There is no far side", { retryable: false });
         const { from } = request;
-        if (from !== null && (check.matches(begunText(request.params) ?? "", from.text) || check.matches(from.reasoning ?? ""))) throw new RequestError("What near wrote is private, so it does not leave this device", { code: "private" });
-        return far.ask({ ...request, from: request.from === null ? null : { ...request.from, tokenIds: this.sharesTokens() ? request.from.tokenIds : null } });
+        if (
+          from !== null &&
+          (check.matches(begunText(request.params) ?? "", from.text) || check.matches(from.reasoning ?? ""))
+        )
+          throw new RequestError("What near wrote is private, so it does not leave this device", { code: "private" });
+        return far.ask({
+          ...request,
+          from:
+            request.from === null
+              ? null
+              : { ...request.from, tokenIds: this.sharesTokens() ? request.from.tokenIds : null },
+        });
       },
     };
   }
@@ -297,7 +348,8 @@ export class HybridCompletions {
         this.#records[side].circuit.ended();
         if (side === "far") ledger.add({ usd: costOf(part, situation.far.prompt_tokens ?? 0, policy) });
         // What was held did not take the time that it seems to.
-        if (part.whole && !(side === "near" && wasHeld)) this.#records[side].learn(part, side === "far" ? (far?.roundTripSeconds ?? null) : null);
+        if (part.whole && !(side === "near" && wasHeld))
+          this.#records[side].learn(part, side === "far" ? (far?.roundTripSeconds ?? null) : null);
       },
     };
   }
@@ -321,7 +373,10 @@ function heldFirst(held: HeldAnswer, near: NearSide): Answering {
 }
 
 function conversationOf({ facts, params }: HybridRequest): readonly PrefixMessage[] {
-  return facts.messages.map(({ role, content }, index) => ({ role, content: textWithCalls(content, params.messages[index]?.tool_calls) }));
+  return facts.messages.map(({ role, content }, index) => ({
+    role,
+    content: textWithCalls(content, params.messages[index]?.tool_calls),
+  }));
 }
 
 function textWithCalls(text: string, calls: readonly unknown[] = []): string {

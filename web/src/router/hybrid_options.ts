@@ -19,7 +19,13 @@ export const HYBRID_OPTIONS: Checks = {
 } satisfies Record<keyof HybridOptions, Check>;
 
 /** What its `far` takes; FarSide says more of the address and the dialect. */
-export const FAR_OPTIONS: Checks = { baseURL: anything, apiKey: text, model: text, dialect: anything, vision: boolean } satisfies Record<keyof FarOptions, Check>;
+export const FAR_OPTIONS: Checks = {
+  baseURL: anything,
+  apiKey: text,
+  model: text,
+  dialect: anything,
+  vision: boolean,
+} satisfies Record<keyof FarOptions, Check>;
 
 /** What a chat takes that two sides could answer. */
 export const HYBRID_PARAMS: Checks = {

@@ -4,7 +4,15 @@ export type { EngineApi } from "../api/engine_api.js";
 export { Stream } from "../api/stream.js";
 export type * from "../api/types.js";
 export type { ErrorCode, ErrorDetails, ErrorJson } from "../errors.js";
-export { BundleError, DeviceError, NearfarError, RequestError, StorageError, Unavailable, WorkerError } from "../errors.js";
+export {
+  BundleError,
+  DeviceError,
+  NearfarError,
+  RequestError,
+  StorageError,
+  Unavailable,
+  WorkerError,
+} from "../errors.js";
 export type { Ledger, LedgerStore, Spent } from "./decision/budget.js";
 export type { Clock } from "./sides/clock.js";
 export type { DeviceHints, DeviceSource } from "./decision/device_hints.js";

@@ -43,37 +43,76 @@ export interface HybridRequest {
   readonly includeUsage: boolean;
   readonly signal: AbortSignal | undefined;
   /** What a situation says of the request. */
-  readonly facts: Pick<Situation, "messages" | "labels" | "texts" | "pin" | "max_tokens" | "tools" | "vision" | "language">;
+  readonly facts: Pick<
+    Situation,
+    "messages" | "labels" | "texts" | "pin" | "max_tokens" | "tools" | "vision" | "language"
+  >;
 }
 
 /** Throws RequestError for what is wrong before anybody is asked. */
 export function readRequest(given: HybridParams): HybridRequest {
-  const known = readParams(given, HYBRID_PARAMS) as Given<Omit<ChatCompletionCreateParamsBase, "messages"> & Routing & { readonly stream?: boolean | undefined }>;
-  const { labels = [], pin = null, language = null, stream = false, n = 1, signal, stream_options: streamOptions, messages: labelled = [], ...rest } = known;
-  if (n !== 1) throw new RequestError(`n is ${n}, but each answer is routed by itself; ask once for each`, { param: "n" });
+  const known = readParams(given, HYBRID_PARAMS) as Given<
+    Omit<ChatCompletionCreateParamsBase, "messages"> & Routing & { readonly stream?: boolean | undefined }
+  >;
+  const {
+    labels = [],
+    pin = null,
+    language = null,
+    stream = false,
+    n = 1,
+    signal,
+    stream_options: streamOptions,
+    messages: labelled = [],
+    ...rest
+  } = known;
+  if (n !== 1)
+    throw new RequestError(`n is ${n}, but each answer is routed by itself; ask once for each`, { param: "n" });
   if (rest.max_tokens !== undefined && rest.max_completion_tokens !== undefined) {
-    throw new RequestError("max_tokens and max_completion_tokens mean the same; give one of them", { param: "max_tokens" });
+    throw new RequestError("max_tokens and max_completion_tokens mean the same; give one of them", {
+      param: "max_tokens",
+    });
   }
-  if (labelled.length === 0) throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
+  if (labelled.length === 0)
+    throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
   const read = labelled.map(readLabels);
   const messages = read.map(({ message }) => message);
   const facts = {
     labels,
     pin,
-    messages: read.map(({ message, labels: own }) => ({ role: message.role, content: textOf(message), labels: own, parts: partsOf(message) })),
+    messages: read.map(({ message, labels: own }) => ({
+      role: message.role,
+      content: textOf(message),
+      labels: own,
+      parts: partsOf(message),
+    })),
     texts: [...textsIn({ ...rest, model: undefined, messages: messages.map(besideItsText) })],
     max_tokens: rest.max_tokens ?? rest.max_completion_tokens ?? null,
     tools: (rest.tools ?? []).length > 0 && rest.tool_choice !== "none",
-    vision: messages.some(({ content }) => Array.isArray(content) && content.some((part: { readonly type?: unknown } | null) => part?.type !== "text")),
+    vision: messages.some(
+      ({ content }) =>
+        Array.isArray(content) && content.some((part: { readonly type?: unknown } | null) => part?.type !== "text"),
+    ),
     language,
   };
-  return { params: { ...rest, messages }, streamed: stream, includeUsage: streamOptions?.include_usage === true, signal, facts };
+  return {
+    params: { ...rest, messages },
+    streamed: stream,
+    includeUsage: streamOptions?.include_usage === true,
+    signal,
+    facts,
+  };
 }
 
 /** A message without its labels, and these. */
-function readLabels({ labels, ...message }: Routing["messages"][number], index: number): { readonly message: ChatCompletionMessageParam; readonly labels: readonly string[] } {
+function readLabels(
+  { labels, ...message }: Routing["messages"][number],
+  index: number,
+): { readonly message: ChatCompletionMessageParam; readonly labels: readonly string[] } {
   const own = labels ?? [];
-  if (!isStrings(own)) throw new RequestError(`messages[${index}].labels is ${shown(own)}, it must be a list of strings`, { param: `messages[${index}].labels` });
+  if (!isStrings(own))
+    throw new RequestError(`messages[${index}].labels is ${shown(own)}, it must be a list of strings`, {
+      param: `messages[${index}].labels`,
+    });
   return { message, labels: own };
 }
 
@@ -81,7 +120,12 @@ function readLabels({ labels, ...message }: Routing["messages"][number], index: 
 function besideItsText(message: ChatCompletionMessageParam): unknown {
   const { content } = message;
   const parts = Array.isArray(content)
-    ? content.map((part: { readonly image_url?: unknown } | null) => ({ ...part, type: undefined, text: undefined, image_url: withoutBytes(part?.image_url) }))
+    ? content.map((part: { readonly image_url?: unknown } | null) => ({
+        ...part,
+        type: undefined,
+        text: undefined,
+        image_url: withoutBytes(part?.image_url),
+      }))
     : undefined;
   return { ...message, role: undefined, content: undefined, parts };
 }

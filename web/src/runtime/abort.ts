@@ -4,7 +4,12 @@
  * Waits for the promise. Throws the signal's reason as soon as it aborts, or ``graceMs`` milliseconds later, during which the promise may still settle by
  * itself. ``discard`` frees a value that arrives after the abort.
  */
-export async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal | undefined, discard?: (value: T) => void, graceMs = 0): Promise<T> {
+export async function unlessAborted<T>(
+  promise: Promise<T>,
+  signal: AbortSignal | undefined,
+  discard?: (value: T) => void,
+  graceMs = 0,
+): Promise<T> {
   if (signal === undefined) return promise;
   return new Promise<T>((resolve, reject) => {
     const end = (): void => {

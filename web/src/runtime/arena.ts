@@ -25,12 +25,20 @@ export class Arena {
     uniforms: ReadonlyMap<string, readonly Expr[]>,
     capacity: Dims,
   ) {
-    const inputs = Object.entries(entries).map(([name, entry]) => [inputName(name), elements(entry.shape, capacity)] as const);
-    const ranges = [...inputs.map(([, count]) => count), ...[...uniforms.values()].map((values) => values.length)].map(range);
+    const inputs = Object.entries(entries).map(
+      ([name, entry]) => [inputName(name), elements(entry.shape, capacity)] as const,
+    );
+    const ranges = [...inputs.map(([, count]) => count), ...[...uniforms.values()].map((values) => values.length)].map(
+      range,
+    );
     const size = ranges.reduce((sum, bytes) => sum + bytes, 0);
     this.#words = new Int32Array(size / 4);
     this.#floats = new Float32Array(this.#words.buffer);
-    this.#buffer = allocator.allocate("arena", size, BUFFER_USAGE.STORAGE | BUFFER_USAGE.UNIFORM | BUFFER_USAGE.COPY_DST);
+    this.#buffer = allocator.allocate(
+      "arena",
+      size,
+      BUFFER_USAGE.STORAGE | BUFFER_USAGE.UNIFORM | BUFFER_USAGE.COPY_DST,
+    );
     let offset = 0;
     const take = (count: number): GPUBufferBinding => {
       const binding = { buffer: this.#buffer, offset, size: Math.ceil(Math.max(count, 1) / 4) * 16 };
@@ -56,7 +64,12 @@ export class Arena {
     for (const [name, { offset = 0 }] of this.#inputs) {
       const { shape = [], dtype } = this.entries[name] ?? {};
       const [found, expected] = [batch[name].length, elements(shape, dims)];
-      if (found !== expected) throw new RequestError(`batch: ${name} has ${found} elements, the plan takes ${expected}`, { input: name, found, expected });
+      if (found !== expected)
+        throw new RequestError(`batch: ${name} has ${found} elements, the plan takes ${expected}`, {
+          input: name,
+          found,
+          expected,
+        });
       (dtype === "float32" ? this.#floats : this.#words).set(batch[name], offset / 4);
     }
   }
@@ -75,12 +88,23 @@ export class Arena {
 }
 
 const INPUTS: readonly string[] = [
-  "token_ids", "positions", "slots", "seq_starts", "page_indptr", "page_ids", "sample_rows", "sample_slots", "sample_settings",
-] satisfies readonly (keyof Batch)[]; // prettier-ignore
+  "token_ids",
+  "positions",
+  "slots",
+  "seq_starts",
+  "page_indptr",
+  "page_ids",
+  "sample_rows",
+  "sample_slots",
+  "sample_settings",
+] satisfies readonly (keyof Batch)[];
 
 function inputName(name: string): keyof Batch {
   if (!INPUTS.includes(name)) {
-    throw new BundleError(`manifest.json: input ${name} is not known here; known: ${INPUTS.join(", ")}; use a newer @nearfar/web`, { input: name });
+    throw new BundleError(
+      `manifest.json: input ${name} is not known here; known: ${INPUTS.join(", ")}; use a newer @nearfar/web`,
+      { input: name },
+    );
   }
   return name as keyof Batch;
 }

@@ -44,7 +44,16 @@ export interface SampleSettings {
 
 /** A row of sample_settings; what is not given is greedy and without penalty. */
 export function settingsRow(settings: SampleSettings): readonly number[] {
-  const { temperature = 0, topK = 0, topP = 1, minP = 0, draw = 0, repetitionPenalty = 1, frequencyPenalty = 0, presencePenalty = 0 } = settings;
+  const {
+    temperature = 0,
+    topK = 0,
+    topP = 1,
+    minP = 0,
+    draw = 0,
+    repetitionPenalty = 1,
+    frequencyPenalty = 0,
+    presencePenalty = 0,
+  } = settings;
   return [temperature, topK, topP, minP, draw, repetitionPenalty, frequencyPenalty, presencePenalty];
 }
 
@@ -52,7 +61,8 @@ export function settingsRow(settings: SampleSettings): readonly number[] {
 export function dimsOf(batch: Batch, capacity: Dims, alternatives: boolean): Dims {
   // Kernels take S = B as one new token of every sequence.
   const empty = batch.seq_starts.findIndex((start, index) => start === batch.seq_starts[index + 1]);
-  if (empty >= 0) throw new RequestError(`batch: sequence ${empty} has no new token; leave it out`, { sequence: empty });
+  if (empty >= 0)
+    throw new RequestError(`batch: sequence ${empty} has no new token; leave it out`, { sequence: empty });
   const rows = batch.sample_rows.length;
   const adjusted = batch.sample_slots.some((flags, index) => index % 2 === 1 && flags !== 0);
   return {

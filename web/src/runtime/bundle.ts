@@ -17,7 +17,10 @@ export interface Bundle<M extends AnyManifest = Manifest> {
 export async function openBundle(source: Source, signal: AbortSignal): Promise<Bundle> {
   const manifest = await loadManifest(source, signal);
   if (isExport(manifest)) {
-    throw new BundleError(`${MANIFEST_FILE}: is for target "onnx"; the WebGPU runtime needs "webgpu": use Engine.load, which runs both`, { found: manifest.target });
+    throw new BundleError(
+      `${MANIFEST_FILE}: is for target "onnx"; the WebGPU runtime needs "webgpu": use Engine.load, which runs both`,
+      { found: manifest.target },
+    );
   }
   return { manifest, source };
 }

@@ -17,14 +17,24 @@ export function disagreement(manifest: AnyManifest): readonly [what: string, val
   return "plans" in manifest ? ofPlans(manifest) : null;
 }
 
-function ofPlans({ spec, weights, shards, plans, kernels, variants, scratch, self_test: test }: Manifest): readonly [string, unknown] | null {
+function ofPlans({
+  spec,
+  weights,
+  shards,
+  plans,
+  kernels,
+  variants,
+  scratch,
+  self_test: test,
+}: Manifest): readonly [string, unknown] | null {
   // Arrays by name, and as bindings name them, with a plane.
   const common = Object.keys(scratch).map((name) => key("scratch", name));
   for (const [name, { planes }] of Object.entries(weights)) {
     common.push(name);
     for (const { name: plane, offset, size, shape, dtype, shard } of planes) {
       common.push(key(name, plane));
-      if (size !== shape.reduce((bytes, length) => bytes * length, dtype === "float16" ? 2 : 4)) return [`weights.${name}`, size];
+      if (size !== shape.reduce((bytes, length) => bytes * length, dtype === "float16" ? 2 : 4))
+        return [`weights.${name}`, size];
       if (!(offset + size <= Number(shards[shard]?.size))) return [`weights.${name}`, offset];
     }
   }
@@ -32,7 +42,8 @@ function ofPlans({ spec, weights, shards, plans, kernels, variants, scratch, sel
   for (const { inputs, states, constants, buffers, steps, outputs } of Object.values(plans)) {
     for (const [name, { shape, inverse_frequencies: pairs }] of Object.entries(constants)) {
       const positions = Math.min(Number(shape[0]), spec.max_position_embeddings);
-      if (shape.join() !== [positions, pairs.length, 2].join() || pairs.length > spec.head_dim) return [`constants.${name}`, shape];
+      if (shape.join() !== [positions, pairs.length, 2].join() || pairs.length > spec.head_dim)
+        return [`constants.${name}`, shape];
     }
     const arrays = new Set([...common, ...[inputs, states, constants, buffers].flatMap(Object.keys)]);
     for (const name of Object.values(outputs)) if (!Object.hasOwn(buffers, name)) return ["outputs", name];
@@ -44,13 +55,17 @@ function ofPlans({ spec, weights, shards, plans, kernels, variants, scratch, sel
         if (kernel === undefined) return [step.variants, name];
         for (const { role, plane } of kernel.bindings) {
           const array = role === "scratch" ? role : roles.get(role);
-          if (array === undefined || !arrays.has(plane === null ? array : key(array, plane))) return [`kernels.${name}`, role];
+          if (array === undefined || !arrays.has(plane === null ? array : key(array, plane)))
+            return [`kernels.${name}`, role];
         }
       }
     }
   }
   const ids = test?.prompt_ids ?? [];
-  const sound = test?.rows.every(({ row, logits, token_ids: own }) => row < ids.length && logits.length === own.length && own.every((id) => id < spec.vocab_size));
+  const sound = test?.rows.every(
+    ({ row, logits, token_ids: own }) =>
+      row < ids.length && logits.length === own.length && own.every((id) => id < spec.vocab_size),
+  );
   return sound === false || ids.some((id) => id >= spec.vocab_size) ? ["self_test", ids] : null;
 }
 

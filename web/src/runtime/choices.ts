@@ -29,7 +29,11 @@ export function structural(when: Condition): Condition {
 }
 
 /** The rows of a list in the order in which a batch tries them. */
-export function arrange<Row extends Pick<VariantEntry, "kernels" | "when">>(rows: readonly Row[], list: string, { off, front }: Choices): readonly Row[] {
+export function arrange<Row extends Pick<VariantEntry, "kernels" | "when">>(
+  rows: readonly Row[],
+  list: string,
+  { off, front }: Choices,
+): readonly Row[] {
   const on = rows.filter((row) => !off.has(variantName(row)));
   const first = (front[list] ?? []).flatMap(({ when, variant }) =>
     on.filter((row) => variantName(row) === variant).map((row) => ({ ...row, when: both(structural(row.when), when) })),
@@ -43,7 +47,9 @@ export function arrange<Row extends Pick<VariantEntry, "kernels" | "when">>(rows
 function reachable<Row extends Pick<VariantEntry, "when">>(rows: readonly Row[]): readonly Row[] {
   const conditions = rows.map(({ when }) => JSON.stringify(when));
   const always = conditions.indexOf("null");
-  return rows.filter((_, index) => (always < 0 || index <= always) && conditions.indexOf(conditions[index] ?? "") === index);
+  return rows.filter(
+    (_, index) => (always < 0 || index <= always) && conditions.indexOf(conditions[index] ?? "") === index,
+  );
 }
 
 function both(left: Condition, right: Condition): Condition {

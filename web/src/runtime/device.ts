@@ -50,14 +50,28 @@ export async function openDevice(
   const activation = chooseActivation(manifest, adapter.features, without);
   const needs = manifest.activations.find((entry) => entry.dtype === activation)?.needs ?? [];
   const known = new Set([...adapter.features, ...languageFeatures(options.gpu)]);
-  const features = new Set([...needs, ...variantNeeds(manifest, known), ...(adapter.features.has(TIMESTAMPS) ? [TIMESTAMPS] : [])]);
+  const features = new Set([
+    ...needs,
+    ...variantNeeds(manifest, known),
+    ...(adapter.features.has(TIMESTAMPS) ? [TIMESTAMPS] : []),
+  ]);
   const requiredLimits = limitsBeyondDefault(manifest, largestBuffer(activation), adapter.limits);
   try {
     const requiredFeatures = [...features].filter((feature) => adapter.features.has(feature)) as GPUFeatureName[];
     const device = await adapter.requestDevice({ label: "nearfar", requiredFeatures, requiredLimits });
-    return { device, activation, features, adapter: describeAdapter(adapter.info), adapterEntry: adapterEntry(adapter.info) };
+    return {
+      device,
+      activation,
+      features,
+      adapter: describeAdapter(adapter.info),
+      adapterEntry: adapterEntry(adapter.info),
+    };
   } catch (error) {
-    throw new DeviceError(`The WebGPU adapter gives no device (${messageOf(error)}); reload the page, or restart the browser`, {}, { cause: error });
+    throw new DeviceError(
+      `The WebGPU adapter gives no device (${messageOf(error)}); reload the page, or restart the browser`,
+      {},
+      { cause: error },
+    );
   }
 }
 
@@ -67,9 +81,13 @@ export function chooseActivation(
   features: ReadonlySet<string>,
   without: ReadonlySet<ActivationDtype> = new Set(),
 ): ActivationDtype {
-  const entry = manifest.activations.find(({ dtype, needs }) => !without.has(dtype) && needs.every((need) => features.has(need)));
+  const entry = manifest.activations.find(
+    ({ dtype, needs }) => !without.has(dtype) && needs.every((need) => features.has(need)),
+  );
   if (entry !== undefined) return entry.dtype;
-  const missing = [...new Set(manifest.activations.flatMap(({ needs }) => needs.filter((need) => !features.has(need))))];
+  const missing = [
+    ...new Set(manifest.activations.flatMap(({ needs }) => needs.filter((need) => !features.has(need)))),
+  ];
   const dtypes = manifest.activations.map(({ dtype }) => dtype).join(", ");
   throw new DeviceError(
     `This device lacks the WebGPU feature ${missing.join(", ")}, and the bundle offers ${dtypes} activations only; ` +
@@ -96,7 +114,10 @@ function findGpu(given: GPU | undefined): GPU | null | undefined {
 /** Throws DeviceError on a page that was not loaded over https or from localhost: browsers give it neither WebGPU nor SHA-256. */
 export function requireSecureContext(): void {
   if ("isSecureContext" in globalThis && !globalThis.isSecureContext) {
-    throw new DeviceError("This page has no WebGPU, because it was not loaded over https or from localhost; serve it so", { missing: "navigator.gpu" });
+    throw new DeviceError(
+      "This page has no WebGPU, because it was not loaded over https or from localhost; serve it so",
+      { missing: "navigator.gpu" },
+    );
   }
 }
 
@@ -105,13 +126,19 @@ export async function findAdapter(given: GPU | undefined): Promise<GPUAdapter> {
   const gpu = findGpu(given);
   if (gpu === undefined || gpu === null) {
     requireSecureContext();
-    throw new DeviceError("This browser has no WebGPU; use a current Chrome, Edge, Safari or Firefox with WebGPU switched on", { missing: "navigator.gpu" });
+    throw new DeviceError(
+      "This browser has no WebGPU; use a current Chrome, Edge, Safari or Firefox with WebGPU switched on",
+      { missing: "navigator.gpu" },
+    );
   }
   const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
   if (adapter === null) {
-    throw new DeviceError("This browser has no WebGPU adapter; switch on hardware acceleration, update the graphics driver, or use another device", {
-      missing: "adapter",
-    });
+    throw new DeviceError(
+      "This browser has no WebGPU adapter; switch on hardware acceleration, update the graphics driver, or use another device",
+      {
+        missing: "adapter",
+      },
+    );
   }
   return adapter;
 }
@@ -121,7 +148,11 @@ function variantNeeds(manifest: Manifest, features: ReadonlySet<string>): readon
   return needs.filter((need) => features.has(need));
 }
 
-function limitsBeyondDefault(manifest: Manifest, largestBuffer: number, offered: GPUSupportedLimits): Record<string, number> {
+function limitsBeyondDefault(
+  manifest: Manifest,
+  largestBuffer: number,
+  offered: GPUSupportedLimits,
+): Record<string, number> {
   const kernels = Object.values(manifest.kernels);
   const threads = Math.max(0, ...kernels.map((kernel) => kernel.workgroup_size));
   const wanted: Readonly<Record<LimitName, number>> = {
@@ -134,11 +165,14 @@ function limitsBeyondDefault(manifest: Manifest, largestBuffer: number, offered:
   const beyond = (Object.keys(wanted) as LimitName[]).filter((name) => wanted[name] > DEFAULT_LIMITS[name]);
   for (const name of beyond) {
     if (offered[name] < wanted[name]) {
-      throw new DeviceError(`This device's WebGPU limit ${name} is ${offered[name]}, the bundle needs ${wanted[name]}; use a smaller model or context`, {
-        limit: name,
-        found: offered[name],
-        needed: wanted[name],
-      });
+      throw new DeviceError(
+        `This device's WebGPU limit ${name} is ${offered[name]}, the bundle needs ${wanted[name]}; use a smaller model or context`,
+        {
+          limit: name,
+          found: offered[name],
+          needed: wanted[name],
+        },
+      );
     }
   }
   return Object.fromEntries(beyond.map((name) => [name, wanted[name]]));

@@ -67,5 +67,7 @@ function known<T>(table: Readonly<Record<string, T>>, what: string, name: string
 
 function unknown(what: string, name: string, table: Readonly<Record<string, unknown>>): BundleError {
   const names = Object.keys(table).join(", ");
-  return new BundleError(`manifest.json: ${what} '${name}' is not known here; known: ${names}; use a newer @nearfar/web`);
+  return new BundleError(
+    `manifest.json: ${what} '${name}' is not known here; known: ${names}; use a newer @nearfar/web`,
+  );
 }

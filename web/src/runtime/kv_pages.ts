@@ -35,7 +35,9 @@ export class KvPages {
   ) {
     this.#layers = Object.entries(planOf(manifest).states).flatMap(([name, entry]) => {
       const buffer = buffers.get(name);
-      return entry.shape[0] === "P" && buffer !== undefined ? [{ buffer, size: sizeBytes(entry, activation, { ...capacity, P: 1 }) }] : [];
+      return entry.shape[0] === "P" && buffer !== undefined
+        ? [{ buffer, size: sizeBytes(entry, activation, { ...capacity, P: 1 }) }]
+        : [];
     });
     this.#pageBytes = this.#layers.reduce((sum, { size }) => sum + size, 0);
   }
@@ -66,7 +68,9 @@ export class KvPages {
       const reads: (() => Promise<ArrayBuffer>)[] = [];
       for (let start = 0; start < pages.length; start += perBuffer) {
         const some = pages.slice(start, start + perBuffer);
-        const pieces = some.flatMap((page) => this.#layers.map(({ buffer, size }) => ({ source: buffer, offset: page * size, size })));
+        const pieces = some.flatMap((page) =>
+          this.#layers.map(({ buffer, size }) => ({ source: buffer, offset: page * size, size })),
+        );
         reads.push(new Staging(own, "pages", some.length * this.#pageBytes).copy(encoder, pieces));
       }
       device.queue.submit([encoder.finish()]);
@@ -83,10 +87,13 @@ export class KvPages {
   write(pages: readonly number[], bytes: Uint8Array<ArrayBuffer>): void {
     this.#require(pages);
     if (bytes.length !== pages.length * this.#pageBytes) {
-      throw new RequestError(`${pages.length} pages of this model are ${pages.length * this.#pageBytes} bytes, not ${bytes.length}; read them from the same bundle`, {
-        expected: pages.length * this.#pageBytes,
-        found: bytes.length,
-      });
+      throw new RequestError(
+        `${pages.length} pages of this model are ${pages.length * this.#pageBytes} bytes, not ${bytes.length}; read them from the same bundle`,
+        {
+          expected: pages.length * this.#pageBytes,
+          found: bytes.length,
+        },
+      );
     }
     let offset = 0;
     for (const page of pages) {
@@ -100,6 +107,7 @@ export class KvPages {
   #require(pages: readonly number[]): void {
     const most = this.capacity.P ?? 0;
     const page = pages.find((each) => !Number.isInteger(each) || each < 0 || each >= most);
-    if (page !== undefined) throw new RequestError(`Page ${page} is not in the pool; its pages are 0 to ${most - 1}`, { page });
+    if (page !== undefined)
+      throw new RequestError(`Page ${page} is not in the pool; its pages are 0 to ${most - 1}`, { page });
   }
 }

@@ -66,10 +66,13 @@ export function checkManifest(data: unknown): AnyManifest {
   }
   if (data.target !== "webgpu" && data.target !== "onnx") {
     const found = describe(data.target);
-    throw new BundleError(`${MANIFEST_FILE}: is for target ${found}; this package runs "webgpu" and "onnx": compile with --target webgpu`, {
-      file: MANIFEST_FILE,
-      found,
-    });
+    throw new BundleError(
+      `${MANIFEST_FILE}: is for target ${found}; this package runs "webgpu" and "onnx": compile with --target webgpu`,
+      {
+        file: MANIFEST_FILE,
+        found,
+      },
+    );
   }
   const manifest = data as unknown as AnyManifest;
   (data.target === "onnx" ? EXPORT_MANIFEST : MANIFEST)(data, "");
@@ -114,13 +117,20 @@ const expr: Check = (value, path) => {
     (typeof value === "string" ? dim : int)(value, path);
     return;
   }
-  if (value.length !== 3 || !isOperator(value[0]) || path.length > MAX_PATH) throw wrong(path, "a size expression", value);
+  if (value.length !== 3 || !isOperator(value[0]) || path.length > MAX_PATH)
+    throw wrong(path, "a size expression", value);
   expr(value[1], `${path}[1]`);
   (value[0] === "ceildiv" ? count : expr)(value[2], `${path}[2]`);
 };
 const condition: Check = (value, path) => {
   if (value === null) return;
-  if (!Array.isArray(value) || value.length !== 3 || (value[0] !== "and" && !isComparison(value[0])) || path.length > MAX_PATH) throw wrong(path, "a condition", value);
+  if (
+    !Array.isArray(value) ||
+    value.length !== 3 ||
+    (value[0] !== "and" && !isComparison(value[0])) ||
+    path.length > MAX_PATH
+  )
+    throw wrong(path, "a condition", value);
   const operand = value[0] === "and" ? condition : expr;
   operand(value[1], `${path}[1]`);
   operand(value[2], `${path}[2]`);
@@ -130,7 +140,8 @@ const anything: Check = () => undefined;
 const oneOf =
   (...choices: readonly string[]): Check =>
   (value, path) => {
-    if (!choices.some((choice) => choice === value)) throw wrong(path, choices.map((choice) => `"${choice}"`).join(" or "), value);
+    if (!choices.some((choice) => choice === value))
+      throw wrong(path, choices.map((choice) => `"${choice}"`).join(" or "), value);
   };
 const nullable =
   (check: Check): Check =>
@@ -158,10 +169,13 @@ const entry =
     const here = path === "" ? "" : `${path}.`;
     for (const key of Object.keys(value)) {
       if (!Object.hasOwn(checks, key)) {
-        throw new BundleError(`${MANIFEST_FILE}: key '${here}${key}' is not known here; use the @nearfar/web of the bundle's release`, {
-          file: MANIFEST_FILE,
-          key: here + key,
-        });
+        throw new BundleError(
+          `${MANIFEST_FILE}: key '${here}${key}' is not known here; use the @nearfar/web of the bundle's release`,
+          {
+            file: MANIFEST_FILE,
+            key: here + key,
+          },
+        );
       }
     }
     for (const [key, check] of Object.entries<Check>(checks)) check(value[key], here + key);
@@ -203,9 +217,13 @@ const SPEC = entry<ModelSpec>({
 const PLAN = entry<PlanEntry>({
   inputs: table(entry<InputEntry>({ shape: list(expr), dtype: oneOf("float32", "int32", "uint32") })),
   states: table(BUFFER),
-  constants: table(entry<ConstantEntry>({ kind: oneOf("rope"), shape: list(count), inverse_frequencies: list(number), scale: number })),
+  constants: table(
+    entry<ConstantEntry>({ kind: oneOf("rope"), shape: list(count), inverse_frequencies: list(number), scale: number }),
+  ),
   buffers: table(BUFFER),
-  steps: list(entry<StepEntry>({ op: text, variants: text, inputs: table(text), outputs: table(text), attrs: table(anything) })),
+  steps: list(
+    entry<StepEntry>({ op: text, variants: text, inputs: table(text), outputs: table(text), attrs: table(anything) }),
+  ),
   outputs: table(text),
 });
 const VARIANT = entry<VariantEntry>({
@@ -231,7 +249,14 @@ const WEIGHT = entry<WeightEntry>({
   // WebGPU's kernels read no other.
   layout: oneOf("rows"),
   planes: list(
-    entry<PlaneEntry>({ name: text, dtype: oneOf("float32", "float16", "uint32"), shape: list(count), shard: int, offset: int, size: int }),
+    entry<PlaneEntry>({
+      name: text,
+      dtype: oneOf("float32", "float16", "uint32"),
+      shape: list(count),
+      shard: int,
+      offset: int,
+      size: int,
+    }),
   ),
 });
 const SELF_TEST = entry<SelfTestEntry>({
@@ -273,7 +298,9 @@ const MANIFEST = entry<Manifest>({
   lora: nullable(
     entry<LoraEntry>({
       rank: int,
-      modules: table(list(entry<LoraModule>({ a: text, b: text, part: int, start: int, stop: int, first_row: int, factor: number }))),
+      modules: table(
+        list(entry<LoraModule>({ a: text, b: text, part: int, start: int, stop: int, first_row: int, factor: number })),
+      ),
     }),
   ),
   activations: list(entry<ActivationEntry>({ dtype: oneOf("float32", "float16"), needs: list(text) })),
@@ -299,10 +326,13 @@ function isRecord(value: unknown): value is Record<string, unknown> {
 
 function wrong(path: string, expected: string, value: unknown): BundleError {
   const place = path === "" ? "" : `${path} `;
-  return new BundleError(`${MANIFEST_FILE}: ${place}must be ${expected}, not ${describe(value)}; compile the bundle again`, {
-    file: MANIFEST_FILE,
-    key: path,
-  });
+  return new BundleError(
+    `${MANIFEST_FILE}: ${place}must be ${expected}, not ${describe(value)}; compile the bundle again`,
+    {
+      file: MANIFEST_FILE,
+      key: path,
+    },
+  );
 }
 
 function describe(value: unknown): string {

@@ -34,15 +34,28 @@ export function capacityOf(manifest: Manifest, { maxSequences = MAX_SEQUENCES, p
   const perSequence = Math.ceil(manifest.context / manifest.page_size);
   const rows = { B: maxSequences, R: maxSequences, N: maxSequences, A: maxSequences, W: maxSequences };
   // A page that sequences share is listed for each of them.
-  return { S: Math.max(PREFILL_CHUNK, maxSequences), T: manifest.context, L: perSequence * maxSequences, P: pages ?? perSequence + 1, ...rows };
+  return {
+    S: Math.max(PREFILL_CHUNK, maxSequences),
+    T: manifest.context,
+    L: perSequence * maxSequences,
+    P: pages ?? perSequence + 1,
+    ...rows,
+  };
 }
 
-export function allocateMemory(allocator: Allocator, manifest: Manifest, activation: ActivationDtype, capacity: Dims): Memory {
+export function allocateMemory(
+  allocator: Allocator,
+  manifest: Manifest,
+  activation: ActivationDtype,
+  capacity: Dims,
+): Memory {
   const { states, constants } = planOf(manifest);
   const buffers = new Map<string, GPUBuffer>();
-  for (const [name, entry] of Object.entries(states)) buffers.set(name, allocator.storage(name, sizeBytes(entry, activation, capacity)));
+  for (const [name, entry] of Object.entries(states))
+    buffers.set(name, allocator.storage(name, sizeBytes(entry, activation, capacity)));
   const stateBytes = [...buffers.values()].reduce((sum, buffer) => sum + buffer.size, 0);
-  for (const [name, entry] of Object.entries(passingBuffers(manifest))) buffers.set(name, allocator.storage(name, sizeBytes(entry, activation, capacity)));
+  for (const [name, entry] of Object.entries(passingBuffers(manifest)))
+    buffers.set(name, allocator.storage(name, sizeBytes(entry, activation, capacity)));
   for (const [name, entry] of Object.entries(constants)) {
     const array = computeConstant(entry);
     const buffer = allocator.storage(name, array.byteLength);
@@ -56,7 +69,9 @@ export function allocateMemory(allocator: Allocator, manifest: Manifest, activat
 export function largestBuffer(manifest: Manifest, activation: ActivationDtype, pool: PoolOptions = {}): number {
   const { states, constants } = planOf(manifest);
   const capacity = capacityOf(manifest, pool);
-  const entries = [...Object.values(states), ...Object.values(passingBuffers(manifest))].map((entry) => sizeBytes(entry, activation, capacity));
+  const entries = [...Object.values(states), ...Object.values(passingBuffers(manifest))].map((entry) =>
+    sizeBytes(entry, activation, capacity),
+  );
   const tables = Object.values(constants).map(({ shape }) => shape.reduce((product, size) => product * size, 4));
   return Math.max(largestPlane(manifest), ...entries, ...tables);
 }

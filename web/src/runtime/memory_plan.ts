@@ -34,7 +34,10 @@ export interface MemoryPlan {
 export function planMemory(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions = {}): MemoryPlan {
   const { memoryBudget = Infinity } = options;
   const whole = capacityOf(manifest, options);
-  const weightBytes = Object.values(manifest.weights).reduce((sum, { planes }) => sum + planes.reduce((total, { size }) => total + paddedSize(size), 0), 0);
+  const weightBytes = Object.values(manifest.weights).reduce(
+    (sum, { planes }) => sum + planes.reduce((total, { size }) => total + paddedSize(size), 0),
+    0,
+  );
   const pageBytes = keyValueBytes(manifest, activation, { ...whole, P: 1 });
   const workingBytes = working(manifest, activation, whole);
   const wanted = whole.P ?? 0;
@@ -50,12 +53,23 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
   const context = Math.min(manifest.context, pages * manifest.page_size);
   const keyValues = pages * pageBytes;
   const totalBytes = weightBytes + keyValues + workingBytes;
-  return { weightBytes, keyValueBytes: keyValues, pageBytes, workingBytes, totalBytes, pages, context, fits: context === manifest.context };
+  return {
+    weightBytes,
+    keyValueBytes: keyValues,
+    pageBytes,
+    workingBytes,
+    totalBytes,
+    pages,
+    context,
+    fits: context === manifest.context,
+  };
 }
 
 /** The pool that the options ask for, the budget taken into account. Throws as `planMemory` does. */
 export function poolWithin(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions): PoolOptions {
-  return options.memoryBudget === undefined ? options : { ...options, pages: planMemory(manifest, activation, options).pages };
+  return options.memoryBudget === undefined
+    ? options
+    : { ...options, pages: planMemory(manifest, activation, options).pages };
 }
 
 function keyValueBytes(manifest: Manifest, activation: ActivationDtype, dims: Dims): number {
@@ -66,8 +80,12 @@ function keyValueBytes(manifest: Manifest, activation: ActivationDtype, dims: Di
 function working(manifest: Manifest, activation: ActivationDtype, dims: Dims): number {
   const { states, constants } = planOf(manifest);
   const slots = Object.values(states).filter(({ shape }) => shape[0] !== "P");
-  const arrays = [...slots, ...Object.values(passingBuffers(manifest))].map((entry) => paddedSize(sizeBytes(entry, activation, dims)));
-  const tables = Object.values(constants).map(({ shape }) => paddedSize(shape.reduce((product, size) => product * size, 4)));
+  const arrays = [...slots, ...Object.values(passingBuffers(manifest))].map((entry) =>
+    paddedSize(sizeBytes(entry, activation, dims)),
+  );
+  const tables = Object.values(constants).map(({ shape }) =>
+    paddedSize(shape.reduce((product, size) => product * size, 4)),
+  );
   return [...arrays, ...tables].reduce((sum, size) => sum + size, 0);
 }
 

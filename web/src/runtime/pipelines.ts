@@ -57,7 +57,12 @@ export async function compileKernels(
 }
 
 /** Throws DeviceError where the device refuses the kernel. */
-export async function compileKernel(device: GPUDevice, name: string, entry: KernelEntry, code: string): Promise<CompiledKernel> {
+export async function compileKernel(
+  device: GPUDevice,
+  name: string,
+  entry: KernelEntry,
+  code: string,
+): Promise<CompiledKernel> {
   // Not "auto": that would leave out a binding which a kernel does not use.
   const layout = device.createBindGroupLayout({
     label: name,

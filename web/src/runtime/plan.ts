@@ -9,7 +9,10 @@ export function planOf({ plans, embedding }: Pick<Manifest, "plans" | "embedding
   const plan = plans[name];
   if (plan === undefined) {
     const known = Object.keys(plans);
-    throw new BundleError(`manifest.json: has no plan '${name}', only ${known.join(", ")}; use a newer @nearfar/web`, { plan: name, known });
+    throw new BundleError(`manifest.json: has no plan '${name}', only ${known.join(", ")}; use a newer @nearfar/web`, {
+      plan: name,
+      known,
+    });
   }
   return plan;
 }

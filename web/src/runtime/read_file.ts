@@ -10,12 +10,22 @@ export type { Bytes, Expected } from "./source.js";
 const RETRIES = 5;
 const PAUSE_MS = 250;
 
-const CORRUPT = "the file was damaged or cut off on its way; upload or compile the bundle again, and clear caches in between";
+const CORRUPT =
+  "the file was damaged or cut off on its way; upload or compile the bundle again, and clear caches in between";
 
 /** Throws BundleError for wrong bytes, and what the source throws. */
-export async function readFile(source: Source, expected: Expected, signal: AbortSignal, onBytes: OnBytes = () => undefined): Promise<Bytes> {
+export async function readFile(
+  source: Source,
+  expected: Expected,
+  signal: AbortSignal,
+  onBytes: OnBytes = () => undefined,
+): Promise<Bytes> {
   if (source.read !== undefined) return source.read(expected, signal, onBytes);
-  const bytes = await collect(fileChunks(source, expected, await openPart(source, expected.file, signal), signal), expected, onBytes);
+  const bytes = await collect(
+    fileChunks(source, expected, await openPart(source, expected.file, signal), signal),
+    expected,
+    onBytes,
+  );
   const problem = await problemOf(bytes, expected);
   if (problem !== null) throw problem;
   return bytes;
@@ -32,21 +42,29 @@ export async function problemOf(bytes: Bytes, { file, size, sha256: expected }: 
   if (size !== undefined && bytes.length !== size) return wrongSize(file, bytes.length, size);
   const found = expected === undefined ? undefined : await sha256(bytes);
   if (expected === undefined || found === expected || found === undefined) return null;
-  return new BundleError(`${file}: has SHA-256 ${found.slice(0, 12)}..., the manifest says ${expected.slice(0, 12)}...; ${CORRUPT}`, {
-    file,
-    found,
-    expected,
-  });
+  return new BundleError(
+    `${file}: has SHA-256 ${found.slice(0, 12)}..., the manifest says ${expected.slice(0, 12)}...; ${CORRUPT}`,
+    {
+      file,
+      found,
+      expected,
+    },
+  );
 }
 
 /** All chunks as one. Throws BundleError if they are more than expected, and what ``chunks`` throws. */
-export async function collect(chunks: AsyncIterable<Uint8Array>, { file, size }: Expected, onBytes: OnBytes): Promise<Bytes> {
+export async function collect(
+  chunks: AsyncIterable<Uint8Array>,
+  { file, size }: Expected,
+  onBytes: OnBytes,
+): Promise<Bytes> {
   // Of a known size, the bytes go straight to their place, so that a shard is in memory once.
   const whole = size === undefined ? null : new Uint8Array(size);
   const parts: Uint8Array[] = [];
   let length = 0;
   for await (const chunk of chunks) {
-    if (whole !== null && length + chunk.length > whole.length) throw wrongSize(file, length + chunk.length, whole.length);
+    if (whole !== null && length + chunk.length > whole.length)
+      throw wrongSize(file, length + chunk.length, whole.length);
     if (whole === null) parts.push(chunk);
     else whole.set(chunk, length);
     length += chunk.length;
@@ -60,7 +78,12 @@ export async function collect(chunks: AsyncIterable<Uint8Array>, { file, size }:
  * The bytes of a file from ``part`` on, as they arrive. If the source can open a file at an offset, a broken connection is made again a few times and goes on
  * from there. Throws BundleError if it still breaks, and the signal's reason.
  */
-export async function* fileChunks(source: Source, { file, size }: Expected, part: Part, signal: AbortSignal): AsyncGenerator<Uint8Array, void, undefined> {
+export async function* fileChunks(
+  source: Source,
+  { file, size }: Expected,
+  part: Part,
+  signal: AbortSignal,
+): AsyncGenerator<Uint8Array, void, undefined> {
   const openAt = source.openAt?.bind(source);
   let length = part.start;
   let open = (): Promise<Part> => Promise.resolve(part);
@@ -94,7 +117,11 @@ export async function* fileChunks(source: Source, { file, size }: Expected, part
 }
 
 /** A stream's bytes as they arrive; a loop that is left cancels it. Throws BundleError if it breaks, and the signal's reason as soon as it aborts. */
-async function* chunksOf(stream: ReadableStream<Uint8Array>, file: string, signal: AbortSignal): AsyncGenerator<Uint8Array, void, undefined> {
+async function* chunksOf(
+  stream: ReadableStream<Uint8Array>,
+  file: string,
+  signal: AbortSignal,
+): AsyncGenerator<Uint8Array, void, undefined> {
   const reader = stream.getReader();
   try {
     for (;;) {
@@ -114,7 +141,11 @@ export function cancelPart({ stream }: Pick<Part, "stream">): void {
 }
 
 /** Run ``task`` on all items, at most ``limit`` at a time. The first failure ends it. */
-export async function inParallel<T>(items: readonly T[], limit: number, task: (item: T, index: number) => Promise<void>): Promise<void> {
+export async function inParallel<T>(
+  items: readonly T[],
+  limit: number,
+  task: (item: T, index: number) => Promise<void>,
+): Promise<void> {
   const queue = items.entries();
   const worker = async (): Promise<void> => {
     for (const [index, item] of queue) await task(item, index);
@@ -130,7 +161,11 @@ export async function sha256(bytes: Bytes): Promise<string> {
 
 export function wrongSize(file: string, found: number, expected: number): BundleError {
   const more = found > expected ? "at least " : "";
-  return new BundleError(`${file}: has ${more}${found} bytes, the manifest says ${expected}; ${CORRUPT}`, { file, found, expected });
+  return new BundleError(`${file}: has ${more}${found} bytes, the manifest says ${expected}; ${CORRUPT}`, {
+    file,
+    found,
+    expected,
+  });
 }
 
 async function next(
@@ -142,6 +177,10 @@ async function next(
     return await unlessAborted(reader.read(), signal);
   } catch (error) {
     signal.throwIfAborted();
-    throw new BundleError(`${file}: the download broke off (${messageOf(error)}); check the connection and load again`, { file }, { cause: error });
+    throw new BundleError(
+      `${file}: the download broke off (${messageOf(error)}); check the connection and load again`,
+      { file },
+      { cause: error },
+    );
   }
 }

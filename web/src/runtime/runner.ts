@@ -132,7 +132,14 @@ export class Runner {
   ) {
     const { S: tokens = 0, B: sequences = 0, P: numPages = 0 } = capacity;
     const { page_size: pageSize, context, spec } = manifest;
-    this.limits = { tokens, sequences, pages: numPages, pageSize, context: Math.min(context, numPages * pageSize), vocabSize: spec.vocab_size };
+    this.limits = {
+      tokens,
+      sequences,
+      pages: numPages,
+      pageSize,
+      context: Math.min(context, numPages * pageSize),
+      vocabSize: spec.vocab_size,
+    };
     const { logits, ...others } = results;
     const columns = Object.values(others).reduce((sum, result) => sum + result.columns, 0);
     this.#steps = new Staging(allocator, "step", sequences * columns * 4, STEPS_IN_FLIGHT);
@@ -140,7 +147,9 @@ export class Runner {
     const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, T: 1, A: 0, W: 0 };
     this.info = { ...sizes, dispatchesPerToken: schedule.dispatches(one).length, totalBytes: allocator.bytes };
     this.lost = open.device.lost.then(({ reason, message }) => {
-      this.#problem ??= new DeviceError(`The WebGPU device was lost (${reason}: ${message}); load the model again`, { reason });
+      this.#problem ??= new DeviceError(`The WebGPU device was lost (${reason}: ${message}); load the model again`, {
+        reason,
+      });
       return this.#problem;
     });
     open.device.addEventListener("uncapturederror", ({ error }) => {
@@ -168,13 +177,21 @@ export class Runner {
     }
   }
 
-  private static async build(bundle: Bundle, open: OpenDevice, allocator: Allocator, signal: AbortSignal, options: RunnerOptions): Promise<Runner> {
+  private static async build(
+    bundle: Bundle,
+    open: OpenDevice,
+    allocator: Allocator,
+    signal: AbortSignal,
+    options: RunnerOptions,
+  ): Promise<Runner> {
     const { manifest, source } = bundle;
     const { device, activation, features } = open;
     const { choices = NO_CHOICES, alternatives = false } = options;
     const wanted = selectRows(manifest, activation, features, alternatives ? null : choices);
     const names = kernelNames(wanted);
-    const uniforms = new Map<string, readonly Expr[]>(names.map((name) => [name, manifest.kernels[name]?.uniforms ?? []]));
+    const uniforms = new Map<string, readonly Expr[]>(
+      names.map((name) => [name, manifest.kernels[name]?.uniforms ?? []]),
+    );
     const capacity = capacityOf(manifest, poolWithin(manifest, activation, options));
 
     // All memory is taken before the download starts: a model that does not fit fails at once.
@@ -184,7 +201,9 @@ export class Runner {
     const memory = allocateMemory(allocator, manifest, activation, capacity);
     const arena = new Arena(allocator, planOf(manifest).inputs, uniforms, capacity);
     const roles = manifest.embedding === null ? GENERATED : (["embeddings"] as const);
-    const results: Results = Object.fromEntries(roles.map((role) => [role, findResult(manifest, memory.buffers, role)]));
+    const results: Results = Object.fromEntries(
+      roles.map((role) => [role, findResult(manifest, memory.buffers, role)]),
+    );
     await requireMemory(device, allocator.bytes);
 
     let compiled = 0;
@@ -203,13 +222,30 @@ export class Runner {
       return buffer === undefined ? arena.input(name) : { buffer };
     };
     const rows = rowsWithout(wanted, refused);
-    const refusedVariants = [...new Set([...wanted].flatMap(([list, all]) => all.filter((row) => !rows.get(list)?.includes(row)).map(variantName)))];
+    const refusedVariants = [
+      ...new Set(
+        [...wanted].flatMap(([list, all]) => all.filter((row) => !rows.get(list)?.includes(row)).map(variantName)),
+      ),
+    ];
     const schedule = new Schedule(device, manifest, rows, kernels, find, (kernel) => arena.uniform(kernel));
     schedule.choose(choices);
     const sizes = { kernels: names.length, weightBytes, stateBytes: memory.stateBytes };
     const pages = new KvPages(allocator, manifest, activation, capacity, memory.buffers);
     const slotStates = new SlotStates(allocator, manifest, capacity, memory.buffers);
-    return new Runner(manifest, rows, refusedVariants, open, allocator, arena, schedule, results, pages, slotStates, capacity, sizes);
+    return new Runner(
+      manifest,
+      rows,
+      refusedVariants,
+      open,
+      allocator,
+      arena,
+      schedule,
+      results,
+      pages,
+      slotStates,
+      capacity,
+      sizes,
+    );
   }
 
   /**
@@ -229,7 +265,8 @@ export class Runner {
       start = this.schedule.sample;
       const result = this.output("logits");
       const logits = new Float32Array(await this.run(batch, alternatives, this.#logits, [result], 0, start));
-      for (let row = 0; row < rows; row++) onLogits(logits.subarray(row * result.columns, (row + 1) * result.columns), row);
+      for (let row = 0; row < rows; row++)
+        onLogits(logits.subarray(row * result.columns, (row + 1) * result.columns), row);
       this.open.device.queue.writeBuffer(result.buffer, 0, logits);
     }
     const bytes = await this.run(batch, alternatives, this.#steps, wanted, start);
@@ -241,12 +278,16 @@ export class Runner {
     };
     const tokenIds = new Int32Array(...take("next_token_ids"));
     if (tokenIds.some((id) => id < 0)) {
-      throw new DeviceError("The device computed logits that are not numbers; load the model again, or report it with the device's name");
+      throw new DeviceError(
+        "The device computed logits that are not numbers; load the model again, or report it with the device's name",
+      );
     }
     return {
       tokenIds,
       logprobs: logprobs ? new Float32Array(...take("token_logprobs")) : null,
-      alternatives: alternatives ? { ids: new Int32Array(...take("top_token_ids")), logprobs: new Float32Array(...take("top_logprobs")) } : null,
+      alternatives: alternatives
+        ? { ids: new Int32Array(...take("top_token_ids")), logprobs: new Float32Array(...take("top_logprobs")) }
+        : null,
     };
   }
 
@@ -314,7 +355,10 @@ export class Runner {
         encodeDispatches(pass, dispatches);
       });
     } catch (error) {
-      throw this.#problem ?? new DeviceError(`The WebGPU device failed (${messageOf(error)}); load the model again`, {}, { cause: error });
+      throw (
+        this.#problem ??
+        new DeviceError(`The WebGPU device failed (${messageOf(error)}); load the model again`, {}, { cause: error })
+      );
     }
   }
 
@@ -326,12 +370,22 @@ export class Runner {
 
   private output(role: OutputRole): Result {
     const result = this.results[role];
-    if (result === undefined) throw new RequestError(`${this.manifest.model} gives no ${role}; it ${role === "embeddings" ? "generates text" : "makes embeddings"}`);
+    if (result === undefined)
+      throw new RequestError(
+        `${this.manifest.model} gives no ${role}; it ${role === "embeddings" ? "generates text" : "makes embeddings"}`,
+      );
     return result;
   }
 
   /** The first rows of these results, one result after the other. */
-  private async run(batch: Batch, alternatives: boolean, staging: Staging, results: readonly Result[], start?: number, end?: number): Promise<ArrayBuffer> {
+  private async run(
+    batch: Batch,
+    alternatives: boolean,
+    staging: Staging,
+    results: readonly Result[],
+    start?: number,
+    end?: number,
+  ): Promise<ArrayBuffer> {
     this.requireHealth();
     const dims = dimsOf(batch, this.capacity, alternatives);
     this.requireFit(batch, dims);
@@ -353,7 +407,10 @@ export class Runner {
       return value;
     } catch (error) {
       if (error instanceof NearfarError) throw error;
-      throw this.#problem ?? new DeviceError(`The WebGPU device failed (${messageOf(error)}); load the model again`, {}, { cause: error });
+      throw (
+        this.#problem ??
+        new DeviceError(`The WebGPU device failed (${messageOf(error)}); load the model again`, {}, { cause: error })
+      );
     }
   }
 
@@ -368,7 +425,8 @@ export class Runner {
   /** Send a batch, and its sizes for the kernels that will run it. */
   private put(batch: Batch, dispatches: readonly Dispatch[], dims: Dims): void {
     this.arena.putInputs(batch, dims);
-    for (const kernel of new Set(dispatches.map((dispatch) => dispatch.kernel))) this.arena.putUniforms(kernel.name, kernel.entry.uniforms, dims);
+    for (const kernel of new Set(dispatches.map((dispatch) => dispatch.kernel)))
+      this.arena.putUniforms(kernel.name, kernel.entry.uniforms, dims);
     this.arena.write();
   }
 
@@ -379,14 +437,22 @@ export class Runner {
   private requireFit(batch: Batch, dims: Dims): void {
     for (const [dim, most] of Object.entries(this.capacity)) {
       const size = dims[dim] ?? 0;
-      if (size > most) throw new RequestError(`batch: ${dim} is ${size}, this runner takes at most ${most}; split the batch`, { dim, found: size, most });
+      if (size > most)
+        throw new RequestError(`batch: ${dim} is ${size}, this runner takes at most ${most}; split the batch`, {
+          dim,
+          found: size,
+          most,
+        });
     }
     const slots = this.limits.sequences;
     for (let row = 0; row < batch.sample_rows.length; row++) {
       const [slot = -1, flags = 0] = batch.sample_slots.slice(2 * row, 2 * row + 2);
       // A row without a slot has no states that could apply to it.
       if (slot >= slots || slot < (flags === 0 ? -1 : 0)) {
-        throw new RequestError(`batch: slot ${slot} is none of 0 to ${slots - 1}; give each sequence one of them`, { slot, slots });
+        throw new RequestError(`batch: slot ${slot} is none of 0 to ${slots - 1}; give each sequence one of them`, {
+          slot,
+          slots,
+        });
       }
     }
   }
@@ -415,8 +481,11 @@ function findResult(manifest: Manifest, buffers: ReadonlyMap<string, GPUBuffer>,
 async function requireMemory(device: GPUDevice, size: number): Promise<void> {
   const error = await device.popErrorScope();
   if (error !== null) {
-    throw new DeviceError(`The device has no room for the model's ${Math.ceil(size / 2 ** 20)} MiB (${error.message}); use a smaller model or context`, {
-      bytes: size,
-    });
+    throw new DeviceError(
+      `The device has no room for the model's ${Math.ceil(size / 2 ** 20)} MiB (${error.message}); use a smaller model or context`,
+      {
+        bytes: size,
+      },
+    );
   }
 }

@@ -78,7 +78,9 @@ export class Schedule {
 
   /** The dispatches of a list's steps, each step's by themselves, all by one variant. */
   variantDispatches(list: string, variant: string, dims: Dims): readonly (readonly Dispatch[])[] {
-    const rows = this.#steps.filter((step) => step.list === list).flatMap((step) => step.rows.filter((row) => variantName(row) === variant));
+    const rows = this.#steps
+      .filter((step) => step.list === list)
+      .flatMap((step) => step.rows.filter((row) => variantName(row) === variant));
     return rows.map(({ launches }) => dispatchesOf(launches, dims));
   }
 }
@@ -116,7 +118,10 @@ function bindGroup(
     const name = role === "scratch" ? `scratch.${plane ?? ""}` : (step.inputs[role] ?? step.outputs[role]);
     const resource = name === undefined ? undefined : find(name, plane);
     // The manifest's check has found all names, of a vector with its only plane.
-    if (resource === undefined) throw new BundleError(`manifest.json: kernel '${kernel.name}' binds '${role}' without its plane; compile the bundle again`);
+    if (resource === undefined)
+      throw new BundleError(
+        `manifest.json: kernel '${kernel.name}' binds '${role}' without its plane; compile the bundle again`,
+      );
     return { binding, resource };
   });
   entries.push({ binding: entries.length, resource: uniform(kernel.name) });

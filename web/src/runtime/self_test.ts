@@ -53,9 +53,16 @@ export async function selfTest(runner: TestedRunner, test: SelfTest): Promise<Ve
     background = found;
   }
   const off = new Set<string>();
-  const rounds = Math.max(0, ...[...test.variants.values()].filter((names) => names.length > 1).map((names) => names.length));
+  const rounds = Math.max(
+    0,
+    ...[...test.variants.values()].filter((names) => names.length > 1).map((names) => names.length),
+  );
   for (let round = 0; round < rounds; round++) {
-    for (const name of await trials.wrong(background, rowsOf(test.variants, (names) => names[round]))) off.add(name);
+    for (const name of await trials.wrong(
+      background,
+      rowsOf(test.variants, (names) => names[round]),
+    ))
+      off.add(name);
   }
   const passed = off.size === 0 || (await trials.passes("full", [], off));
   runner.choose({ off, front: test.front });
@@ -68,16 +75,22 @@ export async function selfTest(runner: TestedRunner, test: SelfTest): Promise<Ve
  */
 function* backgrounds(variants: ReadonlyMap<string, readonly string[]>): Generator<readonly Chosen[]> {
   const most = Math.max(...[...variants.values()].map((names) => names.length));
-  const rounds = Array.from({ length: most }, (_, back) => rowsOf(variants, (names) => names[Math.max(names.length - 1 - back, 0)]));
+  const rounds = Array.from({ length: most }, (_, back) =>
+    rowsOf(variants, (names) => names[Math.max(names.length - 1 - back, 0)]),
+  );
   yield* rounds;
   for (const round of rounds) {
     for (const [list, taken] of round) {
-      for (const name of variants.get(list) ?? []) if (name !== taken) yield round.map((chosen) => (chosen[0] === list ? [list, name] : chosen));
+      for (const name of variants.get(list) ?? [])
+        if (name !== taken) yield round.map((chosen) => (chosen[0] === list ? [list, name] : chosen));
     }
   }
 }
 
-function rowsOf(variants: ReadonlyMap<string, readonly string[]>, pick: (names: readonly string[]) => string | undefined): readonly Chosen[] {
+function rowsOf(
+  variants: ReadonlyMap<string, readonly string[]>,
+  pick: (names: readonly string[]) => string | undefined,
+): readonly Chosen[] {
   return [...variants].flatMap(([list, names]) => {
     const name = pick(names);
     return name === undefined ? [] : [[list, name] as const];
@@ -110,16 +123,24 @@ class Trials {
     if (chosen.length === 0 || (await this.passes("short", [...chosen, ...background]))) return [];
     if (chosen.length === 1) return chosen.map(([, name]) => name);
     const half = Math.ceil(chosen.length / 2);
-    return [...(await this.wrong(background, chosen.slice(0, half))), ...(await this.wrong(background, chosen.slice(half)))];
+    return [
+      ...(await this.wrong(background, chosen.slice(0, half))),
+      ...(await this.wrong(background, chosen.slice(half))),
+    ];
   }
 
   /**
    * Run the prompt with these variants in front, and the others by the lists' own order. A short trial takes all but the last tokens at once; a
    * full one takes all at once, and then all one by one.
    */
-  async passes(kind: "short" | "full", chosen: readonly Chosen[], off: ReadonlySet<string> = new Set()): Promise<boolean> {
+  async passes(
+    kind: "short" | "full",
+    chosen: readonly Chosen[],
+    off: ReadonlySet<string> = new Set(),
+  ): Promise<boolean> {
     const front: Record<string, Front[string]> = { ...this.test.front };
-    for (const [list, variant] of [...chosen].reverse()) front[list] = [{ when: null, variant }, ...(front[list] ?? [])];
+    for (const [list, variant] of [...chosen].reverse())
+      front[list] = [{ when: null, variant }, ...(front[list] ?? [])];
     this.runner.choose({ off, front });
     const length = this.test.prompt_ids.length;
     const tail = Math.min(SHORT_TAIL, length - 1);
@@ -150,7 +171,8 @@ class Trials {
       const expected = this.#rows.get(start - 1);
       if (expected !== undefined) worst = Math.max(worst, rowDeviation(logits, expected) / this.#scale);
       if (worst > tolerance) break;
-      if (start === prompt_ids.length) worst = Math.max(worst, choiceDeviation(logits, await this.runner.likeliest(batch)) / this.#scale);
+      if (start === prompt_ids.length)
+        worst = Math.max(worst, choiceDeviation(logits, await this.runner.likeliest(batch)) / this.#scale);
     }
     return worst;
   }

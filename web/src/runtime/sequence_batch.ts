@@ -4,12 +4,20 @@ import type { Batch } from "./batch.js";
 import { settingsRow } from "./batch.js";
 
 /** New tokens of one sequence that follow ``start`` cached ones and lie in ``pages``; with ``sample``, the token after the last is wanted. */
-export function sequenceBatch(tokenIds: readonly number[], start: number, pages: readonly number[], pageSize: number, sample: boolean): Batch {
+export function sequenceBatch(
+  tokenIds: readonly number[],
+  start: number,
+  pages: readonly number[],
+  pageSize: number,
+  sample: boolean,
+): Batch {
   const positions = tokenIds.map((_, index) => start + index);
   return {
     token_ids: tokenIds,
     positions,
-    slots: positions.map((position) => (pages[Math.floor(position / pageSize)] ?? 0) * pageSize + (position % pageSize)),
+    slots: positions.map(
+      (position) => (pages[Math.floor(position / pageSize)] ?? 0) * pageSize + (position % pageSize),
+    ),
     seq_starts: [0, tokenIds.length],
     page_indptr: [0, pages.length],
     page_ids: pages,
@@ -22,12 +30,20 @@ export function sequenceBatch(tokenIds: readonly number[], start: number, pages:
 /** The batches of several sequences as one. */
 export function joinBatches(batches: readonly Batch[]): Batch {
   const joined = {
-    token_ids: [] as number[], positions: [] as number[], slots: [] as number[], seq_starts: [0], page_indptr: [0], page_ids: [] as number[],
-    sample_rows: [] as number[], sample_slots: [] as number[], sample_settings: [] as number[],
-  }; // prettier-ignore
+    token_ids: [] as number[],
+    positions: [] as number[],
+    slots: [] as number[],
+    seq_starts: [0],
+    page_indptr: [0],
+    page_ids: [] as number[],
+    sample_rows: [] as number[],
+    sample_slots: [] as number[],
+    sample_settings: [] as number[],
+  };
   for (const batch of batches) {
     joined.sample_rows.push(...batch.sample_rows.map((row) => joined.token_ids.length + row));
-    for (const name of ["token_ids", "positions", "slots", "page_ids", "sample_slots", "sample_settings"] as const) joined[name].push(...batch[name]);
+    for (const name of ["token_ids", "positions", "slots", "page_ids", "sample_slots", "sample_settings"] as const)
+      joined[name].push(...batch[name]);
     joined.seq_starts.push(joined.token_ids.length);
     joined.page_indptr.push(joined.page_ids.length);
   }

@@ -21,12 +21,17 @@ export class SlotStates {
   set(name: SlotState, slot: number, values: Int32Array<ArrayBuffer> | Float32Array<ArrayBuffer> | null): void {
     const entry = planOf(this.manifest).states[name];
     const buffer = this.buffers.get(name);
-    if (entry === undefined || buffer === undefined) throw new BundleError(`manifest.json: state ${name} is missing; compile the bundle again`);
+    if (entry === undefined || buffer === undefined)
+      throw new BundleError(`manifest.json: state ${name} is missing; compile the bundle again`);
     const slots = this.capacity.N ?? 0;
     const length = elements(entry.shape.slice(1), this.capacity);
-    if (!Number.isInteger(slot) || slot < 0 || slot >= slots) throw new RequestError(`${name}: slot ${slot} is none of 0 to ${slots - 1}`, { slot });
+    if (!Number.isInteger(slot) || slot < 0 || slot >= slots)
+      throw new RequestError(`${name}: slot ${slot} is none of 0 to ${slots - 1}`, { slot });
     if (values !== null && values.length !== length) {
-      throw new RequestError(`${name}: ${values.length} values are given, a slot has ${length}`, { found: values.length, expected: length });
+      throw new RequestError(`${name}: ${values.length} values are given, a slot has ${length}`, {
+        found: values.length,
+        expected: length,
+      });
     }
     const { device } = this.allocator;
     const offset = slot * length * 4;

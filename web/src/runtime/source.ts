@@ -43,8 +43,15 @@ export function bundleAddress(url: string | URL): URL {
   try {
     address = new URL(url, base);
   } catch (error) {
-    const start = base === undefined ? "here it starts with https:// or http://; a folder on this machine can be given as a source" : "correct it";
-    throw new BundleError(`'${String(url)}' is no address of a bundle's folder; ${start}`, { address: String(url) }, { cause: error });
+    const start =
+      base === undefined
+        ? "here it starts with https:// or http://; a folder on this machine can be given as a source"
+        : "correct it";
+    throw new BundleError(
+      `'${String(url)}' is no address of a bundle's folder; ${start}`,
+      { address: String(url) },
+      { cause: error },
+    );
   }
   // Without the slash a relative name would replace the folder's own.
   if (!address.pathname.endsWith("/")) address.pathname += "/";
@@ -91,10 +98,12 @@ export function httpSource(url: string | URL): Source {
       if (offset > 0) {
         const headers: Record<string, string> = { Range: `bytes=${offset}-` };
         // From another origin this header would cost a preflight, which few hosts answer; the SHA-256 finds what it would have found.
-        if (etag !== null && typeof location !== "undefined" && base.origin === location.origin) headers["If-Range"] = etag;
+        if (etag !== null && typeof location !== "undefined" && base.origin === location.origin)
+          headers["If-Range"] = etag;
         const response = await request(file, { signal, cache: "no-store", headers });
         if (response.status === 200) return { stream: bodyOf(response), start: 0, etag: etagOf(response) };
-        if (response.status === 206 && startsAt(response, offset)) return { stream: bodyOf(response), start: offset, etag: etagOf(response) };
+        if (response.status === 206 && startsAt(response, offset))
+          return { stream: bodyOf(response), start: offset, etag: etagOf(response) };
         await response.body?.cancel();
       }
       const response = await request(file, { signal, cache: "no-store" });
@@ -109,7 +118,11 @@ function baseAddress(): string | undefined {
   return typeof location === "undefined" ? undefined : location.href;
 }
 
-async function fetched(address: string, file: string, init: RequestInit & { readonly signal: AbortSignal }): Promise<Response> {
+async function fetched(
+  address: string,
+  file: string,
+  init: RequestInit & { readonly signal: AbortSignal },
+): Promise<Response> {
   try {
     return await fetch(address, init);
   } catch (error) {

@@ -42,7 +42,9 @@ export class Stopwatch {
   private async byDevice({ queries, resolved, staging }: Timestamps, encode: Encode): Promise<number> {
     const { device } = this.allocator;
     const encoder = device.createCommandEncoder();
-    const pass = encoder.beginComputePass({ timestampWrites: { querySet: queries, beginningOfPassWriteIndex: 0, endOfPassWriteIndex: 1 } });
+    const pass = encoder.beginComputePass({
+      timestampWrites: { querySet: queries, beginningOfPassWriteIndex: 0, endOfPassWriteIndex: 1 },
+    });
     encode(pass);
     pass.end();
     encoder.resolveQuerySet(queries, 0, 2, resolved, 0);

@@ -67,10 +67,21 @@ interface Remembered {
   readonly durationMs: number;
 }
 
-const UNTESTED: SelfTestInfo = { state: "untested", switchedOff: [], largestDeviation: null, durationMs: 0, remembered: false };
+const UNTESTED: SelfTestInfo = {
+  state: "untested",
+  switchedOff: [],
+  largestDeviation: null,
+  durationMs: 0,
+  remembered: false,
+};
 
 /** ``onTest`` is told when the self-test starts. Throws BundleError, DeviceError (also where every way to run the bundle is wrong), or the signal's reason. */
-export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerOptions: RunnerOptions, onTest: () => void): Promise<TrustedRunner> {
+export async function openTrusted(
+  bundle: Bundle,
+  options: TrustOptions,
+  runnerOptions: RunnerOptions,
+  onTest: () => void,
+): Promise<TrustedRunner> {
   const { manifest } = bundle;
   const { selfTest: when = "first-load", notes = browserNotes() } = options;
   const test = when === "never" ? null : manifest.self_test;
@@ -91,10 +102,14 @@ export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerO
     const mayTune = options.tuning ?? !adapter.info.isFallbackAdapter;
     const noted = trustsNotes ? asRemembered(await note("self-test").read(), manifest) : null;
     // Tuning would choose among variants that nobody has tested.
-    const remembered = noted !== null && !noted.complete && mayTune && (await tuningOf(noted.activation)) === null ? null : noted;
+    const remembered =
+      noted !== null && !noted.complete && mayTune && (await tuningOf(noted.activation)) === null ? null : noted;
     const dtypes = manifest.activations.map(({ dtype }) => dtype);
-    const untrusted = new Set(dtypes.filter((dtype) => (remembered === null ? without.has(dtype) : dtype !== remembered.activation)));
-    const largest = (dtype: ActivationDtype): number => largestBuffer(manifest, dtype, poolWithin(manifest, dtype, runnerOptions));
+    const untrusted = new Set(
+      dtypes.filter((dtype) => (remembered === null ? without.has(dtype) : dtype !== remembered.activation)),
+    );
+    const largest = (dtype: ActivationDtype): number =>
+      largestBuffer(manifest, dtype, poolWithin(manifest, dtype, runnerOptions));
     const device = await openDevice(manifest, { gpu: options.gpu, adapter }, largest, untrusted);
     const { activation } = device;
     const tuning = await tuningOf(activation);
@@ -102,7 +117,8 @@ export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerO
     const before: Choices = { off: new Set(remembered?.switchedOff), front: tuning?.variants ?? {} };
     const complete = wantsTuning || alternatives;
     const isLast = manifest.activations.every(
-      ({ dtype, needs }) => dtype === activation || without.has(dtype) || needs.some((need) => !adapter.features.has(need)),
+      ({ dtype, needs }) =>
+        dtype === activation || without.has(dtype) || needs.some((need) => !adapter.features.has(need)),
     );
     let runner: Runner;
     try {
@@ -126,7 +142,13 @@ export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerO
     if (verdict.passed) {
       const off = new Set([...verdict.off, ...runner.refused]);
       const switchedOff = [...without.keys(), ...off];
-      const found: Remembered = { activation, complete, switchedOff, largestDeviation: verdict.deviation, durationMs: performance.now() - start };
+      const found: Remembered = {
+        activation,
+        complete,
+        switchedOff,
+        largestDeviation: verdict.deviation,
+        durationMs: performance.now() - start,
+      };
       await note("self-test").write(found);
       return { ...opened, choices: { off, front: before.front }, selfTest: infoOf(found, false) };
     }
@@ -154,9 +176,15 @@ async function verdictOf(
   try {
     const tolerance = test.tolerances[activation];
     if (tolerance === undefined) {
-      throw new BundleError(`manifest.json: self_test.tolerances has none for ${activation}; compile the bundle again`, { activation });
+      throw new BundleError(
+        `manifest.json: self_test.tolerances has none for ${activation}; compile the bundle again`,
+        { activation },
+      );
     }
-    return await unlessAborted(selfTest(testable(runner), { ...test, tolerance, variants, front, pageSize, signal }), signal);
+    return await unlessAborted(
+      selfTest(testable(runner), { ...test, tolerance, variants, front, pageSize, signal }),
+      signal,
+    );
   } catch (error) {
     runner.destroy();
     throw error;
@@ -176,7 +204,13 @@ function testable(runner: Runner): TestedRunner {
 }
 
 function infoOf({ switchedOff, largestDeviation, durationMs }: Remembered, remembered: boolean): SelfTestInfo {
-  return { state: switchedOff.length > 0 ? "passed-with-switched-off" : "passed", switchedOff, largestDeviation, durationMs, remembered };
+  return {
+    state: switchedOff.length > 0 ? "passed-with-switched-off" : "passed",
+    switchedOff,
+    largestDeviation,
+    durationMs,
+    remembered,
+  };
 }
 
 function asRemembered(note: unknown, manifest: Manifest): Remembered | null {
@@ -194,7 +228,11 @@ async function noteOf(notes: Notes, manifest: Manifest, adapter: AdapterEntry): 
   };
 }
 
-function wrongDevice({ adapter }: OpenDevice, without: ReadonlyMap<ActivationDtype, number>, tolerances: Readonly<Record<string, number>>): DeviceError {
+function wrongDevice(
+  { adapter }: OpenDevice,
+  without: ReadonlyMap<ActivationDtype, number>,
+  tolerances: Readonly<Record<string, number>>,
+): DeviceError {
   const found = [...without].map(([dtype, deviation]) => {
     const off = Number.isFinite(deviation) ? `off by ${(100 * deviation).toPrecision(3)} %` : "not numbers";
     return `with ${dtype} activations logits are ${off}, at most ${(100 * (tolerances[dtype] ?? 0)).toPrecision(3)} % is rounding`;
@@ -202,7 +240,11 @@ function wrongDevice({ adapter }: OpenDevice, without: ReadonlyMap<ActivationDty
   const largestDeviation = Math.max(...without.values());
   return new DeviceError(
     `${adapter}: this device computes the model wrongly (${found.join("; ")}); update the browser and the graphics driver, or use another device`,
-    { adapter, activations: [...without.keys()], largestDeviation: Number.isFinite(largestDeviation) ? largestDeviation : null },
+    {
+      adapter,
+      activations: [...without.keys()],
+      largestDeviation: Number.isFinite(largestDeviation) ? largestDeviation : null,
+    },
   );
 }
 

@@ -51,10 +51,15 @@ const CLOCK_MS = 0.1;
 const SHORT_CONTEXT = 256;
 
 /** Throws what the runner throws, and the signal's reason. What has not been measured within the budget stays as it is. */
-export async function tune(runner: TimedRunner, options: TuneOptions): Promise<Readonly<Record<string, readonly TunedRow[]>>> {
+export async function tune(
+  runner: TimedRunner,
+  options: TuneOptions,
+): Promise<Readonly<Record<string, readonly TunedRow[]>>> {
   const found: Record<string, TunedRow[]> = {};
   const stopwatch = new Slices(runner, options);
-  const work = [...runner.rows].flatMap(([list, rows]) => points(runner.manifest, list, rows).map((point) => ({ list, rows, point })));
+  const work = [...runner.rows].flatMap(([list, rows]) =>
+    points(runner.manifest, list, rows).map((point) => ({ list, rows, point })),
+  );
   // Single tokens first: most of the time goes there.
   work.sort((a, b) => a.point.tokens - b.point.tokens);
   for (const { list, rows, point } of work) {
@@ -122,7 +127,9 @@ function points(manifest: TimedRunner["manifest"], list: string, rows: readonly 
   const { context } = manifest;
   const plan = planOf(manifest);
   const steps = plan.steps.filter((step) => step.variants === list);
-  const leading = steps.flatMap(({ outputs }) => Object.values(outputs).flatMap((name) => plan.buffers[name]?.shape[0] ?? []))[0];
+  const leading = steps.flatMap(({ outputs }) =>
+    Object.values(outputs).flatMap((name) => plan.buffers[name]?.shape[0] ?? []),
+  )[0];
   const chunk = Math.min(PREFILL_CHUNK, context);
   const sizes: readonly Omit<Point, "context">[] =
     leading === "S"
@@ -143,6 +150,8 @@ function points(manifest: TimedRunner["manifest"], list: string, rows: readonly 
 function batchOf({ tokens, context }: Point, pageSize: number, page: number): Batch {
   const start = context - tokens;
   const firstWritten = Math.floor(start / pageSize);
-  const pages = Array.from({ length: Math.ceil(context / pageSize) }, (_, index) => (index < firstWritten ? index : page));
+  const pages = Array.from({ length: Math.ceil(context / pageSize) }, (_, index) =>
+    index < firstWritten ? index : page,
+  );
   return sequenceBatch(new Array<number>(tokens).fill(0), start, pages, pageSize, true);
 }

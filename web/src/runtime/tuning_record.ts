@@ -8,9 +8,16 @@ type Device = Pick<OpenDevice, "activation" | "adapterEntry">;
 const PARTS = ["vendor", "architecture", "device", "description"] as const satisfies readonly (keyof AdapterEntry)[];
 
 /** The record whose adapter's every given part is this one's; of several the one that gives most. One that gives no part is of no adapter. */
-export function shippedTuning(records: readonly TuningEntry[], { activation, adapterEntry }: Device): TuningEntry | null {
+export function shippedTuning(
+  records: readonly TuningEntry[],
+  { activation, adapterEntry }: Device,
+): TuningEntry | null {
   const fitting = records
-    .filter((record) => record.activation === activation && PARTS.every((part) => ["", adapterEntry[part]].includes(record.adapter[part])))
+    .filter(
+      (record) =>
+        record.activation === activation &&
+        PARTS.every((part) => ["", adapterEntry[part]].includes(record.adapter[part])),
+    )
     .map((record) => ({ record, parts: PARTS.filter((part) => record.adapter[part] !== "").length }))
     .filter(({ parts }) => parts > 0)
     .sort((a, b) => b.parts - a.parts);
@@ -18,7 +25,10 @@ export function shippedTuning(records: readonly TuningEntry[], { activation, ada
 }
 
 /** The record that an earlier load measured here. */
-export async function rememberedTuning(note: { read(): Promise<unknown> }, { activation, adapterEntry }: Device): Promise<TuningEntry | null> {
+export async function rememberedTuning(
+  note: { read(): Promise<unknown> },
+  { activation, adapterEntry }: Device,
+): Promise<TuningEntry | null> {
   const variants = (await note.read()) as TuningEntry["variants"] | undefined;
   return variants === undefined ? null : { adapter: adapterEntry, activation, variants };
 }

@@ -13,15 +13,24 @@ import { planOf } from "./plan.js";
 export type ActivationDtype = ActivationEntry["dtype"];
 
 /** The rows of a list that this device can run, in their order. Throws BundleError where there are none. */
-export function usableRows(manifest: Manifest, list: string, activation: ActivationDtype, features: ReadonlySet<string>): readonly VariantEntry[] {
+export function usableRows(
+  manifest: Manifest,
+  list: string,
+  activation: ActivationDtype,
+  features: ReadonlySet<string>,
+): readonly VariantEntry[] {
   const rows = manifest.variants[list]?.filter(
-    (row) => (row.activation === null || row.activation === activation) && row.needs.every((need) => features.has(need)),
+    (row) =>
+      (row.activation === null || row.activation === activation) && row.needs.every((need) => features.has(need)),
   );
   if (rows === undefined || rows.length === 0) {
-    throw new BundleError(`manifest.json: variants '${list}' has no row for ${activation} on this device; compile the bundle again`, {
-      variants: list,
-      activation,
-    });
+    throw new BundleError(
+      `manifest.json: variants '${list}' has no row for ${activation} on this device; compile the bundle again`,
+      {
+        variants: list,
+        activation,
+      },
+    );
   }
   return rows;
 }
@@ -52,7 +61,10 @@ export function rowsWithout(
   return new Map(
     [...rows].map(([list, all]) => {
       const taken = all.filter(({ kernels }) => !kernels.some((name) => refused.has(name)));
-      const refusal = taken.length > 0 ? undefined : all.flatMap(({ kernels }) => kernels.flatMap((name) => refused.get(name) ?? []))[0];
+      const refusal =
+        taken.length > 0
+          ? undefined
+          : all.flatMap(({ kernels }) => kernels.flatMap((name) => refused.get(name) ?? []))[0];
       if (refusal !== undefined) throw refusal;
       return [list, taken] as const;
     }),
@@ -63,7 +75,9 @@ export function rowsWithout(
 export function chooseRow<Row extends Pick<VariantEntry, "when">>(rows: readonly Row[], dims: Dims): Row {
   const row = rows.find(({ when }) => holds(when, dims));
   if (row === undefined) {
-    throw new BundleError(`manifest.json: no variant fits a batch of ${JSON.stringify(dims)}; compile the bundle again`);
+    throw new BundleError(
+      `manifest.json: no variant fits a batch of ${JSON.stringify(dims)}; compile the bundle again`,
+    );
   }
   return row;
 }

@@ -43,7 +43,10 @@ export async function loadWeights(
 
 /** The bytes of the largest plane. */
 export function largestPlane(manifest: Manifest): number {
-  return Object.values(manifest.weights).reduce((largest, { planes }) => Math.max(largest, ...planes.map(({ size }) => size)), 0);
+  return Object.values(manifest.weights).reduce(
+    (largest, { planes }) => Math.max(largest, ...planes.map(({ size }) => size)),
+    0,
+  );
 }
 
 function planesByShard(manifest: Manifest): readonly (readonly [string, PlaneEntry])[][] {

@@ -70,7 +70,9 @@ export class BundleStore {
   async list(): Promise<StoredBundle[]> {
     const listed = await Promise.all((await this.records()).map((record) => this.describe(record)));
     // Where a load failed for want of room, nothing but its record is there.
-    return listed.filter(({ bytes }) => bytes > 0).sort((one, other) => other.lastUsed.getTime() - one.lastUsed.getTime());
+    return listed
+      .filter(({ bytes }) => bytes > 0)
+      .sort((one, other) => other.lastUsed.getTime() - one.lastUsed.getTime());
   }
 
   /** Delete a bundle; files that another has as well stay. False where nothing of this address is stored. Throws StorageError while it is loaded. */
@@ -128,11 +130,21 @@ export class BundleStore {
     const known = new Set(files.map(({ sha256 }) => sha256));
     await this.withIndex(async () => {
       const record = await this.record(url);
-      const older = record === null ? [] : [...record.files, ...record.older].filter(({ sha256 }) => !known.has(sha256));
-      await this.write({ url, model: manifest.model, lastUsed: Date.now(), manifest: record?.manifest ?? null, files, older });
+      const older =
+        record === null ? [] : [...record.files, ...record.older].filter(({ sha256 }) => !known.has(sha256));
+      await this.write({
+        url,
+        model: manifest.model,
+        lastUsed: Date.now(),
+        manifest: record?.manifest ?? null,
+        files,
+        older,
+      });
     });
     // The first is the manifest, which has come already.
-    const missing = files.slice(1).map(async (file) => Math.max(0, (file.size ?? 0) - (await this.part(file)).bytes.size));
+    const missing = files
+      .slice(1)
+      .map(async (file) => Math.max(0, (file.size ?? 0) - (await this.part(file)).bytes.size));
     const missingBytes = sum(await Promise.all(missing));
     await requireRoom(this.files, missingBytes);
     return missingBytes;
@@ -161,7 +173,12 @@ export class BundleStore {
     await this.withIndex(async () => {
       const records = await this.records();
       const record = records.find((candidate) => candidate.url === url);
-      if (record === undefined || record.older.length === 0 || !record.files.some(({ sha256 }) => sha256 === record.manifest)) return;
+      if (
+        record === undefined ||
+        record.older.length === 0 ||
+        !record.files.some(({ sha256 }) => sha256 === record.manifest)
+      )
+        return;
       const pruned = { ...record, older: [] };
       const prune = async (): Promise<void> => {
         await this.removeFiles(record.older, [...records.filter((candidate) => candidate !== record), pruned]);
@@ -184,7 +201,10 @@ export class BundleStore {
     const names = records.map(({ url }) => this.lockOf("bundle", url));
     await whileFree(this.locks, names, task, (index) => {
       const url = records[index]?.url ?? "";
-      return new StorageError(`${url}: is being loaded, in this tab or another; wait until it is ready or abort it, then delete it`, { url });
+      return new StorageError(
+        `${url}: is being loaded, in this tab or another; wait until it is ready or abort it, then delete it`,
+        { url },
+      );
     });
   }
 
@@ -196,8 +216,16 @@ export class BundleStore {
   private async describe({ url, model, files, older, manifest, lastUsed }: BundleRecord): Promise<StoredBundle> {
     const parts = await Promise.all(files.map((file) => this.part(file)));
     const before = await Promise.all(older.map((file) => this.part(file)));
-    const complete = files.every(({ size }, index) => size === null || parts[index]?.complete) && files.some(({ sha256 }) => sha256 === manifest);
-    return { url, model, bytes: sum([...parts, ...before].map(({ bytes }) => bytes.size)), complete, lastUsed: new Date(lastUsed) };
+    const complete =
+      files.every(({ size }, index) => size === null || parts[index]?.complete) &&
+      files.some(({ sha256 }) => sha256 === manifest);
+    return {
+      url,
+      model,
+      bytes: sum([...parts, ...before].map(({ bytes }) => bytes.size)),
+      complete,
+      lastUsed: new Date(lastUsed),
+    };
   }
 
   private async readSound(hash: string): Promise<Bytes | null> {
@@ -211,7 +239,9 @@ export class BundleStore {
   }
 
   private async records(): Promise<BundleRecord[]> {
-    const texts = await Promise.all([...((await filesOf(this.root, BUNDLES))?.values() ?? [])].map((file) => file.text()));
+    const texts = await Promise.all(
+      [...((await filesOf(this.root, BUNDLES))?.values() ?? [])].map((file) => file.text()),
+    );
     return texts.map(parseRecord).filter((record) => record !== null);
   }
 
@@ -244,7 +274,10 @@ function parseRecord(text: string): BundleRecord | null {
 /** The manifest's first. */
 async function referencesOf(manifest: AnyManifest, manifestBytes: Bytes): Promise<FileReference[]> {
   const sized = filesToLoad(manifest).map(({ sha256, size }) => ({ sha256, size }));
-  const kernels = Object.values("kernels" in manifest ? manifest.kernels : {}).map(({ sha256 }) => ({ sha256, size: null }));
+  const kernels = Object.values("kernels" in manifest ? manifest.kernels : {}).map(({ sha256 }) => ({
+    sha256,
+    size: null,
+  }));
   const all = [{ sha256: await sha256(manifestBytes), size: manifestBytes.length }, ...sized, ...kernels];
   // Two names may stand for the same bytes.
   return [...new Map(all.map((reference) => [reference.sha256, reference])).values()];

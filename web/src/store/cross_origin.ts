@@ -40,7 +40,10 @@ export function crossOriginSource(source: Source, sharing: CrossOriginStorage): 
       }
       const bytes = await readFile(source, expected, signal, onBytes);
       const save = async (): Promise<void> => {
-        const handle = await storage.requestFileHandle(hash, { create: true, ...(sharing === true ? {} : { origins: sharing }) });
+        const handle = await storage.requestFileHandle(hash, {
+          create: true,
+          ...(sharing === true ? {} : { origins: sharing }),
+        });
         const writer = await handle.createWritable();
         await writer.write(bytes);
         await writer.close();

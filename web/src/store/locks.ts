@@ -1,13 +1,23 @@
 // Locks that all tabs and workers of this origin share. The browser gives one back when its holder ends, however that ends.
 
 /** Run the task while holding a lock, after waiting for it. Throws the signal's reason where it is aborted while waiting. */
-export async function whileHeld<T>(locks: LockManager, name: string, task: () => Promise<T>, signal?: AbortSignal): Promise<T> {
+export async function whileHeld<T>(
+  locks: LockManager,
+  name: string,
+  task: () => Promise<T>,
+  signal?: AbortSignal,
+): Promise<T> {
   signal?.throwIfAborted();
   return await locks.request(name, signal === undefined ? {} : { signal }, task);
 }
 
 /** Run the task while nobody holds any of the locks. Throws what ``inUse`` makes of the first that is held. */
-export async function whileFree<T>(locks: LockManager, names: readonly string[], task: () => Promise<T>, inUse: (index: number) => Error): Promise<T> {
+export async function whileFree<T>(
+  locks: LockManager,
+  names: readonly string[],
+  task: () => Promise<T>,
+  inUse: (index: number) => Error,
+): Promise<T> {
   const from = async (index: number): Promise<T> => {
     const name = names[index];
     if (name === undefined) return await task();

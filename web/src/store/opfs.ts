@@ -8,7 +8,12 @@ export type Folder = FileSystemDirectoryHandle;
 
 /** A folder at the root, made where it is missing; null where this browser or its private mode has no such file system. */
 export async function openFolder(name: string): Promise<Folder | null> {
-  if (typeof navigator === "undefined" || !("storage" in navigator) || typeof navigator.storage.getDirectory !== "function") return null;
+  if (
+    typeof navigator === "undefined" ||
+    !("storage" in navigator) ||
+    typeof navigator.storage.getDirectory !== "function"
+  )
+    return null;
   if (typeof FileSystemFileHandle === "undefined" || !("createWritable" in FileSystemFileHandle.prototype)) return null;
   try {
     return await (await navigator.storage.getDirectory()).getDirectoryHandle(name, { create: true });

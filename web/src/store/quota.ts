@@ -46,7 +46,8 @@ export async function noRoom(folder: Folder, neededBytes: number, options?: Erro
 /** Ask that the browser does not clear this origin when space runs short. It may ask the user, so nothing waits for its answer. */
 export function askToPersist(): void {
   // Workers have no such call, and Node, whose folders may hold a store, has no storage.
-  if (typeof navigator !== "undefined" && "storage" in navigator && "persist" in navigator.storage) void navigator.storage.persist().catch(() => false);
+  if (typeof navigator !== "undefined" && "storage" in navigator && "persist" in navigator.storage)
+    void navigator.storage.persist().catch(() => false);
 }
 
 async function roomBelow(folder: Folder, bytes: number): Promise<number> {

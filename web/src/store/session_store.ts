@@ -43,11 +43,17 @@ export function packSession(record: SessionRecord, keysAndValues: Bytes): Bytes 
 export function unpackSession(name: string, bytes: Bytes): SavedSession {
   const length = bytes.length < 4 ? 0 : new DataView(bytes.buffer, bytes.byteOffset).getUint32(0, true);
   try {
-    const record = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length))) as SessionRecord & { format: number };
+    const record = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length))) as SessionRecord & {
+      format: number;
+    };
     if (record.format !== FORMAT) throw new Error(`format ${record.format}`);
     return { record, keysAndValues: bytes.slice(4 + length) };
   } catch (error) {
-    throw new StorageError(`The saved session '${name}' cannot be read; delete it and save it again`, { session: name }, { cause: error });
+    throw new StorageError(
+      `The saved session '${name}' cannot be read; delete it and save it again`,
+      { session: name },
+      { cause: error },
+    );
   }
 }
 
@@ -58,7 +64,10 @@ export function noSuchSession(name: string): StorageError {
 /** The browser's. Throws StorageError where it has none. */
 export async function browserSessions(): Promise<SessionStorage> {
   const store = await SessionStore.open();
-  if (store === null) throw new StorageError("This browser has no origin private file system here, so sessions cannot be saved; use a current browser, and no private window");
+  if (store === null)
+    throw new StorageError(
+      "This browser has no origin private file system here, so sessions cannot be saved; use a current browser, and no private window",
+    );
   return store;
 }
 

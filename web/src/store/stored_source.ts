@@ -13,7 +13,11 @@ import type { StoredFile } from "./stored_file.js";
 import { PIECE_BYTES } from "./stored_file.js";
 
 /** Where ``store`` is true, the browser's own; null for none, or where this browser has none. Throws the signal's reason. */
-export async function storedSource(source: Source, store: boolean | BundleStore, signal: AbortSignal): Promise<StoredSource | null> {
+export async function storedSource(
+  source: Source,
+  store: boolean | BundleStore,
+  signal: AbortSignal,
+): Promise<StoredSource | null> {
   const opened = store === true ? await BundleStore.open() : store;
   if (opened === null || opened === false) return null;
   return new StoredSource(source, opened, await opened.hold(source.location, signal));
@@ -80,7 +84,9 @@ export class StoredSource implements Source {
     if (found !== null) return found;
     return this.store.whileAlone(expected.sha256, signal, async () => {
       // Another tab may have fetched it meanwhile.
-      return (await readStored(stored, expected, onBytes)) ?? (await this.fetchSound(stored, expected, signal, onBytes));
+      return (
+        (await readStored(stored, expected, onBytes)) ?? (await this.fetchSound(stored, expected, signal, onBytes))
+      );
     });
   }
 
@@ -100,7 +106,12 @@ export class StoredSource implements Source {
   }
 
   /** Fetch a file, and once more from its start where it proves damaged. Throws BundleError where it still is. */
-  private async fetchSound(stored: StoredFile, expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
+  private async fetchSound(
+    stored: StoredFile,
+    expected: Expected,
+    signal: AbortSignal,
+    onBytes: OnBytes,
+  ): Promise<Bytes> {
     // Damaged on this device, or it would have been read.
     if ((await stored.part()).complete) await stored.remove();
     for (let again = false; ; again = true) {
@@ -122,7 +133,12 @@ export class StoredSource implements Source {
   }
 
   /** The bytes, or what is wrong with them. Throws where they cannot be had whole; what has come is then stored. */
-  private async fetch(stored: StoredFile, expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes | BundleError> {
+  private async fetch(
+    stored: StoredFile,
+    expected: Expected,
+    signal: AbortSignal,
+    onBytes: OnBytes,
+  ): Promise<Bytes | BundleError> {
     const { file, size } = expected;
     if (size === undefined) {
       // A kernel: too small to go on with.

@@ -50,24 +50,43 @@ export class ChatTemplate {
     try {
       this.#template = new Template(source);
     } catch (error) {
-      throw new BundleError(`chat template: ${messageOf(error)}; correct the checkpoint's chat template`, {}, { cause: error });
+      throw new BundleError(
+        `chat template: ${messageOf(error)}; correct the checkpoint's chat template`,
+        {},
+        { cause: error },
+      );
     }
   }
 
   /** The prompt's text up to where the answer starts, with sentinels where messages and tools could spell control tokens. Throws RequestError for messages or tools that the template refuses. */
-  render(messages: readonly Message[], { tools = [], variables = {} }: RenderOptions = {}, controls?: ControlTokens): string {
+  render(
+    messages: readonly Message[],
+    { tools = [], variables = {} }: RenderOptions = {},
+    controls?: ControlTokens,
+  ): string {
     if (tools.length > 0) {
       checkTools(tools);
       if (this.toolFormat === null) {
-        throw new RequestError("This model's chat template has no tools, or has their calls written in a way that is not known here");
+        throw new RequestError(
+          "This model's chat template has no tools, or has their calls written in a way that is not known here",
+        );
       }
     }
     const marked = (value: object): object => controls?.markObject(value) ?? value;
     const plain = messages.map((message, index) => marked(plainMessage(message, index)));
     const described = tools.length > 0 ? tools.map(marked) : null;
-    const given: Record<string, unknown> = { messages: plain, tools: described, documents: null, add_generation_prompt: true, ...this.specialTokens };
+    const given: Record<string, unknown> = {
+      messages: plain,
+      tools: described,
+      documents: null,
+      add_generation_prompt: true,
+      ...this.specialTokens,
+    };
     for (const [name, value] of Object.entries(variables)) {
-      if (name in given) throw new RequestError(`chat_template_kwargs cannot set '${name}', which the chat template has already`, { param: "chat_template_kwargs" });
+      if (name in given)
+        throw new RequestError(`chat_template_kwargs cannot set '${name}', which the chat template has already`, {
+          param: "chat_template_kwargs",
+        });
       given[name] = controls?.markValue(value) ?? value;
     }
     try {
@@ -88,12 +107,18 @@ function plainMessage(message: Message, index: number): Message {
     throw new RequestError(`messages[${index}] must be an object with the strings 'role' and 'content'`, { index });
   }
   if (!hasCalls) return message;
-  const tool_calls = (calls as readonly MessageToolCall[]).map((call) => ({ ...call, function: { name: call.function?.name ?? "", arguments: plainArguments(call, index) } }));
+  const tool_calls = (calls as readonly MessageToolCall[]).map((call) => ({
+    ...call,
+    function: { name: call.function?.name ?? "", arguments: plainArguments(call, index) },
+  }));
   return { ...message, content: message.content ?? "", tool_calls };
 }
 
 function plainArguments(call: MessageToolCall, index: number): unknown {
-  const { name, arguments: given } = (call as Partial<MessageToolCall>).function ?? { name: undefined, arguments: undefined };
+  const { name, arguments: given } = (call as Partial<MessageToolCall>).function ?? {
+    name: undefined,
+    arguments: undefined,
+  };
   let value = given;
   try {
     if (typeof given === "string") value = JSON.parse(given === "" ? "{}" : given);

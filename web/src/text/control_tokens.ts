@@ -20,7 +20,8 @@ export class ControlTokens {
     added: readonly string[],
     readonly controls: readonly string[],
   ) {
-    const parts = (cut: (token: string, at: number) => string) => new Set(controls.flatMap((token) => Array.from(token.slice(1), (_, at) => cut(token, at + 1))));
+    const parts = (cut: (token: string, at: number) => string) =>
+      new Set(controls.flatMap((token) => Array.from(token.slice(1), (_, at) => cut(token, at + 1))));
     this.#prefixes = parts((token, at) => token.slice(0, at));
     this.#suffixes = parts((token, at) => token.slice(at));
     this.#added = new RegExp(anyOf(added), "gu");
@@ -34,7 +35,10 @@ export class ControlTokens {
     const core = text.trim();
     const lead = text.indexOf(core);
     const trail = text.length - lead - core.length;
-    const sizes = Array.from(core.slice(0, Math.max(0, ...this.controls.map(({ length }) => length))), (_, at) => at + 1);
+    const sizes = Array.from(
+      core.slice(0, Math.max(0, ...this.controls.map(({ length }) => length))),
+      (_, at) => at + 1,
+    );
     let marked = text.replace(this.#inside, `$&${SENTINEL}`);
     const insert = (at: number): string => marked.slice(0, at) + SENTINEL + marked.slice(at);
     if (sizes.some((size) => this.#prefixes.has(core.slice(-size)))) marked = insert(marked.length - trail);
@@ -73,11 +77,14 @@ export class ControlTokens {
 }
 
 export function sentinelRefused(): RequestError {
-  return new RequestError("The text contains U+FDD0, a noncharacter that is reserved for internal use; remove it", { code: "invalid_text" });
+  return new RequestError("The text contains U+FDD0, a noncharacter that is reserved for internal use; remove it", {
+    code: "invalid_text",
+  });
 }
 
 /** Whether a chat template spells out an added token that marks a turn. Tags such as <think> do not: templates read them in answers. */
-export const spellsMarker = (template: string, token: string): boolean => template.includes(token) && !/^(<\/?[A-Za-z_]+>|[\p{L}\p{N}_\s]*)$/u.test(token);
+export const spellsMarker = (template: string, token: string): boolean =>
+  template.includes(token) && !/^(<\/?[A-Za-z_]+>|[\p{L}\p{N}_\s]*)$/u.test(token);
 
 /** A text that stands for a control token where the token's own text is plain text. */
 export const privateSpelling = (index: number): string => `${SENTINEL}${index}\ufdd1`;
@@ -89,5 +96,7 @@ function mapped(value: object, change: (key: string, item: unknown) => unknown):
 /** The longest of the words. */
 function anyOf(words: readonly string[]): string {
   const sorted = words.filter((word) => word !== "").sort((left, right) => right.length - left.length);
-  return sorted.length === 0 ? "(?!)" : `(?:${sorted.map((word) => word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&")).join("|")})`;
+  return sorted.length === 0
+    ? "(?!)"
+    : `(?:${sorted.map((word) => word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&")).join("|")})`;
 }

@@ -27,7 +27,8 @@ export class TextStream {
     this.#ids.push(id);
     if (this.decoder.isByteToken(id)) return "";
     const text = this.decode(this.#windowStart);
-    if (text.length <= this.#windowText.length || text.endsWith(REPLACEMENT) || !text.startsWith(this.#windowText)) return "";
+    if (text.length <= this.#windowText.length || text.endsWith(REPLACEMENT) || !text.startsWith(this.#windowText))
+      return "";
     const delta = text.slice(this.#windowText.length);
     this.#windowStart = this.#emittedUntil;
     this.#emittedUntil = this.#ids.length;

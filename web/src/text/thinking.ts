@@ -4,7 +4,15 @@ import { RequestError } from "../errors.js";
 import type { Reasoning } from "./reasoning.js";
 
 /** The most tokens of reasoning; 0 switches it off. */
-export const EFFORT_TOKENS = { none: 0, minimal: 0, low: 1024, medium: 8192, high: 24_576, xhigh: Infinity, max: Infinity };
+export const EFFORT_TOKENS = {
+  none: 0,
+  minimal: 0,
+  low: 1024,
+  medium: 8192,
+  high: 24_576,
+  xhigh: Infinity,
+  max: Infinity,
+};
 
 export interface ThinkingParams {
   /** Switches the reasoning off ("none", "minimal") or bounds it; the chat template gets it as a variable. */
@@ -51,5 +59,7 @@ export function readThinking(params: ThinkingParams, { canSwitch, reasoning }: T
 }
 
 function lacking(param: string): RequestError {
-  return new RequestError(`${param} has no effect on this model, or chat_template_kwargs sets it too; leave it out`, { param });
+  return new RequestError(`${param} has no effect on this model, or chat_template_kwargs sets it too; leave it out`, {
+    param,
+  });
 }

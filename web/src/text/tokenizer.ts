@@ -55,19 +55,30 @@ export class Tokenizer {
       this.#byteSpelling = byteSpelling(parsed);
       unkToken = parsed.model?.unk_token;
     } catch (error) {
-      throw new BundleError(`${entry.file}: cannot be loaded: ${messageOf(error)}; compile the bundle again`, { file: entry.file }, { cause: error });
+      throw new BundleError(
+        `${entry.file}: cannot be loaded: ${messageOf(error)}; compile the bundle again`,
+        { file: entry.file },
+        { cause: error },
+      );
     }
     const added = [...this.#backend.get_added_tokens_decoder()];
     const named: readonly unknown[] = Object.values(specialTokens(entry));
-    const controls = added.filter(([, { special, content }]) => special || named.includes(content) || spellsMarker(entry.chat_template ?? "", content));
-    this.#controls = new ControlTokens(added.map(([, { content }]) => content), controls.map(([, { content }]) => content));
+    const controls = added.filter(
+      ([, { special, content }]) =>
+        special || named.includes(content) || spellsMarker(entry.chat_template ?? "", content),
+    );
+    this.#controls = new ControlTokens(
+      added.map(([, { content }]) => content),
+      controls.map(([, { content }]) => content),
+    );
     // A model writes its unknown token for text that it cannot encode.
     const unknown = [entry.unk_token, unkToken];
     this.#forgeable = new Set(controls.filter(([, { content }]) => !unknown.includes(content)).map(([id]) => id));
     this.#addedIds = new Set(added.map(([id]) => id));
     this.#specialIds = new Set(added.filter(([, token]) => token.special).map(([id]) => id));
     this.#bosTokenId = entry.bos_token === null ? undefined : this.#backend.token_to_id(entry.bos_token);
-    this.#chatTemplate = entry.chat_template === null ? null : new ChatTemplate(entry.chat_template, specialTokens(entry));
+    this.#chatTemplate =
+      entry.chat_template === null ? null : new ChatTemplate(entry.chat_template, specialTokens(entry));
     const template = entry.chat_template ?? "";
     this.thinking = { reasoning: reasoningOf(template, this), canSwitch: template.includes("enable_thinking") };
   }
@@ -86,7 +97,8 @@ export class Tokenizer {
     const bos = this.#bosTokenId;
     const addBos = this.entry.add_bos_token;
     let { ids } = this.#backend.encode(text, options);
-    let startsWithBos = addBos === false && ids[0] === bos && this.#backend.encode(text, { add_special_tokens: false }).ids[0] === bos;
+    let startsWithBos =
+      addBos === false && ids[0] === bos && this.#backend.encode(text, { add_special_tokens: false }).ids[0] === bos;
     // What the tokenizer adds to every text.
     const added = this.forgeable(this.#backend.encode("", options).ids).length;
     if (splitSpecialTokens && this.forgeable(ids).length !== added) {
@@ -107,7 +119,9 @@ export class Tokenizer {
    */
   encodeChat(messages: readonly Message[], options: RenderOptions = {}): readonly number[] {
     if (this.#chatTemplate === null) {
-      throw new RequestError("This model has no chat template, so it cannot chat; give it plain text to continue, with raw: true");
+      throw new RequestError(
+        "This model has no chat template, so it cannot chat; give it plain text to continue, with raw: true",
+      );
     }
     const marked = this.#chatTemplate.render(messages, options, this.#controls);
     const text = marked.replaceAll(SENTINEL, "");
@@ -144,7 +158,9 @@ export class Tokenizer {
   private splitting(): Backend {
     if (this.#splitting !== undefined) return this.#splitting;
     const parsed = JSON.parse(this.json) as TokenizerJson;
-    const spelling = new Map<unknown, string>(this.#controls.controls.map((content, index) => [content, privateSpelling(index)]));
+    const spelling = new Map<unknown, string>(
+      this.#controls.controls.map((content, index) => [content, privateSpelling(index)]),
+    );
     const spelled = (_: string, value: unknown): unknown => spelling.get(value) ?? value;
     const { added_tokens = [], post_processor = null } = parsed;
     const changed = JSON.parse(JSON.stringify({ added_tokens, post_processor }), spelled) as object;
@@ -164,10 +180,17 @@ export class Tokenizer {
 }
 
 function notSplit(): RequestError {
-  return new RequestError("The text spells a control token that this model's tokenizer cannot split; remove it", { code: "invalid_text" });
+  return new RequestError("The text spells a control token that this model's tokenizer cannot split; remove it", {
+    code: "invalid_text",
+  });
 }
 
-function specialTokens({ bos_token, eos_token, pad_token, unk_token }: TokenizerEntry): Readonly<Record<string, string>> {
+function specialTokens({
+  bos_token,
+  eos_token,
+  pad_token,
+  unk_token,
+}: TokenizerEntry): Readonly<Record<string, string>> {
   const named = Object.entries({ bos_token, eos_token, pad_token, unk_token });
   return Object.fromEntries(named.filter((pair): pair is [string, string] => pair[1] !== null));
 }
@@ -175,7 +198,9 @@ function specialTokens({ bos_token, eos_token, pad_token, unk_token }: Tokenizer
 /** Throws nothing: a tokenizer.json without a ByteLevel decoder spells characters as they are, with "▁" for a space. */
 function byteSpelling(tokenizerJson: unknown): ByteSpelling {
   const { decoder } = tokenizerJson as { decoder?: { type?: string; decoders?: readonly { type?: string }[] } | null };
-  return [decoder, ...(decoder?.decoders ?? [])].some((part) => part?.type === "ByteLevel") ? "byte_level" : "byte_fallback";
+  return [decoder, ...(decoder?.decoders ?? [])].some((part) => part?.type === "ByteLevel")
+    ? "byte_level"
+    : "byte_fallback";
 }
 
 /** ``added``: the token is matched in the text itself, so its name is its text. */
@@ -196,6 +221,7 @@ function byteOf(character: string): readonly number[] {
   return [...new TextEncoder().encode(character)];
 }
 
-const isPrintable = (byte: number): boolean => (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || (byte >= 174 && byte <= 255);
+const isPrintable = (byte: number): boolean =>
+  (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || (byte >= 174 && byte <= 255);
 
 const HIDDEN: readonly number[] = Array.from({ length: 256 }, (_, byte) => byte).filter((byte) => !isPrintable(byte));

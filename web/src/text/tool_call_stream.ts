@@ -13,7 +13,9 @@ const CLOSE = "</tool_call>";
 const PYTHON_TAG = "<|python_tag|>";
 const STRING = '"(?:[^"\\\\]|\\\\.)*"';
 // A call up to where its arguments begin.
-const HEAD = new RegExp(`^\\s*\\{\\s*(?:"type"\\s*:\\s*"function"\\s*,\\s*)?"name"\\s*:\\s*(${STRING})\\s*,\\s*"(?:arguments|parameters)"\\s*:\\s*(?=\\{)`);
+const HEAD = new RegExp(
+  `^\\s*\\{\\s*(?:"type"\\s*:\\s*"function"\\s*,\\s*)?"name"\\s*:\\s*(${STRING})\\s*,\\s*"(?:arguments|parameters)"\\s*:\\s*(?=\\{)`,
+);
 const FIRST_KEY = new RegExp(`^\\s*\\{\\s*(${STRING})`);
 const KEYS = ["name", "type", "arguments", "parameters"];
 
@@ -166,7 +168,9 @@ export class ToolCallStream {
   private tail(ended: boolean): ToolCallEvent[] {
     if (this.format === "hermes") {
       const end = this.#held.indexOf(CLOSE);
-      this.take(end >= 0 ? end + CLOSE.length : ended ? this.#held.length : this.#held.length - overlap(this.#held, CLOSE));
+      this.take(
+        end >= 0 ? end + CLOSE.length : ended ? this.#held.length : this.#held.length - overlap(this.#held, CLOSE),
+      );
       if (end >= 0) this.ended();
       return [];
     }
@@ -211,7 +215,8 @@ function joined(events: readonly ToolCallEvent[]): ToolCallEvent[] {
   const result: ToolCallEvent[] = [];
   for (const event of events) {
     const last = result.at(-1);
-    if (event.type === "text" && last?.type === "text") result[result.length - 1] = { type: "text", text: last.text + event.text };
+    if (event.type === "text" && last?.type === "text")
+      result[result.length - 1] = { type: "text", text: last.text + event.text };
     else if (event.type !== "arguments" || event.text !== "") result.push(event);
   }
   return result;
@@ -219,7 +224,8 @@ function joined(events: readonly ToolCallEvent[]): ToolCallEvent[] {
 
 /** How long an end of ``text`` is a start of ``tag``. */
 function overlap(text: string, tag: string): number {
-  for (let length = Math.min(text.length, tag.length - 1); length > 0; length--) if (tag.startsWith(text.slice(-length))) return length;
+  for (let length = Math.min(text.length, tag.length - 1); length > 0; length--)
+    if (tag.startsWith(text.slice(-length))) return length;
   return 0;
 }
 

@@ -16,7 +16,8 @@ export interface Tool {
   };
 }
 
-export type ToolChoice = "none" | "auto" | "required" | { readonly type: "function"; readonly function: { readonly name: string } };
+export type ToolChoice =
+  "none" | "auto" | "required" | { readonly type: "function"; readonly function: { readonly name: string } };
 
 /**
  * How a call is written. "hermes" (Qwen 2.5 and 3, Hermes): `<tool_call>{"name": .., "arguments": ..}</tool_call>`. "llama3" (Llama 3.1 and on):
@@ -30,7 +31,8 @@ const NO_PARAMETERS = { type: "object", properties: {}, additionalProperties: fa
 /** The format that a chat template asks for, or null where it has no tools or writes their calls in another way. */
 export function toolFormat(chatTemplate: string): ToolFormat | null {
   if (!/\btools\b/.test(chatTemplate)) return null;
-  if (chatTemplate.includes("<tool_call>")) return chatTemplate.includes("<function=") || chatTemplate.includes("<arg_key>") ? null : "hermes";
+  if (chatTemplate.includes("<tool_call>"))
+    return chatTemplate.includes("<function=") || chatTemplate.includes("<arg_key>") ? null : "hermes";
   return chatTemplate.includes("<|python_tag|>") || /"parameters\\?"/.test(chatTemplate) ? "llama3" : null;
 }
 
@@ -41,10 +43,14 @@ export function checkTools(tools: readonly Tool[]): void {
     const parts = tool as { readonly type?: unknown; readonly function?: { readonly name?: unknown } };
     const name = parts.function?.name;
     if (parts.type !== "function" || typeof name !== "string" || !NAME.test(name)) {
-      const form = "{type: \"function\", function: {name, ..}} with a name of letters, digits, '_', '-' and '.', at most 64";
+      const form =
+        "{type: \"function\", function: {name, ..}} with a name of letters, digits, '_', '-' and '.', at most 64";
       throw new RequestError(`tools[${index}] must be ${form}`, { index });
     }
-    if (names.has(name)) throw new RequestError(`tools[${index}]: there are two functions of the name '${name}'; give each its own`, { index });
+    if (names.has(name))
+      throw new RequestError(`tools[${index}]: there are two functions of the name '${name}'; give each its own`, {
+        index,
+      });
     names.add(name);
   });
 }
@@ -53,15 +59,25 @@ export function checkTools(tools: readonly Tool[]): void {
  * The grammar of an answer that is calls only: of any tool for "required", of one for a named function, and null for "none" and "auto", where the model
  * is free. With ``parallel`` there may be several calls. Throws RequestError for tools or choices that are wrong.
  */
-export function toolGrammar(format: ToolFormat, tools: readonly Tool[], choice: ToolChoice, parallel = true): GrammarSource | null {
+export function toolGrammar(
+  format: ToolFormat,
+  tools: readonly Tool[],
+  choice: ToolChoice,
+  parallel = true,
+): GrammarSource | null {
   checkTools(tools);
   if (choice === "none" || choice === "auto") return null;
   const named = choice === "required" ? null : choice.function.name;
   const chosen = tools.filter((tool) => named === null || tool.function.name === named);
   if (chosen.length === 0) {
-    throw new RequestError(named === null ? "tool_choice 'required' needs tools" : `tool_choice names '${named}', which is none of the tools`);
+    throw new RequestError(
+      named === null
+        ? "tool_choice 'required' needs tools"
+        : `tool_choice names '${named}', which is none of the tools`,
+    );
   }
-  const [begin, key, end] = format === "hermes" ? ["<tool_call>\n", "arguments", "\n</tool_call>"] : ["", "parameters", ""];
+  const [begin, key, end] =
+    format === "hermes" ? ["<tool_call>\n", "arguments", "\n</tool_call>"] : ["", "parameters", ""];
   const tags = chosen.map(({ function: { name, parameters } }) => ({
     begin: `${begin}{"name": ${JSON.stringify(name)}, "${key}": `,
     schema: parameters ?? NO_PARAMETERS,

@@ -95,9 +95,16 @@ export const modelLibURLPrefix = "";
 export const functionCallingModelIds: string[] = [];
 
 const RECORD_KEYS: readonly string[] = [
-  "model", "model_id", "model_lib", "overrides", "vram_required_MB", "low_resource_required",
-  "buffer_size_required_bytes", "required_features", "model_type",
-] satisfies (keyof ModelRecord)[]; // prettier-ignore
+  "model",
+  "model_id",
+  "model_lib",
+  "overrides",
+  "vram_required_MB",
+  "low_resource_required",
+  "buffer_size_required_bytes",
+  "required_features",
+  "model_type",
+] satisfies (keyof ModelRecord)[];
 const APP_KEYS: readonly string[] = [
   "model_list",
   "cacheBackend",

@@ -9,9 +9,18 @@ import type { InitProgressCallback, LogitProcessor } from "./interface.js";
 import type { Expected, HandlerTarget, Method } from "./protocol.js";
 
 const METHODS: readonly string[] = [
-  "chatCompletion", "completion", "embedding", "unload", "interruptGenerate", "resetChat", "getMessage",
-  "runtimeStatsText", "forwardTokensAndSample", "getMaxStorageBufferBindingSize", "getGPUVendor",
-] satisfies Method[]; // prettier-ignore
+  "chatCompletion",
+  "completion",
+  "embedding",
+  "unload",
+  "interruptGenerate",
+  "resetChat",
+  "getMessage",
+  "runtimeStatsText",
+  "forwardTokensAndSample",
+  "getMaxStorageBufferBindingSize",
+  "getGPUVendor",
+] satisfies Method[];
 
 /** Those that need no model. */
 const WITHOUT_MODEL: readonly Method[] = [

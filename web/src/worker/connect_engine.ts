@@ -29,7 +29,11 @@ const MISSED_PINGS = 6;
  * Load the bundle in a worker whose script calls serveEngine. Addresses are relative to the page. Throws what Engine.load throws, and WorkerError
  * where the worker's script does not start; calls that are under way when a worker dies throw WorkerError, at once where the browser has Web Locks.
  */
-export async function connectEngine(worker: WorkerLike, bundle: string | URL | readonly (string | URL)[], options: ConnectOptions = {}): Promise<EngineWithSessions> {
+export async function connectEngine(
+  worker: WorkerLike,
+  bundle: string | URL | readonly (string | URL)[],
+  options: ConnectOptions = {},
+): Promise<EngineWithSessions> {
   options.signal?.throwIfAborted();
   requireSecureContext();
   const connection = crypto.randomUUID();
@@ -45,7 +49,10 @@ export async function connectEngine(worker: WorkerLike, bundle: string | URL | r
     "error",
     (event) => {
       // Later on an uncaught error need not be the end of a worker.
-      if (!isLoaded) fail(`The worker's script failed${"message" in event ? `: ${String(event.message)}` : ""}; see the console, and whether it calls serveEngine`);
+      if (!isLoaded)
+        fail(
+          `The worker's script failed${"message" in event ? `: ${String(event.message)}` : ""}; see the console, and whether it calls serveEngine`,
+        );
     },
     { signal: over.signal },
   );
@@ -56,7 +63,8 @@ export async function connectEngine(worker: WorkerLike, bundle: string | URL | r
   await hold(connection, "page", over.signal);
   worker.postMessage({ nearfar: "connect", connection } satisfies Greeting, [port2]);
   watch(worker, connection, over.signal, fail);
-  const absolute = (address: string | URL): string => new URL(address, typeof document === "undefined" ? undefined : document.baseURI).href;
+  const absolute = (address: string | URL): string =>
+    new URL(address, typeof document === "undefined" ? undefined : document.baseURI).href;
   const addresses = (typeof bundle === "string" || bundle instanceof URL ? [bundle] : bundle).map(absolute);
   const { onnx } = options;
   const sent = onnx === undefined ? options : { ...options, onnx: { ...onnx, runtime: absolute(onnx.runtime) } };
@@ -87,13 +95,17 @@ export function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: (
     (...path: readonly string[]) =>
     (...args: readonly unknown[]) => {
       if (args.some((arg) => (Object(arg) as { logitProcessor?: unknown }).logitProcessor !== undefined)) {
-        return Promise.reject(new RequestError("logitProcessor cannot be used with an engine in a worker", { param: "logitProcessor" }));
+        return Promise.reject(
+          new RequestError("logitProcessor cannot be used with an engine in a worker", { param: "logitProcessor" }),
+        );
       }
       return remote.call(["engine", ...path], args);
     };
   return {
     info,
-    chat: { completions: { create: method("chat", "completions", "create") as EngineApi["chat"]["completions"]["create"] } },
+    chat: {
+      completions: { create: method("chat", "completions", "create") as EngineApi["chat"]["completions"]["create"] },
+    },
     completions: { create: method("completions", "create") as EngineApi["completions"]["create"] },
     embeddings: { create: method("embeddings", "create") as EngineApi["embeddings"]["create"] },
     countTokens: method("countTokens") as EngineApi["countTokens"],
@@ -111,7 +123,9 @@ function watch(worker: WorkerLike, connection: string, over: AbortSignal, fail: 
   let missed = 0;
   const timer = setInterval(() => {
     if (++missed > MISSED_PINGS) {
-      fail(`The worker has not answered for ${(PING_MS * MISSED_PINGS) / 1000} seconds; start it again and connect again`);
+      fail(
+        `The worker has not answered for ${(PING_MS * MISSED_PINGS) / 1000} seconds; start it again and connect again`,
+      );
       return;
     }
     const { port1, port2 } = new MessageChannel();

@@ -5,7 +5,8 @@ export type End = "page" | "worker";
 
 const nameOf = (connection: string, end: End): string => `nearfar ${connection} ${end}`;
 
-const locks = (): LockManager | undefined => (globalThis as { readonly navigator?: { readonly locks?: LockManager } }).navigator?.locks;
+const locks = (): LockManager | undefined =>
+  (globalThis as { readonly navigator?: { readonly locks?: LockManager } }).navigator?.locks;
 
 /** Holds this end's lock until ``over`` aborts. Resolves as soon as it is held. */
 export function hold(connection: string, end: End, over: AbortSignal): Promise<void> {

@@ -43,11 +43,23 @@ export class Remote {
     for (const signal of packed.signals) signal.throwIfAborted();
     const id = this.#nextId++;
     const { promise, resolve, reject } = deferred();
-    const call: Call = { resolve, reject, callbacks: packed.callbacks, ended: new AbortController(), inbox: [], closed: null, wake: () => undefined };
+    const call: Call = {
+      resolve,
+      reject,
+      callbacks: packed.callbacks,
+      ended: new AbortController(),
+      inbox: [],
+      closed: null,
+      wake: () => undefined,
+    };
     try {
       this.post({ type: "call", id, path, args: packed.args }, packed.transfer);
     } catch (error) {
-      throw new RequestError(`${path.join(".")}: an argument cannot be sent: ${messageOf(error)}`, {}, { cause: error });
+      throw new RequestError(
+        `${path.join(".")}: an argument cannot be sent: ${messageOf(error)}`,
+        {},
+        { cause: error },
+      );
     }
     this.#calls.set(id, call);
     for (const [index, signal] of packed.signals.entries()) {
@@ -143,7 +155,11 @@ export class Remote {
   }
 }
 
-function deferred(): { readonly promise: Promise<unknown>; readonly resolve: (value: unknown) => void; readonly reject: (error: unknown) => void } {
+function deferred(): {
+  readonly promise: Promise<unknown>;
+  readonly resolve: (value: unknown) => void;
+  readonly reject: (error: unknown) => void;
+} {
   let settle: Pick<Call, "resolve" | "reject"> | null = null;
   const promise = new Promise<unknown>((resolve, reject) => (settle = { resolve, reject }));
   return { promise, ...(settle as unknown as Pick<Call, "resolve" | "reject">) };

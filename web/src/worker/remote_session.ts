@@ -20,7 +20,10 @@ export class RemoteSession implements SessionApi {
   constructor(remote: Remote, options: SessionOptions = {}, original?: RemoteSession) {
     this.#remote = remote;
     this.#messages = [...(options.messages ?? [])];
-    this.#created = remote.call(["sessions", original === undefined ? "create" : "clone"], original === undefined ? [this.#id, options] : [original.#id, this.#id]);
+    this.#created = remote.call(
+      ["sessions", original === undefined ? "create" : "clone"],
+      original === undefined ? [this.#id, options] : [original.#id, this.#id],
+    );
     this.#created.catch(() => undefined);
   }
 
@@ -32,7 +35,10 @@ export class RemoteSession implements SessionApi {
     return this.#answering;
   }
 
-  async *generate(content: string, options: Omit<GenerateOptions, "raw"> = {}): AsyncGenerator<GenerationEvent, void, undefined> {
+  async *generate(
+    content: string,
+    options: Omit<GenerateOptions, "raw"> = {},
+  ): AsyncGenerator<GenerationEvent, void, undefined> {
     this.requireIdle();
     const asked: readonly Message[] = [...this.#messages, { role: "user", content }];
     this.#answering = true;
@@ -75,6 +81,9 @@ export class RemoteSession implements SessionApi {
 
   private requireIdle(): void {
     if (this.#closed) throw new RequestError("The session is closed; create another");
-    if (this.#answering) throw new RequestError("The session is generating an answer; wait for its end, abort it, or clone the session before");
+    if (this.#answering)
+      throw new RequestError(
+        "The session is generating an answer; wait for its end, abort it, or clone the session before",
+      );
   }
 }

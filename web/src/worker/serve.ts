@@ -22,16 +22,24 @@ export function serve(port: WirePort, target: object): () => void {
   };
 
   async function answer({ id, path, args }: Extract<ToWorker, { type: "call" }>): Promise<void> {
-    const running: Running = { controllers: new Map(), granted: 0, left: false, stop: () => undefined, wake: () => undefined };
+    const running: Running = {
+      controllers: new Map(),
+      granted: 0,
+      left: false,
+      stop: () => undefined,
+      wake: () => undefined,
+    };
     calls.set(id, running);
     const signalOf = (index: number): AbortSignal => {
       const controller = running.controllers.get(index) ?? new AbortController();
       running.controllers.set(index, controller);
       return controller.signal;
     };
-    const callbackOf = (callback: number) => (...given: readonly unknown[]) => {
-      post({ type: "callback", id, callback, args: given });
-    };
+    const callbackOf =
+      (callback: number) =>
+      (...given: readonly unknown[]) => {
+        post({ type: "callback", id, callback, args: given });
+      };
     try {
       const result = await find(target, path)(...unpack(args, signalOf, callbackOf));
       if (isIterable(result)) await send(id, result, running);
@@ -111,7 +119,10 @@ function find(target: object, path: readonly string[]): (...args: readonly unkno
     owner = found;
     found = (Object(owner) as Record<string, unknown>)[name];
   }
-  if (typeof found !== "function") throw new RequestError(`The worker has no function '${path.join(".")}'; load the same version of the package on both sides`);
+  if (typeof found !== "function")
+    throw new RequestError(
+      `The worker has no function '${path.join(".")}'; load the same version of the package on both sides`,
+    );
   const method = found as (...args: readonly unknown[]) => unknown;
   return (...args) => method.apply(owner, [...args]);
 }

@@ -60,7 +60,8 @@ class Connection {
  * must be there by then.
  */
 export function serveEngine(scope: WorkerScope, given: LoadEngine | ServeOptions = {}): void {
-  const load: LoadEngine = typeof given === "function" ? given : async (bundles, options) => Engine.load(bundles, { ...options, ...given });
+  const load: LoadEngine =
+    typeof given === "function" ? given : async (bundles, options) => Engine.load(bundles, { ...options, ...given });
   const engines = new SharedEngines(load);
   const connections = new Set<string>();
 
@@ -88,7 +89,8 @@ export function serveEngine(scope: WorkerScope, given: LoadEngine | ServeOptions
     if (greeting.nearfar === "connect") connect(greeting.connection, port);
     else if (greeting.nearfar === "ping") port.postMessage(connections.has(greeting.connection));
     else return;
-    if ("waitUntil" in event && typeof event.waitUntil === "function") keepAlive(event as MessageEvent & { waitUntil(promise: Promise<unknown>): void });
+    if ("waitUntil" in event && typeof event.waitUntil === "function")
+      keepAlive(event as MessageEvent & { waitUntil(promise: Promise<unknown>): void });
   });
 }
 

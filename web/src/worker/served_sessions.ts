@@ -14,7 +14,8 @@ export class ServedSessions {
 
   create(id: string, options: SessionOptions): void {
     const engine = this.engine() as EngineApi & Partial<EngineWithSessions>;
-    if (engine.createSession === undefined) throw new RequestError("The worker's engine has no sessions; load it with Engine.load");
+    if (engine.createSession === undefined)
+      throw new RequestError("The worker's engine has no sessions; load it with Engine.load");
     this.#sessions.set(id, engine.createSession(options));
   }
 

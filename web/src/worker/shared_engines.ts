@@ -53,11 +53,18 @@ export class SharedEngines {
   private start(key: string, bundles: readonly string[], options: LoadOptions): Entry {
     const aborted = new AbortController();
     // Who starts the load hears of it from its first moment on.
-    const listeners = new Set<(progress: LoadProgress) => void>(options.onProgress === undefined ? [] : [options.onProgress]);
+    const listeners = new Set<(progress: LoadProgress) => void>(
+      options.onProgress === undefined ? [] : [options.onProgress],
+    );
     const onProgress = (progress: LoadProgress): void => {
       for (const listener of listeners) listener(progress);
     };
-    const entry: Entry = { engine: this.load(bundles, { ...options, signal: aborted.signal, onProgress }), aborted, listeners, users: 0 };
+    const entry: Entry = {
+      engine: this.load(bundles, { ...options, signal: aborted.signal, onProgress }),
+      aborted,
+      listeners,
+      users: 0,
+    };
     this.#entries.set(key, entry);
     return entry;
   }

@@ -30,9 +30,13 @@ export interface WirePort {
 }
 
 /** What a page sends to the worker itself; the reply to a ping, on the port that comes with it, is whether the connection is known. */
-export type Greeting = { readonly nearfar: "connect"; readonly connection: string } | { readonly nearfar: "ping"; readonly connection: string };
+export type Greeting =
+  | { readonly nearfar: "connect"; readonly connection: string }
+  | { readonly nearfar: "ping"; readonly connection: string };
 
-export type WireError = { readonly kind: "nearfar"; readonly json: ErrorJson } | { readonly kind: "dom" | "error"; readonly name: string; readonly message: string };
+export type WireError =
+  | { readonly kind: "nearfar"; readonly json: ErrorJson }
+  | { readonly kind: "dom" | "error"; readonly name: string; readonly message: string };
 
 /** Where a signal or a function was in the arguments. */
 interface Reference {
@@ -51,7 +55,10 @@ export interface Packed {
 export function pack(args: readonly unknown[]): Packed {
   const signals: AbortSignal[] = [];
   const callbacks: ((...args: readonly unknown[]) => unknown)[] = [];
-  const reference = <T>(kind: Reference["nearfarReference"], list: T[], value: T): Reference => ({ nearfarReference: kind, index: list.push(value) - 1 });
+  const reference = <T>(kind: Reference["nearfarReference"], list: T[], value: T): Reference => ({
+    nearfarReference: kind,
+    index: list.push(value) - 1,
+  });
   const packed = mapPlain(args, (value) => {
     if (value instanceof AbortSignal) return reference("signal", signals, value);
     if (typeof value === "function") return reference("callback", callbacks, value as (typeof callbacks)[number]);
@@ -61,7 +68,11 @@ export function pack(args: readonly unknown[]): Packed {
 }
 
 /** The arguments again; ``signal`` and ``callback`` make what stands for those of the other side. */
-export function unpack(args: readonly unknown[], signal: (index: number) => AbortSignal, callback: (index: number) => unknown): readonly unknown[] {
+export function unpack(
+  args: readonly unknown[],
+  signal: (index: number) => AbortSignal,
+  callback: (index: number) => unknown,
+): readonly unknown[] {
   return mapPlain(args, (value) => {
     const { nearfarReference, index } = Object(value) as Partial<Reference>;
     if (nearfarReference === undefined || index === undefined) return value;
@@ -89,7 +100,8 @@ export function transferables(value: unknown): readonly Transferable[] {
 
 export function packError(error: unknown): WireError {
   if (error instanceof NearfarError) return { kind: "nearfar", json: error.toJSON() };
-  if (isA("DOMException", error)) return { kind: "dom", name: (error as DOMException).name, message: (error as DOMException).message };
+  if (isA("DOMException", error))
+    return { kind: "dom", name: (error as DOMException).name, message: (error as DOMException).message };
   return { kind: "error", name: error instanceof Error ? error.name : "Error", message: messageOf(error) };
 }
 
@@ -99,10 +111,14 @@ export function unpackError(error: WireError): Error {
     case "nearfar":
       return errorFromJson(error.json);
     case "dom":
-      return typeof DOMException === "undefined" ? Object.assign(new Error(error.message), { name: error.name }) : new DOMException(error.message, error.name);
+      return typeof DOMException === "undefined"
+        ? Object.assign(new Error(error.message), { name: error.name })
+        : new DOMException(error.message, error.name);
     case "error": {
       const known = [TypeError, RangeError].find(({ name }) => name === error.name);
-      return known === undefined ? Object.assign(new Error(error.message), { name: error.name }) : new known(error.message);
+      return known === undefined
+        ? Object.assign(new Error(error.message), { name: error.name })
+        : new known(error.message);
     }
   }
 }

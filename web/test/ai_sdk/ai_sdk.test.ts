@@ -36,8 +36,21 @@ test("engines and hybrids are sources, and the provider is the AI SDK's, by type
 
 test("generateText gives text, finish reason, usage, timings and the model's name", async () => {
   const { engine, prompt, source } = adapterEngine("hello");
-  const result = await generateText({ model: createNearfar(engine)(), instructions: "be brief", prompt: "hi", temperature: 0, topK: 3, seed: 7, maxOutputTokens: 9 });
-  expect(result).toMatchObject({ text: "hello", finishReason: "stop", usage: { inputTokens: 35, outputTokens: 5, totalTokens: 40 }, warnings: [] });
+  const result = await generateText({
+    model: createNearfar(engine)(),
+    instructions: "be brief",
+    prompt: "hi",
+    temperature: 0,
+    topK: 3,
+    seed: 7,
+    maxOutputTokens: 9,
+  });
+  expect(result).toMatchObject({
+    text: "hello",
+    finishReason: "stop",
+    usage: { inputTokens: 35, outputTokens: 5, totalTokens: 40 },
+    warnings: [],
+  });
   expect(result.usage.inputTokenDetails.cacheReadTokens).toBe(3);
   expect(result.finalStep.response.modelId).toBe("fake");
   expect(result.finalStep.providerMetadata?.nearfar).toHaveProperty("timings.total_ms");
@@ -59,20 +72,25 @@ test("streamText streams the text as it comes, then usage", async () => {
   expect(await result.usage).toMatchObject({ outputTokens: 6 });
 });
 
-test.each(["generateText", "streamText"] as const)("%s runs tools and gives their results to the next step", async (which) => {
-  const { engine, prompt } = adapterEngine(`I look. ${hermesCall("weather", { city: "Rome" })}`, "21 degrees");
-  const options = { model: createNearfar(engine)(), prompt: "Rome?", tools: { weather }, stopWhen: isStepCount(3) };
-  const result = which === "generateText" ? await generateText(options) : streamText(options);
-  expect(await result.text).toBe("21 degrees");
-  const [first] = await result.steps;
-  expect(first?.finishReason).toBe("tool-calls");
-  expect(first?.toolCalls[0]).toMatchObject({ toolName: "weather", input: { city: "Rome" } });
-  expect(first?.toolResults[0]).toMatchObject({ output: { degrees: 21 } });
-  expect(prompt(1)).toContain('[tool]{"city":"Rome","degrees":21}');
-});
+test.each(["generateText", "streamText"] as const)(
+  "%s runs tools and gives their results to the next step",
+  async (which) => {
+    const { engine, prompt } = adapterEngine(`I look. ${hermesCall("weather", { city: "Rome" })}`, "21 degrees");
+    const options = { model: createNearfar(engine)(), prompt: "Rome?", tools: { weather }, stopWhen: isStepCount(3) };
+    const result = which === "generateText" ? await generateText(options) : streamText(options);
+    expect(await result.text).toBe("21 degrees");
+    const [first] = await result.steps;
+    expect(first?.finishReason).toBe("tool-calls");
+    expect(first?.toolCalls[0]).toMatchObject({ toolName: "weather", input: { city: "Rome" } });
+    expect(first?.toolResults[0]).toMatchObject({ output: { degrees: 21 } });
+    expect(prompt(1)).toContain('[tool]{"city":"Rome","degrees":21}');
+  },
+);
 
 test("several calls of one answer keep their order and their ids", async () => {
-  const { engine } = adapterEngine(`${hermesCall("weather", { city: "Rome" })}\n${hermesCall("weather", { city: "Oslo" })}`);
+  const { engine } = adapterEngine(
+    `${hermesCall("weather", { city: "Rome" })}\n${hermesCall("weather", { city: "Oslo" })}`,
+  );
   const { toolCalls } = streamText({ model: createNearfar(engine)(), prompt: "?", tools: { weather } });
   const calls = await toolCalls;
   expect(calls.map(({ input }) => input)).toEqual([{ city: "Rome" }, { city: "Oslo" }]);
@@ -88,7 +106,9 @@ test("a schema becomes response_format, for generateObject, streamObject and Out
   let partial: unknown;
   for await (partial of streamed.partialObjectStream);
   expect(partial).toEqual({ sum: 85 });
-  expect((await generateText({ model, output: Output.object({ schema }), prompt: "27 + 58" })).output).toEqual({ sum: 85 });
+  expect((await generateText({ model, output: Output.object({ schema }), prompt: "27 + 58" })).output).toEqual({
+    sum: 85,
+  });
   expect((await generateObject({ model, output: "no-schema", prompt: "27 + 58" })).object).toEqual({ sum: 85 });
   const kinds = grammars.map((grammar) => (grammar.kind === "json_schema" ? grammar.schema : grammar.kind));
   expect(kinds[0]).toMatchObject({ type: "object", properties: { sum: { type: "number" } }, required: ["sum"] });
@@ -100,7 +120,9 @@ test("an abort ends the engine's work, streamed and whole", async () => {
   const model = createNearfar(adapterEngineOver(source).engine)();
   const whole = new AbortController();
   const asking = generateText({ model, prompt: "hi", abortSignal: whole.signal });
-  setTimeout(() => { whole.abort(); }, 10);
+  setTimeout(() => {
+    whole.abort();
+  }, 10);
   await expect(asking).rejects.toHaveProperty("name", "AbortError");
   const streamed = new AbortController();
   const kinds: string[] = [];
@@ -109,17 +131,23 @@ test("an abort ends the engine's work, streamed and whole", async () => {
     if (part.type === "text-delta") streamed.abort();
   }
   expect(kinds).toContain("abort");
-  await vi.waitFor(() => { expect(source.running).toBe(0); });
+  await vi.waitFor(() => {
+    expect(source.running).toBe(0);
+  });
   expect(source.tokens).toBeLessThan(400);
 });
 
 test("a reader that cancels the stream ends the engine's work", async () => {
   const source = new FakeSource(["a".repeat(500)]);
-  const { stream } = await createNearfar(adapterEngineOver(source).engine)().doStream({ prompt: [{ role: "user", content: [{ type: "text", text: "hi" }] }] });
+  const { stream } = await createNearfar(adapterEngineOver(source).engine)().doStream({
+    prompt: [{ role: "user", content: [{ type: "text", text: "hi" }] }],
+  });
   const reader = stream.getReader();
   for (let i = 0; i < 5; i++) await reader.read();
   await reader.cancel();
-  await vi.waitFor(() => { expect(source.running).toBe(0); });
+  await vi.waitFor(() => {
+    expect(source.running).toBe(0);
+  });
   expect(source.tokens).toBeLessThan(100);
 });
 
@@ -129,10 +157,22 @@ test("settings without an effect are warnings; the engine's own extensions go th
     model: createNearfar(engine)("my-model"),
     prompt: "hi",
     reasoning: "high",
-    tools: { search: { type: "provider", id: "other.search", args: {}, isProviderExecuted: true, inputSchema: z.object({}), outputSchema: z.object({}) } as never },
+    tools: {
+      search: {
+        type: "provider",
+        id: "other.search",
+        args: {},
+        isProviderExecuted: true,
+        inputSchema: z.object({}),
+        outputSchema: z.object({}),
+      } as never,
+    },
     providerOptions: { nearfar: { min_p: 0.25 } },
   });
-  expect(result.warnings?.map((warning) => ("feature" in warning ? warning.feature : ""))).toEqual(["reasoning", "provider tool 'other.search'"]);
+  expect(result.warnings?.map((warning) => ("feature" in warning ? warning.feature : ""))).toEqual([
+    "reasoning",
+    "provider tool 'other.search'",
+  ]);
   expect(source.requests[0]?.sampling?.minP).toBe(0.25);
 });
 
@@ -141,20 +181,38 @@ test("errors of the engine come as they are and are not retried", async () => {
   const model = createNearfar(adapterEngineOver(source).engine)();
   await expect(generateText({ model, prompt: "hi" })).rejects.toBeInstanceOf(DeviceError);
   expect(source.requests.length).toBe(1);
-  const image = [{ role: "user" as const, content: [{ type: "file" as const, data: new Uint8Array([1]), mediaType: "image/png" }] }];
+  const image = [
+    { role: "user" as const, content: [{ type: "file" as const, data: new Uint8Array([1]), mediaType: "image/png" }] },
+  ];
   await expect(generateText({ model, messages: image })).rejects.toBeInstanceOf(RequestError);
-  const pdf = [{ role: "user" as const, content: [{ type: "file" as const, data: new Uint8Array([1]), mediaType: "application/pdf" }] }];
-  await expect(generateText({ model, messages: pdf })).rejects.toThrow("a file of type 'application/pdf' is not supported");
+  const pdf = [
+    {
+      role: "user" as const,
+      content: [{ type: "file" as const, data: new Uint8Array([1]), mediaType: "application/pdf" }],
+    },
+  ];
+  await expect(generateText({ model, messages: pdf })).rejects.toThrow(
+    "a file of type 'application/pdf' is not supported",
+  );
 });
 
 test("embedMany embeds values in one request", async () => {
   const { engine } = adapterEngine("x");
   const { embeddings, usage } = await embedMany({ model: createNearfar(engine).embeddingModel(), values: ["a", "bc"] });
-  expect([embeddings, usage.tokens]).toEqual([[[2, 0, 0, 1], [3, 0, 0, 1]], 5]);
+  expect([embeddings, usage.tokens]).toEqual([
+    [
+      [2, 0, 0, 1],
+      [3, 0, 0, 1],
+    ],
+    5,
+  ]);
 });
 
 test("an engine in a worker is a source", async () => {
-  const engine = await connectEngine(fakeWorker(() => Promise.resolve(adapterEngine("from afar").engine as never)), "https://host/bundle/");
+  const engine = await connectEngine(
+    fakeWorker(() => Promise.resolve(adapterEngine("from afar").engine as never)),
+    "https://host/bundle/",
+  );
   const model = createNearfar(engine)();
   expect((await generateText({ model, prompt: "hi" })).text).toBe("from afar");
   expect(await streamText({ model, prompt: "hi" }).text).toBe("from afar");
@@ -162,7 +220,11 @@ test("an engine in a worker is a source", async () => {
 
 test("a hybrid is a source: the route comes as metadata, and routing goes into providerOptions", async () => {
   const { nf } = await setUp(ROUTED);
-  const result = await generateText({ model: createNearfar(nf)(), prompt: "hi", providerOptions: { nearfar: { pin: "far" } } });
+  const result = await generateText({
+    model: createNearfar(nf)(),
+    prompt: "hi",
+    providerOptions: { nearfar: { pin: "far" } },
+  });
   expect(result.text).toBe("far away");
   expect(result.finalStep.providerMetadata?.nearfar).toMatchObject({ route: { side: "far" } });
   expect(() => createNearfar(nf).embeddingModel()).toThrow(RequestError);
@@ -170,9 +232,13 @@ test("a hybrid is a source: the route comes as metadata, and routing goes into p
 
 test("a stream whose first part is withdrawn is an error, because its reader cannot take the text back", async () => {
   const chunk = (delta: object, switchedAt: number | null) => ({
-    id: "1", created: 1, model: "m", object: "chat.completion.chunk", choices: [{ index: 0, delta, logprobs: null, finish_reason: null }],
+    id: "1",
+    created: 1,
+    model: "m",
+    object: "chat.completion.chunk",
+    choices: [{ index: 0, delta, logprobs: null, finish_reason: null }],
     ...(switchedAt === null ? {} : { route: { side: "far", reason: "", scores: {}, switched_at: switchedAt } }),
-  }); // prettier-ignore
+  });
   // eslint-disable-next-line @typescript-eslint/require-await
   async function* chunks() {
     yield* [chunk({ content: "near" }, null), chunk({ content: "far" }, 0)];

@@ -34,7 +34,11 @@ export function adapterEngineOver(source: FakeSource): AdapterEngine {
         return Promise.resolve(constraint as never);
       },
     },
-    embeddings: { source: { embed: (texts) => Promise.resolve(texts.map((ids) => Float32Array.of(ids.length, 0, 0, 1))) }, size: 4, normalize: false },
+    embeddings: {
+      source: { embed: (texts) => Promise.resolve(texts.map((ids) => Float32Array.of(ids.length, 0, 0, 1))) },
+      size: 4,
+      normalize: false,
+    },
   });
   return { engine: fakeEngine(model), source, grammars, prompt: (index) => promptText(model, source.requests[index]) };
 }

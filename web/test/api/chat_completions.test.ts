@@ -4,7 +4,11 @@ import { ChatCompletions } from "../../src/api/chat_completions.js";
 import type { GrammarSource } from "../../src/grammar/source.js";
 import type { ToolCallParser } from "../../src/api/model.js";
 import type { ToolCallEvent } from "../../src/text/tool_call_stream.js";
-import type { ChatCompletionChunk, ChatCompletionCreateParamsNonStreaming, ChatCompletionTool } from "../../src/api/types.js";
+import type {
+  ChatCompletionChunk,
+  ChatCompletionCreateParamsNonStreaming,
+  ChatCompletionTool,
+} from "../../src/api/types.js";
 import { DeviceError, RequestError } from "../../src/errors.js";
 import { FakeSource, fakeModel, modelOf, promptText } from "./fake_model.js";
 
@@ -22,7 +26,14 @@ test("an answer is OpenAI's whole object", async () => {
   expect(answer).toMatchObject({
     object: "chat.completion",
     model: "fake",
-    choices: [{ index: 0, message: { role: "assistant", content: "hello", refusal: null }, logprobs: null, finish_reason: "stop" }],
+    choices: [
+      {
+        index: 0,
+        message: { role: "assistant", content: "hello", refusal: null },
+        logprobs: null,
+        finish_reason: "stop",
+      },
+    ],
     usage: { prompt_tokens: 19, completion_tokens: 5, total_tokens: 24, prompt_tokens_details: { cached_tokens: 3 } },
   });
   expect(answer.id).toMatch(/^chatcmpl-/);
@@ -44,7 +55,13 @@ test("a stream starts with the role, goes on with text, and ends with the reason
 });
 
 test("with include_usage a chunk without choices follows, and usage is null before", async () => {
-  const chunks = await chunksOf(await new ChatCompletions(fakeModel("ab").model).create({ messages, stream: true, stream_options: { include_usage: true } }));
+  const chunks = await chunksOf(
+    await new ChatCompletions(fakeModel("ab").model).create({
+      messages,
+      stream: true,
+      stream_options: { include_usage: true },
+    }),
+  );
   expect(chunks.at(-1)).toMatchObject({ choices: [], usage: { completion_tokens: 2 } });
   expect(chunks.slice(0, -1).every(({ usage }) => usage === null)).toBe(true);
 });
@@ -54,8 +71,18 @@ test("messages of all roles and text parts reach the template, developer as syst
   await new ChatCompletions(model).create({
     messages: [
       { role: "developer", content: "be short" },
-      { role: "user", content: [{ type: "text", text: "a" }, { type: "text", text: "b" }] },
-      { role: "assistant", content: null, tool_calls: [{ id: "1", type: "function", function: { name: "f", arguments: "{}" } }] },
+      {
+        role: "user",
+        content: [
+          { type: "text", text: "a" },
+          { type: "text", text: "b" },
+        ],
+      },
+      {
+        role: "assistant",
+        content: null,
+        tool_calls: [{ id: "1", type: "function", function: { name: "f", arguments: "{}" } }],
+      },
       { role: "tool", content: "42", tool_call_id: "1" },
     ],
   });
@@ -64,19 +91,51 @@ test("messages of all roles and text parts reach the template, developer as syst
 
 test("continue_final_message goes on from the start of an answer", async () => {
   const { model, source } = fakeModel("x");
-  await new ChatCompletions(model).create({ messages: [...messages, { role: "assistant", content: "Dear " }], continue_final_message: true });
+  await new ChatCompletions(model).create({
+    messages: [...messages, { role: "assistant", content: "Dear " }],
+    continue_final_message: true,
+  });
   expect(promptText(model, source.requests[0])).toBe("[user]hi[assistant]Dear ");
 });
 
 test("parameters become what the engine is asked with; the temperature is OpenAI's 1 where it is not given", async () => {
   const { model, source } = fakeModel("x");
   const completions = new ChatCompletions(model);
-  await completions.create({ messages, n: 2, seed: -1, top_p: 0.5, top_k: 4, min_p: 0.1, repetition_penalty: 1.1, frequency_penalty: 1, presence_penalty: -1 });
-  await completions.create({ messages, temperature: 0, logit_bias: { "5": -100 }, max_completion_tokens: 7, priority: 2, top_p: null });
+  await completions.create({
+    messages,
+    n: 2,
+    seed: -1,
+    top_p: 0.5,
+    top_k: 4,
+    min_p: 0.1,
+    repetition_penalty: 1.1,
+    frequency_penalty: 1,
+    presence_penalty: -1,
+  });
+  await completions.create({
+    messages,
+    temperature: 0,
+    logit_bias: { "5": -100 },
+    max_completion_tokens: 7,
+    priority: 2,
+    top_p: null,
+  });
   const [first, second, third] = source.requests;
-  expect(first?.sampling).toMatchObject({ temperature: 1, topP: 0.5, topK: 4, minP: 0.1, repetitionPenalty: 1.1, frequencyPenalty: 1, presencePenalty: -1 });
+  expect(first?.sampling).toMatchObject({
+    temperature: 1,
+    topP: 0.5,
+    topK: 4,
+    minP: 0.1,
+    repetitionPenalty: 1.1,
+    frequencyPenalty: 1,
+    presencePenalty: -1,
+  });
   expect([first?.sampling?.seed, second?.sampling?.seed]).toEqual([2 ** 32 - 1, 0]);
-  expect(third).toMatchObject({ maxTokens: 7, priority: 2, sampling: { temperature: 0, logitBias: new Map([[5, -100]]) } });
+  expect(third).toMatchObject({
+    maxTokens: 7,
+    priority: 2,
+    sampling: { temperature: 0, logitBias: new Map([[5, -100]]) },
+  });
   expect(third?.sampling?.topP).toBeUndefined();
 });
 
@@ -84,14 +143,39 @@ test("what clients send back from an answer is accepted, and what would change t
   const { model, source } = fakeModel("x");
   const completions = new ChatCompletions(model);
   const called = { name: "f", arguments: "{}" };
-  const plain = { role: "assistant", content: "yes", tool_calls: [{ id: "1", type: "function", function: called }] } as const;
-  const extra = { refusal: null, parsed: { a: 1 }, annotations: [], audio: null, name: null, provider_specific_fields: { refusal: null } };
-  const sentBack = { ...plain, ...extra, tool_calls: [{ ...plain.tool_calls[0], index: 0, function: { ...called, parsed_arguments: {} } }] };
-  for (const message of [plain, sentBack]) await completions.create({ messages: [...messages, message as typeof plain] });
+  const plain = {
+    role: "assistant",
+    content: "yes",
+    tool_calls: [{ id: "1", type: "function", function: called }],
+  } as const;
+  const extra = {
+    refusal: null,
+    parsed: { a: 1 },
+    annotations: [],
+    audio: null,
+    name: null,
+    provider_specific_fields: { refusal: null },
+  };
+  const sentBack = {
+    ...plain,
+    ...extra,
+    tool_calls: [{ ...plain.tool_calls[0], index: 0, function: { ...called, parsed_arguments: {} } }],
+  };
+  for (const message of [plain, sentBack])
+    await completions.create({ messages: [...messages, message as typeof plain] });
   expect(promptText(model, source.requests[1])).toBe(promptText(model, source.requests[0]));
-  await completions.create({ messages: [{ role: "assistant", content: "yes", tool_calls: null as never }], top_k: -1, store: false, prediction: {} });
+  await completions.create({
+    messages: [{ role: "assistant", content: "yes", tool_calls: null as never }],
+    top_k: -1,
+    store: false,
+    prediction: {},
+  });
   expect(source.requests[2]?.sampling?.topK).toBe(0);
-  for (const unknown of [{ annotations: [{ type: "x" }] }, { reasoning_content: { a: 1 } as never }, { provider_specific_fields: { a: 1 } }]) {
+  for (const unknown of [
+    { annotations: [{ type: "x" }] },
+    { reasoning_content: { a: 1 } as never },
+    { provider_specific_fields: { a: 1 } },
+  ]) {
     await expect(completions.create({ messages: [{ ...plain, ...unknown }] })).rejects.toThrow(Object.keys(unknown)[0]);
   }
 });
@@ -115,17 +199,36 @@ test("max_tokens ends an answer with length", async () => {
 
 test("a stop string ends generation, and no character of it is streamed", async () => {
   const { model, source } = fakeModel("abc###def");
-  const chunks = await chunksOf(await new ChatCompletions(model).create({ messages, stream: true, stop: ["###", "zzz"] }));
+  const chunks = await chunksOf(
+    await new ChatCompletions(model).create({ messages, stream: true, stop: ["###", "zzz"] }),
+  );
   expect(chunks.map(({ choices }) => choices[0]?.delta.content ?? "").join("")).toBe("abc");
   expect(chunks.at(-1)?.choices[0]?.finish_reason).toBe("stop");
   expect([source.tokens, source.running]).toEqual([6, 0]);
 });
 
 test("logprobs come with the text that they belong to, with bytes, and none for a stop string", async () => {
-  const { choices } = await new ChatCompletions(fakeModel("é##!").model).create({ messages, logprobs: true, top_logprobs: 2, stop: "##" });
+  const { choices } = await new ChatCompletions(fakeModel("é##!").model).create({
+    messages,
+    logprobs: true,
+    top_logprobs: 2,
+    stop: "##",
+  });
   expect(choices[0]?.logprobs?.content).toEqual([
-    { token: "\ufffd", token_id: 0xc3, bytes: [0xc3], logprob: -1, top_logprobs: [expect.objectContaining({ bytes: [0xc3] }), expect.objectContaining({ logprob: -2 })] },
-    { token: "\ufffd", token_id: 0xa9, bytes: [0xa9], logprob: -1, top_logprobs: [expect.objectContaining({ bytes: [0xa9] }), expect.objectContaining({ logprob: -2 })] },
+    {
+      token: "\ufffd",
+      token_id: 0xc3,
+      bytes: [0xc3],
+      logprob: -1,
+      top_logprobs: [expect.objectContaining({ bytes: [0xc3] }), expect.objectContaining({ logprob: -2 })],
+    },
+    {
+      token: "\ufffd",
+      token_id: 0xa9,
+      bytes: [0xa9],
+      logprob: -1,
+      top_logprobs: [expect.objectContaining({ bytes: [0xa9] }), expect.objectContaining({ logprob: -2 })],
+    },
   ]);
 });
 
@@ -133,7 +236,9 @@ test("streamed logprobs add up to those of the whole", async () => {
   const ask = { messages, logprobs: true, stop: "zz" } as const;
   const chunks = await chunksOf(await new ChatCompletions(fakeModel("azb").model).create({ ...ask, stream: true }));
   const whole = await new ChatCompletions(fakeModel("azb").model).create(ask);
-  expect(chunks.flatMap(({ choices }) => choices[0]?.logprobs?.content ?? [])).toEqual(whole.choices[0]?.logprobs?.content);
+  expect(chunks.flatMap(({ choices }) => choices[0]?.logprobs?.content ?? [])).toEqual(
+    whole.choices[0]?.logprobs?.content,
+  );
   expect(whole.choices[0]?.logprobs?.content?.map(({ token }) => token)).toEqual(["a", "z", "b"]);
 });
 
@@ -181,7 +286,10 @@ test("a prompt's log-probabilities are told once for all answers, before the fir
   const { model, source } = fakeModel("ab");
   const told: (readonly number[])[] = [];
   const promptLogprobs = { tokens: 2, tell: (values: readonly number[]) => told.push(values) };
-  for await (const { choices } of await new ChatCompletions(model).create({ messages, n: 2, stream: true }, { promptLogprobs })) {
+  for await (const { choices } of await new ChatCompletions(model).create(
+    { messages, n: 2, stream: true },
+    { promptLogprobs },
+  )) {
     // "t]", the end of the template.
     if (choices[0]?.delta.content !== undefined) expect(told).toEqual([[-116, -93]]);
   }
@@ -191,7 +299,10 @@ test("a prompt's log-probabilities are told once for all answers, before the fir
 test("an interrupt ends the answer where it is, with its text and what it cost", async () => {
   const { model, source } = fakeModel("hello");
   const interrupt = new AbortController();
-  const stream = await new ChatCompletions(model).create({ messages, stream: true, stream_options: { include_usage: true } }, { interrupt: interrupt.signal });
+  const stream = await new ChatCompletions(model).create(
+    { messages, stream: true, stream_options: { include_usage: true } },
+    { interrupt: interrupt.signal },
+  );
   let text = "";
   const reasons: unknown[] = [];
   let tokens = 0;
@@ -209,7 +320,12 @@ test("an interrupt ends the answer where it is, with its text and what it cost",
 test("what the engine throws comes out, once every other choice has ended", async () => {
   const source = new FakeSource(["ab"], new DeviceError("gone"));
   const answer = new ChatCompletions(modelOf(source)).create({ messages, n: 2 });
-  await expect(answer).rejects.toMatchObject({ status: 500, code: "device_error", type: "server_error", message: "gone" });
+  await expect(answer).rejects.toMatchObject({
+    status: 500,
+    code: "device_error",
+    type: "server_error",
+    message: "gone",
+  });
   expect(source.running).toBe(0);
 });
 
@@ -227,26 +343,49 @@ test.each([
   [{ store: true }, "store", "it must be false"],
   [{ stream_options: { include_obfuscation: true } }, "stream_options", "include_usage"],
   [{ response_format: { type: "json_object" } }, "response_format", "needs an engine with grammars"],
-  [{ response_format: { type: "json_schema", json_schema: { name: "x" } } }, "response_format", "needs json_schema.schema"],
+  [
+    { response_format: { type: "json_schema", json_schema: { name: "x" } } },
+    "response_format",
+    "needs json_schema.schema",
+  ],
   [{ response_format: { type: "xml" } }, "response_format", 'has type "xml"'],
   [{ tools: [{ type: "function", function: { name: "f" } }] }, "tools", "needs a chat template that knows tools"],
   [{ tools: [{ type: "custom" }] }, "tools[0]", 'it must be { type: "function"'],
   [{ tool_choice: "required" }, "tool_choice", "there are no tools"],
   [{ messages: [] }, "messages", "messages is empty"],
   [{ messages: [{ role: "function", content: "a" }] }, "messages[0]", 'has role "function"'],
-  [{ messages: [{ role: "user", content: [{ type: "image_url" }] }] }, "messages[0].content[0]", 'has type "image_url"'],
+  [
+    { messages: [{ role: "user", content: [{ type: "image_url" }] }] },
+    "messages[0].content[0]",
+    'has type "image_url"',
+  ],
   [{ messages: [{ role: "user" }] }, "messages[0].content", "must be a string"],
   [{ messages: [{ role: "assistant", content: "a", audio: { id: "1" } }] }, "messages[0]", "has 'audio'"],
 ])("what is unknown or out of range is refused with OpenAI's fields: %#", async (wrong, param, message) => {
   const { model, source } = fakeModel("x");
-  const answer = new ChatCompletions(model).create({ messages, ...wrong } as unknown as ChatCompletionCreateParamsNonStreaming);
-  await expect(answer).rejects.toMatchObject({ status: 400, type: "invalid_request_error", code: "request_error", param });
+  const answer = new ChatCompletions(model).create({
+    messages,
+    ...wrong,
+  } as unknown as ChatCompletionCreateParamsNonStreaming);
+  await expect(answer).rejects.toMatchObject({
+    status: 400,
+    type: "invalid_request_error",
+    code: "request_error",
+    param,
+  });
   await expect(answer).rejects.toThrow(message);
   expect(source.requests).toEqual([]);
 });
 
 test("harmless parameters are accepted", async () => {
-  const harmless = { model: "gpt-4o", user: "u", metadata: { a: "b" }, store: false, service_tier: "auto", modalities: ["text"] };
+  const harmless = {
+    model: "gpt-4o",
+    user: "u",
+    metadata: { a: "b" },
+    store: false,
+    service_tier: "auto",
+    modalities: ["text"],
+  };
   const { choices } = await new ChatCompletions(fakeModel("x").model).create({ messages, ...harmless });
   expect(choices[0]?.message.content).toBe("x");
 });
@@ -296,12 +435,21 @@ function withTools(...answers: readonly string[]) {
   let open = 0;
   const source = new FakeSource(answers);
   const model = modelOf(source, {
-    tools: { parser: angleParser, grammar: (tools, choice) => ({ kind: "json_schema", schema: { tools: tools.length, choice } }) },
+    tools: {
+      parser: angleParser,
+      grammar: (tools, choice) => ({ kind: "json_schema", schema: { tools: tools.length, choice } }),
+    },
     grammar: {
       constraint: (spec) => {
         if (spec !== undefined) specs.push(spec);
         open++;
-        return Promise.resolve({ mask: () => null, accept: () => undefined, finished: false, complete: false, dispose: () => open-- });
+        return Promise.resolve({
+          mask: () => null,
+          accept: () => undefined,
+          finished: false,
+          complete: false,
+          dispose: () => open--,
+        });
       },
     },
   });
@@ -358,25 +506,41 @@ test("tool_choice none leaves the text alone, and required forces a call through
 
 test.each([
   [{ type: "json_object" }, { kind: "json_object" }],
-  [{ type: "json_schema", json_schema: { name: "n", schema: { type: "string" } } }, { kind: "json_schema", schema: { type: "string" } }],
-  [{ type: "regex", pattern: "a+" }, { kind: "regex", pattern: "a+" }],
-  [{ type: "grammar", grammar: 'root ::= "a"' }, { kind: "ebnf", grammar: 'root ::= "a"' }],
-] as const)("response_format %j gives each choice a constraint of its own, and frees them all", async (format, spec) => {
-  const { completions, specs, source, open } = withTools("x");
-  await completions.create({ messages, response_format: format, n: 2 });
-  expect(specs.at(-1)).toEqual(spec);
-  expect(new Set(source.requests.map(({ constraint }) => constraint)).size).toBe(2);
-  expect(open()).toBe(0);
-});
+  [
+    { type: "json_schema", json_schema: { name: "n", schema: { type: "string" } } },
+    { kind: "json_schema", schema: { type: "string" } },
+  ],
+  [
+    { type: "regex", pattern: "a+" },
+    { kind: "regex", pattern: "a+" },
+  ],
+  [
+    { type: "grammar", grammar: 'root ::= "a"' },
+    { kind: "ebnf", grammar: 'root ::= "a"' },
+  ],
+] as const)(
+  "response_format %j gives each choice a constraint of its own, and frees them all",
+  async (format, spec) => {
+    const { completions, specs, source, open } = withTools("x");
+    await completions.create({ messages, response_format: format, n: 2 });
+    expect(specs.at(-1)).toEqual(spec);
+    expect(new Set(source.requests.map(({ constraint }) => constraint)).size).toBe(2);
+    expect(open()).toBe(0);
+  },
+);
 
 test("a json_object with a schema is refused, not answered without it", async () => {
   const { completions } = withTools("x");
   const format = { type: "json_object", schema: { type: "object" } } as { type: "json_object" };
-  await expect(completions.create({ messages, response_format: format })).rejects.toThrow("response_format with a schema needs type json_schema");
+  await expect(completions.create({ messages, response_format: format })).rejects.toThrow(
+    "response_format with a schema needs type json_schema",
+  );
 });
 
 test("a schema that is refused rejects create, streamed or not", async () => {
   const refused = { grammar: { constraint: () => Promise.reject(new RequestError("bad schema")) } };
   const completions = new ChatCompletions(modelOf(new FakeSource(["x"]), refused));
-  await expect(completions.create({ messages, response_format: { type: "json_object" }, stream: true })).rejects.toThrow("bad schema");
+  await expect(
+    completions.create({ messages, response_format: { type: "json_object" }, stream: true }),
+  ).rejects.toThrow("bad schema");
 });

@@ -7,8 +7,17 @@ import { fakeModel, promptText } from "./fake_model.js";
 test("a text is continued as it stands, with the special tokens that texts start with", async () => {
   const { model, source } = fakeModel("def");
   const answer = await new Completions(model).create({ prompt: "abc", max_tokens: 2 });
-  expect(answer).toMatchObject({ object: "text_completion", model: "fake", choices: [{ index: 0, text: "de", logprobs: null, finish_reason: "length" }] });
-  expect(answer.usage).toEqual({ prompt_tokens: 4, completion_tokens: 2, total_tokens: 6, prompt_tokens_details: { cached_tokens: 3 } });
+  expect(answer).toMatchObject({
+    object: "text_completion",
+    model: "fake",
+    choices: [{ index: 0, text: "de", logprobs: null, finish_reason: "length" }],
+  });
+  expect(answer.usage).toEqual({
+    prompt_tokens: 4,
+    completion_tokens: 2,
+    total_tokens: 6,
+    prompt_tokens_details: { cached_tokens: 3 },
+  });
   expect([source.requests[0]?.promptIds[0], promptText(model, source.requests[0])]).toEqual([256, "abc"]);
 });
 
@@ -22,7 +31,10 @@ test("several prompts with n answers each, numbered prompt by prompt", async () 
 
 test.each([
   [[97, 98], [[97, 98]]],
-  [[[97], [98]], [[97], [98]]],
+  [
+    [[97], [98]],
+    [[97], [98]],
+  ],
 ])("token ids are taken as they are: %j", async (prompt, expected) => {
   const { model, source } = fakeModel("x");
   await new Completions(model).create({ prompt });
@@ -31,12 +43,25 @@ test.each([
 
 test("logprobs in the older form, with the offsets of the tokens in the text", async () => {
   const { choices } = await new Completions(fakeModel("ab").model).create({ prompt: "x", logprobs: 2 });
-  expect(choices[0]?.logprobs).toEqual({ tokens: ["a", "b"], token_logprobs: [-1, -1], top_logprobs: [{ a: -1, b: -2 }, { b: -1, c: -2 }], text_offset: [0, 1] });
+  expect(choices[0]?.logprobs).toEqual({
+    tokens: ["a", "b"],
+    token_logprobs: [-1, -1],
+    top_logprobs: [
+      { a: -1, b: -2 },
+      { b: -1, c: -2 },
+    ],
+    text_offset: [0, 1],
+  });
 });
 
 test("a stream adds up to the whole", async () => {
   const chunks: CompletionChunk[] = [];
-  const stream = await new Completions(fakeModel("hello").model).create({ prompt: "x", stream: true, stop: "lo", stream_options: { include_usage: true } });
+  const stream = await new Completions(fakeModel("hello").model).create({
+    prompt: "x",
+    stream: true,
+    stop: "lo",
+    stream_options: { include_usage: true },
+  });
   for await (const chunk of stream) chunks.push(chunk);
   expect(chunks.map(({ choices }) => choices[0]?.text ?? "").join("")).toBe("hel");
   expect(chunks.at(-2)).toMatchObject({ choices: [{ finish_reason: "stop" }], usage: null });
@@ -53,6 +78,9 @@ test.each([
   [{ prompt: ["a", 1] }, "prompt"],
   [{ echo: true, logprobs: 1 }, "echo"],
 ])("what is unsupported is refused: %j", async (wrong, param) => {
-  const answer = new Completions(fakeModel("x").model).create({ prompt: "a", ...wrong } as CompletionCreateParamsNonStreaming);
+  const answer = new Completions(fakeModel("x").model).create({
+    prompt: "a",
+    ...wrong,
+  } as CompletionCreateParamsNonStreaming);
   await expect(answer).rejects.toMatchObject({ status: 400, param });
 });

@@ -5,7 +5,10 @@ import type { EmbeddingCreateParams } from "../../src/api/types.js";
 import { fakeModel } from "./fake_model.js";
 
 /** A model whose vector is (the number of tokens, the last token, 0, 0). */
-function embedding({ normalize = false } = {}): { readonly embeddings: Embeddings; readonly asked: (readonly number[])[] } {
+function embedding({ normalize = false } = {}): {
+  readonly embeddings: Embeddings;
+  readonly asked: (readonly number[])[];
+} {
   const asked: (readonly number[])[] = [];
   const source = {
     embed: (texts: readonly (readonly number[])[], signal?: AbortSignal) => {
@@ -28,9 +31,15 @@ test("a text gives OpenAI's list of one, its tokens counted with the special one
 });
 
 test.each<[EmbeddingCreateParams["input"], number[][]]>([
-  [["a", ""], [[256, 97], [256]]],
+  [
+    ["a", ""],
+    [[256, 97], [256]],
+  ],
   [[5, 6], [[5, 6]]],
-  [[[5], [6, 7]], [[5], [6, 7]]],
+  [
+    [[5], [6, 7]],
+    [[5], [6, 7]],
+  ],
 ])("several inputs, and token ids as they are: %j", async (input, expected) => {
   const { embeddings, asked } = embedding();
   const { data, usage } = await embeddings.create({ input });
@@ -41,15 +50,28 @@ test.each<[EmbeddingCreateParams["input"], number[][]]>([
 
 test("vectors are scaled to length 1 where the model says so, after they were cut", async () => {
   const { embeddings } = embedding({ normalize: true });
-  const [whole, cut] = [await embeddings.create({ input: [1, 1, 4] }), await embeddings.create({ input: [1, 1, 4], dimensions: 1 })];
-  expect(whole.data[0]?.embedding.map((value) => value.toFixed(6))).toEqual(["0.600000", "0.800000", "0.000000", "0.000000"]);
+  const [whole, cut] = [
+    await embeddings.create({ input: [1, 1, 4] }),
+    await embeddings.create({ input: [1, 1, 4], dimensions: 1 }),
+  ];
+  expect(whole.data[0]?.embedding.map((value) => value.toFixed(6))).toEqual([
+    "0.600000",
+    "0.800000",
+    "0.000000",
+    "0.000000",
+  ]);
   expect(cut.data[0]?.embedding).toEqual([1]);
 });
 
 test("base64 is that of the float32 bytes", async () => {
   const { data } = await embedding().embeddings.create({ input: [[7], [8, 9]], encoding_format: "base64" });
-  const read = data.map(({ embedding: text }) => [...new Float32Array(Uint8Array.from(atob(text), (character) => character.charCodeAt(0)).buffer)]);
-  expect(read).toEqual([[1, 7, 0, 0], [2, 9, 0, 0]]);
+  const read = data.map(({ embedding: text }) => [
+    ...new Float32Array(Uint8Array.from(atob(text), (character) => character.charCodeAt(0)).buffer),
+  ]);
+  expect(read).toEqual([
+    [1, 7, 0, 0],
+    [2, 9, 0, 0],
+  ]);
 });
 
 test.each([
@@ -61,7 +83,10 @@ test.each([
   [{ input: "a", dimensions: 0 }, "dimensions"],
   [{ input: "a", temperature: 1 }, "temperature"],
 ])("what is unsupported is refused: %j", async (wrong, param) => {
-  await expect(embedding().embeddings.create(wrong as EmbeddingCreateParams)).rejects.toMatchObject({ status: 400, param });
+  await expect(embedding().embeddings.create(wrong as EmbeddingCreateParams)).rejects.toMatchObject({
+    status: 400,
+    param,
+  });
 });
 
 test("a signal ends it with its reason, in the parameters or beside them", async () => {
@@ -71,5 +96,7 @@ test("a signal ends it with its reason, in the parameters or beside them", async
 });
 
 test("a model that generates text makes none", async () => {
-  await expect(new Embeddings(fakeModel("").model).create({ input: "a" })).rejects.toThrow("generates text and makes no embeddings");
+  await expect(new Embeddings(fakeModel("").model).create({ input: "a" })).rejects.toThrow(
+    "generates text and makes no embeddings",
+  );
 });

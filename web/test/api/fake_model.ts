@@ -11,7 +11,8 @@ import { Tokenizer } from "../../src/text/tokenizer.js";
 import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 
 // The comment is what tells a template that writes calls as Hermes does.
-export const TEMPLATE = "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]";
+export const TEMPLATE =
+  "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]";
 
 export class FakeSource implements TokenSource {
   readonly requests: TokenRequest[] = [];
@@ -41,7 +42,8 @@ export class FakeSource implements TokenSource {
       completionTokens,
     });
     try {
-      if (request.promptLogprobs !== undefined) request.onPromptLogprobs?.(promptIds.slice(-request.promptLogprobs).map((id) => -id));
+      if (request.promptLogprobs !== undefined)
+        request.onPromptLogprobs?.(promptIds.slice(-request.promptLogprobs).map((id) => -id));
       for (const tokenId of ids) {
         // As on a device, a token takes a turn of the event loop.
         await new Promise((resolve) => setTimeout(resolve, 0));
@@ -51,7 +53,10 @@ export class FakeSource implements TokenSource {
         completionTokens++;
         this.tokens++;
         request.logitProcessor?.(tokenId);
-        const alternatives = Array.from({ length: logprobs ?? 0 }, (_, rank) => ({ tokenId: (tokenId + rank) % 256, logprob: -1 - rank }));
+        const alternatives = Array.from({ length: logprobs ?? 0 }, (_, rank) => ({
+          tokenId: (tokenId + rank) % 256,
+          logprob: -1 - rank,
+        }));
         yield { tokenId, logprob: logprobs === undefined ? null : -1, alternatives };
       }
       return completion(completionTokens >= maxTokens ? "length" : "stop");
@@ -62,13 +67,22 @@ export class FakeSource implements TokenSource {
   }
 }
 
-export function fakeModel(...answers: readonly (string | readonly number[])[]): { readonly model: Model; readonly source: FakeSource } {
+export function fakeModel(...answers: readonly (string | readonly number[])[]): {
+  readonly model: Model;
+  readonly source: FakeSource;
+} {
   const source = new FakeSource(answers);
   return { model: modelOf(source), source };
 }
 
 export function modelOf(source: TokenSource, rest: Partial<Model> = {}): Model {
-  return { name: "fake", context: 4096, tokens: source, text: new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, chat_template: TEMPLATE }), ...rest };
+  return {
+    name: "fake",
+    context: 4096,
+    tokens: source,
+    text: new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, chat_template: TEMPLATE }),
+    ...rest,
+  };
 }
 
 /** What a model was asked, as text. */
@@ -88,7 +102,10 @@ export function fakeEngine(model: Model, context = 1000): EngineApi {
     async *generate() {
       throw new Error("the fake engine has no generate");
     },
-    countTokens: (prompt, options) => Promise.resolve((typeof prompt === "string" ? model.text.encode(prompt) : encodeChat(model.text, prompt, options).ids).length),
+    countTokens: (prompt, options) =>
+      Promise.resolve(
+        (typeof prompt === "string" ? model.text.encode(prompt) : encodeChat(model.text, prompt, options).ids).length,
+      ),
     pause: () => Promise.resolve(),
     resume: () => Promise.resolve(),
     destroy: () => undefined,

@@ -10,7 +10,10 @@ import { z } from "zod";
 import { plainSchema, withPlainSchemas } from "../../src/api/library_schema.js";
 import { Grammars } from "../../src/grammar/grammars.js";
 
-const tokenizer = await readFile(new URL("../../../compiler/demo/nearfar-demo/tokenizer.json", import.meta.url), "utf8");
+const tokenizer = await readFile(
+  new URL("../../../compiler/demo/nearfar-demo/tokenizer.json", import.meta.url),
+  "utf8",
+);
 const grammars = new Grammars(tokenizer, { vocab_size: 1030, eos_token_ids: [3] });
 
 const FIELDS = {
@@ -22,7 +25,10 @@ const FIELDS = {
   tuple: z.tuple([z.string(), z.int()]),
   choice: z.enum(["a", "b"]),
   union: z.union([z.int(), z.boolean()]),
-  variants: z.discriminatedUnion("kind", [z.object({ kind: z.literal("a"), size: z.int() }), z.object({ kind: z.literal("b"), name: z.string() })]),
+  variants: z.discriminatedUnion("kind", [
+    z.object({ kind: z.literal("a"), size: z.int() }),
+    z.object({ kind: z.literal("b"), name: z.string() }),
+  ]),
   record: z.record(z.string(), z.int()),
   email: z.email(),
   date: z.iso.date(),
@@ -61,10 +67,16 @@ test("what restricts an answer stays", () => {
 test("schemas are simplified at every depth, in response_format and in tools", () => {
   const integer = { type: "integer", minimum: -(2 ** 53), maximum: 2 ** 53 };
   const email = { type: "string", format: "email", pattern: "^a@b$" };
-  const given = { $defs: { a: integer }, properties: { b: { items: email }, c: { anyOf: [integer, { additionalProperties: email }] } } };
+  const given = {
+    $defs: { a: integer },
+    properties: { b: { items: email }, c: { anyOf: [integer, { additionalProperties: email }] } },
+  };
   const plain = {
     $defs: { a: { type: "integer" } },
-    properties: { b: { items: { type: "string", pattern: "^a@b$" } }, c: { anyOf: [{ type: "integer" }, { additionalProperties: { type: "string", pattern: "^a@b$" } }] } },
+    properties: {
+      b: { items: { type: "string", pattern: "^a@b$" } },
+      c: { anyOf: [{ type: "integer" }, { additionalProperties: { type: "string", pattern: "^a@b$" } }] },
+    },
   };
   const request = (schema: object) => ({
     response_format: { type: "json_schema", json_schema: { name: "x", schema } },
@@ -74,9 +86,11 @@ test("schemas are simplified at every depth, in response_format and in tools", (
   expect(withPlainSchemas(request(given))).toEqual(request(plain));
 });
 
-test.each([{}, { response_format: null, tools: null }, { response_format: "json", tools: [null, 3, {}, { function: null }] }, { response_format: { json_schema: 3 } }])(
-  "what is malformed stays as it is: %j",
-  (params) => {
-    expect(withPlainSchemas(params)).toEqual(params);
-  },
-);
+test.each([
+  {},
+  { response_format: null, tools: null },
+  { response_format: "json", tools: [null, 3, {}, { function: null }] },
+  { response_format: { json_schema: 3 } },
+])("what is malformed stays as it is: %j", (params) => {
+  expect(withPlainSchemas(params)).toEqual(params);
+});

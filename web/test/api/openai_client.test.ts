@@ -37,16 +37,28 @@ test("our answers are OpenAI's, by type", () => {
 });
 
 test("parameters written for OpenAI are ours, by type", () => {
-  expectTypeOf<OpenAI.Chat.ChatCompletionMessageParam[]>().toExtend<ChatCompletionCreateParamsNonStreaming["messages"]>();
-  expectTypeOf<Common<OpenAI.Chat.ChatCompletionCreateParamsNonStreaming, ChatCompletionCreateParamsNonStreaming>>().toExtend<ChatCompletionCreateParamsNonStreaming>();
-  expectTypeOf<Common<OpenAI.Chat.ChatCompletionCreateParamsStreaming, ChatCompletionCreateParamsStreaming>>().toExtend<ChatCompletionCreateParamsStreaming>();
-  expectTypeOf<Common<OpenAI.CompletionCreateParamsNonStreaming, CompletionCreateParams>>().toExtend<CompletionCreateParams>();
+  expectTypeOf<OpenAI.Chat.ChatCompletionMessageParam[]>().toExtend<
+    ChatCompletionCreateParamsNonStreaming["messages"]
+  >();
+  expectTypeOf<
+    Common<OpenAI.Chat.ChatCompletionCreateParamsNonStreaming, ChatCompletionCreateParamsNonStreaming>
+  >().toExtend<ChatCompletionCreateParamsNonStreaming>();
+  expectTypeOf<
+    Common<OpenAI.Chat.ChatCompletionCreateParamsStreaming, ChatCompletionCreateParamsStreaming>
+  >().toExtend<ChatCompletionCreateParamsStreaming>();
+  expectTypeOf<
+    Common<OpenAI.CompletionCreateParamsNonStreaming, CompletionCreateParams>
+  >().toExtend<CompletionCreateParams>();
   expectTypeOf<OpenAI.EmbeddingCreateParams>().toExtend<EmbeddingCreateParams>();
 });
 
 test("an engine stands in for the client where a program creates chats, by type", () => {
   interface Chats {
-    chat: { completions: { create(body: OpenAI.Chat.ChatCompletionCreateParamsNonStreaming): PromiseLike<OpenAI.Chat.ChatCompletion> } };
+    chat: {
+      completions: {
+        create(body: OpenAI.Chat.ChatCompletionCreateParamsNonStreaming): PromiseLike<OpenAI.Chat.ChatCompletion>;
+      };
+    };
   }
   expectTypeOf<OpenAI>().toExtend<Chats>();
   expectTypeOf<EngineApi>().toExtend<Chats>();
@@ -88,7 +100,9 @@ const messages = [{ role: "user", content: "hi" }] satisfies OpenAI.Chat.ChatCom
 
 test("its client gathers from our stream what we answer as a whole", async () => {
   const ask = { model: "fake", messages, logprobs: true, top_logprobs: 1, n: 2, stop: "!" };
-  const gathered = await client("héllo!", "x").chat.completions.stream({ ...ask, stream: true, stream_options: { include_usage: true } }).finalChatCompletion();
+  const gathered = await client("héllo!", "x")
+    .chat.completions.stream({ ...ask, stream: true, stream_options: { include_usage: true } })
+    .finalChatCompletion();
   const whole = await client("héllo!", "x").chat.completions.create(ask);
   expect(gathered.choices).toMatchObject(whole.choices);
   expect(gathered.choices.map(({ message }) => message.content)).toEqual(["héllo", "x"]);
@@ -98,12 +112,18 @@ test("its client gathers from our stream what we answer as a whole", async () =>
 test("its client reads our older completions", async () => {
   const whole = await client("abc").completions.create({ model: "fake", prompt: "x" });
   let text = "";
-  for await (const chunk of await client("abc").completions.create({ model: "fake", prompt: "x", stream: true })) text += chunk.choices[0]?.text ?? "";
+  for await (const chunk of await client("abc").completions.create({ model: "fake", prompt: "x", stream: true }))
+    text += chunk.choices[0]?.text ?? "";
   expect([whole.choices[0]?.text, text]).toEqual(["abc", "abc"]);
 });
 
 test("its client takes our errors for its own", async () => {
   const asking = client("x").chat.completions.create({ model: "fake", messages, temperature: 9 });
   await expect(asking).rejects.toBeInstanceOf(OpenAI.BadRequestError);
-  await expect(asking).rejects.toMatchObject({ status: 400, code: "request_error", type: "invalid_request_error", param: "temperature" });
+  await expect(asking).rejects.toMatchObject({
+    status: 400,
+    code: "request_error",
+    type: "invalid_request_error",
+    param: "temperature",
+  });
 });

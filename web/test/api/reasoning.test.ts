@@ -12,12 +12,18 @@ import { modelOf } from "./fake_model.js";
 
 const [OPEN, CLOSE, END] = [257, 258, 259];
 const messages = [{ role: "user", content: "hi" }] as const;
-const asked = "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}{% endfor %}[assistant]";
+const asked =
+  "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}{% endfor %}[assistant]";
 /** As Qwen3 has it: the switch closes the reasoning in the prompt. */
 const HYBRID = `${asked}{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}`;
 /** As DeepSeek R1 has it: the prompt opens the reasoning. */
 const OPENED = `${asked}{{ '<think>\\n' }}`;
-const FORM = { type: "json_schema", json_schema: { schema: { type: "object", properties: { a: { enum: [1] } }, required: ["a"], additionalProperties: false } } } as const;
+const FORM = {
+  type: "json_schema",
+  json_schema: {
+    schema: { type: "object", properties: { a: { enum: [1] } }, required: ["a"], additionalProperties: false },
+  },
+} as const;
 
 test.each([
   [HYBRID, "<think>\nHm, é.\n</think>\n\nYes.", false],
@@ -26,12 +32,24 @@ test.each([
 ])("reasoning comes by itself, whole and streamed", async (template, answer, special) => {
   const { completions } = reasoner(template, [answer], special);
   const whole = await completions.create({ messages });
-  expect(whole.choices[0]?.message).toEqual({ role: "assistant", content: "Yes.", reasoning_content: "Hm, é.", refusal: null });
+  expect(whole.choices[0]?.message).toEqual({
+    role: "assistant",
+    content: "Yes.",
+    reasoning_content: "Hm, é.",
+    refusal: null,
+  });
   expect(whole.usage.completion_tokens_details).toEqual({ reasoning_tokens: ids(answer).indexOf(CLOSE) + 1 });
   const deltas: unknown[] = [];
-  for await (const { choices } of await completions.create({ messages, stream: true })) deltas.push(...choices.map(({ delta }) => delta));
-  const each = (text: string, key: string): readonly object[] => Array.from(text).map((character) => ({ [key]: character }));
-  expect(deltas).toEqual([{ role: "assistant", content: "" }, ...each("Hm, é.", "reasoning_content"), ...each("Yes.", "content"), {}]);
+  for await (const { choices } of await completions.create({ messages, stream: true }))
+    deltas.push(...choices.map(({ delta }) => delta));
+  const each = (text: string, key: string): readonly object[] =>
+    Array.from(text).map((character) => ({ [key]: character }));
+  expect(deltas).toEqual([
+    { role: "assistant", content: "" },
+    ...each("Hm, é.", "reasoning_content"),
+    ...each("Yes.", "content"),
+    {},
+  ]);
 });
 
 test("reasoning that never ends leaves no content", async () => {
@@ -64,7 +82,9 @@ test.each([
   [HYBRID, { reasoning_effort: "some" }, "reasoning_effort"],
 ])("what the model lacks is refused: %#", async (template, given, param) => {
   const { completions } = reasoner(template, ["a"]);
-  await expect(completions.create({ messages, ...given } as ChatCompletionCreateParamsNonStreaming)).rejects.toMatchObject({ details: { param } });
+  await expect(
+    completions.create({ messages, ...given } as ChatCompletionCreateParamsNonStreaming),
+  ).rejects.toMatchObject({ details: { param } });
 });
 
 test("variables of the request cannot forge control tokens", async () => {
@@ -75,20 +95,32 @@ test("variables of the request cannot forge control tokens", async () => {
 
 test("a budget ends the reasoning and the answer goes on", async () => {
   const wanted = "one two three four five six</think>\n\nYes.";
-  for (const [budget, reasoning] of [[7, "one two"], [0, undefined]] as const) {
+  for (const [budget, reasoning] of [
+    [7, "one two"],
+    [0, undefined],
+  ] as const) {
     const { completions } = reasoner(OPENED, [wanted]);
     const { choices } = await completions.create({ messages, thinking_token_budget: budget });
     expect(choices[0]?.message.reasoning_content).toBe(reasoning);
     expect(choices[0]?.message.content?.endsWith("six</think>\n\nYes.")).toBe(true);
   }
   const { completions, source } = reasoner(OPENED, [`${"x".repeat(1100)}</think>Yes.`]);
-  const thought = async (effort: "low" | "none" | "max") => (await completions.create({ messages, reasoning_effort: effort })).choices[0]?.message.reasoning_content;
-  expect([await thought("low"), await thought("none"), await thought("max")]).toEqual(["x".repeat(1024), undefined, "x".repeat(1100)]);
+  const thought = async (effort: "low" | "none" | "max") =>
+    (await completions.create({ messages, reasoning_effort: effort })).choices[0]?.message.reasoning_content;
+  expect([await thought("low"), await thought("none"), await thought("max")]).toEqual([
+    "x".repeat(1024),
+    undefined,
+    "x".repeat(1100),
+  ]);
   expect(source.requests.map(({ constraint }) => constraint === undefined)).toEqual([false, false, true]);
 });
 
 test.each([{}, { thinking_token_budget: 4 }])("a form holds what follows the reasoning: %j", async (given) => {
-  for (const [template, answer] of [[HYBRID, "<think>I am\n</think>"], [OPENED, "I am\n</think>"], [HYBRID, ""]] as const) {
+  for (const [template, answer] of [
+    [HYBRID, "<think>I am\n</think>"],
+    [OPENED, "I am\n</think>"],
+    [HYBRID, ""],
+  ] as const) {
     const { completions } = reasoner(template, [answer]);
     const { choices } = await completions.create({ messages, response_format: FORM, max_tokens: 60, ...given });
     expect(choices[0]?.message.reasoning_content).toBe(answer === "" ? undefined : "I am");
@@ -99,8 +131,13 @@ test.each([{}, { thinking_token_budget: 4 }])("a form holds what follows the rea
 test("the reasoning leaves room for the form", async () => {
   const { completions } = reasoner(OPENED, ["x".repeat(100)]);
   const { choices } = await completions.create({ messages, response_format: FORM, max_tokens: 30 });
-  expect(choices[0]).toMatchObject({ finish_reason: "stop", message: { content: '{"a":1}', reasoning_content: "x".repeat(30 - '{"a":1}'.length - 4) } });
-  await expect(completions.create({ messages, response_format: FORM, max_tokens: 10 })).rejects.toThrow("need 11 tokens, and max_tokens is 10");
+  expect(choices[0]).toMatchObject({
+    finish_reason: "stop",
+    message: { content: '{"a":1}', reasoning_content: "x".repeat(30 - '{"a":1}'.length - 4) },
+  });
+  await expect(completions.create({ messages, response_format: FORM, max_tokens: 10 })).rejects.toThrow(
+    "need 11 tokens, and max_tokens is 10",
+  );
 });
 
 test("stop strings end the content alone and logprobs are of all tokens", async () => {
@@ -113,14 +150,21 @@ test("stop strings end the content alone and logprobs are of all tokens", async 
 test("an answer is given back as it came", async () => {
   const { completions, prompt } = reasoner(HYBRID, ["<think>\nHm.\n</think>\n\nYes.", "Ok."]);
   const [choice] = (await completions.create({ messages })).choices;
-  await completions.create({ messages: [...messages, choice?.message ?? messages[0], { role: "user", content: "so?" }] });
+  await completions.create({
+    messages: [...messages, choice?.message ?? messages[0], { role: "user", content: "so?" }],
+  });
   expect(prompt(1)).toBe("[user]hi[assistant]<think>\nHm.\n</think>\n\nYes.[user]so?[assistant]");
 });
 
 test.each([
   [HYBRID, { content: "Yes" }, "Yes", [undefined, "<think>a</think>b"]],
   [HYBRID, { content: "", reasoning_content: "Hm" }, "<think>\nHm", ["<think>a", "b"]],
-  [HYBRID, { content: "Yes", reasoning_content: "Hm" }, "<think>\nHm\n</think>\n\nYes", [undefined, "<think>a</think>b"]],
+  [
+    HYBRID,
+    { content: "Yes", reasoning_content: "Hm" },
+    "<think>\nHm\n</think>\n\nYes",
+    [undefined, "<think>a</think>b"],
+  ],
   [HYBRID, { content: "<think>\nHm" }, "<think>\nHm", ["<think>a", "b"]],
   [HYBRID, { content: "<think>Hm</think>Yes" }, "<think>Hm</think>Yes", [undefined, "<think>a</think>b"]],
   [HYBRID, { content: "" }, "", ["a", "b"]],
@@ -129,7 +173,10 @@ test.each([
   [OPENED, { content: "Hm</think>Yes" }, "<think>\nHm</think>Yes", [undefined, "<think>a</think>b"]],
 ])("an answer goes on from reasoning and content: %#", async (template, begun, expected, [reasoning, content]) => {
   const { completions, prompt } = reasoner(template, ["<think>a</think>b"]);
-  const { choices } = await completions.create({ messages: [...messages, { role: "assistant", ...begun }], continue_final_message: true });
+  const { choices } = await completions.create({
+    messages: [...messages, { role: "assistant", ...begun }],
+    continue_final_message: true,
+  });
   expect(prompt(0)).toBe(`[user]hi[assistant]${expected}`);
   expect([choices[0]?.message.reasoning_content, choices[0]?.message.content]).toEqual([reasoning, content]);
 });
@@ -150,7 +197,10 @@ class ConstrainedSource implements TokenSource {
     for (;;) {
       const mask = constraint?.mask() ?? null;
       const wanted = answer[count] ?? END;
-      const tokenId = mask === null || hasBit(mask, wanted) ? wanted : Array.from({ length: 260 }, (_, id) => (id + END) % 260).find((id) => hasBit(mask, id));
+      const tokenId =
+        mask === null || hasBit(mask, wanted)
+          ? wanted
+          : Array.from({ length: 260 }, (_, id) => (id + END) % 260).find((id) => hasBit(mask, id));
       if (tokenId === undefined) throw new Error("the mask is empty");
       if (tokenId === END) break;
       if (count === maxTokens) {
@@ -167,20 +217,38 @@ class ConstrainedSource implements TokenSource {
 }
 
 function reasoner(template: string, answers: readonly string[], special = false) {
-  const json = JSON.parse(byteLevelTokenizer()) as { added_tokens: { id: number; content: string; special: boolean }[] };
+  const json = JSON.parse(byteLevelTokenizer()) as {
+    added_tokens: { id: number; content: string; special: boolean }[];
+  };
   const marker = json.added_tokens[1];
   if (marker === undefined) throw new Error("the tokenizer has no <think>");
-  const added = [json.added_tokens[0], { ...marker, special }, { ...marker, special, id: CLOSE, content: "</think>" }, { ...marker, id: END, content: "</s>", special: true }];
+  const added = [
+    json.added_tokens[0],
+    { ...marker, special },
+    { ...marker, special, id: CLOSE, content: "</think>" },
+    { ...marker, id: END, content: "</s>", special: true },
+  ];
   const tokenizerJson = JSON.stringify({ ...json, added_tokens: added });
   const source = new ConstrainedSource(answers);
   const text = new Tokenizer(tokenizerJson, { ...NO_TOKENS, eos_token: "</s>", chat_template: template });
-  const model: Model = modelOf(source, { text, grammar: new Grammars(tokenizerJson, { vocab_size: 260, eos_token_ids: [END] }) });
-  const names = new Map([[OPEN, "<think>"], [CLOSE, "</think>"]]);
-  const prompt = (index: number): string => (source.requests[index]?.promptIds ?? []).map((id) => names.get(id) ?? String.fromCharCode(id)).join("");
+  const model: Model = modelOf(source, {
+    text,
+    grammar: new Grammars(tokenizerJson, { vocab_size: 260, eos_token_ids: [END] }),
+  });
+  const names = new Map([
+    [OPEN, "<think>"],
+    [CLOSE, "</think>"],
+  ]);
+  const prompt = (index: number): string =>
+    (source.requests[index]?.promptIds ?? []).map((id) => names.get(id) ?? String.fromCharCode(id)).join("");
   return { completions: new ChatCompletions(model), source, prompt };
 }
 
 /** With the markers' tokens. */
 function ids(text: string): readonly number[] {
-  return text.split(/(<\/?think>)/).flatMap((part) => (part === "<think>" ? [OPEN] : part === "</think>" ? [CLOSE] : [...new TextEncoder().encode(part)]));
+  return text
+    .split(/(<\/?think>)/)
+    .flatMap((part) =>
+      part === "<think>" ? [OPEN] : part === "</think>" ? [CLOSE] : [...new TextEncoder().encode(part)],
+    );
 }

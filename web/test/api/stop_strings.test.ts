@@ -3,7 +3,10 @@ import { expect, test } from "vitest";
 
 import { StopStrings } from "../../src/api/stop_strings.js";
 
-function run(stops: readonly string[], parts: readonly string[]): { readonly pieces: readonly string[]; readonly stopped: boolean } {
+function run(
+  stops: readonly string[],
+  parts: readonly string[],
+): { readonly pieces: readonly string[]; readonly stopped: boolean } {
   const strings = new StopStrings(stops);
   const pieces = parts.map((part) => strings.feed(part));
   return { pieces: [...pieces, strings.finish()], stopped: strings.stopped };
@@ -27,7 +30,9 @@ test("a false start within a stop string does not hide it", () => {
 
 test("the pieces do not change the result, whatever the stop strings", () => {
   const text = fc.string({ unit: fc.constantFrom("a", "b", "c"), maxLength: 30 });
-  const stops = fc.array(fc.string({ unit: fc.constantFrom("a", "b", "c"), minLength: 1, maxLength: 4 }), { maxLength: 4 });
+  const stops = fc.array(fc.string({ unit: fc.constantFrom("a", "b", "c"), minLength: 1, maxLength: 4 }), {
+    maxLength: 4,
+  });
   fc.assert(
     fc.property(text, stops, fc.array(fc.nat(5)), (whole, stops, cuts) => {
       const parts: string[] = [];
@@ -38,9 +43,9 @@ test("the pieces do not change the result, whatever the stop strings", () => {
       }
       const { pieces, stopped } = run(stops, [...parts, rest]);
       const out = pieces.join("");
-      const first = Array.from({ length: whole.length + 1 }, (_, end) => stops.filter((stop) => whole.slice(0, end).endsWith(stop)).map((stop) => end - stop.length)).find(
-        (starts) => starts.length > 0,
-      );
+      const first = Array.from({ length: whole.length + 1 }, (_, end) =>
+        stops.filter((stop) => whole.slice(0, end).endsWith(stop)).map((stop) => end - stop.length),
+      ).find((starts) => starts.length > 0);
       expect(stopped).toBe(first !== undefined);
       expect(out).toBe(first === undefined ? whole : whole.slice(0, Math.min(...first)));
     }),

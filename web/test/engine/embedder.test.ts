@@ -23,7 +23,9 @@ class PageRunner implements EmbedRunner {
       const sequence = batch.seq_starts.filter((start) => start <= row).length - 1;
       const pages = batch.page_ids.slice(batch.page_indptr[sequence], batch.page_indptr[sequence + 1]);
       const length = (batch.positions[row] ?? 0) + 1;
-      const ids = pages.flatMap((page) => [...this.#cells.subarray(page * LIMITS.pageSize, (page + 1) * LIMITS.pageSize)]).slice(0, length);
+      const ids = pages
+        .flatMap((page) => [...this.#cells.subarray(page * LIMITS.pageSize, (page + 1) * LIMITS.pageSize)])
+        .slice(0, length);
       return [length, ids.reduce((sum, id) => sum + id, 0), ids[0] ?? -1];
     });
     await Promise.resolve();
@@ -102,5 +104,9 @@ test.each([
   [[1, 100], "input 1 has the token 100; token ids of this model are 0 to 99"],
   [[1.5], "input 1 has the token 1.5"],
 ])("an input that cannot be embedded is a RequestError: %j", async (ids, message) => {
-  await expect(new Embedder(new PageRunner(), noOther).embed([[1], ids])).rejects.toMatchObject({ code: "request_error", param: "input", message: expect.stringContaining(message) as string });
+  await expect(new Embedder(new PageRunner(), noOther).embed([[1], ids])).rejects.toMatchObject({
+    code: "request_error",
+    param: "input",
+    message: expect.stringContaining(message) as string,
+  });
 });

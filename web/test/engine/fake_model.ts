@@ -21,7 +21,11 @@ export function logprobsOf(tokens: readonly number[]): readonly number[] {
 }
 
 /** What one request alone is answered with. */
-export function answerOf(prompt: readonly number[], maxTokens: number, context: number): { tokens: readonly number[]; finish: "stop" | "length" } {
+export function answerOf(
+  prompt: readonly number[],
+  maxTokens: number,
+  context: number,
+): { tokens: readonly number[]; finish: "stop" | "length" } {
   const all = [...prompt];
   for (let count = 0; count < maxTokens && all.length <= context; count++) {
     const token = nextToken(all);

@@ -41,11 +41,18 @@ export class FakeRunner implements StepRunner {
     const { tokenIds, rows } = this.compute(batch, onLogits);
     await Promise.resolve();
     if (this.#lost) throw new DeviceError("the fake device is lost");
-    const ranked = rows.map((row) => row.map((logprob, id) => ({ id, logprob })).sort((a, b) => b.logprob - a.logprob)).flat();
+    const ranked = rows
+      .map((row) => row.map((logprob, id) => ({ id, logprob })).sort((a, b) => b.logprob - a.logprob))
+      .flat();
     return {
       tokenIds,
       logprobs: logprobs ? Float32Array.from(tokenIds, (id, row) => rows[row]?.[id] ?? NaN) : null,
-      alternatives: alternatives ? { ids: Int32Array.from(ranked, ({ id }) => id), logprobs: Float32Array.from(ranked, ({ logprob }) => logprob) } : null,
+      alternatives: alternatives
+        ? {
+            ids: Int32Array.from(ranked, ({ id }) => id),
+            logprobs: Float32Array.from(ranked, ({ logprob }) => logprob),
+          }
+        : null,
     };
   }
 
@@ -69,7 +76,9 @@ export class FakeRunner implements StepRunner {
 
   readPages(pages: readonly number[]): Promise<Uint8Array<ArrayBuffer>> {
     const { pageSize } = this.limits;
-    const cells = Int32Array.from(pages.flatMap((page) => [...this.#cells.subarray(page * pageSize, (page + 1) * pageSize)]));
+    const cells = Int32Array.from(
+      pages.flatMap((page) => [...this.#cells.subarray(page * pageSize, (page + 1) * pageSize)]),
+    );
     return Promise.resolve(new Uint8Array(cells.buffer));
   }
 
@@ -82,7 +91,10 @@ export class FakeRunner implements StepRunner {
   }
 
   /** Of each sampled row the token, and the log-probabilities (V,) of all. */
-  private compute(batch: Batch, onLogits: Wanted["onLogits"]): { readonly tokenIds: Int32Array<ArrayBuffer>; readonly rows: readonly (readonly number[])[] } {
+  private compute(
+    batch: Batch,
+    onLogits: Wanted["onLogits"],
+  ): { readonly tokenIds: Int32Array<ArrayBuffer>; readonly rows: readonly (readonly number[])[] } {
     const ids = batch.token_ids.map((id) => (id < 0 ? (this.#sampled[-1 - id] ?? -1) : id));
     batch.slots.forEach((slot, row) => {
       this.#cells[slot] = ids[row] ?? -1;

@@ -6,7 +6,16 @@ test("closing waits for what went through, and not for what comes later", async 
   const gate = new Gate();
   const done: string[] = [];
   let finish: (error?: Error) => void = () => undefined;
-  const work = gate.through(() => new Promise<void>((resolve, reject) => (finish = (error) => { if (error === undefined) resolve(); else reject(error); }))); // prettier-ignore
+  const work = gate.through(
+    () =>
+      new Promise<void>(
+        (resolve, reject) =>
+          (finish = (error) => {
+            if (error === undefined) resolve();
+            else reject(error);
+          }),
+      ),
+  );
   const closed = gate.close().then(() => done.push("closed"));
   const opened = gate.opened().then(() => done.push("opened"));
   expect(gate.isClosed).toBe(true);

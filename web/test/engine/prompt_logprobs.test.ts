@@ -5,7 +5,9 @@ import { promptLogprob } from "../../src/engine/prompt_logprobs.js";
 /** Two rows of the 20 likeliest of a vocabulary; of the second, ids 100 to 119 with these probabilities each. */
 function rows(probability: number) {
   const ids = Int32Array.from({ length: 40 }, (_, index) => (index < 20 ? index : 80 + index));
-  const logprobs = Float32Array.from({ length: 40 }, (_, index) => (index < 20 ? Math.log(0.05) : Math.log(probability)));
+  const logprobs = Float32Array.from({ length: 40 }, (_, index) =>
+    index < 20 ? Math.log(0.05) : Math.log(probability),
+  );
   return { tokenIds: Int32Array.of(0, 100), alternatives: { ids, logprobs } };
 }
 

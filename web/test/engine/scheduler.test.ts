@@ -54,11 +54,23 @@ interface Trace {
 const file = new URL("../../../tests/conformance/scheduler.json", import.meta.url);
 const { about, traces } = JSON.parse(readFileSync(file, "utf8")) as { about: string; traces: readonly Trace[] };
 
-const PLAIN: Omit<SequenceParams, "maxTokens"> = { stopTokenIds: new Set([STOP]), contextShift: null, lockstep: false, promptLogprobs: 0, kept: null };
+const PLAIN: Omit<SequenceParams, "maxTokens"> = {
+  stopTokenIds: new Set([STOP]),
+  contextShift: null,
+  lockstep: false,
+  promptLogprobs: 0,
+  kept: null,
+};
 
 function schedulerOf(config: TraceConfig): Scheduler {
   const { page_size, pages, max_tokens, max_sequences, context } = config;
-  const own: SchedulerConfig = { pageSize: page_size, pages, maxTokens: max_tokens, maxSequences: max_sequences, context };
+  const own: SchedulerConfig = {
+    pageSize: page_size,
+    pages,
+    maxTokens: max_tokens,
+    maxSequences: max_sequences,
+    context,
+  };
   return new Scheduler(own);
 }
 
@@ -73,18 +85,23 @@ class Pages {
   run(step: Step, pagesOf: ReadonlyMap<Sequence, readonly number[]>, sampled: Map<Sequence, number>): number[] {
     const { page_size } = this.config;
     for (const [from, to] of step.copies) {
-      for (let index = 0; index < page_size; index++) this.cells[to * page_size + index] = this.cells[from * page_size + index] ?? -1;
+      for (let index = 0; index < page_size; index++)
+        this.cells[to * page_size + index] = this.cells[from * page_size + index] ?? -1;
     }
     return step.rows.flatMap((row) => {
       const { sequence, start, length, promptLogprobs } = row;
       const pages = pagesOf.get(sequence) ?? [];
-      const cell = (position: number): number => (pages[Math.floor(position / page_size)] ?? -1) * page_size + (position % page_size);
+      const cell = (position: number): number =>
+        (pages[Math.floor(position / page_size)] ?? -1) * page_size + (position % page_size);
       const known = knownAt.get(step)?.get(sequence) ?? [];
-      for (let position = start; position < start + length; position++) this.cells[cell(position)] = known[position] ?? sampled.get(sequence) ?? -1;
+      for (let position = start; position < start + length; position++)
+        this.cells[cell(position)] = known[position] ?? sampled.get(sequence) ?? -1;
       // The prompt's rows sample nothing that may become a token of the answer.
       const unused = new Array<number>(promptLogprobs).fill(-1);
       if (!samplesAnswer(row)) return unused;
-      const token = nextToken(Array.from({ length: start + length }, (_, position) => this.cells[cell(position)] ?? -1));
+      const token = nextToken(
+        Array.from({ length: start + length }, (_, position) => this.cells[cell(position)] ?? -1),
+      );
       sampled.set(sequence, token);
       return [...unused, token];
     });
@@ -94,18 +111,26 @@ class Pages {
 // The tokens that were known when a step was handed out.
 const knownAt = new WeakMap<Step, Map<Sequence, readonly number[]>>();
 
-function run({ config, requests }: Pick<Trace, "config" | "requests">, check: (scheduler: Scheduler) => void = () => undefined): Pick<Trace, "steps" | "outputs"> {
+function run(
+  { config, requests }: Pick<Trace, "config" | "requests">,
+  check: (scheduler: Scheduler) => void = () => undefined,
+): Pick<Trace, "steps" | "outputs"> {
   const scheduler = schedulerOf(config);
   const pages = new Pages(config);
   const sequences = requests.map(
-    ({ prompt, max_tokens, priority, prompt_logprobs = 0 }, id) => new Sequence(id, prompt, { ...PLAIN, maxTokens: max_tokens, promptLogprobs: prompt_logprobs }, priority),
+    ({ prompt, max_tokens, priority, prompt_logprobs = 0 }, id) =>
+      new Sequence(id, prompt, { ...PLAIN, maxTokens: max_tokens, promptLogprobs: prompt_logprobs }, priority),
   );
   const logprobs = new Map(sequences.map((sequence) => [sequence, [] as number[]]));
   const open: { step: Step; pagesOf: Map<Sequence, readonly number[]> }[] = [];
   const steps: StepRecord[] = [];
   const sampled = new Map<Sequence, number>();
   const last = Math.max(0, ...requests.map(({ at, abort = 0 }) => Math.max(at, abort)));
-  for (let tick = 0; tick <= last || open.length > 0 || scheduler.waiting.length + scheduler.running.length > 0; tick++) {
+  for (
+    let tick = 0;
+    tick <= last || open.length > 0 || scheduler.waiting.length + scheduler.running.length > 0;
+    tick++
+  ) {
     requests.forEach(({ at, abort }, id) => {
       const sequence = sequences[id];
       if (sequence === undefined) return;
@@ -124,7 +149,9 @@ function run({ config, requests }: Pick<Trace, "config" | "requests">, check: (s
         pages: [...pagesOf.values()],
         admitted: step.admitted.map(({ id, cachedTokens }) => [id, cachedTokens]),
         preempted: step.preempted.map(({ id }) => id),
-        ...(step.rows.some(({ promptLogprobs }) => promptLogprobs > 0) ? { prompt_logprobs: step.rows.map(({ promptLogprobs }) => promptLogprobs) } : {}),
+        ...(step.rows.some(({ promptLogprobs }) => promptLogprobs > 0)
+          ? { prompt_logprobs: step.rows.map(({ promptLogprobs }) => promptLogprobs) }
+          : {}),
       });
       check(scheduler);
     }
@@ -133,13 +160,17 @@ function run({ config, requests }: Pick<Trace, "config" | "requests">, check: (s
       for (const event of scheduler.commit(first.step, pages.run(first.step, first.pagesOf, sampled))) {
         if (event.type === "prompt_logprob") logprobs.get(event.sequence)?.push(event.tokenId);
         // All of the prompt comes before the first token.
-        if (event.type === "token" && event.sequence.generated === 1) expect(logprobs.get(event.sequence)).toEqual(tokensWithLogprobs(event.sequence));
+        if (event.type === "token" && event.sequence.generated === 1)
+          expect(logprobs.get(event.sequence)).toEqual(tokensWithLogprobs(event.sequence));
       }
     }
     check(scheduler);
     if (tick > 10_000) throw new Error("the trace does not end");
   }
-  const outputs = sequences.map(({ tokens, prompt, finishReason }) => ({ tokens: tokens.slice(prompt.length), finish: finishReason ?? "none" }));
+  const outputs = sequences.map(({ tokens, prompt, finishReason }) => ({
+    tokens: tokens.slice(prompt.length),
+    finish: finishReason ?? "none",
+  }));
   return { steps, outputs };
 }
 
@@ -150,8 +181,16 @@ function tokensWithLogprobs({ prompt, params }: Sequence): readonly number[] {
 
 // WRITE_TRACES=1 writes what the scheduler does now, for a reader to judge.
 if (process.env.WRITE_TRACES === "1") {
-  const written = traces.map(({ name, config: own, requests }) => ({ name, config: own, requests, ...run({ config: own, requests }) }));
-  const lines = written.map(({ steps, ...rest }) => `{"steps": [\n    ${steps.map((step) => JSON.stringify(step)).join(",\n    ")}],\n  ${JSON.stringify(rest).slice(1)}`);
+  const written = traces.map(({ name, config: own, requests }) => ({
+    name,
+    config: own,
+    requests,
+    ...run({ config: own, requests }),
+  }));
+  const lines = written.map(
+    ({ steps, ...rest }) =>
+      `{"steps": [\n    ${steps.map((step) => JSON.stringify(step)).join(",\n    ")}],\n  ${JSON.stringify(rest).slice(1)}`,
+  );
   writeFileSync(file, `{"about": ${JSON.stringify(about)},\n"traces": [\n  ${lines.join(",\n  ")}\n]}\n`);
 }
 
@@ -184,9 +223,10 @@ const request = fc.record({
   prompt_logprobs: fc.oneof(fc.constant(0), fc.integer({ min: 0, max: 9 })),
   abort: fc.option(fc.integer({ min: 1, max: 30 }), { nil: undefined }),
 });
-const trace = fc
-  .tuple(config, fc.array(request, { minLength: 1, maxLength: 7 }))
-  .map(([own, requests]) => ({ config: own, requests: requests.map((one) => ({ ...one, prompt: one.prompt.slice(0, own.context) })) }));
+const trace = fc.tuple(config, fc.array(request, { minLength: 1, maxLength: 7 })).map(([own, requests]) => ({
+  config: own,
+  requests: requests.map((one) => ({ ...one, prompt: one.prompt.slice(0, own.context) })),
+}));
 
 test("random traces: batched is as alone, every request ends, no page is lost or written by two", () => {
   fc.assert(

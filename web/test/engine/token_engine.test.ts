@@ -15,13 +15,18 @@ import { FakeRunner } from "./fake_runner.js";
 const LIMITS: RunnerLimits = { tokens: 8, sequences: 4, pages: 16, pageSize: 4, context: 64, vocabSize: VOCAB };
 // Their answers are long, by the fake model.
 const PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14];
-const OTHERS = [[10, 12, 15], [15, 7, 12, 13]];
+const OTHERS = [
+  [10, 12, 15],
+  [15, 7, 12, 13],
+];
 
 function engineOn(runner: StepRunner, replace: (() => Promise<StepRunner>) | null = null): TokenEngine {
   return new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP] }, replace);
 }
 
-async function collect(tokens: AsyncGenerator<GeneratedToken, Completion>): Promise<{ ids: number[]; tokens: GeneratedToken[]; completion: Completion }> {
+async function collect(
+  tokens: AsyncGenerator<GeneratedToken, Completion>,
+): Promise<{ ids: number[]; tokens: GeneratedToken[]; completion: Completion }> {
   const all: GeneratedToken[] = [];
   for (;;) {
     const { done, value } = await tokens.next();
@@ -171,8 +176,12 @@ test("a full context ends an answer, or the oldest tokens make way", async () =>
   expect(shifted.ids.slice(0, 7)).toEqual(ended.ids);
   expect(shifted.ids.length).toBeGreaterThan(7);
   const long = Array.from({ length: 40 }, (_, index) => 1 + (index % 15));
-  await expect(answer(engineOn(new FakeRunner(limits)), { promptIds: long })).rejects.toMatchObject({ code: "request_error" });
-  expect((await answer(engineOn(new FakeRunner(limits)), { promptIds: long, whenFull: { keep: 4 } })).ids).toHaveLength(6);
+  await expect(answer(engineOn(new FakeRunner(limits)), { promptIds: long })).rejects.toMatchObject({
+    code: "request_error",
+  });
+  expect((await answer(engineOn(new FakeRunner(limits)), { promptIds: long, whenFull: { keep: 4 } })).ids).toHaveLength(
+    6,
+  );
 });
 
 test("a constraint's mask holds for each token, and its end ends the answer", async () => {
@@ -199,24 +208,43 @@ test.each([
   [true, "stop"],
   [false, "length"],
 ] as const)("at maxTokens an answer whose constraint is complete: %s ends with %s", async (complete, reason) => {
-  const constraint: Constraint = { mask: () => null, accept: () => undefined, finished: false, complete, dispose: () => undefined };
+  const constraint: Constraint = {
+    mask: () => null,
+    accept: () => undefined,
+    finished: false,
+    complete,
+    dispose: () => undefined,
+  };
   const { ids, completion } = await answer(engineOn(new FakeRunner(LIMITS)), { constraint, maxTokens: 3 });
   expect([ids.length, completion.finishReason]).toEqual([3, reason]);
 });
 
-test.each(["mask", "accept"] as const)("a constraint whose %s fails takes its own answer with it, and no other", async (what) => {
-  const fail = (): never => {
-    throw new Error("no way on");
-  };
-  const constraint: Constraint = { mask: () => null, accept: () => undefined, finished: false, complete: false, dispose: () => undefined, [what]: fail };
-  const engine = engineOn(new FakeRunner(LIMITS));
-  const [failed, other] = await Promise.allSettled([answer(engine, { constraint }), answer(engine)]);
-  expect(failed).toMatchObject({ status: "rejected", reason: { message: "no way on" } });
-  expect(other).toMatchObject({ status: "fulfilled", value: { ids: answerOf(PROMPT, 6, 64).tokens } });
-});
+test.each(["mask", "accept"] as const)(
+  "a constraint whose %s fails takes its own answer with it, and no other",
+  async (what) => {
+    const fail = (): never => {
+      throw new Error("no way on");
+    };
+    const constraint: Constraint = {
+      mask: () => null,
+      accept: () => undefined,
+      finished: false,
+      complete: false,
+      dispose: () => undefined,
+      [what]: fail,
+    };
+    const engine = engineOn(new FakeRunner(LIMITS));
+    const [failed, other] = await Promise.allSettled([answer(engine, { constraint }), answer(engine)]);
+    expect(failed).toMatchObject({ status: "rejected", reason: { message: "no way on" } });
+    expect(other).toMatchObject({ status: "fulfilled", value: { ids: answerOf(PROMPT, 6, 64).tokens } });
+  },
+);
 
 /** Takes ``tokens`` one after the other, whatever the model computes. */
-function forcing(tokens: readonly number[], seen: (number | readonly number[])[]): (logitsOrToken: Float32Array | number) => void {
+function forcing(
+  tokens: readonly number[],
+  seen: (number | readonly number[])[],
+): (logitsOrToken: Float32Array | number) => void {
   let next = 0;
   return (logitsOrToken) => {
     seen.push(typeof logitsOrToken === "number" ? logitsOrToken : [...logitsOrToken]);
@@ -276,7 +304,10 @@ test("penalties and biases reach the slot, log-probabilities come back", async (
 /** An answer beside the log-probabilities that it is told of its prompt. */
 async function told(engine: TokenEngine, request: Partial<TokenRequest>, kept: KeptSequence | null = null) {
   const news: (readonly number[])[] = [];
-  const tokens = engine.generateTokens({ promptIds: PROMPT, maxTokens: 6, ...request, onPromptLogprobs: (values) => news.push(values) }, kept);
+  const tokens = engine.generateTokens(
+    { promptIds: PROMPT, maxTokens: 6, ...request, onPromptLogprobs: (values) => news.push(values) },
+    kept,
+  );
   const first = await tokens.next();
   const before = news.length;
   const { ids, completion } = await collect(tokens);
@@ -284,7 +315,9 @@ async function told(engine: TokenEngine, request: Partial<TokenRequest>, kept: K
 }
 
 function expectExact(news: readonly (readonly number[])[], promptIds: readonly number[], count: number): void {
-  const exact = promptIds.map((id, index) => logprobsOf(promptIds.slice(0, index))[id] ?? NaN).slice(promptIds.length - Math.min(count, promptIds.length - 1));
+  const exact = promptIds
+    .map((id, index) => logprobsOf(promptIds.slice(0, index))[id] ?? NaN)
+    .slice(promptIds.length - Math.min(count, promptIds.length - 1));
   expect(news).toEqual([exact.map((value) => expect.closeTo(value, 4) as number)]);
 }
 
@@ -294,7 +327,10 @@ test("a prompt's log-probabilities are told before the first token, alone and be
   expectExact(alone.news, PROMPT, 5);
   expect([alone.before, alone.ids]).toEqual([1, answerOf(PROMPT, 6, 64).tokens]);
   // As many as may be sampled at once, and none of these rows leaves a trace in a slot.
-  expect(runner.batches.slice(0, 2).map(({ sample_slots }) => sample_slots)).toEqual([[-1, 0, -1, 0, -1, 0, -1, 0], [-1, 0, 0, 0]]);
+  expect(runner.batches.slice(0, 2).map(({ sample_slots }) => sample_slots)).toEqual([
+    [-1, 0, -1, 0, -1, 0, -1, 0],
+    [-1, 0, 0, 0],
+  ]);
   const engine = engineOn(new FakeRunner(LIMITS));
   const prompts = [PROMPT, ...OTHERS, [7]];
   const sampling = { temperature: 1, seed: 5, presencePenalty: 1, logitBias: new Map([[3, 1]]) };
@@ -311,7 +347,10 @@ test("what a cache or a kept sequence holds of a prompt does not change its log-
   const engine = engineOn(new FakeRunner(LIMITS));
   const kept = engine.keep();
   await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 3 }, kept));
-  for (const [place, cached] of [[null, 4], [kept, 5]] as const) {
+  for (const [place, cached] of [
+    [null, 4],
+    [kept, 5],
+  ] as const) {
     const { news, completion } = await told(engine, { promptLogprobs: 4 }, place);
     expectExact(news, PROMPT, 4);
     expect(completion.cachedTokens).toBe(cached);
@@ -324,19 +363,28 @@ test("an engine that samples a sequence's last row only tells no log-probabiliti
 });
 
 test("random prompts under want of pages and on a device that is lost are told as each alone", async () => {
-  const one = fc.record({ promptIds: fc.array(fc.integer({ min: 1, max: 15 }), { minLength: 1, maxLength: 20 }), promptLogprobs: fc.integer({ min: 0, max: 32 }), priority: fc.integer({ min: 0, max: 1 }) });
+  const one = fc.record({
+    promptIds: fc.array(fc.integer({ min: 1, max: 15 }), { minLength: 1, maxLength: 20 }),
+    promptLogprobs: fc.integer({ min: 0, max: 32 }),
+    priority: fc.integer({ min: 0, max: 1 }),
+  });
   await fc.assert(
-    fc.asyncProperty(fc.array(one, { minLength: 1, maxLength: 6 }), fc.integer({ min: 1, max: 4 }), fc.integer({ min: 1, max: 12 }), async (requests, sequences, loseAfter) => {
-      const limits = { tokens: 7, sequences, pages: 7, pageSize: 4, context: 28, vocabSize: VOCAB };
-      const engine = engineOn(new FakeRunner(limits, loseAfter), () => Promise.resolve(new FakeRunner(limits)));
-      const answers = await Promise.all(requests.map((request) => told(engine, request)));
-      answers.forEach(({ news, ids }, index) => {
-        const { promptIds, promptLogprobs } = requests[index] ?? { promptIds: [], promptLogprobs: 0 };
-        expect(ids).toEqual(answerOf(promptIds, 6, limits.context).tokens);
-        if (promptLogprobs === 0) expect(news).toEqual([]);
-        else expectExact(news, promptIds, promptLogprobs);
-      });
-    }),
+    fc.asyncProperty(
+      fc.array(one, { minLength: 1, maxLength: 6 }),
+      fc.integer({ min: 1, max: 4 }),
+      fc.integer({ min: 1, max: 12 }),
+      async (requests, sequences, loseAfter) => {
+        const limits = { tokens: 7, sequences, pages: 7, pageSize: 4, context: 28, vocabSize: VOCAB };
+        const engine = engineOn(new FakeRunner(limits, loseAfter), () => Promise.resolve(new FakeRunner(limits)));
+        const answers = await Promise.all(requests.map((request) => told(engine, request)));
+        answers.forEach(({ news, ids }, index) => {
+          const { promptIds, promptLogprobs } = requests[index] ?? { promptIds: [], promptLogprobs: 0 };
+          expect(ids).toEqual(answerOf(promptIds, 6, limits.context).tokens);
+          if (promptLogprobs === 0) expect(news).toEqual([]);
+          else expectExact(news, promptIds, promptLogprobs);
+        });
+      },
+    ),
     { numRuns: 150 },
   );
 });
@@ -353,7 +401,10 @@ test.each([
   [{ sampling: { logitBias: new Map([[VOCAB, 1]]) } }, "logitBias"],
   [{ whenFull: { keep: 33 } }, "whenFull.keep"],
 ])("%j is refused", async (request, param) => {
-  await expect(answer(engineOn(new FakeRunner(LIMITS)), request)).rejects.toMatchObject({ code: "request_error", details: { param } });
+  await expect(answer(engineOn(new FakeRunner(LIMITS)), request)).rejects.toMatchObject({
+    code: "request_error",
+    details: { param },
+  });
 });
 
 test("while the gate is closed nothing goes to the device, and after it answers go on with the same tokens", async () => {
@@ -379,32 +430,40 @@ test("the numbers of a seed are the same one by one and at any place", () => {
 });
 
 test("random conversations on kept sequences, forked and under want of pages, are answered as each alone", async () => {
-  const turn = fc.record({ who: fc.integer({ min: 0, max: 2 }), fork: fc.boolean(), say: fc.array(fc.integer({ min: 1, max: 15 }), { minLength: 1, maxLength: 5 }) });
+  const turn = fc.record({
+    who: fc.integer({ min: 0, max: 2 }),
+    fork: fc.boolean(),
+    say: fc.array(fc.integer({ min: 1, max: 15 }), { minLength: 1, maxLength: 5 }),
+  });
   await fc.assert(
-    fc.asyncProperty(fc.array(turn, { minLength: 2, maxLength: 12 }), fc.integer({ min: 0, max: 6 }), async (turns, spare) => {
-      const limits = { tokens: 5, sequences: 2, pages: 10 + spare, pageSize: 4, context: 40, vocabSize: VOCAB };
-      const engine = engineOn(new FakeRunner(limits));
-      const conversations = [0, 1, 2].map(() => ({ kept: engine.keep(), tokens: [] as number[] }));
-      for (const { who, fork, say } of turns) {
-        const from = conversations[who] ?? { kept: engine.keep(), tokens: [] };
-        // The conversation goes on in its fork, and in itself with other words at the same time.
-        const branches = fork ? [from, { kept: engine.keep(from.kept), tokens: [...from.tokens] }] : [from];
-        await Promise.all(
-          branches.map(async (branch, index) => {
-            const promptIds = [...branch.tokens, ...say, ...(index === 0 ? [] : [1])].slice(-limits.context);
-            const { ids } = await collect(engine.generateTokens({ promptIds, maxTokens: 3 }, branch.kept));
-            expect(ids).toEqual(answerOf(promptIds, 3, limits.context).tokens);
-            branch.tokens = [...promptIds, ...ids];
-          }),
-        );
-        const fresh = branches[1];
-        if (fresh !== undefined) {
-          engine.forget(from.kept);
-          conversations[who] = fresh;
+    fc.asyncProperty(
+      fc.array(turn, { minLength: 2, maxLength: 12 }),
+      fc.integer({ min: 0, max: 6 }),
+      async (turns, spare) => {
+        const limits = { tokens: 5, sequences: 2, pages: 10 + spare, pageSize: 4, context: 40, vocabSize: VOCAB };
+        const engine = engineOn(new FakeRunner(limits));
+        const conversations = [0, 1, 2].map(() => ({ kept: engine.keep(), tokens: [] as number[] }));
+        for (const { who, fork, say } of turns) {
+          const from = conversations[who] ?? { kept: engine.keep(), tokens: [] };
+          // The conversation goes on in its fork, and in itself with other words at the same time.
+          const branches = fork ? [from, { kept: engine.keep(from.kept), tokens: [...from.tokens] }] : [from];
+          await Promise.all(
+            branches.map(async (branch, index) => {
+              const promptIds = [...branch.tokens, ...say, ...(index === 0 ? [] : [1])].slice(-limits.context);
+              const { ids } = await collect(engine.generateTokens({ promptIds, maxTokens: 3 }, branch.kept));
+              expect(ids).toEqual(answerOf(promptIds, 3, limits.context).tokens);
+              branch.tokens = [...promptIds, ...ids];
+            }),
+          );
+          const fresh = branches[1];
+          if (fresh !== undefined) {
+            engine.forget(from.kept);
+            conversations[who] = fresh;
+          }
         }
-      }
-      for (const { kept } of conversations) engine.forget(kept);
-    }),
+        for (const { kept } of conversations) engine.forget(kept);
+      },
+    ),
     { numRuns: 150 },
   );
 });

@@ -19,6 +19,7 @@ test("a given module makes the compiler, once, and is asked again after it faile
   };
   const grammars = new Grammars(TOKENIZER, SPEC, given);
   await expect(grammars.constraint({ kind: "json_object" })).rejects.toThrow("not yet");
-  for (const maxTokens of [20, 30]) expect((await grammars.constraint({ kind: "json_object" }, maxTokens)).mask()).toHaveLength(Math.ceil(1030 / 32));
+  for (const maxTokens of [20, 30])
+    expect((await grammars.constraint({ kind: "json_object" }, maxTokens)).mask()).toHaveLength(Math.ceil(1030 / 32));
   expect(asked).toEqual([TOKENIZER, TOKENIZER]);
 });

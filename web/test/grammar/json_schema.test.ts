@@ -8,7 +8,9 @@ import { REFUSED, SCHEMAS } from "./schemas.js";
 const grammars = demoGrammars();
 
 test.each(Object.entries(SCHEMAS))("%s: every answer is valid, also where maxTokens ends it", async (_, schema) => {
-  const validate = new Ajv({ schemaId: "auto", format: "full", unknownFormats: "ignore", logger: false }).compile(schema as object);
+  const validate = new Ajv({ schemaId: "auto", format: "full", unknownFormats: "ignore", logger: false }).compile(
+    schema as object,
+  );
   const least = await grammars.constraint({ kind: "json_schema", schema }, 1).then(
     (constraint) => (constraint.dispose(), 1),
     (error: unknown) => (error as RequestError).details.needed as number,

@@ -30,47 +30,119 @@ function takes(source: Parameters<typeof ebnf>[0], texts: readonly string[]): bo
 }
 
 const PATTERNS = [
-  "a*b|c+", "(ab|a)(bc|c)?", "[^a-c]x?", "\\d{2,3}[.,]?", "(a|b)*abb", "x{0,2}y{1,}", "\\w\\W", "(?:a(?<n>b)?)+", "a.c", "[\\]\\-a]+", "\\u0061\\x62\\u{63}", "",
-  "^a$|b", "^(\u00e9|\u4e2d|a)+$", "-(1|12|123)\\.5|1\\.5|12\\.55", "[\\s\\d]+", "(ab){2}|(abab)*c",
-]; // prettier-ignore
+  "a*b|c+",
+  "(ab|a)(bc|c)?",
+  "[^a-c]x?",
+  "\\d{2,3}[.,]?",
+  "(a|b)*abb",
+  "x{0,2}y{1,}",
+  "\\w\\W",
+  "(?:a(?<n>b)?)+",
+  "a.c",
+  "[\\]\\-a]+",
+  "\\u0061\\x62\\u{63}",
+  "",
+  "^a$|b",
+  "^(\u00e9|\u4e2d|a)+$",
+  "-(1|12|123)\\.5|1\\.5|12\\.55",
+  "[\\s\\d]+",
+  "(ab){2}|(abab)*c",
+];
 
 test.each(PATTERNS)("the grammar of /%s/ takes what the expression matches as a whole", (pattern) => {
-  const alphabet = fc.constantFrom("a", "b", "c", "x", "y", "1", "2", "3", "5", ".", ",", "-", "]", " ", "\n", "\u00e9", "\u4e2d");
-  const known = ["", "a", "b", "ab", "abc", "abb", "cc", "12", "123.", "abab", "ababc", "-12.5", "1.5", "12.55", "-12.55", "a\u4e2db", "\u4e2db", "xxyyy"];
+  const alphabet = fc.constantFrom(
+    "a",
+    "b",
+    "c",
+    "x",
+    "y",
+    "1",
+    "2",
+    "3",
+    "5",
+    ".",
+    ",",
+    "-",
+    "]",
+    " ",
+    "\n",
+    "\u00e9",
+    "\u4e2d",
+  );
+  const known = [
+    "",
+    "a",
+    "b",
+    "ab",
+    "abc",
+    "abb",
+    "cc",
+    "12",
+    "123.",
+    "abab",
+    "ababc",
+    "-12.5",
+    "1.5",
+    "12.55",
+    "-12.55",
+    "a\u4e2db",
+    "\u4e2db",
+    "xxyyy",
+  ];
   const texts = [...known, ...fc.sample(fc.string({ unit: alphabet, maxLength: 6 }), { numRuns: 300, seed: 7 })];
   const whole = new RegExp(`^(?:${pattern})$`, "u");
   expect(takes({ kind: "regex", pattern }, texts)).toEqual(texts.map((text) => whole.test(text)));
   const somewhere = new RegExp(pattern, "u");
   const strings = texts.map((text) => JSON.stringify(text));
-  expect(takes({ kind: "json_schema", schema: { type: "string", pattern } }, strings)).toEqual(texts.map((text) => somewhere.test(text)));
+  expect(takes({ kind: "json_schema", schema: { type: "string", pattern } }, strings)).toEqual(
+    texts.map((text) => somewhere.test(text)),
+  );
 });
 
 test("ranges of numbers take what is within their bounds, and nothing else", () => {
-  const bound = fc.oneof(fc.integer({ min: -130, max: 130 }), fc.integer({ min: -2500, max: 2500 }).map((value) => value / 100));
+  const bound = fc.oneof(
+    fc.integer({ min: -130, max: 130 }),
+    fc.integer({ min: -2500, max: 2500 }).map((value) => value / 100),
+  );
   const optional = fc.option(bound, { nil: undefined });
-  const bounds = fc.record({ minimum: optional, maximum: optional, exclusiveMinimum: optional, exclusiveMaximum: optional });
+  const bounds = fc.record({
+    minimum: optional,
+    maximum: optional,
+    exclusiveMinimum: optional,
+    exclusiveMaximum: optional,
+  });
   fc.assert(
-    fc.property(bounds, fc.boolean(), fc.array(fc.integer({ min: -140_000, max: 140_000 }), { minLength: 20, maxLength: 20 }), (limits, integer, thousandths) => {
-      const given = Object.fromEntries(Object.entries(limits).filter(([, value]) => value !== undefined));
-      const limit = Object.values(given) as number[];
-      const near = limit.flatMap((value) => [value + 1, value - 1, value + 0.001, value - 0.001]).map((value) => Number(value.toFixed(3)));
-      const values = [...limit, ...near, ...thousandths.map((value) => value / 1000), 0, 1, -1];
-      const within = (value: number): boolean =>
-        (!integer || Number.isInteger(value)) &&
-        value >= (limits.minimum ?? -Infinity) &&
-        value <= (limits.maximum ?? Infinity) &&
-        value > (limits.exclusiveMinimum ?? -Infinity) &&
-        value < (limits.exclusiveMaximum ?? Infinity);
-      let taken: boolean[];
-      try {
-        taken = takes({ kind: "json_schema", schema: { type: integer ? "integer" : "number", ...given } }, values.map(String));
-      } catch (error) {
-        expect((error as RequestError).message).toContain("allows no value at all");
-        taken = values.map(() => false);
-      }
-      // "-0" is not what String makes of it.
-      expect(values.filter((value, index) => taken[index] !== within(value) && !Object.is(value, -0))).toEqual([]);
-    }),
+    fc.property(
+      bounds,
+      fc.boolean(),
+      fc.array(fc.integer({ min: -140_000, max: 140_000 }), { minLength: 20, maxLength: 20 }),
+      (limits, integer, thousandths) => {
+        const given = Object.fromEntries(Object.entries(limits).filter(([, value]) => value !== undefined));
+        const limit = Object.values(given) as number[];
+        const near = limit
+          .flatMap((value) => [value + 1, value - 1, value + 0.001, value - 0.001])
+          .map((value) => Number(value.toFixed(3)));
+        const values = [...limit, ...near, ...thousandths.map((value) => value / 1000), 0, 1, -1];
+        const within = (value: number): boolean =>
+          (!integer || Number.isInteger(value)) &&
+          value >= (limits.minimum ?? -Infinity) &&
+          value <= (limits.maximum ?? Infinity) &&
+          value > (limits.exclusiveMinimum ?? -Infinity) &&
+          value < (limits.exclusiveMaximum ?? Infinity);
+        let taken: boolean[];
+        try {
+          taken = takes(
+            { kind: "json_schema", schema: { type: integer ? "integer" : "number", ...given } },
+            values.map(String),
+          );
+        } catch (error) {
+          expect((error as RequestError).message).toContain("allows no value at all");
+          taken = values.map(() => false);
+        }
+        // "-0" is not what String makes of it.
+        expect(values.filter((value, index) => taken[index] !== within(value) && !Object.is(value, -0))).toEqual([]);
+      },
+    ),
     { numRuns: 60, seed: 3 },
   );
 });
@@ -78,7 +150,10 @@ test("ranges of numbers take what is within their bounds, and nothing else", () 
 test.each([
   [{ kind: "regex", pattern: "(yes|no), because [a-z ]{5,}\\." }, /^(yes|no), because [a-z ]{5,}\.$/],
   [{ kind: "regex", pattern: "[\\s\\S]*END" }, /END$/],
-  [{ kind: "ebnf", grammar: 'root ::= "move " [a-h] [1-8] (" to " [a-h] [1-8])? "\\n"' }, /^move [a-h][1-8]( to [a-h][1-8])?\n$/],
+  [
+    { kind: "ebnf", grammar: 'root ::= "move " [a-h] [1-8] (" to " [a-h] [1-8])? "\\n"' },
+    /^move [a-h][1-8]( to [a-h][1-8])?\n$/,
+  ],
   [{ kind: "ebnf", grammar: 'root ::= item+ "."\nitem ::= "(" item* ")"' }, /^[()]+\.$/],
 ] as const)("%j: every answer is one of it, also where maxTokens ends it", async (source, expected) => {
   for (const [seed, maxTokens] of [16, 18, 24, 60].entries()) {
@@ -91,7 +166,9 @@ test.each([
 });
 
 test("grammars that are wrong are RequestErrors that say where, and leave the engine able to go on", async () => {
-  await expect(grammars.constraint({ kind: "ebnf", grammar: "root ::= nothing" })).rejects.toThrow('Rule "nothing" is not defined');
+  await expect(grammars.constraint({ kind: "ebnf", grammar: "root ::= nothing" })).rejects.toThrow(
+    'Rule "nothing" is not defined',
+  );
   await expect(grammars.constraint({ kind: "ebnf", grammar: "root ::= nothing" })).rejects.toBeInstanceOf(RequestError);
   await expect(grammars.constraint({ kind: "regex", pattern: "a(b" })).rejects.toThrow("is not a regular expression");
   await expect(grammars.constraint({ kind: "json_object" }, 1)).rejects.toThrow("more than maxTokens, 1; raise it");
@@ -138,7 +215,9 @@ test("the vocabulary of each kind of tokenizer is its tokens' bytes, without spe
 
 test("where the page forbids WebAssembly, the error says which word its policy lacks", async () => {
   const { instantiate } = WebAssembly;
-  const refusal = new WebAssembly.CompileError("Refused to compile or instantiate WebAssembly module because 'unsafe-eval' is not an allowed source");
+  const refusal = new WebAssembly.CompileError(
+    "Refused to compile or instantiate WebAssembly module because 'unsafe-eval' is not an allowed source",
+  );
   WebAssembly.instantiate = (): Promise<never> => Promise.reject(refusal);
   try {
     await expect(GrammarWasm.load(VOCABULARY)).rejects.toBeInstanceOf(DeviceError);

@@ -29,7 +29,9 @@ export function pick(constraint: GrammarConstraint, maxTokens: number, seed: num
     if (constraint.finished) return { text: text(), tokens, finishReason: "stop" };
     if (tokens === maxTokens) return { text: text(), tokens, finishReason: "length" };
     const mask = constraint.mask();
-    const allowed = Array.from({ length: SPEC.vocab_size }, (_, id) => id).filter((id) => mask === null || hasBit(mask, id));
+    const allowed = Array.from({ length: SPEC.vocab_size }, (_, id) => id).filter(
+      (id) => mask === null || hasBit(mask, id),
+    );
     const id = allowed[Math.floor(draw() * allowed.length)] ?? -1;
     if (SPEC.eos_token_ids.includes(id)) return { text: text(), tokens, finishReason: "stop" };
     bytes.push(...(VOCABULARY.tokens[id] ?? []));

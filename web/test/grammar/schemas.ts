@@ -6,9 +6,14 @@ interface Vectors {
   readonly schemas: Readonly<Record<string, unknown>>;
   readonly refused: readonly (readonly [unknown, string])[];
 }
-const VECTORS = JSON.parse(readFileSync(new URL("../../../tests/conformance/json_schemas.json", import.meta.url), "utf8")) as Vectors;
+const VECTORS = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/json_schemas.json", import.meta.url), "utf8"),
+) as Vectors;
 
 export const SCHEMAS = VECTORS.schemas;
 
 /** Schemas that are refused, with a part of the message. What is written as {$text} is a text that is no JSON. */
-export const REFUSED = VECTORS.refused.map(([schema, message]): readonly [unknown, string] => [(schema as { readonly $text?: string }).$text ?? schema, message]);
+export const REFUSED = VECTORS.refused.map(([schema, message]): readonly [unknown, string] => [
+  (schema as { readonly $text?: string }).$text ?? schema,
+  message,
+]);

@@ -10,7 +10,10 @@ function constraintOf(msPerMask: number): TimedConstraint {
     now += msPerMask;
     return new Int32Array(1);
   };
-  return new TimedConstraint({ mask, accept: () => undefined, finished: false, complete: false, dispose: () => undefined }, () => now);
+  return new TimedConstraint(
+    { mask, accept: () => undefined, finished: false, complete: false, dispose: () => undefined },
+    () => now,
+  );
 }
 
 function tokensUntilError(constraint: TimedConstraint, most: number): number {

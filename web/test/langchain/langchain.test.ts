@@ -1,7 +1,7 @@
 // @langchain/core as the judge of the chat model.
 
 import { AIMessage, HumanMessage, SystemMessage } from "@langchain/core/messages";
-import type { AIMessageChunk , ToolMessage } from "@langchain/core/messages";
+import type { AIMessageChunk, ToolMessage } from "@langchain/core/messages";
 import { StringOutputParser } from "@langchain/core/output_parsers";
 import { ChatPromptTemplate } from "@langchain/core/prompts";
 import { tool } from "@langchain/core/tools";
@@ -34,10 +34,22 @@ async function gathered(stream: AsyncIterable<AIMessageChunk>): Promise<AIMessag
 
 test("invoke answers with text, usage, finish reason and the model's name", async () => {
   const adapter = adapterEngine("hello");
-  const answer = await chat(adapter).invoke([new SystemMessage("be brief"), new HumanMessage("hi")], { params: { seed: 7 }, stop: ["!"] });
+  const answer = await chat(adapter).invoke([new SystemMessage("be brief"), new HumanMessage("hi")], {
+    params: { seed: 7 },
+    stop: ["!"],
+  });
   expect(answer.text).toBe("hello");
-  expect(answer.usage_metadata).toEqual({ input_tokens: 35, output_tokens: 5, total_tokens: 40, input_token_details: { cache_read: 3 } });
-  expect(answer.response_metadata).toMatchObject({ finish_reason: "stop", model_name: "fake", model_provider: "nearfar" });
+  expect(answer.usage_metadata).toEqual({
+    input_tokens: 35,
+    output_tokens: 5,
+    total_tokens: 40,
+    input_token_details: { cache_read: 3 },
+  });
+  expect(answer.response_metadata).toMatchObject({
+    finish_reason: "stop",
+    model_name: "fake",
+    model_provider: "nearfar",
+  });
   expect(adapter.prompt(0)).toBe("[system]be brief[user]hi[assistant]");
   expect(adapter.source.requests[0]?.sampling).toMatchObject({ temperature: 0, seed: 7 });
 });
@@ -54,20 +66,33 @@ test("stream yields the text as it comes, and what it adds up to is what invoke 
 });
 
 test("a chain of prompt, model and parser streams", async () => {
-  const prompt = ChatPromptTemplate.fromMessages([["system", "be {style}"], ["human", "{question}"]]);
+  const prompt = ChatPromptTemplate.fromMessages([
+    ["system", "be {style}"],
+    ["human", "{question}"],
+  ]);
   const adapter = adapterEngine("ok");
   const parts: string[] = [];
-  for await (const part of await prompt.pipe(chat(adapter)).pipe(new StringOutputParser()).stream({ style: "brief", question: "well?" })) parts.push(part);
+  for await (const part of await prompt
+    .pipe(chat(adapter))
+    .pipe(new StringOutputParser())
+    .stream({ style: "brief", question: "well?" }))
+    parts.push(part);
   expect(parts.join("")).toBe("ok");
   expect(adapter.prompt(0)).toBe("[system]be brief[user]well?[assistant]");
 });
 
 test.each(["invoke", "stream"] as const)("bindTools with %s: calls are parsed, and results go back", async (way) => {
-  const adapter = adapterEngine(`I look. ${hermesCall("weather", { city: "Rome" })}\n${hermesCall("weather", { city: "Oslo" })}`, "warm");
+  const adapter = adapterEngine(
+    `I look. ${hermesCall("weather", { city: "Rome" })}\n${hermesCall("weather", { city: "Oslo" })}`,
+    "warm",
+  );
   const model = chat(adapter).bindTools([weather]);
   const question = new HumanMessage("Rome?");
   const answer = way === "invoke" ? await model.invoke([question]) : await gathered(await model.stream([question]));
-  expect(answer.tool_calls?.map(({ name, args }) => [name, args])).toEqual([["weather", { city: "Rome" }], ["weather", { city: "Oslo" }]]); // prettier-ignore
+  expect(answer.tool_calls?.map(({ name, args }) => [name, args])).toEqual([
+    ["weather", { city: "Rome" }],
+    ["weather", { city: "Oslo" }],
+  ]);
   expect(answer.response_metadata).toHaveProperty("finish_reason", "tool_calls");
   const [call] = answer.tool_calls ?? [];
   if (call === undefined) throw new Error("no call");
@@ -78,7 +103,9 @@ test.each(["invoke", "stream"] as const)("bindTools with %s: calls are parsed, a
 
 test("arguments that are cut are an invalid tool call", async () => {
   const { engine } = adapterEngine(hermesCall("weather", { city: "Rome" }));
-  const answer = await chat({ engine }).bindTools([weather]).invoke("Rome?", { params: { max_tokens: 50 } });
+  const answer = await chat({ engine })
+    .bindTools([weather])
+    .invoke("Rome?", { params: { max_tokens: 50 } });
   expect([answer.tool_calls?.length, answer.invalid_tool_calls?.length]).toEqual([0, 1]);
 });
 
@@ -88,13 +115,22 @@ test("withStructuredOutput holds the answer to the schema and parses it", async 
   const parsed = await model.withStructuredOutput(z.object({ sum: z.number() })).invoke("27 + 58");
   expectTypeOf(parsed).toEqualTypeOf<{ sum: number }>();
   expect(parsed).toEqual({ sum: 85 });
-  expect(grammars[0]).toMatchObject({ kind: "json_schema", schema: { properties: { sum: { type: "number" } }, required: ["sum"] } });
-  const raw = await model.withStructuredOutput<{ sum: number }>({ type: "object", properties: {} }, { includeRaw: true }).invoke("27 + 58");
+  expect(grammars[0]).toMatchObject({
+    kind: "json_schema",
+    schema: { properties: { sum: { type: "number" } }, required: ["sum"] },
+  });
+  const raw = await model
+    .withStructuredOutput<{ sum: number }>({ type: "object", properties: {} }, { includeRaw: true })
+    .invoke("27 + 58");
   expect([raw.raw instanceof AIMessage, raw.parsed]).toEqual([true, { sum: 85 }]);
   expect(await model.withStructuredOutput({}, { method: "jsonMode" }).invoke("27 + 58")).toEqual({ sum: 85 });
   expect(grammars.at(-1)).toEqual({ kind: "json_object" });
   expect(() => model.withStructuredOutput({}, { method: "functionCalling" })).toThrow(RequestError);
-  await expect(chat(adapterEngine('{"sum": "?"}')).withStructuredOutput(z.object({ sum: z.number() })).invoke("27 + 58")).rejects.toThrow("Failed to parse");
+  await expect(
+    chat(adapterEngine('{"sum": "?"}'))
+      .withStructuredOutput(z.object({ sum: z.number() }))
+      .invoke("27 + 58"),
+  ).rejects.toThrow("Failed to parse");
 });
 
 test("an abort ends the engine's work", async () => {
@@ -102,10 +138,14 @@ test("an abort ends the engine's work", async () => {
   const model = chat(adapterEngineOver(source));
   const controller = new AbortController();
   const asking = model.invoke("hi", { signal: controller.signal });
-  setTimeout(() => { controller.abort(); }, 10);
+  setTimeout(() => {
+    controller.abort();
+  }, 10);
   await expect(asking).rejects.toThrow(/abort/i);
   for await (const chunk of await model.stream("hi")) if (chunk.text !== "") break;
-  await vi.waitFor(() => { expect(source.running).toBe(0); });
+  await vi.waitFor(() => {
+    expect(source.running).toBe(0);
+  });
   expect(source.tokens).toBeLessThan(400);
 });
 

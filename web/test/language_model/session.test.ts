@@ -19,7 +19,11 @@ interface Made {
   readonly source: FakeSource;
 }
 
-async function session(answers: readonly string[], options: LanguageModelCreateOptions = {}, context = 1000): Promise<Made> {
+async function session(
+  answers: readonly string[],
+  options: LanguageModelCreateOptions = {},
+  context = 1000,
+): Promise<Made> {
   const { model, source } = fakeModel(...answers);
   const made = await createLanguageModel(fakeEngine(model, context)).create(options);
   return { session: made, source, asked: () => source.requests.map((request) => promptText(model, request)) };
@@ -29,7 +33,17 @@ test("a session keeps the conversation, and counts its tokens", async () => {
   const { session: chat, asked } = await session(["yes", "no"], { initialPrompts: [{ role: "system", content: "S" }] });
   expect(chat.contextUsage).toBe("[system]S[assistant]".length);
   expect(await chat.prompt("a")).toBe("yes");
-  expect(await chat.prompt([{ role: "user", content: [{ type: "text", value: "b" }, { type: "text", value: "c" }] }])).toBe("no");
+  expect(
+    await chat.prompt([
+      {
+        role: "user",
+        content: [
+          { type: "text", value: "b" },
+          { type: "text", value: "c" },
+        ],
+      },
+    ]),
+  ).toBe("no");
   expect(asked()).toEqual(["[system]S[user]a[assistant]", "[system]S[user]a[assistant]yes[user]bc[assistant]"]);
   expect(chat.contextUsage).toBe("[system]S[user]a[assistant]yes[user]bc[assistant]no[assistant]".length);
   expect(chat.contextWindow).toBe(1000);
@@ -52,7 +66,10 @@ test("calls run in the order in which they were made", async () => {
 
 test("a prefix starts the answer", async () => {
   const { session: chat, asked } = await session([" sir", "x"]);
-  const prompt: LanguageModelPrompt = [{ role: "user", content: "a" }, { role: "assistant", content: "Dear", prefix: true }];
+  const prompt: LanguageModelPrompt = [
+    { role: "user", content: "a" },
+    { role: "assistant", content: "Dear", prefix: true },
+  ];
   expect(await chat.prompt(prompt)).toBe(" sir");
   await chat.prompt("b");
   expect(asked()).toEqual(["[user]a[assistant]Dear", "[user]a[assistant]Dear sir[user]b[assistant]"]);
@@ -69,7 +86,11 @@ test("a clone goes its own way", async () => {
 });
 
 test("the oldest turns make room, the system message stays, and an event says so", async () => {
-  const { session: chat, asked } = await session(["1", "2"], { initialPrompts: [{ role: "system", content: "S" }] }, 50);
+  const { session: chat, asked } = await session(
+    ["1", "2"],
+    { initialPrompts: [{ role: "system", content: "S" }] },
+    50,
+  );
   const events: string[] = [];
   chat.addEventListener("contextoverflow", () => events.push("listener"));
   chat.oncontextoverflow = () => events.push("handler");
@@ -84,9 +105,15 @@ test("what never fits is a QuotaExceededError with figures, and the session stay
   const { session: chat, asked } = await session(["1"], {}, 40);
   await chat.append("a");
   const usage = chat.contextUsage;
-  await expect(chat.prompt("b".repeat(40))).rejects.toMatchObject({ name: "QuotaExceededError", requested: 57, quota: 40 });
+  await expect(chat.prompt("b".repeat(40))).rejects.toMatchObject({
+    name: "QuotaExceededError",
+    requested: 57,
+    quota: 40,
+  });
   expect([chat.contextUsage, asked()]).toEqual([usage, []]);
-  await expect(session(["1"], { initialPrompts: "c".repeat(50) }, 40)).rejects.toMatchObject({ name: "QuotaExceededError" });
+  await expect(session(["1"], { initialPrompts: "c".repeat(50) }, 40)).rejects.toMatchObject({
+    name: "QuotaExceededError",
+  });
 });
 
 test("measureContextUsage says what a prompt would add", async () => {
@@ -138,29 +165,63 @@ test("sampling modes and raw parameters reach the engine", async () => {
   expect([plain.samplingMode, source.requests[0]?.sampling]).toMatchObject(["balanced", { temperature: 0.7 }]);
   const { session: raw, source: rawSource } = await session(["x"], { temperature: 9, topK: 3.7 });
   await raw.prompt("a");
-  expect([raw.samplingMode, raw.temperature, raw.topK, rawSource.requests[0]?.sampling]).toMatchObject([null, 2, 3, { temperature: 2, topK: 3 }]);
+  expect([raw.samplingMode, raw.temperature, raw.topK, rawSource.requests[0]?.sampling]).toMatchObject([
+    null,
+    2,
+    3,
+    { temperature: 2, topK: 3 },
+  ]);
 });
 
 test("a constraint is also put in words, unless that is not wanted, and the conversation is kept without them", async () => {
   const specs: unknown[] = [];
-  const constraint = { mask: () => null, accept: () => undefined, finished: false, complete: false, dispose: () => undefined };
+  const constraint = {
+    mask: () => null,
+    accept: () => undefined,
+    finished: false,
+    complete: false,
+    dispose: () => undefined,
+  };
   const { source } = fakeModel("1", "2", "3");
-  const model: Model = modelOf(source, { grammar: { constraint: (spec) => (specs.push(spec), Promise.resolve(constraint)) } });
+  const model: Model = modelOf(source, {
+    grammar: { constraint: (spec) => (specs.push(spec), Promise.resolve(constraint)) },
+  });
   const chat = await createLanguageModel(fakeEngine(model)).create();
   await chat.prompt("a", { responseConstraint: { type: "number" } });
   await chat.prompt("b", { responseConstraint: /\d/, omitResponseConstraintInput: true });
-  expect(new Set(specs)).toEqual(new Set([{ kind: "json_schema", schema: { type: "number" } }, { kind: "regex", pattern: "\\d" }]));
-  expect(promptText(model, source.requests[0])).toBe('[user]a\n\nAnswer with JSON of this schema: {"type":"number"}[assistant]');
+  expect(new Set(specs)).toEqual(
+    new Set([
+      { kind: "json_schema", schema: { type: "number" } },
+      { kind: "regex", pattern: "\\d" },
+    ]),
+  );
+  expect(promptText(model, source.requests[0])).toBe(
+    '[user]a\n\nAnswer with JSON of this schema: {"type":"number"}[assistant]',
+  );
   expect(promptText(model, source.requests[1])).toBe("[user]a[assistant]1[user]b[assistant]");
 });
 
 const user = (content: unknown): LanguageModelPrompt => [{ role: "user", content }] as LanguageModelPrompt;
 
 test.each<[LanguageModelPrompt, object, string]>([
-  [[{ role: "user", content: "a" }, { role: "system", content: "b" }], {}, "TypeError"],
+  [
+    [
+      { role: "user", content: "a" },
+      { role: "system", content: "b" },
+    ],
+    {},
+    "TypeError",
+  ],
   [[{ role: "tool", content: "a" }] as unknown as LanguageModelPrompt, {}, "TypeError"],
   [[{ role: "user", content: "a", prefix: true }], {}, "SyntaxError"],
-  [[{ role: "assistant", content: "a", prefix: true }, { role: "user", content: "b" }], {}, "SyntaxError"],
+  [
+    [
+      { role: "assistant", content: "a", prefix: true },
+      { role: "user", content: "b" },
+    ],
+    {},
+    "SyntaxError",
+  ],
   [user([{ type: "text", value: 3 }]), {}, "TypeError"],
   [user([{ type: "image", value: 3 }]), {}, "NotSupportedError"],
   ["a", { omitResponseConstraintInput: true }, "TypeError"],
@@ -197,7 +258,9 @@ test("an engine that is still to be loaded is downloadable, then downloading wit
   expect(await lazy.availability()).toBe("downloadable");
   const seen: unknown[] = [];
   const monitor = (target: EventTarget): void => {
-    target.addEventListener("downloadprogress", (event) => seen.push([Reflect.get(event, "loaded"), Reflect.get(event, "total")]));
+    target.addEventListener("downloadprogress", (event) =>
+      seen.push([Reflect.get(event, "loaded"), Reflect.get(event, "total")]),
+    );
   };
   const created = lazy.create({ monitor });
   await new Promise((resolve) => setTimeout(resolve, 0));
@@ -205,7 +268,11 @@ test("an engine that is still to be loaded is downloadable, then downloading wit
   report({ phase: "download", loadedBytes: 1, storedBytes: 0, totalBytes: 4, compiledKernels: 0, totalKernels: 0 });
   finish(fakeEngine(model));
   expect(await (await created).prompt("a")).toBe("x");
-  expect(seen).toEqual([[0, 1], [0.25, 1], [1, 1]]);
+  expect(seen).toEqual([
+    [0, 1],
+    [0.25, 1],
+    [1, 1],
+  ]);
   expect(await lazy.availability()).toBe("available");
   expect(await lazy.availability({ expectedOutputs: [{ type: "audio" }] })).toBe("unavailable");
 });
@@ -213,7 +280,9 @@ test("an engine that is still to be loaded is downloadable, then downloading wit
 test("a load that failed is tried again by the next create", async () => {
   const { model } = fakeModel("x");
   let loads = 0;
-  const factory = createLanguageModel(() => (++loads === 1 ? Promise.reject(new BundleError("no network")) : Promise.resolve(fakeEngine(model))));
+  const factory = createLanguageModel(() =>
+    ++loads === 1 ? Promise.reject(new BundleError("no network")) : Promise.resolve(fakeEngine(model)),
+  );
   await expect(factory.create()).rejects.toMatchObject({ name: "UnknownError", message: "no network" });
   expect(await (await factory.create()).prompt("a")).toBe("x");
 });
@@ -222,7 +291,10 @@ test("a bundle that is stored whole is available without being loaded, and one t
   const disk = memoryDisk();
   const locks = memoryLocks();
   vi.stubGlobal("navigator", { storage: { getDirectory: () => Promise.resolve(disk.root) }, locks });
-  vi.stubGlobal("FileSystemFileHandle", Object.assign(() => undefined, { prototype: { createWritable: 0 } }));
+  vi.stubGlobal(
+    "FileSystemFileHandle",
+    Object.assign(() => undefined, { prototype: { createWritable: 0 } }),
+  );
   const { manifest, files } = lettersBundle();
   const address = "https://host/bundle/";
   const factory = createLanguageModel(() => Promise.reject(new Error("loaded")), { bundle: "https://host/bundle" });
@@ -238,7 +310,11 @@ test("a bundle that is stored whole is available without being loaded, and one t
   for (const file of [...manifest.shards, ...manifest.files]) await stored?.read(file, signal, () => undefined);
   await stored?.finish();
   expect(await factory.availability()).toBe("available");
-  expect(await createLanguageModel(() => Promise.reject(new Error("loaded")), { bundle: "https://host/other/" }).availability()).toBe("downloadable");
+  expect(
+    await createLanguageModel(() => Promise.reject(new Error("loaded")), {
+      bundle: "https://host/other/",
+    }).availability(),
+  ).toBe("downloadable");
   vi.unstubAllGlobals();
 });
 

@@ -26,7 +26,9 @@ interface Case {
   readonly tokens: readonly number[];
 }
 
-const { cases } = JSON.parse(readFileSync(new URL("../../../tests/conformance/sampling.json", import.meta.url), "utf8")) as { cases: Case[] };
+const { cases } = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/sampling.json", import.meta.url), "utf8"),
+) as { cases: Case[] };
 
 /** What a case says of its slot, as the device keeps it. */
 function statesOf({ logits, prompt = [], answer = [], bias = {}, allowed }: Case): SlotStates {
@@ -42,12 +44,19 @@ function statesOf({ logits, prompt = [], answer = [], bias = {}, allowed }: Case
 
 test.each(cases)("conformance: $name", (given) => {
   const { logits, temperature, seed, tokens } = given;
-  const penalties = { repetitionPenalty: given.repetition_penalty, frequencyPenalty: given.frequency_penalty, presencePenalty: given.presence_penalty };
+  const penalties = {
+    repetitionPenalty: given.repetition_penalty,
+    frequencyPenalty: given.frequency_penalty,
+    presencePenalty: given.presence_penalty,
+  };
   const filters = { topK: given.top_k, topP: given.top_p, minP: given.min_p };
   const found = tokens.map((_, index) => {
     const settings = settingsAt(settingsRow({ temperature, draw: drawAt(seed, index), ...penalties, ...filters }), 0);
     const { counts, bias, mask } = SAMPLE_FLAGS;
-    return chooseToken(adjustLogits(Float32Array.from(logits), settings, counts | bias | mask, statesOf(given)), settings);
+    return chooseToken(
+      adjustLogits(Float32Array.from(logits), settings, counts | bias | mask, statesOf(given)),
+      settings,
+    );
   });
   expect(found).toEqual(tokens);
 });
@@ -72,7 +81,9 @@ test("a top_p that many tokens are needed for keeps the fewest likeliest", () =>
     drawn.add(chooseToken(logits, settingsAt(settingsRow({ temperature: 1, topP: 0.9, draw: drawAt(3, index) }), 0)));
   }
   expect([...drawn].every((id) => allowed.has(id))).toBe(true);
-  expect(chooseToken(logits, settingsAt(settingsRow({ temperature: 1, topP: 0.9, draw: 1 - 2 ** -24 }), 0))).toBe(Math.max(...allowed));
+  expect(chooseToken(logits, settingsAt(settingsRow({ temperature: 1, topP: 0.9, draw: 1 - 2 ** -24 }), 0))).toBe(
+    Math.max(...allowed),
+  );
 });
 
 test("a logit that is no number gives no token", () => {

@@ -13,16 +13,48 @@ const HEADS = 2;
 const HEAD_DIM = 3;
 export const CONTEXT = 200;
 
-export function lettersOnnx(changes: Partial<ExportManifest> = {}): { readonly manifest: ExportManifest; readonly files: Files } {
+export function lettersOnnx(changes: Partial<ExportManifest> = {}): {
+  readonly manifest: ExportManifest;
+  readonly files: Files;
+} {
   const letters = lettersBundle();
-  const contents = { "onnx/model.onnx": bytesOf("graph"), "onnx/model.onnx_data": bytesOf("weights"), "config.json": bytesOf("{}") };
+  const contents = {
+    "onnx/model.onnx": bytesOf("graph"),
+    "onnx/model.onnx_data": bytesOf("weights"),
+    "config.json": bytesOf("{}"),
+  };
   const { format_version, generator, model, quantization, kv, tokenizer, files } = letters.manifest;
-  const spec = { ...letters.manifest.spec, num_layers: 1, num_heads: HEADS, num_kv_heads: HEADS, head_dim: HEAD_DIM, vocab_size: VOCAB };
-  const added = Object.entries(contents).map(([file, bytes]) => ({ file, size: bytes.length, sha256: createHash("sha256").update(bytes).digest("hex") }));
+  const spec = {
+    ...letters.manifest.spec,
+    num_layers: 1,
+    num_heads: HEADS,
+    num_kv_heads: HEADS,
+    head_dim: HEAD_DIM,
+    vocab_size: VOCAB,
+  };
+  const added = Object.entries(contents).map(([file, bytes]) => ({
+    file,
+    size: bytes.length,
+    sha256: createHash("sha256").update(bytes).digest("hex"),
+  }));
   const manifest: ExportManifest = {
-    format_version, generator, target: "onnx", model, spec, embedding: null, quantization, context: CONTEXT, page_size: CONTEXT, kv, tokenizer,
-    files: [...files, ...added], device: "cpu", activation: "float32", group_size: null, ...changes,
-  }; // prettier-ignore
+    format_version,
+    generator,
+    target: "onnx",
+    model,
+    spec,
+    embedding: null,
+    quantization,
+    context: CONTEXT,
+    page_size: CONTEXT,
+    kv,
+    tokenizer,
+    files: [...files, ...added],
+    device: "cpu",
+    activation: "float32",
+    group_size: null,
+    ...changes,
+  };
   return { manifest, files: { ...letters.files, ...contents, "manifest.json": bytesOf(JSON.stringify(manifest)) } };
 }
 
@@ -36,13 +68,19 @@ class StubTensor implements OnnxTensor {
 
 /** What came to the stub. ``created``: for each session its model's bytes and its options; ``runs``: for each run the new tokens and all of them. */
 export interface StubLog {
-  readonly created: { readonly model: Uint8Array | string; readonly options: { readonly externalData?: readonly { readonly path: string }[] } }[];
+  readonly created: {
+    readonly model: Uint8Array | string;
+    readonly options: { readonly externalData?: readonly { readonly path: string }[] };
+  }[];
   readonly runs: (readonly [tokens: number, total: number])[];
   released: number;
 }
 
 /** Throws at a run what ``failure`` gives, where it gives anything. */
-export function stubRuntime(failure: (run: number) => Error | null = () => null): { readonly ort: OnnxRuntime; readonly log: StubLog } {
+export function stubRuntime(failure: (run: number) => Error | null = () => null): {
+  readonly ort: OnnxRuntime;
+  readonly log: StubLog;
+} {
   const log: StubLog = { created: [], runs: [], released: 0 };
   const session: OnnxSession = {
     inputNames: [],
@@ -65,7 +103,11 @@ export function stubRuntime(failure: (run: number) => Error | null = () => null)
   return { ort: { InferenceSession: { create }, Tensor: StubTensor, env: { versions: { common: "0" } } }, log };
 }
 
-function compute(feeds: Parameters<OnnxSession["run"]>[0], fetches: Parameters<OnnxSession["run"]>[1], log: StubLog): Record<string, OnnxTensor> {
+function compute(
+  feeds: Parameters<OnnxSession["run"]>[0],
+  fetches: Parameters<OnnxSession["run"]>[1],
+  log: StubLog,
+): Record<string, OnnxTensor> {
   const ids = Array.from((feeds.input_ids?.data ?? []) as BigInt64Array, Number);
   const total = feeds.attention_mask?.dims[1] ?? 0;
   log.runs.push([ids.length, total]);
@@ -75,7 +117,9 @@ function compute(feeds: Parameters<OnnxSession["run"]>[0], fetches: Parameters<O
   const start = total - ids.length;
   // The last head and element, so that a head that was copied wrongly is missed.
   const tokens = Array.from({ length: total }, (_, position) =>
-    position < start ? (values[((HEADS - 1) * capacity + position) * HEAD_DIM + HEAD_DIM - 1] ?? -1) : (ids[position - start] ?? -1),
+    position < start
+      ? (values[((HEADS - 1) * capacity + position) * HEAD_DIM + HEAD_DIM - 1] ?? -1)
+      : (ids[position - start] ?? -1),
   );
   const logits = new Float32Array(VOCAB);
   logits[nextToken(tokens)] = 10;
@@ -85,10 +129,16 @@ function compute(feeds: Parameters<OnnxSession["run"]>[0], fetches: Parameters<O
     const given = Array.isArray(fetches) ? null : (fetches as Record<string, OnnxTensor | null>)[present];
     if (given != null) {
       const array = given.data as Float32Array;
-      for (let head = 0; head < HEADS; head++) ids.forEach((id, row) => array.fill(id, (head * capacity + start + row) * HEAD_DIM, (head * capacity + start + row + 1) * HEAD_DIM));
+      for (let head = 0; head < HEADS; head++)
+        ids.forEach((id, row) =>
+          array.fill(id, (head * capacity + start + row) * HEAD_DIM, (head * capacity + start + row + 1) * HEAD_DIM),
+        );
       outputs[present] = given;
     } else {
-      const rows = Float32Array.from({ length: HEADS * ids.length * HEAD_DIM }, (_, index) => ids[Math.floor(index / HEAD_DIM) % ids.length] ?? -1);
+      const rows = Float32Array.from(
+        { length: HEADS * ids.length * HEAD_DIM },
+        (_, index) => ids[Math.floor(index / HEAD_DIM) % ids.length] ?? -1,
+      );
       outputs[`nearfar.new.${present}`] = new StubTensor("float32", rows, [1, HEADS, ids.length, HEAD_DIM]);
     }
   }

@@ -21,7 +21,10 @@ function stub(): { readonly onnx: OnnxOptions; readonly log: ReturnType<typeof s
 /** A source, and the files that were asked of it. */
 function watched(source: Source): { readonly source: Source; readonly asked: string[] } {
   const asked: string[] = [];
-  return { asked, source: { location: source.location, open: (file, signal) => (asked.push(file), source.open(file, signal)) } };
+  return {
+    asked,
+    source: { location: source.location, open: (file, signal) => (asked.push(file), source.open(file, signal)) },
+  };
 }
 
 test("where there is no WebGPU, the bundle in ONNX's form runs, and info says which and why", async () => {
@@ -29,7 +32,13 @@ test("where there is no WebGPU, the bundle in ONNX's form runs, and info says wh
   const first = watched(webgpu);
   const second = watched(onnxBundle);
   const engine = await Engine.load([first.source, second.source], { gpu: noAdapter, onnx });
-  expect(engine.info).toMatchObject({ target: "onnx", adapter: "ONNX Runtime 0", model: "letters", kernels: null, selfTest: { state: "untested" } });
+  expect(engine.info).toMatchObject({
+    target: "onnx",
+    adapter: "ONNX Runtime 0",
+    model: "letters",
+    kernels: null,
+    selfTest: { state: "untested" },
+  });
   expect(engine.info.reason).toMatch(/^no bundle for WebGPU runs here; This browser has no WebGPU adapter/);
   const ids: number[] = [];
   for await (const { tokenId } of engine.generateTokens({ promptIds: [1, 2], maxTokens: 3 })) ids.push(tokenId);
@@ -44,21 +53,25 @@ test("where there is no WebGPU, the bundle in ONNX's form runs, and info says wh
 
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
-if (!hasAdapter && process.env.CI !== undefined) throw new Error("Dawn finds no adapter (CI is set, so this is not skipped)");
+if (!hasAdapter && process.env.CI !== undefined)
+  throw new Error("Dawn finds no adapter (CI is set, so this is not skipped)");
 
-test.runIf(hasAdapter)("a device that can runs the WebGPU bundle; where it computes wrongly, the other one runs", async () => {
-  const { onnx, log } = stub();
-  const right = await Engine.load([onnxBundle, webgpu], { gpu, onnx });
-  expect(right.info).toMatchObject({ target: "webgpu", reason: "this device runs it through WebGPU" });
-  expect(log.created).toEqual([]);
-  right.destroy();
-  const { self_test: selfTest } = lettersBundle().manifest;
-  const rows = (selfTest?.rows ?? []).map((row) => ({ ...row, logits: row.logits.map((logit) => logit + 5) }));
-  const wrong = memorySource(lettersBundle({ self_test: selfTest === null ? null : { ...selfTest, rows } }).files);
-  const other = await Engine.load([wrong, onnxBundle], { gpu, onnx, selfTest: "always" });
-  expect(other.info.target).toBe("onnx");
-  expect(other.info.reason).toContain("this device computes the model wrongly");
-});
+test.runIf(hasAdapter)(
+  "a device that can runs the WebGPU bundle; where it computes wrongly, the other one runs",
+  async () => {
+    const { onnx, log } = stub();
+    const right = await Engine.load([onnxBundle, webgpu], { gpu, onnx });
+    expect(right.info).toMatchObject({ target: "webgpu", reason: "this device runs it through WebGPU" });
+    expect(log.created).toEqual([]);
+    right.destroy();
+    const { self_test: selfTest } = lettersBundle().manifest;
+    const rows = (selfTest?.rows ?? []).map((row) => ({ ...row, logits: row.logits.map((logit) => logit + 5) }));
+    const wrong = memorySource(lettersBundle({ self_test: selfTest === null ? null : { ...selfTest, rows } }).files);
+    const other = await Engine.load([wrong, onnxBundle], { gpu, onnx, selfTest: "always" });
+    expect(other.info.target).toBe("onnx");
+    expect(other.info.reason).toContain("this device computes the model wrongly");
+  },
+);
 
 test("the order of the bundles does not matter, and alone an ONNX bundle needs no reason", async () => {
   const { onnx } = stub();
@@ -69,7 +82,9 @@ test("the order of the bundles does not matter, and alone an ONNX bundle needs n
 
 test("where none runs, the error names the reason of each", async () => {
   const loading = Engine.load([webgpu, onnxBundle], { gpu: noAdapter });
-  await expect(loading).rejects.toThrow(/^None of the 2 bundles runs here: This browser has no WebGPU adapter.*no ONNX Runtime was given/);
+  await expect(loading).rejects.toThrow(
+    /^None of the 2 bundles runs here: This browser has no WebGPU adapter.*no ONNX Runtime was given/,
+  );
   await expect(loading).rejects.toBeInstanceOf(DeviceError);
 });
 
@@ -79,15 +94,21 @@ test("a damaged bundle is no reason to take another", async () => {
 });
 
 test("what is no ONNX Runtime, or cannot be loaded, is named", async () => {
-  await expect(Engine.load(onnxBundle, { onnx: { runtime: () => Promise.resolve({}) } })).rejects.toThrow("it has no InferenceSession");
+  await expect(Engine.load(onnxBundle, { onnx: { runtime: () => Promise.resolve({}) } })).rejects.toThrow(
+    "it has no InferenceSession",
+  );
   const gone = (): Promise<never> => Promise.reject(new Error("not found"));
-  await expect(Engine.load(onnxBundle, { onnx: { runtime: gone } })).rejects.toThrow("ONNX Runtime cannot be loaded (not found)");
+  await expect(Engine.load(onnxBundle, { onnx: { runtime: gone } })).rejects.toThrow(
+    "ONNX Runtime cannot be loaded (not found)",
+  );
 });
 
 test("a graph for another device is refused, and so are weights that WebAssembly cannot hold", async () => {
   const { ort } = stubRuntime();
   const load = (changes: Parameters<typeof lettersOnnx>[0], versions: object): Promise<Engine> =>
-    Engine.load(memorySource(lettersOnnx(changes).files), { onnx: { runtime: () => Promise.resolve({ ...ort, env: { versions } }) } });
+    Engine.load(memorySource(lettersOnnx(changes).files), {
+      onnx: { runtime: () => Promise.resolve({ ...ort, env: { versions } }) },
+    });
   await expect(load({ device: "cuda" }, {})).rejects.toThrow("its graph is made for cuda");
   const large = manifest.files.map((entry) => (entry.file.endsWith("_data") ? { ...entry, size: 5e9 } : entry));
   await expect(load({ files: large }, { web: "1" })).rejects.toThrow("WebAssembly's memory holds 4295 MB");
@@ -110,13 +131,22 @@ test.each([
 test("what a bundle takes goes by the longest sequence, and a budget makes it shorter", async () => {
   const whole = await Engine.plan(onnxBundle, { maxSequences: 2 });
   expect(whole).toMatchObject({ pages: 3, context: manifest.context, fits: true, keyValueBytes: 3 * whole.pageBytes });
-  const small = await Engine.plan(onnxBundle, { maxSequences: 2, memoryBudget: whole.weightBytes + whole.workingBytes + whole.pageBytes / 2 });
+  const small = await Engine.plan(onnxBundle, {
+    maxSequences: 2,
+    memoryBudget: whole.weightBytes + whole.workingBytes + whole.pageBytes / 2,
+  });
   expect(small).toMatchObject({ pages: 1, context: manifest.context / 2, fits: false });
   await expect(Engine.plan(onnxBundle, { memoryBudget: 10 })).rejects.toThrow("the budget is 0 MB");
 });
 
 test("a load that is aborted ends with its reason", async () => {
   const controller = new AbortController();
-  const loading = Engine.load(onnxBundle, { onnx: stub().onnx, signal: controller.signal, onProgress: ({ phase }) => { if (phase === "download") controller.abort(); } }); // prettier-ignore
+  const loading = Engine.load(onnxBundle, {
+    onnx: stub().onnx,
+    signal: controller.signal,
+    onProgress: ({ phase }) => {
+      if (phase === "download") controller.abort();
+    },
+  });
   await expect(loading).rejects.toHaveProperty("name", "AbortError");
 });

@@ -11,14 +11,21 @@ import { CONTEXT, lettersOnnx, stubRuntime } from "./letters_onnx.js";
 
 const { manifest } = lettersOnnx();
 
-async function engineOf(mode: KeyValueMode, maxSequences = 3): Promise<{ engine: TokenEngine; runner: OnnxRunner; runs: (readonly [number, number])[] }> {
+async function engineOf(
+  mode: KeyValueMode,
+  maxSequences = 3,
+): Promise<{ engine: TokenEngine; runner: OnnxRunner; runs: (readonly [number, number])[] }> {
   const { ort, log } = stubRuntime();
   const session = await ort.InferenceSession.create("");
   const runner = new OnnxRunner(ort, session, manifest, planExport(manifest, { maxSequences }), maxSequences, mode);
   return { engine: new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [] }), runner, runs: log.runs };
 }
 
-async function tokensOf(engine: TokenEngine, request: TokenRequest, kept?: ReturnType<TokenEngine["keep"]>): Promise<number[]> {
+async function tokensOf(
+  engine: TokenEngine,
+  request: TokenRequest,
+  kept?: ReturnType<TokenEngine["keep"]>,
+): Promise<number[]> {
   const ids: number[] = [];
   for await (const { tokenId } of engine.generateTokens(request, kept)) ids.push(tokenId);
   return ids;
@@ -31,18 +38,25 @@ function prompt(length: number, seed: number): number[] {
 /** What the fake model says, which here ends at no token. */
 function expected(promptIds: readonly number[], maxTokens: number): number[] {
   const all = [...promptIds];
-  while (all.length < promptIds.length + maxTokens && all.length <= CONTEXT) all.push(answerOf(all, 1, CONTEXT).tokens[0] ?? 0);
+  while (all.length < promptIds.length + maxTokens && all.length <= CONTEXT)
+    all.push(answerOf(all, 1, CONTEXT).tokens[0] ?? 0);
   return all.slice(promptIds.length);
 }
 
-test.each(["rows", "in-place"] as const)("%s: sequences of all lengths, alone and side by side, over chunks and growing pages", async (mode) => {
-  const { engine, runs } = await engineOf(mode);
-  const requests = [1, 63, 64, 65, 127, 128, 129, 190].map((length, index) => ({ promptIds: prompt(length, index + 3), maxTokens: 9 }));
-  for (const request of requests) expect(await tokensOf(engine, request)).toEqual(expected(request.promptIds, 9));
-  const together = await Promise.all(requests.map((request) => tokensOf(engine, request)));
-  expect(together).toEqual(requests.map(({ promptIds }) => expected(promptIds, 9)));
-  expect(Math.max(...runs.map(([tokens]) => tokens))).toBe(128);
-});
+test.each(["rows", "in-place"] as const)(
+  "%s: sequences of all lengths, alone and side by side, over chunks and growing pages",
+  async (mode) => {
+    const { engine, runs } = await engineOf(mode);
+    const requests = [1, 63, 64, 65, 127, 128, 129, 190].map((length, index) => ({
+      promptIds: prompt(length, index + 3),
+      maxTokens: 9,
+    }));
+    for (const request of requests) expect(await tokensOf(engine, request)).toEqual(expected(request.promptIds, 9));
+    const together = await Promise.all(requests.map((request) => tokensOf(engine, request)));
+    expect(together).toEqual(requests.map(({ promptIds }) => expected(promptIds, 9)));
+    expect(Math.max(...runs.map(([tokens]) => tokens))).toBe(128);
+  },
+);
 
 test("an answer goes on to the end of the context and ends there", async () => {
   const { engine } = await engineOf("rows");
@@ -60,7 +74,10 @@ test("a conversation goes on from its page, forks copy it, and saved ones come b
   const other = [...first, ...answer, 4];
   const fork = engine.keep(kept);
   runs.length = 0;
-  const found = await Promise.all([tokensOf(engine, { promptIds: second, maxTokens: 4 }, kept), tokensOf(engine, { promptIds: other, maxTokens: 4 }, fork)]);
+  const found = await Promise.all([
+    tokensOf(engine, { promptIds: second, maxTokens: 4 }, kept),
+    tokensOf(engine, { promptIds: other, maxTokens: 4 }, fork),
+  ]);
   expect(found).toEqual([expected(second, 4), expected(other, 4)]);
   // Neither computes what was said again.
   expect(Math.max(...runs.map(([tokens]) => tokens))).toBeLessThan(6);
@@ -75,7 +92,9 @@ test("a conversation goes on from its page, forks copy it, and saved ones come b
 
 test("bytes of another model are a RequestError, and a state of a slot that is not there fails the next step", async () => {
   const { runner } = await engineOf("rows");
-  expect(() => { runner.writePages([0], new Uint8Array(7)); }).toThrow("7 bytes are not the keys and values of 1 pages"); // prettier-ignore
+  expect(() => {
+    runner.writePages([0], new Uint8Array(7));
+  }).toThrow("7 bytes are not the keys and values of 1 pages");
   runner.setLogitBias(99, new Float32Array(VOCAB));
   await expect(runner.submit(sequenceBatch([1], 0, [0], CONTEXT, true))).rejects.toThrow("slot 99");
   expect((await runner.submit(sequenceBatch([1], 0, [0], CONTEXT, true))).tokenIds).toHaveLength(1);
@@ -83,20 +102,32 @@ test("bytes of another model are a RequestError, and a state of a slot that is n
 
 test("a page, a slot or a position that is not there is a RequestError, and the runner goes on", async () => {
   const { runner } = await engineOf("rows");
-  await expect(runner.submit(sequenceBatch([1], 0, [99], CONTEXT, true))).rejects.toMatchObject({ code: "request_error" });
-  await expect(runner.submit(sequenceBatch([1], CONTEXT, [0], CONTEXT, true))).rejects.toMatchObject({ code: "request_error" });
-  await expect(runner.submit({ ...sequenceBatch([1, 2], 0, [0], CONTEXT, true), sample_rows: [0] })).rejects.toThrow("is not the last of its sequence");
+  await expect(runner.submit(sequenceBatch([1], 0, [99], CONTEXT, true))).rejects.toMatchObject({
+    code: "request_error",
+  });
+  await expect(runner.submit(sequenceBatch([1], CONTEXT, [0], CONTEXT, true))).rejects.toMatchObject({
+    code: "request_error",
+  });
+  await expect(runner.submit({ ...sequenceBatch([1, 2], 0, [0], CONTEXT, true), sample_rows: [0] })).rejects.toThrow(
+    "is not the last of its sequence",
+  );
   expect((await runner.submit(sequenceBatch([1], 0, [0], CONTEXT, true))).tokenIds).toHaveLength(1);
 });
 
 test("penalties, bias, mask and log-probabilities are a slot's own", async () => {
   const { runner } = await engineOf("rows");
-  const batch = (flags: number): ReturnType<typeof sequenceBatch> => ({ ...sequenceBatch([1], 0, [0], CONTEXT, true), sample_slots: [1, flags] });
+  const batch = (flags: number): ReturnType<typeof sequenceBatch> => ({
+    ...sequenceBatch([1], 0, [0], CONTEXT, true),
+    sample_slots: [1, flags],
+  });
   const plain = await runner.submit(batch(0), { logprobs: true, alternatives: true });
   const token = plain.tokenIds[0] ?? -1;
   expect(plain.logprobs?.[0]).toBeCloseTo(10 - Math.log(Math.exp(10) + VOCAB - 1), 5);
   expect(plain.alternatives?.ids[0]).toBe(token);
-  runner.setLogitBias(1, new Float32Array(VOCAB).fill(0).map((_, id) => (id === 3 ? 99 : 0)));
+  runner.setLogitBias(
+    1,
+    new Float32Array(VOCAB).fill(0).map((_, id) => (id === 3 ? 99 : 0)),
+  );
   expect((await runner.submit(batch(2))).tokenIds[0]).toBe(3);
   runner.setTokenMask(1, Int32Array.of(1 << 5));
   expect((await runner.submit(batch(4))).tokenIds[0]).toBe(5);
@@ -105,10 +136,24 @@ test("penalties, bias, mask and log-probabilities are a slot's own", async () =>
 
 test("a step that fails is a DeviceError, and so is all that comes after", async () => {
   const { ort } = stubRuntime((run) => (run === 1 ? new Error("no memory") : null));
-  const runner = new OnnxRunner(ort, await ort.InferenceSession.create(""), manifest, planExport(manifest, {}), 4, "rows");
+  const runner = new OnnxRunner(
+    ort,
+    await ort.InferenceSession.create(""),
+    manifest,
+    planExport(manifest, {}),
+    4,
+    "rows",
+  );
   await runner.submit(sequenceBatch([1], 0, [0], CONTEXT, true));
-  const failing = [runner.submit(sequenceBatch([1], 1, [0], CONTEXT, true)), runner.submit(sequenceBatch([1], 0, [1], CONTEXT, true))];
-  for (const each of failing) await expect(each).rejects.toMatchObject({ code: "device_error", message: expect.stringContaining("no memory") as string });
+  const failing = [
+    runner.submit(sequenceBatch([1], 1, [0], CONTEXT, true)),
+    runner.submit(sequenceBatch([1], 0, [1], CONTEXT, true)),
+  ];
+  for (const each of failing)
+    await expect(each).rejects.toMatchObject({
+      code: "device_error",
+      message: expect.stringContaining("no memory") as string,
+    });
 });
 
 test("a logit processor changes the logits before a token is chosen", async () => {

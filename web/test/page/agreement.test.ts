@@ -40,7 +40,11 @@ test.each([
   ["an answer that ends too early is wrong", "float32", [END, 6, END], 2],
 ])("of a self-test %s", async (_, activation, answers, agreed) => {
   const facts = { selfTest: SELF_TEST, endTokenIds: [END] };
-  expect(await measureAgreement(modelOf(answers), facts, activation, null, signal)).toEqual({ reference: "self_test", checked: 3, agreed });
+  expect(await measureAgreement(modelOf(answers), facts, activation, null, signal)).toEqual({
+    reference: "self_test",
+    checked: 3,
+    agreed,
+  });
 });
 
 test("an expected answer agrees up to the first other token", async () => {
@@ -53,5 +57,7 @@ test("an expected answer agrees up to the first other token", async () => {
 });
 
 test("without a reference there is nothing to agree with", async () => {
-  expect(await measureAgreement(modelOf([1]), { selfTest: null, endTokenIds: [] }, "float32", null, signal)).toEqual({ reference: "none" });
+  expect(await measureAgreement(modelOf([1]), { selfTest: null, endTokenIds: [] }, "float32", null, signal)).toEqual({
+    reference: "none",
+  });
 });

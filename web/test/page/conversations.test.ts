@@ -22,7 +22,9 @@ test("a search finds all of its words in title and text", () => {
 });
 
 test("a conversation is exported as Markdown", () => {
-  expect(asMarkdown(CONVERSATION)).toBe("# Fruit\n\n> be\n> brief\n\n## You\n\nAn apple?\n\n(attached: a.txt)\n\n## Model\n\nYes.\n");
+  expect(asMarkdown(CONVERSATION)).toBe(
+    "# Fruit\n\n> be\n> brief\n\n## You\n\nAn apple?\n\n(attached: a.txt)\n\n## Model\n\nYes.\n",
+  );
 });
 
 test("a title is one line of at most 60 characters", () => {
@@ -31,11 +33,15 @@ test("a title is one line of at most 60 characters", () => {
 });
 
 test("a file's text cannot close its block", () => {
-  expect(withAttachments("why?", [{ name: "a.md", text: "```js\n````\n" }])).toBe("a.md:\n`````\n```js\n````\n\n`````\n\nwhy?");
+  expect(withAttachments("why?", [{ name: "a.md", text: "```js\n````\n" }])).toBe(
+    "a.md:\n`````\n```js\n````\n\n`````\n\nwhy?",
+  );
 });
 
 test("only well-formed entries of a list of models are offered", () => {
-  expect(readBundleList([{ name: "A", bundle: "./a/" }, { name: "B" }, null, 3])).toEqual([{ name: "A", bundle: "./a/" }]);
+  expect(readBundleList([{ name: "A", bundle: "./a/" }, { name: "B" }, null, 3])).toEqual([
+    { name: "A", bundle: "./a/" },
+  ]);
   expect(readBundleList({ name: "A", bundle: "./a/" })).toEqual([]);
 });
 
@@ -47,5 +53,7 @@ test("a full context is recognised from this device, from a server's code, and f
   ];
   expect(full.map(isContextFull)).toEqual([true, true, true]);
   expect(isContextFull(new RequestError("seed is -1"))).toBe(false);
-  expect(problemOf(full[0]).what).toBe("This message is too long for the model: it has 300 tokens, and the model reads 256 at once.");
+  expect(problemOf(full[0]).what).toBe(
+    "This message is too long for the model: it has 300 tokens, and the model reads 256 at once.",
+  );
 });

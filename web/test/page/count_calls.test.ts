@@ -38,7 +38,15 @@ function fakeClasses() {
 }
 /* eslint-enable @typescript-eslint/no-empty-function */
 
-const NOTHING = { dispatches: 0, submits: 0, passes: 0, bind_groups: 0, buffers: 0, write_buffers: 0, bytes_read_back: 0 };
+const NOTHING = {
+  dispatches: 0,
+  submits: 0,
+  passes: 0,
+  bind_groups: 0,
+  buffers: 0,
+  write_buffers: 0,
+  bytes_read_back: 0,
+};
 
 test("every call is counted and goes through", () => {
   const classes = fakeClasses();
@@ -52,7 +60,15 @@ test("every call is counted and goes through", () => {
   const device = new classes.GPUDevice();
   device.createBindGroup();
   expect(device.createBuffer({ size: 48, usage: 8 })).toMatchObject({ size: 48, usage: 8 });
-  expect(counter.read()).toEqual({ dispatches: 2, submits: 1, passes: 1, bind_groups: 1, buffers: 1, write_buffers: 1, bytes_read_back: 0 });
+  expect(counter.read()).toEqual({
+    dispatches: 2,
+    submits: 1,
+    passes: 1,
+    bind_groups: 1,
+    buffers: 1,
+    write_buffers: 1,
+    bytes_read_back: 0,
+  });
 });
 
 test("bytes count as read back only of buffers that are mapped to be read", () => {

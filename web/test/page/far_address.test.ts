@@ -5,9 +5,15 @@ import { reasonWords, sidesWords } from "../../page/route_words.js";
 
 test("a server that is typed without its scheme is on this machine or is reached over TLS", () => {
   expect(["localhost:8000", "127.0.0.1:8000/v1", " http://10.0.0.2 ", "models.example.org"].map(urlOf)).toEqual([
-    "http://localhost:8000", "http://127.0.0.1:8000/v1", "http://10.0.0.2", "https://models.example.org",
-  ]); // prettier-ignore
-  expect([hostOf("http://localhost:8000/v1"), hostOf("https://models.example.org")]).toEqual(["localhost:8000", "models.example.org"]);
+    "http://localhost:8000",
+    "http://127.0.0.1:8000/v1",
+    "http://10.0.0.2",
+    "https://models.example.org",
+  ]);
+  expect([hostOf("http://localhost:8000/v1"), hostOf("https://models.example.org")]).toEqual([
+    "localhost:8000",
+    "models.example.org",
+  ]);
 });
 
 test("reasons are told from the side that answers, and those of a later version as they are", () => {

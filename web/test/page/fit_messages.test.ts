@@ -4,8 +4,16 @@ import { answerRoom, fitMessages, withoutOldest } from "../../page/fit_messages.
 import type { ChatMessage } from "../../page/model.js";
 
 const message = (role: ChatMessage["role"], content: string): ChatMessage => ({ role, content, private: false });
-const CHAT = [message("system", "sys"), message("user", "one"), message("assistant", "1"), message("user", "two"), message("assistant", "2"), message("user", "three")];
-const said = (messages: readonly ChatMessage[] | null): string | undefined => messages?.map(({ content }) => content).join(" ");
+const CHAT = [
+  message("system", "sys"),
+  message("user", "one"),
+  message("assistant", "1"),
+  message("user", "two"),
+  message("assistant", "2"),
+  message("user", "three"),
+];
+const said = (messages: readonly ChatMessage[] | null): string | undefined =>
+  messages?.map(({ content }) => content).join(" ");
 /** Ten tokens a message. */
 const count = (messages: readonly ChatMessage[]): Promise<number> => Promise.resolve(10 * messages.length);
 

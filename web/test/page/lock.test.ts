@@ -14,39 +14,48 @@ import { read, setUp } from "../router/hybrid_set_up.js";
 
 const SECRET = "the diary of quokka";
 const CASES = VECTORS.cases.filter(({ error }) => error === undefined);
-const POLICIES = [...new Set(CASES.map(({ policy }) => JSON.stringify(policy)))].map((policy) => JSON.parse(policy) as object);
+const POLICIES = [...new Set(CASES.map(({ policy }) => JSON.stringify(policy)))].map(
+  (policy) => JSON.parse(policy) as object,
+);
 /** An answer that policies escalate, and one that fails. */
 const UNSURE: NearScript = { text: "near by near by near by", logprobs: [-9] };
 const FAILING: NearScript = { text: "near", then: new Error("the device is lost") };
 
-test("under every policy of the conformance file, no byte of a locked message leaves the device", { timeout: 60_000 }, async () => {
-  expect(POLICIES.length).toBeGreaterThan(100);
-  for (const json of POLICIES) {
-    const policy = withLock(json);
-    const label = lockLabel(policy);
-    expect(label === null).toBe(policy.mode === "far-only");
-    const messages = [
-      { role: "user" as const, content: SECRET, labels: label === null ? [] : [label] },
-      { role: "assistant" as const, content: SECRET, labels: [] },
-      { role: "user" as const, content: "go on", labels: [] },
-    ];
-    for (const pin of [null, "far"] as const) {
-      for (const script of [UNSURE, FAILING]) {
-        const { nf, far } = await setUp({ policy, scripts: [script] });
-        if (label === null) {
-          expect(() => labelsOf(policy, true)).toThrow("not sent");
-          continue;
+test(
+  "under every policy of the conformance file, no byte of a locked message leaves the device",
+  { timeout: 60_000 },
+  async () => {
+    expect(POLICIES.length).toBeGreaterThan(100);
+    for (const json of POLICIES) {
+      const policy = withLock(json);
+      const label = lockLabel(policy);
+      expect(label === null).toBe(policy.mode === "far-only");
+      const messages = [
+        { role: "user" as const, content: SECRET, labels: label === null ? [] : [label] },
+        { role: "assistant" as const, content: SECRET, labels: [] },
+        { role: "user" as const, content: "go on", labels: [] },
+      ];
+      for (const pin of [null, "far"] as const) {
+        for (const script of [UNSURE, FAILING]) {
+          const { nf, far } = await setUp({ policy, scripts: [script] });
+          if (label === null) {
+            expect(() => labelsOf(policy, true)).toThrow("not sent");
+            continue;
+          }
+          expect(labelsOf(policy, true)).toEqual([label]);
+          const answered = await read(nf, { messages, pin }).then(
+            (chunks) => chunks.find(({ route }) => route !== undefined)?.route,
+            () => null,
+          );
+          expect(far.sent, JSON.stringify(json)).not.toContain("quokka");
+          expect(far.chats).toEqual([]);
+          if (pin === null && script === UNSURE) expect(answered).toMatchObject({ side: "near" });
+          nf.close();
         }
-        expect(labelsOf(policy, true)).toEqual([label]);
-        const answered = await read(nf, { messages, pin }).then((chunks) => chunks.find(({ route }) => route !== undefined)?.route, () => null); // prettier-ignore
-        expect(far.sent, JSON.stringify(json)).not.toContain("quokka");
-        expect(far.chats).toEqual([]);
-        if (pin === null && script === UNSURE) expect(answered).toMatchObject({ side: "near" });
-        nf.close();
       }
     }
-  }
-});
+  },
+);
 
 test("a request that the decision calls private is not sent", { timeout: 60_000 }, async () => {
   let found = 0;
@@ -56,9 +65,16 @@ test("a request that the decision calls private is not sent", { timeout: 60_000 
     if (!decide(policy, situation).private) continue;
     found++;
     const { nf, far } = await setUp({ policy, scripts: [UNSURE] });
-    const messages = situation.messages.map(({ role, content, labels, parts }) => ({ role, labels, content: parts === undefined ? content : parts.map((text) => ({ type: "text", text })) }));
+    const messages = situation.messages.map(({ role, content, labels, parts }) => ({
+      role,
+      labels,
+      content: parts === undefined ? content : parts.map((text) => ({ type: "text", text })),
+    }));
     // Other texts stand in a tool's description.
-    const tools = situation.texts.map((description, index) => ({ type: "function", function: { name: `tool_${index}`, description, parameters: { type: "object" } } }));
+    const tools = situation.texts.map((description, index) => ({
+      type: "function",
+      function: { name: `tool_${index}`, description, parameters: { type: "object" } },
+    }));
     await read(nf, { messages, labels: situation.labels, ...(tools.length > 0 ? { tools } : {}) }).catch(() => null);
     expect(far.chats, JSON.stringify(changes)).toEqual([]);
     nf.close();
@@ -71,19 +87,32 @@ test("the lock has a label under a policy that has as many labels as it may", ()
   const policy = withLock({ version: 1, mode: "prefer-far", private: { labels } });
   expect(labelsOf(policy, true)).toEqual(["label 0"]);
   expect(labelsOf(policy, false)).toEqual([]);
-  expect(decide(policy, situationOf({ labels: labelsOf(policy, true) }))).toMatchObject({ side: "near", reason: "private" });
+  expect(decide(policy, situationOf({ labels: labelsOf(policy, true) }))).toMatchObject({
+    side: "near",
+    reason: "private",
+  });
 });
 
 test("README's policy with private labels of its own has the lock", () => {
   const policy = withLock({ version: 1, mode: "prefer-far", private: { labels: ["health"] } });
   expect(policy.private.labels).toContain("health");
-  expect(decide(policy, situationOf({ labels: labelsOf(policy, true) }))).toMatchObject({ side: "near", reason: "private" });
+  expect(decide(policy, situationOf({ labels: labelsOf(policy, true) }))).toMatchObject({
+    side: "near",
+    reason: "private",
+  });
 });
 
 interface Examples {
-  readonly patterns: readonly { readonly name: string; readonly pattern: string; readonly found: readonly string[]; readonly clear: readonly string[] }[];
+  readonly patterns: readonly {
+    readonly name: string;
+    readonly pattern: string;
+    readonly found: readonly string[];
+    readonly clear: readonly string[];
+  }[];
 }
-const { patterns: EXAMPLES } = JSON.parse(readFileSync(new URL("../../../tests/conformance/private_patterns.json", import.meta.url), "utf8")) as Examples;
+const { patterns: EXAMPLES } = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/private_patterns.json", import.meta.url), "utf8"),
+) as Examples;
 
 test("the page's own policy has the patterns of the conformance file", () => {
   expect(Object.fromEntries(EXAMPLES.map(({ name, pattern }) => [name, pattern]))).toEqual(PRIVATE_PATTERNS);

@@ -8,7 +8,9 @@ const SIZES = { vocabSize: 509, context: 100 };
 const { signal } = new AbortController();
 
 /** Ends each answer after so many tokens, and writes down what it was asked. */
-function modelOf(mostTokens: number): TokenModel & { readonly asked: { readonly prompt: readonly number[]; readonly maxTokens: number }[] } {
+function modelOf(
+  mostTokens: number,
+): TokenModel & { readonly asked: { readonly prompt: readonly number[]; readonly maxTokens: number }[] } {
   const asked: { prompt: readonly number[]; maxTokens: number }[] = [];
   return {
     asked,
@@ -51,7 +53,12 @@ test("a prompt is cut to what the context leaves for the answer", async () => {
 });
 
 test("a model that always ends at once gives no row and no counts", async () => {
-  const counter: CallCounter = { read: () => ({}) as never, bufferBytes: () => 0, writeMs: () => 0, stop: () => undefined };
+  const counter: CallCounter = {
+    read: () => ({}) as never,
+    bufferBytes: () => 0,
+    writeMs: () => 0,
+    stop: () => undefined,
+  };
   expect(await measureDecode(modelOf(1), SIZES, [16], 10, signal)).toEqual([]);
   expect(await measureCounts(modelOf(1), SIZES, counter, 10, signal)).toBeNull();
 });
@@ -59,7 +66,12 @@ test("a model that always ends at once gives no row and no counts", async () => 
 test("the first token of an answer, with its prompt, is not counted", async () => {
   let calls = 0;
   const step = { submits: 0, passes: 0, bind_groups: 0, buffers: 0, write_buffers: 0, bytes_read_back: 0 };
-  const counter: CallCounter = { read: () => ({ dispatches: calls, ...step }), bufferBytes: () => 0, writeMs: () => 0, stop: () => undefined };
+  const counter: CallCounter = {
+    read: () => ({ dispatches: calls, ...step }),
+    bufferBytes: () => 0,
+    writeMs: () => 0,
+    stop: () => undefined,
+  };
   const model: TokenModel = {
     // eslint-disable-next-line @typescript-eslint/require-await
     async *continueTokens(_, maxTokens) {

@@ -20,7 +20,9 @@ async function mounted(options: UseChatOptions, strict = false) {
   const { render, unmount } = root();
   const show = async (given: UseChatOptions): Promise<void> => {
     const element = createElement(Component, given);
-    await doing(() => { render(strict ? createElement(StrictMode, null, element) : element); });
+    await doing(() => {
+      render(strict ? createElement(StrictMode, null, element) : element);
+    });
   };
   await show(options);
   const last = (): UseChat => {
@@ -33,7 +35,13 @@ async function mounted(options: UseChatOptions, strict = false) {
 }
 
 const until = async (condition: () => boolean): Promise<void> => {
-  await vi.waitFor(async () => { await settle(1); expect(condition()).toBe(true); }, { timeout: 5000 });
+  await vi.waitFor(
+    async () => {
+      await settle(1);
+      expect(condition()).toBe(true);
+    },
+    { timeout: 5000 },
+  );
 };
 
 test.each([false, true])("an answer is streamed without tearing, StrictMode %s", async (strict) => {
@@ -49,7 +57,9 @@ test.each([false, true])("an answer is streamed without tearing, StrictMode %s",
   expect(prompt(1)).toBe("[system]be brief[user]hi[assistant]hello[user]and?[assistant]");
   // A message never loses text or changes its id from one render to the next.
   const seen = states.map(({ messages }) => messages[1]).filter((message) => message !== undefined);
-  seen.forEach(({ content }, index) => { expect(content.startsWith(seen[index - 1]?.content ?? "")).toBe(true); });
+  seen.forEach(({ content }, index) => {
+    expect(content.startsWith(seen[index - 1]?.content ?? "")).toBe(true);
+  });
   expect(new Set(seen.map(({ id }) => id)).size).toBe(1);
 });
 
@@ -58,7 +68,12 @@ test("status goes from submitted over streaming to ready", async () => {
   void last().send("hi");
   await until(() => last().status === "ready" && last().messages.length === 2);
   const statuses = states.map(({ status }) => status);
-  expect(statuses.filter((status, index) => status !== statuses[index - 1])).toEqual(["ready", "submitted", "streaming", "ready"]);
+  expect(statuses.filter((status, index) => status !== statuses[index - 1])).toEqual([
+    "ready",
+    "submitted",
+    "streaming",
+    "ready",
+  ]);
 });
 
 test("stop keeps what has come, and the next message goes on from there", async () => {
@@ -66,7 +81,9 @@ test("stop keeps what has come, and the next message goes on from there", async 
   const { last, texts } = await mounted({ engine: adapterEngineOver(source).engine });
   void last().send("hi");
   await until(() => (last().messages[1]?.content.length ?? 0) > 2);
-  await doing(() => { last().stop(); });
+  await doing(() => {
+    last().stop();
+  });
   const stopped = texts();
   await until(() => source.running === 0);
   expect([last().status, texts()]).toEqual(["ready", stopped]);
@@ -109,7 +126,10 @@ test("an error is a state, and regenerate tries again", async () => {
 test("without an engine a message is an error that says what to wait for", async () => {
   const { last } = await mounted({ engine: null });
   await doing(() => last().send("hi"));
-  expect(last()).toMatchObject({ status: "error", error: { code: "request_error", message: expect.stringContaining("not loaded yet") as string } });
+  expect(last()).toMatchObject({
+    status: "error",
+    error: { code: "request_error", message: expect.stringContaining("not loaded yet") as string },
+  });
 });
 
 test("an unmount ends the answer", async () => {
@@ -117,30 +137,47 @@ test("an unmount ends the answer", async () => {
   const { last, unmount } = await mounted({ engine: adapterEngineOver(source).engine });
   void last().send("hi");
   await until(() => last().status === "streaming");
-  await doing(() => { unmount(); });
+  await doing(() => {
+    unmount();
+  });
   await until(() => source.running === 0);
   expect(source.tokens).toBeLessThan(400);
 });
 
 test("text that a hybrid withdraws goes, and thoughts stand apart", async () => {
   const chunk = (delta: object, finish: string | null, switchedAt?: number) => ({
-    id: "1", choices: [{ index: 0, delta, finish_reason: finish }],
+    id: "1",
+    choices: [{ index: 0, delta, finish_reason: finish }],
     ...(switchedAt === undefined ? {} : { route: { side: "far", reason: "", scores: {}, switched_at: switchedAt } }),
-  }); // prettier-ignore
+  });
   // eslint-disable-next-line @typescript-eslint/require-await
   async function* chunks() {
-    yield* [chunk({ content: "near, wrong" }, null), chunk({ reasoning_content: "hm" }, null, 0), chunk({ content: "far" }, null), chunk({}, "stop", 0)];
+    yield* [
+      chunk({ content: "near, wrong" }, null),
+      chunk({ reasoning_content: "hm" }, null, 0),
+      chunk({ content: "far" }, null),
+      chunk({}, "stop", 0),
+    ];
   }
   const engine = { chat: { completions: { create: () => Promise.resolve(chunks()) } } } as unknown as ChatSource;
   const { last } = await mounted({ engine });
   await doing(() => last().send("hi"));
-  expect(last().messages[1]).toMatchObject({ content: "far", reasoning: "hm", finishReason: "stop", route: { side: "far" } });
+  expect(last().messages[1]).toMatchObject({
+    content: "far",
+    reasoning: "hm",
+    finishReason: "stop",
+    route: { side: "far" },
+  });
 });
 
 test("messages can be given and set", async () => {
-  const initialMessages = [{ id: "1", role: "user" as const, content: "old", reasoning: "", finishReason: null, route: null }];
+  const initialMessages = [
+    { id: "1", role: "user" as const, content: "old", reasoning: "", finishReason: null, route: null },
+  ];
   const { last, texts } = await mounted({ engine: adapterEngine("x").engine, initialMessages });
   expect(texts()).toEqual(["user: old"]);
-  await doing(() => { last().setMessages([]); });
+  await doing(() => {
+    last().setMessages([]);
+  });
   expect(texts()).toEqual([]);
 });

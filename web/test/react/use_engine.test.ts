@@ -11,7 +11,14 @@ import type { Hybrid } from "../../src/router/hybrid.js";
 import { setUp as setUpHybrid } from "../router/hybrid_set_up.js";
 import { doing, root, settle } from "./dom.js";
 
-const PROGRESS: LoadProgress = { phase: "download", loadedBytes: 1, storedBytes: 0, totalBytes: 2, compiledKernels: 0, totalKernels: 1 };
+const PROGRESS: LoadProgress = {
+  phase: "download",
+  loadedBytes: 1,
+  storedBytes: 0,
+  totalBytes: 2,
+  compiledKernels: 0,
+  totalKernels: 1,
+};
 
 interface FakeEngine {
   destroyed: number;
@@ -20,23 +27,34 @@ interface FakeEngine {
 
 /** Loads that the test ends, and a component that records the states it renders. */
 function setUp() {
-  const loads: { readonly report: () => void; readonly end: (result?: Error) => FakeEngine; readonly signal: AbortSignal }[] = [];
+  const loads: {
+    readonly report: () => void;
+    readonly end: (result?: Error) => FakeEngine;
+    readonly signal: AbortSignal;
+  }[] = [];
   const load: LoadEngine<FakeEngine> = ({ signal, onProgress }) =>
     new Promise((resolve, reject) => {
       const engine: FakeEngine = { destroyed: 0, destroy: () => engine.destroyed++ };
       loads.push({
         signal,
-        report: () => { onProgress(PROGRESS); },
+        report: () => {
+          onProgress(PROGRESS);
+        },
         end: (error) => {
           if (error === undefined) resolve(engine);
           else reject(error);
           return engine;
         },
       });
-      signal.addEventListener("abort", () => { reject(signal.reason as Error); });
+      signal.addEventListener("abort", () => {
+        reject(signal.reason as Error);
+      });
     });
   const states: EngineState<FakeEngine>[] = [];
-  const Component: FC<{ readonly source?: LoadEngine<FakeEngine> | null; readonly name?: string }> = ({ source = (options) => load(options), name }) => {
+  const Component: FC<{ readonly source?: LoadEngine<FakeEngine> | null; readonly name?: string }> = ({
+    source = (options) => load(options),
+    name,
+  }) => {
     states.push(useEngine(source, { key: name }));
     return null;
   };
@@ -55,17 +73,25 @@ test("these tests run on React 19, or with REACT_FOLDER on 18", () => {
 test("an engine is loaded with progress, once for all renders, and freed on unmount", async () => {
   const { loads, last, Component } = setUp();
   const { render, unmount } = root();
-  await doing(() => { render(createElement(Component)); });
+  await doing(() => {
+    render(createElement(Component));
+  });
   expect(last()).toMatchObject({ status: "loading", engine: null, progress: null, error: null });
-  await doing(() => { loads[0]?.report(); });
+  await doing(() => {
+    loads[0]?.report();
+  });
   expect(last()).toMatchObject({ status: "loading", progress: PROGRESS });
   const engine = loads[0]?.end();
   await settle();
   expect(last()).toMatchObject({ status: "ready", engine });
   // Another function at each render is no reason to load again.
-  await doing(() => { render(createElement(Component)); });
+  await doing(() => {
+    render(createElement(Component));
+  });
   expect([loads.length, engine?.destroyed]).toEqual([1, 0]);
-  await doing(() => { unmount(); });
+  await doing(() => {
+    unmount();
+  });
   await settle();
   expect(engine?.destroyed).toBe(1);
 });
@@ -73,13 +99,17 @@ test("an engine is loaded with progress, once for all renders, and freed on unmo
 test("StrictMode loads once and keeps the engine", async () => {
   const { loads, last, Component } = setUp();
   const { render, unmount } = root();
-  await doing(() => { render(createElement(StrictMode, null, createElement(Component))); });
+  await doing(() => {
+    render(createElement(StrictMode, null, createElement(Component)));
+  });
   await settle();
   expect([loads.length, loads[0]?.signal.aborted]).toEqual([1, false]);
   const engine = loads[0]?.end();
   await settle();
   expect([last().status, engine?.destroyed]).toEqual(["ready", 0]);
-  await doing(() => { unmount(); });
+  await doing(() => {
+    unmount();
+  });
   await settle();
   expect(engine?.destroyed).toBe(1);
 });
@@ -87,9 +117,13 @@ test("StrictMode loads once and keeps the engine", async () => {
 test("an unmount in mid-load aborts it, and an engine that comes nevertheless is freed", async () => {
   const { loads, states, Component } = setUp();
   const { render, unmount } = root();
-  await doing(() => { render(createElement(Component)); });
+  await doing(() => {
+    render(createElement(Component));
+  });
   const engine = loads[0]?.end();
-  await doing(() => { unmount(); });
+  await doing(() => {
+    unmount();
+  });
   await settle();
   expect(loads[0]?.signal.aborted).toBe(true);
   expect(engine?.destroyed).toBe(1);
@@ -99,12 +133,16 @@ test("an unmount in mid-load aborts it, and an engine that comes nevertheless is
 test("another key frees the engine and loads another one; null frees it and loads none", async () => {
   const { loads, last, states, Component } = setUp();
   const { render } = root();
-  await doing(() => { render(createElement(Component, { name: "a" })); });
+  await doing(() => {
+    render(createElement(Component, { name: "a" }));
+  });
   await settle();
   const first = loads[0]?.end();
   await settle();
   const rendered = states.length;
-  await doing(() => { render(createElement(Component, { name: "b" })); });
+  await doing(() => {
+    render(createElement(Component, { name: "b" }));
+  });
   await settle();
   // The engine of "a" is never shown as the one of "b".
   expect(states.slice(rendered).every(({ engine }) => engine === null)).toBe(true);
@@ -112,7 +150,9 @@ test("another key frees the engine and loads another one; null frees it and load
   const second = loads[1]?.end();
   await settle();
   expect(last().engine).toBe(second);
-  await doing(() => { render(createElement(Component, { source: null })); });
+  await doing(() => {
+    render(createElement(Component, { source: null }));
+  });
   await settle();
   expect([second?.destroyed, last().status, last().engine]).toEqual([1, "idle", null]);
 });
@@ -126,21 +166,29 @@ test("a hybrid, which has close for destroy, is freed on unmount", async () => {
     return null;
   };
   const { render, unmount } = root();
-  await doing(() => { render(createElement(Component)); });
+  await doing(() => {
+    render(createElement(Component));
+  });
   expect([states.at(-1)?.engine === nf, close.mock.calls.length]).toEqual([true, 0]);
-  await doing(() => { unmount(); });
+  await doing(() => {
+    unmount();
+  });
   expect(close).toHaveBeenCalledOnce();
 });
 
 test("an error is a state, and retry loads again", async () => {
   const { loads, last, Component } = setUp();
   const { render } = root();
-  await doing(() => { render(createElement(Component)); });
+  await doing(() => {
+    render(createElement(Component));
+  });
   const error = new BundleError("no such bundle");
   loads[0]?.end(error);
   await settle();
   expect(last()).toMatchObject({ status: "error", error, engine: null });
-  await doing(() => { last().retry(); });
+  await doing(() => {
+    last().retry();
+  });
   expect(last()).toMatchObject({ status: "loading", error: null });
   const engine = loads[1]?.end();
   await settle();
@@ -159,7 +207,17 @@ test("an address loads with Engine.load, whose errors come through", async () =>
     states.push(useEngine("http://localhost:9/none/", { maxSequences: 1, key: "x" }));
     return null;
   };
-  await doing(() => { root().render(createElement(Component)); });
-  await expect.poll(async () => { await settle(1); return states.at(-1)?.status; }, { timeout: 20_000 }).toBe("error");
+  await doing(() => {
+    root().render(createElement(Component));
+  });
+  await expect
+    .poll(
+      async () => {
+        await settle(1);
+        return states.at(-1)?.status;
+      },
+      { timeout: 20_000 },
+    )
+    .toBe("error");
   expect(states.at(-1)?.error).toMatchObject({ code: "bundle_error" });
 });

@@ -37,10 +37,14 @@ class Driver {
   warmed = false;
   #state: State;
 
-  constructor(readonly rules: Rules, readonly decided: Side, readonly standby: boolean) {
+  constructor(
+    readonly rules: Rules,
+    readonly decided: Side,
+    readonly standby: boolean,
+  ) {
     this.#state = begin(rules);
     this.send({ type: "start", side: decided, reason: "prefer", standby });
-  } // prettier-ignore
+  }
 
   get over(): boolean {
     return this.aborted || this.ends.length > 0;
@@ -115,7 +119,8 @@ class Driver {
       this.#act(effect);
     }
     if (event.type === "token" && !wasOver) {
-      for (const asked of this.asks) asked.spoke ||= asked.live && asked.side === event.side && asked.attempt === event.attempt;
+      for (const asked of this.asks)
+        asked.spoke ||= asked.live && asked.side === event.side && asked.attempt === event.attempt;
     }
     const live = this.asks.filter((asked) => asked.live);
     if (this.over || event.type === "abort") {
@@ -123,14 +128,23 @@ class Driver {
     } else {
       // Somebody is asked until the end, and whoever is asked has a timer, so it cannot be waited for without end.
       expect(live.length).toBeGreaterThan(0);
-      for (const { side, spoke } of live) expect(this.timers).toContain(spoke ? "between_tokens" : `${side}_first_token`);
+      for (const { side, spoke } of live)
+        expect(this.timers).toContain(spoke ? "between_tokens" : `${side}_first_token`);
     }
     return effects;
   }
 
   #pick(ask: number): Asked {
     // A private answer whose decision was far has asked nobody.
-    return this.asks.at(-1 - (ask % Math.max(1, this.asks.length))) ?? { side: "far", attempt: 1, live: false, spoke: false, answer: "" };
+    return (
+      this.asks.at(-1 - (ask % Math.max(1, this.asks.length))) ?? {
+        side: "far",
+        attempt: 1,
+        live: false,
+        spoke: false,
+        answer: "",
+      }
+    );
   }
 
   #token(asked: Asked, text: string, toolCall: boolean): void {
@@ -138,7 +152,9 @@ class Driver {
     const speaks = asked.live && !this.over;
     const effects = this.send({ type: "token", side, attempt, text, tool_call: toolCall });
     const shows = speaks && (text !== "" || toolCall);
-    expect(effects.filter(({ type }) => type === "emit")).toEqual(shows ? [{ type: "emit", side, text, tool_call: toolCall }] : []);
+    expect(effects.filter(({ type }) => type === "emit")).toEqual(
+      shows ? [{ type: "emit", side, text, tool_call: toolCall }] : [],
+    );
     // It writes now, and nobody else.
     if (speaks) expect(this.asks.filter((each) => each.live)).toEqual([asked]);
   }
@@ -158,7 +174,9 @@ class Driver {
         expect(side === "far" && before.some((asked) => asked.spoke)).toBe(false);
         // So many tries for the first part, and for what it resumes or takes over.
         expect(attempt).toBeLessThanOrEqual(2 * (this.rules.retries + 1));
-        expect(continue_from === null || (continue_from === this.shown && this.rules.resumes.includes(side))).toBe(true);
+        expect(continue_from === null || (continue_from === this.shown && this.rules.resumes.includes(side))).toBe(
+          true,
+        );
         this.asks.push({ side, attempt, live: true, spoke: false, answer: continue_from ?? "" });
         return;
       }
@@ -236,7 +254,15 @@ const RULES: fc.Arbitrary<Rules> = fc
 // Of one of all the asks so far, the last first.
 const ASK = fc.constantFrom(0, 0, 0, 1, 2, 4);
 const ACT: fc.Arbitrary<Act> = fc.oneof(
-  { weight: 8, arbitrary: fc.record({ type: fc.constant("token"), ask: ASK, text: fc.constantFrom("", "a", "é👍"), toolCall: fc.nat(9).map((n) => n === 0) }) },
+  {
+    weight: 8,
+    arbitrary: fc.record({
+      type: fc.constant("token"),
+      ask: ASK,
+      text: fc.constantFrom("", "a", "é👍"),
+      toolCall: fc.nat(9).map((n) => n === 0),
+    }),
+  },
   { weight: 1, arbitrary: fc.record({ type: fc.constant("end"), ask: ASK }) },
   {
     weight: 6,
@@ -255,22 +281,47 @@ const ACT: fc.Arbitrary<Act> = fc.oneof(
 
 const SPEAKS: Act = { type: "token", ask: 0, text: "a", toolCall: false };
 /** Near goes astray, far breaks in mid-answer, near ends: which chance seldom finds. */
-const TWICE: readonly Act[] = [SPEAKS, { type: "doubt" }, { type: "escalate" }, SPEAKS, { type: "failed", ask: 0, kind: "server", retryable: false }, SPEAKS, { type: "end", ask: 0 }];
+const TWICE: readonly Act[] = [
+  SPEAKS,
+  { type: "doubt" },
+  { type: "escalate" },
+  SPEAKS,
+  { type: "failed", ask: 0, kind: "server", retryable: false },
+  SPEAKS,
+  { type: "end", ask: 0 },
+];
 
 test("any order of events gives one answer or one failure", () => {
   const seen = new Set<string>();
   fc.assert(
-    fc.property(RULES, fc.constantFrom<Side>("near", "far"), fc.constantFrom(true, true, false), fc.array(ACT, { maxLength: 20, size: "max" }), (rules, side, standby, acts) => {
-      const driver = new Driver(rules, side, standby);
-      for (const act of acts) driver.perform(act);
-      // Where nobody says anything more, the timers bring it to its end.
-      for (let i = 0; i < 20; i++) for (const timer of [...driver.timers].slice(0, 1)) driver.fire(timer);
-      expect(driver.aborted || driver.ends.length === 1).toBe(true);
-      seen.add(`${driver.ends[0]?.type ?? "aborted"} ${driver.switches.length}`);
-      if (driver.warmed) seen.add(`warmed, ${driver.rules.warm}`);
-    }),
+    fc.property(
+      RULES,
+      fc.constantFrom<Side>("near", "far"),
+      fc.constantFrom(true, true, false),
+      fc.array(ACT, { maxLength: 20, size: "max" }),
+      (rules, side, standby, acts) => {
+        const driver = new Driver(rules, side, standby);
+        for (const act of acts) driver.perform(act);
+        // Where nobody says anything more, the timers bring it to its end.
+        for (let i = 0; i < 20; i++) for (const timer of [...driver.timers].slice(0, 1)) driver.fire(timer);
+        expect(driver.aborted || driver.ends.length === 1).toBe(true);
+        seen.add(`${driver.ends[0]?.type ?? "aborted"} ${driver.switches.length}`);
+        if (driver.warmed) seen.add(`warmed, ${driver.rules.warm}`);
+      },
+    ),
     { numRuns: 2500, seed: 1, examples: [[{ ...DEFAULT_RULES, then: "continue" }, "near", true, [...TWICE]]] },
   );
   // The property speaks of answers of every kind.
-  expect([...seen]).toEqual(expect.arrayContaining(["finish 0", "finish 1", "finish 2", "fail 0", "fail 1", "aborted 0", "warmed, doubt", "warmed, always"]));
+  expect([...seen]).toEqual(
+    expect.arrayContaining([
+      "finish 0",
+      "finish 1",
+      "finish 2",
+      "fail 0",
+      "fail 1",
+      "aborted 0",
+      "warmed, doubt",
+      "warmed, always",
+    ]),
+  );
 });

@@ -26,15 +26,22 @@ test("the ledger adds up, is kept, and begins anew with a UTC day", () => {
 });
 
 test("what Python's ledger wrote is read", () => {
-  const ledger = new StoredLedger(memoryStore('{"day": "2026-11-22", "usd": 0.5, "requests": 3}'), "ledger", () => LATE);
+  const ledger = new StoredLedger(
+    memoryStore('{"day": "2026-11-22", "usd": 0.5, "requests": 3}'),
+    "ledger",
+    () => LATE,
+  );
   expect(ledger.today()).toEqual({ usd: 0.5, requests: 3 });
 });
 
-test.each(["", "{", "[]", "null", '{"day": "2026-11-22", "usd": "1", "requests": 1}'])("a text that is no ledger begins anew: %s", (text) => {
-  const ledger = new StoredLedger(memoryStore(text), "ledger", () => LATE);
-  expect(ledger.today()).toEqual({ usd: 0, requests: 0 });
-  expect(ledger.add({ requests: 2 })).toEqual(ledger.today());
-});
+test.each(["", "{", "[]", "null", '{"day": "2026-11-22", "usd": "1", "requests": 1}'])(
+  "a text that is no ledger begins anew: %s",
+  (text) => {
+    const ledger = new StoredLedger(memoryStore(text), "ledger", () => LATE);
+    expect(ledger.today()).toEqual({ usd: 0, requests: 0 });
+    expect(ledger.add({ requests: 2 })).toEqual(ledger.today());
+  },
+);
 
 test("a ledger counts on where the browser refuses its storage", () => {
   const kept = new Map<string, string>();
@@ -43,12 +50,23 @@ test("a ledger counts on where the browser refuses its storage", () => {
     if (refuses) throw new Error("quota");
     return value;
   };
-  const storage = { getItem: (key: string) => allowed(kept.get(key) ?? null), setItem: (key: string, value: string) => void allowed(kept.set(key, value)) };
-  const ledger = browserLedger(() => 0, () => storage); // prettier-ignore
+  const storage = {
+    getItem: (key: string) => allowed(kept.get(key) ?? null),
+    setItem: (key: string, value: string) => void allowed(kept.set(key, value)),
+  };
+  const ledger = browserLedger(
+    () => 0,
+    () => storage,
+  );
   ledger.add({ requests: 1 });
   refuses = true;
   expect(ledger.today().requests).toBe(0);
   ledger.add({ requests: 2 });
   expect(ledger.today().requests).toBe(2);
-  expect(browserLedger(() => 0, () => undefined).add({ usd: 1 })).toEqual({ usd: 1, requests: 0 }); // prettier-ignore
+  expect(
+    browserLedger(
+      () => 0,
+      () => undefined,
+    ).add({ usd: 1 }),
+  ).toEqual({ usd: 1, requests: 0 });
 });

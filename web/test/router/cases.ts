@@ -6,7 +6,10 @@ import type { Decision, Scores } from "../../src/router/decision/decision.js";
 import type { Finished, Speed } from "../../src/router/decision/speed.js";
 import type { FarState, NearState, Situation } from "../../src/router/decision/situation.js";
 
-type Changes = Partial<Omit<Situation, "near" | "far">> & { readonly near?: Partial<NearState>; readonly far?: Partial<FarState> };
+type Changes = Partial<Omit<Situation, "near" | "far">> & {
+  readonly near?: Partial<NearState>;
+  readonly far?: Partial<FarState>;
+};
 
 export interface Case {
   readonly name: string;
@@ -28,7 +31,9 @@ interface Vectors {
   readonly speeds: readonly { readonly name: string; readonly finished: readonly Finished[]; readonly speed: Speed }[];
 }
 
-export const VECTORS = JSON.parse(readFileSync(new URL("../../../tests/conformance/router_cases.json", import.meta.url), "utf8")) as Vectors;
+export const VECTORS = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/router_cases.json", import.meta.url), "utf8"),
+) as Vectors;
 
 export function situationOf(changes: Changes): Situation {
   const base = VECTORS.situation;

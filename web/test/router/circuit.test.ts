@@ -14,10 +14,14 @@ function repeat(times: number, act: () => void): void {
 
 test("a few failures in a row open it", () => {
   const circuit = new Circuit({ clock });
-  repeat(FAILURES_TO_OPEN - 1, () => { circuit.failed(); }); // prettier-ignore
+  repeat(FAILURES_TO_OPEN - 1, () => {
+    circuit.failed();
+  });
   expect(circuit.admits).toBe(true);
   circuit.succeeded();
-  repeat(FAILURES_TO_OPEN - 1, () => { circuit.failed(); }); // prettier-ignore
+  repeat(FAILURES_TO_OPEN - 1, () => {
+    circuit.failed();
+  });
   expect(circuit.admits).toBe(true);
   circuit.failed();
   expect(circuit.admits).toBe(false);
@@ -77,6 +81,8 @@ test("requests that fail late do not prolong the wait", () => {
   const circuit = new Circuit({ clock });
   circuit.failed({ certain: true });
   now += FIRST_WAIT_MS / 2;
-  repeat(10, () => { circuit.failed({ certain: true }); }); // prettier-ignore
+  repeat(10, () => {
+    circuit.failed({ certain: true });
+  });
   expect(circuit.msUntilTrial).toBe(FIRST_WAIT_MS / 2);
 });

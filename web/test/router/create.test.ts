@@ -10,12 +10,27 @@ import { Hybrid } from "../../src/router/hybrid.js";
 import { FAR, FakeClock, FakeFar, MemoryLedger, near, turns } from "./fakes.js";
 
 const MESSAGES = [{ role: "user" as const, content: "hello" }];
-const PROGRESS: LoadProgress = { phase: "download", loadedBytes: 1, storedBytes: 0, totalBytes: 2, compiledKernels: 0, totalKernels: 0 };
+const PROGRESS: LoadProgress = {
+  phase: "download",
+  loadedBytes: 1,
+  storedBytes: 0,
+  totalBytes: 2,
+  compiledKernels: 0,
+  totalKernels: 0,
+};
 
 /** What Engine.load was asked, and what it is to give. */
-const loads: { readonly bundle: unknown; readonly options: LoadOptions; resolve(engine: EngineApi): void; reject(error: Error): void }[] = [];
+const loads: {
+  readonly bundle: unknown;
+  readonly options: LoadOptions;
+  resolve(engine: EngineApi): void;
+  reject(error: Error): void;
+}[] = [];
 vi.mock("../../src/index.js", () => ({
-  Engine: { load: (bundle: unknown, options: LoadOptions) => new Promise<EngineApi>((resolve, reject) => loads.push({ bundle, options, resolve, reject })) },
+  Engine: {
+    load: (bundle: unknown, options: LoadOptions) =>
+      new Promise<EngineApi>((resolve, reject) => loads.push({ bundle, options, resolve, reject })),
+  },
 }));
 beforeEach(() => {
   loads.length = 0;
@@ -37,11 +52,29 @@ async function create(far: FakeFar, policy: object, rest: Partial<HybridOptions>
 
 test.each([
   ["a key that the policy does not have", {}, { colour: "red" }, {}, { code: "bad_policy" }],
-  ["continuing with a server that cannot", {}, { escalation: { then: "continue" } }, { far: { baseURL: FAR, dialect: "openai" as const } }, { code: "bad_policy", param: "escalation.then" }],
+  [
+    "continuing with a server that cannot",
+    {},
+    { escalation: { then: "continue" } },
+    { far: { baseURL: FAR, dialect: "openai" as const } },
+    { code: "bad_policy", param: "escalation.then" },
+  ],
   ["a wrong key", { key: "other" }, {}, {}, { code: "wrong_key", param: "far.apiKey", status: 401 }],
   ["another version of the API", { about: { api_version: 2, models: [] } }, {}, {}, { code: "api_version" }],
-  ["a model that is not there", {}, {}, { far: { baseURL: FAR, model: "huge" } }, { code: "unknown_model", param: "far.model" }],
-  ["several models and no name", { about: { api_version: 1, models: [{ id: "a" }, { id: "b" }] } }, {}, {}, { code: "unknown_model", param: "far.model" }],
+  [
+    "a model that is not there",
+    {},
+    {},
+    { far: { baseURL: FAR, model: "huge" } },
+    { code: "unknown_model", param: "far.model" },
+  ],
+  [
+    "several models and no name",
+    { about: { api_version: 1, models: [{ id: "a" }, { id: "b" }] } },
+    {},
+    {},
+    { code: "unknown_model", param: "far.model" },
+  ],
   ["an address that is none", {}, {}, { far: { baseURL: "far.test" } }, { param: "far.baseURL" }],
   ["no far side for far-only", {}, { mode: "far-only" }, { far: null }, { param: "far" }],
   ["nobody at all", {}, {}, { near: null, far: null }, { param: "near" }],
@@ -49,25 +82,41 @@ test.each([
   ["an option that there is not", {}, {}, { fallback: "near" }, { param: "fallback" }],
   ["a key under another client's name", {}, {}, { far: { baseURL: FAR, api_key: "right" } }, { param: "api_key" }],
 ])("%s is an error at creation", async (_, server, policy, rest, details) => {
-  await expect(create(Object.assign(new FakeFar(), server), policy, rest as Partial<HybridOptions>)).rejects.toMatchObject({ code: "request_error", details });
+  await expect(
+    create(Object.assign(new FakeFar(), server), policy, rest as Partial<HybridOptions>),
+  ).rejects.toMatchObject({ code: "request_error", details });
 });
 
 test("a missing network is none where near may answer, and far is asked later", async () => {
   const far = Object.assign(new FakeFar(), { reachable: false });
   const nf = await create(far, { retries: 0 });
-  expect([nf.far, (await nf.chat.completions.create({ messages: MESSAGES })).route?.reason]).toEqual([null, "far_failed"]);
+  expect([nf.far, (await nf.chat.completions.create({ messages: MESSAGES })).route?.reason]).toEqual([
+    null,
+    "far_failed",
+  ]);
   far.reachable = true;
-  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "prefer" });
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
+    side: "far",
+    reason: "prefer",
+  });
   expect(nf.far).toEqual({ id: "big", context: 4096, tokenizerSha256: null, tools: true, verify: false });
-  await expect(create(Object.assign(new FakeFar(), { reachable: false }), { mode: "far-only" })).rejects.toMatchObject({ code: "unavailable" });
+  await expect(create(Object.assign(new FakeFar(), { reachable: false }), { mode: "far-only" })).rejects.toMatchObject({
+    code: "unavailable",
+  });
 });
 
 test("a silent far side does not delay an engine that is ready by more than a second, and answers later", async () => {
   const clock = new FakeClock();
   const far = new FakeFar();
-  const silent = (_: string, { signal }: RequestInit): Promise<Response> => new Promise((__, reject) => signal?.addEventListener("abort", () => { reject(signal.reason as Error); }));
+  const silent = (_: string, { signal }: RequestInit): Promise<Response> =>
+    new Promise((__, reject) =>
+      signal?.addEventListener("abort", () => {
+        reject(signal.reason as Error);
+      }),
+    );
   let isSilent = true;
-  const fetch = (url: string, init: RequestInit): Promise<Response> => (isSilent ? silent(url, init) : far.fetch(url, init));
+  const fetch = (url: string, init: RequestInit): Promise<Response> =>
+    isSilent ? silent(url, init) : far.fetch(url, init);
   const creating = create(far, {}, { clock, fetch });
   let created = false;
   void creating.then(() => (created = true));
@@ -85,9 +134,18 @@ test("a silent far side does not delay an engine that is ready by more than a se
 
 test("a silent far side is waited for while the bundle loads, and a second longer", async () => {
   const clock = new FakeClock();
-  const fetch = (_: string, { signal }: RequestInit): Promise<Response> => new Promise((__, reject) => signal?.addEventListener("abort", () => { reject(signal.reason as Error); }));
+  const fetch = (_: string, { signal }: RequestInit): Promise<Response> =>
+    new Promise((__, reject) =>
+      signal?.addEventListener("abort", () => {
+        reject(signal.reason as Error);
+      }),
+    );
   let created = false;
-  const creating = create(new FakeFar(), { timeouts: { far_first_token_ms: 20_000 } }, { clock, fetch, near: "./bundle/" }).then((nf) => {
+  const creating = create(
+    new FakeFar(),
+    { timeouts: { far_first_token_ms: 20_000 } },
+    { clock, fetch, near: "./bundle/" },
+  ).then((nf) => {
     created = true;
     return nf;
   });
@@ -104,28 +162,44 @@ test("far answers on a page without crypto.randomUUID, as over http", async () =
   vi.stubGlobal("crypto", {});
   const answer = await nf.chat.completions.create({ messages: MESSAGES });
   vi.unstubAllGlobals();
-  expect(answer).toMatchObject({ id: expect.stringMatching(/^chatcmpl-./) as string, choices: [{ message: { content: "far away" } }] });
+  expect(answer).toMatchObject({
+    id: expect.stringMatching(/^chatcmpl-./) as string,
+    choices: [{ message: { content: "far away" } }],
+  });
 });
 
 test("a server that proves to be another later fails as far does, and near answers", async () => {
   const far = Object.assign(new FakeFar(), { reachable: false });
   const nf = await create(far, {});
   Object.assign(far, { reachable: true, about: { api_version: 2, models: [] } });
-  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "near", reason: "far_failed" });
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
+    side: "near",
+    reason: "far_failed",
+  });
 });
 
 test("far answers while a bundle loads, near once it is there, and closing frees it", async () => {
   const told: string[] = [];
-  const nf = await create(new FakeFar(), { mode: "prefer-near" }, { near: "./bundle/", load: { onProgress: ({ phase }) => told.push(phase) } });
+  const nf = await create(
+    new FakeFar(),
+    { mode: "prefer-near" },
+    { near: "./bundle/", load: { onProgress: ({ phase }) => told.push(phase) } },
+  );
   await turns();
   expect([loads.length, loads[0]?.bundle, nf.near.state]).toEqual([1, "./bundle/", "loading"]);
   loads[0]?.options.onProgress?.(PROGRESS);
   expect([nf.near.progress, told]).toEqual([PROGRESS, ["download"]]);
-  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "near_unavailable" });
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
+    side: "far",
+    reason: "near_unavailable",
+  });
   let destroyed = 0;
   loads[0]?.resolve({ ...near({ text: "near by" }).engine, destroy: () => destroyed++ });
   await nf.near.settled;
-  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "near", reason: "prefer" });
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
+    side: "near",
+    reason: "prefer",
+  });
   nf.close();
   expect([nf.near.state, destroyed]).toEqual(["none", 1]);
 });
@@ -134,7 +208,10 @@ test("what only near may answer waits for the bundle, or for its own signal", as
   const far = new FakeFar();
   const nf = await create(far, {}, { near: "./bundle/" });
   const private_ = nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] });
-  const left = nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] }, { signal: AbortSignal.abort(new Error("no time")) });
+  const left = nf.chat.completions.create(
+    { messages: MESSAGES, labels: ["private"] },
+    { signal: AbortSignal.abort(new Error("no time")) },
+  );
   await expect(left).rejects.toThrow("no time");
   await turns();
   loads[0]?.resolve(near({ text: "near by" }).engine);
@@ -147,7 +224,10 @@ test("a bundle that cannot be loaded leaves far, and says why to what may not le
   await turns();
   loads[0]?.reject(new BundleError("no manifest"));
   await nf.near.settled;
-  expect([nf.near.state, (await nf.chat.completions.create({ messages: MESSAGES })).route?.side]).toEqual(["failed", "far"]);
+  expect([nf.near.state, (await nf.chat.completions.create({ messages: MESSAGES })).route?.side]).toEqual([
+    "failed",
+    "far",
+  ]);
   await expect(nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] })).rejects.toThrow(/no manifest/);
 });
 
@@ -155,8 +235,15 @@ test("the promise of an engine is waited for, and its engine is not freed with t
   let destroyed = 0;
   const engine = { ...near({ text: "near by" }).engine, destroy: () => destroyed++ };
   let give: (engine: EngineApi) => void = () => undefined;
-  const nf = await create(new FakeFar(), { mode: "prefer-near" }, { near: new Promise<EngineApi>((resolve) => (give = resolve)) });
-  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "near_unavailable" });
+  const nf = await create(
+    new FakeFar(),
+    { mode: "prefer-near" },
+    { near: new Promise<EngineApi>((resolve) => (give = resolve)) },
+  );
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
+    side: "far",
+    reason: "near_unavailable",
+  });
   const private_ = nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] });
   await turns();
   give(engine);
@@ -166,8 +253,15 @@ test("the promise of an engine is waited for, and its engine is not freed with t
 });
 
 test("an engine that does not come leaves far, and says why to what may not leave", async () => {
-  const nf = await create(new FakeFar(), { mode: "prefer-near" }, { near: Promise.reject(new BundleError("no manifest")) });
-  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "near_unavailable" });
+  const nf = await create(
+    new FakeFar(),
+    { mode: "prefer-near" },
+    { near: Promise.reject(new BundleError("no manifest")) },
+  );
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
+    side: "far",
+    reason: "near_unavailable",
+  });
   await expect(nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] })).rejects.toThrow(/no manifest/);
 });
 

@@ -12,10 +12,14 @@ import { UNKNOWN_SPEED, speedAfter } from "../../src/router/decision/speed.js";
 import { VECTORS, situationOf } from "./cases.js";
 
 /** That every number, and every null, is as expected to 1e-9. */
-function expectNumbers(found: Readonly<Record<string, unknown>>, expected: Readonly<Record<string, number | null>>): void {
+function expectNumbers(
+  found: Readonly<Record<string, unknown>>,
+  expected: Readonly<Record<string, number | null>>,
+): void {
   for (const [name, value] of Object.entries(expected)) {
     if (value === null) expect(found[name], name).toBeNull();
-    else expect(Math.abs((found[name] as number) - value), name).toBeLessThanOrEqual(1e-9 * Math.max(1, Math.abs(value)));
+    else
+      expect(Math.abs((found[name] as number) - value), name).toBeLessThanOrEqual(1e-9 * Math.max(1, Math.abs(value)));
   }
 }
 
@@ -73,12 +77,21 @@ const count = fc.option(fc.nat(1e6));
 const labels = fc.array(fc.constantFrom("public", "private"), { maxLength: 3 });
 const text = fc.oneof(fc.string({ unit: "binary" }), fc.stringMatching(/^[0-9]{2,4}$/));
 const bothSides = {
-  context: count, tools: fc.boolean(), vision: fc.boolean(), languages: fc.option(fc.array(fc.constantFrom("en", "de"))), prompt_tokens: count,
-  cached_tokens: fc.nat(1e6), prefill_tokens_per_second: seconds, decode_tokens_per_second: seconds, queue_seconds: fc.double({ min: 0, max: 1e6, noNaN: true }),
+  context: count,
+  tools: fc.boolean(),
+  vision: fc.boolean(),
+  languages: fc.option(fc.array(fc.constantFrom("en", "de"))),
+  prompt_tokens: count,
+  cached_tokens: fc.nat(1e6),
+  prefill_tokens_per_second: seconds,
+  decode_tokens_per_second: seconds,
+  queue_seconds: fc.double({ min: 0, max: 1e6, noNaN: true }),
   circuit: fc.constantFrom("closed" as const, "open" as const, "half-open" as const),
-}; // prettier-ignore
+};
 const situations: fc.Arbitrary<Situation> = fc.record({
-  messages: fc.array(fc.record({ role: fc.constantFrom("user", "assistant"), content: text, labels }), { maxLength: 4 }),
+  messages: fc.array(fc.record({ role: fc.constantFrom("user", "assistant"), content: text, labels }), {
+    maxLength: 4,
+  }),
   near: fc.record({
     ...bothSides,
     available: fc.boolean(),
@@ -86,7 +99,13 @@ const situations: fc.Arbitrary<Situation> = fc.record({
     charging: fc.option(fc.boolean()),
     thermal: fc.option(fc.constantFrom("nominal" as const, "fair" as const, "serious" as const, "critical" as const)),
   }),
-  far: fc.record({ ...bothSides, online: fc.boolean(), round_trip_seconds: seconds, spent_usd_today: fc.nat(10), requests_today: fc.nat(20) }),
+  far: fc.record({
+    ...bothSides,
+    online: fc.boolean(),
+    round_trip_seconds: seconds,
+    spent_usd_today: fc.nat(10),
+    requests_today: fc.nat(20),
+  }),
   labels,
   texts: fc.array(text, { maxLength: 2 }),
   pin: fc.constantFrom(null, "near" as const, "far" as const),

@@ -4,6 +4,16 @@ import { platformDevice } from "../../src/router/decision/device_hints.js";
 
 test("the battery and the network are told where the browser tells them", async () => {
   const battery = { level: 0.4, charging: false };
-  expect(await platformDevice({ onLine: false, getBattery: () => Promise.resolve(battery) }).read()).toEqual({ online: false, battery: 0.4, charging: false, thermal: null });
-  expect(await platformDevice({ getBattery: () => Promise.reject(new Error("not allowed")) }).read()).toEqual({ online: true, battery: null, charging: null, thermal: null });
+  expect(await platformDevice({ onLine: false, getBattery: () => Promise.resolve(battery) }).read()).toEqual({
+    online: false,
+    battery: 0.4,
+    charging: false,
+    thermal: null,
+  });
+  expect(await platformDevice({ getBattery: () => Promise.reject(new Error("not allowed")) }).read()).toEqual({
+    online: true,
+    battery: null,
+    charging: null,
+    thermal: null,
+  });
 });

@@ -53,7 +53,14 @@ export async function turns(count = 30): Promise<void> {
 
 /** How the far server answers a chat. ``then`` comes after the texts: the end, a broken connection, or nothing at all. ``data``: events as they are sent instead. */
 export type FarScript =
-  | { readonly texts?: readonly string[]; readonly deltas?: readonly object[]; readonly then?: "end" | "break" | "hang"; readonly usage?: object; readonly finish?: string; readonly data?: readonly string[] }
+  | {
+      readonly texts?: readonly string[];
+      readonly deltas?: readonly object[];
+      readonly then?: "end" | "break" | "hang";
+      readonly usage?: object;
+      readonly finish?: string;
+      readonly data?: readonly string[];
+    }
   | { readonly status: number; readonly error?: object; readonly headers?: Readonly<Record<string, string>> }
   | "refused"
   | "silent";
@@ -72,7 +79,10 @@ export const FAR = "http://far.test/v1";
 export class FakeFar {
   readonly requests: FarRequest[] = [];
   reachable = true;
-  about: object = { api_version: 1, models: [{ id: "big", context: 4096, tokenizer_sha256: null, vocab_size: 512, tools: true, verify: false }] };
+  about: object = {
+    api_version: 1,
+    models: [{ id: "big", context: 4096, tokenizer_sha256: null, vocab_size: 512, tools: true, verify: false }],
+  };
   key: string | null = null;
   /** Of any chat's prompt. */
   promptIds: readonly number[] = [1, 2, 3];
@@ -92,27 +102,46 @@ export class FakeFar {
   }
 
   /** The bodies of the chats. */
-  get bodies(): readonly { readonly [key: string]: unknown; readonly messages?: readonly { readonly role: string; readonly content: string }[] }[] {
+  get bodies(): readonly {
+    readonly [key: string]: unknown;
+    readonly messages?: readonly { readonly role: string; readonly content: string }[];
+  }[] {
     return this.chats.map(({ body }) => JSON.parse(body) as Record<string, never>);
   }
 
   readonly fetch = async (url: string, init: RequestInit): Promise<Response> => {
     const { signal, method = "GET", body, headers } = init;
-    const request: FarRequest = { url, method, headers: headers as Record<string, string>, body: typeof body === "string" ? body : "", aborted: false };
+    const request: FarRequest = {
+      url,
+      method,
+      headers: headers as Record<string, string>,
+      body: typeof body === "string" ? body : "",
+      aborted: false,
+    };
     this.requests.push(request);
     signal?.addEventListener("abort", () => (request.aborted = true));
     await Promise.resolve();
     signal?.throwIfAborted();
     if (!this.reachable) throw new TypeError("fetch failed");
-    if (this.key !== null && request.headers.Authorization !== `Bearer ${this.key}`) return json({ error: { message: "bad key", type: "invalid_request_error" } }, 401);
+    if (this.key !== null && request.headers.Authorization !== `Bearer ${this.key}`)
+      return json({ error: { message: "bad key", type: "invalid_request_error" } }, 401);
     if (url.endsWith("/v1/nearfar/about")) return json(this.about, 200, this.headers);
     if (url.endsWith("/v1/models")) return json({ data: [{ id: "big", max_model_len: 4096 }] });
-    if (url.endsWith("/tokenize")) return json({ tokens: this.promptIds, count: this.promptIds.length, max_model_len: 4096 });
+    if (url.endsWith("/tokenize"))
+      return json({ tokens: this.promptIds, count: this.promptIds.length, max_model_len: 4096 });
     const script = this.scripts[Math.min(this.chats.length, this.scripts.length) - 1] ?? "refused";
     if (script === "refused") throw new TypeError("fetch failed");
-    if (script === "silent") return new Promise((_, reject) => signal?.addEventListener("abort", () => { reject(signal.reason as Error); }));
-    if ("status" in script) return json({ error: { message: `status ${script.status}`, ...script.error } }, script.status, script.headers);
-    return new Response(stream(script, url.endsWith("/v1/completions"), signal ?? new AbortController().signal), { headers: { "Content-Type": "text/event-stream", ...this.headers } });
+    if (script === "silent")
+      return new Promise((_, reject) =>
+        signal?.addEventListener("abort", () => {
+          reject(signal.reason as Error);
+        }),
+      );
+    if ("status" in script)
+      return json({ error: { message: `status ${script.status}`, ...script.error } }, script.status, script.headers);
+    return new Response(stream(script, url.endsWith("/v1/completions"), signal ?? new AbortController().signal), {
+      headers: { "Content-Type": "text/event-stream", ...this.headers },
+    });
   };
 }
 
@@ -120,13 +149,34 @@ function json(value: object, status = 200, headers: Readonly<Record<string, stri
   return new Response(JSON.stringify(value), { status, headers });
 }
 
-function stream({ texts = [], deltas = texts.map((content) => ({ content })), then = "end", usage, finish = "stop", data }: Exclude<FarScript, string | { status: number }>, plain: boolean, signal: AbortSignal): ReadableStream<Uint8Array> {
+function stream(
+  {
+    texts = [],
+    deltas = texts.map((content) => ({ content })),
+    then = "end",
+    usage,
+    finish = "stop",
+    data,
+  }: Exclude<FarScript, string | { status: number }>,
+  plain: boolean,
+  signal: AbortSignal,
+): ReadableStream<Uint8Array> {
   const head = { id: "chatcmpl-far", object: "chat.completion.chunk", created: 1, model: "theirs" };
   const said = (delta: { readonly content?: string }) => (plain ? { text: delta.content ?? "" } : { delta });
-  const choice = (delta: object, end: string | null = null): object => ({ ...head, choices: [{ index: 0, ...said(delta), finish_reason: end }] });
+  const choice = (delta: object, end: string | null = null): object => ({
+    ...head,
+    choices: [{ index: 0, ...said(delta), finish_reason: end }],
+  });
   const counted = usage ?? { prompt_tokens: 20, completion_tokens: deltas.length };
-  const values = [choice({ role: "assistant", content: "" }), ...deltas.map((delta) => choice(delta)), ...(then === "end" ? [choice({}, finish), { ...head, choices: [], usage: counted }] : [])];
-  const events = [...(data ?? values.map((value) => JSON.stringify(value))).map((value) => `data: ${value}\n\n`), ...(then === "end" ? ["data: [DONE]\n\n"] : [])];
+  const values = [
+    choice({ role: "assistant", content: "" }),
+    ...deltas.map((delta) => choice(delta)),
+    ...(then === "end" ? [choice({}, finish), { ...head, choices: [], usage: counted }] : []),
+  ];
+  const events = [
+    ...(data ?? values.map((value) => JSON.stringify(value))).map((value) => `data: ${value}\n\n`),
+    ...(then === "end" ? ["data: [DONE]\n\n"] : []),
+  ];
   return new ReadableStream({
     start(controller) {
       signal.addEventListener("abort", () => {
@@ -139,7 +189,12 @@ function stream({ texts = [], deltas = texts.map((content) => ({ content })), th
       if (signal.aborted) return;
       const event = events.shift();
       if (event !== undefined) controller.enqueue(new TextEncoder().encode(event));
-      else if (then === "hang") await new Promise<void>((resolve) => { signal.addEventListener("abort", () => { resolve(); }); });
+      else if (then === "hang")
+        await new Promise<void>((resolve) => {
+          signal.addEventListener("abort", () => {
+            resolve();
+          });
+        });
       else if (then === "break") controller.error(new TypeError("terminated"));
       else controller.close();
     },
@@ -163,7 +218,12 @@ export class ScriptedSource implements TokenSource {
   constructor(private readonly scripts: readonly NearScript[]) {}
 
   async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
-    const { text, logprobs = [-0.1], promptLogprobs, then = "end" } = this.scripts[Math.min(this.requests.length, this.scripts.length - 1)] ?? { text: "" };
+    const {
+      text,
+      logprobs = [-0.1],
+      promptLogprobs,
+      then = "end",
+    } = this.scripts[Math.min(this.requests.length, this.scripts.length - 1)] ?? { text: "" };
     this.requests.push(request);
     this.running++;
     const ids = new TextEncoder().encode(text);
@@ -177,18 +237,35 @@ export class ScriptedSource implements TokenSource {
         if (completionTokens >= maxTokens) break;
         completionTokens++;
         const logprob = logprobs[Math.min(index, logprobs.length - 1)] ?? 0;
-        yield { tokenId, logprob: request.logprobs === undefined ? null : logprob, alternatives: request.logprobs === undefined ? [] : [{ tokenId, logprob }].slice(0, request.logprobs) };
+        yield {
+          tokenId,
+          logprob: request.logprobs === undefined ? null : logprob,
+          alternatives: request.logprobs === undefined ? [] : [{ tokenId, logprob }].slice(0, request.logprobs),
+        };
       }
       if (then instanceof Error) throw then;
-      if (then === "hang") await new Promise((_, reject) => signal?.addEventListener("abort", () => { reject(signal.reason as Error); })); // prettier-ignore
-      return { finishReason: completionTokens >= maxTokens ? "length" : "stop", promptTokens: promptIds.length, cachedTokens: 0, completionTokens };
+      if (then === "hang")
+        await new Promise((_, reject) =>
+          signal?.addEventListener("abort", () => {
+            reject(signal.reason as Error);
+          }),
+        );
+      return {
+        finishReason: completionTokens >= maxTokens ? "length" : "stop",
+        promptTokens: promptIds.length,
+        cachedTokens: 0,
+        completionTokens,
+      };
     } finally {
       this.running--;
     }
   }
 }
 
-export function near(...scripts: readonly NearScript[]): { readonly engine: EngineApi; readonly source: ScriptedSource } {
+export function near(...scripts: readonly NearScript[]): {
+  readonly engine: EngineApi;
+  readonly source: ScriptedSource;
+} {
   const source = new ScriptedSource(scripts);
   const engine = fakeEngine(modelOf(source, { name: "small" }));
   return { engine: { ...engine, info: { ...engine.info, tokenizerSha256: "abc" } }, source };
@@ -209,6 +286,15 @@ export class MemoryLedger implements Ledger {
 
 /** An engine that ought to be held to a grammar, and is not. */
 export function lawless(...scripts: readonly NearScript[]): EngineApi {
-  const grammar = { constraint: () => Promise.resolve({ mask: () => null, accept: () => undefined, finished: false, complete: false, dispose: () => undefined }) };
+  const grammar = {
+    constraint: () =>
+      Promise.resolve({
+        mask: () => null,
+        accept: () => undefined,
+        finished: false,
+        complete: false,
+        dispose: () => undefined,
+      }),
+  };
   return fakeEngine(modelOf(new ScriptedSource(scripts), { name: "small", grammar }));
 }

@@ -20,21 +20,37 @@ async function asked(dialect: Dialect, params: Partial<PlainParams>, scripts?: r
   const far = new FakeFar(scripts);
   const side = new FarSide({ baseURL: FAR, dialect }, far.fetch, new FakeClock());
   const chunks = [];
-  for await (const chunk of side.ask({ params: { messages: MESSAGES, ...params }, from: null, logprobs: null, signal: SIGNAL })) chunks.push(chunk);
+  for await (const chunk of side.ask({
+    params: { messages: MESSAGES, ...params },
+    from: null,
+    logprobs: null,
+    signal: SIGNAL,
+  }))
+    chunks.push(chunk);
   return { body: far.bodies[0], chunks, requests: far.requests };
 }
 
 const PLAIN = { model: "big", messages: MESSAGES, stream: true, stream_options: { include_usage: true } };
 
 test.each<[Dialect, Partial<PlainParams>, object]>([
-  ["nearfar", { top_k: 5, priority: 2, max_completion_tokens: 9, store: false }, { top_k: 5, priority: 2, max_completion_tokens: 9 }],
+  [
+    "nearfar",
+    { top_k: 5, priority: 2, max_completion_tokens: 9, store: false },
+    { top_k: 5, priority: 2, max_completion_tokens: 9 },
+  ],
   ["openai", { temperature: 0, priority: 2, max_completion_tokens: 9 }, { temperature: 0, max_tokens: 9 }],
-  ["vllm", { top_k: 5, response_format: { type: "regex", pattern: "a+" } }, { top_k: 5, structured_outputs: { regex: "a+" } }],
+  [
+    "vllm",
+    { top_k: 5, response_format: { type: "regex", pattern: "a+" } },
+    { top_k: 5, structured_outputs: { regex: "a+" } },
+  ],
   ["vllm", { continue_final_message: true }, { continue_final_message: true, add_generation_prompt: false }],
 ])("a server of dialect %s gets %j under its own names", async (dialect, params, rest) => {
   const { body, requests } = await asked(dialect, params);
   expect(body).toEqual({ ...PLAIN, ...rest });
-  expect(requests[0]?.url).toBe(dialect === "nearfar" ? "http://far.test/v1/nearfar/about" : "http://far.test/v1/models");
+  expect(requests[0]?.url).toBe(
+    dialect === "nearfar" ? "http://far.test/v1/nearfar/about" : "http://far.test/v1/models",
+  );
 });
 
 test("a redirect is not followed: nothing reaches its target", async () => {
@@ -58,7 +74,11 @@ test("a redirect is not followed: nothing reaches its target", async () => {
   try {
     const side = new FarSide({ baseURL: urlOf(redirecting) }, globalThis.fetch, new FakeClock());
     const asking = side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL }).next();
-    await expect(asking).rejects.toMatchObject({ code: "unavailable", message: expect.stringContaining("answers with a redirect, which is not followed") as string, details: { retryable: false } });
+    await expect(asking).rejects.toMatchObject({
+      code: "unavailable",
+      message: expect.stringContaining("answers with a redirect, which is not followed") as string,
+      details: { retryable: false },
+    });
     expect(reached).toEqual([]);
   } finally {
     target.close();
@@ -78,10 +98,26 @@ test("an extension that the server lacks is refused before it is asked", async (
 });
 
 test("what other servers write otherwise comes in OpenAI's form", async () => {
-  const { chunks } = await asked("openai", {}, [{ deltas: [{ role: "model", content: "a", tool_calls: null }], finish: "eos_token", usage: { prompt_tokens: 3, completion_tokens: 1, prompt_tokens_details: { cached_tokens: 2 } } }]);
-  expect(chunks.map(({ choices }) => choices[0]?.delta)).toEqual([{ role: "assistant", content: "" }, { role: "assistant", content: "a" }, {}, undefined]);
+  const { chunks } = await asked("openai", {}, [
+    {
+      deltas: [{ role: "model", content: "a", tool_calls: null }],
+      finish: "eos_token",
+      usage: { prompt_tokens: 3, completion_tokens: 1, prompt_tokens_details: { cached_tokens: 2 } },
+    },
+  ]);
+  expect(chunks.map(({ choices }) => choices[0]?.delta)).toEqual([
+    { role: "assistant", content: "" },
+    { role: "assistant", content: "a" },
+    {},
+    undefined,
+  ]);
   expect(chunks[2]?.choices[0]?.finish_reason).toBe("stop");
-  expect(chunks[3]?.usage).toEqual({ prompt_tokens: 3, completion_tokens: 1, total_tokens: 4, prompt_tokens_details: { cached_tokens: 2 } });
+  expect(chunks[3]?.usage).toEqual({
+    prompt_tokens: 3,
+    completion_tokens: 1,
+    total_tokens: 4,
+    prompt_tokens_details: { cached_tokens: 2 },
+  });
 });
 
 test("what the server last told of its queue holds for 30 s", async () => {
@@ -90,13 +126,16 @@ test("what the server last told of its queue holds for 30 s", async () => {
   const side = new FarSide({ baseURL: FAR }, far.fetch, clock);
   const ask = async (queue?: string): Promise<number> => {
     far.headers = queue === undefined ? {} : { "X-Nearfar-Queue-Ms": queue };
-    for await (const chunk of side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL })) expect(chunk.model).toBe("big");
+    for await (const chunk of side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL }))
+      expect(chunk.model).toBe("big");
     return side.queueSeconds;
   };
   far.headers = { "X-Nearfar-Queue-Ms": "250" };
   await side.reach(SIGNAL);
   expect(side.queueSeconds).toBe(0.25);
-  expect([await ask("1500"), await ask(), await ask("soon"), await ask("-1"), await ask("9".repeat(400))]).toEqual([1.5, 1.5, 1.5, 1.5, 1.5]);
+  expect([await ask("1500"), await ask(), await ask("soon"), await ask("-1"), await ask("9".repeat(400))]).toEqual([
+    1.5, 1.5, 1.5, 1.5, 1.5,
+  ]);
   await clock.pass(30_000);
   expect(side.queueSeconds).toBe(1.5);
   await clock.pass(1);
@@ -110,16 +149,22 @@ test.each([
 ])("an error in the middle of a stream is one of ours: %s", async (said, status) => {
   const far = new FakeFar();
   const fetch = (url: string, init: RequestInit): Promise<Response> =>
-    url.endsWith("completions") ? Promise.resolve(new Response(`: keep-alive\n\ndata: {"error":${said}}\n\n`)) : far.fetch(url, init);
+    url.endsWith("completions")
+      ? Promise.resolve(new Response(`: keep-alive\n\ndata: {"error":${said}}\n\n`))
+      : far.fetch(url, init);
   const side = new FarSide({ baseURL: FAR }, fetch, new FakeClock());
   const chunks = side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL });
   await expect(chunks.next()).rejects.toMatchObject({ code: "unavailable", details: { status, retryable: true } });
 });
 
 test("events come whole however their bytes are cut, and what the end cuts short is left out", async () => {
-  const bytes = new TextEncoder().encode(": hi\r\ndata: ä\u2028b\r\n\r\n: keep-alive\n\nevent: x\ndata:1\ndata: 2\n\ndata: cut");
+  const bytes = new TextEncoder().encode(
+    ": hi\r\ndata: ä\u2028b\r\n\r\n: keep-alive\n\nevent: x\ndata:1\ndata: 2\n\ndata: cut",
+  );
   for (const size of [1, 2, 7, bytes.length]) {
-    const parts = Array.from({ length: Math.ceil(bytes.length / size) }, (_, index) => bytes.slice(index * size, (index + 1) * size));
+    const parts = Array.from({ length: Math.ceil(bytes.length / size) }, (_, index) =>
+      bytes.slice(index * size, (index + 1) * size),
+    );
     const body = new ReadableStream<Uint8Array>({
       pull(controller) {
         const part = parts.shift();

@@ -7,8 +7,10 @@ import { expect, test } from "vitest";
 import type { FarScript } from "./fakes.js";
 import { MESSAGES, setUp } from "./hybrid_set_up.js";
 
-const said = (content: string, finish_reason: string | null = null, index = 0): string => JSON.stringify({ id: "c", created: 1, choices: [{ index, delta: { content }, finish_reason }] });
-const usage = (completion_tokens: number): string => JSON.stringify({ id: "c", created: 1, choices: [], usage: { prompt_tokens: 3, completion_tokens } });
+const said = (content: string, finish_reason: string | null = null, index = 0): string =>
+  JSON.stringify({ id: "c", created: 1, choices: [{ index, delta: { content }, finish_reason }] });
+const usage = (completion_tokens: number): string =>
+  JSON.stringify({ id: "c", created: 1, choices: [], usage: { prompt_tokens: 3, completion_tokens } });
 const FILTERED = [said("one "), said("", "content_filter")];
 const DEEP = `${"[".repeat(100_000)}${"]".repeat(100_000)}`;
 
@@ -17,7 +19,13 @@ async function answer(script: FarScript, params: object = {}, dialect: "openai" 
   const whole = nf.chat.completions.create({ messages: MESSAGES, ...params });
   await clock.pass(60_000);
   const { choices, route } = await whole;
-  return { text: choices[0]?.message.content, end: choices[0]?.finish_reason, side: route?.side, reason: route?.reason, near: source.requests.length };
+  return {
+    text: choices[0]?.message.content,
+    end: choices[0]?.finish_reason,
+    side: route?.side,
+    reason: route?.reason,
+    near: source.requests.length,
+  };
 }
 
 test.each<[string, FarScript]>([
@@ -31,15 +39,48 @@ test.each<[string, FarScript]>([
 });
 
 test("near does not answer what far filtered before its first token", async () => {
-  expect(await answer({ data: [said("", "content_filter")], then: "hang" })).toMatchObject({ text: "", end: "content_filter", side: "far", near: 0 });
+  expect(await answer({ data: [said("", "content_filter")], then: "hang" })).toMatchObject({
+    text: "",
+    end: "content_filter",
+    side: "far",
+    near: 0,
+  });
 });
 
 test.each<[string, string[], object, "openai" | "nearfar", string, string]>([
-  ["choices that nobody asked for", [said("a"), said("b", null, 1), said("", "stop"), said("c", "stop", 1)], {}, "nearfar", "a", "stop"],
+  [
+    "choices that nobody asked for",
+    [said("a"), said("b", null, 1), said("", "stop"), said("c", "stop", 1)],
+    {},
+    "nearfar",
+    "a",
+    "stop",
+  ],
   ["text after the end", [said("a", "stop"), said("b"), usage(1)], {}, "nearfar", "a", "stop"],
-  ["one token beyond the limit", ["a", "b", "c"].map((text) => said(text)).concat(said("", "stop"), usage(3)), { max_tokens: 2 }, "nearfar", "ab", "length"],
-  ["one token beyond the limit that nobody counts", ["a", "b", "c"].map((text) => said(text)).concat(said("", "stop")), { max_tokens: 2 }, "nearfar", "ab", "length"],
-  ["many tokens beyond the limit", ["a", "b", "c", "d", "e"].map((text) => said(text)).concat(usage(1)), { max_tokens: 2 }, "nearfar", "ab", "length"],
+  [
+    "one token beyond the limit",
+    ["a", "b", "c"].map((text) => said(text)).concat(said("", "stop"), usage(3)),
+    { max_tokens: 2 },
+    "nearfar",
+    "ab",
+    "length",
+  ],
+  [
+    "one token beyond the limit that nobody counts",
+    ["a", "b", "c"].map((text) => said(text)).concat(said("", "stop")),
+    { max_tokens: 2 },
+    "nearfar",
+    "ab",
+    "length",
+  ],
+  [
+    "many tokens beyond the limit",
+    ["a", "b", "c", "d", "e"].map((text) => said(text)).concat(usage(1)),
+    { max_tokens: 2 },
+    "nearfar",
+    "ab",
+    "length",
+  ],
 ])("%s: cut", async (_, data, params, dialect, text, end) => {
   expect(await answer({ data }, params, dialect)).toMatchObject({ text, end, side: "far", near: 0 });
 });
@@ -53,7 +94,10 @@ test("a piece that was held back belongs to the answer, and so do pieces of toke
 test.each<[string, FarScript]>([
   ["no such model", { status: 404, error: { code: "model_not_found" } }],
   ["half a surrogate pair", { data: ['{"choices":[{"index":0,"delta":{"content":"\\ud800"}}]}'] }],
-  ["half a surrogate pair in a call", { data: ['{"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"\\udfff"}}]}}]}'] }],
+  [
+    "half a surrogate pair in a call",
+    { data: ['{"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"\\udfff"}}]}}]}'] },
+  ],
   ["deep JSON", { data: [`{"choices":${DEEP}}`] }],
   ["no JSON", { data: ["{"] }],
   ["a null character", { data: ["\0"] }],
@@ -68,8 +112,14 @@ test.each<[string, FarScript]>([
 });
 
 test("near goes on where nonsense follows a text, and whole surrogate pairs are text", async () => {
-  expect(await answer({ data: [said("near "), '{"choices":[{"index":0,"delta":{"content":"\\ud800"}}]}'] })).toMatchObject({ side: "near", reason: "far_failed" });
-  expect(await answer({ data: ['{"choices":[{"index":0,"delta":{"content":"\\ud83d\\ude00"},"finish_reason":"recitation"}]}'] })).toMatchObject({ text: "😀", end: "recitation", side: "far" });
+  expect(
+    await answer({ data: [said("near "), '{"choices":[{"index":0,"delta":{"content":"\\ud800"}}]}'] }),
+  ).toMatchObject({ side: "near", reason: "far_failed" });
+  expect(
+    await answer({
+      data: ['{"choices":[{"index":0,"delta":{"content":"\\ud83d\\ude00"},"finish_reason":"recitation"}]}'],
+    }),
+  ).toMatchObject({ text: "😀", end: "recitation", side: "far" });
 });
 
 interface BoundsCase {
@@ -82,9 +132,22 @@ interface BoundsCase {
   readonly finish_reason: string;
 }
 
-const BOUNDS = JSON.parse(readFileSync(new URL("../../../tests/conformance/answer_bounds.json", import.meta.url), "utf8")) as readonly BoundsCase[];
+const BOUNDS = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/answer_bounds.json", import.meta.url), "utf8"),
+) as readonly BoundsCase[];
 
-test.each(BOUNDS)("an answer is cut at max_tokens, whatever its length claims to be: $name", async ({ limit, counts_pieces, pieces, counted, text, finish_reason }) => {
-  const data = [...pieces.map((piece) => said(piece)), said("", "stop"), ...(counted === null ? [] : [usage(counted)])];
-  expect(await answer({ data }, { max_tokens: limit }, counts_pieces ? "nearfar" : "openai")).toMatchObject({ text, end: finish_reason, side: "far" });
-});
+test.each(BOUNDS)(
+  "an answer is cut at max_tokens, whatever its length claims to be: $name",
+  async ({ limit, counts_pieces, pieces, counted, text, finish_reason }) => {
+    const data = [
+      ...pieces.map((piece) => said(piece)),
+      said("", "stop"),
+      ...(counted === null ? [] : [usage(counted)]),
+    ];
+    expect(await answer({ data }, { max_tokens: limit }, counts_pieces ? "nearfar" : "openai")).toMatchObject({
+      text,
+      end: finish_reason,
+      side: "far",
+    });
+  },
+);

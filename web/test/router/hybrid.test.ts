@@ -12,12 +12,21 @@ import { MESSAGES, QUESTION, SURE, read, setUp, shown } from "./hybrid_set_up.js
 /** Sure of its first three tokens, and of none after them. */
 const LOST: NearScript = { text: "abcdefgh", logprobs: [-0.1, -0.1, -0.1, -9] };
 const BY_FIRST_TOKENS = {
-  version: 1, features: ["first_mean_logprob"], buckets: 0, mean: [0], scale: [1], near: { weights: [4], bias: 4 }, far: { weights: [0], bias: 2 },
+  version: 1,
+  features: ["first_mean_logprob"],
+  buckets: 0,
+  mean: [0],
+  scale: [1],
+  near: { weights: [4], bias: 4 },
+  far: { weights: [0], bias: 2 },
   calibration: { near: [1, 0], far: [1, 0] },
-}; // prettier-ignore
+};
 const WATCHED = { then: "continue", window_tokens: 2, min_mean_logprob: -3 };
 
-const routes = (chunks: readonly ChatCompletionChunk[]) => chunks.flatMap(({ route }) => (route === undefined ? [] : [{ side: route.side, reason: route.reason, at: route.switched_at }]));
+const routes = (chunks: readonly ChatCompletionChunk[]) =>
+  chunks.flatMap(({ route }) =>
+    route === undefined ? [] : [{ side: route.side, reason: route.reason, at: route.switched_at }],
+  );
 
 describe("who answers", () => {
   test.each([
@@ -30,12 +39,23 @@ describe("who answers", () => {
   ])("in mode %s with %j: %s", async (mode, rest, text, side, reason) => {
     const { nf } = await setUp({ policy: { mode } });
     const whole = await nf.chat.completions.create({ messages: MESSAGES, ...rest } as never);
-    expect(whole).toMatchObject({ object: "chat.completion", choices: [{ message: { role: "assistant", content: text }, finish_reason: "stop" }], route: { side, reason, switched_at: null } });
+    expect(whole).toMatchObject({
+      object: "chat.completion",
+      choices: [{ message: { role: "assistant", content: text }, finish_reason: "stop" }],
+      route: { side, reason, switched_at: null },
+    });
     const chunks = await read(nf, { ...rest, stream_options: { include_usage: true } });
     expect(shown(chunks)).toBe(text);
     // The first chunk and the last with a choice have the route.
-    expect(routes(chunks)).toEqual([{ side, reason, at: null }, { side, reason, at: null }]);
-    expect([chunks[0]?.route, chunks.at(-2)?.route, chunks[0]?.choices[0]?.delta.role]).toEqual([expect.anything(), expect.anything(), "assistant"]);
+    expect(routes(chunks)).toEqual([
+      { side, reason, at: null },
+      { side, reason, at: null },
+    ]);
+    expect([chunks[0]?.route, chunks.at(-2)?.route, chunks[0]?.choices[0]?.delta.role]).toEqual([
+      expect.anything(),
+      expect.anything(),
+      "assistant",
+    ]);
     expect(chunks.at(-1)?.usage?.completion_tokens).toBe(whole.usage.completion_tokens);
     expect(new Set(chunks.map(({ id }) => id)).size).toBe(1);
   });
@@ -45,69 +65,116 @@ describe("who answers", () => {
     expect((await nf.chat.completions.create({ messages: MESSAGES })).route?.reason).toBe("mode");
     expect(far.requests).toEqual([]);
     const other = await setUp({ policy: { mode: "far-only" }, near: null });
-    expect((await other.nf.chat.completions.create({ messages: MESSAGES })).choices[0]?.message.content).toBe("far away");
+    expect((await other.nf.chat.completions.create({ messages: MESSAGES })).choices[0]?.message.content).toBe(
+      "far away",
+    );
   });
 
   test("without a network near answers, and a request pinned to far is told so", async () => {
     const { nf } = await setUp({ policy: { mode: "prefer-far" }, hints: { online: false } });
-    expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "near", reason: "offline" });
-    await expect(nf.chat.completions.create({ messages: MESSAGES, pin: "far" })).rejects.toMatchObject({ code: "unavailable", details: { code: "pinned_offline" } });
+    expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
+      side: "near",
+      reason: "offline",
+    });
+    await expect(nf.chat.completions.create({ messages: MESSAGES, pin: "far" })).rejects.toMatchObject({
+      code: "unavailable",
+      details: { code: "pinned_offline" },
+    });
   });
 
   test("a low battery sends answers far", async () => {
-    const { nf } = await setUp({ policy: { mode: "auto", device: { min_battery: 0.2 } }, hints: { battery: 0.1, charging: false } });
-    expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "battery" });
+    const { nf } = await setUp({
+      policy: { mode: "auto", device: { min_battery: 0.2 } },
+      hints: { battery: 0.1, charging: false },
+    });
+    expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
+      side: "far",
+      reason: "battery",
+    });
   });
 
   test("the day's budget is counted, and when it is spent near answers", async () => {
-    const { nf, ledger } = await setUp({ policy: { mode: "prefer-far", budget: { far_requests_per_day: 1 }, price: { prompt_usd_per_million: 1, completion_usd_per_million: 10 } } });
+    const { nf, ledger } = await setUp({
+      policy: {
+        mode: "prefer-far",
+        budget: { far_requests_per_day: 1 },
+        price: { prompt_usd_per_million: 1, completion_usd_per_million: 10 },
+      },
+    });
     expect((await nf.chat.completions.create({ messages: MESSAGES })).route?.side).toBe("far");
     expect(ledger.spent).toEqual({ requests: 1, usd: (20 * 1 + 2 * 10) / 1e6 });
-    expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "near", reason: "budget" });
+    expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
+      side: "near",
+      reason: "budget",
+    });
   });
 
   test("a request goes to a side that knows its language, which stays here", async () => {
     const { nf, far } = await setUp({ policy: { mode: "prefer-near", languages: { near: ["en", "fr"] } } });
-    expect((await nf.chat.completions.create({ messages: MESSAGES, language: "fr" })).route).toMatchObject({ side: "near", reason: "prefer" });
-    expect((await nf.chat.completions.create({ messages: MESSAGES, language: "de" })).route).toMatchObject({ side: "far", reason: "language" });
+    expect((await nf.chat.completions.create({ messages: MESSAGES, language: "fr" })).route).toMatchObject({
+      side: "near",
+      reason: "prefer",
+    });
+    expect((await nf.chat.completions.create({ messages: MESSAGES, language: "de" })).route).toMatchObject({
+      side: "far",
+      reason: "language",
+    });
     expect(far.sent).not.toMatch(/language/);
   });
 
   test("what was measured of earlier answers is in the scores", async () => {
     const { nf, clock } = await setUp({ policy: { mode: "prefer-far" } });
-    const ask = async (content: string): Promise<Route["scores"] | undefined> => (await nf.chat.completions.create({ messages: [{ role: "user", content }], max_tokens: 10 })).route?.scores;
+    const ask = async (content: string): Promise<Route["scores"] | undefined> =>
+      (await nf.chat.completions.create({ messages: [{ role: "user", content }], max_tokens: 10 })).route?.scores;
     clock.stride = 1000;
     expect((await ask("what is 27 + 58?"))?.far_total_seconds).toBeNull();
-    const { far_first_token_seconds: first, far_total_seconds: total, near_total_seconds: unknown } = (await ask("what is 1 + 1?")) ?? {};
+    const {
+      far_first_token_seconds: first,
+      far_total_seconds: total,
+      near_total_seconds: unknown,
+    } = (await ask("what is 1 + 1?")) ?? {};
     expect(first).toBeGreaterThan(0);
     // Each of the ten tokens takes at least the second of one look at the clock.
     expect((total ?? 0) - (first ?? 0)).toBeGreaterThanOrEqual(10);
     expect(unknown).toBeNull();
   });
 
-  test.each(["near", "far"] as const)("what %s answered of a chat lately takes no time again, calls of tools too", async (side) => {
-    const call = { tool_calls: [{ index: 0, id: "call_1", type: "function", function: { name: "add", arguments: '{"a":1}' } }] };
-    const { nf, clock } = await setUp({ policy: { mode: `prefer-${side}` }, far: [{ deltas: [call], finish: "tool_calls" }] });
-    const ask = (messages: readonly ChatCompletionMessageParam[]) => nf.chat.completions.create({ messages });
-    clock.stride = 1000;
-    const answer = JSON.stringify((await ask(MESSAGES)).choices[0]?.message);
-    clock.stride = 0;
-    const firstSeconds = async (said: string): Promise<number> => {
-      const { route } = await ask([QUESTION, JSON.parse(said) as ChatCompletionMessageParam, { role: "user", content: "and 1 more?" }]);
-      expect(route?.side).toBe(side);
-      return route?.scores[`${side}_first_token_seconds`] ?? NaN;
-    };
-    const changed = await firstSeconds(answer.replace("near by", "near to").replace("call_1", "call_2"));
-    const goesOn = await firstSeconds(answer);
-    const again = await firstSeconds(answer);
-    await clock.pass(300_001);
-    const late = await firstSeconds(answer);
-    expect([again < goesOn, goesOn < changed, changed < late]).toEqual([true, true, true]);
-  });
+  test.each(["near", "far"] as const)(
+    "what %s answered of a chat lately takes no time again, calls of tools too",
+    async (side) => {
+      const call = {
+        tool_calls: [{ index: 0, id: "call_1", type: "function", function: { name: "add", arguments: '{"a":1}' } }],
+      };
+      const { nf, clock } = await setUp({
+        policy: { mode: `prefer-${side}` },
+        far: [{ deltas: [call], finish: "tool_calls" }],
+      });
+      const ask = (messages: readonly ChatCompletionMessageParam[]) => nf.chat.completions.create({ messages });
+      clock.stride = 1000;
+      const answer = JSON.stringify((await ask(MESSAGES)).choices[0]?.message);
+      clock.stride = 0;
+      const firstSeconds = async (said: string): Promise<number> => {
+        const { route } = await ask([
+          QUESTION,
+          JSON.parse(said) as ChatCompletionMessageParam,
+          { role: "user", content: "and 1 more?" },
+        ]);
+        expect(route?.side).toBe(side);
+        return route?.scores[`${side}_first_token_seconds`] ?? NaN;
+      };
+      const changed = await firstSeconds(answer.replace("near by", "near to").replace("call_1", "call_2"));
+      const goesOn = await firstSeconds(answer);
+      const again = await firstSeconds(answer);
+      await clock.pass(300_001);
+      const late = await firstSeconds(answer);
+      expect([again < goesOn, goesOn < changed, changed < late]).toEqual([true, true, true]);
+    },
+  );
 
   test("the server's queue is in far's seconds", async () => {
     const { nf, clock, far } = await setUp({ policy: { mode: "prefer-far" } });
-    const firstSeconds = async () => (await nf.chat.completions.create({ messages: MESSAGES })).route?.scores.far_first_token_seconds ?? NaN;
+    const firstSeconds = async () =>
+      (await nf.chat.completions.create({ messages: MESSAGES })).route?.scores.far_first_token_seconds ?? NaN;
     clock.stride = 1000;
     await firstSeconds();
     clock.stride = 0;
@@ -119,11 +186,15 @@ describe("who answers", () => {
 
   test("what far waited in its queue is no part of its speed", async () => {
     const secondsAfter = async (queue: object) => {
-      const { nf, clock } = await setUp({ policy: { mode: "prefer-far" }, far: [{ texts: ["far", " away"], usage: { prompt_tokens: 20, completion_tokens: 2, ...queue } }] });
+      const { nf, clock } = await setUp({
+        policy: { mode: "prefer-far" },
+        far: [{ texts: ["far", " away"], usage: { prompt_tokens: 20, completion_tokens: 2, ...queue } }],
+      });
       clock.stride = 1000;
       await nf.chat.completions.create({ messages: [{ role: "user", content: "how fast?" }] });
       clock.stride = 0;
-      const { far_first_token_seconds: first, far_total_seconds: total } = (await nf.chat.completions.create({ messages: MESSAGES })).route?.scores ?? {};
+      const { far_first_token_seconds: first, far_total_seconds: total } =
+        (await nf.chat.completions.create({ messages: MESSAGES })).route?.scores ?? {};
       return { first: first ?? NaN, later: (total ?? NaN) - (first ?? NaN) };
     };
     const [untold, told] = [await secondsAfter({}), await secondsAfter({ queue_ms: 500 })];
@@ -137,19 +208,30 @@ describe("who answers", () => {
     const tools = [{ type: "function", function: { name: "add" } }];
     const { engine } = near(SURE);
     const { nf, far } = await setUp({ near: { ...engine, info: { ...engine.info, tools: false } } });
-    expect((await nf.chat.completions.create({ messages: MESSAGES, tools })).route).toMatchObject({ side: "far", reason: "tools" });
+    expect((await nf.chat.completions.create({ messages: MESSAGES, tools })).route).toMatchObject({
+      side: "far",
+      reason: "tools",
+    });
     expect(far.bodies[0]?.tools).toEqual(tools);
     const asked: unknown[] = [];
-    const counting = { ...engine, countTokens: (...args: readonly unknown[]) => Promise.resolve(asked.push(args) + 4999) };
+    const counting = {
+      ...engine,
+      countTokens: (...args: readonly unknown[]) => Promise.resolve(asked.push(args) + 4999),
+    };
     const other = await setUp({ near: counting });
-    await expect(other.nf.chat.completions.create({ messages: MESSAGES, tools })).rejects.toMatchObject({ code: "request_error", details: { code: "context" } });
+    await expect(other.nf.chat.completions.create({ messages: MESSAGES, tools })).rejects.toMatchObject({
+      code: "request_error",
+      details: { code: "context" },
+    });
     expect(asked).toEqual([[MESSAGES, { continueFinalMessage: undefined, tools }]]);
   });
 
   test("texts are searched once an answer", async () => {
     const searched = vi.spyOn(PrivateCheck.prototype, "isPrivate");
     // The decision, the one with near's signals, and for each whether far may be asked too.
-    const { nf } = await setUp({ policy: { mode: "auto", quality: { predictor: BY_FIRST_TOKENS }, private: { patterns: ["x"] } } });
+    const { nf } = await setUp({
+      policy: { mode: "auto", quality: { predictor: BY_FIRST_TOKENS }, private: { patterns: ["x"] } },
+    });
     expect((await nf.chat.completions.create({ messages: MESSAGES })).route?.reason).toBe("quality");
     expect(searched).toHaveBeenCalledTimes(1);
     searched.mockRestore();
@@ -157,7 +239,10 @@ describe("who answers", () => {
 
   test("several answers at once are refused", async () => {
     const { nf } = await setUp();
-    await expect(nf.chat.completions.create({ messages: MESSAGES, n: 2 })).rejects.toMatchObject({ code: "request_error", param: "n" });
+    await expect(nf.chat.completions.create({ messages: MESSAGES, n: 2 })).rejects.toMatchObject({
+      code: "request_error",
+      param: "n",
+    });
   });
 
   test("near's first tokens decide where the predictor reads them, and are not computed twice", async () => {
@@ -179,10 +264,19 @@ describe("who answers", () => {
     ["of which near tells nothing", SURE, "far away"],
   ])("a prompt %s is answered as the predictor says of its mean log-probability", async (_, script, text) => {
     const predictor = {
-      version: 1, features: ["prompt_mean_logprob"], buckets: 0, mean: [-4], scale: [1], near: { weights: [2], bias: 0 }, far: { weights: [0], bias: 2 },
+      version: 1,
+      features: ["prompt_mean_logprob"],
+      buckets: 0,
+      mean: [-4],
+      scale: [1],
+      near: { weights: [2], bias: 0 },
+      far: { weights: [0], bias: 2 },
       calibration: { near: [1, 0], far: [1, 0] },
-    }; // prettier-ignore
-    const { nf, source } = await setUp({ policy: { mode: "auto", quality: { predictor, threshold: 0.1 } }, scripts: [script] });
+    };
+    const { nf, source } = await setUp({
+      policy: { mode: "auto", quality: { predictor, threshold: 0.1 } },
+      scripts: [script],
+    });
     expect(shown(await read(nf))).toBe(text);
     expect(source.requests.map(({ promptLogprobs }) => promptLogprobs)).toEqual([32]);
   });
@@ -191,7 +285,11 @@ describe("who answers", () => {
 describe("when a side breaks", () => {
   test("far dies in mid-answer, and near goes on from its text", async () => {
     const policy = { mode: "prefer-far", price: { prompt_usd_per_million: 1, completion_usd_per_million: 10 } };
-    const { nf, source, ledger } = await setUp({ policy, scripts: [{ text: " near" }], far: [{ texts: ["from", " far"], then: "break" }] });
+    const { nf, source, ledger } = await setUp({
+      policy,
+      scripts: [{ text: " near" }],
+      far: [{ texts: ["from", " far"], then: "break" }],
+    });
     const chunks = await read(nf, { max_tokens: 10 });
     expect(shown(chunks)).toBe("from far near");
     expect(routes(chunks)).toEqual([
@@ -199,7 +297,9 @@ describe("when a side breaks", () => {
       { side: "near", reason: "far_failed", at: 8 },
       { side: "near", reason: "far_failed", at: 8 },
     ]);
-    expect(new TextDecoder().decode(Uint8Array.from(source.requests[0]?.promptIds ?? []))).toBe("[user]what is 27 + 58?[assistant]from far");
+    expect(new TextDecoder().decode(Uint8Array.from(source.requests[0]?.promptIds ?? []))).toBe(
+      "[user]what is 27 + 58?[assistant]from far",
+    );
     // Two of the ten tokens were far's.
     expect(source.requests[0]?.maxTokens).toBe(8);
     // It is paid for, as far as it came: 33 characters of a prompt are as many of this tokenizer's tokens.
@@ -207,24 +307,40 @@ describe("when a side breaks", () => {
   });
 
   test("near's device is lost, and far goes on from its text", async () => {
-    const { nf, far } = await setUp({ scripts: [{ text: "near, ", then: new DeviceError("lost") }], far: [{ texts: ["then far"] }] });
+    const { nf, far } = await setUp({
+      scripts: [{ text: "near, ", then: new DeviceError("lost") }],
+      far: [{ texts: ["then far"] }],
+    });
     const whole = await nf.chat.completions.create({ messages: MESSAGES });
     expect(whole.choices[0]?.message.content).toBe("near, then far");
     expect(whole.route).toMatchObject({ side: "far", reason: "near_failed", switched_at: 6 });
-    expect(far.bodies[0]).toMatchObject({ continue_final_message: true, messages: [QUESTION, { role: "assistant", content: "near, " }] });
+    expect(far.bodies[0]).toMatchObject({
+      continue_final_message: true,
+      messages: [QUESTION, { role: "assistant", content: "near, " }],
+    });
   });
 
   test("a server of OpenAI's routes only starts anew, and what near wrote is withdrawn", async () => {
-    const { nf, far } = await setUp({ scripts: [{ text: "near, ", then: new DeviceError("lost") }], dialect: "openai" });
+    const { nf, far } = await setUp({
+      scripts: [{ text: "near, ", then: new DeviceError("lost") }],
+      dialect: "openai",
+    });
     const chunks = await read(nf);
     expect([shown(chunks), routes(chunks).at(-1)]).toEqual(["far away", { side: "far", reason: "near_failed", at: 0 }]);
     expect(far.sent).not.toContain("near, ");
-    const silent = await setUp({ scripts: [{ text: "near, ", then: new DeviceError("lost") }], dialect: "openai", far: [{ texts: [] }] });
+    const silent = await setUp({
+      scripts: [{ text: "near, ", then: new DeviceError("lost") }],
+      dialect: "openai",
+      far: [{ texts: [] }],
+    });
     expect(shown(await read(silent.nf))).toBe("");
   });
 
   test("a broken connection is tried again before near is asked", async () => {
-    const { nf, far, clock } = await setUp({ policy: { mode: "prefer-far" }, far: ["refused", { texts: ["far", " away"] }] });
+    const { nf, far, clock } = await setUp({
+      policy: { mode: "prefer-far" },
+      far: ["refused", { texts: ["far", " away"] }],
+    });
     const whole = nf.chat.completions.create({ messages: MESSAGES });
     await clock.pass(200);
     expect((await whole).route).toMatchObject({ side: "far", reason: "prefer" });
@@ -232,7 +348,10 @@ describe("when a side breaks", () => {
   });
 
   test("a server with too much to do is asked again after the time that it asks for", async () => {
-    const { nf, far, clock } = await setUp({ policy: { mode: "prefer-far" }, far: [{ status: 429, headers: { "Retry-After": "3" } }, { texts: ["far", " away"] }] });
+    const { nf, far, clock } = await setUp({
+      policy: { mode: "prefer-far" },
+      far: [{ status: 429, headers: { "Retry-After": "3" } }, { texts: ["far", " away"] }],
+    });
     const whole = nf.chat.completions.create({ messages: MESSAGES });
     await clock.pass(2900);
     expect(far.chats.length).toBe(1);
@@ -252,7 +371,10 @@ describe("when a side breaks", () => {
   });
 
   test("a silent server is given up, and near answers", async () => {
-    const { nf, far, clock } = await setUp({ policy: { mode: "prefer-far", timeouts: { far_first_token_ms: 500 } }, far: ["silent"] });
+    const { nf, far, clock } = await setUp({
+      policy: { mode: "prefer-far", timeouts: { far_first_token_ms: 500 } },
+      far: ["silent"],
+    });
     const whole = nf.chat.completions.create({ messages: MESSAGES });
     await clock.pass(600);
     expect((await whole).route).toMatchObject({ side: "near", reason: "far_timeout", switched_at: null });
@@ -260,7 +382,11 @@ describe("when a side breaks", () => {
   });
 
   test("a server that stalls in mid-answer is left, and near goes on", async () => {
-    const { nf, clock } = await setUp({ policy: { mode: "prefer-far", timeouts: { between_tokens_ms: 300 } }, scripts: [{ text: " near" }], far: [{ texts: ["far"], then: "hang" }] });
+    const { nf, clock } = await setUp({
+      policy: { mode: "prefer-far", timeouts: { between_tokens_ms: 300 } },
+      scripts: [{ text: " near" }],
+      far: [{ texts: ["far"], then: "hang" }],
+    });
     const whole = nf.chat.completions.create({ messages: MESSAGES });
     await clock.pass(400);
     expect((await whole).choices[0]?.message.content).toBe("far near");
@@ -268,7 +394,10 @@ describe("when a side breaks", () => {
   });
 
   test("a late near is hedged with far, whose first token wins", async () => {
-    const { nf, source, clock } = await setUp({ policy: { timeouts: { hedge_after_ms: 200 } }, scripts: [{ text: "", then: "hang" }] });
+    const { nf, source, clock } = await setUp({
+      policy: { timeouts: { hedge_after_ms: 200 } },
+      scripts: [{ text: "", then: "hang" }],
+    });
     const whole = nf.chat.completions.create({ messages: MESSAGES });
     await clock.pass(199);
     await clock.pass(1);
@@ -279,28 +408,51 @@ describe("when a side breaks", () => {
 
   test("a side that keeps failing is left alone, then tried with one request", async () => {
     const far = new FakeFar(["refused", "refused", { texts: ["far", " away"] }]);
-    const { nf, clock } = await setUp({ policy: { mode: "prefer-far", retries: 0, breaker: { failures: 2, open_ms: 1000 } }, far });
+    const { nf, clock } = await setUp({
+      policy: { mode: "prefer-far", retries: 0, breaker: { failures: 2, open_ms: 1000 } },
+      far,
+    });
     const reasons = [];
-    for (let asked = 0; asked < 3; asked++) reasons.push((await nf.chat.completions.create({ messages: MESSAGES })).route?.reason);
+    for (let asked = 0; asked < 3; asked++)
+      reasons.push((await nf.chat.completions.create({ messages: MESSAGES })).route?.reason);
     expect([reasons, far.chats.length]).toEqual([["far_failed", "far_failed", "circuit_open"], 2]);
     await clock.pass(1000);
-    expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "prefer" });
+    expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
+      side: "far",
+      reason: "prefer",
+    });
   });
 
   test("where both fail the error is the last one's", async () => {
-    const { nf } = await setUp({ policy: { retries: 0 }, scripts: [{ text: "", then: new DeviceError("lost") }], far: [{ status: 503, error: { message: "full" } }] });
-    await expect(nf.chat.completions.create({ messages: MESSAGES })).rejects.toMatchObject({ code: "unavailable", message: "http://far.test: full", status: 503 });
+    const { nf } = await setUp({
+      policy: { retries: 0 },
+      scripts: [{ text: "", then: new DeviceError("lost") }],
+      far: [{ status: 503, error: { message: "full" } }],
+    });
+    await expect(nf.chat.completions.create({ messages: MESSAGES })).rejects.toMatchObject({
+      code: "unavailable",
+      message: "http://far.test: full",
+      status: 503,
+    });
   });
 
   test("after a part of a tool call nobody else goes on", async () => {
-    const call = { tool_calls: [{ index: 0, id: "call_1", type: "function", function: { name: "add", arguments: '{"a":' } }] };
+    const call = {
+      tool_calls: [{ index: 0, id: "call_1", type: "function", function: { name: "add", arguments: '{"a":' } }],
+    };
     const { nf, source } = await setUp({ policy: { mode: "prefer-far" }, far: [{ deltas: [call], then: "break" }] });
-    await expect(nf.chat.completions.create({ messages: MESSAGES, tools: [{ type: "function", function: { name: "add" } }] })).rejects.toMatchObject({ code: "unavailable" });
+    await expect(
+      nf.chat.completions.create({ messages: MESSAGES, tools: [{ type: "function", function: { name: "add" } }] }),
+    ).rejects.toMatchObject({ code: "unavailable" });
     expect(source.requests).toEqual([]);
   });
 
   test("an abort ends both sides and is the error; leaving the loop ends them without one", async () => {
-    const { nf, source, far, clock } = await setUp({ policy: { timeouts: { hedge_after_ms: 10 } }, scripts: [{ text: "", then: "hang" }], far: ["silent"] });
+    const { nf, source, far, clock } = await setUp({
+      policy: { timeouts: { hedge_after_ms: 10 } },
+      scripts: [{ text: "", then: "hang" }],
+      far: ["silent"],
+    });
     const controller = new AbortController();
     const whole = nf.chat.completions.create({ messages: MESSAGES }, { signal: controller.signal });
     await clock.pass(10);
@@ -321,7 +473,11 @@ describe("when a side breaks", () => {
 
 describe("escalation", () => {
   test("an answer that goes astray goes on with far, from its text", async () => {
-    const { nf, far, source } = await setUp({ policy: { escalation: WATCHED }, scripts: [LOST], far: [{ texts: ["…", "far"] }] });
+    const { nf, far, source } = await setUp({
+      policy: { escalation: WATCHED },
+      scripts: [LOST],
+      far: [{ texts: ["…", "far"] }],
+    });
     const chunks = await read(nf, { stream_options: { include_usage: true } });
     expect(shown(chunks)).toBe("abcd…far");
     expect(routes(chunks)).toEqual([
@@ -340,13 +496,30 @@ describe("escalation", () => {
 
   test("a server of the same tokenizer goes on from near's very tokens", async () => {
     const far = new FakeFar([{ texts: ["…", "far"] }]);
-    const about = { api_version: 1, models: [{ id: "big", context: 4096, tokenizer_sha256: "abc", vocab_size: 512, tools: true, verify: false }] };
-    const { nf } = await setUp({ policy: { escalation: WATCHED }, scripts: [LOST], far: Object.assign(far, { about }) });
+    const about = {
+      api_version: 1,
+      models: [{ id: "big", context: 4096, tokenizer_sha256: "abc", vocab_size: 512, tools: true, verify: false }],
+    };
+    const { nf } = await setUp({
+      policy: { escalation: WATCHED },
+      scripts: [LOST],
+      far: Object.assign(far, { about }),
+    });
     const whole = await nf.chat.completions.create({ messages: MESSAGES, max_completion_tokens: 10, seed: 7 });
     expect([whole.choices[0]?.message.content, whole.route?.switched_at]).toEqual(["abcd…far", 4]);
-    expect(far.requests.slice(1).map(({ url }) => url)).toEqual(["http://far.test/tokenize", "http://far.test/v1/completions"]);
+    expect(far.requests.slice(1).map(({ url }) => url)).toEqual([
+      "http://far.test/tokenize",
+      "http://far.test/v1/completions",
+    ]);
     // The server's own prompt, then "abcd".
-    expect(far.bodies[0]).toEqual({ model: "big", prompt: [1, 2, 3, 97, 98, 99, 100], max_tokens: 6, seed: 7, stream: true, stream_options: { include_usage: true } });
+    expect(far.bodies[0]).toEqual({
+      model: "big",
+      prompt: [1, 2, 3, 97, 98, 99, 100],
+      max_tokens: 6,
+      seed: 7,
+      stream: true,
+      stream_options: { include_usage: true },
+    });
   });
 
   test("with restart far starts anew, and the whole answer has nothing of near's", async () => {
@@ -358,13 +531,21 @@ describe("escalation", () => {
   });
 
   test("where far then fails near goes on with its own answer", async () => {
-    const { nf } = await setUp({ policy: { escalation: WATCHED, retries: 0 }, scripts: [LOST, { text: "ij" }], far: ["refused"] });
+    const { nf } = await setUp({
+      policy: { escalation: WATCHED, retries: 0 },
+      scripts: [LOST, { text: "ij" }],
+      far: ["refused"],
+    });
     const whole = await nf.chat.completions.create({ messages: MESSAGES });
     expect([whole.choices[0]?.message.content, whole.route?.side]).toEqual(["abcdij", "near"]);
   });
 
   test("an answer that is not the JSON that was asked for is given again by far, from its start", async () => {
-    const { nf, far } = await setUp({ policy: { escalation: WATCHED }, near: lawless({ text: "no JSON" }), far: [{ texts: ['{"a"', ":1}"] }] });
+    const { nf, far } = await setUp({
+      policy: { escalation: WATCHED },
+      near: lawless({ text: "no JSON" }),
+      far: [{ texts: ['{"a"', ":1}"] }],
+    });
     const whole = await nf.chat.completions.create({ messages: MESSAGES, response_format: { type: "json_object" } });
     expect(whole.choices[0]?.message.content).toBe('{"a":1}');
     expect(whole.route).toMatchObject({ side: "far", reason: "escalated_schema", switched_at: 0 });
@@ -374,59 +555,136 @@ describe("escalation", () => {
   test("the caller's own log-probabilities are given, with as many alternatives as were asked for", async () => {
     const { nf } = await setUp({ policy: { escalation: { ...WATCHED, max_mean_entropy: 9 } } });
     const whole = await nf.chat.completions.create({ messages: MESSAGES, logprobs: true });
-    expect(whole.choices[0]?.logprobs?.content?.map(({ token, top_logprobs: others }) => [token, others.length])).toEqual(Array.from("near by", (token) => [token, 0]));
+    expect(
+      whole.choices[0]?.logprobs?.content?.map(({ token, top_logprobs: others }) => [token, others.length]),
+    ).toEqual(Array.from("near by", (token) => [token, 0]));
   });
 });
 
 describe("what is private", () => {
-  const policy = { mode: "prefer-far", labels: ["work"], private: { patterns: ["\\b[0-9]{3}-[0-9]{2}-[0-9]{4}\\b"] }, escalation: WATCHED, timeouts: { hedge_after_ms: undefined } };
+  const policy = {
+    mode: "prefer-far",
+    labels: ["work"],
+    private: { patterns: ["\\b[0-9]{3}-[0-9]{2}-[0-9]{4}\\b"] },
+    escalation: WATCHED,
+    timeouts: { hedge_after_ms: undefined },
+  };
   const broken: readonly NearScript[] = [{ text: "abcdefgh", logprobs: [-9], then: new DeviceError("lost") }];
-  const tool = { type: "function", function: { name: "find", parameters: { properties: { id: { const: "078-05-1120" } } } } };
+  const tool = {
+    type: "function",
+    function: { name: "find", parameters: { properties: { id: { const: "078-05-1120" } } } },
+  };
 
   test.each([
     ["a label of the request", { labels: ["private"] }],
-    ["a label of one message", { messages: [{ role: "user", content: "secret plan", labels: ["private"] }, ...MESSAGES] }],
+    [
+      "a label of one message",
+      { messages: [{ role: "user", content: "secret plan", labels: ["private"] }, ...MESSAGES] },
+    ],
     ["a number in a text", { messages: [{ role: "user", content: "secret: 078-05-1120" }] }],
-    ["a number in a part", { messages: [{ role: "user", content: [{ type: "text", text: "078-05" }, { type: "text", text: "-1120" }] }] }],
-    ["a number in parts beside others", { messages: [{ role: "user", content: ["Summarize", "078-05", "-1120", "now"].map((text) => ({ type: "text", text })) }] }],
-    ["a number in a tool's arguments", { messages: [...MESSAGES, { role: "assistant", content: null, tool_calls: [{ id: "1", type: "function", function: { name: "find", arguments: '{"id":"078-05-1120"}' } }] }, { role: "tool", tool_call_id: "1", content: "secret" }] }],
+    [
+      "a number in a part",
+      {
+        messages: [
+          {
+            role: "user",
+            content: [
+              { type: "text", text: "078-05" },
+              { type: "text", text: "-1120" },
+            ],
+          },
+        ],
+      },
+    ],
+    [
+      "a number in parts beside others",
+      {
+        messages: [
+          { role: "user", content: ["Summarize", "078-05", "-1120", "now"].map((text) => ({ type: "text", text })) },
+        ],
+      },
+    ],
+    [
+      "a number in a tool's arguments",
+      {
+        messages: [
+          ...MESSAGES,
+          {
+            role: "assistant",
+            content: null,
+            tool_calls: [{ id: "1", type: "function", function: { name: "find", arguments: '{"id":"078-05-1120"}' } }],
+          },
+          { role: "tool", tool_call_id: "1", content: "secret" },
+        ],
+      },
+    ],
     ["a number in a schema", { tools: [tool], tool_choice: "none" }],
   ])("%s: nothing of it leaves, whatever breaks", async (_, params) => {
     for (const scripts of [[SURE], broken]) {
-      const { nf, far, clock } = await setUp({ policy: { ...policy, mode: "prefer-near", timeouts: { hedge_after_ms: 1 } }, scripts });
+      const { nf, far, clock } = await setUp({
+        policy: { ...policy, mode: "prefer-near", timeouts: { hedge_after_ms: 1 } },
+        scripts,
+      });
       const before = far.requests.length;
-      const whole = nf.chat.completions.create({ messages: MESSAGES, ...params } as never).catch((error: unknown) => error);
+      const whole = nf.chat.completions
+        .create({ messages: MESSAGES, ...params } as never)
+        .catch((error: unknown) => error);
       await clock.pass(30_000);
-      expect(await whole).toMatchObject(scripts === broken ? { code: "device_error" } : { route: { side: "near", reason: "private" } });
+      expect(await whole).toMatchObject(
+        scripts === broken ? { code: "device_error" } : { route: { side: "near", reason: "private" } },
+      );
       expect(far.requests.length).toBe(before);
       expect(far.sent).not.toMatch(/secret plan|secret:|078-05|27 \+ 58/);
     }
   });
 
   test("what near writes itself is held back too: far does not go on from a private text", async () => {
-    const { nf, far } = await setUp({ policy: { ...policy, mode: "prefer-near" }, scripts: [{ text: "078-05-1120 ", then: new DeviceError("lost") }] });
-    await expect(nf.chat.completions.create({ messages: MESSAGES })).rejects.toMatchObject({ code: "request_error", details: { code: "private" } });
+    const { nf, far } = await setUp({
+      policy: { ...policy, mode: "prefer-near" },
+      scripts: [{ text: "078-05-1120 ", then: new DeviceError("lost") }],
+    });
+    await expect(nf.chat.completions.create({ messages: MESSAGES })).rejects.toMatchObject({
+      code: "request_error",
+      details: { code: "private" },
+    });
     expect([far.chats.length, far.sent.includes("078")]).toEqual([0, false]);
   });
 
   test("what near completes of a beginning that the client wrote is held back", async () => {
-    const { nf, far } = await setUp({ policy: { ...policy, mode: "prefer-near" }, scripts: [{ text: "1120 ", then: new DeviceError("lost") }] });
+    const { nf, far } = await setUp({
+      policy: { ...policy, mode: "prefer-near" },
+      scripts: [{ text: "1120 ", then: new DeviceError("lost") }],
+    });
     const messages = [QUESTION, { role: "assistant" as const, content: [{ type: "text" as const, text: "078-05-" }] }];
-    await expect(nf.chat.completions.create({ messages, continue_final_message: true })).rejects.toMatchObject({ details: { code: "private" } });
+    await expect(nf.chat.completions.create({ messages, continue_final_message: true })).rejects.toMatchObject({
+      details: { code: "private" },
+    });
     expect(far.chats).toEqual([]);
   });
 
   test("labels and pins never leave with what may leave, and neither do cookies", async () => {
     const { nf, far } = await setUp({ policy });
-    await nf.chat.completions.create({ messages: [{ ...QUESTION, labels: ["work"] }], labels: ["work"], pin: "far", user: "u1" });
-    expect(far.bodies).toEqual([{ model: "big", stream: true, stream_options: { include_usage: true }, user: "u1", messages: MESSAGES }]);
+    await nf.chat.completions.create({
+      messages: [{ ...QUESTION, labels: ["work"] }],
+      labels: ["work"],
+      pin: "far",
+      user: "u1",
+    });
+    expect(far.bodies).toEqual([
+      { model: "big", stream: true, stream_options: { include_usage: true }, user: "u1", messages: MESSAGES },
+    ]);
     expect(far.sent).not.toMatch(/labels|pin|work/);
     expect(far.chats[0]?.headers).toEqual({ "Content-Type": "application/json", Authorization: "Bearer secret" });
   });
 
   test("a private request that is pinned to far is refused, and a label that nobody knows as well", async () => {
     const { nf } = await setUp({ policy });
-    await expect(nf.chat.completions.create({ messages: MESSAGES, labels: ["private"], pin: "far" })).rejects.toMatchObject({ code: "request_error", details: { code: "private" } });
-    await expect(nf.chat.completions.create({ messages: MESSAGES, labels: ["privat"] })).rejects.toMatchObject({ code: "request_error", details: { code: "unknown_label" } });
+    await expect(
+      nf.chat.completions.create({ messages: MESSAGES, labels: ["private"], pin: "far" }),
+    ).rejects.toMatchObject({ code: "request_error", details: { code: "private" } });
+    await expect(nf.chat.completions.create({ messages: MESSAGES, labels: ["privat"] })).rejects.toMatchObject({
+      code: "request_error",
+      details: { code: "unknown_label" },
+    });
   });
 });

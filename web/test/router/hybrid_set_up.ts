@@ -20,7 +20,14 @@ interface Setup extends Partial<Omit<HybridOptions, "policy" | "far">> {
   readonly hints?: Partial<DeviceHints>;
 }
 
-export async function setUp({ policy = {}, scripts = [SURE], far: given = [{ texts: ["far", " away"] }], dialect, hints = {}, ...options }: Setup = {}) {
+export async function setUp({
+  policy = {},
+  scripts = [SURE],
+  far: given = [{ texts: ["far", " away"] }],
+  dialect,
+  hints = {},
+  ...options
+}: Setup = {}) {
   const far = given instanceof FakeFar ? given : new FakeFar(given);
   const clock = new FakeClock();
   const ledger = new MemoryLedger();
@@ -41,7 +48,8 @@ export async function setUp({ policy = {}, scripts = [SURE], far: given = [{ tex
 
 export async function read(nf: Hybrid, rest: object = {}): Promise<ChatCompletionChunk[]> {
   const chunks: ChatCompletionChunk[] = [];
-  for await (const chunk of await nf.chat.completions.create({ messages: MESSAGES, stream: true, ...rest })) chunks.push(chunk);
+  for await (const chunk of await nf.chat.completions.create({ messages: MESSAGES, stream: true, ...rest }))
+    chunks.push(chunk);
   return chunks;
 }
 

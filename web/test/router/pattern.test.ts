@@ -13,8 +13,12 @@ interface Expression {
 }
 
 const CHARACTERS = ["a", "b", "1", "-", " ", "[ab]", "[^a1]", "\\w", "\\W", "\\d", "\\n"];
-const character = fc.constantFrom(...CHARACTERS).map((pattern): Expression => ({ pattern, across: `(?:(?!\\v)${pattern}\\v?)` }));
-const assertion = fc.constantFrom("^", "$", "\\b", "\\B").map((pattern): Expression => ({ pattern, across: `(?=${pattern}|(?<=\\v)|\\v)` }));
+const character = fc
+  .constantFrom(...CHARACTERS)
+  .map((pattern): Expression => ({ pattern, across: `(?:(?!\\v)${pattern}\\v?)` }));
+const assertion = fc
+  .constantFrom("^", "$", "\\b", "\\B")
+  .map((pattern): Expression => ({ pattern, across: `(?=${pattern}|(?<=\\v)|\\v)` }));
 const joined = (parts: readonly Expression[], separator: string): Expression => ({
   pattern: `(?:${parts.map(({ pattern }) => pattern).join(separator)})`,
   across: `(?:${parts.map(({ across }) => across).join(separator)})`,
@@ -24,11 +28,22 @@ const { expression } = fc.letrec<{ expression: Expression }>((tie) => ({
     { maxDepth: 3 },
     { weight: 4, arbitrary: character },
     { weight: 1, arbitrary: assertion },
-    { weight: 3, arbitrary: fc.array(tie("expression"), { minLength: 1, maxLength: 4 }).map((parts) => joined(parts, "")) },
-    { weight: 2, arbitrary: fc.array(tie("expression"), { minLength: 2, maxLength: 3 }).map((parts) => joined(parts, "|")) },
+    {
+      weight: 3,
+      arbitrary: fc.array(tie("expression"), { minLength: 1, maxLength: 4 }).map((parts) => joined(parts, "")),
+    },
     {
       weight: 2,
-      arbitrary: fc.tuple(tie("expression"), fc.constantFrom("*", "+", "?", "{2}", "{0}", "{1,}", "{0,2}", "*?", "{1,3}?")).map(([{ pattern, across }, quantifier]) => ({ pattern: `(?:${pattern})${quantifier}`, across: `(?:${across})${quantifier}` })), // prettier-ignore
+      arbitrary: fc.array(tie("expression"), { minLength: 2, maxLength: 3 }).map((parts) => joined(parts, "|")),
+    },
+    {
+      weight: 2,
+      arbitrary: fc
+        .tuple(tie("expression"), fc.constantFrom("*", "+", "?", "{2}", "{0}", "{1,}", "{0,2}", "*?", "{1,3}?"))
+        .map(([{ pattern, across }, quantifier]) => ({
+          pattern: `(?:${pattern})${quantifier}`,
+          across: `(?:${across})${quantifier}`,
+        })),
     },
   ),
 }));
@@ -47,7 +62,9 @@ test("a pattern finds what the native engine finds, with boundaries and without"
 
 const LONG = 100_000;
 /** No two places look alike, so a search meets ever new sets of states. */
-const RANDOM = Array.from({ length: LONG }, (_, index) => (Math.imul(index ^ (index >>> 3), 0x9e3779b1) < 0 ? "a" : "b")).join("");
+const RANDOM = Array.from({ length: LONG }, (_, index) =>
+  Math.imul(index ^ (index >>> 3), 0x9e3779b1) < 0 ? "a" : "b",
+).join("");
 
 test.each([
   ["(a+)+$", `${"a".repeat(LONG)}b`],
@@ -77,5 +94,7 @@ test("a search that needs too many visits finds its text private", () => {
 
 test("a pattern of too many states is refused with the limit", () => {
   expect(compilePattern("a{1000}", false).test("a".repeat(1000))).toBe(true);
-  expect(() => compilePattern("a{1000}b", false)).toThrow('the pattern "a{1000}b" needs more than 1000 states; make it shorter, or its counts smaller');
+  expect(() => compilePattern("a{1000}b", false)).toThrow(
+    'the pattern "a{1000}b" needs more than 1000 states; make it shorter, or its counts smaller',
+  );
 });

@@ -9,13 +9,19 @@ import { PrefixMemory } from "../../src/router/decision/prefix_memory.js";
 
 interface Case {
   readonly name: string;
-  readonly remembered: readonly { readonly messages: readonly PrefixMessage[]; readonly answer: string; readonly now: number }[];
+  readonly remembered: readonly {
+    readonly messages: readonly PrefixMessage[];
+    readonly answer: string;
+    readonly now: number;
+  }[];
   readonly messages: readonly PrefixMessage[];
   readonly now: number;
   readonly share: number;
 }
 
-const { cases } = JSON.parse(readFileSync(new URL("../../../tests/conformance/router_prefix.json", import.meta.url), "utf8")) as { readonly cases: readonly Case[] };
+const { cases } = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/router_prefix.json", import.meta.url), "utf8"),
+) as { readonly cases: readonly Case[] };
 
 test.each(cases)("conformance: $name", ({ remembered, messages, now, share }) => {
   const memory = new PrefixMemory();

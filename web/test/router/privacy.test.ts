@@ -15,22 +15,53 @@ interface Case {
   readonly private: boolean;
 }
 
-const { cases } = JSON.parse(readFileSync(new URL("../../../tests/conformance/router_private.json", import.meta.url), "utf8")) as { readonly cases: readonly Case[] };
-const check = (patterns: string[], ignoreCase = true): PrivateCheck => PrivateCheck.of({ labels: [], patterns, ignore_case: ignoreCase });
+const { cases } = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/router_private.json", import.meta.url), "utf8"),
+) as { readonly cases: readonly Case[] };
+const check = (patterns: string[], ignoreCase = true): PrivateCheck =>
+  PrivateCheck.of({ labels: [], patterns, ignore_case: ignoreCase });
 
 test.each(cases)("conformance: $name", ({ pattern, ignore_case: ignoreCase, parts, private: isPrivate }) => {
   expect(check([pattern], ignoreCase).matches(...parts)).toBe(isPrivate);
 });
 
-const CHECK = check(["\\b[0-9]{3}-[0-9]{2}-[0-9]{4}\\b", "^private:", "\\bcode [A-Z]+\\b", "x\\By", "\u00e9t\u00e9", "end$", "k(?:ey)?\\s*=\\s*[^ ]{2,4}"]);
-const FOUND = ["my 123-45-6789.", "private: it", "the CODE abc", "xy", "\u00c9t\u00e9", "the end", "KEY = abc", "\\u0031\\u00323-45-6789", "e\u0301te\u0301"];
+const CHECK = check([
+  "\\b[0-9]{3}-[0-9]{2}-[0-9]{4}\\b",
+  "^private:",
+  "\\bcode [A-Z]+\\b",
+  "x\\By",
+  "\u00e9t\u00e9",
+  "end$",
+  "k(?:ey)?\\s*=\\s*[^ ]{2,4}",
+]);
+const FOUND = [
+  "my 123-45-6789.",
+  "private: it",
+  "the CODE abc",
+  "xy",
+  "\u00c9t\u00e9",
+  "the end",
+  "KEY = abc",
+  "\\u0031\\u00323-45-6789",
+  "e\u0301te\u0301",
+];
 /** Every one of these, of all planes. */
-const IGNORABLE = Array.from({ length: 0x110000 }, (_, point) => String.fromCodePoint(point)).filter((character) => /[\p{DI}\p{Cf}\u2800]|(?![\t-\r\x85])\p{Cc}/u.test(character));
+const IGNORABLE = Array.from({ length: 0x110000 }, (_, point) => String.fromCodePoint(point)).filter((character) =>
+  /[\p{DI}\p{Cf}\u2800]|(?![\t-\r\x85])\p{Cc}/u.test(character),
+);
 
 test("no split and nothing ignorable makes a private text public", () => {
-  const others = fc.array(fc.string({ unit: fc.constantFrom(...Array.from("a1 -.\u00e9\n")), maxLength: 4 }), { maxLength: 3 });
+  const others = fc.array(fc.string({ unit: fc.constantFrom(...Array.from("a1 -.\u00e9\n")), maxLength: 4 }), {
+    maxLength: 3,
+  });
   // After each character: whether a part ends there, and what stands there that nobody sees.
-  const places = fc.array(fc.record({ cut: fc.boolean(), ignorable: fc.oneof({ weight: 2, arbitrary: fc.constant("") }, fc.constantFrom(...IGNORABLE)) }), { minLength: 30, maxLength: 30 });
+  const places = fc.array(
+    fc.record({
+      cut: fc.boolean(),
+      ignorable: fc.oneof({ weight: 2, arbitrary: fc.constant("") }, fc.constantFrom(...IGNORABLE)),
+    }),
+    { minLength: 30, maxLength: 30 },
+  );
   fc.assert(
     fc.property(fc.constantFrom(...FOUND), others, places, others, (text, before, between, after) => {
       const parts: string[] = [];
@@ -43,7 +74,11 @@ test("no split and nothing ignorable makes a private text public", () => {
         part = "";
       }
       parts.push(part);
-      expect([CHECK.matches(text), CHECK.matches(parts.join("")), CHECK.matches(...before, ...parts, ...after)]).toEqual([true, true, true]);
+      expect([
+        CHECK.matches(text),
+        CHECK.matches(parts.join("")),
+        CHECK.matches(...before, ...parts, ...after),
+      ]).toEqual([true, true, true]);
     }),
     { numRuns: 300 },
   );

@@ -16,14 +16,25 @@ import { MESSAGES, QUESTION, setUp } from "./hybrid_set_up.js";
 const THOUGHT = { role: "assistant", content: "Yes", reasoning_content: "Hm" } as const;
 
 test.each(["reasoning_content", "reasoning"])("far's reasoning passes as %s", async (key) => {
-  const { nf } = await setUp({ policy: { mode: "far-only" }, far: [{ deltas: [{ [key]: "Hm." }, { content: "Yes." }], usage: { completion_tokens_details: { reasoning_tokens: 3 } } }] });
+  const { nf } = await setUp({
+    policy: { mode: "far-only" },
+    far: [
+      {
+        deltas: [{ [key]: "Hm." }, { content: "Yes." }],
+        usage: { completion_tokens_details: { reasoning_tokens: 3 } },
+      },
+    ],
+  });
   const { choices, usage } = await nf.chat.completions.create({ messages: MESSAGES });
   expect(choices[0]?.message).toMatchObject({ reasoning_content: "Hm.", content: "Yes." });
   expect(usage.completion_tokens_details).toEqual({ reasoning_tokens: 3 });
 });
 
 test("near's device is lost in its reasoning, and far starts anew", async () => {
-  const { nf, far } = await setUp({ near: reasoner({ reasoning_content: "Hm" }), far: [{ deltas: [{ reasoning_content: "So." }, { content: "No." }] }] });
+  const { nf, far } = await setUp({
+    near: reasoner({ reasoning_content: "Hm" }),
+    far: [{ deltas: [{ reasoning_content: "So." }, { content: "No." }] }],
+  });
   const { choices, route } = await nf.chat.completions.create({ messages: MESSAGES });
   expect(choices[0]?.message).toMatchObject({ reasoning_content: "So.", content: "No." });
   expect(route).toMatchObject({ side: "far", reason: "near_failed", switched_at: 0 });
@@ -36,28 +47,59 @@ test("near's device is lost after its reasoning, and far goes on from both", asy
   const { choices, route } = await nf.chat.completions.create({ messages: MESSAGES, max_tokens: 20 });
   expect(choices[0]?.message).toMatchObject({ reasoning_content: "Hm.", content: "Yes." });
   expect(route).toMatchObject({ side: "far", switched_at: 2 });
-  expect(far.bodies[0]).toMatchObject({ max_tokens: 18, messages: [QUESTION, { role: "assistant", content: "Ye", reasoning_content: "Hm." }] });
+  expect(far.bodies[0]).toMatchObject({
+    max_tokens: 18,
+    messages: [QUESTION, { role: "assistant", content: "Ye", reasoning_content: "Hm." }],
+  });
 });
 
 test("private reasoning does not leave", async () => {
   const policy = { private: { patterns: ["[0-9]{3}-[0-9]{2}"] } };
   const { nf, far } = await setUp({ policy, near: reasoner({ reasoning_content: "123-45" }, { content: "Yes" }) });
-  await expect(nf.chat.completions.create({ messages: MESSAGES })).rejects.toMatchObject({ details: { code: "private" } });
+  await expect(nf.chat.completions.create({ messages: MESSAGES })).rejects.toMatchObject({
+    details: { code: "private" },
+  });
   expect(far.sent).not.toContain("123-45");
 });
 
 test.each<[Dialect, Partial<PlainParams>, object]>([
-  ["nearfar", { enable_thinking: false, thinking_token_budget: 9 }, { enable_thinking: false, thinking_token_budget: 9, messages: [THOUGHT] }],
-  ["vllm", { enable_thinking: false, chat_template_kwargs: { a: 1 } }, { chat_template_kwargs: { a: 1, enable_thinking: false }, messages: [{ role: "assistant", content: "Yes", reasoning: "Hm" }] }],
-  ["openai", { reasoning_effort: "low" }, { reasoning_effort: "low", messages: [{ role: "assistant", content: "Yes" }] }],
+  [
+    "nearfar",
+    { enable_thinking: false, thinking_token_budget: 9 },
+    { enable_thinking: false, thinking_token_budget: 9, messages: [THOUGHT] },
+  ],
+  [
+    "vllm",
+    { enable_thinking: false, chat_template_kwargs: { a: 1 } },
+    {
+      chat_template_kwargs: { a: 1, enable_thinking: false },
+      messages: [{ role: "assistant", content: "Yes", reasoning: "Hm" }],
+    },
+  ],
+  [
+    "openai",
+    { reasoning_effort: "low" },
+    { reasoning_effort: "low", messages: [{ role: "assistant", content: "Yes" }] },
+  ],
 ])("a server of dialect %s gets reasoning by the names that it knows", async (dialect, params, rest) => {
   const far = new FakeFar();
   const side = new FarSide({ baseURL: FAR, dialect }, far.fetch, new FakeClock());
   const { signal } = new AbortController();
-  for await (const chunk of side.ask({ params: { messages: [THOUGHT], ...params }, from: null, logprobs: null, signal })) expect(chunk.model).toBe("big");
+  for await (const chunk of side.ask({
+    params: { messages: [THOUGHT], ...params },
+    from: null,
+    logprobs: null,
+    signal,
+  }))
+    expect(chunk.model).toBe("big");
   expect(far.bodies[0]).toEqual({ model: "big", stream: true, stream_options: { include_usage: true }, ...rest });
   for (const given of [{ enable_thinking: false }, { thinking_token_budget: 0 }]) {
-    const refused = new FarSide({ baseURL: FAR, dialect: "openai" }, far.fetch, new FakeClock()).ask({ params: { messages: [THOUGHT], ...given }, from: null, logprobs: null, signal });
+    const refused = new FarSide({ baseURL: FAR, dialect: "openai" }, far.fetch, new FakeClock()).ask({
+      params: { messages: [THOUGHT], ...given },
+      from: null,
+      logprobs: null,
+      signal,
+    });
     await expect(refused.next()).rejects.toMatchObject({ param: Object.keys(given)[0] });
   }
 });
@@ -67,10 +109,19 @@ function reasoner(...deltas: readonly ChatCompletionDelta[]): EngineApi {
   async function* chunks(): AsyncGenerator<ChatCompletionChunk> {
     for (const delta of deltas) {
       await Promise.resolve();
-      yield { id: "near", object: "chat.completion.chunk", created: 1, model: "tiny", choices: [{ index: 0, delta, logprobs: null, finish_reason: null }] };
+      yield {
+        id: "near",
+        object: "chat.completion.chunk",
+        created: 1,
+        model: "tiny",
+        choices: [{ index: 0, delta, logprobs: null, finish_reason: null }],
+      };
     }
     throw new DeviceError("lost");
   }
   const create = (): Promise<Stream<ChatCompletionChunk>> => Promise.resolve(new Stream(chunks));
-  return { ...fakeEngine(modelOf(new ScriptedSource([]))), chat: { completions: { create: create as unknown as EngineApi["chat"]["completions"]["create"] } } };
+  return {
+    ...fakeEngine(modelOf(new ScriptedSource([]))),
+    chat: { completions: { create: create as unknown as EngineApi["chat"]["completions"]["create"] } },
+  };
 }

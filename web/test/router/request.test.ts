@@ -12,7 +12,10 @@ function asked(url: string): HybridParams {
 
 test("an image needs a side that sees, and goes there as it is", () => {
   const { facts, params } = readRequest(asked("https://here/a.png"));
-  expect([facts.vision, readRequest({ messages: [{ role: "user", content: "hi" }] }).facts.vision]).toEqual([true, false]);
+  expect([facts.vision, readRequest({ messages: [{ role: "user", content: "hi" }] }).facts.vision]).toEqual([
+    true,
+    false,
+  ]);
   expect(params.messages).toEqual(asked("https://here/a.png").messages);
 });
 
@@ -21,7 +24,12 @@ test("of an image the URL is searched and not its bytes", () => {
   const bytes = "1234567890ab+/==";
   expect(texts(`data:image/png;base64,${bytes}`)).toContain("data:image/png;base64,");
   expect(texts(`data:image/png;base64,${bytes}`).join(" ")).not.toContain(bytes);
-  for (const text of ["https://here/a.png", "data:image/png;base64,123-45-6789", "data:image/png;base64,my number", "data:image/svg+xml,<svg/>"]) {
+  for (const text of [
+    "https://here/a.png",
+    "data:image/png;base64,123-45-6789",
+    "data:image/png;base64,my number",
+    "data:image/svg+xml,<svg/>",
+  ]) {
     expect(texts(text)).toContain(text);
   }
 });

@@ -24,9 +24,17 @@ interface Given {
   }[];
 }
 
-const GIVEN = JSON.parse(readFileSync(new URL("../../../tests/conformance/router_traces.json", import.meta.url), "utf8")) as Given;
+const GIVEN = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/router_traces.json", import.meta.url), "utf8"),
+) as Given;
 const BASE = { ...DEFAULT_RULES, near_first_token_ms: 900, far_first_token_ms: 700, between_tokens_ms: 500 };
-const UNWATCHED: WatchRules = { window_tokens: 8, min_mean_logprob: null, max_mean_entropy: null, repetition: null, failing_schema: true };
+const UNWATCHED: WatchRules = {
+  window_tokens: 8,
+  min_mean_logprob: null,
+  max_mean_entropy: null,
+  repetition: null,
+  failing_schema: true,
+};
 
 describe("the answer machine", () => {
   test.each(GIVEN.traces)("$name", ({ rules, steps }) => {
@@ -42,7 +50,10 @@ describe("the answer machine", () => {
 describe("the watch", () => {
   test.each(GIVEN.watch)("$name", ({ rules, tokens, reasons, doubts }) => {
     const watch = new Watch({ ...UNWATCHED, ...rules });
-    const seen = tokens.map(([text, logprob, alternatives]) => [watch.add({ text, logprob, alternatives }), watch.doubts]);
+    const seen = tokens.map(([text, logprob, alternatives]) => [
+      watch.add({ text, logprob, alternatives }),
+      watch.doubts,
+    ]);
     expect(seen).toEqual(reasons.map((reason, index) => [reason, doubts[index]]));
   });
 

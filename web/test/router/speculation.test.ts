@@ -33,7 +33,10 @@ class Guesser implements TokenSource {
   async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
     this.requests.push(request);
     const { promptIds, maxTokens = Infinity, signal } = request;
-    const said = bytes(ANSWER).map((id, index) => (index % 5 === 4 ? id + 1 : id)).slice(promptIds.length - PROMPT.length).slice(0, maxTokens); // prettier-ignore
+    const said = bytes(ANSWER)
+      .map((id, index) => (index % 5 === 4 ? id + 1 : id))
+      .slice(promptIds.length - PROMPT.length)
+      .slice(0, maxTokens);
     for (const tokenId of said) {
       await Promise.resolve();
       signal?.throwIfAborted();
@@ -62,7 +65,12 @@ class Verifier extends FakeSocket {
     const wrong = tokens.findIndex((token, index) => token !== this.#left[index]);
     const accepted = this.#left.slice(0, (wrong < 0 ? tokens.length : wrong) + 1);
     this.#left = this.#left.slice(accepted.length);
-    this.say({ type: "accepted", tokens: accepted, cached_tokens: 0, ...(this.#left.length === 0 ? { finish_reason: "stop" } : {}) });
+    this.say({
+      type: "accepted",
+      tokens: accepted,
+      cached_tokens: 0,
+      ...(this.#left.length === 0 ? { finish_reason: "stop" } : {}),
+    });
   }
 }
 
@@ -101,7 +109,13 @@ interface Setup {
   readonly hints?: Partial<DeviceHints>;
 }
 
-async function speculating({ policy = {}, about = {}, promptIds = PROMPT, WebSocket = Verifier, hints = {} }: Setup = {}) {
+async function speculating({
+  policy = {},
+  about = {},
+  promptIds = PROMPT,
+  WebSocket = Verifier,
+  hints = {},
+}: Setup = {}) {
   const guesser = new Guesser();
   const tools = { parser: () => new ToolCallStream("hermes"), grammar: () => null };
   const model = modelOf(guesser, { name: "small", tools });
@@ -113,18 +127,33 @@ async function speculating({ policy = {}, about = {}, promptIds = PROMPT, WebSoc
     over: (tokens) => new ChatCompletions({ ...model, tokens }),
     decode: (ids) => String.fromCharCode(...ids),
   };
-  const far = Object.assign(new FakeFar([{ texts: [ANSWER] }]), { about: { api_version: 1, models: [{ ...ABOUT, ...about }] }, promptIds });
+  const far = Object.assign(new FakeFar([{ texts: [ANSWER] }]), {
+    about: { api_version: 1, models: [{ ...ABOUT, ...about }] },
+    promptIds,
+  });
   return { ...(await setUp({ policy: { ...POLICY, ...policy }, near, far, WebSocket, hints })), guesser };
 }
 
 test("the answer is the far model's own, in fewer rounds than it has tokens, and counts as any answer of far's", async () => {
-  const { nf, far, ledger, guesser } = await speculating({ policy: { price: { prompt_usd_per_million: 1, completion_usd_per_million: 10 } } });
+  const { nf, far, ledger, guesser } = await speculating({
+    policy: { price: { prompt_usd_per_million: 1, completion_usd_per_million: 10 } },
+  });
   expect(nf.speculation).toEqual({ rounds: 0, drafted: 0, accepted: 0, tokens: 0 });
   const whole = await nf.chat.completions.create({ messages: MESSAGES, temperature: 0.5 });
   const plain = await setUp({ policy: { mode: "prefer-far" }, far: [{ texts: [ANSWER] }] });
   const expected = await plain.nf.chat.completions.create({ messages: MESSAGES, temperature: 0.5 });
-  expect([whole.choices, whole.model, whole.route?.side, whole.route?.reason]).toEqual([expected.choices, "big", "far", "prefer"]);
-  expect(whole.usage).toEqual({ prompt_tokens: 33, completion_tokens: 21, total_tokens: 54, prompt_tokens_details: { cached_tokens: 0 } });
+  expect([whole.choices, whole.model, whole.route?.side, whole.route?.reason]).toEqual([
+    expected.choices,
+    "big",
+    "far",
+    "prefer",
+  ]);
+  expect(whole.usage).toEqual({
+    prompt_tokens: 33,
+    completion_tokens: 21,
+    total_tokens: 54,
+    prompt_tokens_details: { cached_tokens: 0 },
+  });
   expect(ledger.spent).toEqual({ requests: 1, usd: (33 * 1 + 21 * 10) / 1e6 });
   expect(far.chats).toEqual([]);
   const { rounds = 0, drafted = 0, accepted = 0, tokens } = nf.speculation ?? {};
@@ -132,11 +161,18 @@ test("the answer is the far model's own, in fewer rounds than it has tokens, and
   expect([rounds < 21, accepted > 0, accepted < drafted]).toEqual([true, true, true]);
   const [socket] = Verifier.sockets;
   expect(socket?.url).toBe("ws://far.test/v1/nearfar/verify");
-  expect(socket?.sent[0]).toMatchObject({ type: "open", model: "big", tokenizer_sha256: "abc", prompt: PROMPT, temperature: 0.5 });
+  expect(socket?.sent[0]).toMatchObject({
+    type: "open",
+    model: "big",
+    tokenizer_sha256: "abc",
+    prompt: PROMPT,
+    temperature: 0.5,
+  });
   // Both sides draw their tokens with the same numbers.
   const seed = Number(socket?.sent[0]?.seed);
   expect(seed).toBeGreaterThanOrEqual(0);
-  for (const { promptIds, sampling } of guesser.requests) expect(drawAt(sampling?.seed ?? 0, 1)).toBe(drawAt(seed, promptIds.length - PROMPT.length + 1));
+  for (const { promptIds, sampling } of guesser.requests)
+    expect(drawAt(sampling?.seed ?? 0, 1)).toBe(drawAt(seed, promptIds.length - PROMPT.length + 1));
   expect([socket?.closed, plain.nf.speculation]).toEqual([true, null]);
 });
 
@@ -166,7 +202,12 @@ test.each<[string, Setup, number]>([
   const { nf, far, ledger } = await speculating(setup);
   for (const chunks of [await read(nf), await read(nf)]) expect(shown(chunks)).toBe(ANSWER);
   expect([far.chats.length, Verifier.sockets.length, ledger.spent.requests]).toEqual([2, sockets, 2]);
-  expect(far.bodies[0]).toEqual({ model: "big", messages: MESSAGES, stream: true, stream_options: { include_usage: true } });
+  expect(far.bodies[0]).toEqual({
+    model: "big",
+    messages: MESSAGES,
+    stream: true,
+    stream_options: { include_usage: true },
+  });
 });
 
 test("guesses that complete something private do not leave", async () => {
@@ -189,7 +230,10 @@ test("a server that is gone is no reason to guess no more once it is back", asyn
   }
   const { nf, far } = await speculating({ WebSocket: Sometimes });
   far.reachable = false;
-  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "near", reason: "far_failed" });
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
+    side: "near",
+    reason: "far_failed",
+  });
   Object.assign(far, { reachable: true });
   down.is = false;
   expect((await nf.chat.completions.create({ messages: MESSAGES })).choices[0]?.message.content).toBe(ANSWER);
@@ -203,7 +247,10 @@ test.each([
   ["log-probabilities", { logprobs: true }],
   ["a penalty", { frequency_penalty: 1 }],
   ["a bias", { logit_bias: { 1: 1 } }],
-  ["an answer that is to go on", { messages: [...MESSAGES, { role: "assistant", content: "far" }], continue_final_message: true }],
+  [
+    "an answer that is to go on",
+    { messages: [...MESSAGES, { role: "assistant", content: "far" }], continue_final_message: true },
+  ],
 ])("with %s far is asked as ever", async (_, params) => {
   const { nf, far } = await speculating();
   expect(shown(await read(nf, params))).toBe(ANSWER);
@@ -217,14 +264,20 @@ test.each([
 test("nothing of a private request goes over a socket", async () => {
   const { nf, far } = await speculating();
   const before = far.requests.length;
-  expect((await nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] })).route).toMatchObject({ side: "near", reason: "private" });
+  expect((await nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] })).route).toMatchObject({
+    side: "near",
+    reason: "private",
+  });
   expect([far.requests.length, Verifier.sockets.length]).toEqual([before, 0]);
 });
 
 test("near does not guess for a far side that stands in for it", async () => {
   const { nf, far, guesser } = await speculating({ policy: { mode: "prefer-near" } });
   guesser.failure = new DeviceError("lost");
-  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "near_failed" });
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
+    side: "far",
+    reason: "near_failed",
+  });
   expect([far.chats.length, Verifier.sockets.length]).toEqual([1, 0]);
 });
 
@@ -235,8 +288,14 @@ test("near does not guess what it could not have answered", async () => {
 });
 
 test("near does not guess where its device is to be spared", async () => {
-  const { nf, far } = await speculating({ policy: { mode: "auto", device: { min_battery: 0.2 } }, hints: { battery: 0.1, charging: false } });
-  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "battery" });
+  const { nf, far } = await speculating({
+    policy: { mode: "auto", device: { min_battery: 0.2 } },
+    hints: { battery: 0.1, charging: false },
+  });
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
+    side: "far",
+    reason: "battery",
+  });
   expect([far.chats.length, Verifier.sockets.length]).toEqual([1, 0]);
 });
 
@@ -265,7 +324,9 @@ test("an abort closes the socket", async () => {
     }
   }
   const { nf, far } = await speculating({ WebSocket: Silent });
-  await expect(nf.chat.completions.create({ messages: MESSAGES }, { signal: controller.signal })).rejects.toThrow("enough");
+  await expect(nf.chat.completions.create({ messages: MESSAGES }, { signal: controller.signal })).rejects.toThrow(
+    "enough",
+  );
   await turns();
   expect([Verifier.sockets[0]?.closed, far.chats]).toEqual([true, []]);
 });

@@ -18,11 +18,31 @@ const WARMED: FarScript = { texts: ["x"], finish: "length", usage: USAGE };
 
 test("a doubt lets far compute the prompt, once: paid for, and nothing of it is shown", async () => {
   const price = { prompt_usd_per_million: 1, completion_usd_per_million: 10 };
-  const { nf, far, ledger } = await setUp({ policy: { escalation: ESCALATION, price }, scripts: [DOUBTFUL], far: [WARMED] });
-  const params = { stop: ["!"], max_completion_tokens: 99, logprobs: true, top_logprobs: 2, response_format: { type: "text" }, temperature: 0 };
+  const { nf, far, ledger } = await setUp({
+    policy: { escalation: ESCALATION, price },
+    scripts: [DOUBTFUL],
+    far: [WARMED],
+  });
+  const params = {
+    stop: ["!"],
+    max_completion_tokens: 99,
+    logprobs: true,
+    top_logprobs: 2,
+    response_format: { type: "text" },
+    temperature: 0,
+  };
   expect(shown(await read(nf, params))).toBe(LONG.text);
   await turns();
-  expect(far.bodies).toEqual([{ model: "big", messages: MESSAGES, temperature: 0, max_tokens: 1, stream: true, stream_options: { include_usage: true } }]);
+  expect(far.bodies).toEqual([
+    {
+      model: "big",
+      messages: MESSAGES,
+      temperature: 0,
+      max_tokens: 1,
+      stream: true,
+      stream_options: { include_usage: true },
+    },
+  ]);
   expect(ledger.spent).toEqual({ requests: 1, usd: (20 * 1 + 1 * 10) / 1e6 });
 });
 
@@ -31,12 +51,22 @@ test.each<["required" | "none", "none" | undefined]>([
   ["none", "none"],
 ])("with tool_choice %s the tools are of the prompt, and no call is required of one token", (tool_choice, warmed) => {
   const tools: ChatCompletionTool[] = [{ type: "function", function: { name: "f" } }];
-  expect(promptOnly({ messages: MESSAGES, tools, tool_choice })).toMatchObject({ tools, tool_choice: warmed, max_tokens: 1 });
+  expect(promptOnly({ messages: MESSAGES, tools, tool_choice })).toMatchObject({
+    tools,
+    tool_choice: warmed,
+    max_tokens: 1,
+  });
 });
 
 test("what far computed ahead is taken to be in its cache", async () => {
-  const { nf, clock } = await setUp({ policy: { escalation: { ...ESCALATION, warm: "always" } }, scripts: [DOUBTFUL], far: [{ texts: ["far"] }, WARMED] });
-  const asks = async (content: string, rest: object = {}) => (await nf.chat.completions.create({ messages: [{ role: "user", content }], ...rest })).route?.scores.far_first_token_seconds ?? NaN;
+  const { nf, clock } = await setUp({
+    policy: { escalation: { ...ESCALATION, warm: "always" } },
+    scripts: [DOUBTFUL],
+    far: [{ texts: ["far"] }, WARMED],
+  });
+  const asks = async (content: string, rest: object = {}) =>
+    (await nf.chat.completions.create({ messages: [{ role: "user", content }], ...rest })).route?.scores
+      .far_first_token_seconds ?? NaN;
   clock.stride = 1000;
   await asks("how fast?", { pin: "far" });
   clock.stride = 0;
@@ -51,13 +81,21 @@ test.each([
   ["not without a doubt", {}, LONG, 0],
   ["not where nothing is handed over", { warm: "always", then: "never" }, DOUBTFUL, 0],
 ])("%s: %j", async (_, escalation, script, chats) => {
-  const { nf, far } = await setUp({ policy: { escalation: { ...ESCALATION, ...escalation } }, scripts: [script], far: ["silent"] });
+  const { nf, far } = await setUp({
+    policy: { escalation: { ...ESCALATION, ...escalation } },
+    scripts: [script],
+    far: ["silent"],
+  });
   expect(shown(await read(nf))).toBe(LONG.text);
   expect(far.chats.length).toBe(chats);
 });
 
 test("a server that does not tell what it keeps computes nothing ahead", async () => {
-  const { nf, far } = await setUp({ policy: { escalation: { ...ESCALATION, then: "restart", warm: "always" } }, scripts: [DOUBTFUL], dialect: "openai" });
+  const { nf, far } = await setUp({
+    policy: { escalation: { ...ESCALATION, then: "restart", warm: "always" } },
+    scripts: [DOUBTFUL],
+    dialect: "openai",
+  });
   await read(nf);
   expect(far.chats).toEqual([]);
 });
@@ -68,7 +106,10 @@ test.each([
 ])("nothing is computed ahead for a private request, by %s", async (_, params) => {
   const policy = { private: { patterns: ["[0-9]{3}-[0-9]{2}-[0-9]{4}"] } };
   for (const warm of ["always", "doubt"]) {
-    const { nf, far } = await setUp({ policy: { ...policy, escalation: { ...ESCALATION, warm } }, scripts: [DOUBTFUL] });
+    const { nf, far } = await setUp({
+      policy: { ...policy, escalation: { ...ESCALATION, warm } },
+      scripts: [DOUBTFUL],
+    });
     const before = far.requests.length;
     expect(shown(await read(nf, params))).toBe(LONG.text);
     await turns();
@@ -78,7 +119,11 @@ test.each([
 });
 
 test("what is left of the budget is for one", async () => {
-  const { nf, far, ledger } = await setUp({ policy: { escalation: ESCALATION, budget: { far_requests_per_day: 1 } }, scripts: [DOUBTFUL], far: [WARMED] });
+  const { nf, far, ledger } = await setUp({
+    policy: { escalation: ESCALATION, budget: { far_requests_per_day: 1 } },
+    scripts: [DOUBTFUL],
+    far: [WARMED],
+  });
   await Promise.all([read(nf), read(nf)]);
   expect([far.chats.length, ledger.spent.requests]).toEqual([1, 1]);
 });
@@ -101,15 +146,24 @@ test("that it failed is told to nobody, and nothing is held against far", async 
 });
 
 test("what still runs is broken off when far is asked in earnest, and not begun again", async () => {
-  const scripts: readonly NearScript[] = [{ text: "abcdefgh", logprobs: [-0.1, -2, -2, -9], then: new DeviceError("lost") }];
-  const { nf, far } = await setUp({ policy: { escalation: ESCALATION }, scripts, far: [{ texts: [], then: "hang" }, { texts: ["…", "far"] }] });
+  const scripts: readonly NearScript[] = [
+    { text: "abcdefgh", logprobs: [-0.1, -2, -2, -9], then: new DeviceError("lost") },
+  ];
+  const { nf, far } = await setUp({
+    policy: { escalation: ESCALATION },
+    scripts,
+    far: [{ texts: [], then: "hang" }, { texts: ["…", "far"] }],
+  });
   let text = "";
   for await (const { choices, route } of await nf.chat.completions.create({ messages: MESSAGES, stream: true })) {
     text += choices[0]?.delta.content ?? "";
     if (route?.side === "far") expect([route.reason, far.chats[0]?.aborted]).toEqual(["escalated_logprob", true]);
   }
   expect(text).toBe("abcd…far");
-  expect(far.bodies.map(({ max_tokens: most, continue_final_message: continues }) => [most, continues])).toEqual([[1, undefined], [undefined, true]]); // prettier-ignore
+  expect(far.bodies.map(({ max_tokens: most, continue_final_message: continues }) => [most, continues])).toEqual([
+    [1, undefined],
+    [undefined, true],
+  ]);
 });
 
 test("what still runs is broken off when the answer ends, or is left", async () => {

@@ -88,26 +88,62 @@ class Server extends FakeSocket {
       if (token !== draft || accepted.length === this.#left) break;
     }
     this.#left -= accepted.length;
-    this.say({ type: "accepted", tokens: accepted, cached_tokens: 0, ...(this.#left === 0 ? { finish_reason: "length" } : {}) });
+    this.say({
+      type: "accepted",
+      tokens: accepted,
+      cached_tokens: 0,
+      ...(this.#left === 0 ? { finish_reason: "length" } : {}),
+    });
   }
 }
 
 /** Does what it is told instead of answering a message of this type. */
-function socketThat(type: string, does: (socket: { say: (message: unknown) => void; fail: (code: string, status: number) => void; drop: () => void }) => void): typeof Server {
+function socketThat(
+  type: string,
+  does: (socket: {
+    say: (message: unknown) => void;
+    fail: (code: string, status: number) => void;
+    drop: () => void;
+  }) => void,
+): typeof Server {
   return class extends Server {
     protected override answer(message: Message): void {
       if (message.type !== type) super.answer(message);
-      else does({ say: (said) => { this.say(said); }, fail: (code, status) => { this.refuse(code, status); }, drop: () => this.onclose?.({ code: 1006 }) }); // prettier-ignore
+      else
+        does({
+          say: (said) => {
+            this.say(said);
+          },
+          fail: (code, status) => {
+            this.refuse(code, status);
+          },
+          drop: () => this.onclose?.({ code: 1006 }),
+        });
     }
   };
 }
 
-function source(near: NearTokens, Socket: typeof Server = Server, tokenizerSha256 = "5ha", draftTokens = 4): WireSpeculation {
+function source(
+  near: NearTokens,
+  Socket: typeof Server = Server,
+  tokenizerSha256 = "5ha",
+  draftTokens = 4,
+): WireSpeculation {
   Server.sockets = [];
-  return new WireSpeculation(near, { baseURL: "http://far:8000/v1", apiKey: "sk-ключ", model: "m", tokenizerSha256, draftTokens, WebSocket: Socket });
+  return new WireSpeculation(near, {
+    baseURL: "http://far:8000/v1",
+    apiKey: "sk-ключ",
+    model: "m",
+    tokenizerSha256,
+    draftTokens,
+    WebSocket: Socket,
+  });
 }
 
-async function said(from: WireSpeculation, request: Partial<TokenRequest> = {}): Promise<{ tokens: number[]; end: Completion }> {
+async function said(
+  from: WireSpeculation,
+  request: Partial<TokenRequest> = {},
+): Promise<{ tokens: number[]; end: Completion }> {
   const tokens: number[] = [];
   const answer = from.generateTokens({ promptIds: PROMPT, maxTokens: TOKENS, ...request });
   for (;;) {
@@ -145,7 +181,13 @@ test("tokens beyond the limit are cut", async () => {
 
 test("guesses that may not be sent are not", async () => {
   Server.sockets = [];
-  const from = new WireSpeculation(new FakeNear(), { baseURL: "http://far:8000/v1", model: "m", tokenizerSha256: "5ha", WebSocket: Server, maySend: (ids) => ids.length <= 4 });
+  const from = new WireSpeculation(new FakeNear(), {
+    baseURL: "http://far:8000/v1",
+    model: "m",
+    tokenizerSha256: "5ha",
+    WebSocket: Server,
+    maySend: (ids) => ids.length <= 4,
+  });
   expect((await said(from)).tokens).toEqual(answerOf(PROMPT, TOKENS));
   expect(from.counts).toEqual({ rounds: 16, drafted: 4, accepted: 4, tokens: TOKENS });
 });
@@ -155,7 +197,12 @@ test("right guesses take a round for five tokens, and none is made twice", async
   const from = source(near);
   await said(from);
   expect(from.counts).toEqual({ rounds: 4, drafted: 16, accepted: 16, tokens: TOKENS });
-  expect(near.asked.map(({ promptIds, maxTokens }) => [promptIds.length - PROMPT.length, maxTokens])).toEqual([[0, 4], [4, 5], [9, 5], [14, 5]]); // prettier-ignore
+  expect(near.asked.map(({ promptIds, maxTokens }) => [promptIds.length - PROMPT.length, maxTokens])).toEqual([
+    [0, 4],
+    [4, 5],
+    [9, 5],
+    [14, 5],
+  ]);
 });
 
 test("the key is named among the protocols, in base64url", async () => {
@@ -176,19 +223,73 @@ test("a stop token of the request ends the answer", async () => {
 });
 
 test.each([
-  ["another tokenizer", Server, "other", { code: "request_error", details: { code: "tokenizer_differs", status: 400 } }],
-  ["another version", socketThat("open", ({ say }) => { say({ type: "opened", version: 2, context: 1, max_drafts: 1 }); }), "5ha", { code: "request_error", details: { code: "verify_version" } }],
-  ["a wrong key", socketThat("open", ({ fail }) => { fail("invalid_api_key", 401); }), "5ha", { code: "request_error", details: { code: "wrong_key", param: "far.apiKey", status: 401 } }],
-  ["a full server", socketThat("open", ({ fail }) => { fail("queue_full", 429); }), "5ha", { code: "unavailable", details: { status: 429, retryable: true } }],
-  ["a failing device", socketThat("draft", ({ fail }) => { fail("device_error", 500); }), "5ha", { code: "unavailable", details: { status: 500, retryable: false } }],
-  ["a connection that breaks", socketThat("draft", ({ drop }) => { drop(); }), "5ha", { code: "unavailable", details: { retryable: true } }],
-  ["nonsense", socketThat("draft", ({ say }) => { say("{"); }), "5ha", { code: "unavailable", details: { retryable: false } }],
-  ["a message out of turn", socketThat("draft", ({ say }) => { say({ type: "opened", version: 1, context: 1, max_drafts: 1 }); }), "5ha", { code: "unavailable" }],
+  [
+    "another tokenizer",
+    Server,
+    "other",
+    { code: "request_error", details: { code: "tokenizer_differs", status: 400 } },
+  ],
+  [
+    "another version",
+    socketThat("open", ({ say }) => {
+      say({ type: "opened", version: 2, context: 1, max_drafts: 1 });
+    }),
+    "5ha",
+    { code: "request_error", details: { code: "verify_version" } },
+  ],
+  [
+    "a wrong key",
+    socketThat("open", ({ fail }) => {
+      fail("invalid_api_key", 401);
+    }),
+    "5ha",
+    { code: "request_error", details: { code: "wrong_key", param: "far.apiKey", status: 401 } },
+  ],
+  [
+    "a full server",
+    socketThat("open", ({ fail }) => {
+      fail("queue_full", 429);
+    }),
+    "5ha",
+    { code: "unavailable", details: { status: 429, retryable: true } },
+  ],
+  [
+    "a failing device",
+    socketThat("draft", ({ fail }) => {
+      fail("device_error", 500);
+    }),
+    "5ha",
+    { code: "unavailable", details: { status: 500, retryable: false } },
+  ],
+  [
+    "a connection that breaks",
+    socketThat("draft", ({ drop }) => {
+      drop();
+    }),
+    "5ha",
+    { code: "unavailable", details: { retryable: true } },
+  ],
+  [
+    "nonsense",
+    socketThat("draft", ({ say }) => {
+      say("{");
+    }),
+    "5ha",
+    { code: "unavailable", details: { retryable: false } },
+  ],
+  [
+    "a message out of turn",
+    socketThat("draft", ({ say }) => {
+      say({ type: "opened", version: 1, context: 1, max_drafts: 1 });
+    }),
+    "5ha",
+    { code: "unavailable" },
+  ],
 ])("%s is an error by its kind", async (_, Socket, sha256, error) => {
   const near = new FakeNear();
   await expect(said(source(near, Socket, sha256))).rejects.toMatchObject(error);
   expect(near.running).toBe(0);
-}); // prettier-ignore
+});
 
 test("a server that is not there is Unavailable", async () => {
   class Refused extends Server {
@@ -196,7 +297,10 @@ test("a server that is not there is Unavailable", async () => {
       this.onclose?.({ code: 1006 });
     }
   }
-  await expect(said(source(new FakeNear(), Refused))).rejects.toMatchObject({ code: "unavailable", details: { retryable: true } });
+  await expect(said(source(new FakeNear(), Refused))).rejects.toMatchObject({
+    code: "unavailable",
+    details: { retryable: true },
+  });
 });
 
 test("the signal, and leaving the loop, end both sides", async () => {

@@ -3,9 +3,14 @@ import { expect, test } from "vitest";
 import { SAMPLE_FLAGS, dimsOf, settingsRow } from "../../src/runtime/batch.js";
 
 const batch = {
-  token_ids: [1, 2, 3], positions: [0, 1, 30], slots: [0, 1, 62], page_ids: [0, 1, 3], sample_rows: [2], sample_slots: [0, 0],
+  token_ids: [1, 2, 3],
+  positions: [0, 1, 30],
+  slots: [0, 1, 62],
+  page_ids: [0, 1, 3],
+  sample_rows: [2],
+  sample_slots: [0, 0],
   sample_settings: settingsRow({}),
-}; // prettier-ignore
+};
 const CAPACITY = { P: 9, N: 4 };
 
 test("dims count tokens, sequences, sampled rows and listed pages, and know the longest context", () => {
@@ -15,5 +20,7 @@ test("dims count tokens, sequences, sampled rows and listed pages, and know the 
 });
 
 test("a sequence without a new token is a RequestError", () => {
-  expect(() => dimsOf({ ...batch, seq_starts: [0, 2, 2, 3], page_indptr: [0, 1, 1, 3] }, CAPACITY, false)).toThrow("sequence 1 has no new token");
+  expect(() => dimsOf({ ...batch, seq_starts: [0, 2, 2, 3], page_indptr: [0, 1, 1, 3] }, CAPACITY, false)).toThrow(
+    "sequence 1 has no new token",
+  );
 });

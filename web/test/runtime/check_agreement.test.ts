@@ -15,7 +15,9 @@ interface Names {
   readonly refused: readonly string[];
 }
 
-const NAMES = JSON.parse(readFileSync(new URL("../../../tests/conformance/file_names.json", import.meta.url), "utf8")) as Names;
+const NAMES = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/file_names.json", import.meta.url), "utf8"),
+) as Names;
 /** NEARFAR_FUZZ_EXAMPLES asks for more. */
 const MUTATIONS = Number(process.env.NEARFAR_FUZZ_EXAMPLES ?? 500);
 const { manifest } = lettersBundle();
@@ -37,7 +39,12 @@ describe("names of files, as in Python", () => {
 function withPlane(change: Partial<PlaneEntry>): Partial<Manifest> {
   const [name, weight] = Object.entries(manifest.weights)[0] ?? ["", undefined];
   if (weight === undefined) throw new Error("no weight");
-  return { weights: { ...manifest.weights, [name]: { ...weight, planes: weight.planes.map((plane) => ({ ...plane, ...change })) } } };
+  return {
+    weights: {
+      ...manifest.weights,
+      [name]: { ...weight, planes: weight.planes.map((plane) => ({ ...plane, ...change })) },
+    },
+  };
 }
 
 function withPlan(change: Partial<typeof plan>): Partial<Manifest> {
@@ -55,15 +62,30 @@ test.each<readonly [string, unknown]>([
   ["heads that no group divides", { spec: { ...manifest.spec, num_kv_heads: 3 } }],
   ["a context beyond the positions", { context: manifest.spec.max_position_embeddings + 1 }],
   ["a tokenizer that is not among the files", { tokenizer: { ...manifest.tokenizer, file: "other.json" } }],
-  ["an array that there is not", withPlan({ steps: plan.steps.map((step) => ({ ...step, inputs: { ...step.inputs, more: "nowhere" } })) })],
-  ["a name that every object has", withPlan({ steps: plan.steps.map((step) => ({ ...step, variants: "constructor" })) })],
+  [
+    "an array that there is not",
+    withPlan({ steps: plan.steps.map((step) => ({ ...step, inputs: { ...step.inputs, more: "nowhere" } })) }),
+  ],
+  [
+    "a name that every object has",
+    withPlan({ steps: plan.steps.map((step) => ({ ...step, variants: "constructor" })) }),
+  ],
   ["an output that there is not", withPlan({ outputs: { ...plan.outputs, logits: "toString" } })],
   ["kernels that there are not", { kernels: {} }],
   ["a dim that there is not", withPlan({ buffers: { ...plan.buffers, more: { shape: ["Q"], dtype: "float32" } } })],
-  ["a division by nothing", withPlan({ buffers: { ...plan.buffers, more: { shape: [["ceildiv", "S", 0]], dtype: "float32" } } })],
-  ["a constant of another shape", withPlan({ constants: { more: { kind: "rope", shape: [2 ** 30, 1, 2], inverse_frequencies: [1], scale: 1 } } })],
+  [
+    "a division by nothing",
+    withPlan({ buffers: { ...plan.buffers, more: { shape: [["ceildiv", "S", 0]], dtype: "float32" } } }),
+  ],
+  [
+    "a constant of another shape",
+    withPlan({ constants: { more: { kind: "rope", shape: [2 ** 30, 1, 2], inverse_frequencies: [1], scale: 1 } } }),
+  ],
   ["a token beyond the vocabulary", { self_test: { prompt_ids: [99], rows: [], tolerances: {} } }],
-  ["a row beyond the prompt", { self_test: { prompt_ids: [1], rows: [{ row: 1, token_ids: [1], logits: [1], logsumexp: 1 }], tolerances: {} } }],
+  [
+    "a row beyond the prompt",
+    { self_test: { prompt_ids: [1], rows: [{ row: 1, token_ids: [1], logits: [1], logsumexp: 1 }], tolerances: {} } },
+  ],
 ])("%s is refused", (_, change) => {
   expect(() => checkManifest({ ...manifest, ...(change as object) })).toThrow(BundleError);
 });
@@ -99,12 +121,33 @@ test(`of ${MUTATIONS} mutated manifests each is a BundleError or is accepted`, (
   expect(accepted).toBeLessThan(MUTATIONS / 2);
 });
 
-const VALUES: readonly unknown[] = [null, true, 0, 1, -1, 2 ** 31, 2 ** 53, 0.5, "", "S", "Q", "../x", "__proto__", "constructor", [], {}, [0], "a".repeat(5000)];
+const VALUES: readonly unknown[] = [
+  null,
+  true,
+  0,
+  1,
+  -1,
+  2 ** 31,
+  2 ** 53,
+  0.5,
+  "",
+  "S",
+  "Q",
+  "../x",
+  "__proto__",
+  "constructor",
+  [],
+  {},
+  [0],
+  "a".repeat(5000),
+];
 
 function mutate(data: unknown, random: (below: number) => number): void {
   let holder = data as Record<string, unknown>;
   for (;;) {
-    const inner = Object.values(holder).filter((value) => typeof value === "object" && value !== null && Object.keys(value).length > 0);
+    const inner = Object.values(holder).filter(
+      (value) => typeof value === "object" && value !== null && Object.keys(value).length > 0,
+    );
     if (inner.length === 0 || random(7) === 0) break;
     holder = inner[random(inner.length)] as Record<string, unknown>;
   }
@@ -125,6 +168,9 @@ function mutate(data: unknown, random: (below: number) => number): void {
       holder[`${key}2`] = value;
       break;
     default:
-      holder[key] = typeof value === "number" ? ([value + 1, value - 1, -value, value * 2, 2 ** 40][random(5)] ?? 0) : VALUES[random(VALUES.length)];
+      holder[key] =
+        typeof value === "number"
+          ? ([value + 1, value - 1, -value, value * 2, 2 ** 40][random(5)] ?? 0)
+          : VALUES[random(VALUES.length)];
   }
 }

@@ -37,7 +37,12 @@ test("a condition's equalities are structural, its inequalities are not", () => 
 
 test("without choices the rows stay, but for alternatives and what lies behind a row without condition", () => {
   expect(arrange(ROWS, "attention", NO_CHOICES).map(variantName)).toEqual(["fused", "split+merge", "tile", "plain"]);
-  expect([chosen(decode), chosen(long), chosen(prefill), chosen(ragged)]).toEqual(["fused", "split+merge", "tile", "plain"]);
+  expect([chosen(decode), chosen(long), chosen(prefill), chosen(ragged)]).toEqual([
+    "fused",
+    "split+merge",
+    "tile",
+    "plain",
+  ]);
 });
 
 test("a row that is off gives way to the next that fits, also to one of the same condition", () => {
@@ -54,7 +59,11 @@ test("where nothing else is left, a row runs beyond the sizes that it was meant 
 
 test("a row in front is taken where both its record's condition and its own structural one hold", () => {
   const front = { attention: [{ when: ["<=", "T", 64], variant: "split 2+merge" }] } satisfies Choices["front"];
-  expect([chosen(decode, { front }), chosen(long, { front }), chosen(prefill, { front })]).toEqual(["split 2+merge", "split+merge", "tile"]);
+  expect([chosen(decode, { front }), chosen(long, { front }), chosen(prefill, { front })]).toEqual([
+    "split 2+merge",
+    "split+merge",
+    "tile",
+  ]);
   expect(chosen(decode, { front: { projection: front.attention } })).toBe("fused");
   expect(chosen(decode, { front, off: new Set(["split 2+merge"]) })).toBe("fused");
 });

@@ -11,9 +11,16 @@ test.each([
   expect(parseContentRange(header)).toEqual(range);
 });
 
-test.each(["", "bytes */200", "bytes 9-5/200", "bytes 5-200/200", "bytes=5-9/200", "items 5-9/200", "bytes 5-/200", "bytes 1-2,4-5/200", "bytes -5-9/200"])(
-  "%j is none",
-  (header) => {
-    expect(parseContentRange(header)).toBeNull();
-  },
-);
+test.each([
+  "",
+  "bytes */200",
+  "bytes 9-5/200",
+  "bytes 5-200/200",
+  "bytes=5-9/200",
+  "items 5-9/200",
+  "bytes 5-/200",
+  "bytes 1-2,4-5/200",
+  "bytes -5-9/200",
+])("%j is none", (header) => {
+  expect(parseContentRange(header)).toBeNull();
+});

@@ -17,7 +17,9 @@ test("the first activation dtype whose needs the device has is chosen", () => {
 
 test("a float16 bundle without shader-f16 is a DeviceError that names the feature", () => {
   const { manifest } = lettersBundle({ activations: [HALF] });
-  expect(() => chooseActivation(manifest, new Set())).toThrow("lacks the WebGPU feature shader-f16, and the bundle offers float16 activations only");
+  expect(() => chooseActivation(manifest, new Set())).toThrow(
+    "lacks the WebGPU feature shader-f16, and the bundle offers float16 activations only",
+  );
 });
 
 test("a browser without WebGPU is a DeviceError", async () => {
@@ -26,7 +28,10 @@ test("a browser without WebGPU is a DeviceError", async () => {
 
 test("a browser without an adapter is a DeviceError", async () => {
   const gpu = { requestAdapter: () => Promise.resolve(null) } as unknown as GPU;
-  await expect(openDevice(lettersBundle().manifest, { gpu }, () => 0)).rejects.toMatchObject({ code: "device_error", details: { missing: "adapter" } });
+  await expect(openDevice(lettersBundle().manifest, { gpu }, () => 0)).rejects.toMatchObject({
+    code: "device_error",
+    details: { missing: "adapter" },
+  });
 });
 
 test("only the features and limits that the bundle needs are asked for, and the device's clock", async () => {
@@ -44,13 +49,19 @@ test("only the features and limits that the bundle needs are asked for, and the 
   const opened = await openDevice(manifest, { adapter }, () => 200 * 2 ** 20);
   expect(opened).toMatchObject({ activation: "float16", adapter: "acme one" });
   expect(asked).toEqual([
-    { label: "nearfar", requiredFeatures: ["shader-f16", "timestamp-query"], requiredLimits: { maxStorageBufferBindingSize: 200 * 2 ** 20 } },
+    {
+      label: "nearfar",
+      requiredFeatures: ["shader-f16", "timestamp-query"],
+      requiredLimits: { maxStorageBufferBindingSize: 200 * 2 ** 20 },
+    },
   ]);
 });
 
 test("a variant may need a feature of WGSL itself, which is not asked for", async () => {
   const needs = ["subgroups", "subgroup_id"];
-  const { manifest } = lettersBundle({ variants: { linear: [{ kernels: ["fast"], activation: null, needs, when: null }] } });
+  const { manifest } = lettersBundle({
+    variants: { linear: [{ kernels: ["fast"], activation: null, needs, when: null }] },
+  });
   const asked: GPUDeviceDescriptor[] = [];
   const adapter = {
     features: new Set(["subgroups"]),
@@ -71,5 +82,8 @@ test("a variant may need a feature of WGSL itself, which is not asked for", asyn
 test("a limit beyond the device's is a DeviceError that names it", async () => {
   const gpu = dawn("backend=null");
   const opening = openDevice(lettersBundle().manifest, { gpu }, () => 2 ** 50);
-  await expect(opening).rejects.toMatchObject({ code: "device_error", details: { limit: "maxBufferSize", needed: 2 ** 50 } });
+  await expect(opening).rejects.toMatchObject({
+    code: "device_error",
+    details: { limit: "maxBufferSize", needed: 2 ** 50 },
+  });
 });

@@ -14,11 +14,15 @@ test("a sound manifest is taken as it is", async () => {
 
 test("a page instead of a manifest is a BundleError that asks for the address", async () => {
   const source = memorySource({ "manifest.json": bytesOf("<!doctype html><title>404</title>") });
-  await expect(loadManifest(source, SIGNAL)).rejects.toThrow("manifest.json: is not JSON (it starts with \"<!doctype html><titl\"); check that memory");
+  await expect(loadManifest(source, SIGNAL)).rejects.toThrow(
+    'manifest.json: is not JSON (it starts with "<!doctype html><titl"); check that memory',
+  );
 });
 
 test("another format version is a BundleError that names both", () => {
-  expect(() => checkManifest({ ...manifest, format_version: 99 })).toThrow("has format version 99, this @nearfar/web reads 2");
+  expect(() => checkManifest({ ...manifest, format_version: 99 })).toThrow(
+    "has format version 99, this @nearfar/web reads 2",
+  );
 });
 
 test("a bundle of the format before plans had names is a BundleError that says what to do", () => {
@@ -33,12 +37,16 @@ test("a bundle for another target is a BundleError", () => {
 });
 
 test("an unknown key is an error, so that nothing is silently ignored", () => {
-  expect(() => checkManifest({ ...manifest, plans: { generate: { ...plan, future: 1 } } })).toThrow("key 'plans.generate.future' is not known here");
+  expect(() => checkManifest({ ...manifest, plans: { generate: { ...plan, future: 1 } } })).toThrow(
+    "key 'plans.generate.future' is not known here",
+  );
 });
 
 test("a missing key is named with its path", () => {
   const steps = [{ ...plan.steps[0], variants: undefined }];
-  expect(() => checkManifest({ ...manifest, plans: { generate: { ...plan, steps } } })).toThrow("plans.generate.steps[0].variants must be a string, not missing");
+  expect(() => checkManifest({ ...manifest, plans: { generate: { ...plan, steps } } })).toThrow(
+    "plans.generate.steps[0].variants must be a string, not missing",
+  );
 });
 
 test.each([
@@ -46,10 +54,16 @@ test.each([
   [{ shards: {} }, "shards must be a list, not {}"],
   [{ kernels: [] }, "kernels must be an object"],
   [{ activations: [{ dtype: "int8", needs: [] }] }, 'activations[0].dtype must be "float32" or "float16"'],
-  [{ lora: { rank: 1, modules: { q: [{ a: "a", b: "b", part: 0, start: 0, stop: 4, first_row: 0 }] } } }, "lora.modules.q[0].factor must be a number, not missing"],
+  [
+    { lora: { rank: 1, modules: { q: [{ a: "a", b: "b", part: 0, start: 0, stop: 4, first_row: 0 }] } } },
+    "lora.modules.q[0].factor must be a number, not missing",
+  ],
   [{ spec: { ...manifest.spec, windows: [4, "all"] } }, 'spec.windows[1] must be an integer, not "all"'],
   [{ kernels: { k: { ...manifest.kernels.sample, facts: [] } } }, "kernels.k.facts must be an object"],
-  [{ variants: { a: [{ kernels: ["k"], activation: null, needs: [], when: ["<=", "S"] }] } }, "variants.a[0].when must be a condition"],
+  [
+    { variants: { a: [{ kernels: ["k"], activation: null, needs: [], when: ["<=", "S"] }] } },
+    "variants.a[0].when must be a condition",
+  ],
 ])("a value of the wrong kind is named with its path: %j", (change, message) => {
   expect(() => checkManifest({ ...manifest, ...change })).toThrow(message);
 });

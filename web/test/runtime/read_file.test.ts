@@ -29,17 +29,27 @@ test("a flipped bit is a BundleError with both hashes", async () => {
   const expected = { file: "shard", size: BYTES.length, sha256: await sha256(BYTES) };
   const error = await readFile(memorySource({ shard: flipped }), expected, SIGNAL).catch((error: unknown) => error);
   expect(error).toBeInstanceOf(BundleError);
-  expect(error).toMatchObject({ code: "bundle_error", details: { file: "shard", expected: expected.sha256, found: await sha256(flipped) } });
+  expect(error).toMatchObject({
+    code: "bundle_error",
+    details: { file: "shard", expected: expected.sha256, found: await sha256(flipped) },
+  });
   expect((error as BundleError).message).toMatch(/^shard: has SHA-256 .*upload or compile the bundle again/);
 });
 
 test("a truncated file is a BundleError with both sizes", async () => {
-  const error = await readFile(SOURCE, { file: "shard", size: BYTES.length + 1 }, SIGNAL).catch((error: unknown) => error);
-  expect(error).toMatchObject({ code: "bundle_error", details: { file: "shard", found: BYTES.length, expected: BYTES.length + 1 } });
+  const error = await readFile(SOURCE, { file: "shard", size: BYTES.length + 1 }, SIGNAL).catch(
+    (error: unknown) => error,
+  );
+  expect(error).toMatchObject({
+    code: "bundle_error",
+    details: { file: "shard", found: BYTES.length, expected: BYTES.length + 1 },
+  });
 });
 
 test("a file that is too long is refused before it is read whole", async () => {
-  await expect(readFile(SOURCE, { file: "shard", size: 150 }, SIGNAL)).rejects.toThrow("shard: has at least 200 bytes, the manifest says 150");
+  await expect(readFile(SOURCE, { file: "shard", size: 150 }, SIGNAL)).rejects.toThrow(
+    "shard: has at least 200 bytes, the manifest says 150",
+  );
 });
 
 test("an abort ends a download with its reason", async () => {
@@ -52,20 +62,30 @@ test("an abort ends a download with its reason", async () => {
 
 test("an abort ends a download from a source that hangs and heeds no signal, and closes its stream", async () => {
   let cancelled = 0;
-  const stream = (): ReadableStream<Uint8Array> => new ReadableStream({
-    cancel: () => {
-      cancelled++;
-    },
-  });
-  for (const open of [() => Promise.resolve(stream()), () => new Promise<ReadableStream<Uint8Array>>(() => undefined), () => pause(30, SIGNAL).then(stream)]) {
-    await expect(readFile({ location: "hangs", open }, { file: "shard" }, AbortSignal.timeout(10))).rejects.toHaveProperty("name", "TimeoutError");
+  const stream = (): ReadableStream<Uint8Array> =>
+    new ReadableStream({
+      cancel: () => {
+        cancelled++;
+      },
+    });
+  for (const open of [
+    () => Promise.resolve(stream()),
+    () => new Promise<ReadableStream<Uint8Array>>(() => undefined),
+    () => pause(30, SIGNAL).then(stream),
+  ]) {
+    await expect(
+      readFile({ location: "hangs", open }, { file: "shard" }, AbortSignal.timeout(10)),
+    ).rejects.toHaveProperty("name", "TimeoutError");
   }
   await pause(40, SIGNAL);
   expect(cancelled).toBe(2);
 });
 
 /** Answers from ``starts(offset)`` on with 130 bytes, then the connection breaks; the last answers are whole. */
-function breaking(starts: (offset: number) => number, breaks: number): { readonly source: Source; readonly offsets: number[] } {
+function breaking(
+  starts: (offset: number) => number,
+  breaks: number,
+): { readonly source: Source; readonly offsets: number[] } {
   const offsets: number[] = [];
   const openAt = (_: string, offset: number): Promise<Part> => {
     const start = starts(offset);
@@ -102,7 +122,14 @@ test("a connection that breaks again and again is given up after five tries, eac
   const times: number[] = [];
   const dead: Source = {
     location: "dead",
-    open: () => Promise.resolve(new ReadableStream({ start: (controller) => { controller.error(new TypeError("connection reset")); } })),
+    open: () =>
+      Promise.resolve(
+        new ReadableStream({
+          start: (controller) => {
+            controller.error(new TypeError("connection reset"));
+          },
+        }),
+      ),
     openAt: () => (times.push(Date.now() - start), Promise.reject(new BundleError("no network"))),
   };
   const start = Date.now();
@@ -118,7 +145,10 @@ test("a server that refuses the rest is believed at once, and an abort ends the 
   const refusing: Source = { ...source, openAt: () => Promise.reject(new BundleError("gone", { status: 404 })) };
   await expect(readFile(refusing, { file: "shard", size: 400 }, SIGNAL)).rejects.toThrow("gone");
   const started = performance.now();
-  await expect(readFile(source, { file: "shard", size: 400 }, AbortSignal.timeout(20))).rejects.toHaveProperty("name", "TimeoutError");
+  await expect(readFile(source, { file: "shard", size: 400 }, AbortSignal.timeout(20))).rejects.toHaveProperty(
+    "name",
+    "TimeoutError",
+  );
   expect(performance.now() - started).toBeLessThan(200);
 });
 

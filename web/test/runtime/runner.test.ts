@@ -10,7 +10,8 @@ import { lettersBundle, memorySource } from "../letters_bundle.js";
 
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
-if (!hasAdapter && process.env.CI !== undefined) throw new Error("Dawn finds no adapter (CI is set, so this is not skipped)");
+if (!hasAdapter && process.env.CI !== undefined)
+  throw new Error("Dawn finds no adapter (CI is set, so this is not skipped)");
 const withRunner = test.runIf(hasAdapter);
 const { files } = lettersBundle();
 let runner: Runner;
@@ -26,7 +27,9 @@ beforeAll(async () => {
 async function newRunner(bundleFiles = files): Promise<Runner> {
   const bundle = await openBundle(memorySource(bundleFiles), new AbortController().signal);
   const pool = { maxSequences: 3, pages: 20 };
-  const device = await openDevice(bundle.manifest, { gpu }, (activation) => largestBuffer(bundle.manifest, activation, pool));
+  const device = await openDevice(bundle.manifest, { gpu }, (activation) =>
+    largestBuffer(bundle.manifest, activation, pool),
+  );
   return Runner.create(bundle, device, pool);
 }
 
@@ -46,7 +49,8 @@ function step(tokenIds: readonly number[], flags = 0): Batch {
   };
 }
 
-const idsOf = (results: readonly StepResult[]): readonly (readonly number[])[] => results.map(({ tokenIds }) => [...tokenIds]);
+const idsOf = (results: readonly StepResult[]): readonly (readonly number[])[] =>
+  results.map(({ tokenIds }) => [...tokenIds]);
 
 withRunner("limits are those that were asked for", () => {
   expect(runner.limits).toEqual({ tokens: 64, sequences: 3, pages: 20, pageSize: 16, context: 256, vocabSize: 8 });
@@ -55,7 +59,9 @@ withRunner("limits are those that were asked for", () => {
 withRunner("steps in flight feed each other on the device, and their results come in order", async () => {
   const order: number[] = [];
   const batches = [step([0, 1, 2]), step([-1, -2, -3]), step([-3, -2]), step([-2]), step([7])];
-  const results = await Promise.all(batches.map((batch, index) => runner.submit(batch).finally(() => order.push(index))));
+  const results = await Promise.all(
+    batches.map((batch, index) => runner.submit(batch).finally(() => order.push(index))),
+  );
   // Token t is followed by (3 t + 1) mod 8: 0 1 4 5, 1 4 5, 2 7 6.
   expect(idsOf(results)).toEqual([[1, 4, 7], [4, 5, 6], [3, 0], [1], [6]]);
   expect(order).toEqual([0, 1, 2, 3, 4]);
@@ -76,7 +82,11 @@ withRunner("log-probabilities and the likeliest tokens come where they are wante
 
 withRunner("a batch without sampled rows resolves without being read, and later ones see what it did", async () => {
   const silent: Batch = { ...step([3]), sample_rows: [], sample_slots: [], sample_settings: [] };
-  expect(await runner.submit(silent, { logprobs: true })).toEqual({ tokenIds: new Int32Array(), logprobs: new Float32Array(), alternatives: null });
+  expect(await runner.submit(silent, { logprobs: true })).toEqual({
+    tokenIds: new Int32Array(),
+    logprobs: new Float32Array(),
+    alternatives: null,
+  });
 });
 
 withRunner("logits are those of the rows", async () => {
@@ -84,14 +94,20 @@ withRunner("logits are those of the rows", async () => {
 });
 
 withRunner("a slot's bias is in order with the batches before and after it", async () => {
-  const bias = (id: number): Float32Array<ArrayBuffer> => Float32Array.from({ length: 8 }, (_, each) => (each === id ? 20 : 0));
+  const bias = (id: number): Float32Array<ArrayBuffer> =>
+    Float32Array.from({ length: 8 }, (_, each) => (each === id ? 20 : 0));
   const before = runner.submit(step([0, 0], SAMPLE_FLAGS.bias));
   runner.setLogitBias(1, bias(6));
   const between = runner.submit(step([0, 0], SAMPLE_FLAGS.bias));
   runner.setLogitBias(1, bias(3));
   const after = runner.submit(step([0, 0], SAMPLE_FLAGS.bias));
   const without = runner.submit(step([0, 0]));
-  expect(idsOf(await Promise.all([before, between, after, without]))).toEqual([[1, 1], [1, 6], [1, 3], [1, 1]]);
+  expect(idsOf(await Promise.all([before, between, after, without]))).toEqual([
+    [1, 1],
+    [1, 6],
+    [1, 3],
+    [1, 1],
+  ]);
 });
 
 withRunner("pages are copied, read and written whole", async () => {
@@ -111,8 +127,14 @@ withRunner("pages are copied, read and written whole", async () => {
 
 withRunner("what is out of range is a RequestError", async () => {
   const request = { code: "request_error" };
-  await expect(runner.submit(step([0, 0, 0, 0]))).rejects.toMatchObject({ ...request, message: "batch: B is 4, this runner takes at most 3; split the batch" });
-  await expect(runner.submit({ ...step([0]), sample_slots: [3, 0] })).rejects.toMatchObject({ ...request, details: { slot: 3, slots: 3 } });
+  await expect(runner.submit(step([0, 0, 0, 0]))).rejects.toMatchObject({
+    ...request,
+    message: "batch: B is 4, this runner takes at most 3; split the batch",
+  });
+  await expect(runner.submit({ ...step([0]), sample_slots: [3, 0] })).rejects.toMatchObject({
+    ...request,
+    details: { slot: 3, slots: 3 },
+  });
   await expect(runner.submit({ ...step([0]), sample_slots: [-1, SAMPLE_FLAGS.mask] })).rejects.toMatchObject(request);
   expect(idsOf([await runner.submit({ ...step([0]), sample_slots: [-1, 0] })])).toEqual([[1]]);
   await expect(runner.readPages([20])).rejects.toMatchObject(request);
@@ -134,18 +156,26 @@ withRunner("an input of another size than the plan declares is a RequestError th
   const short = { ...step([1, 2]), positions: [0] };
   await expect(runner.submit(short)).rejects.toThrow("batch: positions has 1 elements, the plan takes 2");
   const settings = { ...step([1]), sample_settings: [0, 0, 1] };
-  await expect(runner.submit(settings)).rejects.toMatchObject({ code: "request_error", details: { input: "sample_settings", found: 3, expected: 8 } });
+  await expect(runner.submit(settings)).rejects.toMatchObject({
+    code: "request_error",
+    details: { input: "sample_settings", found: 3, expected: 8 },
+  });
 });
 
-withRunner("a plan with an input that this runtime does not know, and a bundle without the plan, are BundleErrors before the download", async () => {
-  const { manifest } = lettersBundle();
-  const plan = planOf(manifest);
-  const inputs = { ...plan.inputs, pixels: { shape: ["S", 3], dtype: "float32" as const } };
-  await expect(newRunner(lettersBundle({ plans: { generate: { ...plan, inputs } } }).files)).rejects.toThrow(
-    "manifest.json: input pixels is not known here; known: token_ids",
-  );
-  await expect(newRunner(lettersBundle({ plans: { encode: plan } }).files)).rejects.toThrow("manifest.json: has no plan 'generate', only encode; use a newer @nearfar/web");
-});
+withRunner(
+  "a plan with an input that this runtime does not know, and a bundle without the plan, are BundleErrors before the download",
+  async () => {
+    const { manifest } = lettersBundle();
+    const plan = planOf(manifest);
+    const inputs = { ...plan.inputs, pixels: { shape: ["S", 3], dtype: "float32" as const } };
+    await expect(newRunner(lettersBundle({ plans: { generate: { ...plan, inputs } } }).files)).rejects.toThrow(
+      "manifest.json: input pixels is not known here; known: token_ids",
+    );
+    await expect(newRunner(lettersBundle({ plans: { encode: plan } }).files)).rejects.toThrow(
+      "manifest.json: has no plan 'generate', only encode; use a newer @nearfar/web",
+    );
+  },
+);
 
 withRunner("a device that is gone resolves lost, and rejects what is in flight and what comes after", async () => {
   const other = await newRunner();

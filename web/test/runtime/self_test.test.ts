@@ -53,9 +53,13 @@ class FakeRunner implements TestedRunner {
   forwardLogits(batch: Batch): Promise<Float32Array> {
     this.forwards++;
     const dims = dimsOf(batch, { P: this.numPages }, false);
-    if (!this.running(dims).includes("forgetful")) batch.slots.forEach((slot, index) => (this.#slots[slot] = batch.token_ids[index] ?? 0));
+    if (!this.running(dims).includes("forgetful"))
+      batch.slots.forEach((slot, index) => (this.#slots[slot] = batch.token_ids[index] ?? 0));
     const length = (batch.positions.at(-1) ?? 0) + 1;
-    const tokens = Array.from({ length }, (_, position) => this.#slots[(batch.page_ids[position >> 4] ?? 0) * 16 + (position & 15)] ?? 0);
+    const tokens = Array.from(
+      { length },
+      (_, position) => this.#slots[(batch.page_ids[position >> 4] ?? 0) * 16 + (position & 15)] ?? 0,
+    );
     const logits = rightLogits(tokens);
     for (const name of this.running(dims)) {
       const fault = name.startsWith("argmax") ? 0 : (this.wrong[name] ?? 0);
@@ -66,7 +70,9 @@ class FakeRunner implements TestedRunner {
 
   async likeliest(batch: Batch): Promise<number> {
     const logits = await this.forwardLogits(batch);
-    const wrong = this.running(dimsOf(batch, { P: this.numPages }, false)).some((name) => name.startsWith("argmax") && name in this.wrong);
+    const wrong = this.running(dimsOf(batch, { P: this.numPages }, false)).some(
+      (name) => name.startsWith("argmax") && name in this.wrong,
+    );
     return wrong ? -1 : logits.indexOf(Math.max(...logits));
   }
 }
@@ -99,11 +105,27 @@ const FEW: Condition = ["<=", "S", 4];
 const DECODE: Condition = ["==", "S", "B"];
 const LISTS: Lists = {
   embed: [["embed", null]],
-  qkv: [["qkv few", FEW], ["qkv few 2", FEW], ["qkv tile", null], ["qkv tile 2", null]],
-  attention: [["fused", DECODE], ["split", DECODE], ["tile", ["==", "B", 1]], ["plain", null]],
-  head: [["head few", FEW], ["head", null]],
-  argmax: [["argmax", null], ["argmax 2", null]],
-}; // prettier-ignore
+  qkv: [
+    ["qkv few", FEW],
+    ["qkv few 2", FEW],
+    ["qkv tile", null],
+    ["qkv tile 2", null],
+  ],
+  attention: [
+    ["fused", DECODE],
+    ["split", DECODE],
+    ["tile", ["==", "B", 1]],
+    ["plain", null],
+  ],
+  head: [
+    ["head few", FEW],
+    ["head", null],
+  ],
+  argmax: [
+    ["argmax", null],
+    ["argmax 2", null],
+  ],
+};
 const NAMES = Object.values(LISTS).flatMap((rows) => (rows.length > 1 ? rows.map(([name]) => name) : []));
 
 test("a healthy device passes in one full trial and one short one a round", async () => {
@@ -132,12 +154,20 @@ test("a variant that is wrong for single tokens alone, or for many alone, is fou
 });
 
 test("several wrong variants are all found, also two of one list and where the first of every list is wrong", async () => {
-  const sets = [["qkv few", "qkv tile"], ["qkv few", "fused", "head few"], ["tile", "plain", "qkv tile 2", "head"]]; // prettier-ignore
+  const sets = [
+    ["qkv few", "qkv tile"],
+    ["qkv few", "fused", "head few"],
+    ["tile", "plain", "qkv tile 2", "head"],
+  ];
   sets.push(["qkv few", "qkv few 2", "qkv tile", "fused", "split", "head few"]);
   for (const wrong of sets) {
     const { passed, off } = await run(LISTS, Object.fromEntries(wrong.map((name) => [name, 1])));
     // Without "plain" only "tile" and the like stand for prefills.
-    expect([wrong, passed, off]).toEqual([wrong, !wrong.includes("plain"), new Set(wrong.includes("plain") ? [] : wrong)]);
+    expect([wrong, passed, off]).toEqual([
+      wrong,
+      !wrong.includes("plain"),
+      new Set(wrong.includes("plain") ? [] : wrong),
+    ]);
   }
 });
 
@@ -154,7 +184,14 @@ test("where the only row of a list is wrong, nothing passes, and the deviation s
 });
 
 test("a variant that writes no keys and values is found, whatever earlier trials left in the pages", async () => {
-  const lists: Lists = { append: [["append", null], ["append 2", null], ["forgetful", null], ["append 3", null]] }; // prettier-ignore
+  const lists: Lists = {
+    append: [
+      ["append", null],
+      ["append 2", null],
+      ["forgetful", null],
+      ["append 3", null],
+    ],
+  };
   expect((await run(lists, {})).off).toEqual(new Set(["forgetful"]));
 });
 
@@ -165,7 +202,10 @@ test("variants that a record puts in front are part of the first trial, and a wr
   expect(healthy.choices).toEqual({ off: new Set(), front });
   expect(healthy.running({ S: 1, B: 1 })).toContain("qkv tile 2");
   const broken = new FakeRunner(LISTS, { "qkv tile 2": 1 });
-  expect(await selfTest(broken, testOf(LISTS, { front }))).toMatchObject({ passed: true, off: new Set(["qkv tile 2"]) });
+  expect(await selfTest(broken, testOf(LISTS, { front }))).toMatchObject({
+    passed: true,
+    off: new Set(["qkv tile 2"]),
+  });
   expect(broken.running({ S: 1, B: 1 })).toContain("qkv few");
 });
 

@@ -29,7 +29,10 @@ function partial(start: number, range: string | null, etag = '"v1"'): Response {
   return new Response(DATA.slice(start), { status: 206, headers });
 }
 
-async function openAt(offset: number, etag: string | null = null): Promise<{ start: number; etag: string | null; text: string }> {
+async function openAt(
+  offset: number,
+  etag: string | null = null,
+): Promise<{ start: number; etag: string | null; text: string }> {
   const part = await httpSource("https://host/bundle?key=1").openAt?.("weights/0.bin", offset, etag, SIGNAL);
   if (part === undefined) throw new Error("no openAt");
   return { start: part.start, etag: part.etag, text: await new Response(part.stream).text() };
@@ -46,7 +49,9 @@ test("an address is a folder's, and keeps its query", () => {
 test("the rest of a file is asked for and taken", async () => {
   const asked = answer(partial(4, "bytes 4-9/10"));
   expect(await openAt(4)).toEqual({ start: 4, etag: '"v1"', text: "456789" });
-  expect(asked).toEqual([{ url: "https://host/bundle/weights/0.bin?key=1", range: "bytes=4-", ifRange: null, cache: "no-store" }]);
+  expect(asked).toEqual([
+    { url: "https://host/bundle/weights/0.bin?key=1", range: "bytes=4-", ifRange: null, cache: "no-store" },
+  ]);
 });
 
 test("the page's own server is told of which version the rest is wanted, another is not", async () => {
@@ -90,7 +95,10 @@ test("a weak ETag stands for no version", async () => {
 
 test("a missing file is a BundleError with the status", async () => {
   answer(new Response("", { status: 404 }));
-  await expect(openAt(4)).rejects.toMatchObject({ code: "bundle_error", details: { file: "weights/0.bin", status: 404 } });
+  await expect(openAt(4)).rejects.toMatchObject({
+    code: "bundle_error",
+    details: { file: "weights/0.bin", status: 404 },
+  });
 });
 
 test("without a store, the browser's own copy is taken only where the server says that it is still good", async () => {

@@ -25,9 +25,20 @@ const SLOW = EMBED.replace(
   "y[g.y * 8u",
   "var walk = l.x; for (var i = 0; i < 400000; i++) { walk = (walk * 5u + 3u) & 1023u; }\n  if (walk == 4096u) { return; }\n  y[g.y * 8u",
 );
-const KERNELS = { embed_wrong: WRONG, embed_refused: EMBED.replace("fn main", "fn nowhere"), embed_nan: NOT_A_NUMBER, embed_slow: SLOW };
+const KERNELS = {
+  embed_wrong: WRONG,
+  embed_refused: EMBED.replace("fn main", "fn nowhere"),
+  embed_nan: NOT_A_NUMBER,
+  embed_slow: SLOW,
+};
 
-const row = (name: string, rest: Partial<VariantEntry> = {}): VariantEntry => ({ kernels: [name], activation: null, needs: [], when: null, ...rest });
+const row = (name: string, rest: Partial<VariantEntry> = {}): VariantEntry => ({
+  kernels: [name],
+  activation: null,
+  needs: [],
+  when: null,
+  ...rest,
+});
 
 /** The letters with other ways to embed. */
 function bundleOf(embed: readonly VariantEntry[], changes: Partial<Manifest> = {}): LettersBundle {
@@ -62,7 +73,10 @@ async function answer(engine: Engine): Promise<readonly number[]> {
 const RIGHT = [6, 3, 2, 7, 6];
 
 /** Load, look, answer, free. */
-async function selfTestOf(bundle: LettersBundle, options: LoadOptions = {}): Promise<SelfTestInfo & { ids: readonly number[]; kernels: number | null }> {
+async function selfTestOf(
+  bundle: LettersBundle,
+  options: LoadOptions = {},
+): Promise<SelfTestInfo & { ids: readonly number[]; kernels: number | null }> {
   const engine = await load(bundle, options);
   const found = { ...engine.info.selfTest, ids: await answer(engine), kernels: engine.info.kernels };
   engine.destroy();
@@ -80,7 +94,10 @@ withGpu.each([
   ["the first choice", [row("embed_wrong"), row("embed_many")]],
   ["the first choice for few tokens", [row("embed_wrong", { when: ["<=", "S", 4] }), row("embed_many")]],
   ["the last row", [row("embed_few", { when: ["<=", "S", 4] }), row("embed_wrong")]],
-  ["what would run by itself, for few tokens and for many,", [row("embed_wrong", { when: ["<=", "S", 4] }), row("embed_wrong"), row("embed_many")]],
+  [
+    "what would run by itself, for few tokens and for many,",
+    [row("embed_wrong", { when: ["<=", "S", 4] }), row("embed_wrong"), row("embed_many")],
+  ],
 ])("%s that is wrong is switched off, and answers are right", async (_, embed) => {
   const found = await selfTestOf(bundleOf(embed));
   expect(found).toMatchObject({ state: "passed-with-switched-off", switchedOff: ["embed_wrong"], ids: RIGHT });
@@ -90,13 +107,23 @@ withGpu("alternatives are made and tested where they may come to run: where tuni
   const bundle = bundleOf([row("embed_many"), row("embed_wrong")]);
   const without = await selfTestOf(bundle);
   expect(without).toMatchObject({ state: "passed", ids: RIGHT });
-  expect(await selfTestOf(bundle, { tuning: true })).toMatchObject({ switchedOff: ["embed_wrong"], kernels: (without.kernels ?? NaN) + 1, ids: RIGHT });
+  expect(await selfTestOf(bundle, { tuning: true })).toMatchObject({
+    switchedOff: ["embed_wrong"],
+    kernels: (without.kernels ?? NaN) + 1,
+    ids: RIGHT,
+  });
   // A note of a load without tuning says nothing of alternatives; one of a load with it does.
   const notes = new MemoryNotes();
   await selfTestOf(bundle, { notes });
   expect(await selfTestOf(bundle, { notes })).toMatchObject({ remembered: true });
-  expect(await selfTestOf(bundle, { notes, tuning: true })).toMatchObject({ switchedOff: ["embed_wrong"], remembered: false });
-  expect(await selfTestOf(bundle, { notes, tuning: true })).toMatchObject({ switchedOff: ["embed_wrong"], remembered: true });
+  expect(await selfTestOf(bundle, { notes, tuning: true })).toMatchObject({
+    switchedOff: ["embed_wrong"],
+    remembered: false,
+  });
+  expect(await selfTestOf(bundle, { notes, tuning: true })).toMatchObject({
+    switchedOff: ["embed_wrong"],
+    remembered: true,
+  });
 });
 
 withGpu("a variant that the device refuses is switched off, where there is another", async () => {
@@ -104,31 +131,62 @@ withGpu("a variant that the device refuses is switched off, where there is anoth
   const notes = new MemoryNotes();
   for (const remembered of [false, true]) {
     const found = await selfTestOf(bundle, { notes });
-    expect(found).toMatchObject({ state: "passed-with-switched-off", switchedOff: ["embed_refused"], ids: RIGHT, remembered });
+    expect(found).toMatchObject({
+      state: "passed-with-switched-off",
+      switchedOff: ["embed_refused"],
+      ids: RIGHT,
+      remembered,
+    });
   }
   // A note of another driver, which took it.
   const note = { ...([...notes.kept.values()][0] as object), switchedOff: [] };
   const outdated: Notes = { read: () => Promise.resolve(note), write: () => Promise.resolve() };
-  expect(await selfTestOf(bundle, { notes: outdated })).toMatchObject({ switchedOff: ["embed_refused"], ids: RIGHT, remembered: false });
+  expect(await selfTestOf(bundle, { notes: outdated })).toMatchObject({
+    switchedOff: ["embed_refused"],
+    ids: RIGHT,
+    remembered: false,
+  });
   const untested = await selfTestOf(bundle, { selfTest: "never" });
   expect(untested).toMatchObject({ state: "untested", switchedOff: ["embed_refused"], ids: RIGHT });
-  await expect(load(bundleOf([row("embed_refused")]))).rejects.toMatchObject({ code: "device_error", details: { kernel: "embed_refused" } });
+  await expect(load(bundleOf([row("embed_refused")]))).rejects.toMatchObject({
+    code: "device_error",
+    details: { kernel: "embed_refused" },
+  });
 });
 
-withGpu("what the self-test found is remembered: the next load runs no test and makes no kernel that does not run", async () => {
-  const bundle = bundleOf([row("embed_wrong"), row("embed_nan", { when: ["<=", "S", 4] }), row("embed_many"), row("embed_few")]);
-  const notes = new MemoryNotes();
-  const first = await selfTestOf(bundle, { notes });
-  expect(first).toMatchObject({ switchedOff: ["embed_wrong", "embed_nan"], remembered: false, ids: RIGHT, kernels: 8 });
-  const phases: string[] = [];
-  const second = await selfTestOf(bundle, { notes, onProgress: ({ phase }) => phases.push(phase) });
-  expect(second).toEqual({ ...first, remembered: true, kernels: 5 });
-  expect(phases).not.toContain("self-test");
-  expect(notes.writes).toBe(1);
-  expect(await selfTestOf(bundle, { notes, selfTest: "always" })).toMatchObject({ remembered: false, switchedOff: first.switchedOff });
-  // Another bundle is another matter.
-  expect(await selfTestOf(bundleOf([row("embed_many")]), { notes })).toMatchObject({ state: "passed", remembered: false });
-});
+withGpu(
+  "what the self-test found is remembered: the next load runs no test and makes no kernel that does not run",
+  async () => {
+    const bundle = bundleOf([
+      row("embed_wrong"),
+      row("embed_nan", { when: ["<=", "S", 4] }),
+      row("embed_many"),
+      row("embed_few"),
+    ]);
+    const notes = new MemoryNotes();
+    const first = await selfTestOf(bundle, { notes });
+    expect(first).toMatchObject({
+      switchedOff: ["embed_wrong", "embed_nan"],
+      remembered: false,
+      ids: RIGHT,
+      kernels: 8,
+    });
+    const phases: string[] = [];
+    const second = await selfTestOf(bundle, { notes, onProgress: ({ phase }) => phases.push(phase) });
+    expect(second).toEqual({ ...first, remembered: true, kernels: 5 });
+    expect(phases).not.toContain("self-test");
+    expect(notes.writes).toBe(1);
+    expect(await selfTestOf(bundle, { notes, selfTest: "always" })).toMatchObject({
+      remembered: false,
+      switchedOff: first.switchedOff,
+    });
+    // Another bundle is another matter.
+    expect(await selfTestOf(bundleOf([row("embed_many")]), { notes })).toMatchObject({
+      state: "passed",
+      remembered: false,
+    });
+  },
+);
 
 withGpu("a note that is not one is as if never made", async () => {
   const notes: Notes = { read: () => Promise.resolve({ activation: "int3" }), write: () => Promise.resolve() };
@@ -146,13 +204,21 @@ withGpu("a device that takes the wrong token for the likeliest is found, though 
   const { manifest, files } = lettersBundle();
   const code = new TextDecoder().decode(files["kernels/sample.wgsl"]).replace("i < 8u", "i < 2u");
   const file = bytesOf(code);
-  const kernels = { ...manifest.kernels, sample: { ...manifest.kernels.sample, sha256: createHash("sha256").update(file).digest("hex") } };
+  const kernels = {
+    ...manifest.kernels,
+    sample: { ...manifest.kernels.sample, sha256: createHash("sha256").update(file).digest("hex") },
+  };
   const bundle = lettersBundle({ kernels: kernels as Manifest["kernels"] });
-  await expect(load({ ...bundle, files: { ...bundle.files, "kernels/sample.wgsl": file } })).rejects.toThrow("computes the model wrongly");
+  await expect(load({ ...bundle, files: { ...bundle.files, "kernels/sample.wgsl": file } })).rejects.toThrow(
+    "computes the model wrongly",
+  );
 });
 
 withGpu.each([
-  ["embed_wrong", /computes the model wrongly \(with float32 activations logits are off by 100 %, at most 0\.100 % is rounding\)/],
+  [
+    "embed_wrong",
+    /computes the model wrongly \(with float32 activations logits are off by 100 %, at most 0\.100 % is rounding\)/,
+  ],
   ["embed_nan", /computes the model wrongly \(with float32 activations logits are not numbers, /],
 ])("where the only row is %s, loading is a DeviceError that names the device", async (name, message) => {
   const loading = load(bundleOf([row(name)]));
@@ -170,16 +236,22 @@ const BOTH: Partial<Manifest> = {
 const HALF = { activation: "float16" } as const;
 const FULL = { activation: "float32" } as const;
 
-withGpu("where all float16 rows are wrong, the bundle is loaded again with float32, and at once the next time", async () => {
-  const bundle = bundleOf([row("embed_wrong", HALF), row("embed_nan", HALF), row("embed_many", FULL)], BOTH);
-  const notes = new MemoryNotes();
-  for (const remembered of [false, true]) {
-    const engine = await load(bundle, { notes });
-    expect(engine.info).toMatchObject({ activation: "float32", selfTest: { state: "passed-with-switched-off", switchedOff: ["float16"], remembered } });
-    expect(await answer(engine)).toEqual(RIGHT);
-    engine.destroy();
-  }
-});
+withGpu(
+  "where all float16 rows are wrong, the bundle is loaded again with float32, and at once the next time",
+  async () => {
+    const bundle = bundleOf([row("embed_wrong", HALF), row("embed_nan", HALF), row("embed_many", FULL)], BOTH);
+    const notes = new MemoryNotes();
+    for (const remembered of [false, true]) {
+      const engine = await load(bundle, { notes });
+      expect(engine.info).toMatchObject({
+        activation: "float32",
+        selfTest: { state: "passed-with-switched-off", switchedOff: ["float16"], remembered },
+      });
+      expect(await answer(engine)).toEqual(RIGHT);
+      engine.destroy();
+    }
+  },
+);
 
 withGpu("where the device refuses all float16 rows, float32 takes their place", async () => {
   const found = await selfTestOf(bundleOf([row("embed_refused", HALF), row("embed_many", FULL)], BOTH));
@@ -188,7 +260,9 @@ withGpu("where the device refuses all float16 rows, float32 takes their place", 
 
 withGpu("where float16 and float32 are both wrong, the error says how far each is off", async () => {
   const loading = load(bundleOf([row("embed_wrong", HALF), row("embed_nan", FULL)], BOTH));
-  await expect(loading).rejects.toThrow(/with float16 activations logits are off by 100 %, .*; with float32 activations logits are not numbers/);
+  await expect(loading).rejects.toThrow(
+    /with float16 activations logits are off by 100 %, .*; with float32 activations logits are not numbers/,
+  );
 });
 
 withGpu("an aborted self-test ends the load with the signal's reason", async () => {
@@ -196,12 +270,20 @@ withGpu("an aborted self-test ends the load with the signal's reason", async () 
   const onProgress: LoadOptions["onProgress"] = ({ phase }) => {
     if (phase === "self-test") controller.abort();
   };
-  await expect(load(lettersBundle(), { signal: controller.signal, onProgress })).rejects.toHaveProperty("name", "AbortError");
+  await expect(load(lettersBundle(), { signal: controller.signal, onProgress })).rejects.toHaveProperty(
+    "name",
+    "AbortError",
+  );
 });
 
 // --- tuning ------------------------------------------------------------------------------------------------------------------------------------------
 
-const SLOW_FIRST = [row("embed_slow", { when: ["<=", "S", 4] }), row("embed_few", { when: ["<=", "S", 4] }), row("embed_slow"), row("embed_many")];
+const SLOW_FIRST = [
+  row("embed_slow", { when: ["<=", "S", 4] }),
+  row("embed_few", { when: ["<=", "S", 4] }),
+  row("embed_slow"),
+  row("embed_many"),
+];
 
 withGpu("a slow first choice is passed by, on this load and the next, and the record says so", async () => {
   const bundle = bundleOf([...SLOW_FIRST, row("embed_wrong")]);
@@ -211,7 +293,10 @@ withGpu("a slow first choice is passed by, on this load and the next, and the re
   expect(record?.activation).toBe("float32");
   expect(Object.keys(record?.variants ?? {})).toEqual(["embed"]);
   for (const { variant } of record?.variants.embed ?? []) expect(variant).toMatch(/^embed_(few|many)$/);
-  expect(record?.variants.embed?.map(({ when }) => when)).toEqual([["<=", "S", 1], [">=", "S", 32]]); // prettier-ignore
+  expect(record?.variants.embed?.map(({ when }) => when)).toEqual([
+    ["<=", "S", 1],
+    [">=", "S", 32],
+  ]);
   expect(await answer(engine)).toEqual(RIGHT);
   engine.destroy();
 

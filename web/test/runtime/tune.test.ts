@@ -11,11 +11,20 @@ import { tune } from "../../src/runtime/tune.js";
 import { planOf } from "../../src/runtime/plan.js";
 import { lettersBundle } from "../letters_bundle.js";
 
-const row = (name: string, when: Condition = null): VariantEntry => ({ kernels: [name], activation: null, needs: [], when });
+const row = (name: string, when: Condition = null): VariantEntry => ({
+  kernels: [name],
+  activation: null,
+  needs: [],
+  when,
+});
 const FEW: Condition = ["<=", "S", 4];
 const ROWS = {
   embed: [row("few", FEW), row("few 2", FEW), row("tile"), row("tile 2")],
-  take_rows: [row("attention short", ["and", ["==", "S", "B"], ["<=", "T", 300]]), row("attention long", ["==", "S", "B"]), row("attention")],
+  take_rows: [
+    row("attention short", ["and", ["==", "S", "B"], ["<=", "T", 300]]),
+    row("attention long", ["==", "S", "B"]),
+    row("attention"),
+  ],
   argmax: [row("argmax"), row("argmax 2")],
 };
 
@@ -47,7 +56,13 @@ class FakeRunner implements TimedRunner {
 }
 
 function options(changes: Partial<TuneOptions> = {}): TuneOptions {
-  return { choices: NO_CHOICES, page: 63, idle: () => Promise.resolve(), signal: new AbortController().signal, ...changes };
+  return {
+    choices: NO_CHOICES,
+    page: 63,
+    idle: () => Promise.resolve(),
+    signal: new AbortController().signal,
+    ...changes,
+  };
 }
 
 const tokensOf = (batch: Batch): number => batch.token_ids.length;
@@ -55,11 +70,17 @@ const contextOf = (batch: Batch): number => (batch.positions.at(-1) ?? 0) + 1;
 
 test("where the compiler's choice is the fastest, or nearly, nothing goes in front", async () => {
   expect(await tune(new FakeRunner({}), options())).toEqual({});
-  expect(await tune(new FakeRunner({ "few 2": () => 0.97, "tile 2": () => 0.97, "argmax 2": () => 3 }), options())).toEqual({});
+  expect(
+    await tune(new FakeRunner({ "few 2": () => 0.97, "tile 2": () => 0.97, "argmax 2": () => 3 }), options()),
+  ).toEqual({});
 });
 
 test("the fastest goes in front for sizes near to where it was measured", async () => {
-  const fast = { "few 2": (batch: Batch) => (tokensOf(batch) === 1 ? 0.5 : 9), "tile 2": () => 0.6, "argmax 2": () => 0.9 };
+  const fast = {
+    "few 2": (batch: Batch) => (tokensOf(batch) === 1 ? 0.5 : 9),
+    "tile 2": () => 0.6,
+    "argmax 2": () => 0.9,
+  };
   expect(await tune(new FakeRunner(fast), options())).toEqual({
     embed: [
       { when: ["<=", "S", 1], variant: "few 2" },
@@ -94,16 +115,24 @@ test("it writes to the page that it may write to, and reads pages of the pool", 
 
 test("a slice is short, and a variant that is hopeless at first is not measured again", async () => {
   const times: Readonly<Record<string, number>> = { few: 0.1, "few 2": 0.001, "argmax 2": 6 };
-  const runner = new FakeRunner({ ...Object.fromEntries(Object.entries(times).map(([name, ms]) => [name, () => ms])), tile: () => 30 });
+  const runner = new FakeRunner({
+    ...Object.fromEntries(Object.entries(times).map(([name, ms]) => [name, () => ms])),
+    tile: () => 30,
+  });
   await tune(runner, options());
-  const slices = runner.asked.filter(({ name }) => name !== "tile").map(({ name, count }) => count * (times[name] ?? 1));
+  const slices = runner.asked
+    .filter(({ name }) => name !== "tile")
+    .map(({ name, count }) => count * (times[name] ?? 1));
   expect(Math.max(...slices)).toBeLessThanOrEqual(10);
   expect(runner.asked.filter(({ name, batch }) => name === "tile" && tokensOf(batch) === 1).length).toBe(1);
   expect(runner.asked.filter(({ name }) => name === "argmax 2").length).toBe(1);
 });
 
 test("variants that are off are not measured, and those that a record puts in front are the ones to beat", async () => {
-  const choices: Choices = { off: new Set(["few 2", "tile 2", "argmax 2"]), front: { embed: [{ when: null, variant: "tile" }] } };
+  const choices: Choices = {
+    off: new Set(["few 2", "tile 2", "argmax 2"]),
+    front: { embed: [{ when: null, variant: "tile" }] },
+  };
   const runner = new FakeRunner({ few: () => 0.5 });
   expect(await tune(runner, options({ choices }))).toEqual({
     embed: [

@@ -13,7 +13,14 @@ const nvidia = record({ vendor: "nvidia" });
 const ampere = record({ vendor: "nvidia", architecture: "ampere" });
 const lovelace = record({ vendor: "nvidia", architecture: "lovelace" });
 const named = record({ vendor: "nvidia", architecture: "ampere", device: "0x2204", description: "RTX 3090" });
-const records = [record({}), record({ vendor: "nvidia", architecture: "ampere" }, "float32"), nvidia, named, ampere, lovelace];
+const records = [
+  record({}),
+  record({ vendor: "nvidia", architecture: "ampere" }, "float32"),
+  nvidia,
+  named,
+  ampere,
+  lovelace,
+];
 const find = (adapter: Partial<AdapterEntry>): TuningEntry | null =>
   shippedTuning(records, { activation: "float16", adapterEntry: { ...NAMELESS, ...adapter } });
 

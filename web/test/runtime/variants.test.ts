@@ -4,7 +4,13 @@ import type { VariantEntry } from "../../src/runtime/manifest.js";
 import { chooseRow, selectRows, usableRows } from "../../src/runtime/variants.js";
 import { lettersBundle } from "../letters_bundle.js";
 
-const row = (kernel: string, rest: Partial<VariantEntry> = {}): VariantEntry => ({ kernels: [kernel], activation: null, needs: [], when: null, ...rest });
+const row = (kernel: string, rest: Partial<VariantEntry> = {}): VariantEntry => ({
+  kernels: [kernel],
+  activation: null,
+  needs: [],
+  when: null,
+  ...rest,
+});
 const { manifest } = lettersBundle({
   variants: {
     linear: [
@@ -42,7 +48,9 @@ test("the first row whose condition holds is chosen", () => {
 });
 
 test("a list without a usable row, and a batch without a fitting one, are BundleErrors", () => {
-  expect(() => usableRows(manifest, "half_only", "float32", new Set())).toThrow("variants 'half_only' has no row for float32");
+  expect(() => usableRows(manifest, "half_only", "float32", new Set())).toThrow(
+    "variants 'half_only' has no row for float32",
+  );
   expect(() => usableRows(manifest, "nowhere", "float32", new Set())).toThrow("variants 'nowhere' has no row");
   expect(() => chooseRow([{ when: ["<", "S", 1] }], { S: 1 })).toThrow("no variant fits");
 });

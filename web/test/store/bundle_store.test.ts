@@ -21,7 +21,11 @@ beforeEach(async () => {
 
 /** A manifest whose shards have these contents. */
 async function manifestOf(...shards: string[]): Promise<Manifest> {
-  const entries = shards.map(async (text, index) => ({ file: `weights/${index}.bin`, size: text.length, sha256: await sha256(bytesOf(text)) }));
+  const entries = shards.map(async (text, index) => ({
+    file: `weights/${index}.bin`,
+    size: text.length,
+    sha256: await sha256(bytesOf(text)),
+  }));
   return lettersBundle({ shards: await Promise.all(entries), files: [], kernels: {} }).manifest;
 }
 
@@ -54,7 +58,10 @@ test("begin says what is missing: nothing of a shard that another bundle has, an
 test("a load for which there is no room is a StorageError before anything is fetched", async () => {
   disk.capacity = 5000;
   const manifest = await manifestOf("a".repeat(6000));
-  await expect(store.begin(A, manifest, bytesOf("{}"))).rejects.toMatchObject({ code: "storage_error", details: { neededBytes: 6000 } });
+  await expect(store.begin(A, manifest, bytesOf("{}"))).rejects.toMatchObject({
+    code: "storage_error",
+    details: { neededBytes: 6000 },
+  });
   expect(await store.list()).toEqual([]);
 });
 

@@ -19,7 +19,10 @@ class FakeStorage {
   /** What every request fails with, as for a page whose policy does not allow the storage. */
   failure: DOMException | null = null;
 
-  async requestFileHandle({ algorithm, value }: { algorithm: string; value: string }, options?: { create?: boolean; origins?: unknown }): Promise<object> {
+  async requestFileHandle(
+    { algorithm, value }: { algorithm: string; value: string },
+    options?: { create?: boolean; origins?: unknown },
+  ): Promise<object> {
     this.requests.push([value, options]);
     if (algorithm !== "SHA-256" || !/^[0-9a-f]{64}$/.test(value)) throw new TypeError("not a hash");
     if (this.failure !== null) throw this.failure;
@@ -63,17 +66,25 @@ function counting(source: Source): Source {
   return { location: source.location, open: (file, signal) => (opened.push(file), source.open(file, signal)) };
 }
 
-async function read(sharing: CrossOriginStorage, expected: object = EXPECTED, files: Record<string, Bytes> = { shard: BYTES }) {
+async function read(
+  sharing: CrossOriginStorage,
+  expected: object = EXPECTED,
+  files: Record<string, Bytes> = { shard: BYTES },
+) {
   const counts = { network: 0, store: 0 };
   const source = crossOriginSource(counting(memorySource(files)), sharing);
-  const onBytes = (count: number, origin: "network" | "store"): void => { counts[origin] += count; };
+  const onBytes = (count: number, origin: "network" | "store"): void => {
+    counts[origin] += count;
+  };
   const bytes = source.read === undefined ? null : await source.read({ file: "shard", ...expected }, SIGNAL, onBytes);
   return { bytes, ...counts };
 }
 
 test("a file is stored after its download, and read from there the next time", async () => {
   expect(await read(true)).toEqual({ bytes: BYTES, network: BYTES.length, store: 0 });
-  await vi.waitFor(() => { expect(storage.entries.get(EXPECTED.sha256)).toEqual(BYTES); });
+  await vi.waitFor(() => {
+    expect(storage.entries.get(EXPECTED.sha256)).toEqual(BYTES);
+  });
   expect(await read(true)).toEqual({ bytes: BYTES, network: 0, store: BYTES.length });
   expect(opened).toEqual(["shard"]);
 });
@@ -84,7 +95,10 @@ test.each([
   [["https://b.example"], { create: true, origins: ["https://b.example"] }],
 ] as const)("shared with %j, a file is stored with %j", async (sharing, options) => {
   await read(sharing);
-  expect(storage.requests).toEqual([[EXPECTED.sha256, undefined], [EXPECTED.sha256, options]]); // prettier-ignore
+  expect(storage.requests).toEqual([
+    [EXPECTED.sha256, undefined],
+    [EXPECTED.sha256, options],
+  ]);
 });
 
 test("bytes of another hash are not taken, whatever the storage says", async () => {
@@ -92,13 +106,19 @@ test("bytes of another hash are not taken, whatever the storage says", async () 
   expect(await read(true)).toEqual({ bytes: BYTES, network: BYTES.length, store: 0 });
 });
 
-test.each(["NotAllowedError", "QuotaExceededError"])("a storage that fails with %s is no reason for a load to fail", async (name) => {
-  storage.failure = new DOMException("no", name);
-  expect(await read(true)).toMatchObject({ bytes: BYTES, network: BYTES.length });
-});
+test.each(["NotAllowedError", "QuotaExceededError"])(
+  "a storage that fails with %s is no reason for a load to fail",
+  async (name) => {
+    storage.failure = new DOMException("no", name);
+    expect(await read(true)).toMatchObject({ bytes: BYTES, network: BYTES.length });
+  },
+);
 
 test("a damaged download is an error and is not stored; a kernel is not looked up", async () => {
-  await expect(read(true, EXPECTED, { shard: bytesOf("b shard of weights") })).rejects.toHaveProperty("code", "bundle_error");
+  await expect(read(true, EXPECTED, { shard: bytesOf("b shard of weights") })).rejects.toHaveProperty(
+    "code",
+    "bundle_error",
+  );
   expect(storage.requests.filter(([, options]) => options !== undefined)).toEqual([]);
   storage.requests.length = 0;
   await read(true, { sha256: EXPECTED.sha256 });
@@ -107,7 +127,10 @@ test("a damaged download is an error and is not stored; a kernel is not looked u
 
 test("an aborted read downloads nothing", async () => {
   const source = crossOriginSource(memorySource({ shard: BYTES }), true);
-  await expect(source.read?.(EXPECTED, AbortSignal.abort(), () => undefined)).rejects.toHaveProperty("name", "AbortError");
+  await expect(source.read?.(EXPECTED, AbortSignal.abort(), () => undefined)).rejects.toHaveProperty(
+    "name",
+    "AbortError",
+  );
 });
 
 test("turned off, or in a browser without it, the source stays as it is", () => {
@@ -129,7 +152,9 @@ test("an engine takes weights and tokenizer from it; a source of its own has to 
   await load({});
   expect([opened.length > 1, storage.requests.length]).toEqual([true, 0]);
   await load({ crossOriginStorage: true });
-  await vi.waitFor(() => { expect(storage.entries.size).toBe(opened.length - 1); });
+  await vi.waitFor(() => {
+    expect(storage.entries.size).toBe(opened.length - 1);
+  });
   await load({ crossOriginStorage: true });
   expect(opened).toEqual(["manifest.json"]);
 });

@@ -19,7 +19,8 @@ export function memoryDisk(): MemoryDisk {
 
   const used = (): number => [...files.values()].reduce((sum, bytes) => sum + bytes.length, 0);
   const missing = (path: string): DOMException => new DOMException(`${path} is not here`, "NotFoundError");
-  const inside = (path: string): string[] => [...files.keys(), ...folders].filter((name) => name.startsWith(`${path}/`));
+  const inside = (path: string): string[] =>
+    [...files.keys(), ...folders].filter((name) => name.startsWith(`${path}/`));
 
   const fileHandle = (path: string): unknown => ({
     kind: "file",
@@ -37,7 +38,10 @@ export function memoryDisk(): MemoryDisk {
       };
       return Promise.resolve({
         write: (content: Uint8Array | string) =>
-          grow(typeof content === "string" ? new Uint8Array(new TextEncoder().encode(content)) : new Uint8Array(content), disk.fullError),
+          grow(
+            typeof content === "string" ? new Uint8Array(new TextEncoder().encode(content)) : new Uint8Array(content),
+            disk.fullError,
+          ),
         truncate: (length: number) => grow(new Uint8Array(length)),
         abort: () => Promise.resolve(),
         close: () => {
@@ -49,20 +53,29 @@ export function memoryDisk(): MemoryDisk {
   });
 
   const folderHandle = (path: string): Folder => {
-    const children = (): string[] => [...new Set(inside(path).map((name) => name.slice(path.length + 1).split("/")[0] ?? ""))];
+    const children = (): string[] => [
+      ...new Set(inside(path).map((name) => name.slice(path.length + 1).split("/")[0] ?? "")),
+    ];
     const handle = {
       kind: "directory",
       name: path,
       getDirectoryHandle: (name: string, options?: { create?: boolean }) => {
         if (options?.create === true) folders.add(`${path}/${name}`);
-        return folders.has(`${path}/${name}`) ? Promise.resolve(folderHandle(`${path}/${name}`)) : Promise.reject(missing(name));
+        return folders.has(`${path}/${name}`)
+          ? Promise.resolve(folderHandle(`${path}/${name}`))
+          : Promise.reject(missing(name));
       },
       getFileHandle: (name: string, options?: { create?: boolean }) => {
         if (options?.create === true && !files.has(`${path}/${name}`)) files.set(`${path}/${name}`, new Uint8Array());
-        return files.has(`${path}/${name}`) ? Promise.resolve(fileHandle(`${path}/${name}`)) : Promise.reject(missing(name));
+        return files.has(`${path}/${name}`)
+          ? Promise.resolve(fileHandle(`${path}/${name}`))
+          : Promise.reject(missing(name));
       },
       removeEntry: (name: string) => {
-        const gone = [`${path}/${name}`, ...inside(`${path}/${name}`)].map((each) => [files.delete(each), folders.delete(each)]);
+        const gone = [`${path}/${name}`, ...inside(`${path}/${name}`)].map((each) => [
+          files.delete(each),
+          folders.delete(each),
+        ]);
         return gone.flat().includes(true) ? Promise.resolve() : Promise.reject(missing(name));
       },
       // eslint-disable-next-line @typescript-eslint/require-await
@@ -71,7 +84,8 @@ export function memoryDisk(): MemoryDisk {
       },
       // eslint-disable-next-line @typescript-eslint/require-await
       async *entries() {
-        for (const name of children()) yield [name, files.has(`${path}/${name}`) ? fileHandle(`${path}/${name}`) : folderHandle(`${path}/${name}`)];
+        for (const name of children())
+          yield [name, files.has(`${path}/${name}`) ? fileHandle(`${path}/${name}`) : folderHandle(`${path}/${name}`)];
       },
     };
     return handle as unknown as Folder;
@@ -85,7 +99,11 @@ export function memoryDisk(): MemoryDisk {
 export function memoryLocks(): LockManager {
   const held = new Map<string, { shared: boolean; count: number }>();
   let waiting: (() => void)[] = [];
-  const request = async (name: string, options: LockOptions, task: (lock: Lock | null) => Promise<unknown>): Promise<unknown> => {
+  const request = async (
+    name: string,
+    options: LockOptions,
+    task: (lock: Lock | null) => Promise<unknown>,
+  ): Promise<unknown> => {
     const shared = options.mode === "shared";
     for (;;) {
       const holder = held.get(name);

@@ -40,17 +40,20 @@ test("nothing is there of a file that was never written, or removed, and removin
   expect(disk.files.size).toBe(0);
 });
 
-test.each(["QuotaExceededError", "InvalidStateError"])("no room, told as %s, is a StorageError with the bytes that there are", async (fullError) => {
-  disk.capacity = 1000;
-  disk.fullError = fullError;
-  await file.append(0, new Uint8Array(600));
-  const error = await file.append(600, new Uint8Array(2000)).catch((error: unknown) => error);
-  expect(error).toMatchObject({ code: "storage_error", details: { neededBytes: 2000 } });
-  const { availableBytes } = (error as { details: { availableBytes: number } }).details;
-  expect(Math.abs(availableBytes - 400)).toBeLessThanOrEqual(2);
-  expect((await file.part()).bytes.size).toBe(600);
-  expect([...disk.files.keys()].filter((name) => name.includes("room-"))).toEqual([]);
-});
+test.each(["QuotaExceededError", "InvalidStateError"])(
+  "no room, told as %s, is a StorageError with the bytes that there are",
+  async (fullError) => {
+    disk.capacity = 1000;
+    disk.fullError = fullError;
+    await file.append(0, new Uint8Array(600));
+    const error = await file.append(600, new Uint8Array(2000)).catch((error: unknown) => error);
+    expect(error).toMatchObject({ code: "storage_error", details: { neededBytes: 2000 } });
+    const { availableBytes } = (error as { details: { availableBytes: number } }).details;
+    expect(Math.abs(availableBytes - 400)).toBeLessThanOrEqual(2);
+    expect((await file.part()).bytes.size).toBe(600);
+    expect([...disk.files.keys()].filter((name) => name.includes("room-"))).toEqual([]);
+  },
+);
 
 test("any other trouble of a write is a StorageError with its message", async () => {
   disk.root.getFileHandle = () => Promise.reject(new DOMException("the disk is gone", "UnknownError"));

@@ -60,7 +60,10 @@ beforeEach(async () => {
 });
 
 /** Read the file as one load does: what came, or the error, and the bytes from each origin. */
-async function read(source: Source = server, expected = EXPECTED): Promise<{ result: unknown; network: number; store: number }> {
+async function read(
+  source: Source = server,
+  expected = EXPECTED,
+): Promise<{ result: unknown; network: number; store: number }> {
   const counts = { network: 0, store: 0 };
   const stored = await storedSource(source, store, SIGNAL);
   const reading = stored?.read(expected, SIGNAL, (count, origin) => {
@@ -90,7 +93,10 @@ test("what came before a load failed is kept, counts at once, and only the rest 
 });
 
 test("a connection that breaks, or ends early, is made again in the same load, from where it stopped", async () => {
-  server.faults = [["cut", 130], ["end", 100]];
+  server.faults = [
+    ["cut", 130],
+    ["end", 100],
+  ];
   expect(await read()).toEqual({ result: BYTES, network: BYTES.length, store: 0 });
   expect(server.asked).toEqual([
     [0, null],
@@ -138,7 +144,10 @@ test("an abort keeps what has come", async () => {
 test("a load is closed when what has come of its files is written, and not before may it be deleted", async () => {
   const controller = new AbortController();
   const stored = await storedSource(server, store, controller.signal);
-  await stored?.begin({ ...lettersBundle().manifest, shards: [{ file: "shard", size: BYTES.length, sha256: EXPECTED.sha256 ?? "" }] });
+  await stored?.begin({
+    ...lettersBundle().manifest,
+    shards: [{ file: "shard", size: BYTES.length, sha256: EXPECTED.sha256 ?? "" }],
+  });
   const reading = stored?.read(EXPECTED, controller.signal, () => {
     controller.abort();
   });
@@ -198,7 +207,10 @@ test("bytes that are all there but were never checked need no network", async ()
 
 test("a stored file that the disk flipped or cut is fetched again", async () => {
   await read();
-  for (const damage of [(bytes: Uint8Array<ArrayBuffer>) => bytes.map((byte, index) => (index === 9 ? byte ^ 1 : byte)), () => BYTES.slice(0, 9)]) {
+  for (const damage of [
+    (bytes: Uint8Array<ArrayBuffer>) => bytes.map((byte, index) => (index === 9 ? byte ^ 1 : byte)),
+    () => BYTES.slice(0, 9),
+  ]) {
     const path = `nearfar/files/${EXPECTED.sha256 ?? ""}/0`;
     disk.files.set(path, damage(disk.files.get(path) ?? BYTES));
     expect(await read()).toEqual({ result: BYTES, network: BYTES.length, store: 0 });
@@ -247,15 +259,14 @@ test("an old version that is loaded without a network leaves the part that has c
     else await stored?.read(EXPECTED, SIGNAL, () => undefined).catch(() => undefined);
     await stored?.close();
   };
-  const serving = (manifest: Manifest): Source => ({ ...memorySource({ "manifest.json": bytesOf(JSON.stringify(manifest)) }), location: server.location });
+  const serving = (manifest: Manifest): Source => ({
+    ...memorySource({ "manifest.json": bytesOf(JSON.stringify(manifest)) }),
+    location: server.location,
+  });
   await load(serving(old), old, true);
   server.faults = [["cut", 230], ["refuse"]];
   const next = serving(manifest);
-  await load(
-    { ...next, openAt: (...asked) => server.openAt(...asked) },
-    manifest,
-    false,
-  );
+  await load({ ...next, openAt: (...asked) => server.openAt(...asked) }, manifest, false);
   const offline: Source = { location: server.location, open: () => Promise.reject(new BundleError("no network")) };
   await load(offline, old, true);
   expect((await store.file(EXPECTED.sha256 ?? "").part()).bytes.size).toBe(230);
@@ -269,7 +280,14 @@ test("a stored bundle of an older format is refused without a network, with what
   const offline: Source = { location: server.location, open: () => Promise.reject(new BundleError("no network")) };
   const stored = await storedSource(offline, store, SIGNAL);
   if (stored === null) throw new Error("the store is not there");
-  const loading = loadManifest({ location: server.location, open: async (file, signal) => new Response(await stored.read({ file }, signal, () => undefined)).body ?? new ReadableStream() }, SIGNAL);
+  const loading = loadManifest(
+    {
+      location: server.location,
+      open: async (file, signal) =>
+        new Response(await stored.read({ file }, signal, () => undefined)).body ?? new ReadableStream(),
+    },
+    SIGNAL,
+  );
   await expect(loading).rejects.toThrow("has format version 1, this @nearfar/web reads 2; compile the bundle again");
   await stored.close();
 });

@@ -19,20 +19,33 @@ interface Case {
   readonly tools: readonly Tool[] | null;
 }
 
-const vectors = JSON.parse(readFileSync(new URL("../../../tests/conformance/control_tokens.json", import.meta.url), "utf8")) as {
+const vectors = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/control_tokens.json", import.meta.url), "utf8"),
+) as {
   readonly template: string;
   readonly tokenizers: Readonly<Record<string, unknown>>;
   readonly cases: readonly Case[];
 };
 
 const made = (name: string, chatTemplate = vectors.template): Tokenizer =>
-  new Tokenizer(JSON.stringify(vectors.tokenizers[name]), { ...NO_TOKENS, bos_token: "<s>", eos_token: "</s>", chat_template: chatTemplate });
+  new Tokenizer(JSON.stringify(vectors.tokenizers[name]), {
+    ...NO_TOKENS,
+    bos_token: "<s>",
+    eos_token: "</s>",
+    chat_template: chatTemplate,
+  });
 
-test.each(vectors.cases)("$name has the ids that Python gives", ({ tokenizer: name, template, ids, text, split_special_tokens: split, messages, tools }) => {
-  const tokenizer = made(name, template);
-  const actual = text === undefined ? tokenizer.encodeChat(messages, { tools: tools ?? [] }) : tokenizer.encode(text, false, split);
-  expect(actual).toEqual(ids);
-});
+test.each(vectors.cases)(
+  "$name has the ids that Python gives",
+  ({ tokenizer: name, template, ids, text, split_special_tokens: split, messages, tools }) => {
+    const tokenizer = made(name, template);
+    const actual =
+      text === undefined
+        ? tokenizer.encodeChat(messages, { tools: tools ?? [] })
+        : tokenizer.encode(text, false, split);
+    expect(actual).toEqual(ids);
+  },
+);
 
 test("a text that contains the sentinel is refused only if it would be read as one", () => {
   const tokenizer = made("byte_level");

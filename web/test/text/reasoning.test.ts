@@ -11,43 +11,77 @@ const dialect = { open: "<think>", close: "</think>" };
 
 type Piece = string | { readonly marker: string };
 
-test.each(vectors.models)("a model's markers are those of its tokens and template: $template", ({ template, tokens, open }) => {
-  const tokenId = (token: string): number | undefined => ((tokens as readonly string[]).includes(token) ? tokens.indexOf(token) : undefined);
-  expect(reasoningOf(template, { tokenId, encode: () => [], decode: () => "" })?.dialect.open ?? null).toBe(open);
-});
+test.each(vectors.models)(
+  "a model's markers are those of its tokens and template: $template",
+  ({ template, tokens, open }) => {
+    const tokenId = (token: string): number | undefined =>
+      (tokens as readonly string[]).includes(token) ? tokens.indexOf(token) : undefined;
+    expect(reasoningOf(template, { tokenId, encode: () => [], decode: () => "" })?.dialect.open ?? null).toBe(open);
+  },
+);
 
-test.each(vectors.splits)("any split of a text gives the same reasoning and content: $name", ({ start, pieces, reasoning, content }) => {
-  for (const size of [10_000, 1, 2, 3, 5]) {
-    const cut = (pieces as readonly Piece[]).flatMap((piece): readonly Piece[] => {
-      if (typeof piece !== "string") return [piece];
-      const characters = Array.from(piece);
-      return Array.from({ length: Math.ceil(characters.length / size) }, (_, index) => characters.slice(index * size, (index + 1) * size).join(""));
-    });
-    expect(parsed(start as State, cut)).toEqual([reasoning, content]);
-  }
-});
+test.each(vectors.splits)(
+  "any split of a text gives the same reasoning and content: $name",
+  ({ start, pieces, reasoning, content }) => {
+    for (const size of [10_000, 1, 2, 3, 5]) {
+      const cut = (pieces as readonly Piece[]).flatMap((piece): readonly Piece[] => {
+        if (typeof piece !== "string") return [piece];
+        const characters = Array.from(piece);
+        return Array.from({ length: Math.ceil(characters.length / size) }, (_, index) =>
+          characters.slice(index * size, (index + 1) * size).join(""),
+        );
+      });
+      expect(parsed(start as State, cut)).toEqual([reasoning, content]);
+    }
+  },
+);
 
 test("text is held back only while it may be left out, and a special marker has no text", () => {
   const parser = new ReasoningParser("reasoning", { openId: OPEN, closeId: CLOSE, dialect });
-  expect(["\n", "a", "\n", "\n", "b\n"].map((text) => parser.feed(text, PLAIN))).toEqual([["", ""], ["a", ""], ["", ""], ["", ""], ["\n\nb", ""]]);
+  expect(["\n", "a", "\n", "\n", "b\n"].map((text) => parser.feed(text, PLAIN))).toEqual([
+    ["", ""],
+    ["a", ""],
+    ["", ""],
+    ["", ""],
+    ["\n\nb", ""],
+  ]);
   expect(parser.held).toBe("\n");
   expect(parser.feed("", CLOSE)).toEqual(["", ""]);
-  expect(["\n", "\nc", "\n"].map((text) => parser.feed(text, PLAIN))).toEqual([["", ""], ["", "c"], ["", "\n"]]);
+  expect(["\n", "\nc", "\n"].map((text) => parser.feed(text, PLAIN))).toEqual([
+    ["", ""],
+    ["", "c"],
+    ["", "\n"],
+  ]);
   expect(parser.tokens).toBe(6);
 });
 
 test.each(vectors.constraints)("a constraint bounds the reasoning and the form follows: $name", (vector) => {
   const form = vector.form ? new Form(vector.needed ?? undefined) : undefined;
-  const reasoning = { openId: OPEN, closeId: CLOSE, endingIds: [BREAK, CLOSE, BREAK], isBlank: (id: number) => id === BREAK };
+  const reasoning = {
+    openId: OPEN,
+    closeId: CLOSE,
+    endingIds: [BREAK, CLOSE, BREAK],
+    isBlank: (id: number) => id === BREAK,
+  };
   const limits = { maxTokens: vector.max_tokens, vocabSize: 8, endTokenIds: [END, END] };
-  const make = (): Constraint => new ReasoningConstraint({ reasoning, state: vector.start as State, budget: vector.budget ?? undefined }, limits, form);
+  const make = (): Constraint =>
+    new ReasoningConstraint(
+      { reasoning, state: vector.start as State, budget: vector.budget ?? undefined },
+      limits,
+      form,
+    );
   if (vector.masks === "refused") {
     expect(make).toThrow("raise it");
     expect(form?.disposed).toBe(true);
     return;
   }
   const constraint = make();
-  const allowed: Record<string, readonly number[] | null> = { any: null, "no end": [1, 2, 3, 4, 5, 6, 7], form: [0, 5], "form or open": [0, 1, 5] };
+  const allowed: Record<string, readonly number[] | null> = {
+    any: null,
+    "no end": [1, 2, 3, 4, 5, 6, 7],
+    form: [0, 5],
+    "form or open": [0, 1, 5],
+  };
   for (const [step, wanted] of Array.from(vector.masks).entries()) {
     expect(ids(constraint.mask()), `step ${step}`).toEqual(typeof wanted === "string" ? allowed[wanted] : [wanted]);
     const isWhole = form !== undefined && wanted === "form" && form.accepted > 0;
@@ -94,7 +128,9 @@ class Form implements Constraint {
 }
 
 function ids(mask: Int32Array | null): readonly number[] | null {
-  return mask === null ? null : Array.from({ length: 8 }, (_, id) => id).filter((id) => (((mask[0] ?? 0) >>> id) & 1) === 1);
+  return mask === null
+    ? null
+    : Array.from({ length: 8 }, (_, id) => id).filter((id) => (((mask[0] ?? 0) >>> id) & 1) === 1);
 }
 
 function parsed(start: State, pieces: readonly Piece[]): readonly [string, string] {

@@ -17,7 +17,8 @@ test("spaces before punctuation stay as they are", () => {
 });
 
 test("add_bos_token wins over tokenizer.json", () => {
-  const withBos = (add_bos_token: boolean | null): Tokenizer => new Tokenizer(JSON_TEXT, { ...NO_TOKENS, bos_token: "<s>", add_bos_token });
+  const withBos = (add_bos_token: boolean | null): Tokenizer =>
+    new Tokenizer(JSON_TEXT, { ...NO_TOKENS, bos_token: "<s>", add_bos_token });
   expect(withBos(null).encode("a")).toEqual([256, 97]);
   expect(withBos(true).encode("a")).toEqual([256, 97]);
   expect(withBos(false).encode("a")).toEqual([97]);
@@ -27,7 +28,8 @@ test("add_bos_token wins over tokenizer.json", () => {
 });
 
 test("a chat is rendered as transformers does, and its special tokens become single ones", () => {
-  const chat_template = "{% for m in messages %}\n  {% if m.role == 'user' %}\n{{ bos_token }}{{ m.content }}{% endif %}\n{% endfor %}>";
+  const chat_template =
+    "{% for m in messages %}\n  {% if m.role == 'user' %}\n{{ bos_token }}{{ m.content }}{% endif %}\n{% endfor %}>";
   const chat = new Tokenizer(JSON_TEXT, { ...NO_TOKENS, bos_token: "<s>", chat_template });
   expect(chat.encodeChat([{ role: "user", content: "a" }])).toEqual([256, 97, 62]);
 });
@@ -35,7 +37,9 @@ test("a chat is rendered as transformers does, and its special tokens become sin
 test("a chat without a template, and messages that it refuses, are RequestErrors", () => {
   expect(() => tokenizer.encodeChat([{ role: "user", content: "a" }])).toThrow("has no chat template");
   const strict = new Tokenizer(JSON_TEXT, { ...NO_TOKENS, chat_template: "{{ raise_exception('no roles') }}" });
-  expect(() => strict.encodeChat([{ role: "user", content: "a" }])).toThrow("the chat template refuses these messages: no roles");
+  expect(() => strict.encodeChat([{ role: "user", content: "a" }])).toThrow(
+    "the chat template refuses these messages: no roles",
+  );
   const wrong = [{ role: "user" }] as unknown as readonly { role: string; content: string }[];
   expect(() => strict.encodeChat(wrong)).toThrow("messages[0] must be an object");
 });

@@ -47,7 +47,13 @@ export function byteFallbackTokenizer(): string {
     truncation: null,
     padding: null,
     added_tokens: [],
-    normalizer: { type: "Sequence", normalizers: [{ type: "Prepend", prepend: "▁" }, { type: "Replace", pattern: { String: " " }, content: "▁" }] },
+    normalizer: {
+      type: "Sequence",
+      normalizers: [
+        { type: "Prepend", prepend: "▁" },
+        { type: "Replace", pattern: { String: " " }, content: "▁" },
+      ],
+    },
     pre_tokenizer: null,
     post_processor: null,
     decoder: {
@@ -65,7 +71,8 @@ export function byteFallbackTokenizer(): string {
 
 /** The characters by which byte-level tokenizers write bytes: printable ones as they are, the others from U+0100 on. */
 function byteCharacters(): readonly string[] {
-  const printable = (byte: number): boolean => (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+  const printable = (byte: number): boolean =>
+    (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
   let next = 256;
   return Array.from({ length: 256 }, (_, byte) => String.fromCodePoint(printable(byte) ? byte : next++));
 }

@@ -17,14 +17,24 @@ interface Vectors {
   readonly special_tokens: Readonly<Record<string, string>>;
   readonly tools: readonly Tool[];
   readonly chats: Readonly<Record<string, readonly Message[]>>;
-  readonly cases: readonly { readonly template: string; readonly chat: string; readonly tools: boolean; readonly text: string }[];
+  readonly cases: readonly {
+    readonly template: string;
+    readonly chat: string;
+    readonly tools: boolean;
+    readonly text: string;
+  }[];
 }
-const VECTORS = JSON.parse(readFileSync(new URL("../../../tests/conformance/chat_tools.json", import.meta.url), "utf8")) as Vectors;
+const VECTORS = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/chat_tools.json", import.meta.url), "utf8"),
+) as Vectors;
 
-test.each(VECTORS.cases)("the template $template renders $chat as transformers does (tools: $tools)", ({ template, chat, tools, text }) => {
-  const rendered = new ChatTemplate(VECTORS.templates[template] ?? "", VECTORS.special_tokens);
-  expect(rendered.render(VECTORS.chats[chat] ?? [], tools ? { tools: VECTORS.tools } : {})).toBe(text);
-});
+test.each(VECTORS.cases)(
+  "the template $template renders $chat as transformers does (tools: $tools)",
+  ({ template, chat, tools, text }) => {
+    const rendered = new ChatTemplate(VECTORS.templates[template] ?? "", VECTORS.special_tokens);
+    expect(rendered.render(VECTORS.chats[chat] ?? [], tools ? { tools: VECTORS.tools } : {})).toBe(text);
+  },
+);
 
 const CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}";
 const TEMPLATE = `{{ tools }}<tool_call>{% for m in messages %}{{ m.content }}${CALLS}{% endfor %}`;
@@ -43,9 +53,15 @@ test("arguments are given to the template as an object, however they came", () =
 
 test("tools for a template that has none, and wrong tools, are RequestErrors", () => {
   const tool: Tool = { type: "function", function: { name: "f" } };
-  expect(() => new ChatTemplate("{{ messages }}", {}).render([], { tools: [tool] })).toThrow("chat template has no tools");
-  expect(() => new ChatTemplate(TEMPLATE, {}).render([], { tools: [tool, tool] })).toThrow("two functions of the name 'f'");
-  expect(() => new ChatTemplate(TEMPLATE, {}).render([], { tools: [{ type: "function", function: { name: "a b" } }] })).toThrow(RequestError);
+  expect(() => new ChatTemplate("{{ messages }}", {}).render([], { tools: [tool] })).toThrow(
+    "chat template has no tools",
+  );
+  expect(() => new ChatTemplate(TEMPLATE, {}).render([], { tools: [tool, tool] })).toThrow(
+    "two functions of the name 'f'",
+  );
+  expect(() =>
+    new ChatTemplate(TEMPLATE, {}).render([], { tools: [{ type: "function", function: { name: "a b" } }] }),
+  ).toThrow(RequestError);
   expect(() => toolGrammar("hermes", [tool], { type: "function", function: { name: "g" } })).toThrow("names 'g'");
   expect(() => toolGrammar("hermes", [], "required")).toThrow("needs tools");
 });
@@ -85,13 +101,25 @@ const CASES: readonly (readonly [ToolFormat, string, readonly unknown[]])[] = [
     `Well.\n<tool_call>{"name":"weather","arguments":${WEATHER.arguments}}</tool_call>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>`,
     [{ text: "Well.\n" }, WEATHER, { name: "f", arguments: "{}" }],
   ],
-  ["hermes", '\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\nbye', [{ name: "f", arguments: "{}" }, { text: "\nbye" }]],
+  [
+    "hermes",
+    '\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\nbye',
+    [{ name: "f", arguments: "{}" }, { text: "\nbye" }],
+  ],
   ["hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', [{ name: "f", arguments: '{"a":1}' }]],
   ["hermes", '<tool_call>{"name": "f", "arguments": {"a": "cut', [{ name: "f", arguments: '{"a": "cut' }]],
   ["hermes", "<tool_call>no call</tool_call>", [{ text: "<tool_call>no call</tool_call>" }]],
-  ["hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', [{ text: '<tool_call>{"name": "f", "arguments": [1]}</tool_call>' }]],
+  [
+    "hermes",
+    '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+    [{ text: '<tool_call>{"name": "f", "arguments": [1]}</tool_call>' }],
+  ],
   ["hermes", '<tool_call>{"name": "f"', [{ text: '<tool_call>{"name": "f"' }]],
-  ["hermes", '<tool_call>oops <tool_call>{"name": "f", "arguments": {}}</tool_call>', [{ text: "<tool_call>oops " }, { name: "f", arguments: "{}" }]],
+  [
+    "hermes",
+    '<tool_call>oops <tool_call>{"name": "f", "arguments": {}}</tool_call>',
+    [{ text: "<tool_call>oops " }, { name: "f", arguments: "{}" }],
+  ],
   ["llama3", "just text", [{ text: "just text" }]],
   ["llama3", ' {"name": "weather", "parameters": {"city": "x"}}', [{ name: "weather", arguments: '{"city": "x"}' }]],
   ["llama3", '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}', [{ name: "f", arguments: "{}" }]],
@@ -113,24 +141,41 @@ const CASES: readonly (readonly [ToolFormat, string, readonly unknown[]])[] = [
 test.each(CASES)("%s: %j is read the same however it is cut", (format, text, expected) => {
   expect(outcome(format, [text])).toEqual(expected);
   expect(outcome(format, Array.from(text))).toEqual(expected);
-  for (let at = 1; at < text.length; at++) expect(outcome(format, [text.slice(0, at), text.slice(at)])).toEqual(expected);
+  for (let at = 1; at < text.length; at++)
+    expect(outcome(format, [text.slice(0, at), text.slice(at)])).toEqual(expected);
 });
 
 test("any text is read the same however it is cut, and comes out whole where there is no call", () => {
-  const heads = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {', '{"name": "f", "parameters": {', "<|python_tag|>"];
+  const heads = [
+    "<tool_call>",
+    "</tool_call>",
+    '{"name": "f", "arguments": {',
+    '{"name": "f", "parameters": {',
+    "<|python_tag|>",
+  ];
   const part = fc.constantFrom(...heads, '"a"', ":", "1", "}", "\\", '"', "\n", ";", "text", "<", "{");
   const formats = fc.constantFrom<ToolFormat[]>("hermes", "llama3");
   fc.assert(
-    fc.property(formats, fc.array(part, { maxLength: 12 }), fc.array(fc.nat(80), { maxLength: 6 }), (format, parts, cuts) => {
-      const text = parts.join("");
-      const sorted = [...new Set(cuts.filter((cut) => cut < text.length))].sort((a, b) => a - b);
-      const pieces = [0, ...sorted].map((start, index) => text.slice(start, sorted[index]));
-      const whole = outcome(format, [text]);
-      expect(outcome(format, pieces)).toEqual(whole);
-      if (whole.every((item) => (item as { text?: string }).text !== undefined)) {
-        expect(whole.map((item) => (item as { text: string }).text).join("").trim()).toBe(text.trim());
-      }
-    }),
+    fc.property(
+      formats,
+      fc.array(part, { maxLength: 12 }),
+      fc.array(fc.nat(80), { maxLength: 6 }),
+      (format, parts, cuts) => {
+        const text = parts.join("");
+        const sorted = [...new Set(cuts.filter((cut) => cut < text.length))].sort((a, b) => a - b);
+        const pieces = [0, ...sorted].map((start, index) => text.slice(start, sorted[index]));
+        const whole = outcome(format, [text]);
+        expect(outcome(format, pieces)).toEqual(whole);
+        if (whole.every((item) => (item as { text?: string }).text !== undefined)) {
+          expect(
+            whole
+              .map((item) => (item as { text: string }).text)
+              .join("")
+              .trim(),
+          ).toBe(text.trim());
+        }
+      },
+    ),
     { numRuns: 2000 },
   );
 });
@@ -140,34 +185,45 @@ const TOOLS: readonly Tool[] = [
     type: "function",
     function: {
       name: "weather",
-      parameters: { type: "object", properties: { city: { enum: ["Oslo", "Rome"] }, days: { type: "integer", minimum: 1, maximum: 9 } }, required: ["city"] },
+      parameters: {
+        type: "object",
+        properties: { city: { enum: ["Oslo", "Rome"] }, days: { type: "integer", minimum: 1, maximum: 9 } },
+        required: ["city"],
+      },
     },
   },
   { type: "function", function: { name: "now" } },
 ];
 
-test.each(["hermes", "llama3"] as const)("%s: with a tool required, whatever the model picks is calls of the tools", async (format) => {
-  const grammars = demoGrammars();
-  const names = new Set<string>();
-  for (let seed = 0; seed < 12; seed++) {
-    const source = toolGrammar(format, TOOLS, seed < 8 ? "required" : { type: "function", function: { name: "now" } });
-    if (source === null) throw new Error("no grammar");
-    const constraint = await grammars.constraint(source, 90);
-    const { text } = pick(constraint, 90, seed);
-    constraint.dispose();
-    const calls = outcome(format, [text]) as { name: string; arguments: string }[];
-    expect(calls.length, text).toBeGreaterThan(0);
-    for (const { name, arguments: given } of calls) {
-      names.add(name);
-      const values = JSON.parse(given) as Record<string, unknown>;
-      if (name === "now") expect(values).toEqual({});
-      else expect(["Oslo", "Rome"]).toContain(values.city);
-      if (seed >= 8) expect(name).toBe("now");
+test.each(["hermes", "llama3"] as const)(
+  "%s: with a tool required, whatever the model picks is calls of the tools",
+  async (format) => {
+    const grammars = demoGrammars();
+    const names = new Set<string>();
+    for (let seed = 0; seed < 12; seed++) {
+      const source = toolGrammar(
+        format,
+        TOOLS,
+        seed < 8 ? "required" : { type: "function", function: { name: "now" } },
+      );
+      if (source === null) throw new Error("no grammar");
+      const constraint = await grammars.constraint(source, 90);
+      const { text } = pick(constraint, 90, seed);
+      constraint.dispose();
+      const calls = outcome(format, [text]) as { name: string; arguments: string }[];
+      expect(calls.length, text).toBeGreaterThan(0);
+      for (const { name, arguments: given } of calls) {
+        names.add(name);
+        const values = JSON.parse(given) as Record<string, unknown>;
+        if (name === "now") expect(values).toEqual({});
+        else expect(["Oslo", "Rome"]).toContain(values.city);
+        if (seed >= 8) expect(name).toBe("now");
+      }
     }
-  }
-  expect([...names].sort()).toEqual(["now", "weather"]);
-  expect(toolGrammar(format, TOOLS, "auto")).toBeNull();
-});
+    expect([...names].sort()).toEqual(["now", "weather"]);
+    expect(toolGrammar(format, TOOLS, "auto")).toBeNull();
+  },
+);
 
 const CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>';
 

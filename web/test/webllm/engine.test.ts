@@ -355,7 +355,9 @@ test.each<[string, (logits: Float32Array) => unknown, string]>([
   const { engine, source } = await processed(new Recorder(process), "a");
   await engine.chat.completions.create({ messages });
   const call: EngineProcessor = source.requests[0]?.logitProcessor ?? expect.fail();
-  expect(() => { call(new Float32Array(4)); }).toThrow(says); // prettier-ignore
+  expect(() => {
+    call(new Float32Array(4));
+  }).toThrow(says);
 });
 
 test("an excluded token gets a finite logit", async () => {

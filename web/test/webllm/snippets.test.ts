@@ -64,9 +64,12 @@ onDevice("several rounds with a context window", async () => {
 
 onDevice("several models in one engine", async () => {
   expect(await run("multi_models")).toEqual({
-    answers: [["be", "be"], ["be", "be"]],
+    answers: [
+      ["be", "be"],
+      ["be", "be"],
+    ],
     ambiguous: "Several models are loaded; name one of them: demo-q4f32_1-MLC, other-q4f32_1-MLC",
-  }); // prettier-ignore
+  });
 });
 
 onDevice("text completion", async () => {

@@ -130,7 +130,9 @@ test("a handler has the logit processors of its worker", async () => {
   };
   handler.setLogitProcessorRegistry(new Map([["/x/", processor]]));
   const { port1, port2 } = new MessageChannel();
-  port2.onmessage = (event: MessageEvent) => { handler.onmessage(event); }; // prettier-ignore
+  port2.onmessage = (event: MessageEvent) => {
+    handler.onmessage(event);
+  };
   for (const port of [port1, port2]) (port as unknown as { unref(): void }).unref();
   const engine = new WebWorkerMLCEngine({
     postMessage: port1.postMessage.bind(port1),

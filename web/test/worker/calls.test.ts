@@ -23,7 +23,13 @@ test("calls need nothing that a JavaScript engine outside of browsers lacks: err
       })().catch(({ message }) => message);
       return [refused, numbers, aborted];
     })();`;
-  const { outputFiles } = await build({ stdin: { contents, resolveDir: "." }, bundle: true, write: false, format: "iife", target: "es2022" });
+  const { outputFiles } = await build({
+    stdin: { contents, resolveDir: "." },
+    bundle: true,
+    write: false,
+    format: "iife",
+    target: "es2022",
+  });
   const bare = createContext({ AbortController, AbortSignal }) as { found?: Promise<unknown> };
   runInContext(outputFiles[0]?.text ?? "", bare);
   expect(await bare.found).toEqual([[true, "x"], [0, 1, 2], "enough"]);

@@ -31,7 +31,14 @@ function loader(...answers: readonly string[]): Loads {
     load: async (bundles, { onProgress }) => {
       made.loads.push(...bundles);
       await pause();
-      onProgress?.({ phase: "ready", loadedBytes: 5, storedBytes: 0, totalBytes: 5, compiledKernels: 1, totalKernels: 1 });
+      onProgress?.({
+        phase: "ready",
+        loadedBytes: 5,
+        storedBytes: 0,
+        totalBytes: 5,
+        compiledKernels: 1,
+        totalKernels: 1,
+      });
       const { model, source } = fakeModel(...answers);
       made.sources.push(source);
       return { ...fakeEngine(model), destroy: () => made.destroyed++ };
@@ -47,18 +54,24 @@ afterEach(() => {
 test("an engine in a worker answers as one here, whole and streamed, with progress", async () => {
   const { load, loads } = loader("hello");
   const phases: string[] = [];
-  const engine: EngineApi = await connectEngine(fakeWorker(load), BUNDLE, { onProgress: ({ phase }) => phases.push(phase) });
+  const engine: EngineApi = await connectEngine(fakeWorker(load), BUNDLE, {
+    onProgress: ({ phase }) => phases.push(phase),
+  });
   expect([engine.info.model, loads, phases]).toEqual(["fake", [BUNDLE], ["ready"]]);
   const whole = await engine.chat.completions.create({ messages, stop: "l" });
   expect(whole.choices[0]?.message.content).toBe("he");
   let text = "";
   const told: (readonly number[])[] = [];
   const promptLogprobs = { tokens: 1, tell: (values: readonly number[]) => told.push(values) };
-  for await (const { choices } of await engine.chat.completions.create({ messages, stream: true }, { promptLogprobs })) text += choices[0]?.delta.content ?? "";
+  for await (const { choices } of await engine.chat.completions.create({ messages, stream: true }, { promptLogprobs }))
+    text += choices[0]?.delta.content ?? "";
   expect([text, told]).toEqual(["hello", [[-93]]]);
   expect((await engine.completions.create({ prompt: "x" })).choices[0]?.text).toBe("hello");
   expect(await engine.countTokens("abc")).toBe(4);
-  await expect(engine.embeddings.create({ input: "x" })).rejects.toMatchObject({ name: "RequestError", message: expect.stringContaining("makes no embeddings") as string });
+  await expect(engine.embeddings.create({ input: "x" })).rejects.toMatchObject({
+    name: "RequestError",
+    message: expect.stringContaining("makes no embeddings") as string,
+  });
   engine.destroy();
 });
 
@@ -74,9 +87,16 @@ test("a session of the Prompt API works on an engine in a worker", async () => {
 test("typed errors cross, with their fields", async () => {
   const engine = await connectEngine(fakeWorker(loader("x").load), BUNDLE);
   const wrong = { messages, temperature: 9 } as ChatCompletionCreateParamsNonStreaming;
-  await expect(engine.chat.completions.create(wrong)).rejects.toMatchObject({ name: "RequestError", status: 400, param: "temperature" });
+  await expect(engine.chat.completions.create(wrong)).rejects.toMatchObject({
+    name: "RequestError",
+    status: 400,
+    param: "temperature",
+  });
   engine.destroy();
-  const failing = connectEngine(fakeWorker(() => Promise.reject(new BundleError("no manifest", { file: "manifest.json" }))), BUNDLE);
+  const failing = connectEngine(
+    fakeWorker(() => Promise.reject(new BundleError("no manifest", { file: "manifest.json" }))),
+    BUNDLE,
+  );
   await expect(failing).rejects.toBeInstanceOf(BundleError);
   await expect(failing).rejects.toMatchObject({ details: { file: "manifest.json" } });
 });
@@ -84,7 +104,8 @@ test("typed errors cross, with their fields", async () => {
 test("leaving a loop and aborting a signal end the generation in the worker", async () => {
   const { load, sources } = loader("a".repeat(1000));
   const engine = await connectEngine(fakeWorker(load), BUNDLE);
-  for await (const { choices } of await engine.chat.completions.create({ messages, stream: true })) if (choices[0]?.delta.content === "a") break;
+  for await (const { choices } of await engine.chat.completions.create({ messages, stream: true }))
+    if (choices[0]?.delta.content === "a") break;
   expect(sources[0]?.running).toBe(0);
   const answer = engine.chat.completions.create({ messages }, { signal: AbortSignal.timeout(10) });
   await expect(answer).rejects.toMatchObject({ name: "TimeoutError" });
@@ -120,7 +141,10 @@ test("a load ends when all who wait for it have aborted, and not before", async 
     });
   });
   const [first, second] = [new AbortController(), new AbortController()];
-  const loads = [connectEngine(worker, BUNDLE, { signal: first.signal }), connectEngine(worker, BUNDLE, { signal: second.signal })];
+  const loads = [
+    connectEngine(worker, BUNDLE, { signal: first.signal }),
+    connectEngine(worker, BUNDLE, { signal: second.signal }),
+  ];
   await pause();
   first.abort();
   await expect(loads[0]).rejects.toMatchObject({ name: "AbortError" });
@@ -134,7 +158,10 @@ test("a load ends when all who wait for it have aborted, and not before", async 
 
 test("a page that is not a secure context gets the reason", async () => {
   vi.stubGlobal("isSecureContext", false);
-  await expect(connectEngine(fakeWorker(loader("x").load), BUNDLE)).rejects.toMatchObject({ code: "device_error", message: expect.stringContaining("https") as string });
+  await expect(connectEngine(fakeWorker(loader("x").load), BUNDLE)).rejects.toMatchObject({
+    code: "device_error",
+    message: expect.stringContaining("https") as string,
+  });
   vi.unstubAllGlobals();
 });
 
@@ -160,7 +187,10 @@ test("a worker that was started anew does not know the page, which is told so", 
   worker = fakeWorker(loader("x").load);
   const answer = engine.chat.completions.create({ messages });
   vi.advanceTimersByTime(5000);
-  await expect(answer).rejects.toMatchObject({ name: "WorkerError", message: expect.stringContaining("was started anew") as string });
+  await expect(answer).rejects.toMatchObject({
+    name: "WorkerError",
+    message: expect.stringContaining("was started anew") as string,
+  });
 });
 
 test("a worker that answers nothing any more is given up after half a minute", async () => {
@@ -171,7 +201,10 @@ test("a worker that answers nothing any more is given up after half a minute", a
   vi.advanceTimersByTime(30_000);
   expect(await Promise.race([connecting.catch(() => "failed"), pause(1).then(() => "waits")])).toBe("waits");
   vi.advanceTimersByTime(5000);
-  await expect(connecting).rejects.toMatchObject({ name: "WorkerError", message: expect.stringContaining("not answered for 30 seconds") as string });
+  await expect(connecting).rejects.toMatchObject({
+    name: "WorkerError",
+    message: expect.stringContaining("not answered for 30 seconds") as string,
+  });
 });
 
 test("a worker whose script fails is a WorkerError at once", async () => {
@@ -179,7 +212,10 @@ test("a worker whose script fails is a WorkerError at once", async () => {
   const worker: WorkerLike = { postMessage: () => undefined, addEventListener: target.addEventListener.bind(target) };
   const connecting = connectEngine(worker, BUNDLE);
   target.dispatchEvent(Object.assign(new Event("error"), { message: "SyntaxError: x" }));
-  await expect(connecting).rejects.toMatchObject({ name: "WorkerError", message: expect.stringContaining("SyntaxError: x") as string });
+  await expect(connecting).rejects.toMatchObject({
+    name: "WorkerError",
+    message: expect.stringContaining("SyntaxError: x") as string,
+  });
 });
 
 test("a logit processor is refused, as its changes would not come back", async () => {

@@ -66,12 +66,18 @@ test("functions in the arguments are called back", async () => {
   await using(target, async (remote) => {
     const seen: unknown[] = [];
     await remote.call(["load"], [{ onProgress: (...args: readonly unknown[]) => seen.push(args) }]);
-    expect(seen).toEqual([[1, { of: 2 }], [2, { of: 2 }]]);
+    expect(seen).toEqual([
+      [1, { of: 2 }],
+      [2, { of: 2 }],
+    ]);
   });
 });
 
 test.each([
-  [new DeviceError("lost", { adapter: "x", limits: ["a"] }), { code: "device_error", details: { adapter: "x", limits: ["a"] }, status: 500 }],
+  [
+    new DeviceError("lost", { adapter: "x", limits: ["a"] }),
+    { code: "device_error", details: { adapter: "x", limits: ["a"] }, status: 500 },
+  ],
   [new RequestError("no", { param: "n" }), { code: "request_error", param: "n", status: 400 }],
   [new DOMException("stop", "AbortError"), { name: "AbortError" }],
   [new TypeError("wrong"), { name: "TypeError" }],

@@ -9,7 +9,10 @@ import { fakeWorker } from "./fake_worker.js";
 test("a worker's options reach every engine that it loads, beside the page's", async () => {
   const load = vi.spyOn(Engine, "load").mockResolvedValue(fakeEngine(fakeModel("hello").model) as unknown as Engine);
   const engine = await connectEngine(fakeWorker({ grammar }), "https://example.org/bundle/", { maxSequences: 2 });
-  expect(load).toHaveBeenCalledWith(["https://example.org/bundle/"], expect.objectContaining({ grammar, maxSequences: 2 }));
+  expect(load).toHaveBeenCalledWith(
+    ["https://example.org/bundle/"],
+    expect.objectContaining({ grammar, maxSequences: 2 }),
+  );
   engine.destroy();
   load.mockRestore();
 });

@@ -21,7 +21,9 @@ afterEach(() => {
   vi.unstubAllGlobals();
 });
 
-async function collect(events: AsyncIterable<GenerationEvent>): Promise<{ readonly text: string; readonly cached: number }> {
+async function collect(
+  events: AsyncIterable<GenerationEvent>,
+): Promise<{ readonly text: string; readonly cached: number }> {
   let text = "";
   let cached = -1;
   for await (const event of events) {
@@ -37,7 +39,12 @@ async function conversation(engine: EngineWithSessions): Promise<unknown[]> {
   const seen: unknown[] = [await collect(session.generate("c", { maxTokens: 3 }))];
   await session.save("one");
   const clone = session.clone();
-  seen.push(await collect(session.generate("d", { maxTokens: 2 })), await collect(clone.generate("e", { maxTokens: 2 })), session.messages, clone.messages);
+  seen.push(
+    await collect(session.generate("d", { maxTokens: 2 })),
+    await collect(clone.generate("e", { maxTokens: 2 })),
+    session.messages,
+    clone.messages,
+  );
   await clone.restore("one");
   seen.push(clone.messages, await collect(clone.generate("d", { maxTokens: 2 })), clone.isAnswering);
   await expect(clone.restore("two")).rejects.toMatchObject({ code: "storage_error", details: { session: "two" } });
@@ -47,19 +54,25 @@ async function conversation(engine: EngineWithSessions): Promise<unknown[]> {
   return seen;
 }
 
-test.runIf(hasAdapter)("a session in a worker says, keeps, clones, saves and restores what one on the page does", async () => {
-  const disk = memoryDisk();
-  vi.stubGlobal("navigator", { userAgent: "test", storage: { getDirectory: () => Promise.resolve(disk.root) } });
-  vi.stubGlobal("FileSystemFileHandle", Object.assign(() => undefined, { prototype: { createWritable: 0 } }));
-  const here = await Engine.load(memorySource(files), { gpu });
-  const worker = fakeWorker(() => Engine.load(memorySource(files), { gpu }));
-  const there = await connectEngine(worker, BUNDLE);
-  const expected = await conversation(here);
-  expect(expected[0]).toMatchObject({ text: expect.stringMatching(/^[a-h]+$/) as string });
-  expect(await conversation(there)).toEqual(expected);
-  here.destroy();
-  there.destroy();
-});
+test.runIf(hasAdapter)(
+  "a session in a worker says, keeps, clones, saves and restores what one on the page does",
+  async () => {
+    const disk = memoryDisk();
+    vi.stubGlobal("navigator", { userAgent: "test", storage: { getDirectory: () => Promise.resolve(disk.root) } });
+    vi.stubGlobal(
+      "FileSystemFileHandle",
+      Object.assign(() => undefined, { prototype: { createWritable: 0 } }),
+    );
+    const here = await Engine.load(memorySource(files), { gpu });
+    const worker = fakeWorker(() => Engine.load(memorySource(files), { gpu }));
+    const there = await connectEngine(worker, BUNDLE);
+    const expected = await conversation(here);
+    expect(expected[0]).toMatchObject({ text: expect.stringMatching(/^[a-h]+$/) as string });
+    expect(await conversation(there)).toEqual(expected);
+    here.destroy();
+    there.destroy();
+  },
+);
 
 test("an abort and a loop that is left end the answer in the worker, and the session goes on from before it", async () => {
   const said: (AbortSignal | undefined)[] = [];
@@ -74,7 +87,10 @@ test("an abort and a loop that is left end the answer in the worker, and the ses
       }
     },
   } as unknown as SessionApi;
-  const engine = await connectEngine(fakeWorker(() => Promise.resolve({ ...fakeEngine(fakeModel().model), createSession: () => session })), BUNDLE);
+  const engine = await connectEngine(
+    fakeWorker(() => Promise.resolve({ ...fakeEngine(fakeModel().model), createSession: () => session })),
+    BUNDLE,
+  );
   const remote = engine.createSession();
   for await (const { text } of remote.generate("x")) {
     expect([text, remote.isAnswering]).toEqual(["a", true]);
@@ -84,7 +100,8 @@ test("an abort and a loop that is left end the answer in the worker, and the ses
   const controller = new AbortController();
   await expect(
     (async () => {
-      for await (const { text } of remote.generate("x", { signal: controller.signal })) if (text !== "") controller.abort();
+      for await (const { text } of remote.generate("x", { signal: controller.signal }))
+        if (text !== "") controller.abort();
     })(),
   ).rejects.toHaveProperty("name", "AbortError");
   expect([remote.messages, remote.isAnswering]).toEqual([[], false]);
@@ -111,7 +128,13 @@ test("a page that leaves closes its sessions, and an engine without sessions say
     expect(closed).toEqual([2, 0]);
   });
   second.destroy();
-  const plain = await connectEngine(fakeWorker(() => Promise.resolve(fakeEngine(fakeModel().model))), BUNDLE);
-  await expect(plain.createSession().save("x")).rejects.toMatchObject({ code: "request_error", message: expect.stringContaining("has no sessions") as string });
+  const plain = await connectEngine(
+    fakeWorker(() => Promise.resolve(fakeEngine(fakeModel().model))),
+    BUNDLE,
+  );
+  await expect(plain.createSession().save("x")).rejects.toMatchObject({
+    code: "request_error",
+    message: expect.stringContaining("has no sessions") as string,
+  });
   plain.destroy();
 });

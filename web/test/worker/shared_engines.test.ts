@@ -3,7 +3,14 @@ import { expect, test } from "vitest";
 import type { LoadProgress } from "../../src/load.js";
 import { SharedEngines } from "../../src/worker/shared_engines.js";
 
-const FIRST: LoadProgress = { phase: "manifest", loadedBytes: 0, storedBytes: 0, totalBytes: 0, compiledKernels: 0, totalKernels: 0 };
+const FIRST: LoadProgress = {
+  phase: "manifest",
+  loadedBytes: 0,
+  storedBytes: 0,
+  totalBytes: 0,
+  compiledKernels: 0,
+  totalKernels: 0,
+};
 
 test("who starts a load hears of its first moment", async () => {
   const engines = new SharedEngines((_, { onProgress }) => {
@@ -11,6 +18,8 @@ test("who starts a load hears of its first moment", async () => {
     return Promise.reject(new Error("no bundle here"));
   });
   const heard: LoadProgress[] = [];
-  await expect(engines.borrow(["/a/"], { onProgress: (progress) => heard.push(progress) })).rejects.toThrow("no bundle here");
+  await expect(engines.borrow(["/a/"], { onProgress: (progress) => heard.push(progress) })).rejects.toThrow(
+    "no bundle here",
+  );
   expect(heard).toEqual([FIRST]);
 });

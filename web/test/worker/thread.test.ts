@@ -9,8 +9,17 @@ import type { WorkerLike } from "../../src/worker/connect_engine.js";
 import { connectEngine } from "../../src/worker/connect_engine.js";
 
 test("an engine in another thread answers, and its death fails what waits for it", async () => {
-  const { outputFiles } = await build({ entryPoints: [`${import.meta.dirname}/thread.ts`], bundle: true, format: "esm", platform: "node", write: false, external: ["*/grammar/index.js"] });
-  const worker = new Worker(new URL(`data:text/javascript;base64,${Buffer.from(outputFiles[0]?.contents ?? []).toString("base64")}`));
+  const { outputFiles } = await build({
+    entryPoints: [`${import.meta.dirname}/thread.ts`],
+    bundle: true,
+    format: "esm",
+    platform: "node",
+    write: false,
+    external: ["*/grammar/index.js"],
+  });
+  const worker = new Worker(
+    new URL(`data:text/javascript;base64,${Buffer.from(outputFiles[0]?.contents ?? []).toString("base64")}`),
+  );
   const address: WorkerLike = {
     postMessage: (message, transfer) => {
       worker.postMessage(message, transfer as unknown as Parameters<Worker["postMessage"]>[1]);
@@ -25,5 +34,8 @@ test("an engine in another thread answers, and its death fails what waits for it
   for await (const { choices } of stream) text += choices[0]?.delta.content ?? "";
   expect(text).toBe("from a thread");
   const dying = engine.countTokens("die");
-  await expect(dying).rejects.toMatchObject({ name: "WorkerError", message: "The worker is gone; start it again and connect again" });
+  await expect(dying).rejects.toMatchObject({
+    name: "WorkerError",
+    message: "The worker is gone; start it again and connect again",
+  });
 });

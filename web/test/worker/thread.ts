@@ -9,5 +9,8 @@ import { fakeEngine, fakeModel } from "../api/fake_model.js";
 serveEngine(parentPort as unknown as WorkerScope, () => {
   const { model } = fakeModel("from a thread");
   const engine = fakeEngine(model);
-  return Promise.resolve({ ...engine, countTokens: (prompt, options) => (prompt === "die" ? process.exit(1) : engine.countTokens(prompt, options)) });
+  return Promise.resolve({
+    ...engine,
+    countTokens: (prompt, options) => (prompt === "die" ? process.exit(1) : engine.countTokens(prompt, options)),
+  });
 });

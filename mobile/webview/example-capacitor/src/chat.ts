@@ -65,7 +65,10 @@ export class Chat {
 
   /** Fills the element; gives what is to be said of the answer. */
   private async stream(text: HTMLElement, signal: AbortSignal): Promise<string> {
-    const chunks = await this.host.engine.chat.completions.create({ messages: this.#messages, temperature: 0, stream: true }, { signal });
+    const chunks = await this.host.engine.chat.completions.create(
+      { messages: this.#messages, temperature: 0, stream: true },
+      { signal },
+    );
     let last: ChatCompletionChunk | null = null;
     for await (const chunk of chunks) {
       last = chunk;

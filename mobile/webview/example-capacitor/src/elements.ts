@@ -6,7 +6,11 @@ export function element<Kind extends Element>(id: string, kind: new () => Kind):
 }
 
 /** A new element with a class and a text. */
-export function make<Name extends keyof HTMLElementTagNameMap>(name: Name, className: string, text = ""): HTMLElementTagNameMap[Name] {
+export function make<Name extends keyof HTMLElementTagNameMap>(
+  name: Name,
+  className: string,
+  text = "",
+): HTMLElementTagNameMap[Name] {
   const made = document.createElement(name);
   made.className = className;
   made.textContent = text;

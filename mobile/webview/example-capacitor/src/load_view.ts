@@ -17,7 +17,8 @@ export function showProgress({ phase, loadedBytes, totalBytes, compiledKernels, 
   // Files are read while kernels compile, and on a phone the kernels take as long.
   const percent = Math.round(50 * (part(loadedBytes, totalBytes) + part(compiledKernels, totalKernels)));
   element("phase", HTMLElement).textContent = PHASES[phase];
-  element("amount", HTMLElement).textContent = totalBytes === 0 ? "" : `${(loadedBytes / 1e6).toFixed(1)} of ${(totalBytes / 1e6).toFixed(1)} MB`;
+  element("amount", HTMLElement).textContent =
+    totalBytes === 0 ? "" : `${(loadedBytes / 1e6).toFixed(1)} of ${(totalBytes / 1e6).toFixed(1)} MB`;
   element("progress", HTMLProgressElement).value = percent;
 }
 

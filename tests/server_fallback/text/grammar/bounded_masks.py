@@ -18,7 +18,14 @@ from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
 from nearfar.server_fallback.text.grammar.matcher import Mask, Matcher, allowed_ids
 from nearfar.server_fallback.text.grammar.rules import compile_source
 from nearfar.server_fallback.text.grammar.shortener import Shortener
-from nearfar.server_fallback.text.grammar.source import EbnfSource, GrammarSource, JsonSource, RegexSource, Tag, TagsSource
+from nearfar.server_fallback.text.grammar.source import (
+    EbnfSource,
+    GrammarSource,
+    JsonSource,
+    RegexSource,
+    Tag,
+    TagsSource,
+)
 from nearfar.server_fallback.text.grammar.token_shapes import TokenShapes
 from nearfar.server_fallback.text.grammar.xgrammar_binding import GrammarCompiler, GrammarMatcher, TokenizerInfo
 from nearfar.server_fallback.text.vocabulary import read_vocabulary
@@ -38,7 +45,14 @@ OTHERS: list[dict[str, Any]] = [
         "tags": [
             {"begin": f'<tool_call>\n{{"name": "{name}", "arguments": ', "schema": schema, "end": "}\n</tool_call>"}
             for name, schema in (
-                ("look", {"type": "object", "properties": {"at": {"type": "string"}, "for": {"type": "integer"}}, "required": ["at"]}),
+                (
+                    "look",
+                    {
+                        "type": "object",
+                        "properties": {"at": {"type": "string"}, "for": {"type": "integer"}},
+                        "required": ["at"],
+                    },
+                ),
                 ("wait", {"type": "object", "properties": {"seconds": {"type": "number", "minimum": 0}}}),
             )
         ],

@@ -12,7 +12,12 @@ from nearfar.server_fallback.text.grammar.matcher import Matcher
 from nearfar.server_fallback.text.grammar.rules import compile_source
 from nearfar.server_fallback.text.grammar.source import GrammarSource
 from nearfar.server_fallback.text.grammar.token_shapes import TokenShapes
-from nearfar.server_fallback.text.grammar.xgrammar_binding import CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo
+from nearfar.server_fallback.text.grammar.xgrammar_binding import (
+    CompiledGrammar,
+    GrammarCompiler,
+    GrammarMatcher,
+    TokenizerInfo,
+)
 
 LONGER = ['": ', '", "', '{"', '"}', "true", "null", "12", "0.", ", ", "ab", "2024-", '"a"', "<tool_call>", "\n", "é"]
 TOKENS = [bytes([byte]) for byte in range(256)] + [text.encode() for text in LONGER] + [b""]
@@ -44,7 +49,9 @@ def pick(constraint: GrammarConstraint | BoundedConstraint, seed: int, patience:
     """An answer; None where it has no end after three times ``patience`` tokens. After ``patience`` what may lead to one is preferred."""
     rng, out = random.Random(seed), b""
     for count in range(3 * patience):
-        allowed = np.flatnonzero(np.unpackbits(constraint.mask().view(np.uint8), bitorder="little")[: len(TOKENS)]).tolist()
+        allowed = np.flatnonzero(
+            np.unpackbits(constraint.mask().view(np.uint8), bitorder="little")[: len(TOKENS)]
+        ).tolist()
         late = count > patience
         if END in allowed and (late or len(allowed) == 1 or rng.random() < 0.3):
             return out.decode()

@@ -57,7 +57,12 @@ def written(bounded: Bounded, source: GrammarSource, more: int, seed: int) -> st
     [
         # What a first character may make necessary is more than all names together.
         {"anyOf": [{"type": "null"}, {"type": "string", "minLength": 150}]},
-        {"anyOf": [{"type": "null"}, {"type": "array", "minItems": 30, "items": {"type": "object", "required": ["name", "of"]}}]},
+        {
+            "anyOf": [
+                {"type": "null"},
+                {"type": "array", "minItems": 30, "items": {"type": "object", "required": ["name", "of"]}},
+            ]
+        },
         {"type": "object", "properties": {"a": {"type": "object", "required": [f"p{index}" for index in range(40)]}}},
         {"type": "string", "pattern": "^(\u4e2d|\U0001f600){3,}$"},
     ],
@@ -80,7 +85,8 @@ def test_far_from_its_end_an_answer_may_be_all_that_the_grammar_allows(bounded: 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.binary(min_size=1, max_size=3), min_size=1, max_size=8), st.lists(st.text("ab\u00e9", max_size=9), min_size=1, max_size=6)
+    st.lists(st.binary(min_size=1, max_size=3), min_size=1, max_size=8),
+    st.lists(st.text("ab\u00e9", max_size=9), min_size=1, max_size=6),
 )
 def test_a_text_becomes_the_fewest_tokens_whatever_texts_came_before(tokens: list[bytes], texts: list[str]) -> None:
     alphabet = [*tokens, b"a", b"ab", b"\xc3", b"\xa9b"]
@@ -90,11 +96,15 @@ def test_a_text_becomes_the_fewest_tokens_whatever_texts_came_before(tokens: lis
         assert found == Shortener(alphabet).fewest(text)
         data, counts = text.encode(), [0]
         for end in range(1, len(text.encode()) + 1):
-            counts.append(min([1000, *(counts[end - len(token)] + 1 for token in alphabet if data[:end].endswith(token))]))
+            counts.append(
+                min([1000, *(counts[end - len(token)] + 1 for token in alphabet if data[:end].endswith(token))])
+            )
         assert (1000 if found is None else found.count) == min(counts[-1], 1000)
 
 
-def test_an_ambiguous_grammar_is_given_up_in_time_and_its_answer_goes_on(bounded: Bounded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ambiguous_grammar_is_given_up_in_time_and_its_answer_goes_on(
+    bounded: Bounded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = EbnfSource('root ::= e+\ne ::= ("a" | "b" e "c" | "(" e ")")+')
     constraint, _ = bounded.constraint(source, 50)
     monkeypatch.setattr("nearfar.server_fallback.text.grammar.bounded._MOST_SECONDS", -1.0)

@@ -25,8 +25,18 @@ from nearfar.server_fallback.text.grammar.source import CallsOrForm, EbnfSource,
 from nearfar.server_fallback.text.tools import ToolFormat, tool_grammar
 from nearfar.server_fallback.text.vocabulary import Vocabulary
 
-STRICT: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
-ANSWER = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+STRICT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+ANSWER = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
 FORM = JsonSource(json.dumps(ANSWER))
 STRICT_CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 2}}\n</tool_call>'
 FREE_CALL = '<tool_call>\n{"name": "g", "arguments": {"b": [true]}}\n</tool_call>'
@@ -49,7 +59,9 @@ def either(style: ToolFormat = "hermes", form: FormSource = FORM, *, parallel: b
     return source
 
 
-def constraint(grammars: Grammars, source: CallsOrForm, max_tokens: int | None = None) -> GrammarConstraint | BoundedConstraint:
+def constraint(
+    grammars: Grammars, source: CallsOrForm, max_tokens: int | None = None
+) -> GrammarConstraint | BoundedConstraint:
     [one] = asyncio.run(grammars.constraints(source, 1, "response_format", max_tokens))
     return one
 
@@ -70,10 +82,14 @@ def check(text: str) -> str:
     if not text.startswith("<tool_call>"):
         assert jsonschema_rs.is_valid(ANSWER, json.loads(text)), text
         return "form"
-    for call in text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>").split("\n</tool_call>\n<tool_call>\n"):
+    for call in (
+        text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>").split("\n</tool_call>\n<tool_call>\n")
+    ):
         called = json.loads(call)
         assert list(called) == ["name", "arguments"]
-        assert jsonschema_rs.is_valid(STRICT if called["name"] == "f" else {"type": "object"}, called["arguments"]), text
+        assert jsonschema_rs.is_valid(STRICT if called["name"] == "f" else {"type": "object"}, called["arguments"]), (
+            text
+        )
     return "calls"
 
 
@@ -98,7 +114,10 @@ def test_an_answer_is_calls_or_the_form_and_nothing_else(grammars: Grammars) -> 
 
 @pytest.mark.parametrize(
     ("form", "text"),
-    [(RegexSource("(no|maybe) [a-z]{2}"), "maybe so"), (EbnfSource('root ::= "[" tag* "]"\ntag ::= "x" way\nway ::= "y"'), "[xyxy]")],
+    [
+        (RegexSource("(no|maybe) [a-z]{2}"), "maybe so"),
+        (EbnfSource('root ::= "[" tag* "]"\ntag ::= "x" way\nway ::= "y"'), "[xyxy]"),
+    ],
 )
 def test_the_form_may_be_of_any_kind(grammars: Grammars, form: FormSource, text: str) -> None:
     source = either(form=form)
@@ -154,7 +173,9 @@ def test_with_llama3_the_form_must_not_begin_as_a_call(grammars: Grammars) -> No
     assert takes(grammars, source, '{"ok": false}')
     assert not takes(grammars, source, '{"name": "f", "parameters": {"a": 3}}')
     for form in (JsonSource('{"type": "object"}'), RegexSource("[^]*")):
-        with pytest.raises(RequestError, match=r"may begin with .*tool calls do; give a form that cannot, or no tools") as error:
+        with pytest.raises(
+            RequestError, match=r"may begin with .*tool calls do; give a form that cannot, or no tools"
+        ) as error:
             constraint(grammars, either("llama3", form))
         assert error.value.details["param"] == "response_format"
 

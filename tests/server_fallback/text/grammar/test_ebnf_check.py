@@ -49,7 +49,9 @@ def test_what_is_not_left_recursive_is_left_to_the_compiler(grammar: str) -> Non
 
 
 def test_repetitions_count_through_groups() -> None:
-    with pytest.raises(RequestError, match="repeats up to 8,000,000 times, counted through nested repetitions; the limit is 1,000,000"):
+    with pytest.raises(
+        RequestError, match="repeats up to 8,000,000 times, counted through nested repetitions; the limit is 1,000,000"
+    ):
         check_ebnf('root ::= (("a"{1,200} "b"){200} "c"){0,200}')
     with pytest.raises(RequestError, match="repeats up to 2,000,000 times"):
         check_ebnf('root ::= "a"{2000000,}')
@@ -64,7 +66,9 @@ def test_large_grammars_are_refused_and_deep_ones_are_read_in_time() -> None:
     assert time.process_time() - started < 2
 
 
-@pytest.mark.parametrize("item", [r'"\U00110000"', r'"a" [b\U0010ffff-\U00110010]', r'"\ud800"', r'"\\\uDFFF"', r'"\u{110000}"'])
+@pytest.mark.parametrize(
+    "item", [r'"\U00110000"', r'"a" [b\U0010ffff-\U00110010]', r'"\ud800"', r'"\\\uDFFF"', r'"\u{110000}"']
+)
 def test_an_escape_that_is_not_a_character_is_refused(item: str) -> None:
     with pytest.raises(RequestError, match="which is not a Unicode character"):
         check_ebnf(f"root ::= {item}")

@@ -24,13 +24,22 @@ from nearfar.server_fallback.text.grammar.grammar_compiler import CompileLimits,
 from nearfar.server_fallback.text.grammar.grammars import Grammars
 from nearfar.server_fallback.text.grammar.matcher import allowed_ids
 from nearfar.server_fallback.text.grammar.messages import Compiled, Refused
-from nearfar.server_fallback.text.grammar.source import EbnfSource, GrammarSource, JsonSource, RegexSource, Tag, TagsSource
+from nearfar.server_fallback.text.grammar.source import (
+    EbnfSource,
+    GrammarSource,
+    JsonSource,
+    RegexSource,
+    Tag,
+    TagsSource,
+)
 from nearfar.server_fallback.text.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary((*TOKENS[:END], b"</s>"), frozenset([END]), (END,), None)
 NULL = JsonSource('{"type": "null"}')
 # Properties that all may be left out cost the compiler the square of their number.
-SLOW = JsonSource(json.dumps({"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(700)}}))
+SLOW = JsonSource(
+    json.dumps({"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(700)}})
+)
 Result = TypeVar("Result")
 
 
@@ -138,7 +147,9 @@ def test_a_mask_has_the_end_where_the_text_is_whole(grammars: Grammars) -> None:
     assert before[ord("b") >> 5] != 0, "a mask that was handed out must not change"
 
 
-def test_a_grammar_is_compiled_once_and_its_answers_do_not_share_their_state(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_is_compiled_once_and_its_answers_do_not_share_their_state(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled: list[GrammarSource] = []
     compile_source = grammars._compile
 
@@ -189,7 +200,9 @@ def test_what_leaves_while_a_grammar_compiles_does_not_end_it_for_others(grammar
         (TagsSource((Tag("a", '{"type": "wurst"}', "b"),), None), "wurst"),
     ],
 )
-def test_a_wrong_grammar_is_refused_and_names_the_parameter(grammars: Grammars, source: GrammarSource, message: str) -> None:
+def test_a_wrong_grammar_is_refused_and_names_the_parameter(
+    grammars: Grammars, source: GrammarSource, message: str
+) -> None:
     with pytest.raises(RequestError, match=message) as error:
         run(grammars.constraints(source, 1, "response_format"))
     assert error.value.details["param"] == "response_format"
@@ -264,7 +277,10 @@ def test_after_a_costly_grammar_its_client_leaves_the_quick_lane_to_others() -> 
         limits = CompileLimits(quick_seconds=0.2, slow_seconds=0.4, costly_seconds=0.1, slow_lane_seconds=1.0)
         compiler = GrammarCompiler(limits)
         grammars, quick = Grammars(compiler, lambda: VOCABULARY), compiler.lanes[0]
-        waiting = [asyncio.create_task(grammars.constraints(source, 1, "x", client="c")) for source in (SLOW, RegexSource("later"))]
+        waiting = [
+            asyncio.create_task(grammars.constraints(source, 1, "x", client="c"))
+            for source in (SLOW, RegexSource("later"))
+        ]
         with pytest.raises(RequestError, match="cannot be compiled"):
             await waiting[0]
         await waiting[1]
@@ -366,10 +382,14 @@ def test_a_grammar_whose_masks_take_too_long_is_refused(monkeypatch: pytest.Monk
     assert "too ambiguous" in refused.message
 
 
-def test_where_completions_take_too_long_the_grammar_alone_decides(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_completions_take_too_long_the_grammar_alone_decides(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grammar, source = Grammar(), RegexSource("[a-z]{9,}")
     timed = worker._is_fast
-    monkeypatch.setattr(worker, "_is_fast", lambda constraint: not isinstance(constraint, BoundedConstraint) and timed(constraint))
+    monkeypatch.setattr(
+        worker, "_is_fast", lambda constraint: not isinstance(constraint, BoundedConstraint) and timed(constraint)
+    )
     compiled = worker._answer(grammar.compiler, SHAPES, source)
     assert isinstance(compiled, Compiled)
     assert not compiled.closes
@@ -411,7 +431,9 @@ def ascii_grammars() -> Iterator[Grammars]:
         (RegexSource("[a-z]{60}\u00e9"), "no answer was found .* can write: no token writes '\u00e9'"),
     ],
 )
-def test_a_grammar_that_no_tokens_can_meet_is_refused(ascii_grammars: Grammars, source: GrammarSource, message: str) -> None:
+def test_a_grammar_that_no_tokens_can_meet_is_refused(
+    ascii_grammars: Grammars, source: GrammarSource, message: str
+) -> None:
     for max_tokens in (None, 500):
         with pytest.raises(RequestError, match=message) as error:
             run(ascii_grammars.constraints(source, 1, "response_format", max_tokens))
@@ -430,7 +452,9 @@ def test_of_several_ways_the_vocabulary_must_write_one(ascii_grammars: Grammars)
 
 
 def test_an_answer_that_meets_a_dead_end_fails_with_a_code(ascii_grammars: Grammars) -> None:
-    [constraint] = run(ascii_grammars.constraints(EbnfSource('root ::= "x"{60} ("\u00e9" | "b")'), 1, "response_format"))
+    [constraint] = run(
+        ascii_grammars.constraints(EbnfSource('root ::= "x"{60} ("\u00e9" | "b")'), 1, "response_format")
+    )
     for byte in (*b"x" * 60, 0x80):
         constraint.accept(byte)
     with pytest.raises(RequestError, match="no token of this model's vocabulary continues the answer") as error:

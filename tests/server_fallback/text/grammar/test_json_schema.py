@@ -52,7 +52,10 @@ def test_what_cannot_be_held_to_is_refused(schema: Any, message: str) -> None:
     [
         {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
         {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
-        {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 2}]}}},
+        {
+            "$ref": "#/$defs/a",
+            "$defs": {"a": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 2}]}},
+        },
     ],
 )
 def test_a_schema_whose_values_never_end_is_refused(schema: Any) -> None:
@@ -139,8 +142,31 @@ def test_what_is_no_schema_is_refused(schema: Any) -> None:
         source_rules(JsonSource(json.dumps(schema)))
 
 
-KEYWORDS = ["type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf", "properties", "required", "additionalProperties", "items", "a"]
-KEYWORDS += ["prefixItems", "minimum", "exclusiveMaximum", "minLength", "maxItems", "pattern", "format", "$defs", "patternProperties"]
+KEYWORDS = [
+    "type",
+    "enum",
+    "const",
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "properties",
+    "required",
+    "additionalProperties",
+    "items",
+    "a",
+]
+KEYWORDS += [
+    "prefixItems",
+    "minimum",
+    "exclusiveMaximum",
+    "minLength",
+    "maxItems",
+    "pattern",
+    "format",
+    "$defs",
+    "patternProperties",
+]
 NAMES = st.sampled_from(["string", "integer", "object", "array", "a", "#", "#/$defs/a"])
 LEAVES = st.none() | st.booleans() | st.integers(-9, 9) | st.floats() | NAMES
 SCHEMAS = st.recursive(

@@ -15,10 +15,47 @@ from nearfar.server_fallback.text.grammar.regex import parse_regex
 from nearfar.server_fallback.text.grammar.source import JsonSource, RegexSource
 
 # Python's own expressions mean the same by these.
-PATTERNS = ["a*b|c+", "(ab|a)(bc|c)?", "[^a-c]x?", r"[0-9]{2,3}[.,]?", "(a|b)*abb", "x{0,2}y{1,}", "(?:a(b)?)+", "a[^\n\r]c", r"[\]\-a]+"]
-PATTERNS += ["", "^a$|b", "^(é|中|a)+$", r"-(1|12|123)\.5|1\.5|12\.55", r"[\s0-9]+", "(ab){2}|(abab)*c", r"a\x62?", "(a{2}|b+?)c*?"]
+PATTERNS = [
+    "a*b|c+",
+    "(ab|a)(bc|c)?",
+    "[^a-c]x?",
+    r"[0-9]{2,3}[.,]?",
+    "(a|b)*abb",
+    "x{0,2}y{1,}",
+    "(?:a(b)?)+",
+    "a[^\n\r]c",
+    r"[\]\-a]+",
+]
+PATTERNS += [
+    "",
+    "^a$|b",
+    "^(é|中|a)+$",
+    r"-(1|12|123)\.5|1\.5|12\.55",
+    r"[\s0-9]+",
+    "(ab){2}|(abab)*c",
+    r"a\x62?",
+    "(a{2}|b+?)c*?",
+]
 ALPHABET = "abcxy1235.,-] \né中"
-KNOWN = ["", "a", "b", "ab", "abc", "abb", "cc", "12", "123.", "abab", "ababc", "-12.5", "1.5", "12.55", "-12.55", "a中b", "xxyyy"]
+KNOWN = [
+    "",
+    "a",
+    "b",
+    "ab",
+    "abc",
+    "abb",
+    "cc",
+    "12",
+    "123.",
+    "abab",
+    "ababc",
+    "-12.5",
+    "1.5",
+    "12.55",
+    "-12.55",
+    "a中b",
+    "xxyyy",
+]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +68,9 @@ def test_a_grammar_takes_what_its_expression_matches(grammar: Grammar, pattern: 
     rng = random.Random(7)
     texts = KNOWN + ["".join(rng.choices(ALPHABET, k=rng.randrange(7))) for _ in range(120)]
     whole = grammar.compile(RegexSource(pattern))
-    assert [grammar.takes(whole, text) for text in texts] == [re.fullmatch(f"(?:{pattern})", text) is not None for text in texts]
+    assert [grammar.takes(whole, text) for text in texts] == [
+        re.fullmatch(f"(?:{pattern})", text) is not None for text in texts
+    ]
     # JSON Schema's patterns match anywhere, and their $ does not match before a last line end.
     somewhere = grammar.compile(JsonSource(json.dumps({"type": "string", "pattern": pattern})))
     found = [re.search(pattern.replace("$", r"\Z"), text) is not None for text in texts]
@@ -91,7 +130,9 @@ def test_a_range_takes_the_numbers_within_it_and_no_others(
     grammar: Grammar, bounds: dict[str, float], whole: bool, thousandths: list[int]
 ) -> None:
     near = [value + step for value in bounds.values() for step in (0, 0.001, -0.001, 1)]
-    written = [f"{value:.3f}".rstrip("0").rstrip(".") for value in (0, 1, *near, *(value / 1000 for value in thousandths))]
+    written = [
+        f"{value:.3f}".rstrip("0").rstrip(".") for value in (0, 1, *near, *(value / 1000 for value in thousandths))
+    ]
     texts = [text for text in written if text != "-0"]
     infinity = float("inf")
 

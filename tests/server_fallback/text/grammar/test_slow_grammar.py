@@ -79,13 +79,19 @@ def test_an_ambiguous_grammar_ends_its_answer_before_the_parser_grows_large(gram
     assert raised.value.details["code"] == "grammar_too_ambiguous"
     # The largest schemas that people write: many optional properties, each of which may come next.
     names = [f"property_{index}" for index in range(200)]
-    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in names},
+        "additionalProperties": False,
+    }
     wide = grammar.constraint(JsonSource(json.dumps(schema)))
     accept(wide, json.dumps(dict.fromkeys(names, "some text")).encode())
     assert wide.complete
 
 
-def test_a_grammar_that_grows_slow_ends_its_answer_and_no_other(grammar: Grammar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_grows_slow_ends_its_answer_and_no_other(
+    grammar: Grammar, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mask_task, "BUDGET_SECONDS", 0.3)
     monkeypatch.setattr(mask_task, "BUDGET_SECONDS_PER_TOKEN", 0.001)
 

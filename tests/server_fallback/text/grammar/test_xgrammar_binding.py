@@ -16,7 +16,9 @@ from nearfar.server_fallback.text.grammar import xgrammar_binding as ours
 from nearfar.server_fallback.text.grammar.rules import source_rules
 from nearfar.server_fallback.text.grammar.source import JsonSource, Tag, TagsSource
 
-PERSON = JsonSource('{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"]}')
+PERSON = JsonSource(
+    '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"]}'
+)
 CALL = TagsSource((Tag("<tool_call>", PERSON.schema, "</tool_call>"),), None, trigger="<tool_call>")
 
 
@@ -59,7 +61,9 @@ def test_it_compiles_matches_and_fails_as_the_package_does() -> None:
 
 def test_another_version_or_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "version", lambda _: "0.3.0")
-    with pytest.raises(ToolError, match=r"needs xgrammar 0\.2\.8, and 0\.3\.0 is installed; 'pip install xgrammar==0\.2\.8'"):
+    with pytest.raises(
+        ToolError, match=r"needs xgrammar 0\.2\.8, and 0\.3\.0 is installed; 'pip install xgrammar==0\.2\.8'"
+    ):
         ours._load()
 
     def missing(_: str) -> str:

@@ -18,7 +18,18 @@
 // - Until another side's first token, what was shown stands, so an escalation to a far side that then fails costs no text.
 
 import type { Side } from "../decision/decision.js";
-import type { Effect, End, Escalate, Event, Failed, FailureKind, Start, SwitchReason, TimerName, Token } from "./events.js";
+import type {
+  Effect,
+  End,
+  Escalate,
+  Event,
+  Failed,
+  FailureKind,
+  Start,
+  SwitchReason,
+  TimerName,
+  Token,
+} from "./events.js";
 
 export type Phase = "choosing" | "running" | "switching" | "done" | "failed" | "aborted";
 
@@ -100,9 +111,22 @@ const UNASKED: Asked = { attempts: 0, tries: 0, live: false, spoke: false, faile
 
 export function begin(rules: Rules): State {
   return {
-    rules, phase: "choosing", side: null, reason: "", switchedAt: null, text: "", toolCalls: false, reasoning: false, standby: false,
-    near: UNASKED, far: UNASKED, nextReason: null, restart: false, warmed: false, timers: [],
-  }; // prettier-ignore
+    rules,
+    phase: "choosing",
+    side: null,
+    reason: "",
+    switchedAt: null,
+    text: "",
+    toolCalls: false,
+    reasoning: false,
+    standby: false,
+    near: UNASKED,
+    far: UNASKED,
+    nextReason: null,
+    restart: false,
+    warmed: false,
+    timers: [],
+  };
 }
 
 /** The state after an event, and what is to be done. Nothing, where a side speaks that runs no longer, or after the end. */
@@ -128,7 +152,9 @@ function after(state: State, event: Event, effects: Effect[]): State {
     case "escalate":
       return escalate(state, event, effects);
     case "doubt":
-      return state.phase === "running" && state.side === "near" && state.rules.warm === "doubt" ? warm(state, effects) : state;
+      return state.phase === "running" && state.side === "near" && state.rules.warm === "doubt"
+        ? warm(state, effects)
+        : state;
     case "abort":
       return { ...silence(state, effects), phase: "aborted" };
     default:
@@ -145,7 +171,9 @@ function start(state: State, { side, reason, standby }: Start, effects: Effect[]
   if (side === "far") return asked;
   const { hedge_after_ms, warm: when } = state.rules;
   const warmed = when === "always" ? warm(asked, effects) : asked;
-  return hedge_after_ms !== null && maySwitch(warmed, "far") ? setTimer(warmed, "hedge", hedge_after_ms, effects) : warmed;
+  return hedge_after_ms !== null && maySwitch(warmed, "far")
+    ? setTimer(warmed, "hedge", hedge_after_ms, effects)
+    : warmed;
 }
 
 function said(before: State, event: Token | End | Failed, effects: Effect[]): State {
@@ -158,7 +186,12 @@ function said(before: State, event: Token | End | Failed, effects: Effect[]): St
     case "token": {
       const { text, tool_call, reasoning = false } = event;
       if (text !== "" || tool_call || reasoning) effects.push({ type: "emit", side, text, tool_call });
-      const shown = { ...state, text: state.text + text, toolCalls: state.toolCalls || tool_call, reasoning: state.reasoning || reasoning };
+      const shown = {
+        ...state,
+        text: state.text + text,
+        toolCalls: state.toolCalls || tool_call,
+        reasoning: state.reasoning || reasoning,
+      };
       return setTimer(shown, "between_tokens", state.rules.between_tokens_ms, effects);
     }
     case "end": {
@@ -205,7 +238,8 @@ function failed(
   let state = stopTimer(before, FIRST_TOKEN[side], effects);
   if (asked.spoke) state = stopTimer(state, "between_tokens", effects);
   if (!SAYS_NOTHING_OF_HEALTH.has(kind)) effects.push({ type: "circuit", side, outcome: "failed" });
-  if (retryable && kind !== "request" && !asked.spoke && asked.tries <= state.rules.retries) return ask(state, side, effects, asked.tries + 1);
+  if (retryable && kind !== "request" && !asked.spoke && asked.tries <= state.rules.retries)
+    return ask(state, side, effects, asked.tries + 1);
   state = { ...state, [side]: { ...asked, live: false, failed: true } };
   // Both were asked: the other goes on alone.
   if (state[other].live) return other === state.side ? state : { ...state, nextReason: reason };
@@ -219,7 +253,8 @@ function failed(
 
 function tick(before: State, timer: TimerName, effects: Effect[]): State {
   const state = { ...before, timers: before.timers.filter((name) => name !== timer) };
-  if (timer === "hedge") return maySwitch(state, "far") ? ask({ ...state, nextReason: "near_late" }, "far", effects) : state;
+  if (timer === "hedge")
+    return maySwitch(state, "far") ? ask({ ...state, nextReason: "near_late" }, "far", effects) : state;
   const side = timedSide(timer, state);
   return side === null ? state : timedOut(state, side, effects);
 }
@@ -241,11 +276,18 @@ export function timedSide(timer: TimerName, { side }: State): Side | null {
 }
 
 function timedOut(state: State, side: Side, effects: Effect[]): State {
-  return failed(cancel(state, side, effects), side, "timeout", side === "near" ? "near_timeout" : "far_timeout", effects);
+  return failed(
+    cancel(state, side, effects),
+    side,
+    "timeout",
+    side === "near" ? "near_timeout" : "far_timeout",
+    effects,
+  );
 }
 
 function escalate(state: State, { reason }: Escalate, effects: Effect[]): State {
-  if (state.phase !== "running" || state.side !== "near" || state.rules.then === "never" || !maySwitch(state, "far")) return state;
+  if (state.phase !== "running" || state.side !== "near" || state.rules.then === "never" || !maySwitch(state, "far"))
+    return state;
   const stopped = stopTimer(cancel(state, "near", effects), "between_tokens", effects);
   return switchTo(stopped, "far", reason, effects, state.rules.then === "restart");
 }
@@ -262,7 +304,12 @@ function ask(state: State, side: Side, effects: Effect[], tries = 1): State {
   const attempt = state[side].attempts + 1;
   effects.push({ type: "ask", side, continue_from: state.restart || state.text === "" ? null : state.text, attempt });
   const ms = side === "near" ? state.rules.near_first_token_ms : state.rules.far_first_token_ms;
-  return setTimer({ ...state, [side]: { ...UNASKED, attempts: attempt, tries, live: true } }, FIRST_TOKEN[side], ms, effects);
+  return setTimer(
+    { ...state, [side]: { ...UNASKED, attempts: attempt, tries, live: true } },
+    FIRST_TOKEN[side],
+    ms,
+    effects,
+  );
 }
 
 function warm(state: State, effects: Effect[]): State {

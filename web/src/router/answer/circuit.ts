@@ -31,7 +31,12 @@ export class Circuit {
   #openUntil: number | null = null;
   #trying = false;
 
-  constructor({ failures = FAILURES_TO_OPEN, firstWaitMs = FIRST_WAIT_MS, longestWaitMs = LONGEST_WAIT_MS, clock = () => performance.now() }: CircuitOptions = {}) {
+  constructor({
+    failures = FAILURES_TO_OPEN,
+    firstWaitMs = FIRST_WAIT_MS,
+    longestWaitMs = LONGEST_WAIT_MS,
+    clock = () => performance.now(),
+  }: CircuitOptions = {}) {
     this.#failuresToOpen = failures;
     this.#firstWaitMs = this.#waitMs = firstWaitMs;
     this.#longestWaitMs = Math.max(firstWaitMs, longestWaitMs);

@@ -8,7 +8,8 @@ import type { Side } from "../decision/decision.js";
 
 export type EscalationReason = "escalated_logprob" | "escalated_entropy" | "escalated_repetition" | "escalated_schema";
 /** Why another side writes than the one that was decided for. */
-export type SwitchReason = EscalationReason | "near_failed" | "far_failed" | "near_late" | "near_timeout" | "far_timeout";
+export type SwitchReason =
+  EscalationReason | "near_failed" | "far_failed" | "near_late" | "near_timeout" | "far_timeout";
 export type TimerName = "near_first_token" | "far_first_token" | "between_tokens" | "hedge";
 /**
  * connection: none, or it broke. overloaded: 429 or 503. server: it answers with another 5xx, or with nonsense. unauthorized: 401 or 403.
@@ -160,4 +161,5 @@ export interface CircuitOutcome {
   readonly outcome: "succeeded" | "failed";
 }
 
-export type Effect = Ask | Warm | Cancel | Emit | Withdraw | Switch | Finish | Fail | Timer | CancelTimer | CircuitOutcome;
+export type Effect =
+  Ask | Warm | Cancel | Emit | Withdraw | Switch | Finish | Fail | Timer | CancelTimer | CircuitOutcome;

@@ -13,10 +13,15 @@ export interface Failure {
 }
 
 /** What is wrong with the far side however it is asked: near may well answer. */
-const OF_THE_SERVER: Readonly<Record<string, FailureKind>> = { wrong_key: "unauthorized", api_version: "server", unknown_model: "server" };
+const OF_THE_SERVER: Readonly<Record<string, FailureKind>> = {
+  wrong_key: "unauthorized",
+  api_version: "server",
+  unknown_model: "server",
+};
 
 export function failureOf(side: Side, error: unknown): Failure {
-  if (!(error instanceof NearfarError)) return { kind: side === "near" ? "device" : "server", retryable: false, waitMs: null };
+  if (!(error instanceof NearfarError))
+    return { kind: side === "near" ? "device" : "server", retryable: false, waitMs: null };
   const { status, retryable, retryAfterMs } = error.details;
   return {
     kind: kindOf(side, error, status),

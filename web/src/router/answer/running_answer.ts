@@ -1,7 +1,13 @@
 // One answer as it runs: the answer machine decides, and here its effects are carried out. Chunks of the sides flow in; chunks of the one answer flow out,
 // and word of what is withdrawn.
 
-import type { ChatCompletionChunk, ChatCompletionTokenLogprob, ChatFinishReason, CompletionUsage, Route } from "../../api/types.js";
+import type {
+  ChatCompletionChunk,
+  ChatCompletionTokenLogprob,
+  ChatFinishReason,
+  CompletionUsage,
+  Route,
+} from "../../api/types.js";
 import { Unavailable } from "../../errors.js";
 import type { Rules, State } from "./answer_machine.js";
 import { begin, step, timedSide } from "./answer_machine.js";
@@ -57,13 +63,18 @@ export interface AnswerJob {
   readonly signal: AbortSignal;
 }
 
-export type AnswerItem = { readonly type: "chunk"; readonly chunk: ChatCompletionChunk } | { readonly type: "withdraw" };
+export type AnswerItem =
+  { readonly type: "chunk"; readonly chunk: ChatCompletionChunk } | { readonly type: "withdraw" };
 
 /** Before a side is asked again, between half and all of it. */
 const RETRY_MS = 100;
 
 /** ``ended``: its finish_reason, once that came. */
-type OpenPart = { -readonly [K in keyof Part]: Part[K] } & { readonly from: AnswerSoFar | null; readonly controller: AbortController; ended: string | null };
+type OpenPart = { -readonly [K in keyof Part]: Part[K] } & {
+  readonly from: AnswerSoFar | null;
+  readonly controller: AbortController;
+  ended: string | null;
+};
 
 /**
  * Yields the chunks of the answer, the last with its usage and no choices. Asks nobody before it is iterated; leaving the loop ends it. Throws what the side
@@ -144,7 +155,11 @@ class RunningAnswer {
       case "ask":
         // What it has computed stays in the server's cache.
         if (effect.side === "far") this.#warming.abort();
-        void this.listen(effect.side, effect.attempt, effect.continue_from === null ? null : this.#shown.soFar(effect.continue_from));
+        void this.listen(
+          effect.side,
+          effect.attempt,
+          effect.continue_from === null ? null : this.#shown.soFar(effect.continue_from),
+        );
         return;
       case "warm":
         void job.warm(this.#warming.signal);
@@ -208,7 +223,17 @@ class RunningAnswer {
     const { params, sides, logprobs, clock, observer } = this.job;
     const controller = new AbortController();
     const { signal } = controller;
-    const part: OpenPart = { askedAt: clock.now(), firstAt: null, lastAt: null, tokens: 0, usage: null, whole: false, from, controller, ended: null };
+    const part: OpenPart = {
+      askedAt: clock.now(),
+      firstAt: null,
+      lastAt: null,
+      tokens: 0,
+      usage: null,
+      whole: false,
+      from,
+      controller,
+      ended: null,
+    };
     const earlier = this.#errors[side];
     this.#parts[side] = part;
     let isAsked = false;
@@ -226,7 +251,8 @@ class RunningAnswer {
         // What it said may have been reason enough to stop it.
         if (controller.signal.aborted) return;
       }
-      if (part.ended === null) throw new Unavailable(`The ${side} side's answer stopped before its end`, { retryable: true });
+      if (part.ended === null)
+        throw new Unavailable(`The ${side} side's answer stopped before its end`, { retryable: true });
       this.ended(side, attempt, part.ended);
     } catch (error) {
       if (signal.aborted) return;
@@ -267,7 +293,10 @@ class RunningAnswer {
     part.lastAt = this.job.clock.now();
     part.firstAt ??= part.lastAt;
     part.tokens += Math.max(1, tokens.length);
-    this.send({ type: "token", side, attempt, text: content, tool_call: calls.length > 0, reasoning: thought !== "" }, chunk);
+    this.send(
+      { type: "token", side, attempt, text: content, tool_call: calls.length > 0, reasoning: thought !== "" },
+      chunk,
+    );
     if (this.#state.phase !== "running" || this.#state.side !== side) return;
     // It was not shown: its tokens come with the next text.
     if (isSilent) this.#shown.wait(tokens);
@@ -276,7 +305,12 @@ class RunningAnswer {
 
   private watch(tokens: readonly ChatCompletionTokenLogprob[]): void {
     for (const { token, logprob, top_logprobs: alternatives } of tokens) {
-      const reason = this.job.watch?.add({ text: token, logprob, alternatives: alternatives.length === 0 ? null : alternatives.map((other) => other.logprob) }) ?? null;
+      const reason =
+        this.job.watch?.add({
+          text: token,
+          logprob,
+          alternatives: alternatives.length === 0 ? null : alternatives.map((other) => other.logprob),
+        }) ?? null;
       if (reason !== null) {
         this.send({ type: "escalate", reason });
         return;
@@ -290,7 +324,10 @@ class RunningAnswer {
     const part = this.#parts[side];
     if (part !== undefined) part.whole = true;
     const runs = side === "near" && this.#state.side === "near" && this.#state.phase === "running";
-    const reason = runs && fits !== null && !this.#state.toolCalls && !fits(this.#state.text) ? (watch?.schemaFailed() ?? null) : null;
+    const reason =
+      runs && fits !== null && !this.#state.toolCalls && !fits(this.#state.text)
+        ? (watch?.schemaFailed() ?? null)
+        : null;
     if (reason !== null) this.send({ type: "escalate", reason });
     this.send({ type: "end", side, attempt, finish_reason: finishReason });
   }
@@ -302,7 +339,11 @@ class RunningAnswer {
   }
 
   private errorOf({ side, kind, reason }: Fail): unknown {
-    if (kind === "timeout" && side !== null) return new Unavailable(`The ${side} side said nothing for too long; ask again, or allow it more in the policy's timeouts`, { code: reason });
+    if (kind === "timeout" && side !== null)
+      return new Unavailable(
+        `The ${side} side said nothing for too long; ask again, or allow it more in the policy's timeouts`,
+        { code: reason },
+      );
     const error = side === null ? undefined : this.#errors[side];
     if (error !== undefined) return error;
     return new Unavailable(`Nobody can answer: ${reason}`, { code: reason });

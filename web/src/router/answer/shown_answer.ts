@@ -90,7 +90,11 @@ export class ShownAnswer {
     const first = this.#firstAt ?? now;
     const later = usage.completion_tokens - 1;
     const speed = later > 0 && now > first ? (later * 1000) / (now - first) : null;
-    const timings = { time_to_first_token_ms: first - this.#startedAt, total_ms: now - this.#startedAt, tokens_per_second: speed };
+    const timings = {
+      time_to_first_token_ms: first - this.#startedAt,
+      total_ms: now - this.#startedAt,
+      tokens_per_second: speed,
+    };
     // A reader tells by a chunk before the last that a text was withdrawn, also where nothing came after it.
     if (this.#routeDue) this.push({ content: "" }, { logprobs: null, finish_reason: null }, true);
     this.push({}, { logprobs: this.logprobsOf(this.tokensWith([])), finish_reason: finishReason }, true, { timings });
@@ -107,7 +111,10 @@ export class ShownAnswer {
   private logprobsOf(tokens: readonly ChatCompletionTokenLogprob[]): ChatCompletionLogprobs | null {
     const { alternatives: count } = this.options;
     if (count === null || tokens.length === 0) return null;
-    return { content: tokens.map((token) => ({ ...token, top_logprobs: token.top_logprobs.slice(0, count) })), refusal: null };
+    return {
+      content: tokens.map((token) => ({ ...token, top_logprobs: token.top_logprobs.slice(0, count) })),
+      refusal: null,
+    };
   }
 
   private push(
@@ -120,6 +127,12 @@ export class ShownAnswer {
     const route = withRoute ? { route: this.options.route() } : {};
     this.#roleDue = false;
     if (withRoute) this.#routeDue = false;
-    this.options.push({ ...this.#head, model: this.#model, choices: [{ index: 0, delta: whole, ...rest }], ...more, ...route });
+    this.options.push({
+      ...this.#head,
+      model: this.#model,
+      choices: [{ index: 0, delta: whole, ...rest }],
+      ...more,
+      ...route,
+    });
   }
 }

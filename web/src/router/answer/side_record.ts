@@ -37,6 +37,9 @@ export class SideRecord {
 }
 
 /** The speeds, as a situation has them. */
-export function rates({ prefill_tokens_per_second, decode_tokens_per_second }: Speed): Pick<NearState, "prefill_tokens_per_second" | "decode_tokens_per_second"> {
+export function rates({
+  prefill_tokens_per_second,
+  decode_tokens_per_second,
+}: Speed): Pick<NearState, "prefill_tokens_per_second" | "decode_tokens_per_second"> {
   return { prefill_tokens_per_second, decode_tokens_per_second };
 }

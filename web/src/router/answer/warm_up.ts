@@ -23,12 +23,16 @@ export interface WarmUp {
 }
 
 /** Does nothing where far is left alone or today's budget is spent. */
-export async function warmUp({ params, conversation, far, record, ledger, policy, now }: WarmUp, signal: AbortSignal): Promise<void> {
+export async function warmUp(
+  { params, conversation, far, record, ledger, policy, now }: WarmUp,
+  signal: AbortSignal,
+): Promise<void> {
   if (record.circuit.state !== "closed" || isSpent(policy.budget, ledger.today())) return;
   ledger.add({ requests: 1 });
   let usage: CompletionUsage | null = null;
   try {
-    for await (const chunk of far.ask({ params: promptOnly(params), from: null, logprobs: null, signal })) usage = chunk.usage ?? usage;
+    for await (const chunk of far.ask({ params: promptOnly(params), from: null, logprobs: null, signal }))
+      usage = chunk.usage ?? usage;
     record.memory.remember(conversation, "", now());
   } catch {
     // Nobody waits for it.
@@ -41,5 +45,14 @@ export async function warmUp({ params, conversation, far, record, ledger, policy
 export function promptOnly(params: PlainParams): PlainParams {
   // One token is no call, so none may be required; without tools it would be another prompt.
   const choice = params.tool_choice === "none" ? params.tool_choice : undefined;
-  return { ...params, tool_choice: choice, max_tokens: 1, max_completion_tokens: undefined, stop: undefined, response_format: undefined, logprobs: undefined, top_logprobs: undefined };
+  return {
+    ...params,
+    tool_choice: choice,
+    max_tokens: 1,
+    max_completion_tokens: undefined,
+    stop: undefined,
+    response_format: undefined,
+    logprobs: undefined,
+    top_logprobs: undefined,
+  };
 }

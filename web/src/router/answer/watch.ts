@@ -40,11 +40,19 @@ export class Watch {
     if (alternatives !== null) keep(this.#entropies, entropy(alternatives), window_tokens);
     if (repetition !== null) keep(this.#texts, text, repetition.tokens * repetition.times);
     const half = Math.ceil(window_tokens / 2);
-    this.#doubts ||= min_mean_logprob !== null && this.#logprobs.length >= half && mean(this.#logprobs) < min_mean_logprob / 2;
-    this.#doubts ||= max_mean_entropy !== null && this.#entropies.length >= half && mean(this.#entropies) > max_mean_entropy / 2;
+    this.#doubts ||=
+      min_mean_logprob !== null && this.#logprobs.length >= half && mean(this.#logprobs) < min_mean_logprob / 2;
+    this.#doubts ||=
+      max_mean_entropy !== null && this.#entropies.length >= half && mean(this.#entropies) > max_mean_entropy / 2;
     // A window that is not full yet says nothing.
-    if (min_mean_logprob !== null && this.#logprobs.length === window_tokens && mean(this.#logprobs) < min_mean_logprob) return "escalated_logprob";
-    if (max_mean_entropy !== null && this.#entropies.length === window_tokens && mean(this.#entropies) > max_mean_entropy) return "escalated_entropy";
+    if (min_mean_logprob !== null && this.#logprobs.length === window_tokens && mean(this.#logprobs) < min_mean_logprob)
+      return "escalated_logprob";
+    if (
+      max_mean_entropy !== null &&
+      this.#entropies.length === window_tokens &&
+      mean(this.#entropies) > max_mean_entropy
+    )
+      return "escalated_entropy";
     return repetition !== null && this.#repeats(repetition) ? "escalated_repetition" : null;
   }
 

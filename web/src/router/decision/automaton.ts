@@ -63,7 +63,8 @@ export class PartBuilder {
   }
 
   sequence(parts: readonly Part[]): Part {
-    return (next) => parts.reduceRight((following, part) => part(following), parts.length === 0 ? this.#state([next]) : next);
+    return (next) =>
+      parts.reduceRight((following, part) => part(following), parts.length === 0 ? this.#state([next]) : next);
   }
 
   alternatives(parts: readonly Part[]): Part {
@@ -110,7 +111,7 @@ export class Automaton {
   test(text: string, boundaries = false, visits = new Visits()): boolean {
     const sets = new Map<string, StateSet>();
     let set = remembered(sets, [], "end");
-    for (let at = 0; ; ) {
+    for (let at = 0; ;) {
       const point = text.codePointAt(at) ?? -1;
       let following = set.following.get(point);
       if (following === undefined) {
@@ -136,7 +137,8 @@ export class Automaton {
       state.visited = step;
       visits.left--;
       if (state.accepts === null) {
-        if (state.assertion === null || holds(state.assertion, before, after)) for (const next of state.next) pending.push(next);
+        if (state.assertion === null || holds(state.assertion, before, after))
+          for (const next of state.next) pending.push(next);
       } else if (state.accepts(point)) for (const next of state.next) reached.push(next);
     }
     if (this.#found.visited === step) return null;
@@ -146,10 +148,16 @@ export class Automaton {
 }
 
 function remembered(sets: Map<string, StateSet>, states: readonly State[], before: Kind): StateSet {
-  if (sets.size >= MAX_SETS || states.length > MAX_REMEMBERED) return { states, before, remembered: false, following: new Map() };
+  if (sets.size >= MAX_SETS || states.length > MAX_REMEMBERED)
+    return { states, before, remembered: false, following: new Map() };
   const unique = [...new Set(states)].sort((left, right) => left.id - right.id);
   const key = `${before} ${unique.map(({ id }) => id).join()}`;
-  const set = sets.get(key) ?? { states: unique, before, remembered: true, following: new Map<number, StateSet | null>() };
+  const set = sets.get(key) ?? {
+    states: unique,
+    before,
+    remembered: true,
+    following: new Map<number, StateSet | null>(),
+  };
   sets.set(key, set);
   return set;
 }

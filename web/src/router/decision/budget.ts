@@ -54,7 +54,10 @@ export class StoredLedger implements Ledger {
  * The ledger of a page, in localStorage, which all tabs of an origin share; in memory if the browser has or allows no storage. ``date`` returns
  * milliseconds since 1970. ``storage`` is called for each access, because a browser may refuse it at any time.
  */
-export function browserLedger(date: () => number, storage: () => LedgerStore | undefined = () => (globalThis as { readonly localStorage?: LedgerStore }).localStorage): Ledger {
+export function browserLedger(
+  date: () => number,
+  storage: () => LedgerStore | undefined = () => (globalThis as { readonly localStorage?: LedgerStore }).localStorage,
+): Ledger {
   const kept = new Map<string, string>();
   const use = <T>(run: (store: LedgerStore) => T, otherwise: T): T => {
     try {
@@ -86,7 +89,8 @@ export function isSpent({ far_requests_per_day: requests, far_usd_per_day: usd }
 /** What a ledger's text has for a day, nothing where it is of another one. */
 function spentOn(text: string | null, day: string): Spent {
   const entry = text === null ? null : parsed(text);
-  if (!isObject(entry) || entry.day !== day || typeof entry.usd !== "number" || !Number.isInteger(entry.requests)) return NOTHING;
+  if (!isObject(entry) || entry.day !== day || typeof entry.usd !== "number" || !Number.isInteger(entry.requests))
+    return NOTHING;
   return { usd: entry.usd, requests: entry.requests as number };
 }
 

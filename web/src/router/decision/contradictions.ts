@@ -13,8 +13,10 @@ export function* contradictions(policy: Policy): Found {
     if (policy.private.patterns.length > 0) yield ["private.patterns", problem];
   }
   if (policy.mode === "near-only") {
-    if (policy.budget.far_usd_per_day !== null) yield ["budget.far_usd_per_day", "in mode near-only nothing is spent on the far side"];
-    if (policy.budget.far_requests_per_day !== null) yield ["budget.far_requests_per_day", "in mode near-only the far side is not asked"];
+    if (policy.budget.far_usd_per_day !== null)
+      yield ["budget.far_usd_per_day", "in mode near-only nothing is spent on the far side"];
+    if (policy.budget.far_requests_per_day !== null)
+      yield ["budget.far_requests_per_day", "in mode near-only the far side is not asked"];
   }
   if (policy.mode === "prefer-far" && policy.timeouts.hedge_after_ms !== null) {
     yield ["timeouts.hedge_after_ms", "hedging asks far where near is slow; in mode prefer-far it is asked first"];
@@ -24,7 +26,10 @@ export function* contradictions(policy: Policy): Found {
 
 function* ofLabels(policy: Policy): Found {
   const seen = new Set<string>();
-  for (const [place, labels] of [["labels", policy.labels], ["private.labels", policy.private.labels]] as const) { // prettier-ignore
+  for (const [place, labels] of [
+    ["labels", policy.labels],
+    ["private.labels", policy.private.labels],
+  ] as const) {
     for (const label of labels) {
       if (seen.has(label)) yield [place, `the label '${label}' stands twice; a label is plain or private`];
       seen.add(label);
@@ -50,5 +55,6 @@ function* ofAuto({ mode, device, costs, quality }: Policy): Found {
     "quality.predictor": quality.predictor !== null,
     "quality.threshold": quality.threshold !== 0,
   };
-  for (const [place, given] of Object.entries(isSet)) if (given) yield [place, `only mode auto decides by it; the mode is ${mode}`];
+  for (const [place, given] of Object.entries(isSet))
+    if (given) yield [place, `only mode auto decides by it; the mode is ${mode}`];
 }

@@ -28,7 +28,10 @@ export function farUsd({ price }: Policy, situation: Situation): number | null {
   return usdOf(price, { prompt_tokens, completion_tokens: expectedTokens(situation) });
 }
 
-export function usdOf(price: Price, { prompt_tokens, completion_tokens }: { readonly prompt_tokens: number; readonly completion_tokens: number }): number {
+export function usdOf(
+  price: Price,
+  { prompt_tokens, completion_tokens }: { readonly prompt_tokens: number; readonly completion_tokens: number },
+): number {
   return (prompt_tokens * price.prompt_usd_per_million + completion_tokens * price.completion_usd_per_million) / 1e6;
 }
 
@@ -38,7 +41,8 @@ export function expectedTokens({ max_tokens }: Situation): number {
 
 function timesOf(side: NearState | FarState, waitSeconds: number | null, situation: Situation): Times {
   const { prompt_tokens, cached_tokens, prefill_tokens_per_second: prefill, decode_tokens_per_second: decode } = side;
-  if (waitSeconds === null || prompt_tokens === null || prefill === null || prefill === 0) return { first: null, total: null };
+  if (waitSeconds === null || prompt_tokens === null || prefill === null || prefill === 0)
+    return { first: null, total: null };
   const first = waitSeconds + Math.max(prompt_tokens - cached_tokens, 0) / prefill;
   return { first, total: decode === null || decode === 0 ? null : first + expectedTokens(situation) / decode };
 }

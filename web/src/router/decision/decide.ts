@@ -23,13 +23,21 @@ const THERMALS: readonly Thermal[] = ["nominal", "fair", "serious", "critical"];
  * ``isPrivate`` is what an earlier decision of the same request found; nothing that could change it has changed. Throws RequestError with the code
  * "unknown_label" for a label that the policy does not have, and for nothing else.
  */
-export function decide(policy: Policy, situation: Situation, isPrivate = PrivateCheck.of(policy.private).isPrivate(situation)): Decision {
+export function decide(
+  policy: Policy,
+  situation: Situation,
+  isPrivate = PrivateCheck.of(policy.private).isPrivate(situation),
+): Decision {
   checkLabels(policy, situation);
   const near = nearLack(policy, situation);
   const far = isPrivate ? "private" : farLack(policy, situation);
   const scores = score(policy, situation);
   const { side, reason } =
-    hard(situation.pin, near, far) ?? preferred(policy) ?? hinted(policy, situation.near) ?? inTime(policy.costs, scores) ?? byGain(policy, scores);
+    hard(situation.pin, near, far) ??
+    preferred(policy) ??
+    hinted(policy, situation.near) ??
+    inTime(policy.costs, scores) ??
+    byGain(policy, scores);
   return { side, reason, private: isPrivate, scores };
 }
 
@@ -39,7 +47,8 @@ export function score(policy: Policy, situation: Situation): Scores {
   const far = farTimes(situation);
   const usd = farUsd(policy, situation);
   const { predictor } = policy.quality;
-  const rights = predictor === null ? null : predictRights(predictor, lastUserText(situation.messages), situation.near_signals);
+  const rights =
+    predictor === null ? null : predictRights(predictor, lastUserText(situation.messages), situation.near_signals);
   let gain: number | null = null;
   if (policy.mode === "auto") {
     const waited = near.total === null || far.total === null ? 0 : far.total - near.total;
@@ -65,12 +74,18 @@ export function mayGuess(policy: Policy, situation: Situation): boolean {
 
 function checkLabels(policy: Policy, situation: Situation): void {
   const known = new Set([...policy.labels, ...policy.private.labels]);
-  const places = [["labels", situation.labels] as const, ...situation.messages.map(({ labels }, index) => [`messages[${index}].labels`, labels] as const)];
+  const places = [
+    ["labels", situation.labels] as const,
+    ...situation.messages.map(({ labels }, index) => [`messages[${index}].labels`, labels] as const),
+  ];
   for (const [place, labels] of places) {
     for (const label of labels) {
       if (known.has(label)) continue;
       const has = [...known].sort().join(", ") || "none";
-      throw new RequestError(`${place}: the policy has no label '${label}'; it has ${has}`, { code: "unknown_label", param: place });
+      throw new RequestError(`${place}: the policy has no label '${label}'; it has ${has}`, {
+        code: "unknown_label",
+        param: place,
+      });
     }
   }
 }
@@ -93,7 +108,8 @@ function farLack({ mode, budget }: Policy, situation: Situation): Lack | null {
 
 function lackOf(side: NearState | FarState, { max_tokens, tools, vision, language }: Situation): Lack | null {
   if (side.circuit === "open") return "circuit_open";
-  if (side.context !== null && side.prompt_tokens !== null && side.prompt_tokens + (max_tokens ?? 1) > side.context) return "context";
+  if (side.context !== null && side.prompt_tokens !== null && side.prompt_tokens + (max_tokens ?? 1) > side.context)
+    return "context";
   if (tools && !side.tools) return "tools";
   if (vision && !side.vision) return "vision";
   if (language !== null && side.languages?.includes(language) === false) return "language";
@@ -120,8 +136,13 @@ function preferred({ mode }: Policy): Choice | null {
 
 /** By the device: whether it should be spared. */
 function hinted({ device }: Policy, { battery, charging, thermal }: NearState): Choice | null {
-  if (device.min_battery !== null && battery !== null && battery < device.min_battery && charging !== true) return { side: "far", reason: "battery" };
-  if (device.max_thermal !== null && thermal !== null && THERMALS.indexOf(thermal) > THERMALS.indexOf(device.max_thermal)) {
+  if (device.min_battery !== null && battery !== null && battery < device.min_battery && charging !== true)
+    return { side: "far", reason: "battery" };
+  if (
+    device.max_thermal !== null &&
+    thermal !== null &&
+    THERMALS.indexOf(thermal) > THERMALS.indexOf(device.max_thermal)
+  ) {
     return { side: "far", reason: "thermal" };
   }
   return null;
@@ -134,10 +155,20 @@ function inTime(costs: Costs, scores: Scores): Choice | null {
 }
 
 /** What is not known is not late. */
-function isLate({ max_first_token_seconds: mostFirst, max_total_seconds: mostTotal }: Costs, first: number | null, total: number | null): boolean {
-  return (first !== null && mostFirst !== null && first > mostFirst) || (total !== null && mostTotal !== null && total > mostTotal);
+function isLate(
+  { max_first_token_seconds: mostFirst, max_total_seconds: mostTotal }: Costs,
+  first: number | null,
+  total: number | null,
+): boolean {
+  return (
+    (first !== null && mostFirst !== null && first > mostFirst) ||
+    (total !== null && mostTotal !== null && total > mostTotal)
+  );
 }
 
 function byGain({ quality }: Policy, { gain }: Scores): Choice {
-  return { side: gain !== null && gain > quality.threshold ? "far" : "near", reason: quality.predictor === null ? "cost" : "quality" };
+  return {
+    side: gain !== null && gain > quality.threshold ? "far" : "near",
+    reason: quality.predictor === null ? "cost" : "quality",
+  };
 }

@@ -5,8 +5,27 @@ import { RequestError, Unavailable } from "../../errors.js";
 
 export type Side = "near" | "far";
 /** What takes a side out of the choice, or takes all of them out. */
-export type Lack = "private" | "mode" | "near_unavailable" | "offline" | "circuit_open" | "context" | "tools" | "vision" | "language" | "budget";
-export type DecisionReason = Lack | `pinned_${Exclude<Lack, "private">}` | "pinned" | "prefer" | "battery" | "thermal" | "seconds" | "quality" | "cost";
+export type Lack =
+  | "private"
+  | "mode"
+  | "near_unavailable"
+  | "offline"
+  | "circuit_open"
+  | "context"
+  | "tools"
+  | "vision"
+  | "language"
+  | "budget";
+export type DecisionReason =
+  | Lack
+  | `pinned_${Exclude<Lack, "private">}`
+  | "pinned"
+  | "prefer"
+  | "battery"
+  | "thermal"
+  | "seconds"
+  | "quality"
+  | "cost";
 /** What was expected of both sides; null where it is not known. gain is what far is worth above near, in the unit of the policy's threshold. */
 export interface Scores {
   readonly near_right: number | null;
@@ -50,5 +69,7 @@ export function refusal({ reason }: Decision, near: string | null): NearfarError
   const pinned = lack === reason ? "" : " and it is pinned to a side";
   const more = near !== null && (lack === "private" || lack === "near_unavailable") ? ` (${near})` : "";
   const message = `Nobody can answer the request: ${WHY[lack]}${pinned}${more}`;
-  return PERMANENT.includes(lack) && near === null ? new RequestError(message, { code: reason }) : new Unavailable(message, { code: reason });
+  return PERMANENT.includes(lack) && near === null
+    ? new RequestError(message, { code: reason })
+    : new Unavailable(message, { code: reason });
 }

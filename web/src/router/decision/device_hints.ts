@@ -22,12 +22,19 @@ interface BatteryNavigator {
 }
 
 /** Hints of the browser, or of whatever has a navigator as browsers do. */
-export function platformDevice(navigator: BatteryNavigator = (globalThis as { readonly navigator?: BatteryNavigator }).navigator ?? {}): DeviceSource {
+export function platformDevice(
+  navigator: BatteryNavigator = (globalThis as { readonly navigator?: BatteryNavigator }).navigator ?? {},
+): DeviceSource {
   return {
     read: async () => {
       // Its object stays up to date, and asking for it again gives the same.
       const battery = (await navigator.getBattery?.().catch(() => null)) ?? null;
-      return { online: navigator.onLine !== false, battery: battery?.level ?? null, charging: battery?.charging ?? null, thermal: null };
+      return {
+        online: navigator.onLine !== false,
+        battery: battery?.level ?? null,
+        charging: battery?.charging ?? null,
+        thermal: null,
+      };
     },
   };
 }

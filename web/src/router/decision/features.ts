@@ -5,7 +5,8 @@
 
 import type { SituationMessage } from "./situation.js";
 
-export type TextFeature = "characters" | "words" | "digits" | "numbers" | "longest_number" | "sentences" | "commas" | "question" | "ands";
+export type TextFeature =
+  "characters" | "words" | "digits" | "numbers" | "longest_number" | "sentences" | "commas" | "question" | "ands";
 
 const SPACES = "[ \\t\\n\\r\\f\\v]";
 const WORD = /[^ \t\n\r\f\v]+/g;
@@ -43,7 +44,9 @@ export function textFeatures(text: string): Readonly<Record<TextFeature, number>
 export function bucketCounts(text: string, buckets: number): ReadonlyMap<number, number> {
   const counts = new Map<number, number>();
   if (buckets === 0) return counts;
-  const words = (lower(text).match(/[a-z]+|[0-9]+/g) ?? []).map((term) => (/^[0-9]/.test(term) ? "#".repeat(term.length) : term));
+  const words = (lower(text).match(/[a-z]+|[0-9]+/g) ?? []).map((term) =>
+    /^[0-9]/.test(term) ? "#".repeat(term.length) : term,
+  );
   const pairs = words.slice(1).map((right, index) => `${words[index] ?? ""} ${right}`);
   for (const term of [...words, ...pairs]) {
     const bucket = fnv1a(term) % buckets;
@@ -55,7 +58,8 @@ export function bucketCounts(text: string, buckets: number): ReadonlyMap<number,
 /** Terms are ASCII, so a character is a byte. */
 function fnv1a(term: string): number {
   let digest = FNV_OFFSET;
-  for (let index = 0; index < term.length; index++) digest = Math.imul(digest ^ term.charCodeAt(index), FNV_PRIME) >>> 0;
+  for (let index = 0; index < term.length; index++)
+    digest = Math.imul(digest ^ term.charCodeAt(index), FNV_PRIME) >>> 0;
   return digest;
 }
 

@@ -39,12 +39,15 @@ export function compilePattern(pattern: string, ignoreCase: boolean): Automaton 
 
 /** Throws Error for a pattern by which every text would be private. */
 export function refuseEmptyMatch(pattern: string, compiled: Automaton): void {
-  if (compiled.test("")) throw new Error(`the pattern ${JSON.stringify(pattern)} matches the empty text, and so every text`);
+  if (compiled.test(""))
+    throw new Error(`the pattern ${JSON.stringify(pattern)} matches the empty text, and so every text`);
 }
 
 class Parser {
   readonly #characters: readonly string[];
-  readonly #parts = new PartBuilder(() => this.refusal(`needs more than ${MAX_STATES} states; make it shorter, or its counts smaller`));
+  readonly #parts = new PartBuilder(() =>
+    this.refusal(`needs more than ${MAX_STATES} states; make it shorter, or its counts smaller`),
+  );
   #at = 0;
   #depth = 0;
 
@@ -125,7 +128,9 @@ class Parser {
 
   private group(): Part {
     if (this.peek() === "?" && !this.take("?:")) {
-      throw this.refusal("has a group that Python and JavaScript read differently: lookaround, names and flags are not taken");
+      throw this.refusal(
+        "has a group that Python and JavaScript read differently: lookaround, names and flags are not taken",
+      );
     }
     if (++this.#depth > MAX_DEPTH) throw this.refusal("is nested too deep");
     const inner = this.alternation();
@@ -144,7 +149,8 @@ class Parser {
         this.#at++;
         const [end, endsInClass] = this.member();
         const [first = 0, last = 0] = [start[0]?.[0], end[0]?.[0]];
-        if (isClass || endsInClass || last < first) throw this.refusal("has a range whose end is no character above its start");
+        if (isClass || endsInClass || last < first)
+          throw this.refusal("has a range whose end is no character above its start");
         member = [[first, last]];
       }
       parts.push(...(isClass ? member : this.cased(member)));
@@ -164,7 +170,8 @@ class Parser {
     if (code !== undefined) {
       const digits = code.exec(this.rest(4))?.[0];
       const point = Number.parseInt(digits ?? "d800", 16);
-      if (digits === undefined || isSurrogate(point)) throw this.refusal(`has a \\${character} without the digits of a character`);
+      if (digits === undefined || isSurrogate(point))
+        throw this.refusal(`has a \\${character} without the digits of a character`);
       this.#at += digits.length;
       return [[[point, point]], false];
     }
@@ -221,7 +228,9 @@ class Parser {
 /** A character in both cases; such as become two by it are left out. */
 function cases(character: string): readonly string[] {
   const forms = [character, character.toLowerCase(), character.toUpperCase()];
-  return forms.flatMap((form) => [form, form.toLowerCase(), form.toUpperCase()]).filter((form) => Array.from(form).length === 1);
+  return forms
+    .flatMap((form) => [form, form.toLowerCase(), form.toUpperCase()])
+    .filter((form) => Array.from(form).length === 1);
 }
 
 function isSurrogate(point: number): boolean {

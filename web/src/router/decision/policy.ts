@@ -37,7 +37,11 @@ function withoutAnOtherSide(json: unknown): unknown {
   };
 }
 
-function over(json: Readonly<Record<string, unknown>>, key: string, values: Readonly<Record<string, unknown>>): Readonly<Record<string, unknown>> {
+function over(
+  json: Readonly<Record<string, unknown>>,
+  key: string,
+  values: Readonly<Record<string, unknown>>,
+): Readonly<Record<string, unknown>> {
   const given = json[key] ?? (json[key] === null ? null : {});
   return { [key]: isObject(given) ? { ...values, ...given } : given };
 }

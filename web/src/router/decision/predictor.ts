@@ -17,10 +17,15 @@ export interface Rights {
 /** Throws RequestError where the numbers of a predictor are not as many as its features and buckets ask for; ``place`` is the predictor's. */
 export function checkPredictor(predictor: Predictor, place: string): void {
   const { features, buckets, mean, scale, near, far } = predictor;
-  const lengths = [["mean", mean, features.length], ["scale", scale, features.length],
-    ["near.weights", near.weights, features.length + buckets], ["far.weights", far.weights, features.length + buckets]] as const; // prettier-ignore
+  const lengths = [
+    ["mean", mean, features.length],
+    ["scale", scale, features.length],
+    ["near.weights", near.weights, features.length + buckets],
+    ["far.weights", far.weights, features.length + buckets],
+  ] as const;
   for (const [name, values, due] of lengths) {
-    if (values.length !== due) throw badPolicy(place, `${name} has ${values.length} numbers; features and buckets ask for ${due}`);
+    if (values.length !== due)
+      throw badPolicy(place, `${name} has ${values.length} numbers; features and buckets ask for ${due}`);
   }
   if (new Set(features).size < features.length) throw badPolicy(place, "a feature stands twice");
 }
@@ -33,7 +38,11 @@ export function predictRights(predictor: Predictor, text: string, signals: NearS
 }
 
 /** What the weights are multiplied with, as [number of the weight, value]; what is left out is zero. */
-function predictorInputs(predictor: Predictor, text: string, signals: NearSignals | null): readonly (readonly [number, number])[] {
+function predictorInputs(
+  predictor: Predictor,
+  text: string,
+  signals: NearSignals | null,
+): readonly (readonly [number, number])[] {
   const values: Readonly<Record<string, number | null>> = { ...textFeatures(text), ...signals };
   const inputs: [number, number][] = [];
   predictor.features.forEach((name, index) => {
@@ -45,7 +54,11 @@ function predictorInputs(predictor: Predictor, text: string, signals: NearSignal
   return inputs;
 }
 
-function calibrated({ weights, bias }: Weights, inputs: readonly (readonly [number, number])[], calibration: readonly number[]): number {
+function calibrated(
+  { weights, bias }: Weights,
+  inputs: readonly (readonly [number, number])[],
+  calibration: readonly number[],
+): number {
   const logit = bias + inputs.reduce((sum, [index, value]) => sum + (weights[index] ?? 0) * value, 0);
   const [a = 1, b = 0] = calibration;
   return sigmoid(a * logit + b);

@@ -14,7 +14,10 @@ export class PrefixMemory {
   #answered: readonly { readonly at: number; readonly messages: readonly PrefixMessage[] }[] = [];
 
   remember(messages: readonly PrefixMessage[], answer: string, now: number): void {
-    this.#answered = [...this.#answered.slice(1 - CONVERSATIONS), { at: now, messages: [...messages, { role: "assistant", content: answer }] }];
+    this.#answered = [
+      ...this.#answered.slice(1 - CONVERSATIONS),
+      { at: now, messages: [...messages, { role: "assistant", content: answer }] },
+    ];
   }
 
   /**
@@ -29,7 +32,9 @@ export class PrefixMemory {
 }
 
 function sharedMessages(asked: readonly PrefixMessage[], answered: readonly PrefixMessage[]): number {
-  const end = asked.findIndex(({ role, content }, index) => role !== answered[index]?.role || content !== answered[index].content);
+  const end = asked.findIndex(
+    ({ role, content }, index) => role !== answered[index]?.role || content !== answered[index].content,
+  );
   return end < 0 ? asked.length : end;
 }
 

@@ -25,8 +25,12 @@ export class PrivateCheck {
 
   /** By a label of the request or of any of its messages, or by a pattern in any of its texts. */
   isPrivate({ labels, messages, texts }: Situation): boolean {
-    if ([...labels, ...messages.flatMap((message) => message.labels)].some((label) => this.labels.has(label))) return true;
-    return this.#finds([...messages.flatMap(({ content, parts = [] }) => [[content], ...(parts.length > 1 ? [parts] : [])]), ...texts.map((text) => [text])]);
+    if ([...labels, ...messages.flatMap((message) => message.labels)].some((label) => this.labels.has(label)))
+      return true;
+    return this.#finds([
+      ...messages.flatMap(({ content, parts = [] }) => [[content], ...(parts.length > 1 ? [parts] : [])]),
+      ...texts.map((text) => [text]),
+    ]);
   }
 
   /** Whether a pattern is found in a text of these parts. */
@@ -38,7 +42,9 @@ export class PrivateCheck {
   #finds(texts: readonly (readonly string[])[]): boolean {
     const visits = new Visits();
     const foundIn = (text: string, boundaries = false): boolean =>
-      readings(text, this.ignoreCase).some((reading) => this.patterns.some((pattern) => pattern.test(reading, boundaries, visits)));
+      readings(text, this.ignoreCase).some((reading) =>
+        this.patterns.some((pattern) => pattern.test(reading, boundaries, visits)),
+      );
     if (this.patterns.length === 0) return false;
     return texts.some((parts) => {
       if (parts.length < 2) return foundIn(parts.join(""));

@@ -13,7 +13,8 @@ const MARK_RUNS = /(\p{M}{30})\p{M}+/gu;
 const DASHES = /[\p{Pd}\u2212]/gu;
 const SPACES = /(?![\t-\r])\p{White_Space}/gu;
 /** Characters that may become one with the one before them; a boundary goes behind them. */
-const EARLY_BOUNDARY = /\v([\p{M}\u1160-\u11ff\u3130-\u318f\uff9e-\uffdc](?:\v?[\p{M}\u1160-\u11ff\u3130-\u318f\uff9e-\uffdc])*)\v?/gu;
+const EARLY_BOUNDARY =
+  /\v([\p{M}\u1160-\u11ff\u3130-\u318f\uff9e-\uffdc](?:\v?[\p{M}\u1160-\u11ff\u3130-\u318f\uff9e-\uffdc])*)\v?/gu;
 const JSON_ESCAPE = /\\\v?(?:u((?:\v?[0-9a-fA-F]){4})|(["\\/bfnrt]))/g;
 const ESCAPED: Readonly<Record<string, string>> = { b: "\b", f: "\f", n: "\n", r: "\r", t: "\t" };
 
@@ -27,14 +28,20 @@ export function readings(text: string, ignoreCase: boolean): readonly string[] {
 
 function cleared(text: string): string[] {
   // A part may have nothing visible, so boundaries may meet.
-  const seen = text.replace(INVISIBLE, "").replace(/\v{2,}/g, BOUNDARY).replace(EARLY_BOUNDARY, (_, composing: string) => composing.replaceAll(BOUNDARY, "") + BOUNDARY);
+  const seen = text
+    .replace(INVISIBLE, "")
+    .replace(/\v{2,}/g, BOUNDARY)
+    .replace(EARLY_BOUNDARY, (_, composing: string) => composing.replaceAll(BOUNDARY, "") + BOUNDARY);
   const folded = seen.replace(MARK_RUNS, "$1").replace(DASHES, "-").replace(SPACES, " ").normalize("NFKC");
   return [text, seen, seen.replace(MARKS, ""), folded, folded.normalize("NFKD").replace(MARKS, "")];
 }
 
 function jsonUnescaped(text: string): string {
   return text.replace(JSON_ESCAPE, (escape, code: string | undefined, sign: string | undefined) => {
-    const plain = code === undefined ? (ESCAPED[sign ?? ""] ?? sign ?? "") : String.fromCharCode(Number.parseInt(code.replaceAll(BOUNDARY, ""), 16));
+    const plain =
+      code === undefined
+        ? (ESCAPED[sign ?? ""] ?? sign ?? "")
+        : String.fromCharCode(Number.parseInt(code.replaceAll(BOUNDARY, ""), 16));
     return escape.includes(BOUNDARY) ? plain + BOUNDARY : plain;
   });
 }

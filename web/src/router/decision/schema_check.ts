@@ -30,7 +30,10 @@ export function readValue(root: Schema, value: unknown): unknown {
 }
 
 export function badPolicy(place: string, problem: string): RequestError {
-  return new RequestError(`the policy: ${place === "" ? "" : `${place}: `}${problem}`, { code: "bad_policy", param: place });
+  return new RequestError(`the policy: ${place === "" ? "" : `${place}: `}${problem}`, {
+    code: "bad_policy",
+    param: place,
+  });
 }
 
 export function isObject(value: unknown): value is Readonly<Record<string, unknown>> {
@@ -72,14 +75,23 @@ class Reader {
     const at = (key: string): string => (place === "" ? key : `${place}.${key}`);
     for (const key of required) if (value[key] === undefined) throw badPolicy(at(key), "it is missing");
     const unknown = Object.keys(value).find((key) => !Object.hasOwn(properties, key));
-    if (unknown !== undefined) throw badPolicy(at(unknown), `there is no such key; there are ${Object.keys(properties).join(", ")}`);
-    return Object.fromEntries(Object.entries(properties).map(([key, schema]) => [key, this.read(schema, value[key] ?? given(value, key, schema), at(key))]));
+    if (unknown !== undefined)
+      throw badPolicy(at(unknown), `there is no such key; there are ${Object.keys(properties).join(", ")}`);
+    return Object.fromEntries(
+      Object.entries(properties).map(([key, schema]) => [
+        key,
+        this.read(schema, value[key] ?? given(value, key, schema), at(key)),
+      ]),
+    );
   }
 
   private array({ items = {}, minItems = 0, maxItems = Infinity }: Schema, value: unknown, place: string): unknown {
     if (!Array.isArray(value)) throw badPolicy(place, "it must be a list");
     if (value.length < minItems || value.length > maxItems) {
-      throw badPolicy(place, minItems > 0 ? `it must have from ${minItems} to ${maxItems} items` : `it must have at most ${maxItems} items`);
+      throw badPolicy(
+        place,
+        minItems > 0 ? `it must have from ${minItems} to ${maxItems} items` : `it must have at most ${maxItems} items`,
+      );
     }
     return value.map((item: unknown, index) => this.read(items, item, `${place}[${index}]`));
   }
@@ -94,7 +106,8 @@ function text({ enum: values, minLength = 0, maxLength = Infinity }: Schema, val
   if (typeof value !== "string") throw badPolicy(place, "it must be a text");
   if (values?.includes(value) === false) throw badPolicy(place, `it must be one of ${values.join(", ")}`);
   const length = Array.from(value).length;
-  if (length < minLength || length > maxLength) throw badPolicy(place, `it must have from ${minLength} to ${maxLength} characters`);
+  if (length < minLength || length > maxLength)
+    throw badPolicy(place, `it must have from ${minLength} to ${maxLength} characters`);
   return value;
 }
 
@@ -104,7 +117,10 @@ function number(schema: Schema, value: unknown, place: string): number {
   if (type === "integer" && !Number.isInteger(value)) throw badPolicy(place, "it must be a whole number");
   if (only !== undefined && value !== only) throw badPolicy(place, `it must be ${only}`);
   if (value < minimum || value > maximum || value <= exclusiveMinimum) {
-    throw badPolicy(place, `it must be ${exclusiveMinimum > -Infinity ? `above ${exclusiveMinimum}` : `at least ${minimum}`} and at most ${maximum}`);
+    throw badPolicy(
+      place,
+      `it must be ${exclusiveMinimum > -Infinity ? `above ${exclusiveMinimum}` : `at least ${minimum}`} and at most ${maximum}`,
+    );
   }
   return value;
 }

@@ -74,6 +74,14 @@ export interface Situation {
 
 /** What is said of a side that nothing is known of yet. */
 export const UNKNOWN_SIDE: SideState = {
-  context: null, tools: true, vision: false, languages: null, prompt_tokens: null, cached_tokens: 0, prefill_tokens_per_second: null,
-  decode_tokens_per_second: null, queue_seconds: 0, circuit: "closed",
-}; // prettier-ignore
+  context: null,
+  tools: true,
+  vision: false,
+  languages: null,
+  prompt_tokens: null,
+  cached_tokens: 0,
+  prefill_tokens_per_second: null,
+  decode_tokens_per_second: null,
+  queue_seconds: 0,
+  circuit: "closed",
+};

@@ -20,7 +20,11 @@ export interface Speed {
   readonly round_trip_seconds: number | null;
 }
 
-export const UNKNOWN_SPEED: Speed = { prefill_tokens_per_second: null, decode_tokens_per_second: null, round_trip_seconds: null };
+export const UNKNOWN_SPEED: Speed = {
+  prefill_tokens_per_second: null,
+  decode_tokens_per_second: null,
+  round_trip_seconds: null,
+};
 
 /** Of the newest answer in the mean; the older ones have the rest. */
 const NEWEST_WEIGHT = 0.3;
@@ -28,7 +32,11 @@ const NEWEST_WEIGHT = 0.3;
 export function speedAfter(speed: Speed, finished: Finished): Speed {
   const { first_token_seconds: first, total_seconds: total, round_trip_seconds: roundTrip } = finished;
   return {
-    prefill_tokens_per_second: rate(speed.prefill_tokens_per_second, finished.computed_tokens, first - (roundTrip ?? 0)),
+    prefill_tokens_per_second: rate(
+      speed.prefill_tokens_per_second,
+      finished.computed_tokens,
+      first - (roundTrip ?? 0),
+    ),
     decode_tokens_per_second: rate(speed.decode_tokens_per_second, finished.completion_tokens - 1, total - first),
     round_trip_seconds: roundTrip === null ? speed.round_trip_seconds : mean(speed.round_trip_seconds, roundTrip),
   };

@@ -17,7 +17,11 @@ const WORDS_PER_TOKEN = 4;
 const CHARACTERS_PER_TOKEN = 256;
 
 /** ``limit`` in tokens, Infinity for none. A failure after the end changes nothing. Throws what ``chunks`` throws before it. */
-export async function* boundedAnswer(chunks: AsyncIterable<ChatCompletionChunk>, limit: number, countsPieces: boolean): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+export async function* boundedAnswer(
+  chunks: AsyncIterable<ChatCompletionChunk>,
+  limit: number,
+  countsPieces: boolean,
+): AsyncGenerator<ChatCompletionChunk, void, undefined> {
   let tokens = 0;
   let words = 0;
   let characters = 0;

@@ -23,10 +23,19 @@ export const SYSTEM_CLOCK: Clock = {
 };
 
 /** Aborts the signal with Unavailable after so long. */
-export async function withTimeout<T>(clock: Clock, milliseconds: number, run: (signal: AbortSignal) => Promise<T>): Promise<T> {
+export async function withTimeout<T>(
+  clock: Clock,
+  milliseconds: number,
+  run: (signal: AbortSignal) => Promise<T>,
+): Promise<T> {
   const controller = new AbortController();
   const cancel = clock.after(milliseconds, () => {
-    controller.abort(new Unavailable(`The far side did not answer within ${milliseconds} ms; ask again, or allow it more in the policy's timeouts`, { retryable: true }));
+    controller.abort(
+      new Unavailable(
+        `The far side did not answer within ${milliseconds} ms; ask again, or allow it more in the policy's timeouts`,
+        { retryable: true },
+      ),
+    );
   });
   try {
     return await run(controller.signal);

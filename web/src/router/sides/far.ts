@@ -36,7 +36,11 @@ export interface FarModel {
 /** The version of /v1/nearfar routes and of our extensions that this client reads. */
 const API_VERSION = 1;
 /** What servers call an answer's end beside OpenAI's words. */
-const ENDS: Readonly<Record<string, ChatFinishReason>> = { eos_token: "stop", stop_sequence: "stop", max_tokens: "length" };
+const ENDS: Readonly<Record<string, ChatFinishReason>> = {
+  eos_token: "stop",
+  stop_sequence: "stop",
+  max_tokens: "length",
+};
 
 export class FarSide implements Side {
   readonly dialect: Dialect;
@@ -52,7 +56,10 @@ export class FarSide implements Side {
     fetch: Fetch,
     private readonly clock: Clock,
   ) {
-    if (!DIALECTS.includes(dialect)) throw new RequestError(`far.dialect is '${dialect}', it must be one of ${DIALECTS.join(", ")}`, { param: "far.dialect" });
+    if (!DIALECTS.includes(dialect))
+      throw new RequestError(`far.dialect is '${dialect}', it must be one of ${DIALECTS.join(", ")}`, {
+        param: "far.dialect",
+      });
     this.#http = new FarHttp(baseURL, apiKey ?? null, fetch, clock);
     this.#wanted = model ?? null;
     this.dialect = dialect;
@@ -96,13 +103,20 @@ export class FarSide implements Side {
   private async *said(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const { signal, logprobs } = request;
     const { id } = await this.reach(signal);
-    if (request.from?.tokenIds != null && this.dialect === "nearfar" && logprobs === null && continuesAsTokens(request.params)) {
+    if (
+      request.from?.tokenIds != null &&
+      this.dialect === "nearfar" &&
+      logprobs === null &&
+      continuesAsTokens(request.params)
+    ) {
       yield* this.askOn(request, request.from.tokenIds, id);
       return;
     }
     const params = goingOn(request);
-    const given = logprobs === null ? params : { ...params, logprobs: true, ...(logprobs > 0 ? { top_logprobs: logprobs } : {}) };
-    for await (const value of this.#http.stream("/v1/chat/completions", chatBody(given, id, this.dialect), signal)) yield chunkOf(value, id);
+    const given =
+      logprobs === null ? params : { ...params, logprobs: true, ...(logprobs > 0 ? { top_logprobs: logprobs } : {}) };
+    for await (const value of this.#http.stream("/v1/chat/completions", chatBody(given, id, this.dialect), signal))
+      yield chunkOf(value, id);
   }
 
   /** The tokens of a chat's prompt, by a server of ours. Throws as `ask`. */
@@ -114,39 +128,74 @@ export class FarSide implements Side {
   }
 
   /** Goes on after these tokens of the answer: exact where its text alone would be split into other tokens. */
-  private async *askOn(request: SideRequest, tokenIds: readonly number[], model: string): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+  private async *askOn(
+    request: SideRequest,
+    tokenIds: readonly number[],
+    model: string,
+  ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const { params, signal } = request;
     const promptIds = await this.tokenize(params.messages, signal);
     const body = { ...tokensBody(params, model, [...promptIds, ...tokenIds]), ...limitAfter(request) };
     for await (const value of this.#http.stream("/v1/completions", body, signal)) {
-      const choices = Array.isArray(value.choices) ? (value.choices as readonly { readonly text?: string; readonly finish_reason?: string | null }[]) : [];
-      yield chunkOf({ ...value, choices: choices.map(({ text = "", finish_reason }) => ({ delta: { content: text }, finish_reason })) }, model);
+      const choices = Array.isArray(value.choices)
+        ? (value.choices as readonly { readonly text?: string; readonly finish_reason?: string | null }[])
+        : [];
+      yield chunkOf(
+        {
+          ...value,
+          choices: choices.map(({ text = "", finish_reason }) => ({ delta: { content: text }, finish_reason })),
+        },
+        model,
+      );
     }
   }
 
   private async about(signal: AbortSignal): Promise<FarModel> {
     const said = await this.#http.get("/v1/nearfar/about", signal);
-    if (said === null) throw new RequestError("The far side has no /v1/nearfar/about: for another server than nearfar serve set far.dialect", { code: "api_version", param: "far.dialect" });
+    if (said === null)
+      throw new RequestError(
+        "The far side has no /v1/nearfar/about: for another server than nearfar serve set far.dialect",
+        { code: "api_version", param: "far.dialect" },
+      );
     if (said.api_version !== API_VERSION) {
-      throw new RequestError(`The far side speaks version ${String(said.api_version)} of nearfar's API, this client ${API_VERSION}; update the older of them`, { code: "api_version" });
+      throw new RequestError(
+        `The far side speaks version ${String(said.api_version)} of nearfar's API, this client ${API_VERSION}; update the older of them`,
+        { code: "api_version" },
+      );
     }
     const { id, context, tokenizer_sha256: sha256, tools, verify } = this.chosen(said.models);
-    return { id, context: number(context), tokenizerSha256: typeof sha256 === "string" ? sha256 : null, tools: tools !== false, verify: verify === true };
+    return {
+      id,
+      context: number(context),
+      tokenizerSha256: typeof sha256 === "string" ? sha256 : null,
+      tools: tools !== false,
+      verify: verify === true,
+    };
   }
 
   private async listed(signal: AbortSignal): Promise<FarModel> {
     const said = await this.#http.get("/v1/models", signal);
-    if (said === null) throw new RequestError("The far side has no /v1/models; is far.baseURL right?", { code: "unknown_model", param: "far.baseURL" });
+    if (said === null)
+      throw new RequestError("The far side has no /v1/models; is far.baseURL right?", {
+        code: "unknown_model",
+        param: "far.baseURL",
+      });
     const { id, max_model_len: context } = this.chosen(said.data);
     return { id, context: number(context), tokenizerSha256: null, tools: true, verify: false };
   }
 
   private chosen(listed: unknown): JsonObject & { readonly id: string } {
-    const cards = (Array.isArray(listed) ? listed : []).filter((card): card is JsonObject & { id: string } => typeof (card as { id?: unknown } | null)?.id === "string");
-    const found = this.#wanted === null ? (cards.length === 1 ? cards[0] : undefined) : cards.find(({ id }) => id === this.#wanted);
+    const cards = (Array.isArray(listed) ? listed : []).filter(
+      (card): card is JsonObject & { id: string } => typeof (card as { id?: unknown } | null)?.id === "string",
+    );
+    const found =
+      this.#wanted === null ? (cards.length === 1 ? cards[0] : undefined) : cards.find(({ id }) => id === this.#wanted);
     if (found !== undefined) return found;
     const names = cards.map(({ id }) => id).join(", ") || "no model";
-    const says = this.#wanted === null ? `serves ${names}; say which one as far.model` : `does not serve '${this.#wanted}', but ${names}`;
+    const says =
+      this.#wanted === null
+        ? `serves ${names}; say which one as far.model`
+        : `does not serve '${this.#wanted}', but ${names}`;
     throw new RequestError(`The far side ${says}`, { code: "unknown_model", param: "far.model" });
   }
 }
@@ -167,17 +216,34 @@ function chunkOf(value: JsonObject, model: string): ChatCompletionChunk {
 }
 
 function choiceOf(value: unknown): ChatCompletionChunk["choices"][number] {
-  const { index, delta, logprobs, finish_reason: end } = object(value) as Partial<ChatCompletionChunk["choices"][number]>;
-  const given = Object.fromEntries(Object.entries(object(delta ?? {})).filter(([, field]) => field !== null)) as ChatCompletionDelta;
-  const { content = "", tool_calls: calls = [], reasoning } = given as { readonly content?: unknown; readonly tool_calls?: unknown; readonly reasoning?: string };
+  const {
+    index,
+    delta,
+    logprobs,
+    finish_reason: end,
+  } = object(value) as Partial<ChatCompletionChunk["choices"][number]>;
+  const given = Object.fromEntries(
+    Object.entries(object(delta ?? {})).filter(([, field]) => field !== null),
+  ) as ChatCompletionDelta;
+  const {
+    content = "",
+    tool_calls: calls = [],
+    reasoning,
+  } = given as { readonly content?: unknown; readonly tool_calls?: unknown; readonly reasoning?: string };
   // vLLM's newer name.
   const thought = given.reasoning_content ?? reasoning ?? "";
-  if (typeof content !== "string" || typeof thought !== "string" || !Array.isArray(calls) || typeof (end ?? "") !== "string") throw nonsense("a delta or a finish_reason is of another type");
+  if (
+    typeof content !== "string" ||
+    typeof thought !== "string" ||
+    !Array.isArray(calls) ||
+    typeof (end ?? "") !== "string"
+  )
+    throw nonsense("a delta or a finish_reason is of another type");
   return {
     index: index ?? 0,
     delta: { ...given, ...("role" in given && { role: "assistant" }), ...(thought && { reasoning_content: thought }) },
     logprobs: Array.isArray(logprobs?.content) ? logprobs : null,
-    finish_reason: end ? (Object.hasOwn(ENDS, end) ? ENDS[end] : undefined) ?? end : null,
+    finish_reason: end ? ((Object.hasOwn(ENDS, end) ? ENDS[end] : undefined) ?? end) : null,
   };
 }
 
@@ -192,7 +258,13 @@ function nonsense(what: string): Unavailable {
 
 function usageOf(usage: unknown): NonNullable<ChatCompletionChunk["usage"]> | null {
   if (typeof usage !== "object" || usage === null) return null;
-  const { prompt_tokens: prompt, completion_tokens: completion, prompt_tokens_details: details, completion_tokens_details: written, queue_ms: queue } = usage as JsonObject;
+  const {
+    prompt_tokens: prompt,
+    completion_tokens: completion,
+    prompt_tokens_details: details,
+    completion_tokens_details: written,
+    queue_ms: queue,
+  } = usage as JsonObject;
   const reasoned = number((written as JsonObject | null | undefined)?.reasoning_tokens);
   const promptTokens = number(prompt) ?? 0;
   const completionTokens = number(completion) ?? 0;

@@ -13,7 +13,11 @@ const SHOWN_CHARACTERS = 200;
 /** The server, or a proxy before it, is not there or has too much to do. */
 const NOT_NOW: readonly number[] = [408, 429, 502, 503, 504, 529];
 /** In the middle of a stream an error has no status; OpenAI's types of errors stand for one. */
-const STATUS_OF_TYPE: Readonly<Record<string, number>> = { invalid_request_error: 400, rate_limit_error: 429, timeout_error: 503 };
+const STATUS_OF_TYPE: Readonly<Record<string, number>> = {
+  invalid_request_error: 400,
+  rate_limit_error: 429,
+  timeout_error: 503,
+};
 
 /** How long an answer waits for the server's device, as it sees it; an integer, in milliseconds. */
 const QUEUE_HEADER = "X-Nearfar-Queue-Ms";
@@ -33,7 +37,10 @@ export class FarHttp {
   ) {
     const page = (globalThis as { readonly location?: { readonly href: string } }).location?.href;
     const parsed = URL.canParse(baseURL, page) ? new URL(baseURL, page) : null;
-    if (parsed === null || !/^https?:$/.test(parsed.protocol)) throw new RequestError(`far.baseURL '${baseURL}' is no URL of a server; write http://host:port/v1`, { param: "far.baseURL" });
+    if (parsed === null || !/^https?:$/.test(parsed.protocol))
+      throw new RequestError(`far.baseURL '${baseURL}' is no URL of a server; write http://host:port/v1`, {
+        param: "far.baseURL",
+      });
     this.#root = parsed.href.replace(/\/+$/, "").replace(/\/v1$/, "");
   }
 
@@ -81,11 +88,19 @@ export class FarHttp {
   }
 
   private async send(route: string, init: RequestInit): Promise<Response> {
-    const headers = { ...(init.headers as Record<string, string> | undefined), ...(this.apiKey === null ? {} : { Authorization: `Bearer ${this.apiKey}` }) };
+    const headers = {
+      ...(init.headers as Record<string, string> | undefined),
+      ...(this.apiKey === null ? {} : { Authorization: `Bearer ${this.apiKey}` }),
+    };
     try {
       // No cookies: the key says who asks, and what the browser keeps for that origin is not ours to send.
       // No redirects: nobody has agreed to send anything to the address that they lead to.
-      const response = await this.fetch(`${this.#root}${route}`, { ...init, headers, credentials: "omit", redirect: "manual" });
+      const response = await this.fetch(`${this.#root}${route}`, {
+        ...init,
+        headers,
+        credentials: "omit",
+        redirect: "manual",
+      });
       const waitMs = response.headers.get(QUEUE_HEADER) ?? "";
       if (/^\d{1,12}$/.test(waitMs)) this.#queue = { seconds: Number(waitMs) / 1000, toldAt: this.clock.now() };
       return response;
@@ -100,7 +115,10 @@ export class FarHttp {
     if (response.ok) return response;
     // A page sees the status of a redirect as 0.
     if (response.status < 400) {
-      throw new Unavailable(`${this.#root}: answers with a redirect, which is not followed; give its target as far.baseURL`, { retryable: false });
+      throw new Unavailable(
+        `${this.#root}: answers with a redirect, which is not followed; give its target as far.baseURL`,
+        { retryable: false },
+      );
     }
     const said = errorObject(await response.text().catch(() => ""));
     throw this.byStatus(response.status, said, retryAfterMs(response.headers.get("Retry-After")));
@@ -116,31 +134,51 @@ export class FarHttp {
 
   private streamed(said: JsonObject): NearfarError {
     // Some servers give an HTTP status as the code; ours says so that another one may answer, which its type does not tell.
-    const status = typeof said.code === "number" ? said.code : said.code === "unavailable" ? 503 : (STATUS_OF_TYPE[String(said.type)] ?? 500);
+    const status =
+      typeof said.code === "number"
+        ? said.code
+        : said.code === "unavailable"
+          ? 503
+          : (STATUS_OF_TYPE[String(said.type)] ?? 500);
     return this.byStatus(status, said, null);
   }
 
   private byStatus(status: number, said: JsonObject, retryAfter: number | null): NearfarError {
     const message = typeof said.message === "string" && said.message !== "" ? said.message : `status ${status}`;
     if (status === 401 || status === 403) {
-      return new RequestError(`${this.#root}: refuses the API key (${message}); give the right one as far.apiKey`, { code: "wrong_key", param: "far.apiKey", status });
+      return new RequestError(`${this.#root}: refuses the API key (${message}); give the right one as far.apiKey`, {
+        code: "wrong_key",
+        param: "far.apiKey",
+        status,
+      });
     }
     if (status >= 400 && status < 500 && !NOT_NOW.includes(status)) {
       const code = typeof said.code === "string" ? { code: said.code } : {};
-      return new RequestError(message, { ...code, ...(typeof said.param === "string" ? { param: said.param } : {}), status });
+      return new RequestError(message, {
+        ...code,
+        ...(typeof said.param === "string" ? { param: said.param } : {}),
+        status,
+      });
     }
     const hint = retryAfter === null ? {} : { retryAfterMs: retryAfter };
     return new Unavailable(`${this.#root}: ${message}`, { status, retryable: NOT_NOW.includes(status), ...hint });
   }
 
   private broken(why: string, cause?: unknown): Unavailable {
-    return new Unavailable(`${this.#root}: ${why}; is it running, and does it allow this page's origin?`, { retryable: true }, { cause });
+    return new Unavailable(
+      `${this.#root}: ${why}; is it running, and does it allow this page's origin?`,
+      { retryable: true },
+      { cause },
+    );
   }
 
   private object(text: string): JsonObject {
     const value = parsed(text);
     if (typeof value === "object" && value !== null && !Array.isArray(value)) return value as JsonObject;
-    throw new Unavailable(`${this.#root}: expected a JSON object, it sent '${text.slice(0, SHOWN_CHARACTERS)}'; is it a server of language models?`, { retryable: false });
+    throw new Unavailable(
+      `${this.#root}: expected a JSON object, it sent '${text.slice(0, SHOWN_CHARACTERS)}'; is it a server of language models?`,
+      { retryable: false },
+    );
   }
 }
 

@@ -9,5 +9,7 @@ export function textOf(message: ChatCompletionMessageParam): string {
 
 /** The texts of a message of several parts, "" for those that are not text. */
 export function partsOf({ content }: ChatCompletionMessageParam): readonly string[] {
-  return Array.isArray(content) ? content.map((part: { readonly text?: unknown } | null) => (typeof part?.text === "string" ? part.text : "")) : [];
+  return Array.isArray(content)
+    ? content.map((part: { readonly text?: unknown } | null) => (typeof part?.text === "string" ? part.text : ""))
+    : [];
 }

@@ -39,7 +39,8 @@ export class NearSide implements Side {
       this.settled = Promise.resolve();
     } else {
       this.#state = "loading";
-      this.settled = given instanceof Promise ? this.take(given, false) : this.take(this.load(given, load, options), true);
+      this.settled =
+        given instanceof Promise ? this.take(given, false) : this.take(this.load(given, load, options), true);
     }
   }
 
@@ -67,19 +68,33 @@ export class NearSide implements Side {
   }
 
   /** The tokens of a chat's prompt; null where there is no engine, or the engine cannot read the chat, which it says when it is asked. */
-  async countTokens({ messages, tools, tool_choice: choice, continue_final_message: continues }: PlainParams): Promise<number | null> {
-    const named = choice === "none" ? [] : (tools ?? []).filter((tool): tool is FunctionTool => tool.type === "function" && tool.function !== undefined);
+  async countTokens({
+    messages,
+    tools,
+    tool_choice: choice,
+    continue_final_message: continues,
+  }: PlainParams): Promise<number | null> {
+    const named =
+      choice === "none"
+        ? []
+        : (tools ?? []).filter((tool): tool is FunctionTool => tool.type === "function" && tool.function !== undefined);
     const options = { continueFinalMessage: continues, ...(named.length === 0 ? {} : { tools: named }) };
     return (await this.#engine?.countTokens(messages, options).catch(() => null)) ?? null;
   }
 
   /** See `Side.ask`. An engine that cannot tell a prompt's log-probabilities answers all the same. */
-  async *ask(request: SideRequest, promptLogprobs?: PromptLogprobsOption): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+  async *ask(
+    request: SideRequest,
+    promptLogprobs?: PromptLogprobsOption,
+  ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const { signal, logprobs } = request;
     if (this.#engine === null) throw new Unavailable("There is no model on this device", { retryable: false });
     const wanted = logprobs === null ? {} : { logprobs: true, ...(logprobs > 0 ? { top_logprobs: logprobs } : {}) };
     const params = { ...goingOn(request), ...wanted, stream: true as const, stream_options: { include_usage: true } };
-    yield* await this.#engine.chat.completions.create(params, { signal, ...(promptLogprobs === undefined ? {} : { promptLogprobs }) });
+    yield* await this.#engine.chat.completions.create(params, {
+      signal,
+      ...(promptLogprobs === undefined ? {} : { promptLogprobs }),
+    });
   }
 
   /** Ends a load; frees the engine where it was loaded here. */
@@ -90,7 +105,11 @@ export class NearSide implements Side {
     this.#state = "none";
   }
 
-  private async load(bundle: BundleAddress | readonly BundleAddress[], load: LoadNear, options: LoadOptions): Promise<EngineApi> {
+  private async load(
+    bundle: BundleAddress | readonly BundleAddress[],
+    load: LoadNear,
+    options: LoadOptions,
+  ): Promise<EngineApi> {
     const { signal, onProgress } = options;
     const told = (progress: LoadProgress): void => {
       this.#progress = progress;
@@ -120,7 +139,11 @@ export class NearSide implements Side {
 
 /** Why there is no engine, in words. */
 export function whyNoEngine({ state, error }: Pick<NearSide, "state" | "error">): string {
-  return state === "failed" ? `the bundle was not loaded: ${messageOf(error)}` : state === "loading" ? "the bundle is still loading" : "no model is on this device";
+  return state === "failed"
+    ? `the bundle was not loaded: ${messageOf(error)}`
+    : state === "loading"
+      ? "the bundle is still loading"
+      : "no model is on this device";
 }
 
 function isEngine(given: NearGiven): given is EngineApi {

@@ -84,12 +84,20 @@ export class NearDrafts {
     const tokens: number[] = [];
     let started: () => void = () => undefined;
     const first = new Promise<void>((resolve) => (started = resolve));
-    const done = this.fill(count, [...this.#tokens, ...this.#drafts], tokens, started, controller.signal).finally(started);
+    const done = this.fill(count, [...this.#tokens, ...this.#drafts], tokens, started, controller.signal).finally(
+      started,
+    );
     return { tokens, first, done, controller };
   }
 
   /** Guess ``count`` tokens behind ``promptIds``. */
-  private async fill(count: number, promptIds: readonly number[], into: number[], started: () => void, signal: AbortSignal): Promise<void> {
+  private async fill(
+    count: number,
+    promptIds: readonly number[],
+    into: number[],
+    started: () => void,
+    signal: AbortSignal,
+  ): Promise<void> {
     const { maxTokens = Infinity, sampling: { seed, ...sampling } = {}, promptIds: prompt } = this.request;
     const answered = promptIds.length - prompt.length;
     // The last token of all comes without a guess.
@@ -98,7 +106,12 @@ export class NearDrafts {
     try {
       // To the engine each guess is an answer of its own, and far draws these tokens with the later numbers of one.
       const drawn = seed === undefined ? sampling : { ...sampling, seed: seedAfter(seed, answered) };
-      for await (const { tokenId } of this.near.generateTokens({ promptIds, maxTokens: most, sampling: drawn, signal })) {
+      for await (const { tokenId } of this.near.generateTokens({
+        promptIds,
+        maxTokens: most,
+        sampling: drawn,
+        signal,
+      })) {
         into.push(tokenId);
         started();
       }

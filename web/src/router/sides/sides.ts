@@ -5,7 +5,8 @@ import type { ChatCompletionChunk, ChatCompletionCreateParamsBase } from "../../
 import { textOf } from "./message_text.js";
 
 /** A chat's parameters as a side gets them: no labels, no pin, one answer. */
-export type PlainParams = Given<Omit<ChatCompletionCreateParamsBase, "n" | "signal" | "stream_options" | "messages">> & Pick<ChatCompletionCreateParamsBase, "messages">;
+export type PlainParams = Given<Omit<ChatCompletionCreateParamsBase, "n" | "signal" | "stream_options" | "messages">> &
+  Pick<ChatCompletionCreateParamsBase, "messages">;
 
 /** What stands of an answer that a side goes on from. */
 export interface AnswerSoFar {
@@ -49,7 +50,15 @@ export function goingOn({ params, from }: Pick<SideRequest, "params" | "from">):
   const last = begun === null ? undefined : params.messages.at(-1);
   return {
     ...params,
-    messages: [...before, { ...last, role: "assistant", content: (begun ?? "") + from.text, ...(from.reasoning && { reasoning_content: (last?.reasoning_content ?? "") + from.reasoning }) }],
+    messages: [
+      ...before,
+      {
+        ...last,
+        role: "assistant",
+        content: (begun ?? "") + from.text,
+        ...(from.reasoning && { reasoning_content: (last?.reasoning_content ?? "") + from.reasoning }),
+      },
+    ],
     continue_final_message: true,
     max_completion_tokens: undefined,
     ...limitAfter({ params, from }),

@@ -63,22 +63,40 @@ export class SpeculatingFar implements Side {
     }
   }
 
-  private async *guessed(engine: DraftingEngine, { id, tokenizerSha256 }: FarModel, { params, signal }: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+  private async *guessed(
+    engine: DraftingEngine,
+    { id, tokenizerSha256 }: FarModel,
+    { params, signal }: SideRequest,
+  ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const { isPrivate, ...options } = this.options;
     const maySend = isPrivate && ((ids: readonly number[]) => !isPrivate(engine.decode(ids)));
-    const wire = (this.#wire ??= new WireSpeculation(engine, { ...options, maySend, model: id, tokenizerSha256: tokenizerSha256 ?? "" }));
+    const wire = (this.#wire ??= new WireSpeculation(engine, {
+      ...options,
+      maySend,
+      model: id,
+      tokenizerSha256: tokenizerSha256 ?? "",
+    }));
     const tokens = { generateTokens: (request: TokenRequest) => this.checked(wire, request, params, signal) };
-    const chunks = await engine.over(tokens).create({ ...params, stream: true, stream_options: { include_usage: true } }, { signal });
+    const chunks = await engine
+      .over(tokens)
+      .create({ ...params, stream: true, stream_options: { include_usage: true } }, { signal });
     for await (const chunk of chunks) yield { ...chunk, model: id };
   }
 
   /** The far model's tokens, where the prompt is to it what it is to near. */
-  private async *checked(wire: WireSpeculation, request: TokenRequest, { messages }: PlainParams, signal: AbortSignal): AsyncGenerator<GeneratedToken, Completion, undefined> {
+  private async *checked(
+    wire: WireSpeculation,
+    request: TokenRequest,
+    { messages }: PlainParams,
+    signal: AbortSignal,
+  ): AsyncGenerator<GeneratedToken, Completion, undefined> {
     checkRequest(request);
     if (!this.#readsAlike) {
       const theirs = await this.far.tokenize(messages, signal);
       if (theirs.length !== request.promptIds.length || theirs.some((id, index) => id !== request.promptIds[index])) {
-        throw new RequestError("The far side makes other tokens of a chat; is its chat template another one?", { code: "tokenizer_differs" });
+        throw new RequestError("The far side makes other tokens of a chat; is its chat template another one?", {
+          code: "tokenizer_differs",
+        });
       }
       this.#readsAlike = true;
     }

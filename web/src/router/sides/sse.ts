@@ -31,7 +31,10 @@ export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<
           size = pending.length;
         }
       }
-      if (size > MAX_EVENT_CHARACTERS) throw new Unavailable(`The far side sent an event of more than ${MAX_EVENT_CHARACTERS >> 20} MB; is it a server of language models?`);
+      if (size > MAX_EVENT_CHARACTERS)
+        throw new Unavailable(
+          `The far side sent an event of more than ${MAX_EVENT_CHARACTERS >> 20} MB; is it a server of language models?`,
+        );
     }
   } finally {
     // Nobody waits for the connection's end; that it broke has been told.

@@ -75,9 +75,15 @@ export class VerifySocket {
   constructor(baseURL: string, apiKey: string | null, Socket: SocketClass) {
     const page = (globalThis as { readonly location?: { readonly href: string } }).location?.href;
     const parsed = URL.canParse(baseURL, page) ? new URL(baseURL, page) : null;
-    if (parsed === null || !/^https?:$/.test(parsed.protocol)) throw new RequestError(`far.baseURL '${baseURL}' is no URL of a server; write http://host:port/v1`, { param: "far.baseURL" });
+    if (parsed === null || !/^https?:$/.test(parsed.protocol))
+      throw new RequestError(`far.baseURL '${baseURL}' is no URL of a server; write http://host:port/v1`, {
+        param: "far.baseURL",
+      });
     this.#url = parsed.href.replace(/\/+$/, "").replace(/\/v1$/, "");
-    const socket = new Socket(this.#url.replace(/^http/, "ws") + PATH, apiKey === null ? [PROTOCOL] : [PROTOCOL, KEY_PROTOCOL + base64url(apiKey)]);
+    const socket = new Socket(
+      this.#url.replace(/^http/, "ws") + PATH,
+      apiKey === null ? [PROTOCOL] : [PROTOCOL, KEY_PROTOCOL + base64url(apiKey)],
+    );
     this.#socket = socket;
     socket.onopen = () => {
       this.#connected = true;
@@ -100,7 +106,10 @@ export class VerifySocket {
     this.send({ type: "open", version: VERSION, ...opening });
     const opened = await this.hear("opened", signal);
     if (opened.version !== VERSION) {
-      throw new RequestError(`The far side speaks version ${opened.version} of these messages, this client ${VERSION}; update the older of them`, { code: "verify_version" });
+      throw new RequestError(
+        `The far side speaks version ${opened.version} of these messages, this client ${VERSION}; update the older of them`,
+        { code: "verify_version" },
+      );
     }
     return opened;
   }
@@ -124,7 +133,10 @@ export class VerifySocket {
     if (this.#end === null) this.#socket.send(JSON.stringify(message));
   }
 
-  private async hear<T extends "opened" | "accepted">(type: T, signal: AbortSignal | undefined): Promise<Extract<Message, { type: T }>> {
+  private async hear<T extends "opened" | "accepted">(
+    type: T,
+    signal: AbortSignal | undefined,
+  ): Promise<Extract<Message, { type: T }>> {
     await this.until(() => this.#messages.length > 0, signal);
     const message = this.#messages.shift();
     if (message?.type !== type) throw this.nonsense();
@@ -169,14 +181,23 @@ export class VerifySocket {
   }
 
   private ended(code: number): NearfarError {
-    if (this.#refused === null) return new Unavailable(`${this.#url}: the connection broke (${code})`, { retryable: true });
+    if (this.#refused === null)
+      return new Unavailable(`${this.#url}: the connection broke (${code})`, { retryable: true });
     const { message, param, code: why } = this.#refused;
     const status = code - CLOSE_CODES;
     if (status === 401 || status === 403) {
-      return new RequestError(`${this.#url}: refuses the API key (${message}); give the right one as far.apiKey`, { code: "wrong_key", param: "far.apiKey", status });
+      return new RequestError(`${this.#url}: refuses the API key (${message}); give the right one as far.apiKey`, {
+        code: "wrong_key",
+        param: "far.apiKey",
+        status,
+      });
     }
     if (status >= 400 && status < 500 && !NOT_NOW.includes(status)) {
-      return new RequestError(message, { ...(typeof why === "string" ? { code: why } : {}), ...(typeof param === "string" ? { param } : {}), status });
+      return new RequestError(message, {
+        ...(typeof why === "string" ? { code: why } : {}),
+        ...(typeof param === "string" ? { param } : {}),
+        status,
+      });
     }
     return new Unavailable(`${this.#url}: ${message}`, { status, retryable: NOT_NOW.includes(status) });
   }
@@ -188,11 +209,16 @@ export class VerifySocket {
   }
 
   private nonsense(): Unavailable {
-    return new Unavailable(`${this.#url}: says what is no message of ${PATH}; is it nearfar serve?`, { retryable: false });
+    return new Unavailable(`${this.#url}: says what is no message of ${PATH}; is it nearfar serve?`, {
+      retryable: false,
+    });
   }
 }
 
 function base64url(text: string): string {
   const bytes = new TextEncoder().encode(text);
-  return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  return btoa(String.fromCharCode(...bytes))
+    .replaceAll("+", "-")
+    .replaceAll("/", "_")
+    .replaceAll("=", "");
 }

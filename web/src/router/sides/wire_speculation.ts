@@ -45,7 +45,8 @@ export class WireSpeculation implements TokenSource {
     private readonly options: WireSpeculationOptions,
   ) {
     const Socket = options.WebSocket ?? (globalThis as { readonly WebSocket?: SocketClass }).WebSocket;
-    if (Socket === undefined) throw new RequestError("This platform has no WebSocket; give one as WebSocket", { param: "WebSocket" });
+    if (Socket === undefined)
+      throw new RequestError("This platform has no WebSocket; give one as WebSocket", { param: "WebSocket" });
     this.#Socket = Socket;
   }
 
@@ -83,13 +84,16 @@ export class WireSpeculation implements TokenSource {
         this.count(guesses, tokens);
         cachedTokens ??= cached;
         for (const tokenId of tokens) {
-          if (stopTokenIds.includes(tokenId)) return { finishReason: "stop", promptTokens: promptIds.length, cachedTokens, completionTokens };
+          if (stopTokenIds.includes(tokenId))
+            return { finishReason: "stop", promptTokens: promptIds.length, cachedTokens, completionTokens };
           // A server is not trusted to stop where it should.
-          if (completionTokens === request.maxTokens) return { finishReason: "length", promptTokens: promptIds.length, cachedTokens, completionTokens };
+          if (completionTokens === request.maxTokens)
+            return { finishReason: "length", promptTokens: promptIds.length, cachedTokens, completionTokens };
           completionTokens += 1;
           yield { tokenId, logprob: null, alternatives: [] };
         }
-        if (finishReason !== undefined) return { finishReason, promptTokens: promptIds.length, cachedTokens, completionTokens };
+        if (finishReason !== undefined)
+          return { finishReason, promptTokens: promptIds.length, cachedTokens, completionTokens };
       }
     } finally {
       socket.close();
@@ -101,8 +105,17 @@ export class WireSpeculation implements TokenSource {
     const { temperature, topP, topK, minP, seed } = sampling;
     const { model, tokenizerSha256 } = this.options;
     return {
-      model, tokenizer_sha256: tokenizerSha256, prompt: promptIds, max_tokens: maxTokens, temperature, top_p: topP, top_k: topK, min_p: minP, seed, priority,
-    }; // prettier-ignore
+      model,
+      tokenizer_sha256: tokenizerSha256,
+      prompt: promptIds,
+      max_tokens: maxTokens,
+      temperature,
+      top_p: topP,
+      top_k: topK,
+      min_p: minP,
+      seed,
+      priority,
+    };
   }
 
   private count(guesses: readonly number[], tokens: readonly number[]): void {
@@ -131,5 +144,8 @@ export function checkRequest({ sampling = {}, constraint, whenFull = "stop", log
     logprobs: logprobs !== undefined,
   };
   const found = Object.entries(wrong).find(([, given]) => given)?.[0];
-  if (found !== undefined) throw new RequestError(`${found}: cannot be given where drafts are checked over the wire; ask the far side alone`, { param: found });
+  if (found !== undefined)
+    throw new RequestError(`${found}: cannot be given where drafts are checked over the wire; ask the far side alone`, {
+      param: found,
+    });
 }
