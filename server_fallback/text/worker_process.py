@@ -26,6 +26,8 @@ ABANDONED_SECONDS = 0.5
 # Signals by which a process ends through a fault of its own: the C library's abort, which failed allocations lead to, and bad accesses.
 _FAULTS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 EXIT_SECONDS = 1.0
+# A device's threads wait for each other in each step, so a worker that takes a processor from one of them delays all answers.
+NICENESS = 5
 Result = TypeVar("Result")
 
 
@@ -42,13 +44,15 @@ class WorkerEnded(Exception):
 class WorkerProcess:
     """``main`` of ``module`` calls `worker_loop.serve`. A request takes at most ``most_seconds``, even if this process is killed meanwhile.
 
-    It ends after a request that leaves it with more than ``keeps_bytes``, and another starts. With a higher ``niceness`` it leaves the
-    processor to others.
+    It ends after a request that leaves it with more than ``keeps_bytes``, and another starts. ``niceness`` is how far it
+    yields the processor to the models, up to 19.
 
     Used from one event loop, by one caller at a time (see `fair_turns`).
     """
 
-    def __init__(self, module: str, memory_bytes: int, keeps_bytes: int, most_seconds: int, niceness: int = 0) -> None:
+    def __init__(
+        self, module: str, memory_bytes: int, keeps_bytes: int, most_seconds: int, niceness: int = NICENESS
+    ) -> None:
         # With -m the module's classes would be others than those of requests.
         self._command = [
             sys.executable,

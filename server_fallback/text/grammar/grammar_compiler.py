@@ -15,11 +15,11 @@ from time import monotonic
 from nearfar.compiler.errors import RequestError, Unavailable
 
 from ..fair_turns import FairTurns
-from ..worker_process import START_SECONDS, WorkerEnded, WorkerProcess
+from ..worker_process import NICENESS, START_SECONDS, WorkerEnded, WorkerProcess
 from .messages import READY, UNKNOWN_VOCABULARY, Compiled, Job, Refused, Setup
 from .source import GrammarSource
 
-# Costly grammars must not take the processor from the models.
+# Costly grammars yield to the quick lane too.
 SLOW_NICENESS = 10
 
 
@@ -89,7 +89,7 @@ class CompileLane:
         note: Callable[[str, float], None],
         *,
         stays: bool,
-        niceness: int = 0,
+        niceness: int = NICENESS,
     ) -> None:
         self.seconds = seconds
         self._note = note

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -287,7 +289,11 @@ ATTACKS: dict[str, Callable[[Attack], Awaitable[None]]] = {
 def run_attacks(
     names: list[str], url: str, gateway_url: str | None, folder: Path, key: str, seconds: float, results: Path
 ) -> None:
-    """In a process of its own, because 4 MB bodies would delay the honest clients' clocks. Writes {name: {statuses, findings}} as JSON."""
+    """Runs the attacks in a process of its own, because 4 MB bodies would delay the honest clients' clocks. The process has
+    the lowest priority: real attackers do not compute on the server's machine. Writes {name: {statuses, findings}} as JSON.
+    """
+    if sys.platform != "win32":
+        os.nice(19)
 
     async def run_one(name: str) -> Attack:
         limits = httpx.Limits(max_connections=64)

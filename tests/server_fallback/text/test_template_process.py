@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ import pytest
 from nearfar.compiler.errors import CheckpointError, RequestError, Unavailable
 from nearfar.compiler.text.chat_template import ChatTemplate
 from nearfar.server_fallback.text.template_process import RenderLimits, TemplateProcess
+from nearfar.server_fallback.text.worker_process import NICENESS
 
 HI = [{"role": "user", "content": "hi \ud800 \u4e2d"}]
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
@@ -46,6 +48,19 @@ def test_a_chat_is_rendered_and_refused_as_in_this_process() -> None:
         with pytest.raises(CheckpointError, match="line 1: ZeroDivisionError") as error:
             await process.render([{"role": "u", "content": ""}], {}, "")
         assert error.value.details == {"line": 1}
+        process.close()
+
+    run(work())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no niceness")
+def test_rendering_yields_the_processor_to_the_models() -> None:
+    async def work() -> None:
+        process = TemplateProcess(ChatTemplate("ok", {}))
+        assert await render(process) == "ok"
+        assert process.pid is not None
+        own, its = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, process.pid))
+        assert its == min(own + NICENESS, 19)
         process.close()
 
     run(work())
