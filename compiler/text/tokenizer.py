@@ -198,7 +198,8 @@ class Tokenizer:
         return ids
 
     def _forged(self, ids: Iterable[int]) -> int:
-        return sum(token_id in self._forgeable_ids for token_id in ids)
+        # Long texts are counted without a Python loop, which would keep other threads from running.
+        return sum(map(self._forgeable_ids.__contains__, ids))
 
     def _require_split(self, split: bool) -> None:
         if not split:

@@ -459,15 +459,13 @@ class LocalExecutor:
     async def _prompts(
         self, given: str | list[int] | list[str] | list[list[int]], param: str, *, split_special_tokens: bool = True
     ) -> list[Prompt]:
-        tokenizer, context = self._model.tokenizer, self.context
-        prompts = await _in_thread_if_long(
-            given, lambda: read_prompts(tokenizer, given, context, param, split_special_tokens=split_special_tokens)
+        model, context = self._model, self.context
+        return await _in_thread_if_long(
+            given,
+            lambda: read_prompts(
+                model.tokenizer, given, model.vocab_size, context, param, split_special_tokens=split_special_tokens
+            ),
         )
-        for index, prompt in enumerate(prompts):
-            check_prompt(
-                prompt.ids, self._model.vocab_size, self.context, param if len(prompts) == 1 else f"{param}[{index}]"
-            )
-        return prompts
 
     async def _vocabulary(self, wanted: bool) -> Vocabulary | None:
         return await asyncio.to_thread(lambda: self._model.vocabulary) if wanted else None

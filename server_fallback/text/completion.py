@@ -15,7 +15,7 @@ from ..schema.common import Usage
 from ..schema.completions import CompletionChoice, CompletionChunk, CompletionLogprobs
 from .answers import Choice, answer_all, usage_of
 from .choice import ChoiceEnd, Piece, PlacedToken
-from .requests import check_length
+from .requests import check_length, check_prompt
 from .vocabulary import Vocabulary
 
 
@@ -34,26 +34,34 @@ class Prompt:
 def read_prompts(
     tokenizer: Tokenizer,
     given: str | list[int] | list[str] | list[list[int]],
+    vocab_size: int,
     context: int,
     param: str,
     *,
     split_special_tokens: bool = True,
 ) -> list[Prompt]:
-    """One text or list of token ids, or several of either; texts get the special tokens that the tokenizer adds.
+    """Read one text or list of token ids, or several of either. Texts get the special tokens that the tokenizer adds.
 
-    Raises RequestError for a text that is too long for the context, whatever its tokens, or that cannot be encoded.
+    Raises RequestError for the first prompt that is empty, exceeds the context, has an unknown id or cannot be encoded.
+    The prompts after it are not encoded.
     """
 
-    def read(part: str | list[int]) -> Prompt:
-        if not isinstance(part, str):
-            return Prompt(part, part)
-        check_length(tokenizer, part, context, param)
-        return Prompt(tokenizer.encode(part, split_special_tokens=split_special_tokens), part)
+    def read(part: str | list[int], name: str) -> Prompt:
+        if isinstance(part, str):
+            check_length(tokenizer, part, context, name)
+            prompt = Prompt(tokenizer.encode(part, split_special_tokens=split_special_tokens), part)
+        else:
+            prompt = Prompt(part, part)
+        check_prompt(prompt.ids, vocab_size, context, name)
+        return prompt
 
     if isinstance(given, str):
-        return [read(given)]
+        return [read(given, param)]
     ids = [part for part in given if isinstance(part, int)]
-    return [read(ids)] if len(ids) == len(given) else [read(part) for part in given if not isinstance(part, int)]
+    if len(ids) == len(given):
+        return [read(ids, param)]
+    parts = [part for part in given if not isinstance(part, int)]
+    return [read(part, param if len(parts) == 1 else f"{param}[{index}]") for index, part in enumerate(parts)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,3 +143,11 @@ def test_tokenize_takes_texts_beyond_the_context_off_the_event_loop(given: dict[
     assert answer.count >= len(LONG) > CONTEXT
     assert backend.threads
     assert threading.main_thread() not in backend.threads
+
+
+def test_the_first_text_that_is_too_long_is_refused_before_the_others_are_encoded(tmp_path: Path) -> None:
+    local, backend = local_of(tmp_path, "embedding")
+    request = EmbeddingRequest.model_validate({"model": "fake", "input": ["hi", *[LONG] * 100]})
+    with pytest.raises(RequestError, match=r"However, input\[1\] has 2\d{4} tokens"):
+        asyncio.run(local.embed(request, Call("test")))
+    assert len(backend.threads) == 2
