@@ -1,7 +1,7 @@
-"""Compile time and peak memory for real shapes, dispatches per decoded token, and what a bundle weighs beside its weights.
+"""Compile time and peak memory for real shapes, dispatches per decoded token, and the size of a bundle without weights.
 
-``make bench`` runs it, prints a table and writes ``build/bench/compile.json``. Compiling runs in a process of its own, whose peak memory is
-the kernel's count of resident pages.
+``make bench`` runs this, prints a table and writes ``build/bench/compile.json``. Each model is compiled in its own
+process. The peak memory is the kernel's count of that process's resident pages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RUNTIME = ROOT / "web" / "dist" / "nearfar.js"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--folder", type=Path, default=ROOT / "build" / "bench", help="where checkpoints and bundles go"
+        "--folder", type=Path, default=ROOT / "build" / "bench", help="folder for checkpoints and bundles"
     )
     folder = parser.parse_args().folder
     results = [measure(shapes, folder) for shapes in (QWEN3_0_6B, QWEN2_0_5B)]
@@ -62,7 +62,7 @@ def measure(shapes: Shapes, folder: Path) -> dict[str, object]:
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - started
-    # The largest of all children so far; each model is smaller than the one before it.
+    # This is the peak of all children so far, so each model must be smaller than the one before it.
     peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     report = make_report(open_bundle(bundle).manifest)
     return {
@@ -78,7 +78,7 @@ def measure(shapes: Shapes, folder: Path) -> dict[str, object]:
 
 
 def overhead_bytes(bundle: Path) -> int:
-    """Gzipped bytes of what a page loads beside weights and tokenizer: the manifest and all kernels."""
+    """Gzipped size of the manifest and all kernels, which a page loads besides the weights and the tokenizer."""
     files = [bundle / "manifest.json", *(bundle / "kernels").iterdir()]
     return sum(len(gzip.compress(file.read_bytes())) for file in files)
 

@@ -1,9 +1,9 @@
-"""Qwen3-0.6B's shapes with random 4-bit weights on this machine's CPU: tokens a second, and the same model in llama.cpp.
+"""Tokens per second of random 4-bit weights with Qwen3-0.6B's shapes on this machine's CPU, compared with llama.cpp.
 
-``make bench-cpu`` runs it, prints a table and writes ``build/bench/cpu.json``. llama.cpp takes part where llama-cpp-python and gguf are
-installed; both run the same codes and scales, and each phase is measured in turn. Forwards alone are measured: ours choose the next token,
-llama.cpp's end with the logits. Ours are measured with the default activations and with those of 8 bits. How fast the same threads read
-memory is measured behind.
+``make bench-cpu`` runs this, prints a table and writes ``build/bench/cpu.json``. If llama-cpp-python and gguf are
+installed, llama.cpp runs the same codes and scales, and the two engines alternate in each phase. Only forward passes
+are measured: ours include choosing the next token, llama.cpp's end with the logits. Ours run with the default
+activations and with 8-bit activations. At the end, the benchmark measures how fast the same threads read memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nearfar.targets.threads import default_threads
 SEQUENCES = 8
 PROMPT = 512
 CONTEXT = 640
-# (what, sequences, tokens of context before, new tokens of each)
+# (name, sequences, tokens of context, new tokens of each sequence)
 PHASES = (
     ("decode, 16 tokens of context", 1, 16, 1),
     ("decode, 511 tokens of context", 1, 511, 1),
@@ -44,7 +44,7 @@ PHASES = (
 Clock = Callable[[], float]
 
 
-# Of ours, by what a table calls it.
+# Our configurations, by their names in the table.
 ACTIVATIONS = {"nearfar": "float16", "nearfar int8": "int8"}
 
 
@@ -53,13 +53,16 @@ class Engine(Protocol):
         """Fill the caches of some sequences."""
 
     def step(self, sequences: int, context: int, tokens: int) -> None:
-        """Forward new tokens of each sequence behind its context."""
+        """Run a forward pass for new tokens of each sequence after its context."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--folder", type=Path, default=ROOT / "build" / "bench", help="where the checkpoint, the bundle and the GGUF go"
+        "--folder",
+        type=Path,
+        default=ROOT / "build" / "bench",
+        help="folder for the checkpoint, the bundle and the GGUF file",
     )
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--rounds", type=int, default=5)
@@ -112,7 +115,7 @@ def measure(
     rounds: int,
     clock: Clock = time.perf_counter,
 ) -> dict[str, float]:
-    """Tokens a second of each engine: medians of steps, in rounds that take turns."""
+    """Tokens per second of each engine: medians of steps, in alternating rounds."""
     print(what, flush=True)
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(rounds):
@@ -155,7 +158,7 @@ def token_ids(sequence: int, start: int, tokens: int) -> list[int]:
 
 
 def read_rate(bundle: Bundle, threads: int) -> float:
-    """Bytes a second at which threads of numpy read the largest shard, the fastest of a few passes."""
+    """Bytes per second at which numpy's threads read the largest shard: the fastest of several passes."""
     entry = max(bundle.manifest.shards, key=lambda shard: shard.size)
     data = np.fromfile(bundle.path / entry.file, np.uint64, entry.size // 8)
     with ThreadPoolExecutor(threads) as pool:

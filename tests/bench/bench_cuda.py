@@ -1,8 +1,9 @@
-"""A bundle on this machine's NVIDIA GPU: the time of every kernel, time to load, decoding alone, and many sequences.
+"""A bundle on this machine's NVIDIA GPU: the time of every kernel, load time, and decoding of one and of many
+sequences.
 
-``make bench-cuda`` runs it, prints a table and writes ``build/bench/cuda.json``. Without ``--bundle`` it compiles a random checkpoint with
-the shapes of Qwen3-0.6B for that GPU. The many sequences are nano-vllm's workload: 256 prompts of 100 to 1,024 tokens, and as many new
-tokens each, drawn at temperature 0.6, nobody stopping early.
+``make bench-cuda`` runs this, prints a table and writes ``build/bench/cuda.json``. Without ``--bundle`` it compiles a
+random checkpoint with the shapes of Qwen3-0.6B for the GPU. The workload of many sequences is nano-vllm's: 256 prompts
+of 100 to 1,024 tokens, each followed by 100 to 1,024 new tokens at temperature 0.6, without early stops.
 """
 
 from __future__ import annotations
@@ -33,16 +34,18 @@ from nearfar.targets.cuda.memory import DeviceMemory
 from nearfar.targets.cuda.runner import CudaRunner
 
 ROOT = Path(__file__).resolve().parents[2]
-# Of one prefill step.
+# The tokens of one prefill step.
 PREFILL_TOKENS = 8192
 MANY = (100, 1024)
-# Sequences and new tokens of each.
+# (sequences, new tokens of each)
 KERNEL_BATCHES = ((1, 1), (2, 1), (8, 1), (32, 1), (64, 1), (256, 1), (1, 256), (16, 256))
 
 
 @dataclass(frozen=True)
 class Result:
-    """``decode_share``: bytes of weights, keys and values that a token reads, by its time, over the speed of copies."""
+    """``decode_share`` is the rate at which a decoded token reads weights, keys and values, relative to the copy
+    speed.
+    """
 
     device: str
     load_seconds: float
@@ -59,7 +62,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt's length, how many tokens follow it, and its pages."""
+    """A prompt's length, the number of new tokens, and the pages of both."""
 
     prompt: int
     new: int
@@ -83,7 +86,10 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--activation", choices=("float16", "bfloat16", "float32"), help="default: the bundle's first")
     parser.add_argument(
-        "--folder", type=Path, default=ROOT / "build" / "bench", help="where checkpoint, bundle and results go"
+        "--folder",
+        type=Path,
+        default=ROOT / "build" / "bench",
+        help="folder for the checkpoint, the bundle and the results",
     )
     options = parser.parse_args()
     driver = NvidiaDriver()
@@ -119,7 +125,7 @@ def measure(
     copies: int = 20,
     activation: str | None = None,
 ) -> Result:
-    """``lengths``: the shortest and longest prompt, and likewise for new tokens. Closes the driver."""
+    """``lengths`` are the least and greatest length of prompts and of new tokens. Closes the driver."""
     page_size = bundle.manifest.page_size
     sequences = workload(count, lengths, page_size)
     alone = bundle.manifest.pages_for(lengths[0] + steps)
@@ -165,7 +171,7 @@ def workload(count: int, lengths: tuple[int, int], page_size: int) -> list[Reque
 
 
 def copy_speed(driver: Driver, copies: int, size: int) -> float:
-    """Bytes read and written in a second by copies on the device."""
+    """Bytes per second that copies on the device read and write."""
     source, destination = driver.allocate(size), driver.allocate(size)
     driver.clear(source, size)
     driver.copy(destination, source, size)
@@ -181,7 +187,7 @@ def copy_speed(driver: Driver, copies: int, size: int) -> float:
 
 
 def decode_alone(runner: CudaRunner, context: int, steps: int) -> float:
-    """Seconds of one greedy token of one sequence, its ids staying on the device."""
+    """Seconds per greedy token of one sequence, whose ids stay on the device."""
     manifest = runner.manifest
     pages = range(manifest.pages_for(context + steps))
     runner.forward(
@@ -202,7 +208,9 @@ def decode_alone(runner: CudaRunner, context: int, steps: int) -> float:
 
 
 def run_many(runner: CudaRunner, sequences: Sequence[Request]) -> tuple[float, float]:
-    """Seconds until all sequences are complete, and until all have their first token: prompts first, then all decode side by side."""
+    """Seconds until all sequences are complete, and until all have their first token. Prompts run first; then all
+    decode together.
+    """
     page_size = runner.manifest.page_size
     settings = Settings(temperature=0.6, draw=0.5)
     started = time.perf_counter()
@@ -234,9 +242,9 @@ def run_many(runner: CudaRunner, sequences: Sequence[Request]) -> tuple[float, f
 def kernel_times(
     bundle: Bundle, driver: Driver, activation: str, batches: Sequence[tuple[int, int]], repeats: int
 ) -> list[KernelTime]:
-    """The time of every variant that fits, of each kind of step, for batches of so many sequences with so many new tokens each.
+    """Measure every applicable variant of each kind of step, for batches of (sequences, new tokens of each).
 
-    All steps of a kind run one after the other, so that of a real model no cache still holds a step's weights.
+    All steps of a kind run one after the other, so no cache still holds a step's weights if the model has a real size.
     """
     manifest = bundle.manifest
     plan = manifest.plan(GENERATE)
@@ -259,7 +267,7 @@ def kernel_times(
             Chunk([1] * new, context - new, range(i * pages, (i + 1) * pages), [new - 1], slot=i) for i in range(count)
         ]
         batch = make_batch(chunks, manifest.page_size)
-        # With adjusted logits and the likeliest tokens, so that their kernels run.
+        # Adjusted logits and top log-probabilities are requested so that their kernels run.
         dims = {**batch.dims(most["P"], most["N"]), "A": count, "W": count}
         memory.upload_batch(plan.inputs, batch, staging)
         for kind, indices in kinds.items():
@@ -279,7 +287,7 @@ def kernel_times(
 
 
 def print_times(times: Sequence[KernelTime]) -> None:
-    table = Table(title="kernels, in microseconds a step, launches included", title_justify="left")
+    table = Table(title="kernels, in microseconds per step, including launches", title_justify="left")
     for column in ("sequences", "new tokens", "op", "variant", "us"):
         table.add_column(column)
     for each in times:

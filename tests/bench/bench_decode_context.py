@@ -1,9 +1,10 @@
-"""Time of one decoded token at several lengths of context, on the WebGPU device that wgpu finds, beside the bytes that it reads.
+"""Time of a decoded token, and the bytes that it reads, at several context lengths on the WebGPU device that wgpu
+finds.
 
-``make bench-decode-context`` runs it, prints a table for float16 and one for 8-bit keys and values, and writes
-``build/bench/decode_context.json``. Nothing is prefilled: a token takes as long over pages of zeros. The lengths take turns, so that what
-else the machine does falls on all of them, and medians are given. On a CPU adapter that others disturb, the processor's seconds of all
-threads are what counts.
+``make bench-decode-context`` runs this, prints a table for float16 and one for 8-bit keys and values, and writes
+``build/bench/decode_context.json``. Nothing is prefilled, because a token takes as long over pages of zeros. The
+lengths alternate, so that other work on the machine affects all of them, and the figures are medians. On a CPU adapter
+of a busy machine, the processor time of all threads is the relevant figure.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.targets.webgpu.runner import WebGPURunner
 
 ROOT = Path(__file__).resolve().parents[2]
-# Tokens cached before the one that is decoded; the others are compared with the first.
+# Cached tokens before the decoded one. The other lengths are compared with the first.
 POSITIONS = (127, 2047, 8191)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--folder", type=Path, default=ROOT / "build" / "bench", help="where the checkpoint and the bundles go"
+        "--folder", type=Path, default=ROOT / "build" / "bench", help="folder for the checkpoint and the bundles"
     )
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
@@ -74,7 +75,7 @@ def compiled(folder: Path, kv: str) -> Path:
 
 
 def measure(folder: Path, rounds: int) -> tuple[str, list[dict[str, Any]]]:
-    """A title that names the device, and a row of figures for each length."""
+    """Returns a title that names the device, and a row of figures for each length."""
     runner = WebGPURunner(open_bundle(folder), limits=Limits(tokens=4, sequences=1, rows=1))
     manifest = runner.manifest
     pages = [int(page) for page in np.random.default_rng(0).permutation(runner.num_pages)]
@@ -85,7 +86,7 @@ def measure(folder: Path, rounds: int) -> tuple[str, list[dict[str, Any]]]:
             batch = make_batch([chunk], manifest.page_size)
             started, processor = time.perf_counter(), time.process_time()
             runner.forward(batch)
-            # The first turn compiles kernels.
+            # The first round compiles kernels.
             if turn:
                 taken[position].append((time.perf_counter() - started, time.process_time() - processor))
     title = f"{QWEN2_0_5B.name}, {manifest.quantization}, keys and values {manifest.kv}, on {runner.device}"

@@ -1,11 +1,12 @@
-"""What the Python engine itself costs, on a device that computes nothing: its own time in a step, and positions of pages without a token.
+"""The Python engine's own time per step on a device that computes nothing, and the share of page positions without a
+token.
 
     .venv/bin/python tests/bench/bench_engine.py                       # 32, 64, 128 and 256 sequences, steps of 5 ms
     .venv/bin/python tests/bench/bench_engine.py --sequences 64 512
-    .venv/bin/python tests/bench/bench_engine.py --constrained 1 8     # all sequences have a grammar; one in eight
+    .venv/bin/python tests/bench/bench_engine.py --constrained 1 8     # a grammar for every sequence; for one in eight
 
-The overhead is `EngineStats.overhead_seconds`: mostly wall time, so it includes what other processes take from this machine's cores. The
-processor time is that of the whole process: the engine, the event loop, and callers that do nothing with their tokens.
+The overhead is `EngineStats.overhead_seconds`. It is mostly wall time, so other processes on the machine increase it.
+The processor time is that of the entire process: the engine, the event loop, and callers that ignore their tokens.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class IdleRunner:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Milliseconds a step: the engine's overhead, and the processor time of the whole process."""
+    """Milliseconds per step: the engine's overhead, and the processor time of the process."""
 
     overhead_ms: float
     processor_ms: float
@@ -93,7 +94,9 @@ def words() -> Vocabulary:
 
 
 async def measure(sequences: int, context: int, step_seconds: float, constrained: int | None = None) -> list[Window]:
-    """Windows of 40 steps, while this many sampled sequences decode at about ``context`` tokens. One in ``constrained`` has a grammar."""
+    """Measure windows of 40 steps while the sampled sequences decode at about ``context`` tokens. One in
+    ``constrained`` has a grammar.
+    """
     grammars = Grammars(GrammarCompiler(), words)
     count = 0 if constrained is None else sequences // constrained
     source = EbnfSource('root ::= text "\\"" [0-9]+\ntext ::= [^"\\\\]*')
@@ -133,7 +136,7 @@ async def measure(sequences: int, context: int, step_seconds: float, constrained
 
 
 def kv_waste(count: int) -> float:
-    """The share of the positions in running sequences' pages that hold no token: a mean over the steps of a mixed load."""
+    """The mean share of positions without a token in the pages of running sequences, over the steps of a mixed load."""
     config = SchedulerConfig(PAGE_SIZE, count * 2048 // PAGE_SIZE, max_tokens=4096, max_sequences=count, context=2048)
     scheduler, lengths = Scheduler(config), random.Random(0)
     for id in range(count):

@@ -1,7 +1,7 @@
-"""Projection kernels on this machine's GPU, through Dawn: time, bytes a second, and how much of the device's own copy speed that is.
+"""Projection kernels on this machine's GPU through Dawn: time, bytes per second, and share of the device's copy speed.
 
-``make bench-kernels`` runs it, prints a table and writes ``build/bench/kernels.json``. It is meant for GPUs: a CPU driver's numbers say
-nothing about them. Every dispatch reads a copy of the weights that no cache still holds.
+``make bench-kernels`` runs this, prints a table and writes ``build/bench/kernels.json``. It is meant for GPUs: figures
+of a CPU driver do not predict theirs. Every dispatch reads a copy of the weights that no cache still holds.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def main() -> None:
         "--cold-megabytes",
         type=int,
         default=256,
-        help="weights that dispatches take in turn; more than the largest cache",
+        help="size of the weights through which dispatches cycle; more than the largest cache",
     )
-    parser.add_argument("--milliseconds", type=int, default=50, help="how long one measurement lasts")
-    parser.add_argument("--only", default="", help="a regular expression that kernels' names match")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="where requests and results go")
+    parser.add_argument("--milliseconds", type=int, default=50, help="duration of one measurement")
+    parser.add_argument("--only", default="", help="a regular expression; only kernels whose names match are measured")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="folder for requests and results")
     options = parser.parse_args()
     node = shutil.which("node")
     if node is None:
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def cases_of(shape: str, size: int, quantization: str) -> list[dict[str, Any]]:
-    """The rows of a norm and projection that a batch of ``size`` rows may take."""
+    """The cases of a norm and projection for a batch of ``size`` rows."""
     outputs, columns = map(int, shape.split("x"))
     fmt = quant.by_name(quantization)
     planes = {plane.name: plane for plane in fmt.planes(columns)}

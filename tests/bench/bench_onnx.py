@@ -1,9 +1,11 @@
-"""Qwen3-0.6B's shapes with random weights on ONNX Runtime on this machine's CPU: our runner, and the same model in other runtimes.
+"""Random weights with Qwen3-0.6B's shapes on ONNX Runtime on this machine's CPU, compared with the model in other
+runtimes.
 
-``make bench-onnx`` runs it, prints a table and writes ``build/bench/onnx.json``. Ours runs with groups of 32, 64 and 128 weights, and
-onnxruntime-genai the folder of groups of 64; llama.cpp Q4_0, whose groups are of 32, where llama-cpp-python and gguf are installed;
-transformers the checkpoint as bfloat16. Phases are measured in turn, forwards alone: ours and genai's choose the next token, the others
-end with the logits. Peak memory and time to build are those of processes of their own.
+``make bench-onnx`` runs this, prints a table and writes ``build/bench/onnx.json``. Our runner uses groups of 32, 64 and
+128 weights. onnxruntime-genai runs the folder with groups of 64. If llama-cpp-python and gguf are installed, llama.cpp
+runs Q4_0, which has groups of 32. transformers runs the checkpoint in bfloat16. The engines alternate in each phase,
+and only forward passes are measured: ours and genai's include choosing the next token, the others end with the logits.
+Peak memory and build time are measured in separate processes.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from nearfar.targets.onnx.runner import OnnxRunner
 from nearfar.targets.threads import default_threads
 
 GROUPS = (32, 64, 128)
-# Tokens of a prompt that a step takes, as `nearfar serve` has it.
+# Prompt tokens per step, as in `nearfar serve`.
 CHUNK = 256
 SERVED = Limits(tokens=CHUNK, sequences=1, rows=1, pages=1)
 
@@ -42,18 +44,18 @@ def main() -> None:
         "--folder",
         type=Path,
         default=ROOT / "build" / "bench",
-        help="where the checkpoint, the bundles and the GGUF go",
+        help="folder for the checkpoint, the bundles and the GGUF file",
     )
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--cpu-time",
         action="store_true",
-        help="count this process's CPU seconds, of which others at work on the machine take none",
+        help="measure this process's CPU seconds, which other work on the machine does not increase",
     )
-    parser.add_argument("--engines", nargs="+", help="those to measure, by their names in the table (default: all)")
+    parser.add_argument("--engines", nargs="+", help="engines to measure, by their names in the table (default: all)")
     parser.add_argument(
-        "--peak", type=Path, metavar="BUNDLE", help="print the peak memory of an answer with a bundle, and nothing else"
+        "--peak", type=Path, metavar="BUNDLE", help="print only the peak memory of an answer with this bundle"
     )
     options = parser.parse_args()
     if options.peak:
@@ -83,7 +85,7 @@ def exported(folder: Path, group: int) -> Path:
 
 
 def build(checkpoint: Path, group: int, threads: int) -> dict[str, float]:
-    """Compile, and then load and answer, in processes of their own."""
+    """Compile in one process, then load and answer in another."""
     path = exported(checkpoint.parent, group)
     command = [
         sys.executable,
@@ -107,7 +109,9 @@ def build(checkpoint: Path, group: int, threads: int) -> dict[str, float]:
 
 
 def peak_bytes(path: Path, threads: int) -> int:
-    """Of this process, after a prompt of PROMPT tokens and 16 more, as the kernel counts resident pages."""
+    """The peak of this process's resident pages after a prompt of PROMPT tokens and 16 decoded tokens, as counted by
+    the kernel.
+    """
     runner = OnnxRunner(open_export(path), limits=SERVED, threads=threads)
     for start in range(0, PROMPT, CHUNK):
         runner.forward(make_batch([Chunk(token_ids(0, start, CHUNK), start, [0], [CHUNK - 1])], CONTEXT))
@@ -162,7 +166,9 @@ class Ours:
 
 
 class GenAi:
-    """Its sequences are of one length. A decoded token follows the one before it, so its context grows by a token a step."""
+    """All its sequences have the same length. Each decoded token follows the previous one, so the context grows by one
+    token per step.
+    """
 
     def __init__(self, folder: Path, threads: int) -> None:
         import onnxruntime_genai

@@ -1,4 +1,4 @@
-"""The bench page in headless Chromium, with a bundle compiled now, for the benchmarks that run it."""
+"""Opens the bench page in headless Chromium with a freshly compiled bundle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "bench"
 TIMEOUT_MS = 600_000
-# Without the one that asks for the CPU's adapter.
+# Without the flag that requests the CPU adapter.
 GPU_FLAGS = (
     *(flag for flag in FLAGS if flag not in SWIFTSHADER_FLAGS),
     "--enable-features=Vulkan",
@@ -26,7 +26,7 @@ FINDS_ADAPTER = "async () => navigator.gpu !== undefined && (await navigator.gpu
 
 
 def compiled(shapes: Shapes, context: int) -> Path:
-    """A q4f16 bundle with random weights of these shapes, compiled now; the checkpoint is written once."""
+    """A freshly compiled q4f16 bundle with random weights of these shapes. The checkpoint is written once."""
     checkpoint, bundle = FOLDER / shapes.name, FOLDER / f"{shapes.name}-bundle"
     if not (checkpoint / "model.safetensors").exists():
         write_checkpoint(shapes, checkpoint)
@@ -35,13 +35,15 @@ def compiled(shapes: Shapes, context: int) -> Path:
 
 
 def narrow_bundle() -> Path:
-    """24 layers, narrow enough for a CPU."""
+    """A bundle of 24 layers that are narrow enough for a CPU."""
     return compiled(QWEN2_NARROW, 512)
 
 
 @contextmanager
 def bench_page(bundle: Path, *, gpu: bool) -> Iterator[Page]:
-    """The page once it is ready to measure. ``gpu``: on a GPU where Chromium finds one; else, and else always, on SwiftShader."""
+    """The page, once it is ready to measure. With ``gpu`` it runs on a GPU if Chromium finds one, otherwise on
+    SwiftShader.
+    """
     with sync_playwright() as playwright, PageServer(bundle) as server:
         browser = launch_on_gpu(playwright, server.url) if gpu else None
         browser = browser or playwright.chromium.launch(executable_path=find_chromium(), args=list(FLAGS))
@@ -54,10 +56,10 @@ def bench_page(bundle: Path, *, gpu: bool) -> Iterator[Page]:
 
 
 def launch_on_gpu(playwright: Playwright, url: str) -> Browser | None:
-    """None where Chromium finds no adapter but its own on the CPU."""
+    """Returns None if Chromium finds only its own CPU adapter."""
     browser = playwright.chromium.launch(executable_path=find_chromium(), args=list(GPU_FLAGS))
     page = browser.new_page()
-    # WebGPU is for addresses that count as secure, as this machine's do.
+    # WebGPU needs a secure origin, and localhost is one.
     page.goto(f"{url}icon.svg")
     found = bool(page.evaluate(FINDS_ADAPTER))
     page.close()

@@ -1,8 +1,10 @@
-"""What each weight format costs the demo model on each target: `nearfar quality` over held-out prompts and answers. Prints a table.
+"""The quality of each weight format of the demo model on each target: `nearfar quality` on held-out prompts and
+answers.
 
     PYTHONPATH=tests .venv/bin/python tests/bench/bench_quality.py [--windows N]
 
-Only answers count, as prompts were never trained. WebGPU's bundles run on the GPU that wgpu finds.
+It prints a table. Only answers count, because the model was not trained on prompts. WebGPU bundles run on the device
+that wgpu finds.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ GROUPS: tuple[Mapping[str, Any], ...] = (
     {"quantization": "q4f16", "group_size": 128},
 )
 KV: Mapping[str, Any] = {"quantization": "f16", "kv": "q8"}
-# The demo model's feed-forward has 352 columns, which groups of 64 and 128 do not divide: MLX takes 32 only.
+# The demo model's feed-forward layer has 352 columns, which 64 and 128 do not divide, so MLX supports only groups of
+# 32.
 CASES = [
     *(("webgpu", options) for options in (*FORMATS, KV)),
     *(("cpu", options) for options in (*FORMATS, KV)),
@@ -82,7 +85,7 @@ def main() -> None:
 
 
 def held_out_text() -> str:
-    """One chat of all tasks' held-out examples, in an order that the seed gives."""
+    """One chat with the held-out examples of all tasks, in an order determined by the seed."""
     examples = [
         example for task in NEAR for split in splits(task) for example in held_out_examples(task, split, EXAMPLES, SEED)
     ]

@@ -1,10 +1,10 @@
-"""Serving under load on this machine's CPU, Qwen3-0.6B's shapes with random 4-bit weights, beside llama.cpp with the same weights.
+"""Serving under load on this machine's CPU: random 4-bit weights with Qwen3-0.6B's shapes, compared with llama.cpp.
 
-``make bench-serving`` runs it, prints tables and writes ``build/bench/serving.json`` as it goes: where others are at work, llama.cpp can
-take more than ten minutes. llama.cpp takes part where
-llama-cpp-python and gguf are installed: its Python server, which answers one request at a time, and its batched decoding without a server
-(`llama_slots.py`), which is what llama-server's parallel slots do. Only one of them works at a time; the load takes turns, and medians of
-the rounds are given. Prompts and lengths are the same for all.
+``make bench-serving`` runs this and prints tables. It writes ``build/bench/serving.json`` as it goes, because llama.cpp
+can take more than ten minutes on a busy machine. If llama-cpp-python and gguf are installed, the benchmark measures two
+ways to run llama.cpp: its Python server, which answers one request at a time, and its batched decoding without a server
+(`llama_slots.py`), which corresponds to llama-server's parallel slots. Only one engine runs at a time; they alternate,
+and the figures are medians of the rounds. Prompts and lengths are the same for all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from nearfar.targets.threads import default_threads
 CLIENTS = 16
 PREFIX_TOKENS = 512
 SEQUENCES = 32
-# The tokenizer's tokens are letters; a word and the blank behind it have so many of them in the mean.
+# The tokenizer's tokens are letters. This is the mean number of letters in a word, including the blank after it.
 TOKENS_PER_WORD = 5.3
 BODY = {"temperature": 0}
 POLL_SECONDS = 0.1
@@ -79,9 +79,9 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="where the model goes, 3 GB")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="folder for the model, 3 GB")
     parser.add_argument("--threads", type=int, default=default_threads())
-    parser.add_argument("--activations", nargs="+", help="those of nearfar compile (default: the weights' format's)")
+    parser.add_argument("--activations", nargs="+", help="as for nearfar compile (default: those of the weight format)")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=16, help="of each round")
     options = parser.parse_args()
@@ -100,7 +100,7 @@ def main() -> None:
         load(make_asks(2, (64, 64), (8, 8), seed=-1), 2, "warming up")
 
         def keep(name: str, value: Any) -> None:
-            """What is measured is not lost where the rest takes too long."""
+            """Store the figures so far, so that they are not lost if the rest takes too long."""
             figures[name] = value
             bars.console.print(f"{name}: {value}", highlight=False, soft_wrap=True)
             (options.folder / "serving.json").write_text(json.dumps(figures, indent=1))
@@ -138,7 +138,9 @@ def workload(requests: int, seed: int) -> list[Ask]:
 
 
 def under_load(bench: Bench, ours: Load) -> dict[str, list[dict[str, float]]]:
-    """As many clients as slots, each with one request at a time. Every round has requests of its own, so nothing is cached."""
+    """Run one client per slot, each with one request at a time. Every round has different requests, so nothing is
+    cached.
+    """
     slots: Load | None = None
     if bench.model.gguf is not None and find_spec("llama_cpp"):
         slots = llama_slots(bench, bench.model.gguf)
@@ -170,8 +172,9 @@ def llama_slots(bench: Bench, gguf: Path) -> Load:
 
 
 def shared_prefix(load: Load) -> dict[str, float]:
-    """Median seconds to the first token, all requests at once: with a beginning of its own for each, and with one of all, which nobody
-    had before."""
+    """Median seconds to the first token of simultaneous requests, with a different prefix for each and with a new
+    prefix that all of them share.
+    """
     common = make_asks(CLIENTS, (16, 48), (8, 8), seed=100, prefix=PREFIX_TOKENS)
     others = [make_asks(1, (16, 48), (8, 8), seed=1000 + index, prefix=PREFIX_TOKENS)[0] for index in range(CLIENTS)]
     medians = {}
@@ -182,7 +185,9 @@ def shared_prefix(load: Load) -> dict[str, float]:
 
 
 def full_engine(load: Load, url: str) -> dict[str, float]:
-    """What the metrics say while all sequences run: wasted places of pages, and the engine's own time a step."""
+    """Read from the metrics, while all sequences run, the share of unused page positions and the engine's own time per
+    step.
+    """
     waste, first, last = list[float](), dict[str, float](), dict[str, float]()
     asks = make_asks(SEQUENCES, (256, 512), (48, 64), seed=7)
 
@@ -203,7 +208,7 @@ def full_engine(load: Load, url: str) -> dict[str, float]:
             watcher.cancel()
 
     asyncio.run(run())
-    assert last["nearfar:engine_steps_total"] > first["nearfar:engine_steps_total"], "the load was over too soon"
+    assert last["nearfar:engine_steps_total"] > first["nearfar:engine_steps_total"], "the load ended too soon"
     steps, overhead = (
         last[name] - first[name] for name in ("nearfar:engine_steps_total", "nearfar:engine_overhead_seconds_total")
     )
@@ -215,7 +220,7 @@ def full_engine(load: Load, url: str) -> dict[str, float]:
 
 
 def metrics(url: str) -> dict[str, float]:
-    """Those with one value for the one model."""
+    """The metrics that have one value for the only model."""
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     found = (re.fullmatch(r"([\w:]+)\{model_name=\"[^\"]*\"\} (\S+)", line) for line in lines)
     return {match[1]: float(match[2]) for match in found if match}
@@ -234,9 +239,10 @@ def rates(clients: int, outcomes: Sequence[Outcome], seconds: float) -> dict[str
 def report(console: Console, figures: Mapping[str, Any]) -> None:
     title = f"{figures['machine']}, {figures['threads']} threads, load before {figures['load']:.1f}"
     table = Table(
-        title=f"{title}; {CLIENTS} clients, 64-256 tokens in, 32-96 out; medians (all rounds)", title_justify="left"
+        title=f"{title}; {CLIENTS}  clients, 64 to 256 tokens in, 32 to 96 out; medians (all rounds)",
+        title_justify="left",
     )
-    for column in ("", "output tokens/s", "first token, s", "nearfar's throughput to it"):
+    for column in ("", "output tokens/s", "first token, s", "nearfar's throughput / its"):
         table.add_column(column, justify="right" if column else "left")
     of = {name: [each["output_tokens_per_second"] for each in rounds] for name, rounds in figures["16 clients"].items()}
     for name, each in of.items():
@@ -249,11 +255,11 @@ def report(console: Console, figures: Mapping[str, Any]) -> None:
     console.print(table)
     own, shared = figures["prefix"]["own"], figures["prefix"]["shared"]
     print(f"{PREFIX_TOKENS} tokens of system prompt, {CLIENTS} requests at once, median time to first token:")
-    print(f"  {own:.2f} s where each has its own, {shared:.2f} s where they share it: {shared / own:.2f}x")
+    print(f"  {own:.2f}  s with separate prompts,  {shared:.2f} s where they share it: {shared / own:.2f}x")
     full = figures["32 sequences"]
     print(f"{SEQUENCES} sequences of 256-512 tokens in, 48-64 out, as /metrics says:")
     print(
-        f"  {full['kv_waste']:.1%} of the pages' places empty, {full['overhead_ms']:.2f} ms a step in the engine's own code"
+        f"  {full['kv_waste']:.1%}  of the page positions are unused,  {full['overhead_ms']:.2f}  ms per step in the engine's own code"
     )
     for what, holds, came in figures.get("upstream", ()):
         print(f"{'pass' if holds else 'FAIL'}  {what}" + ("" if holds else f": {came}"))

@@ -1,6 +1,7 @@
-"""A bundle in headless Chromium: loads, tokens a second, what a token costs, memory, agreement. The bench page measures, this prints.
+"""A bundle in headless Chromium: load times, tokens per second, counts per token, memory and agreement.
 
-``make bench-web`` runs it, prints a table and the result as JSON, and writes ``build/bench/web.json``.
+``make bench-web`` runs this. The bench page measures; this prints a table and the result as JSON, and writes
+``build/bench/web.json``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def main() -> None:
     console.print(table(result))
     if result["device"]["runs_on_cpu"]:
         console.print(
-            f"{result['device']['adapter']} computes on the CPU: use these for counts and regressions only, the times say nothing of a GPU."
+            f"{result['device']['adapter']} computes on the CPU: use these figures for counts and regressions only; the times do not predict those of a GPU."
         )
     print(json.dumps(result))
 

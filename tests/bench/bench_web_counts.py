@@ -1,6 +1,6 @@
-"""What the median decoded token asks of the browser, as one line of JSON: a model of 24 layers in headless Chromium.
+"""GPU calls of the median decoded token of a model of 24 layers in headless Chromium, as one line of JSON.
 
-``make bench-web-counts`` runs it. Counts are the same on every adapter whose features are the same, so a CPU will do.
+``make bench-web-counts`` runs this. Adapters with the same features give the same counts, so a CPU adapter suffices.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tokens a second on a GPU through Dawn in Node, and how much of the memory's copy bandwidth writing an answer makes use of.
+"""Tokens per second on a GPU through Dawn in Node, and the share of the copy bandwidth that decoding uses.
 
-``make bench-web-gpu`` runs it on random checkpoints with the shapes of Qwen2-0.5B and Llama-3.2-1B, prints a table and the results as
-JSON, and writes ``build/bench/gpu.json``. Adapters that compute on the CPU are refused, unless --any-adapter is given; --narrow is for
-trying it there.
+``make bench-web-gpu`` runs this on random checkpoints with the shapes of Qwen2-0.5B and Llama-3.2-1B, prints a table
+and the results as JSON, and writes ``build/bench/gpu.json``. CPU adapters are refused unless --any-adapter is given;
+use --narrow with them.
 """
 
 from __future__ import annotations

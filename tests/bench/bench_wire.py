@@ -1,10 +1,12 @@
-"""Speculation across the wire: the demo model in q4f16 guesses, `nearfar serve` checks, and what that saves the server. Prints a table.
+"""Speculation across the wire: the demo model in q4f16 drafts tokens, and `nearfar serve` verifies them. Prints a
+table.
 
-    make bench-wire               # far is the same checkpoint in f16: nearly all guesses are right
+    make bench-wire               # far is the same checkpoint in f16: nearly all drafts are right
     make bench-wire FAR=FOLDER    # far is another checkpoint with the same tokenizer
 
-One answer at a time, greedy, to held-out prompts of the demo's tasks, after its chat template; each is compared with the far model's own.
-Near and far share this machine's cores, so times would say nothing and none are taken: forwards, rows and bytes do not depend on that.
+It runs one greedy answer at a time to held-out prompts of the demo's tasks and compares it with the far model's own.
+Near and far share this machine's cores, so times would be meaningless and are not measured. Forward passes, rows and
+bytes do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -41,16 +43,19 @@ DRAFTS = (2, 4, 8)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--near", type=Path, default=CHECKPOINT, help="the checkpoint that guesses (default: the demo model)"
+        "--near", type=Path, default=CHECKPOINT, help="the checkpoint that drafts (default: the demo model)"
     )
     parser.add_argument(
         "--far", type=Path, default=CHECKPOINT, help="the checkpoint that answers (default: the demo model)"
     )
     parser.add_argument("--far-quantization", default="f16")
     parser.add_argument(
-        "--tasks", choices=tuple(CORPORA), default="near", help="whose held-out prompts (default: %(default)s)"
+        "--tasks",
+        choices=tuple(CORPORA),
+        default="near",
+        help="the model whose held-out prompts are used (default: %(default)s)",
     )
-    parser.add_argument("--examples", type=int, default=4, help="of each task (default: %(default)s)")
+    parser.add_argument("--examples", type=int, default=4, help="examples of each task (default: %(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="nearfar-") as name:
         folder = Path(name)
@@ -64,7 +69,9 @@ def main() -> None:
             f"near q4f16, far {options.far_quantization}, {len(prompts)} prompts of tasks of the {options.tasks} model, {count:,} tokens\n"
         )
         with nearfar_serve([str(far.path), "--threads", "1"], folder / "far.log") as server:
-            print("| | tokens a round | right guesses | forwards, prompts' included | bytes sent a token | received |")
+            print(
+                "| | tokens per round | accepted drafts | forward passes, with prompts | bytes sent per token | received |"
+            )
             print("|---|---|---|---|---|---|")
             print(streamed(server, far, prompts, count), flush=True)
             for drafts in DRAFTS:
@@ -102,7 +109,7 @@ async def answered_alone(bundle: Bundle, prompts: Sequence[list[int]]) -> list[l
 
 
 def streamed(server: Process, bundle: Bundle, prompts: Sequence[list[int]], count: int) -> str:
-    """A row of the table: the same answers as events of /v1/completions, HTTP's own headers not counted."""
+    """A row of the table: the same answers as events of /v1/completions, without HTTP headers."""
     body = {"model": bundle.path.name, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
     before = steps(server)
     received = sum(
@@ -114,7 +121,7 @@ def streamed(server: Process, bundle: Bundle, prompts: Sequence[list[int]], coun
 async def measured(
     server: Process, near: Bundle, far: Bundle, prompts: Sequence[list[int]], expected: list[list[int]], drafts: int
 ) -> str:
-    """A row of the table. Every answer must be the far model's own."""
+    """A row of the table. Every answer must equal the far model's own."""
     engine = engine_of(near)
     source = WireSpeculation(engine, FarModel(server.url, far.path.name, tokenizer_sha256(near)), drafts)
     before = steps(server)

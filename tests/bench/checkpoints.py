@@ -1,4 +1,4 @@
-"""Random checkpoints with real models' shapes, written without holding the model in memory, for benchmarks alone."""
+"""Random checkpoints with real models' shapes for benchmarks, written without holding the model in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """A published model's config.json, as far as its shapes go."""
+    """The keys of a published model's config.json that determine its shapes."""
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +46,8 @@ LLAMA_3_2_1B = Shapes(
         },
     },
 )  # fmt: skip
-# The layers and heads of Qwen2-0.5B, a quarter to an eighth as wide: what a token asks of the browser is the same, and a CPU keeps up.
+# The layers and heads of Qwen2-0.5B with a quarter to an eighth of the width: the calls per token are the same, and a
+# CPU is fast enough.
 QWEN2_NARROW = Shapes(
     "Qwen2-0.5B-narrow",
     {
@@ -60,7 +61,7 @@ QWEN2_NARROW = Shapes(
 
 
 def write_checkpoint(shapes: Shapes, folder: Path) -> Path:
-    """A Hugging Face folder with bfloat16 weights from one seed. Returns the folder."""
+    """Write a Hugging Face folder with bfloat16 weights from one seed. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     architecture = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[
         shapes.config["model_type"]
@@ -111,7 +112,7 @@ def write_safetensors(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for shape in tensors.values():
-            # Rounding the upper half of a float32 away makes a bfloat16.
+            # The upper half of a float32, rounded, is a bfloat16.
             for rows in np.array_split(np.arange(shape[0]), max(1, int(np.prod(shape)) >> 22)):
                 values = generator.standard_normal((len(rows), *shape[1:]), np.float32) * np.float32(0.02)
                 file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())

@@ -1,4 +1,4 @@
-"""A bundle's weights as a GGUF file, for llama.cpp to run the same model. Needs the package gguf."""
+"""Writes a bundle's weights as a GGUF file, so that llama.cpp runs the same model. Needs the package gguf."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ NAMES = {
 
 
 def write_gguf(shapes: Shapes, bundle: Bundle, path: Path, add_tokenizer: Callable[[Any], None] | None = None) -> Path:
-    """The matrices of a q4f16 bundle as Q4_0 with the same codes and scales, vectors as float32. Only of Qwen3 models.
+    """Write the matrices of a q4f16 bundle as Q4_0 with the same codes and scales, and vectors as float32. Only for
+    Qwen3 models.
 
-    ``add_tokenizer`` gives the writer a tokenizer; else there is none. Returns the path.
+    ``add_tokenizer`` adds a tokenizer to the file. Returns the path.
     """
     config: dict[str, Any] = shapes.config
     assert config["model_type"] == "qwen3", shapes.name
@@ -73,7 +74,7 @@ def write_gguf(shapes: Shapes, bundle: Bundle, path: Path, add_tokenizer: Callab
 
 
 def parts(name: str, config: dict[str, Any]) -> list[tuple[str, int | None]]:
-    """A fused weight's parts by their names in a checkpoint, and the rows of each; None for all."""
+    """The parts of a fused weight by their names in a checkpoint, and the rows of each; None means all rows."""
     width = config["head_dim"] * config["num_attention_heads"]
     kv_width = config["head_dim"] * config["num_key_value_heads"]
     fused = {
@@ -88,7 +89,7 @@ def parts(name: str, config: dict[str, Any]) -> list[tuple[str, int | None]]:
 
 
 def q4_0(codes: Array, scales: Array) -> Array:
-    """Rows of Q4_0: of each group its float16 scale, then 16 bytes of elements i and i + 16."""
+    """Rows in Q4_0: for each group its float16 scale, then 16 bytes that hold elements i and i + 16."""
     packed = codes.view(np.uint8).reshape(len(codes), -1, 4)
     groups = np.concatenate([packed & 15, packed >> 4], axis=-1).reshape(len(codes), -1, 32)
     halves = groups[..., :16] | groups[..., 16:] << 4

@@ -7,10 +7,10 @@ from typing import Any
 
 import llama_cpp
 
-# It tells much, and on the standard output.
+# It logs a lot, and to the standard output.
 SILENT = llama_cpp.llama_log_callback(lambda level, text, user_data: None)  # noqa: ARG005
 
-# Tokens that are computed at once, as llama-server has it.
+# Tokens per batch, as in llama-server.
 UBATCH = 512
 
 
@@ -40,12 +40,14 @@ class LlamaEngine:
                 place += 1
         batch.n_tokens = place
         assert llama_cpp.llama_decode(self._context, batch) == 0
-        # Waits for what is still being computed.
+        # Waits for computations that are still running.
         assert llama_cpp.llama_get_logits_ith(self._context, -1)
 
 
 def open_context(file: Path, sequences: int, context: int, batch: int, threads: int, *, unified: bool) -> Any:
-    """A model with room for ``context`` tokens of each sequence, in one buffer of all where it is ``unified``."""
+    """Open a model with space for ``context`` tokens of each sequence; with ``unified``, all sequences share one
+    buffer.
+    """
     llama_cpp.llama_log_set(SILENT, None)
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())

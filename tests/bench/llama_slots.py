@@ -1,7 +1,7 @@
-"""llama.cpp with several sequences in one batch, as llama-server's parallel slots have it, without a server around it.
+"""llama.cpp with several sequences in one batch, like llama-server's parallel slots but without the server.
 
-Every call decodes a token of each slot that has its prompt behind it, and as many tokens of the other slots' prompts as the batch takes.
-The likeliest token comes next. A slot takes the next request as soon as its own is answered.
+Every call decodes one token of each slot whose prompt is complete, and fills the batch with prompt tokens of the other
+slots. The most likely token is chosen. A slot starts the next request as soon as its own is answered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llama_engine import open_context
 
 from nearfar.server_fallback.bench.client import Outcome
 
-# As llama-server has it.
+# As in llama-server.
 BATCH = 2048
 
 
@@ -29,7 +29,7 @@ class TokenAsk:
 
 @dataclass(slots=True)
 class Slot:
-    """``computed`` of the prompt's and the answer's tokens are in the cache."""
+    """``computed`` is the number of tokens of the prompt and the answer in the cache."""
 
     index: int
     ask: TokenAsk
@@ -49,7 +49,7 @@ class LlamaSlots:
         self._num_slots, self._vocab_size = slots, vocab_size
 
     def run(self, asks: Sequence[TokenAsk], progress: Callable[[], None] = lambda: None) -> tuple[list[Outcome], float]:
-        """The outcomes, in the order of the asks, and the seconds that all took together."""
+        """Returns the outcomes in the order of the requests, and the seconds that all of them took together."""
         outcomes: dict[int, Outcome] = {}
         rest = iter(enumerate(asks))
         slots: dict[int, Slot] = {}
@@ -76,9 +76,9 @@ class LlamaSlots:
                     progress()
 
     def _decode(self, slots: dict[int, Slot]) -> dict[int, int]:
-        """One call. The rows of the batch that have logits, by slot."""
+        """Make one call. Returns the rows of the batch that have logits, by slot."""
         batch, size, rows = self._batch, 0, dict[int, int]()
-        # Those that decode come first, for they have one token each.
+        # Decoding slots come first, because each has one token.
         for place, slot in sorted(slots.items(), key=lambda item: not item[1].answer):
             tokens = [*slot.ask.prompt_ids, *slot.answer]
             stop = min(len(tokens), slot.computed + BATCH - size)

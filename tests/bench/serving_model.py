@@ -1,4 +1,6 @@
-"""The model of `bench_serving.py`: a random checkpoint with a tokenizer that has a text for every id, its bundle, and the same as GGUF."""
+"""The model of `bench_serving.py`: a random checkpoint, a tokenizer with a text for every id, its bundle and its GGUF
+file.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
 CONTEXT = 1024
-# The text of a message and nothing else, so that prompts are as long as they are meant to be.
+# The template adds nothing to a message's text, so that prompts have the intended lengths.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 END = "<|end|>"
 
 
 @dataclass(frozen=True, slots=True)
 class ServingModel:
-    """``gguf`` is None where the package gguf is missing."""
+    """``gguf`` is None if the package gguf is missing."""
 
     bundle: Path
     gguf: Path | None
@@ -30,7 +32,9 @@ class ServingModel:
 def make_serving_model(
     folder: Path, activations: tuple[str, ...] | None, progress: Callable[[str], None]
 ) -> ServingModel:
-    """What is there already is taken. It takes 3 GB of disk. ``activations`` None takes those of the weights' format."""
+    """Make the model unless it exists; it takes 3 GB of disk. If ``activations`` is None, they are those of the weight
+    format.
+    """
     checkpoint, bundle, gguf = (
         folder / f"{QWEN3_0_6B.name}{suffix}" for suffix in ("-chat", "-chat-cpu", "-chat.gguf")
     )
@@ -53,7 +57,9 @@ def make_serving_model(
 
 
 def token_texts(vocab_size: int) -> list[str]:
-    """256 letters for the bytes, which all texts are made of, then words that only answers have, last the end of an answer."""
+    """256 letters for the bytes, of which all prompts consist, then words that only answers contain, and the end of an
+    answer.
+    """
     from tokenizers import pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -61,7 +67,7 @@ def token_texts(vocab_size: int) -> list[str]:
 
 
 def write_chat_tokenizer(folder: Path, tokens: list[str]) -> None:
-    """Over the tokenizer that the checkpoint has."""
+    """Replace the checkpoint's tokenizer."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE(vocab={text: index for index, text in enumerate(tokens)}, merges=[]))
@@ -74,14 +80,14 @@ def write_chat_tokenizer(folder: Path, tokens: list[str]) -> None:
 
 
 def add_tokenizer(writer: Any, tokens: list[str]) -> None:
-    """The same tokenizer, in a GGUF file."""
+    """Write the same tokenizer into a GGUF file."""
     import gguf
 
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types([gguf.TokenType.NORMAL] * (len(tokens) - 1) + [gguf.TokenType.CONTROL])
-    # llama.cpp wants a merge; this one's result is no token, so the letters stay apart.
+    # llama.cpp requires a merge. The result of this one is not a token, so the letters stay separate.
     writer.add_token_merges([f"{tokens[0]} {tokens[0]}"])
     writer.add_eos_token_id(len(tokens) - 1)
     writer.add_add_bos_token(False)

@@ -1,4 +1,4 @@
-"""Servers as processes: started, waited for, stopped; their logs go into a file."""
+"""Starts servers as processes, waits until they are ready, and stops them. Their logs are written to a file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 
 START_SECONDS = 120.0
-# Works where nearfar is on the path but not installed.
+# This also works if nearfar is on the path but not installed.
 NEARFAR = (sys.executable, "-m", "nearfar.compiler.cli")
-# llama-cpp-python's server needs these beside itself.
+# llama-cpp-python's server also needs these packages.
 LLAMA_SERVER_MODULES = ("llama_cpp", "sse_starlette", "starlette_context", "pydantic_settings")
 
 
@@ -42,7 +42,7 @@ def nearfar_serve(
     headers: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Process]:
-    """``headers``: with the key, if the server has keys."""
+    """``headers`` hold the API key if the server has keys."""
     with started([*NEARFAR, "serve", *arguments], log, headers, environment) as process:
         yield process
 
@@ -55,7 +55,7 @@ def gateway(arguments: Sequence[str], log: Path, environment: Mapping[str, str] 
 
 @contextmanager
 def llama_server(gguf: Path, name: str, context: int, threads: int, log: Path) -> Iterator[Process]:
-    """It answers one request at a time; others wait."""
+    """This server answers one request at a time; the others wait."""
     command = [
         sys.executable, "-m", "llama_cpp.server", "--model", str(gguf), "--model_alias", name, "--n_ctx", str(context),
         "--n_threads", str(threads), "--n_threads_batch", str(threads), "--logits_all", "false", "--interrupt_requests", "false",
@@ -72,7 +72,9 @@ def started(
     headers: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Process]:
-    """A server that lists its models; ``environment`` is added to this process's. Raises RuntimeError if it ends or takes too long."""
+    """Yield a server once it lists its models. ``environment`` is added to this process's. Raises RuntimeError if the
+    server ends or takes too long.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -101,4 +103,4 @@ def wait_until_ready(process: Process, log: Path, headers: Mapping[str, str] | N
         except httpx.TransportError:
             pass
         time.sleep(0.1)
-    raise RuntimeError(f"no server came up; it said:\n{log.read_text(errors='replace')[-2000:]}")
+    raise RuntimeError(f"the server did not start; its log:\n{log.read_text(errors='replace')[-2000:]}")

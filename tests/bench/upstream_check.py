@@ -1,4 +1,6 @@
-"""Whether `nearfar serve --executor upstream` in front of llama-cpp-python's server answers, streams and maps errors as it should."""
+"""Checks that `nearfar serve --executor upstream` in front of llama-cpp-python's server answers, streams and maps
+errors.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ TIMEOUT_SECONDS = 120.0
 
 
 def check_upstream(upstream: Process, model: str, context: int, log: Path) -> Iterator[tuple[str, bool, str]]:
-    """Yield what is checked, whether it holds, and what came. Stops the upstream in the end."""
+    """Yield the name of each check, whether it holds, and the actual result. Stops the upstream at the end."""
     with front_of(upstream, log) as client:
         direct = httpx.post(
             f"{upstream.url}/v1/chat/completions", json={"model": model, **QUESTION}, timeout=TIMEOUT_SECONDS
@@ -36,7 +38,7 @@ def check_upstream(upstream: Process, model: str, context: int, log: Path) -> It
             whole.text,
         )
         usage = whole.json()["usage"]
-        # The upstream tells no usage in streams, which ours are, so pieces are counted.
+        # Our requests to the upstream are streams, in which it does not report usage, so pieces are counted.
         yield "its tokens are counted", usage["completion_tokens"] == MAX_TOKENS, str(usage)
 
         events = stream(client, {"model": model, **QUESTION, "stream": True})
@@ -45,7 +47,7 @@ def check_upstream(upstream: Process, model: str, context: int, log: Path) -> It
         yield "a streamed chat has the same text", (said, events[-1]) == (expected, "[DONE]"), f"{said!r}, {events[-1]}"
         ends = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
         yield (
-            "it came in pieces and ends once",
+            "it arrived in pieces and ends once",
             len(chunks) > MAX_TOKENS // 2 and ends == ["length"],
             f"{len(chunks)} chunks, {ends}",
         )
@@ -60,9 +62,9 @@ def check_upstream(upstream: Process, model: str, context: int, log: Path) -> It
             "messages": [{"role": "user", "content": " ".join(WORDS) * (context // 100)}],
             "max_tokens": 4,
         }
-        # The upstream breaks such a stream off before its first event, so nobody can know why.
+        # The upstream aborts such a stream before its first event, so the reason cannot be known.
         yield refused(
-            "a prompt over the window, which the upstream breaks off, is a 503",
+            "a prompt that exceeds the window, whose stream the upstream aborts, is a 503",
             client.post("/v1/chat/completions", json=long),
             503,
         )
@@ -92,7 +94,7 @@ def stream(client: httpx.Client, body: dict[str, Any]) -> Sequence[str]:
 
 
 def refused(what: str, response: httpx.Response, status: int) -> tuple[str, bool, str]:
-    """An error is in OpenAI's form."""
+    """Check that an error has OpenAI's form."""
     found = response.json().get("error") or {}
     return (
         what,

@@ -1,13 +1,15 @@
-"""`make gpu-check`: everything that only an NVIDIA GPU can check, each step in a process of its own with a time limit.
+"""`make gpu-check`: everything that only an NVIDIA GPU can check. Each step is a process with a time limit.
 
     make gpu-check OUT=build/gpu-check       # needs a GPU with its driver; at most 8 minutes
-    make gpu-prepare                         # what needs TVM, on a machine without a GPU: carry build/gpu-prepared along
+    make gpu-prepare                         # compiles with TVM on a machine without a GPU; copy build/gpu-prepared
 
-A step that fails or takes too long does not stop the others. OUT gets a log of each step and summary.json. The exit code is 0 if every step
-passed, 1 if one failed, and 2 without a GPU. A step whose tools are missing (TVM, Node.js) fails and its log says what is missing.
+A step that fails or takes too long does not stop the others. The log of each step and summary.json are written to OUT.
+The exit code is 0 if every step passed, 1 if one failed, and 2 without a GPU. A step whose tools are missing (TVM,
+Node.js) fails, and its log names them.
 
-Prepared folders need no TVM: numpy, pydantic, rich, tokenizers, jinja2, ml_dtypes, cuda-bindings, httpx and the packages of
-nearfar[serve] are enough, and nearfar need not be installed. The WebGPU steps need Node.js, web/node_modules, a Vulkan driver and TVM.
+Prepared folders do not need TVM: numpy, pydantic, rich, tokenizers, jinja2, ml_dtypes, cuda-bindings, httpx and the
+packages of nearfar[serve] are enough, and nearfar need not be installed. The WebGPU steps need Node.js,
+web/node_modules, a Vulkan driver and TVM.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 PATHS = (".typing", "tests", "tests/bench", "tests/targets", "tests/targets/webgpu", "tests/targets/cuda")
 NO_GPU = 2
-# What is printed of a failed step's log.
+# The number of lines of a failed step's log that are printed.
 TAIL_LINES = 8
 
 
@@ -61,9 +63,9 @@ def main() -> None:
         "--prepared",
         type=Path,
         default=ROOT / "build" / "gpu-prepared",
-        help="what make gpu-prepare wrote, else it is made",
+        help="the output of make gpu-prepare; if it is missing, it is made",
     )
-    parser.add_argument("--only", default="", help="names of steps with commas between (default: all)")
+    parser.add_argument("--only", default="", help="names of steps, separated by commas (default: all)")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     reason = missing_gpu()
@@ -87,7 +89,7 @@ def main() -> None:
         print(f"{step.name} ...", flush=True)
         results.append(run_step(step, options.out.resolve(), environment))
         print_result(results[-1], options.out)
-        # What was found is not lost if the whole command is stopped.
+        # Results are not lost if the command is stopped.
         (options.out / "summary.json").write_text(json.dumps({"steps": [asdict(each) for each in results]}, indent=1))
     print()
     for result in results:
@@ -96,14 +98,14 @@ def main() -> None:
 
 
 def missing_gpu() -> str | None:
-    """Why there is no GPU to check, None if there is one."""
+    """Returns why no GPU can be checked, or None if one can."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         return f"NVIDIA's driver is not installed ({error})"
     device = ctypes.c_int()
     status = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0)
-    return f"NVIDIA's driver finds none (CUDA error {status})" if status else None
+    return f"NVIDIA's driver finds no GPU (CUDA error  {status})" if status else None
 
 
 def all_steps(prepared: Path, out: Path) -> list[Step]:
@@ -132,7 +134,7 @@ def run_step(step: Step, out: Path, environment: Mapping[str, str]) -> Result:
     log = out / f"{step.name}.log"
     started = time.monotonic()
     with log.open("wb") as file:
-        # A session of its own, so that the servers and compilers that it starts end with it.
+        # In a new session, the servers and compilers that the step starts end with it.
         process = subprocess.Popen(
             step.command, cwd=ROOT, env=dict(environment), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )

@@ -1,4 +1,6 @@
-"""`bench_cuda.py` on the prepared bundle with the shapes of Qwen3-0.6B; its weights are written first if they did not travel."""
+"""Runs `bench_cuda.py` on the prepared bundle with Qwen3-0.6B's shapes. Its weights are written first if they are
+missing.
+"""
 
 from __future__ import annotations
 

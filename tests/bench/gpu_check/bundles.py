@@ -1,4 +1,6 @@
-"""A bundle whose weights do not travel: they are taken out, and random ones of the same layout are written where it runs."""
+"""Bundles without weights: the shards are removed, and random ones of the same layout are written on the target
+machine.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import numpy as np
 from nearfar.compiler.bundle.folder import sha256_of
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Manifest
 
-# Of scales, norms and other floats: small enough that no sum overflows in float16.
+# The range of scales, norms and other floats: small enough that no sum overflows in float16.
 LARGEST = 0.02
 
 
@@ -19,7 +21,7 @@ def without_weights(bundle: Path) -> None:
 
 
 def with_random_weights(bundle: Path) -> None:
-    """Write the shards, unless they are there, and their hashes into the manifest."""
+    """Write the shards, unless they exist, and their hashes into the manifest."""
     manifest = read_manifest(bundle)
     if all((bundle / shard.file).exists() for shard in manifest.shards):
         return

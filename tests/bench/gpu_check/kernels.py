@@ -1,4 +1,4 @@
-"""Every prepared kernel case on the real driver, each array in device memory of its own with watched bytes behind it."""
+"""Runs every prepared kernel case on the real driver. Each array has its own device memory, followed by guard bytes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from nearfar.targets.cuda.driver import Arguments, Driver, NvidiaDriver
 
 from .prepared import CASES_FILE, CUBIN_FILE
 
-# How many bytes are watched behind every array, and what they hold.
+# The number of guard bytes after every array, and their value.
 BEHIND = 256
 UNTOUCHED = 0xA5
 
 
 def main(folder: Path) -> int:
-    """The exit code: 1 if a case failed."""
+    """Returns the exit code: 1 if a case failed."""
     driver = NvidiaDriver()
     print(driver.name, driver.arch, flush=True)
     module = driver.load(folder / CUBIN_FILE)
@@ -46,7 +46,7 @@ def main(folder: Path) -> int:
 
 
 def run_case(driver: Driver, module: Any, run: dict[str, Any]) -> dict[str, bytes]:
-    """What the kernels leave in every array. Raises AssertionError if they write behind one."""
+    """Run the kernels and return every array. Raises AssertionError if a kernel writes past an array."""
     watched = np.full(BEHIND, UNTOUCHED, np.uint8)
     addresses = {}
     for role, array in run["arrays"].items():

@@ -1,7 +1,8 @@
-"""What the GPU checks need that TVM makes: kernel cases with their results, the demo as a CUDA bundle, and one with real shapes.
+"""Prepares the GPU checks with TVM: kernel cases with their results, the demo model's CUDA bundle, and one with real
+shapes.
 
-It needs no GPU. The folder can travel to a machine without a network: it is small, because the weights of the large bundle are random and
-are written there (`bundles.py`).
+It needs no GPU. The folder can be copied to a machine without a network. It is small, because the random weights of the
+large bundle are written on that machine (`bundles.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument(
-        "--arch", default=DEFAULT_ARCH, help="of the GPU; auto: of this machine's (default: %(default)s)"
+        "--arch", default=DEFAULT_ARCH, help="architecture of the GPU; auto: this machine's (default: %(default)s)"
     )
     parser.add_argument(
         "--without-large", action="store_true", help="leave out the bundle with the shapes of Qwen3-0.6B"
@@ -40,12 +41,12 @@ def main() -> None:
     compile_model(str(CHECKPOINT), options.folder / DEMO, CompileOptions(target="cuda", arch=arch, force=True))
     if not options.without_large:
         prepare_large(options.folder, arch)
-    # Last, because gpu-check prepares again unless this is there.
+    # This is written last, because gpu-check prepares again if it is missing.
     prepare_cases(options.folder, arch)
 
 
 def prepare_cases(folder: Path, arch: str) -> None:
-    """All kernels in one cubin, and for each run of a case its arrays, launches and results, as plain values."""
+    """Write all kernels into one cubin, and for each run of a case its arrays, launches and results as plain values."""
     from cuda_cases import cuda_cases
     from cuda_harness import lower_cases
 

@@ -1,4 +1,6 @@
-"""`nearfar serve` with the demo on the GPU: OpenAI's requests, whole and streamed, of several clients at once."""
+"""Runs `nearfar serve` with the demo model on the GPU, and several clients at once with complete and streamed
+requests.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from serving_process import nearfar_serve
 
 from .prepared import DEMO
 
-# What the demo model has learnt; its README says how well.
+# Tasks of the demo model; its README states how well it does them.
 ANSWERS = {"what is 27 + 58?": "27 + 58 = 85", "what is 12 + 30?": "12 + 30 = 42"}
 CLIENTS = 16
 
 
 def main(folder: Path, log: Path) -> int:
-    """The exit code: 1 if an answer is wrong."""
+    """Returns the exit code: 1 if an answer is wrong."""
     questions = [*ANSWERS] * CLIENTS
     with nearfar_serve([str(folder / DEMO)], log) as server:
 

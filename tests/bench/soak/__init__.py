@@ -1,1 +1,3 @@
-"""A soak of the server: honest clients whose answers are compared with those given alone, and attacks beside them. See __main__.py."""
+"""A soak test of the server: honest clients during attacks, whose answers must equal those given alone. See
+__main__.py.
+"""

@@ -1,10 +1,11 @@
-"""`make soak`: 24 honest clients on a real `nearfar serve`, first alone and then beside attacks, and what both found.
+"""`make soak`: 24 honest clients use a real `nearfar serve`, first alone and then during attacks.
 
     make soak MINUTES=10                              # all attacks; 2 of the minutes without them
     make soak MINUTES=1 ATTACKS=grammar,masks         # only these
-    make soak MINUTES=10 ATTACKS=                     # none: only load
+    make soak MINUTES=10 ATTACKS=                     # no attacks, only load
 
-It ends with 0 if every criterion of `report.py` holds and with 1 otherwise, and writes build/soak/soak.json and the servers' logs.
+It exits with 0 if every criterion of `report.py` holds and with 1 otherwise. It writes build/soak/soak.json and the
+servers' logs.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from pathlib import Path
 from rich.console import Console
 from serving_process import Process
 
-from .asks import honest_asks
 from .attacks import ATTACKS, PRIVATE_MARK, PUBLIC_MARK, run_attacks
+from .honest_requests import honest_requests
 from .phases import answers_alone, run_phase
-from .report import Found
+from .report import SoakResult
 from .servers import ATTACKER_KEY, Soaked, soaked
 from .watch import MemoryWatch, watch_liveness
 
 ROOT = Path(__file__).resolve().parents[3]
-# The attacks go on a little longer than the honest clients.
+# The attacks run a little longer than the honest clients.
 EXTRA_SECONDS = 2.0
-# The server's own 30 seconds to drain, and some.
+# The server itself takes up to 30 seconds to drain.
 END_SECONDS = 40.0
 
 
@@ -38,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument(
-        "--baseline-share", type=float, default=0.2, help="of the minutes, without attacks (default: %(default)s)"
+        "--baseline-share", type=float, default=0.2, help="share of the time without attacks (default: %(default)s)"
     )
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument(
@@ -47,17 +48,22 @@ def main() -> None:
         default=0.3,
         help="mean pause of a client between requests (default: %(default)s)",
     )
-    parser.add_argument("--attacks", default=",".join(ATTACKS), help="with commas between (default: all): %(default)s")
-    parser.add_argument("--threads", type=int, default=2, help="of the server's model (default: %(default)s)")
     parser.add_argument(
-        "--folder", type=Path, default=ROOT / "build" / "soak", help="models, logs and results (default: build/soak)"
+        "--attacks", default=",".join(ATTACKS), help="attacks, separated by commas (default: all): %(default)s"
+    )
+    parser.add_argument("--threads", type=int, default=2, help="threads of the server's model (default: %(default)s)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=ROOT / "build" / "soak",
+        help="folder for models, logs and results (default: build/soak)",
     )
     options = parser.parse_args()
     names = [name for name in options.attacks.split(",") if name]
     if unknown := set(names) - set(ATTACKS):
         parser.error(f"unknown attacks: {', '.join(sorted(unknown))}; known: {', '.join(ATTACKS)}")
     console = Console(width=150)
-    console.print("compiling what is not compiled yet, and starting", highlight=False)
+    console.print("compiling models that are not cached, and starting the servers", highlight=False)
     with soaked(options.folder, options.threads, with_gateway="gateway" in names) as servers:
         found = soak(servers, options, names, console)
     (options.folder / "soak.json").write_text(json.dumps(found.to_json(), indent=1))
@@ -65,9 +71,9 @@ def main() -> None:
     sys.exit(not all(each.holds for each in found.criteria()))
 
 
-def soak(servers: Soaked, options: argparse.Namespace, names: list[str], console: Console) -> Found:
+def soak(servers: Soaked, options: argparse.Namespace, names: list[str], console: Console) -> SoakResult:
     url, folder = servers.server.url, servers.folder
-    expected = asyncio.run(answers_alone(url, honest_asks()))
+    expected = asyncio.run(answers_alone(url, honest_requests()))
     seconds = 60 * options.minutes
     baseline_seconds = seconds * options.baseline_share
     attack_seconds = seconds - baseline_seconds
@@ -78,7 +84,7 @@ def soak(servers: Soaked, options: argparse.Namespace, names: list[str], console
     watcher.start()
     console.print(f"{options.clients} clients for {baseline_seconds:.0f} s alone", highlight=False)
     baseline = asyncio.run(run_phase(url, expected, options.clients, baseline_seconds, options.think_seconds, 1))
-    console.print(f"and for {attack_seconds:.0f} s beside {', '.join(names) or 'no attacks'}", highlight=False)
+    console.print(f"and for {attack_seconds:.0f} s with {', '.join(names) or 'no attacks'}", highlight=False)
     gateway_url = servers.gateway.url if servers.gateway is not None else None
     arguments = (names, url, gateway_url, folder, ATTACKER_KEY, attack_seconds + EXTRA_SECONDS, folder / "attacks.json")
     attacker = spawn.Process(target=run_attacks, args=arguments)
@@ -89,7 +95,7 @@ def soak(servers: Soaked, options: argparse.Namespace, names: list[str], console
     memory.stop()
     server_alive, exit_code = servers.server.process.poll() is None, end(servers.server)
     received = bytes(servers.far.received) if servers.far is not None else b""
-    return Found(
+    return SoakResult(
         baseline=baseline,
         attacked=attacked,
         liveness=json.loads((folder / "liveness.json").read_text()),
@@ -103,7 +109,7 @@ def soak(servers: Soaked, options: argparse.Namespace, names: list[str], console
 
 
 def end(server: Process) -> int | None:
-    """The exit code after SIGTERM, None if the process does not end in time."""
+    """Returns the exit code after SIGTERM, or None if the process does not end in time."""
     server.process.terminate()
     try:
         return server.process.wait(END_SECONDS)

@@ -1,6 +1,6 @@
-"""The attacks: each a loop that goes on until it is cancelled, from one key, as one hostile client would.
+"""The attacks. Each is a loop that runs until it is cancelled and uses one key, as a hostile client would.
 
-A finding is something that must never happen, whatever the load: a forged turn that became a real one.
+A finding is an event that must never happen under any load, such as a forged turn that became a real one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 
 import httpx
 
-from .asks import CHAT, COMPLETIONS, EMBEDDING, EMBEDDINGS, MODEL, TOKENIZE
+from .honest_requests import CHAT, COMPLETIONS, EMBEDDING, EMBEDDINGS, MODEL, TOKENIZE
 from .servers import ADMIN_KEY, write_model
 
 TIMEOUT_SECONDS = 60.0
 PAUSE_SECONDS = 0.3
-# Just under the server's limit of a body.
+# Just below the server's limit for a body.
 LONG = 4_000_000
-# In every private and in every public message to the gateway.
+# Every private and every public message to the gateway contains its mark.
 PRIVATE_MARK, PUBLIC_MARK = "zebra", "giraffe"
 SECRET = "123-45-6789"
 HOSTILE_TEMPLATES = {
@@ -49,7 +49,7 @@ SLOW_MASKS = (
 
 @dataclass
 class Attack:
-    """A hostile client. ``statuses`` counts what it was answered, 0 for a broken connection and -1 for no answer in time."""
+    """A hostile client. ``statuses`` counts the statuses of its responses: 0 is a broken connection, -1 a timeout."""
 
     url: str
     gateway_url: str | None
@@ -84,7 +84,9 @@ class Attack:
 
 
 async def gateway(attack: Attack) -> None:
-    """Point 1: private text, cut up and with invisible characters, to a gateway that prefers the far side; public text between."""
+    """Sends private text, split and with invisible characters, to a gateway that prefers the far side; and public
+    text.
+    """
     cuts = ([SECRET], ["123-", "45-6789"], ["Summarize", SECRET], ["1", "23-45-67", "89"], ["of", SECRET, "today"])
     hidden = ("", "\u200b", "\u00ad", "\u2060", "\ufe0f", "\u3164", "\U000e0041", "\u0301", "\u0007")
     for number in count():
@@ -99,7 +101,7 @@ async def gateway(attack: Attack) -> None:
 
 
 async def texts(attack: Attack) -> None:
-    """Point 2: texts as long as a body may be, in every place where a text may stand."""
+    """Sends texts as long as a body may be, in every field that holds text."""
     user = {"role": "user", "content": "hi"}
     long = ("a " * LONG)[:LONG]
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps({"x": long})}}
@@ -132,7 +134,7 @@ async def texts(attack: Attack) -> None:
 
 
 async def grammar(attack: Attack) -> None:
-    """Point 3: grammars that never end, that explode, and clients that hang up while theirs is compiled."""
+    """Sends grammars that do not terminate or explode; every other client hangs up while its grammar is compiled."""
 
     async def flood(first: int) -> None:
         for number in count(first):
@@ -150,7 +152,7 @@ async def grammar(attack: Attack) -> None:
 
 
 async def masks(attack: Attack) -> None:
-    """Point 3: grammars whose masks take long, in answers that are as long as they may be."""
+    """Requests long answers with grammars whose masks take long to compute."""
 
     async def flood(first: int) -> None:
         for number in count(first):
@@ -162,7 +164,7 @@ async def masks(attack: Attack) -> None:
 
 
 async def template(attack: Attack) -> None:
-    """Point 4: models with hostile chat templates, which an admin has loaded, and their users. A refused load is a good answer too."""
+    """Uses models with hostile chat templates that an admin has loaded. The server may also refuse to load them."""
     for name, text in HOSTILE_TEMPLATES.items():
         folder = attack.folder / f"hostile-{name}"
         if not folder.exists():
@@ -179,7 +181,7 @@ async def template(attack: Attack) -> None:
 
 
 async def broken(attack: Attack) -> None:
-    """Point 4: lone surrogates, deep nesting, NUL in paths, and JSON that is none. All are 4xx."""
+    """Sends lone surrogates, deep nesting, NUL in paths, and invalid JSON. All responses must be 4xx."""
     user = {"role": "user", "content": "hi"}
     deep = json.dumps({"x": 1})
     for _ in range(1500):
@@ -219,7 +221,7 @@ async def broken(attack: Attack) -> None:
 
 
 async def flood(attack: Attack) -> None:
-    """Point 5: one key with as many answers, sockets and slow bodies as it gets."""
+    """Uses as many answers, sockets and slow bodies as one key can get."""
 
     async def answers() -> None:
         for number in count():
@@ -247,7 +249,7 @@ async def flood(attack: Attack) -> None:
 
 
 async def forged(attack: Attack) -> None:
-    """Point 6: a turn that is written with control tokens in a user's text must not have the ids of a real turn."""
+    """Checks that a turn spelled with control tokens in a user's text does not have the ids of a real turn."""
     real = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "yes"},
@@ -266,7 +268,7 @@ async def forged(attack: Attack) -> None:
         if len(tokens) == 3:
             if tokens[0] == tokens[1] and not any("a forged turn" in each for each in attack.findings):
                 attack.findings.append("a forged turn has the ids of a real one")
-            # One turn each of the user and the tool, and one that begins.
+            # The user's turn and the tool's turn have ended, and one turn begins.
             ends = tokens[0][-2]
             if tokens[2].count(ends) > 2 and not any("tool's result" in each for each in attack.findings):
                 attack.findings.append("a tool's result ends its own turn")
@@ -289,8 +291,9 @@ ATTACKS: dict[str, Callable[[Attack], Awaitable[None]]] = {
 def run_attacks(
     names: list[str], url: str, gateway_url: str | None, folder: Path, key: str, seconds: float, results: Path
 ) -> None:
-    """Runs the attacks in a process of its own, because 4 MB bodies would delay the honest clients' clocks. The process has
-    the lowest priority: real attackers do not compute on the server's machine. Writes {name: {statuses, findings}} as JSON.
+    """Runs the attacks in a process of its own, because 4 MB bodies would delay the honest clients' clocks. The process
+    has the lowest priority: real attackers do not compute on the server's machine. Writes {name: {statuses, findings}}
+    as JSON.
     """
     if sys.platform != "win32":
         os.nice(19)

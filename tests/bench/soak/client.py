@@ -1,4 +1,4 @@
-"""One honest request over HTTP: its answer in a form that can be compared, its time, and what a client that leaves early sees."""
+"""Sends one honest request over HTTP. Returns its answer in a comparable form, and its time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import httpx
 
-from .asks import Ask
+from .honest_requests import HonestRequest
 
 TIMEOUT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``answer`` is None unless the status is 200. ``error`` says what went wrong, in the server's words or the client's."""
+    """``answer`` is None unless the status is 200. ``error`` is the message of the server or of the client."""
 
     kind: str
     status: int
@@ -32,25 +32,25 @@ def make_client(url: str, key: str, connections: int) -> httpx.AsyncClient:
     )
 
 
-async def send(client: httpx.AsyncClient, ask: Ask) -> Outcome:
+async def send(client: httpx.AsyncClient, request: HonestRequest) -> Outcome:
     started = time.perf_counter()
     try:
-        response = await client.post(ask.path, json=ask.body)
+        response = await client.post(request.path, json=request.body)
     except httpx.HTTPError as error:
-        return Outcome(ask.kind, 0, time.perf_counter() - started, error=repr(error))
+        return Outcome(request.kind, 0, time.perf_counter() - started, error=repr(error))
     seconds = time.perf_counter() - started
     if response.status_code != 200:
-        return Outcome(ask.kind, response.status_code, seconds, error=response.text[:500])
+        return Outcome(request.kind, response.status_code, seconds, error=response.text[:500])
     try:
-        answer = folded(response.text) if ask.streams else compared(response.json())
+        answer = folded(response.text) if request.streams else compared(response.json())
     except (ValueError, KeyError, TypeError) as error:
-        return Outcome(ask.kind, 200, seconds, error=f"{error!r}: {response.text[:500]}")
-    return Outcome(ask.kind, 200, seconds, answer)
+        return Outcome(request.kind, 200, seconds, error=f"{error!r}: {response.text[:500]}")
+    return Outcome(request.kind, 200, seconds, answer)
 
 
-async def leave(client: httpx.AsyncClient, ask: Ask, chunks: int) -> int:
+async def leave(client: httpx.AsyncClient, request: HonestRequest, chunks: int) -> int:
     """Stream an answer and close the connection after some chunks. Returns the status."""
-    async with client.stream("POST", ask.path, json={**ask.body, "stream": True}) as response:
+    async with client.stream("POST", request.path, json={**request.body, "stream": True}) as response:
         async for _ in response.aiter_lines():
             chunks -= 1
             if chunks < 0:
@@ -59,7 +59,9 @@ async def leave(client: httpx.AsyncClient, ask: Ask, chunks: int) -> int:
 
 
 def compared(answer: dict[str, Any]) -> str:
-    """What of a whole answer must always be the same, as JSON: not its id, its time, or how long it waited."""
+    """The parts of a complete answer that must always be equal, as JSON: not its id, its time, or its wait in the
+    queue.
+    """
     if "choices" not in answer:
         return json.dumps({name: answer.get(name) for name in ("data", "tokens", "count")})
     choices = []
@@ -73,7 +75,7 @@ def compared(answer: dict[str, Any]) -> str:
 
 
 def folded(stream: str) -> str:
-    """The same of a streamed answer. Raises ValueError if it breaks off."""
+    """The same parts of a streamed answer. Raises ValueError if the stream breaks off."""
     events = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: ")]
     if not events or events[-1] != "[DONE]":
         raise ValueError("the stream broke off")

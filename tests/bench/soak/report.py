@@ -1,4 +1,4 @@
-"""What a soak found: the criteria, each with its figure and whether it holds, as a table and as JSON."""
+"""The result of a soak test: each criterion, its figure and whether it holds, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .watch import slope_bytes_per_minute
 
 MOST_P99_GROWTH = 2.0
 MOST_GAP_SECONDS = 0.1
-# Memory that grows more slowly than this in the second half is flat. Runs of a few minutes say little about it.
+# Slower growth in the second half counts as flat. Runs of a few minutes are too short to measure it.
 MOST_GROWTH_MB_PER_MINUTE = 5.0
-# Above what the server and its children held before the attacks.
+# Relative to the memory of the server and its children before the attacks.
 MOST_PEAK_MEGABYTES = 1000.0
 
 
@@ -28,8 +28,10 @@ class Criterion:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """``attacks``: statuses and findings by attack. ``leaked``: whether private text arrived far, None if no gateway ran."""
+class SoakResult:
+    """``attacks``: statuses and findings by attack. ``leaked``: whether private text reached the far side, None without
+    a gateway.
+    """
 
     baseline: Phase
     attacked: Phase
@@ -49,7 +51,7 @@ class Found:
         )
         failures += sum(each.broken_connections for each in phases)
         refused = sum(number for each in phases for status, number in each.statuses.items() if 400 <= status < 500)
-        mistaken = sum(len(each.wrong_mistaken) for each in phases)
+        mistaken = sum(len(each.wrong_status) for each in phases)
         before, beside = self.baseline.percentile(0.99), self.attacked.percentile(0.99)
         gap = max(self.liveness["seconds"], default=0.0)
         gaps = sum(seconds > MOST_GAP_SECONDS for seconds in self.liveness["seconds"])
@@ -63,19 +65,19 @@ class Found:
             Criterion("honest answers equal to those given alone", f"{equal:,} of {compared:,}", equal == compared > 0),
             Criterion("honest requests with a 5xx or a broken connection", f"{failures:,}", failures == 0),
             Criterion("honest requests refused", f"{refused:,}", refused == 0),
-            Criterion("wrong requests with another status than theirs", f"{mistaken:,}", mistaken == 0),
+            Criterion("invalid requests with an unexpected status", f"{mistaken:,}", mistaken == 0),
             Criterion(
-                "honest p99 beside the attacks", f"{before:.2f} s -> {beside:.2f} s", beside <= MOST_P99_GROWTH * before
+                "honest p99 during the attacks", f"{before:.2f} s -> {beside:.2f} s", beside <= MOST_P99_GROWTH * before
             ),
             Criterion(
                 "longest wait for /health/live", waited, gap <= MOST_GAP_SECONDS and not self.liveness["failures"]
             ),
             Criterion(
-                "memory's growth in the second half", f"{growth:+.1f} MB/min", growth <= MOST_GROWTH_MB_PER_MINUTE
+                "growth of memory in the second half", f"{growth:+.1f} MB/min", growth <= MOST_GROWTH_MB_PER_MINUTE
             ),
-            Criterion("memory's peak above that without attacks", f"{peak:+.0f} MB", peak <= MOST_PEAK_MEGABYTES),
+            Criterion("peak of memory above that without attacks", f"{peak:+.0f} MB", peak <= MOST_PEAK_MEGABYTES),
             Criterion("attacks that came through", str(len(findings)), not findings),
-            Criterion("the server runs at the end", str(self.server_alive), self.server_alive),
+            Criterion("the server still runs at the end", str(self.server_alive), self.server_alive),
             Criterion("its exit code after SIGTERM", str(self.server_exit_code), self.server_exit_code == 0),
         ]
         if self.leaked is not None:
@@ -84,7 +86,7 @@ class Found:
                 if self.leaked
                 else "none arrived"
                 if self.public_arrived
-                else "nothing arrived, public text neither"
+                else "nothing arrived, not even public text"
             )
             rows.append(Criterion("private text at the far side", figure, not self.leaked and self.public_arrived))
         return rows
@@ -127,7 +129,7 @@ class Found:
             table.add_row(*cells)
         console.print(table)
         table = Table(title="attacks", title_justify="left")
-        for column in ("attack", "answers by status (0: broken off, -1: none in time)", "came through"):
+        for column in ("attack", "responses by status (0: broken connection, -1: timeout)", "came through"):
             table.add_column(column)
         for name, found in self.attacks.items():
             counts = ", ".join(f"{status}: {number}" for status, number in sorted(found["statuses"].items()))
@@ -139,7 +141,9 @@ class Found:
             console.print(
                 f"memory at the end: server {server / 1e6:.0f} MB, children {children / 1e6:.0f} MB; at most {most / 1e6:.0f} MB in all"
             )
-        console.print(f"the watcher itself woke up to {1000 * self.liveness['late_wake_seconds']:.0f} ms late")
+        console.print(
+            f"the watching process itself woke up to  {1000 * self.liveness['late_wake_seconds']:.0f} ms late"
+        )
         table = Table(title="criteria", title_justify="left")
         for column in ("", "criterion", "figure"):
             table.add_column(column)
@@ -161,7 +165,7 @@ def _phase_json(phase: Phase) -> dict[str, Any]:
         ][:20],
         "broken_connections": phase.broken_connections,
         "wrong_answered": phase.wrong_answered,
-        "wrong_mistaken": phase.wrong_mistaken[:20],
+        "wrong_status": phase.wrong_status[:20],
         "p50_seconds": phase.percentile(0.5),
         "p99_seconds": phase.percentile(0.99),
         "p99_seconds_by_kind": {kind: phase.percentile(0.99, kind) for kind in kinds},

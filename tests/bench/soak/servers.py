@@ -1,4 +1,6 @@
-"""What is soaked: the demo model with tools, three adapters and an embedding model on `nearfar serve`, and a gateway in front of it."""
+"""The servers under test: `nearfar serve` with the demo model (tools, three adapters) and an embedding model, and a
+gateway.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from tiny_models import make_embedding_checkpoint
 
 from nearfar.compiler.demo import CHECKPOINT
 
-from .asks import ADAPTERS, EMBEDDING, MODEL
+from .honest_requests import ADAPTERS, EMBEDDING, MODEL
 
 HONEST_KEYS = tuple(f"honest-key-{index}" for index in range(6))
 ATTACKER_KEY, ADMIN_KEY = "attacker-key", "admin-key-0"
-# The demo's, with a system message, tools and their results.
+# The demo model's template, extended with a system message, tools and their results.
 TEMPLATE = (
     "{{ bos_token }}{% if tools %}<user>write <tool_call> for one of {% for tool in tools %}{{ tool | tojson }}{% endfor %}<end>{% endif %}"
     "{% for message in messages %}{{ '<assistant>' if message.role == 'assistant' else '<user>' }}{{ message.content or '' }}"
@@ -39,7 +41,7 @@ POLICY = {
 
 @dataclass(frozen=True, slots=True)
 class Soaked:
-    """``server`` and ``gateway``; ``far`` records every byte that the gateway sends to the server, its far side."""
+    """``far`` records every byte that the gateway sends to the server, which is its far side."""
 
     folder: Path
     server: Process
@@ -98,7 +100,7 @@ def soaked(folder: Path, threads: int, *, with_gateway: bool) -> Iterator[Soaked
 
 
 def wait_until_loaded(url: str, model: str, headers: dict[str, str]) -> None:
-    """A server lists its models before the last is loaded."""
+    """Wait until all models are loaded; a server lists them earlier."""
     give_up = time.monotonic() + START_SECONDS
     while httpx.post(f"{url}/tokenize", json={"model": model, "prompt": "x"}, headers=headers).status_code != 200:
         if time.monotonic() > give_up:
@@ -107,7 +109,7 @@ def wait_until_loaded(url: str, model: str, headers: dict[str, str]) -> None:
 
 
 def make_models(folder: Path) -> None:
-    """The checkpoints and adapters, unless they are there."""
+    """Write the checkpoints and adapters unless they exist."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / MODEL).exists():
         write_model(folder / MODEL, TEMPLATE)
@@ -119,7 +121,7 @@ def make_models(folder: Path) -> None:
 
 
 def write_model(folder: Path, template: str) -> None:
-    """The demo's checkpoint with another chat template."""
+    """Write the demo model's checkpoint with another chat template."""
     unfinished = folder.with_name(f"unfinished-{folder.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     shutil.copytree(CHECKPOINT, unfinished)

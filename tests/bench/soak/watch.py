@@ -1,4 +1,4 @@
-"""Watching the server from outside: how long liveness takes to answer, and the memory of the server and its children over time."""
+"""Watches the server from outside: the response time of liveness, and the memory of the server and its children."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ MEMORY_SECONDS = 2.0
 
 
 def watch_liveness(url: str, seconds: float, results: Path) -> None:
-    """Poll /health/live in a process of its own, which nothing else delays. Writes each answer's time, and how late the process woke."""
+    """Poll /health/live from a process that does nothing else. Writes each response time, and how late the process woke
+    up.
+    """
     answers: list[float] = []
     failures = 0
     latest = 0.0
@@ -40,7 +42,9 @@ def watch_liveness(url: str, seconds: float, results: Path) -> None:
 
 @dataclass
 class MemoryWatch:
-    """Samples (seconds, server's bytes, its children's bytes), taken on a thread until `stop`. Memory is USS, which nobody shares."""
+    """Samples (seconds, bytes of the server, bytes of its children) on a thread until `stop`. Memory is USS, which is
+    not shared.
+    """
 
     soaked: Soaked
     samples: list[tuple[float, int, int]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The honest requests: a fixed mixture of everything that the API offers, each with an answer that never changes.
+"""The honest requests: a fixed mixture of all features of the API, each with an answer that never changes.
 
 Every request is greedy or has a seed, so the answer given alone is the answer given under load.
 """
@@ -63,7 +63,7 @@ TOOLS = (
     },
     {"type": "function", "function": {"name": "now", "description": "the time"}},
 )
-# What is wrong with a body, and the status that says so.
+# Invalid bodies, and the status that each must receive.
 BAD: tuple[tuple[str, dict[str, Any], int], ...] = (
     (CHAT, {"model": MODEL, "messages": []}, 400),
     (CHAT, {"model": "nobody", "messages": [{"role": "user", "content": "hi"}]}, 404),
@@ -77,7 +77,7 @@ BAD: tuple[tuple[str, dict[str, Any], int], ...] = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ask:
+class HonestRequest:
     """``kind`` groups times in the report."""
 
     kind: str
@@ -89,12 +89,12 @@ class Ask:
         return bool(self.body.get("stream"))
 
 
-def honest_asks() -> tuple[Ask, ...]:
+def honest_requests() -> tuple[HonestRequest, ...]:
     return tuple(_asks())
 
 
-def new_schema(number: int) -> tuple[Ask, dict[str, Any]]:
-    """A request with a schema that nobody has asked for before, and the only answer that it allows."""
+def new_schema(number: int) -> tuple[HonestRequest, dict[str, Any]]:
+    """A request with a schema that the server has not seen before, and the only answer that it allows."""
     value = {f"key{number}": f"value {number}"}
     properties = {name: {"const": text} for name, text in value.items()}
     schema = {"type": "object", "properties": properties, "required": list(value), "additionalProperties": False}
@@ -102,14 +102,14 @@ def new_schema(number: int) -> tuple[Ask, dict[str, Any]]:
     return _chat("new schema", "answer", response_format=held, temperature=0, max_tokens=64), value
 
 
-def _asks() -> Iterator[Ask]:
+def _asks() -> Iterator[HonestRequest]:
     for index, question in enumerate(QUESTIONS):
         yield _chat("chat", question, temperature=0)
         yield _chat(
             "chat streamed", question, temperature=0.9, seed=index, stream=True, stream_options={"include_usage": True}
         )
         yield _chat("adapter", question, model=ADAPTERS[index % 3], temperature=0, stream=index % 2 == 0)
-        yield Ask(
+        yield HonestRequest(
             "completion",
             COMPLETIONS,
             {"model": MODEL, "prompt": question, "max_tokens": 16, "temperature": 0.7, "seed": 40 + index},
@@ -147,16 +147,18 @@ def _asks() -> Iterator[Ask]:
         {"role": "assistant", "content": "hello"},
         {"role": "user", "content": [{"type": "text", "text": "what is 1 + 1?"}]},
     ]
-    yield Ask("chat", CHAT, {"model": MODEL, "messages": turns, "max_tokens": 16, "temperature": 0})
-    yield Ask(
+    yield HonestRequest("chat", CHAT, {"model": MODEL, "messages": turns, "max_tokens": 16, "temperature": 0})
+    yield HonestRequest(
         "completion",
         COMPLETIONS,
         {"model": MODEL, "prompt": ["one", "two"], "max_tokens": 8, "temperature": 0, "stream": True},
     )
-    yield Ask("embedding", EMBEDDINGS, {"model": EMBEDDING, "input": ["a text", "another, longer text"]})
-    yield Ask("tokenize", TOKENIZE, {"model": MODEL, "messages": [{"role": "user", "content": "what is 27 + 58?"}]})
+    yield HonestRequest("embedding", EMBEDDINGS, {"model": EMBEDDING, "input": ["a text", "another, longer text"]})
+    yield HonestRequest(
+        "tokenize", TOKENIZE, {"model": MODEL, "messages": [{"role": "user", "content": "what is 27 + 58?"}]}
+    )
 
 
-def _chat(kind: str, question: str, **more: Any) -> Ask:
+def _chat(kind: str, question: str, **more: Any) -> HonestRequest:
     body = {"model": MODEL, "messages": [{"role": "user", "content": question}], "max_tokens": 24, **more}
-    return Ask(kind, CHAT, body)
+    return HonestRequest(kind, CHAT, body)
