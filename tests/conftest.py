@@ -1,6 +1,6 @@
-"""What several test files share: tiny checkpoints and bundles, and the tools of this machine.
+"""Fixtures that several test files share: tiny checkpoints and bundles, and the tools of this machine.
 
-What a machine lacks is skipped with its reason, which the summary prints; where CI is set, nothing may lack, and it fails.
+A test that needs a missing tool is skipped, and the summary prints the reason. If CI is set, it fails instead.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 # Debian's chromium brings SwiftShader, a Vulkan driver that runs on the CPU.
 SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
-# Folders with the files that take longest, in this order.
+# The folders whose files take longest, in this order.
 LONGEST = ("web", "targets")
 
 CompileTiny = Callable[..., Path]
 
-# Each process of pytest has one core. OpenMP's threads spin while they wait for each other, so with more threads than free cores a torch
-# model that decodes for 0.2 s took minutes. torch and numpy read these when they are imported; the cpu target has settings of its own.
+# Each process of pytest has one core. OpenMP's threads spin while they wait for each other, so with more threads than
+# free cores, a torch model that decodes in 0.2 s took minutes. torch and numpy read these variables when they are
+# imported. The cpu target has its own settings.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
-# torch imports triton where it finds it, and triton's LLVM crashes beside the one that lavapipe has loaded. None makes the import fail.
+# torch imports triton if it is installed, and triton's LLVM crashes if lavapipe has loaded its own. None makes the
+# import fail.
 sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 
 
@@ -66,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def lacks(reason: str) -> NoReturn:
-    """Skip a test for what this machine lacks, or fail it where CI is set."""
+    """Skip a test because this machine lacks something, or fail it if CI is set."""
     if os.environ.get("CI"):
         pytest.fail(f"{reason} (CI is set, so this is not skipped)")
     pytest.skip(reason)
@@ -85,7 +87,8 @@ def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shaders_once() -> Iterator[None]:
-    """Lowers each kernel to WGSL once in this process, because most bundles share most kernels: equal names mean equal kernels.
+    """Lower each kernel to WGSL only once in this process. Most bundles share most kernels, and equal names mean equal
+    kernels.
 
     A test that compiles twice to compare the results must set ``shader_of`` back.
     """
@@ -108,7 +111,7 @@ def shaders_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory, shaders_once: object) -> Mapping[str, Path]:  # noqa: ARG001
-    """The folders of all checkpoints of `tiny_models.py`, by name, and that of the model that embeds, "embedding"."""
+    """The folders of all checkpoints of `tiny_models.py` by name, and that of the embedding model, "embedding"."""
 
     names = (*CHECKPOINTS, *WIDE_CHECKPOINTS)
 
@@ -123,8 +126,9 @@ def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory, shaders_once: obj
 
 @pytest.fixture(scope="session")
 def compile_tiny(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
-    """compile_tiny(checkpoint, quantization, **options) -> the bundle's folder; each is compiled once, whichever worker
-    asks first. Tests must not change it."""
+    """compile_tiny(checkpoint, quantization, **options) -> the bundle's folder. Each bundle is compiled once, by the
+    first worker that needs it. Tests must not change it.
+    """
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 
     folder = shared_folder(tmp_path_factory, "bundles")
@@ -142,7 +146,9 @@ def compile_tiny(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.
 
 @pytest.fixture(scope="session")
 def two_plans(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Bundle]:
-    """two_plans(target, **options) -> a bundle of a tiny qwen3, q4f16, that generates text and embeds it too, without a self-test."""
+    """two_plans(target, **options) -> a bundle of a tiny qwen3 (q4f16) that both generates and embeds text, without a
+    self-test.
+    """
     from nearfar.compiler.arch import by_model_type
     from nearfar.compiler.bundle.folder import open_bundle
     from nearfar.compiler.pipeline import compile as compiler
@@ -170,7 +176,9 @@ def two_plans(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="session")
 def onnx_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """The plain tiny checkpoints with 2 layers and heads of 16 elements, of which ONNX Runtime's attention takes multiples."""
+    """The plain tiny checkpoints with 2 layers and heads of 16 elements; ONNX Runtime's attention needs a multiple of
+    16.
+    """
     folder = tmp_path_factory.mktemp("onnx_checkpoints")
     for name in PLAIN_CHECKPOINTS:
         make_checkpoint(name, folder / name, head_dim=16, num_hidden_layers=2)
@@ -179,7 +187,9 @@ def onnx_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, P
 
 @pytest.fixture(scope="session")
 def export_onnx(onnx_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
-    """export_onnx(checkpoint, quantization, **options) -> the folder of a bundle for 64 tokens; each is made once."""
+    """export_onnx(checkpoint, quantization, **options) -> the folder of a bundle for 64 tokens. Each bundle is made
+    once.
+    """
     from nearfar.compiler.pipeline.export import export_model
 
     folder = tmp_path_factory.mktemp("onnx_bundles")
@@ -204,8 +214,9 @@ def export_onnx(onnx_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.T
 
 @pytest.fixture(scope="session")
 def tiny_bundle(compile_tiny: CompileTiny) -> Path:
-    """A bundle of qwen3, q4f16, for 256 tokens, with expected.json beside its manifest: a prompt of 75 tokens and the 64 that follow
-    greedily on the reference runner with float32 activations."""
+    """A bundle of qwen3 (q4f16) for 256 tokens. Its expected.json holds a prompt of 75 tokens and the 64 tokens that
+    the reference runner then generates greedily with float32 activations.
+    """
     from nearfar.compiler.bundle.folder import open_bundle
     from nearfar.compiler.ir.sampling import Sampler
     from nearfar.compiler.runtime.generate import generate
@@ -238,7 +249,7 @@ def light_demo(tmp_path_factory: pytest.TempPathFactory, shaders_once: object) -
 
 @pytest.fixture(scope="session")
 def prompt_token_ids() -> list[int]:
-    """75 ids: four whole pages of 16 and a part of a fifth, two tiles of 32 and a part of a third."""
+    """75 ids: four complete pages of 16 and part of a fifth, two tiles of 32 and part of a third."""
     import numpy as np
 
     return [int(token) for token in np.random.default_rng(0).integers(0, VOCAB_SIZE, 75)]
@@ -268,7 +279,7 @@ def transformers_logits(
 
 @pytest.fixture(scope="session")
 def vulkan(runtime_folder: None) -> None:  # noqa: ARG001
-    """Asked for by tests that need wgpu to find an adapter."""
+    """Used by tests that need a wgpu adapter."""
     import wgpu
 
     if all(adapter.info["backend_type"] == "OpenGL" for adapter in wgpu.gpu.enumerate_adapters_sync()):
@@ -277,7 +288,7 @@ def vulkan(runtime_folder: None) -> None:  # noqa: ARG001
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The path of Chromium, where the page that it is to open has been built."""
+    """The path of Chromium. Skips the test if the page is not built."""
     from nearfar.compiler.browser.chromium import find_chromium
     from nearfar.compiler.browser.page_server import PAGE
     from nearfar.compiler.errors import ToolError
@@ -290,7 +301,7 @@ def chromium() -> str:
         lacks(error.message)
 
 
-# Not for the session: Playwright's event loop lasts as long as the fixture, and two cannot run at once.
+# This fixture is not session-wide: Playwright's event loop lasts as long as the fixture, and two cannot run at once.
 @pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
@@ -319,7 +330,7 @@ def page(context: BrowserContext) -> Page:
 
 @pytest.fixture(scope="session")
 def node() -> str:
-    """The path of Node, where the web package's dependencies are installed beside it."""
+    """The path of Node. Skips the test if the web package's dependencies are not installed."""
     found = shutil.which("node")
     if found is None:
         lacks("node is not installed (Node.js 20 or later)")
@@ -338,7 +349,7 @@ def swiftshader(node: str, runtime_folder: None) -> Mapping[str, str]:  # noqa: 
 
 @pytest.fixture(scope="session")
 def nvrtc() -> None:
-    """Asked for by tests that compile for CUDA."""
+    """Used by tests that compile for CUDA."""
     from nearfar.compiler.errors import ToolError
     from nearfar.targets.cuda.nvrtc import load_nvrtc
 
@@ -350,7 +361,7 @@ def nvrtc() -> None:
 
 @pytest.fixture(scope="session")
 def mlx() -> Any:
-    """MLX itself, mlx.core."""
+    """The module mlx.core."""
     from nearfar.compiler.errors import ToolError
     from nearfar.targets.mlx.framework import load_mlx
 
@@ -362,15 +373,15 @@ def mlx() -> Any:
 
 @pytest.fixture(scope="session")
 def emulated_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for kernels that are compiled for the CPU, on machines that can; all workers have the same."""
+    """The folder of CUDA kernels compiled for the CPU, shared by all workers. Skips the test without a C++ compiler."""
     from emulated import find_compiler
 
     if find_compiler() is None:
-        lacks("neither g++ nor clang++ nor the package ziglang is there to compile emulated CUDA kernels")
+        lacks("neither g++ nor clang++ nor the package ziglang is installed to compile emulated CUDA kernels")
     return shared_folder(tmp_path_factory, "emulated")
 
 
 @pytest.fixture(scope="session")
 def cuda_bundle(compile_tiny: CompileTiny, nvrtc: None) -> Path:  # noqa: ARG001
-    """A tiny qwen3 for CUDA, q4f16, of 300 tokens, with float16 activations."""
+    """A bundle of a tiny qwen3 for CUDA (q4f16, 300 tokens, float16 activations)."""
     return compile_tiny("qwen3", "q4f16", target="cuda", context=300, activations=("float16",), self_test=False)

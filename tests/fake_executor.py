@@ -1,4 +1,4 @@
-"""An executor that answers nothing, for what is around it."""
+"""An executor that never answers, for tests of the code around it."""
 
 from __future__ import annotations
 

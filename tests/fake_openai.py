@@ -1,4 +1,4 @@
-"""A server of OpenAI's routes that does what a test's script says: answers, refuses, breaks off, hangs."""
+"""A server with OpenAI's routes that follows a test's script: it answers, refuses, breaks off or hangs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Asked:
 
 @dataclass
 class Reply:
-    """``status`` with a JSON ``value``; or ``chunks`` as events, ``breaks_after`` so many of them. ``hangs`` sends nothing at all."""
+    """A reply is ``status`` with a JSON ``value``, or ``chunks`` as events that break off after ``breaks_after`` of
+    them. With ``hangs``, nothing is sent.
+    """
 
     status: int = 200
     value: Any = None
@@ -41,7 +43,7 @@ def chunk(text: str = "", *, finish: str | None = None, role: str | None = None,
 
 
 def said(*texts: str, usage: dict[str, Any] | None = None) -> list[Any]:
-    """The chunks of a whole chat answer."""
+    """The chunks of a complete chat answer."""
     usage_chunk = [{**chunk(), "choices": [], "usage": usage}] if usage else []
     return [chunk(role="assistant"), *(chunk(text) for text in texts), chunk(finish="stop"), *usage_chunk]
 
@@ -50,12 +52,14 @@ USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
 
 class FakeOpenAI:
-    """``reply`` makes the answer to every request but that for the models. ``asked`` has those requests."""
+    """``reply`` makes the answer to every request except those for the list of models. ``asked`` holds these
+    requests.
+    """
 
     def __init__(self, reply: Callable[[Asked], Reply] = lambda _: Reply(chunks=said("hi", usage=USAGE))) -> None:
         self.reply = reply
         self.models: list[dict[str, Any]] = [{"id": MODEL, "object": "model", "max_model_len": 128}]
-        # Cleared, the list of models does not come.
+        # While this is cleared, the list of models is not sent.
         self.lists = asyncio.Event()
         self.lists.set()
         self.asked: list[Asked] = []
@@ -73,7 +77,7 @@ class FakeOpenAI:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def die(self) -> None:
-        """As kill -9: nobody listens any more, and every connection breaks."""
+        """Act like kill -9: the server stops listening, and every connection breaks."""
         assert self._server is not None
         self._server.close()
         for writer in self._writers:
@@ -110,7 +114,7 @@ async def read_request(reader: asyncio.StreamReader) -> Asked | None:
 
 
 async def send(writer: asyncio.StreamWriter, reply: Reply) -> bool:
-    """Whether the connection may be used again."""
+    """Returns whether the connection may be used again."""
     if reply.hangs:
         await asyncio.sleep(3600)
     extra = "".join(f"{name}: {value}\r\n" for name, value in reply.headers.items())
@@ -150,7 +154,7 @@ async def running(*servers: FakeOpenAI) -> AsyncIterator[None]:
 
 @contextmanager
 def in_a_thread(server: FakeOpenAI) -> Iterator[str]:
-    """The server's address, while it runs on an event loop of its own."""
+    """Yield the server's address while it runs on its own event loop."""
     ready, loop, stop = Event(), asyncio.new_event_loop(), asyncio.Event()
 
     async def serve() -> None:

@@ -1,4 +1,6 @@
-"""Decoder graphs that no architecture makes: layers of different sizes, and every fact of attention, norms, gates and weights."""
+"""Decoder graphs that no architecture produces: layers of different sizes, and every option of attention, norms, gates
+and weights.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,15 @@ from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.runtime.batch import Chunk, make_batch
 
 VOCAB, HIDDEN, FEED_FORWARD, CONTEXT = 37, 32, 48, 32
-# More than three of the windows below.
+# This is more than three of the windows below.
 TOKENS = [(5 * i * i + 3 * i + 1) % VOCAB for i in range(29)]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """One layer. ``q_rotated``, ``k_rotated``: elements of a head that are rotated, 0 for none. ``q_eps``, ``k_eps``: None for no norm of
-    heads. ``theta``: of the table of keys; that of queries has 100."""
+    """One layer. ``q_rotated`` and ``k_rotated`` are the numbers of rotated elements of a head. ``q_eps`` and ``k_eps``
+    are None without a norm of heads. ``theta`` is that of the keys' rotations; that of the queries is 100.
+    """
 
     heads: int = 4
     kv_heads: int = 2
@@ -70,7 +73,9 @@ LAYERS: Mapping[str, Sequence[Facts]] = {
 
 
 def build(layers: Sequence[Facts]) -> Graph:
-    """A graph that ends in logits. The embedding has a scale; weights of norms are read as 1 + w, down_proj with a factor."""
+    """Build a graph that ends in logits. The embedding has a scale, norm weights are read as 1 + w, and down_proj has a
+    factor.
+    """
     graph = Graph()
     graph.inputs = {name: Value(name, shape, dtype) for name, (shape, dtype) in BATCH_INPUTS.items()}
     graph.states["sampled"] = Value("sampled", ("N",), "int32")
@@ -165,7 +170,7 @@ def residual(graph: Graph, facts: Facts, here: str, x: str, y: str) -> str:
 def rope_table(graph: Graph, rotated: int, theta: float) -> str:
     name = f"rope_{rotated}_{theta:g}"
     frequencies = [theta ** (-2 * pair / rotated) for pair in range(rotated // 2)]
-    # A scale as long contexts have it.
+    # A scale like those for long contexts.
     attrs = {"inverse_frequencies": frequencies, "scale": 1.1 if theta == 100 else 1.0}
     graph.constants[name] = Constant(name, "rope", (CONTEXT, rotated // 2, 2), attrs)
     return name

@@ -1,6 +1,8 @@
-"""A bundle that loads fast on a CPU: the variant with the least source for each step, and float32 activations only.
+"""Makes a bundle that loads fast on a CPU: only the variant with the shortest source for each step, and float32
+activations.
 
-Tests that are not about kernels need not wait for all of them to compile: every variant is right at every size, so one of each suffices.
+Tests that are not about kernels need not wait until all of them are compiled. Every variant is correct at every size,
+so one variant suffices.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 
 
 def lighten(bundle: Path, *, keep: Collection[str] = ()) -> None:
-    """Change the manifest of a bundle. All variants of the ops in ``keep`` stay."""
+    """Change the manifest of a bundle. The ops in ``keep`` retain all their variants."""
     manifest = json.loads((bundle / "manifest.json").read_text())
     kept = {step["variants"] for plan in manifest["plans"].values() for step in plan["steps"] if step["op"] in keep}
     manifest["activations"] = [entry for entry in manifest["activations"] if entry["dtype"] == "float32"]
@@ -30,5 +32,5 @@ def lighten(bundle: Path, *, keep: Collection[str] = ()) -> None:
 
 
 def is_structural(condition: Any) -> bool:
-    """Whether a row with this condition may be wrong elsewhere."""
+    """Returns whether a row with this condition may be wrong for other inputs."""
     return "==" in json.dumps(condition)

@@ -1,6 +1,6 @@
-"""Broken links: in Markdown files as GitHub shows them, and in a site of HTML files.
+"""Finds broken links in Markdown files, as GitHub renders them, and in a site of HTML files.
 
-``python tests/links.py FOLDER`` prints those of a site, and fails if there are any.
+``python tests/links.py FOLDER`` prints the broken links of a site and fails if it finds any.
 """
 
 from __future__ import annotations

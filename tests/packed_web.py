@@ -1,4 +1,6 @@
-"""@nearfar/web as npm would install it: packed, unpacked into an application, and asked for two answers by a page of that application."""
+"""@nearfar/web as npm would install it: packed, unpacked into an application, and asked for two answers by a page of
+that application.
+"""
 
 from __future__ import annotations
 

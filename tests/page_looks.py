@@ -1,4 +1,6 @@
-"""How a page looks, for tests of pages: sizes of windows, and whether all text can be read and all controls have names."""
+"""How a page looks, for tests of pages: sizes of windows, and whether all text can be read and all controls have
+names.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElemen
 
 
 def look(page: Page) -> Iterator[str]:
-    """A page in light and dark, on a desk and on a phone, for pictures; what must hold is checked there and on a narrow phone as well."""
+    """A page in light and dark, on a desk and on a phone, for pictures; what must hold is checked there and on a narrow
+    phone as well.
+    """
     page.emulate_media(reduced_motion="reduce")
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)

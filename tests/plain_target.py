@@ -16,7 +16,7 @@ from nearfar.compiler.quant import Quantization
 
 
 class PlainTarget:
-    """Fulfils `Target`."""
+    """Implements `Target`."""
 
     MAX_BINDING_BYTES = 1 << 30
     EXTRA_ACTIVATIONS: tuple[str, ...] = ()

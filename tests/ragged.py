@@ -1,4 +1,4 @@
-"""What every runner is put to: a prompt in chunks of any size, and ragged batches against each sequence alone."""
+"""Workloads for every runner: a prompt in chunks of any size, and ragged batches compared with each sequence alone."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import numpy as np
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.runtime.batch import Chunk, Runner, make_batch
 
-# Token by token; less than a page; a page; a tile and one more; all 75 at once.
+# Single tokens, less than a page, a page, one token more than a tile, and all 75 at once.
 CHUNK_SIZES = (1, 7, 16, 33, 75)
 
-# The tokens of three sequences, and the pages of each, interleaved and in no order; and of runners whose pages hold a whole sequence.
+# The tokens of three sequences, and the pages of each, interleaved and in no order; and of runners whose pages hold a
+# whole sequence.
 TOKENS = tuple(
     tuple((start + 17 * i * i + i) % 509 for i in range(length)) for start, length in ((3, 41), (200, 50), (77, 20))
 )
 PAGES = ((9, 2, 14), (0, 11, 3, 8), (5, 1))
 WHOLE_PAGES = ((3,), (0,), (4,))
-# Forward by forward, how many tokens of each sequence: prefills, then decodes beside prefills, 33 rows in all, and a sequence that pauses.
+# Forward by forward, how many tokens of each sequence: prefills, then decodes beside prefills, 33 rows in all, and a
+# sequence that pauses.
 SCHEDULE = ((5, 17, 1), (1, 31, 1), (33, 0, 0), (1, 1, 17), (1, 1, 1))
-# Of these forwards no row is sampled.
+# No row of these forward passes is sampled.
 UNSAMPLED = (2,)
 
 
@@ -67,7 +69,7 @@ def ragged_logits(runner: Runner) -> list[Array]:
 
 
 def sequences_alone(runner: Runner) -> list[Array]:
-    """The same logits, each sequence in one piece on the same pool."""
+    """The same logits, computed with each sequence in one piece on the same pool."""
     results = []
     for s, tokens in enumerate(TOKENS):
         rows = []

@@ -1,8 +1,9 @@
-"""Random graphs from the op set: blocks that resemble those of decoders, with attributes, and with parts that differ or are shared.
+"""Random graphs from the op set: blocks that resemble those of decoders, with attributes, and with parts that differ or
+are shared.
 
-They are what passes must leave alone or rewrite rightly: q and k normed with different eps or only one of them, rotated by different
-tables or not at all, attention with a window, scale or soft-cap, pages that two attentions read, gates whose halves read different inputs,
-additions in either order, weights used twice, values that are outputs as well.
+They are what passes must leave alone or rewrite rightly: q and k normed with different eps or only one of them, rotated
+by different tables or not at all, attention with a window, scale or soft-cap, pages that two attentions read, gates
+whose halves read different inputs, additions in either order, weights used twice, values that are outputs as well.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class RandomGraph:
             self.graph.outputs["also"] = name
         return self.graph
 
-    # --- blocks: x (S, E) float32 -> (S, E) float32 -------------------------------------------------------------------------------
+    # --- blocks: x (S, E) float32 -> (S, E) float32 ---
 
     def attention(self, x: str, layer: int) -> str:
         random, graph, module = self.random, self.graph, f"model.layers.{layer}.self_attn"
@@ -156,7 +157,7 @@ class RandomGraph:
             y = self.norm(f"model.layers.{layer}.behind", y, self.hidden, self.random.choice(EPS), "float32")
         return self.sum(*self.random.sample([y, x], k=2)) if self.random.random() < 0.9 else self.sum(y, y)
 
-    # --- ops ----------------------------------------------------------------------------------------------------------------------
+    # --- ops ---
 
     def maybe_norm(self, x: str, module: str) -> str:
         dtype = self.random.choice(["float32", "float32", "float32", "activation"])

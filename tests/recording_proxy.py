@@ -1,4 +1,6 @@
-"""A TCP proxy before a server: it keeps every byte that clients send, holds answers in their middle, and dies as a killed server does."""
+"""A TCP proxy before a server: it keeps every byte that clients send, holds answers in their middle, and dies as a
+killed server does.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Running graphs and plans with random weights in numpy, and random specs and batches to run them with.
 
-A graph runs in SSA form: every value is an array of its own, and each must have the shape that the op's rule says. A plan runs in its
-buffers, allocated once; what a buffer held becomes NaN as soon as the graph needs it no more, so a step that reads it too late shows.
+A graph runs in SSA form: every value is a separate array, whose shape must follow the op's rule. A plan runs in its
+buffers, which are allocated once. As soon as the graph no longer needs a buffer's content, it becomes NaN, so that a
+step that reads it too late is found.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
 
 
 def random_tensors(graph: Graph, seed: int) -> dict[str, Array]:
-    """A checkpoint's tensors for a graph that no pass has changed yet."""
+    """A checkpoint's tensors for a graph before the passes."""
     rng = np.random.default_rng(seed)
     return {
         name: (rng.normal(size=shape) / np.sqrt(shape[1] if len(shape) > 1 else 4) + (len(shape) == 1) * 0.5).astype(
@@ -75,9 +76,10 @@ def random_tensors(graph: Graph, seed: int) -> dict[str, Array]:
 
 
 def random_batches(vocab_size: int, seed: int) -> list[Batch]:
-    """Three sequences over three forwards, in chunks of 1 to 9 tokens, on interleaved pages in no order; some sequences pause.
+    """Three sequences over three forward passes, in chunks of 1 to 9 tokens, on interleaved and unordered pages. Some
+    pause.
 
-    Some rows are greedy, some drawn; some batches have penalties, or list the likeliest tokens.
+    Some rows are greedy and some sampled. Some batches have penalties or return top log-probabilities.
     """
     rng = np.random.default_rng(seed)
     pages = rng.permutation(NUM_PAGES).reshape(3, -1)
@@ -116,7 +118,9 @@ def random_batches(vocab_size: int, seed: int) -> list[Batch]:
 def run_graph(
     graph: Graph, tensors: Mapping[str, Array], batches: Sequence[Batch], states: Mapping[str, Array] | None = None
 ) -> Result:
-    """Every batch in turn, each value an array of its own. Of ``states`` those that are given start so, the others at zero."""
+    """Run every batch in turn, with a separate array for each value. States start as in ``states``, or at zero if
+    missing there.
+    """
     fixed = {**fixed_arrays(graph, tensors), **new_states(graph), **(states or {})}
     outputs = []
     for batch in batches:
@@ -124,7 +128,7 @@ def run_graph(
         values: dict[str, Array] = {**fixed, **batch.arrays()}
         for node in graph.nodes:
             op = OPS[node.op]
-            # A copy, for an op may write into an earlier part of its result, which SSA keeps.
+            # This is a copy, because an op may write into an earlier part of its result, which SSA preserves.
             inputs = {
                 role: values[name].copy() if role == "into" else values[name] for role, name in node.inputs.items()
             }
@@ -228,7 +232,7 @@ def errors(found: Result, expected: Result) -> dict[str, Any]:
     def logits(result: Result) -> Array:
         return np.concatenate([outputs["logits"] for outputs in result.outputs])
 
-    # Tokens are left out: a draw between two of them may fall either way.
+    # Tokens are not compared: sampling may choose either of two close ones.
     states = {
         name: relative_error(found.states[name], array)
         for name, array in expected.states.items()

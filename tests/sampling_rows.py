@@ -1,4 +1,4 @@
-"""Cases of `conformance/sampling.json` as inputs of the sampling ops: one row a token, each with a slot of its own."""
+"""Cases of `conformance/sampling.json` as inputs of the sampling ops: one row per token, each with its own slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SETTINGS = ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty"
 
 
 def rows_of(case: Mapping[str, Any]) -> dict[str, Array]:
-    """What `adjust_logits` and `sample` read and write, but ``adjusted``."""
+    """The arrays that `adjust_logits` and `sample` read and write, except ``adjusted``."""
     logits = np.array(case["logits"], np.float32)
     sampler = Sampler(case["temperature"], case["seed"])
     given = {name: case[name] for name in SETTINGS if name in case}

@@ -1,4 +1,4 @@
-"""What runners choose by the states of their sequence slots, beside each other."""
+"""Compares the tokens that two runners choose with the states of their sequence slots."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def slot_answers(runner: Runner) -> list[Output]:
             )
             for slot in (1, 0)
         ]
-        # All are on their way before the first answer is read, where the runner works by itself.
+        # All forward passes are submitted before the first output is read, if the runner works asynchronously.
         futures.append(runner.submit(make_batch(chunks, runner.manifest.page_size, alternatives=i == 3, logprobs=True)))
     answers = [future.result() for future in futures]
     runner.close()

@@ -1,4 +1,4 @@
-"""Who may import what, read from the source; and that what is generated or listed twice agrees."""
+"""The allowed imports, checked in the source; and the agreement of files that are generated or listed twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = {"compiler": ("targets", "server_fallback"), "targets": ("server_fallback",)}
 HEAVY = {"tvm", "torch", "wgpu", "transformers", "huggingface_hub", "playwright", "cuda"}
-# Files that exist for a heavy library; nothing imports them before it is needed.
+# Files that wrap a heavy library. Nothing imports them before they are needed.
 MAY_IMPORT_AT_THE_TOP = {
     "compiler/kernels/builder.py": {"tvm"},
     "compiler/kernels/cpu/builder.py": {"tvm"},
@@ -42,7 +42,7 @@ def imports(file: str, *, top_only: bool) -> Iterator[str]:
 
 
 def top_level(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Statements that run on import: not those in functions, nor for type checkers only."""
+    """Statements that run on import, without those in functions and those only for type checkers."""
     pending: list[ast.stmt] = list(tree.body)
     while pending:
         node = pending.pop()
@@ -90,7 +90,7 @@ def test_packages_on_disk_are_those_of_pyproject() -> None:
         name for name in listed if name.startswith(("nearfar.compiler", "nearfar.targets", "nearfar.server_fallback"))
     }
     assert mine == {".".join(["nearfar", *folder.parts]) for folder in folders}
-    # A folder of modules that is no package would be left out of a wheel.
+    # A wheel would not contain a folder of modules that is not a package.
     assert {Path(file).parent for file in SOURCES} <= folders
 
 

@@ -22,7 +22,8 @@ def test_every_link_in_the_readmes_leads_somewhere() -> None:
 def test_broken_links_are_found(tmp_path: Path) -> None:
     file = tmp_path / "a.md"
     file.write_text(
-        "# One `two` (three)!\n\n## Same\n\n## Same\n\n```\n# not a heading, [no link](nowhere.md)\n```\n\nx [y](#b) z\n"
+        "# One `two` (three)!\n\n## Same\n\n## Same\n\n"
+        "```\n# not a heading, [no link](nowhere.md)\n```\n\nx [y](#b) z\n"
     )
     assert anchors(file.read_text()) == {"one-two-three", "same", "same-1"}
     assert broken_in_markdown([file]) == [f"{file}: #b"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Of each module the change of its weight.
+# The change of each module's weight.
 Deltas = Mapping[str, npt.NDArray[np.float32]]
 SELF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

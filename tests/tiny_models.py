@@ -1,6 +1,7 @@
-"""Tiny checkpoints that transformers writes: random weights, at sizes that fit no tile.
+"""Tiny checkpoints that transformers writes: random weights, with sizes that do not fit any tile.
 
-Head size 24, 3 kv heads, hidden 72, feed-forward 70, vocabulary 509: none a power of two, some not even a multiple of four or of 32.
+Head size 24, 3 KV heads, hidden size 72, feed-forward size 70, vocabulary 509: none is a power of two, and some are not
+multiples of 4 or 32.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ LLAMA3_ROPE = {
 }  # fmt: skip
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
 
-# Checkpoint name -> (transformers' family, what its configuration says beside the sizes).
+# Checkpoint name -> (transformers' family, its configuration besides the sizes).
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": (
         "Llama",
         {"head_dim": 24, "tie_word_embeddings": False, "attention_bias": True, "rope_parameters": LLAMA3_ROPE},
     ),
     "llama_plain": ("Llama", {"tie_word_embeddings": False, "mlp_bias": True}),
-    # Windows of less than a page, so that a prompt of a few pages goes beyond three of them.
+    # Windows are shorter than a page, so that a prompt of a few pages exceeds three of them.
     "mistral": ("Mistral", {"head_dim": 24, "tie_word_embeddings": False, "sliding_window": 11}),
-    # Of heads of 24 elements 18 are rotated.
+    # 18 of the 24 elements of a head are rotated.
     "phi3": (
         "Phi3",
         {"tie_word_embeddings": False, "sliding_window": 23, "rope_parameters": PARTIAL_ROPE, "hidden_size": 144},
@@ -45,7 +46,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
 }
-# The same at sizes that groups of 128 weights divide, for frameworks whose kernels know no padding: "llama_wide", ...
+# The same with sizes divisible into groups of 128 weights, for frameworks whose kernels do not pad: "llama_wide", ...
 WIDE_SIZES = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -56,14 +57,17 @@ WIDE_SIZES = {
 WIDE_CHECKPOINTS = {
     f"{name}_wide": (family, {**config, **WIDE_SIZES}) for name, (family, config) in CHECKPOINTS.items()
 }
-# Those without windows and fused tensors, which `windowed_models.py` has for frameworks that want other sizes.
+# The checkpoints without windows and fused tensors. `windowed_models.py` has those for frameworks that need other
+# sizes.
 PLAIN_CHECKPOINTS = ("llama", "llama_plain", "qwen2", "qwen3")
 # One of each model_type.
 ARCHITECTURES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 
 
 def make_checkpoint(name: str, folder: Path, **sizes: int) -> None:
-    """Write a checkpoint of CHECKPOINTS or WIDE_CHECKPOINTS into a folder, of other ``sizes`` where they are given."""
+    """Write a checkpoint of CHECKPOINTS or WIDE_CHECKPOINTS into a folder. ``sizes`` replace those of the
+    configuration.
+    """
     import torch
     import transformers
 
@@ -75,14 +79,17 @@ def make_checkpoint(name: str, folder: Path, **sizes: int) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
-            # Vectors are norms, which start at one, and biases, which start at zero; matrices keep the size of what they multiply.
+            # Vectors are norms, which start at one, and biases, which start at zero. Matrices preserve the magnitude of
+            # their inputs.
             parameter.copy_(parameter + noise * 0.1 if parameter.ndim == 1 else noise / parameter.shape[1] ** 0.5)
     model.save_pretrained(folder)
     write_tokenizer(folder)
 
 
 def make_embedding_checkpoint(folder: Path) -> None:
-    """Write a Qwen3 that embeds, as sentence-transformers does: no head and no prefix, the last token's vector, "</s>" behind texts."""
+    """Write an embedding Qwen3 as sentence-transformers does: without head and prefix, last-token pooling, "</s>" after
+    texts.
+    """
     import torch
     import transformers
 
@@ -98,7 +105,7 @@ def make_embedding_checkpoint(folder: Path) -> None:
 
 
 def write_modules(folder: Path, pooling: str = "lasttoken", behind: tuple[str, ...] = ("Normalize",)) -> None:
-    """What sentence-transformers writes beside a checkpoint."""
+    """Write the files that sentence-transformers adds to a checkpoint."""
     names = ("Transformer", "Pooling", *behind)
     paths = [f"{index}_{name}" if index else "" for index, name in enumerate(names)]
     modules = [
@@ -116,7 +123,9 @@ def write_modules(folder: Path, pooling: str = "lasttoken", behind: tuple[str, .
 
 
 def write_tokenizer(folder: Path, *, ends_texts: bool = False) -> None:
-    """A byte-level tokenizer: ids 0 to 255 are bytes, then the two special tokens, of which the second may come behind every text."""
+    """Write a byte-level tokenizer: ids 0 to 255 are bytes, followed by two special tokens. The second may be added
+    after every text.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     alphabet = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}

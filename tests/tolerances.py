@@ -1,32 +1,39 @@
-"""How far two computations of the same thing may be apart: one number for each dtype of activations, relative to the largest magnitude.
+"""Tolerances between two computations of the same values: one number per dtype of activations, relative to the largest
+magnitude.
 
-F32 covers the order of sums and the builtins of shading languages (exp, inverse square root), which may be a few units off.
+F32 covers the order of sums and the builtins of shading languages (exp, inverse square root), which may differ by a few
+units in the last place.
 
-F16 is for whole models whose activations and KV are stored as float16. Two sums that differ in their last f32 bit may round to neighbours,
-2^-10 of the value apart, and layers carry that on. Measured on the tiny checkpoints: 3.3e-4 at most between lavapipe and a reference that
-rounds in the same places, 1.6e-3 at most between float16 and float32 activations. The bound leaves a factor of three on the latter.
+F16 is for whole models whose activations and KV pages are float16. Two sums that differ in their last float32 bit may
+be rounded to adjacent values, which differ by 2^-10 of the value, and later layers propagate the difference. Measured
+on the tiny checkpoints: at most 3.3e-4 between lavapipe and a reference that rounds at the same points, and at most
+1.6e-3 between float16 and float32 activations. The bound is three times the latter.
 
-INT16 is for one CPU kernel whose activations become integers of 16 bits, with a scale for every 128: half a step of 32,512 of the largest
-of these. Measured on random rows of 64 to 4,864 columns: 4e-5 of the largest result at most, 1.1e-4 where every 97th column is 20 times as
-large. INT16_MODEL is for whole models of such kernels against the reference: 9e-5 at most on the demo model.
+INT16 is for one CPU kernel whose activations are quantized to 16-bit integers with a scale for every 128: half a step
+is 1/65,024 of the largest activation. Measured on random rows of 64 to 4,864 columns: at most 4e-5 of the largest
+result, and at most 1.1e-4 if every 97th column is 20 times as large. INT16_MODEL is for whole models of such kernels
+compared with the reference: at most 9e-5 on the demo model.
 
-INT8 and INT8_MODEL are the same for integers of 8 bits, with a scale for every 32 activations: 6e-3 of the largest result at most on
-random rows, 1.5e-2 where every 97th column is 20 times as large; 1.3e-2 of whole models on the demo model, 2.3e-2 on a tiny checkpoint.
+INT8 and INT8_MODEL are the same for 8-bit integers with a scale for every 32 activations. Measured: at most 6e-3 of the
+largest result on random rows, and 1.5e-2 if every 97th column is 20 times as large; for whole models, at most 1.3e-2 on
+the demo model and 2.3e-2 on a tiny checkpoint.
 
-F16_ROUNDING is for one kernel whose result is stored as float16: one such step to a neighbour, of the largest value. BF16_ROUNDING
-is the same for bfloat16.
+F16_ROUNDING is for one kernel whose result is stored as float16: one step to an adjacent value, relative to the largest
+value. BF16_ROUNDING is the same for bfloat16.
 
-Q8_ROUNDING is for what is stored as 8-bit integers: one such step, of the largest value. It may happen to few words of four, Q8_ROUNDED of
-all at most; what is computed from them then differs by Q8_KERNEL at most.
+Q8_ROUNDING is for values that are stored as 8-bit integers: one step, relative to the largest value. At most a share of
+Q8_ROUNDED of the words of four values may differ. Results that are computed from them differ by at most Q8_KERNEL.
 
-KV_Q8 is for whole models with 8-bit keys and values against the same models without: 1.9e-2 at most on the tiny checkpoints, whose weights
-are random. Two computations with them differ by 6.5e-4 at most, but where prefill holds weights in float16 as well: then more keys and
-values come to a neighbour of their code, and KV_Q8_F16 is for that, 5.8e-3 at most.
+KV_Q8 is for whole models with 8-bit keys and values compared with the same models without: at most 1.9e-2 on the tiny
+checkpoints, whose weights are random. Two computations with 8-bit keys and values differ by at most 6.5e-4, unless
+prefill also holds weights in float16. Then more keys and values are rounded to an adjacent code, and KV_Q8_F16 is the
+bound: at most 5.8e-3 was measured.
 
-Those of ONNX are relative root mean squares, but that ONNX_F32 bounds differences to `ir/ops/` and transformers by the largest logit too.
-It is for whole models: 7e-7 at most on the tiny checkpoints, 1e-6 of the largest. ONNX_INT8_KERNEL is for one product whose inputs become
-8-bit integers, a scale a block: 9e-3 at most on random rows. ONNX_INT8_MODEL is for whole models of such products: 2.6e-2 at most on the
-tiny checkpoints, 1.5e-2 on the demo model.
+The tolerances of ONNX are relative root mean squares, except that ONNX_F32 also bounds differences from `ir/ops/` and
+transformers relative to the largest logit. ONNX_F32 is for whole models: at most 7e-7 on the tiny checkpoints, 1e-6 of
+the largest logit. ONNX_INT8_KERNEL is for one product whose inputs are quantized to 8-bit integers with a scale per
+block: at most 9e-3 on random rows. ONNX_INT8_MODEL is for whole models of such products: at most 2.6e-2 on the tiny
+checkpoints and 1.5e-2 on the demo model.
 """
 
 from __future__ import annotations
@@ -58,7 +65,7 @@ OF_KERNEL = {"float32": F32, "float16": F16_ROUNDING, "bfloat16": BF16_ROUNDING,
 
 
 def relative_error(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
-    """The largest difference over the largest magnitude expected; infinite where either is not finite."""
+    """The largest difference divided by the largest expected magnitude; infinite if any value is not finite."""
     assert found.shape == expected.shape, (found.shape, expected.shape)
     if not expected.size:
         return 0.0

@@ -1,4 +1,4 @@
-"""Tiny Mistral and Phi-3 checkpoints: a sliding window on every layer, fused projections, heads that are rotated in part."""
+"""Tiny Mistral and Phi-3 checkpoints: a sliding window on every layer, fused projections, partially rotated heads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy.typing as npt
 from tiny_models import SIZES, VOCAB_SIZE, write_tokenizer
 
 WINDOW = 7
-# More than three windows.
+# This exceeds three windows.
 TOKENS = [(7 * i * i + 3 * i + 5) % VOCAB_SIZE for i in range(41)]
-# Checkpoint -> transformers' family, and what its configuration says beside the sizes. Of Phi-3's heads of 32 and of 24, 16 and 18 elements
-# are rotated.
+# Checkpoint -> (transformers' family, its configuration besides the sizes). 16 of the 32 elements and 18 of the 24
+# elements of Phi-3's heads are rotated.
 WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}),
     "phi3": ("Phi3", {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "rotated": 0.5}),
@@ -41,7 +41,7 @@ def make_windowed(name: str, folder: Path, **sizes: Any) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
-            # Queries are larger than elsewhere, so that rows attend to few keys and a key too many or too few shows.
+            # Large queries make rows attend to few keys, so that one key too many or too few changes the result.
             parameter.copy_(parameter + noise * 0.1 if parameter.ndim == 1 else 1.5 * noise / parameter.shape[1] ** 0.5)
     model.save_pretrained(folder)
     write_tokenizer(folder)

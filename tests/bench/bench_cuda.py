@@ -252,7 +252,8 @@ def kernel_times(
     pages = manifest.pages_for(context)
     sequences, tokens = max(count for count, _ in batches), max(count * new for count, new in batches)
     most = {
-        "S": tokens, "B": sequences, "R": sequences, "P": sequences * pages, "T": context, "L": sequences * pages, "N": sequences,
+        "S": tokens, "B": sequences, "R": sequences, "P": sequences * pages, "T": context, "L": sequences * pages,
+        "N": sequences,
         "A": sequences, "W": sequences,
     }  # fmt: skip
     memory = DeviceMemory(driver, bundle, activation, most)

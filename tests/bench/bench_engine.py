@@ -156,7 +156,8 @@ def line(sequences: int, context: int, constrained: int | None, windows: list[Wi
     processor = statistics.median(window.processor_ms for window in windows)
     grammars = "" if constrained is None else f", 1 in {constrained} with a grammar"
     return (
-        f"{sequences:4d} sampled sequences at {context:4d} tokens{grammars}: overhead {statistics.median(overhead):.2f} ms a step "
+        f"{sequences:4d} sampled sequences at {context:4d} tokens{grammars}: "
+        f"overhead {statistics.median(overhead):.2f} ms per step "
         f"({overhead[0]:.2f} to {overhead[-1]:.2f}), processor time of the process {processor:.2f} ms"
     )
 

@@ -101,7 +101,8 @@ def row(name: str, size: int, found: Quality) -> str:
     assert found.kl_interval is not None
     spread = found.kl_interval[1] - found.kl_mean
     cells = (
-        name, f"{size / 1000:,.0f} kB", f"{found.kl_mean:.2g} ± {spread:.1g}", f"{found.kl_p99:.2g}", f"{found.top1_agreement:.2%}",
+        name, f"{size / 1000:,.0f} kB", f"{found.kl_mean:.2g} ± {spread:.1g}", f"{found.kl_p99:.2g}",
+        f"{found.top1_agreement:.2%}",
         f"x {found.perplexity_ratio:.4f}",
     )  # fmt: skip
     return "| " + " | ".join(cells) + " |"

@@ -259,7 +259,8 @@ def report(console: Console, figures: Mapping[str, Any]) -> None:
     full = figures["32 sequences"]
     print(f"{SEQUENCES} sequences of 256-512 tokens in, 48-64 out, as /metrics says:")
     print(
-        f"  {full['kv_waste']:.1%}  of the page positions are unused,  {full['overhead_ms']:.2f}  ms per step in the engine's own code"
+        f"  {full['kv_waste']:.1%} of the page positions are unused, "
+        f"{full['overhead_ms']:.2f} ms per step in the engine's own code"
     )
     for what, holds, came in figures.get("upstream", ()):
         print(f"{'pass' if holds else 'FAIL'}  {what}" + ("" if holds else f": {came}"))

