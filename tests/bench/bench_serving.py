@@ -239,7 +239,7 @@ def rates(clients: int, outcomes: Sequence[Outcome], seconds: float) -> dict[str
 def report(console: Console, figures: Mapping[str, Any]) -> None:
     title = f"{figures['machine']}, {figures['threads']} threads, load before {figures['load']:.1f}"
     table = Table(
-        title=f"{title}; {CLIENTS}  clients, 64 to 256 tokens in, 32 to 96 out; medians (all rounds)",
+        title=f"{title}; {CLIENTS} clients, 64 to 256 tokens in, 32 to 96 out; medians (all rounds)",
         title_justify="left",
     )
     for column in ("", "output tokens/s", "first token, s", "nearfar's throughput / its"):
@@ -255,7 +255,7 @@ def report(console: Console, figures: Mapping[str, Any]) -> None:
     console.print(table)
     own, shared = figures["prefix"]["own"], figures["prefix"]["shared"]
     print(f"{PREFIX_TOKENS} tokens of system prompt, {CLIENTS} requests at once, median time to first token:")
-    print(f"  {own:.2f}  s with separate prompts,  {shared:.2f} s where they share it: {shared / own:.2f}x")
+    print(f"  {own:.2f} s with separate prompts, {shared:.2f} s with a shared prompt: {shared / own:.2f}x")
     full = figures["32 sequences"]
     print(f"{SEQUENCES} sequences of 256-512 tokens in, 48-64 out, as /metrics says:")
     print(
