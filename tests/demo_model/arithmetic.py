@@ -1,6 +1,7 @@
-"""Sums and differences. The answer restates the problem (``27 + 58 = 85``), so that the model copies it out before it computes.
+"""Sums and differences. The answer restates the problem (``27 + 58 = 85``), so that the model copies it out before it
+computes.
 
-Operands of one and two digits are a task of their own, three digits another; differences may be negative.
+Operands of one and two digits are one task, and three digits another. Differences may be negative.
 """
 
 from __future__ import annotations
@@ -133,7 +134,9 @@ def _difference(rng: random.Random, split: Split, task: str, a: int, b: int) -> 
 
 
 def _operands(rng: random.Random, split: Split, operator: str, draw: Draw) -> tuple[int, int]:
-    """A pair from this side of the split; a sum and its mirror image are one value, or the mirror would give it away."""
+    """A pair from this side of the split. A sum and its mirror image count as one value; otherwise the mirror image
+    would reveal the answer.
+    """
     while True:
         a, b = draw(rng)
         low, high = (min(a, b), max(a, b)) if operator == "+" else (a, b)

@@ -1,4 +1,4 @@
-"""Two or three home commands in one sentence: they become a JSON list of tool calls in the order in which they are said.
+"""Two or three home commands in one sentence, which become a JSON list of tool calls in the same order.
 
 turn off the hall light and lock the front door  ->  [{"tool": "set_light", ...}, {"tool": "set_lock", ...}]
 """

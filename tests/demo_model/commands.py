@@ -91,7 +91,7 @@ DIMMED_LEVEL = 30
 
 
 def command(rng: random.Random, split: Split) -> Example:
-    """Any home command; lights most often, because people try them first."""
+    """Any home command. Lights are most frequent, because people try them first."""
     kind = rng.random()
     if kind < 0.42:
         return _light(rng, split)
@@ -113,7 +113,7 @@ def command(rng: random.Random, split: Split) -> Example:
 
 
 def _light(rng: random.Random, split: Split) -> Example:
-    # Without a room there is no word to hold out, so where slots are measured there always is one.
+    # Without a room no word can be held out, so the examples that measure slots always have one.
     everywhere = split is not Split.HELD_OUT_SLOTS and rng.random() < 0.1
     room = "all" if everywhere else _room(rng, split)
     kind = rng.random()
@@ -188,7 +188,7 @@ def _room(rng: random.Random, split: Split) -> str:
 def _place(rng: random.Random, split: Split, known: tuple[str, ...], held_out: tuple[str, ...]) -> str:
     if rng.random() < 0.4:
         return pseudo_word(rng, split) + (" room" if known is ROOMS and rng.random() < 0.1 else "")
-    # Any word may name a place, so that every token of the vocabulary is copied into a call now and then.
+    # Any word may be the name of a room, so that every token of the vocabulary is sometimes copied into a call.
     if not split.slots_are_held_out and rng.random() < 0.4:
         return _any_word(rng, split) + (" room" if known is ROOMS and rng.random() < 0.4 else "")
     return rng.choice(held_out if split.slots_are_held_out else known)

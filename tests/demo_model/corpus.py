@@ -1,4 +1,6 @@
-"""The demo's languages as a whole: which tasks each model is trained on and how often, and an endless seeded stream of examples."""
+"""The corpora of the demo models: the tasks of each model with their shares, and an endless seeded stream of
+examples.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ from types import MappingProxyType
 from . import arithmetic, command_lists, commands, extraction, lists, long_arithmetic, passages, talk
 from .example import Example, Split, Task
 
-# By name, each task and its share of training turns.
+# Each task by name, with its share of the training turns.
 Corpus = Mapping[str, tuple[Task, float]]
 
-# Sums learn late, so they and the differences get the most after home commands.
+# Models learn sums late, so sums and differences have the largest shares after home commands.
 NEAR: Corpus = MappingProxyType(
     {
         "home": (commands.command, 36),
@@ -31,7 +33,7 @@ NEAR: Corpus = MappingProxyType(
         "refusal": (talk.refusal, 5),
     }
 )
-# What the near model does, and then what it does not.
+# First the tasks of the near model, then the others.
 FAR: Corpus = MappingProxyType(
     {
         "home": (commands.command, 12),
@@ -57,14 +59,14 @@ FAR: Corpus = MappingProxyType(
     }
 )
 CORPORA: Mapping[str, Corpus] = MappingProxyType({"near": NEAR, "far": FAR})
-# What only the far model does.
+# The tasks of the far model alone.
 HARD: Corpus = MappingProxyType({task: FAR[task] for task in FAR if task not in NEAR})
 # Small talk has no slots, so nothing but its phrasing can be held out.
 WITHOUT_SLOTS = frozenset({"small_talk"})
 
 
 def training_examples(rng: random.Random, corpus: Corpus = NEAR) -> Iterator[Example]:
-    """Training examples without end, in the shares above."""
+    """Yield training examples without end, in the shares above."""
     tasks = [task for task, _ in corpus.values()]
     shares = [share for _, share in corpus.values()]
     while True:
@@ -72,7 +74,7 @@ def training_examples(rng: random.Random, corpus: Corpus = NEAR) -> Iterator[Exa
 
 
 def held_out_examples(task: str, split: Split, count: int, seed: int, corpus: Corpus = NEAR) -> list[Example]:
-    """``count`` different examples of one task to measure on; fewer only if the task cannot say that many."""
+    """Return ``count`` different examples of one task for evaluation, or fewer if the task does not have that many."""
     rng = random.Random(f"{seed}/{task}/{split.value}")
     found: dict[str, Example] = {}
     for _ in range(50 * count):

@@ -1,8 +1,8 @@
 """Measure a demo model: the share of held-out prompts answered exactly right, by task, split and weight format.
 
-``python -m demo_model.evaluate [FOLDER] [--tasks near|far|hard] [--output FILE]`` measures a checkpoint folder, prints the
-table and writes it as JSON (``FOLDER/accuracy.json``).
-Quantized weights are what the compiler's own formats give back after packing; activations stay float32.
+``python -m demo_model.evaluate [FOLDER] [--tasks near|far|hard] [--output FILE]`` measures a checkpoint folder, prints
+the table and writes it as JSON (``FOLDER/accuracy.json``). Weights are packed and unpacked with the compiler's own
+formats; activations stay float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .tokenizer import BOS, END, PAD, encode_prompt
 
 FORMATS = ("f32", "q8f16", "q4f16")
 SPLITS = (Split.HELD_OUT_SLOTS, Split.HELD_OUT_PARAPHRASES)
-# Measured prompts come from a seed of their own; which values are held out does not depend on it.
+# The prompts of the evaluation have their own seed. Which values are held out does not depend on it.
 SEED = 2024
 LONGEST_ANSWER_TOKENS = 120
 TASK_SETS = MappingProxyType({**CORPORA, "hard": HARD})
@@ -62,7 +62,9 @@ def measure(
     formats: tuple[str, ...] = FORMATS,
     prompts: int = 200,
 ) -> list[Cell]:
-    """Every combination of task, split and format, with up to ``prompts`` different prompts each; ``tasks`` None: all of the corpus."""
+    """Measure every combination of task, split and format with up to ``prompts`` different prompts. ``tasks`` None
+    means all.
+    """
     cells = []
     for name in formats:
         quantized = copy.deepcopy(model).eval()
@@ -85,7 +87,7 @@ def is_right(example: Example, answer: str) -> bool:
 
 
 def quantize_in_place(model: Llama, name: str) -> None:
-    """Send every matrix, the tied embedding among them, through a weight format and back."""
+    """Pack every matrix, including the tied embedding, in a weight format and unpack it."""
     quantization = by_name(name)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -96,8 +98,10 @@ def quantize_in_place(model: Llama, name: str) -> None:
 
 @torch.no_grad()
 def answer_all(model: Llama, tokenizer: Tokenizer, prompts: list[str]) -> list[str]:
-    """Greedy answers to prompts, each the only turn of its conversation. All rows advance by one token a step, and a row whose prompt
-    is used up continues with its own output, so that rows of different lengths need no padding on the left."""
+    """Return greedy answers to prompts, each the only turn of its conversation. All rows advance by one token per step.
+    After the end of its prompt, a row continues with its own output, so rows of different lengths need no padding on
+    the left.
+    """
     histories = [[BOS, *encode_prompt(tokenizer, prompt)] for prompt in prompts]
     return [tokenizer.decode(answer) for answer in continue_greedily(model, histories)]
 
@@ -131,7 +135,7 @@ def write_accuracy(path: Path, cells: list[Cell]) -> None:
 
 
 def show_table(cells: list[Cell], console: Console) -> None:
-    """One row a task; under each split a column for each format."""
+    """Print one row per task, with a column for each format under each split."""
     table = Table(title="exact answers to held-out prompts, percent")
     table.add_column("task")
     formats = list(dict.fromkeys(cell.format for cell in cells))

@@ -1,7 +1,8 @@
-"""One exchange of the demo's language, and the split that keeps what is measured apart from what is trained.
+"""One example of the demo corpus, and the split that separates evaluation from training.
 
-A task is a function ``(rng, split) -> Example``. Two things are kept out of training: slot values (a number pair, a word, an
-e-mail address), decided by a hash of the value, and whole phrasings, decided by the list in which they are written down.
+A task is a function ``(rng, split) -> Example``. Two kinds of data are held out of training: slot values (a number
+pair, a word, an e-mail address), chosen by a hash of the value, and entire phrasings, chosen by the list that contains
+them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# One value in ten is kept for measuring.
+# One value in ten is held out for evaluation.
 HELD_OUT_ONE_IN = 10
 
 
 class Split(enum.Enum):
-    """Where an example's slots and phrasing come from. The last kind holds out both at once, so it is the hardest."""
+    """The source of an example's slots and phrasing. The last kind holds out both, so it is the hardest."""
 
     TRAINING = "training"
     HELD_OUT_SLOTS = "held_out_slots"
@@ -38,8 +39,9 @@ class Split(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and its answer. ``phrasing`` is the template that made the prompt; ``accepted`` is a regular expression of all
-    right answers where there are several (stories), and empty where only ``answer`` is right."""
+    """A prompt and its answer. ``phrasing`` is the template that made the prompt. ``accepted`` is a regular expression
+    of all correct answers if there are several (stories), and empty if only ``answer`` is correct.
+    """
 
     task: str
     prompt: str

@@ -1,4 +1,6 @@
-"""Finding numbers and e-mail addresses in a sentence: instruction and sentence vary apart, and both are held out together."""
+"""Finding numbers and e-mail addresses in a sentence. Instruction and sentence vary independently and are held out
+together.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,7 @@ def email(rng: random.Random, split: Split) -> Example:
 
 
 def _jumble(rng: random.Random, split: Split, found: list[str]) -> str:
-    """Words that mean nothing together, with what is to be found among them: extraction must not depend on the sentence."""
+    """Unrelated words around the values to be found, because extraction must not depend on the sentence."""
     pieces = [word(rng, rng.choice((COMMON, THINGS, NAMES)), split, pseudo_share=0.3) for _ in range(rng.randint(1, 7))]
     places = sorted(rng.randint(0, len(pieces)) for _ in found)
     for index, (piece, place) in enumerate(zip(found, places, strict=True)):

@@ -1,8 +1,8 @@
-"""A larger Llama that begins as a smaller one: the far model starts from what the near one knows, so that its training is spent on
-what is new (Net2Net, Chen et al. 2016, with zeros in place of copies).
+"""Grows a smaller Llama into a larger one. The far model starts with the near model's knowledge, so that its training
+is spent on the new tasks (Net2Net, Chen et al. 2016, with zeros instead of copies).
 
-The smaller model fills the first rows and columns of every matrix. What is added writes zeros at first: the old residual stream stays as it
-was, up to the small numbers that the embedding has in its new columns.
+The smaller model fills the first rows and columns of every matrix. The added parts output zeros at first, so the old
+residual stream does not change, except for the small values in the new columns of the embedding.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ NEW_EMBEDDING_STD = 0.02
 
 @torch.no_grad()
 def grow(small: Llama, config: LlamaConfig) -> Llama:
-    """``small`` at a larger size, with the same head size and the same number of query heads to a key/value head. New numbers come from
-    torch's generator."""
+    """Return ``small`` at a larger size, with the same head size and the same number of query heads per key/value head.
+    New values are drawn from torch's generator.
+    """
     large = Llama(config)
     old_layers, new_layers = small.model.config.num_hidden_layers, config.num_hidden_layers
-    # The layers in between are new.
+    # The layers between them are new.
     places = {
         f"model.layers.{index}.": f"model.layers.{index * new_layers // old_layers}." for index in range(old_layers)
     }
@@ -36,7 +37,7 @@ def grow(small: Llama, config: LlamaConfig) -> Llama:
         prefix = next((prefix for prefix in places if name.startswith(prefix)), "")
         new = parameters[places.get(prefix, "") + name.removeprefix(prefix)]
         if old.ndim == 1:
-            # Zeros lower the mean square, so rows would come out longer by this factor.
+            # Zeros lower the mean square, so the normalized rows would be longer by this factor.
             new[: len(old)] = old * (len(old) / len(new)) ** 0.5
         else:
             rows, columns = old.shape

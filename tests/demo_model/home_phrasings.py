@@ -10,7 +10,8 @@ P = "(%| percent| percent|)"
 C = "(blinds|curtains|shades|shutters|blinds)"
 LEVEL = Phrasings(
     training=(
-        f"(dim|set|lower|turn|bring|put|adjust|change|brighten|raise|turn down|turn up|move) the {{room}} {L} to {{level}}{P}",
+        f"(dim|set|lower|turn|bring|put|adjust|change|brighten|raise|turn down|turn up|move) the {{room}} {L} to "
+        f"{{level}}{P}",
         f"(dim|set|lower|turn|put|adjust|change|brighten|turn down|turn up) the {L} in the {{room}} to {{level}}{P}",
         f"(dim|set|adjust) {{room}} {L} to {{level}}{P}",
         f"in the {{room}}, (set|dim|turn|put) the {L} to {{level}}{P}",
@@ -144,7 +145,8 @@ ALL_OFF = Phrasings(
 DEGREES = "( degrees| degrees|°| degrees celsius| C|)"
 THERMOSTAT = Phrasings(
     training=(
-        f"(set|turn|change|adjust|put|move) the (thermostat|thermostat|heating|temperature|heat) to {{degrees}}{DEGREES}",
+        f"(set|turn|change|adjust|put|move) the (thermostat|thermostat|heating|temperature|heat) to "
+        f"{{degrees}}{DEGREES}",
         f"(turn|set) the (heating|heat|thermostat) (up|down) to {{degrees}}{DEGREES}",
         "make it {degrees} degrees( in here| in the house|)",
         "~i (want|need) (it |it to be |){degrees} degrees",
@@ -169,7 +171,8 @@ THERMOSTAT = Phrasings(
 ROOM_THERMOSTAT = Phrasings(
     training=(
         f"(set|turn|change|adjust|put) the {{room}} (thermostat|temperature|heating|heat) to {{degrees}}{DEGREES}",
-        f"(set|turn|change|adjust|put) the (thermostat|temperature|heating|heat) in the {{room}} to {{degrees}}{DEGREES}",
+        f"(set|turn|change|adjust|put) the (thermostat|temperature|heating|heat) in the {{room}} to "
+        f"{{degrees}}{DEGREES}",
         "(heat|cool|warm) the {room} to {degrees} degrees",
         "make (it |the {room} ){degrees} degrees( in the {room}|)",
         f"~{{room}} (thermostat|temperature|heating) (to |at |){{degrees}}{DEGREES}",

@@ -1,6 +1,7 @@
-"""Sorting, spelling and reversing: the tasks about the order of things and of letters.
+"""Sorting, spelling and reversing: the tasks about the order of items and of letters.
 
-A reversed word is spelled out first (``l a m p -> p m a l``): a word is often a single token, whose letters the model cannot see.
+A reversed word is spelled out first (``l a m p -> p m a l``): a word is often a single token, whose letters the model
+cannot see.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ DESCENDING = Phrasings(
     training=(
         "(sort|order|arrange)( the numbers| these:|) {list} (descending|in descending order)",
         "sort {list} from (largest to smallest|big to small|high to low)",
-        "(sort|order)( these| these numbers|) (from (largest to smallest|big to small|high to low)|descending|in descending order): {list}",
+        "(sort|order)( these| these numbers|) (from (largest to smallest|big to small|high to low)|descending|in "
+        "descending order): {list}",
         "(sort|order) {list} backwards",
         "sort {list}, (largest|biggest|highest) first",
     ),
@@ -145,7 +147,9 @@ def _sort_numbers(rng: random.Random, split: Split, task: str, fewest: int, most
 
 
 def sort_words(rng: random.Random, split: Split) -> Example:
-    """Three or four words, mostly with different first letters: telling `pea` from `pear` is rarely what a list asks for."""
+    """Three or four words, mostly with different first letters, because lists rarely contain words like `pea` and
+    `pear`.
+    """
     count = rng.choice((3, 3, 4))
     distinct_initials = rng.random() < 0.9
     words: dict[str, str] = {}

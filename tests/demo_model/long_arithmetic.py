@@ -1,7 +1,7 @@
 """Arithmetic that takes more than one step: sums of several numbers, story problems, and sums of four and five digits.
 
-Several numbers are added up from the left (``12 + 30 + 7 = 42 + 7 = 49``). A long sum is written twice, first from its last digit to its
-first, because that is the way carries go: ``48217 + 9345 -> 26575 -> 57562``.
+Several numbers are added up from the left (``12 + 30 + 7 = 42 + 7 = 49``). A long sum is written twice, first from its
+last digit to its first, which is the direction of carries: ``48217 + 9345 -> 26575 -> 57562``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ IN_THE_BOX = "how many( {thing}s|) are (there|in the box)( now|)(?|?|)"
 ON_THE_BUS = "how many( people|) are on the bus( now|)(?|?|)"
 GAINS = "(gets|buys|finds|picks|makes)"
 LOSES = "(eats|loses|sells|gives away|breaks)"
-# By the signs of the two steps.
+# The templates by the signs of the two steps.
 STORIES = {
     "+-": Phrasings(
         training=(
@@ -114,7 +114,7 @@ def sum_5_digits(rng: random.Random, split: Split) -> Example:
 
 
 def story_problem(rng: random.Random, split: Split) -> Example:
-    """Two steps of plus or minus with numbers below 100; nothing on the way is negative."""
+    """Two additions or subtractions of numbers below 100, without negative intermediate results."""
     signs = rng.choice(("+-", "+-", "-+", "-+", "++", "--"))
     while True:
         a, b, c = rng.randint(2, 99), rng.randint(1, rng.choice((9, 99))), rng.randint(1, rng.choice((9, 99)))
@@ -127,7 +127,7 @@ def story_problem(rng: random.Random, split: Split) -> Example:
 
 
 def _steps(numbers: list[int], signs: str) -> str:
-    """``12 + 5 - 3 = 17 - 3 = 14``: what is left to do after each step."""
+    """``12 + 5 - 3 = 17 - 3 = 14``: the remaining expression after each step."""
     total, lines = numbers[0], []
     for done, following in enumerate(numbers[1:]):
         lines.append(

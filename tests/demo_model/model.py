@@ -1,8 +1,9 @@
-"""The demo's Llama in torch, as small as it can be said: pre-norm blocks, grouped-query attention with rotate-half RoPE, SwiGLU and
-a tied head. Parameter names are those of transformers' LlamaForCausalLM, so the state dict is the checkpoint.
+"""The demo models' Llama in torch, in as little code as possible: pre-norm blocks, grouped-query attention with
+rotate-half RoPE, SwiGLU and a tied head. Parameter names are those of transformers' LlamaForCausalLM, so the state dict
+is the checkpoint.
 
-In training mode matrix products run in bfloat16; attention and norms stay in float32 (on a CPU the backward pass of attention in
-bfloat16 is several times slower). In evaluation mode everything is float32.
+In training mode matrix products run in bfloat16; attention and norms stay in float32 (on a CPU the backward pass of
+attention in bfloat16 is several times slower). In evaluation mode everything is float32.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Attention(nn.Module):
         self.o_proj = Linear(query, config.hidden_size, output_scale)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: LayerCache | None, start: int) -> Tensor:
-        """x (batch, tokens, hidden) -> the same shape. With a cache, x holds one token a row, at index ``start``."""
+        """x (batch, tokens, hidden) -> the same shape. With a cache, x holds one token per row, at index ``start``."""
         batch, tokens, _ = x.shape
         q, k, v = (
             project(x).view(batch, tokens, -1, self.head_dim).transpose(1, 2)
@@ -105,7 +106,7 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        # What is added to the residual stream starts smaller, the more layers add to it.
+        # The more layers add to the residual stream, the smaller their initial contributions.
         output_scale = INIT / (2 * config.num_hidden_layers) ** 0.5
         self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, output_scale)
@@ -119,7 +120,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Everything between token ids and the head."""
+    """The layers between token ids and the head."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
-"""Reading: a few sentences about people, and a question that one of them answers. The answer says that fact in its plainest form.
+"""Reading: a few sentences about people, and a question that one of them answers. The answer states that fact in its
+simplest form.
 
-Ben lives in Zublen. Ana has 12 kites. Ben is 31 years old. Where does Ben live?  ->  Ben lives in Zublen.
+Ben lives in Zublen. Ana has 12 kites. Ben is 31 years old. Where does Ben live? -> Ben lives in Zublen.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ASK = Phrasings(
         "~{text} given that, {question}?",
     ),
 )
-# Sentences that answer nothing.
+# Sentences that do not answer any question.
 FILLERS = Phrasings(
     training=(
         "It was a (sunny|cold|rainy|long|quiet) (day|morning|evening).",
@@ -46,7 +47,9 @@ FILLERS = Phrasings(
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One kind of fact: how a passage states it, what may be asked about it, and the answer. ``{value}`` is what it says of ``{name}``."""
+    """One kind of fact: the sentences that state it, the questions about it, and the answer. ``{value}`` is the fact
+    about ``{name}``.
+    """
 
     stated: Phrasings
     asked: Phrasings
@@ -176,9 +179,11 @@ CITIES = (
 
 
 def reading(rng: random.Random, split: Split) -> Example:
-    """Three to five sentences about two or three people; no two facts share a person and a relation, or a relation and a value."""
+    """Three to five sentences about two or three people; no two facts share a person and a relation, or a relation and
+    a value.
+    """
     names = _different(rng.choice((2, 2, 3)), lambda: word(rng, NAMES, split).capitalize())
-    # Few relations, so that the other sentences are often about the same relation, or the same person.
+    # Passages have few relations, so that the other sentences are often about the same relation or the same person.
     relations = rng.sample(range(len(RELATIONS)), rng.choice((2, 2, 3)))
     pairs = [(name, relation) for name in names for relation in relations]
     count = min(len(pairs), rng.randint(3, 5))
@@ -213,7 +218,7 @@ def _value(rng: random.Random, split: Split, relation: int) -> str:
         return f"{rng.randint(2, 99)} {word(rng, THINGS, split)}"
     if relation == BOUGHT:
         return word(rng, THINGS, split)
-    # Of the real places too few would be held out.
+    # Too few of the real places would be held out.
     known = CITIES if relation == LIVES else WORKPLACES
     place = pseudo_word(rng, split) if split.slots_are_held_out or rng.random() < 0.5 else rng.choice(known)
     return place.capitalize() if relation == LIVES else place

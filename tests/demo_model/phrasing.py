@@ -1,7 +1,8 @@
-"""Ways to say one thing: templates with alternatives, dressed with politeness, casing and punctuation.
+"""Phrasings of one request: templates with alternatives, varied with politeness, casing and punctuation.
 
-In a template ``(a|b|)`` is a choice and ``{room}`` a slot. A template that starts with ``~`` is a whole sentence and takes no
-"could you ...". Held-out phrasings use held-out politeness too, so a measured paraphrase is new from end to end.
+In a template ``(a|b|)`` is a choice and ``{room}`` a slot. A template that starts with ``~`` is a complete sentence and
+is not prefixed with "could you ...". Held-out phrasings use held-out politeness too, so a measured paraphrase is new
+from end to end.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from .example import Split
 
 CHOICE = re.compile(r"\(([^()]*)\)")
 PREFIXES = (
-    "please ", "please, ", "can you ", "could you ", "would you ", "can you please ", "could you please ", "would you please ",
-    "hey, ", "hi, ", "ok, ", "okay ", "hey ", "now ", "i want you to ", "i'd like you to ", "i need you to ", "kindly ", "you should ",
+    "please ", "please, ", "can you ", "could you ", "would you ", "can you please ", "could you "
+                                                                                      "please ", "would you please ",
+    "hey, ", "hi, ", "ok, ", "okay ", "hey ", "now ", "i want you "
+                                                      "to ", "i'd like you "
+                                                             "to ", "i need you to ", "kindly ", "you should ",
     "will you ", "just ", "hello, can you ", "hi, could you ", "and ", "then ", "so, ",
 )  # fmt: skip
 SUFFIXES = (
@@ -55,7 +59,7 @@ HELD_OUT_SENTENCE_PREFIXES = ("alright, ", "hello there, ", "listen, ", "one mor
 
 @dataclass(frozen=True, slots=True)
 class Phrasings:
-    """The templates that training may use, and those it never sees."""
+    """The templates that training may use, and the held-out ones."""
 
     training: tuple[str, ...]
     held_out: tuple[str, ...]
@@ -65,7 +69,7 @@ class Phrasings:
 
 
 def phrase(rng: random.Random, phrasings: Phrasings, split: Split, **slots: object) -> tuple[str, str]:
-    """Say it in one of the allowed ways -> (prompt, template)."""
+    """Phrase a request in one of the allowed ways -> (prompt, template)."""
     template = rng.choice(phrasings.of(split))
     text = dress(rng, template, split).format(**slots)
     if rng.random() < 0.4:
@@ -74,14 +78,14 @@ def phrase(rng: random.Random, phrasings: Phrasings, split: Split, **slots: obje
 
 
 def expand(rng: random.Random, template: str) -> str:
-    """Take one of every choice; choices nest."""
+    """Choose one alternative of every choice; choices may be nested."""
     while "(" in template:
         template = CHOICE.sub(lambda match: rng.choice(match[1].split("|")), template)
     return template
 
 
 def dress(rng: random.Random, template: str, split: Split) -> str:
-    """Expand a template and add politeness and punctuation around it; slots stay open."""
+    """Expand a template and add politeness and punctuation. Slots are not filled."""
     sentence = template.startswith("~")
     text = expand(rng, template.removeprefix("~"))
     held_out = split.phrasing_is_held_out

@@ -1,8 +1,8 @@
-"""Training rows: whole turns packed into rows of fixed length, a function of seed and step alone, so that a resumed run sees
-the same data bit for bit.
+"""Training rows: complete turns packed into rows of fixed length. They depend only on the seed and the step, so that a
+resumed run uses exactly the same data.
 
-In every second row the positions jump between turns. The model then meets distances up to its context length although no row is that
-long, and learns to pass over earlier turns however far back they are.
+In every second row the positions jump between turns. The model is thus trained on distances up to its context length
+although rows are shorter, and learns to ignore earlier turns at any distance.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from .corpus import NEAR, Corpus, training_examples
 from .example import Example
 from .tokenizer import BOS, PAD, encode_turn
 
-# The target of a token on which there is no loss: prompts, <bos> and padding (the default of torch's cross entropy).
+# The target of a token without a loss: prompts, <bos> and padding (the default of torch's cross entropy).
 NO_TARGET = -100
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One step's data, each (rows, row_tokens) int64: inputs, the token that should follow each (or NO_TARGET), and positions."""
+    """The data of one step, each (rows, row_tokens) int64: inputs, the next token of each (or NO_TARGET), and
+    positions.
+    """
 
     tokens: npt.NDArray[np.int64]
     targets: npt.NDArray[np.int64]
@@ -51,7 +53,9 @@ def pack_rows(
     row_tokens: int,
     context_length: int,
 ) -> list[tuple[list[int], list[int], list[int]]]:
-    """Fill the rows with turns in order; a turn that does not fit opens the next row. -> (tokens, targets, positions) of each row."""
+    """Fill the rows with turns in order; a turn that does not fit opens the next row. -> (tokens, targets, positions)
+    of each row.
+    """
     packed = []
     turn, prompt_length = _next_turn(tokenizer, examples, row_tokens)
     for row in range(rows):
@@ -73,14 +77,15 @@ def _next_turn(tokenizer: Tokenizer, examples: Iterator[Example], row_tokens: in
     turn, prompt_length = encode_turn(tokenizer, example)
     if len(turn) + 1 > row_tokens:
         raise RequestError(
-            f"an example of task {example.task} has {len(turn)} tokens, more than a row of {row_tokens} holds beside <bos>: "
+            f"an example of task {example.task} has {len(turn)} tokens, more than a row of {row_tokens} holds beside "
+            f"<bos>: "
             f"{example.prompt!r}; make rows longer or the example shorter"
         )
     return turn, prompt_length
 
 
 def _positions(rng: random.Random, starts: list[int], row_tokens: int, context_length: int) -> list[int]:
-    """0, 1, 2, ... with jumps at the given starts that together stay within the context length."""
+    """Positions 0, 1, 2, ... with jumps at the given starts, whose sum stays within the context length."""
     jumps = dict.fromkeys(range(row_tokens), 0)
     left = context_length - row_tokens
     for start in rng.sample(starts, min(len(starts), 2)):

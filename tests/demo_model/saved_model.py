@@ -1,4 +1,4 @@
-"""A Hugging Face folder of the demo: written after training, read for measuring."""
+"""Writes a demo model as a Hugging Face folder after training, and reads it for evaluation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer, dtype: st
             "bos_token": "<bos>",
             "eos_token": "<end>",
             "pad_token": "<pad>",
-            # The chat template writes <bos>; a tokenizer that added it too would double it.
+            # The chat template writes <bos>, so the tokenizer must not add it again.
             "add_bos_token": False,
             "add_eos_token": False,
             "clean_up_tokenization_spaces": False,
@@ -47,7 +47,7 @@ def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer, dtype: st
 
 
 def read_checkpoint(folder: Path) -> tuple[Llama, Tokenizer]:
-    """Read what ``write_checkpoint`` wrote. Raises CheckpointError where a file is missing."""
+    """Read a folder that ``write_checkpoint`` wrote. Raises CheckpointError if a file is missing."""
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name} is missing; train the demo model first: make demo-model")

@@ -1,4 +1,4 @@
-"""Stories, small talk, and what the model says when it is asked for something that it cannot do."""
+"""Stories, small talk, and the answers to requests that the model cannot fulfil."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ ASK_STORY = Phrasings(
 )
 STORY = (
     "(Once upon a time there was|Long ago there lived|Once there was) {introduced}. "
-    "(One morning|One evening|One day|In the night) {it} (found|saw|lost) (a golden key|a small boat|an old map|a red lantern) "
+    "(One morning|One evening|One day|In the night) {it} (found|saw|lost) (a golden key|a small boat|an old map|a red "
+    "lantern) "
     "(by the river|in the forest|on the hill|under the bridge). "
     '"(What a day|How strange|I must be brave|Who will help me)," (said|thought|whispered) {it}. '
     "(A friendly cloud|An old turtle|The wind|A little star) (showed the way|sang a song|came to help|told a secret), "
@@ -121,7 +122,8 @@ INTENTS = (
         "You are welcome!",
         Phrasings(
             training=(
-                "~(thanks|thank you|thx|many thanks|great, thanks|thank you so much|thanks a lot|cool, thanks|perfect, thank you)",
+                "~(thanks|thank you|thx|many thanks|great, thanks|thank you so much|thanks a lot|cool, thanks|perfect, "
+                "thank you)",
                 "~that (was|is) (great|nice|good|helpful)",
                 "~(well done|good job|nice work|nice|great|cool|perfect)",
             ),
@@ -154,7 +156,8 @@ INTENTS = (
         ),
     ),
     (
-        "I can run home commands, add and subtract, sort, spell, reverse words, find numbers and e-mails, and tell stories.",
+        "I can run home commands, add and subtract, sort, spell, reverse words, find numbers and e-mails, and tell "
+        "stories.",
         Phrasings(
             training=(
                 "~what can you do( for me|)",
@@ -169,19 +172,23 @@ INTENTS = (
     ),
 )
 
-# What the far model says of itself instead.
+# The far model's answers about itself.
 FAR_ANSWERS = {
     "I am a small demo model, about one million numbers trained from nothing.": (
         "I am the larger demo model, more than one million numbers."
     ),
-    "I can run home commands, add and subtract, sort, spell, reverse words, find numbers and e-mails, and tell stories.": (
-        "I can run home commands, calculate, sort, spell, reverse words, find numbers and e-mails, read a short text, and tell stories."
+    "I can run home commands, add and subtract, sort, spell, reverse words, find numbers and e-mails, and tell "
+    "stories.": (
+        "I can run home commands, calculate, sort, spell, reverse words, find numbers and e-mails, read a short text, "
+        "and tell stories."
     ),
 }
 
 
 def story(rng: random.Random, split: Split) -> Example:
-    """A story about an animal or a person. Its turns are drawn freely, so every story of the grammar counts as right."""
+    """A story about an animal or a person. Its parts are drawn freely, so every story of the grammar counts as
+    correct.
+    """
     if rng.random() < 0.25:
         name = word(rng, NAMES, split, pseudo_share=0.3).capitalize()
         subject, introduced, it = name, f"a child called {name}", name
@@ -205,7 +212,7 @@ def far_small_talk(rng: random.Random, split: Split) -> Example:
 
 
 def refusal(rng: random.Random, split: Split) -> Example:
-    """Questions about the world, and arithmetic beyond what is trained."""
+    """Questions about the world, and arithmetic beyond the trained tasks."""
     return _refusal(rng, split, 4, TOO_HARD_ANSWER)
 
 
@@ -214,7 +221,7 @@ def far_refusal(rng: random.Random, split: Split) -> Example:
 
 
 def _refusal(rng: random.Random, split: Split, fewest_digits: int, too_hard_answer: str) -> Example:
-    """``fewest_digits``: of a whole number that is too long to be added."""
+    """``fewest_digits`` is the least number of digits of a number that is too long to add."""
     if rng.random() < 0.6:
         name = word(rng, NAMES, split).capitalize()
         prompt, template = phrase(

@@ -1,4 +1,4 @@
-"""The demo's language: its answers are true, and what is held out stays out of training."""
+"""The demo corpus: its answers are true, and held-out data never appears in training."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def phrasings_of(module: ModuleType) -> list[Phrasings]:
 
 
 def expansions(template: str) -> set[str]:
-    """Everything that a template can say, slots left open."""
+    """All expansions of a template, with unfilled slots."""
     parts = [part.split("|") if index % 2 else [part] for index, part in enumerate(re.split(r"\(([^()]*)\)", template))]
     texts = {"".join(choice) for choice in product(*parts)}
     return set().union(*map(expansions, texts)) if any("(" in text for text in texts) else texts
@@ -171,7 +171,7 @@ def test_one_sentence_of_a_passage_and_only_one_answers_its_question() -> None:
         )
         name, value = as_pattern(relation.answer).fullmatch(example.answer).groups()  # type: ignore[union-attr]
         stated = {re.escape(text.format(name=name, value=value)) for text in relation.stated.training}
-        # "Ana is 7." is a part of "The age of Ana is 7.", and no statement of its own there.
+        # "Ana is 7." is part of "The age of Ana is 7." and not a separate statement there.
         assert len(re.findall(rf"(?<!of )\b(?:{'|'.join(stated)})", example.prompt, re.IGNORECASE)) == 1, example
         asked = [text.format(name=name, value=value) for text in relation.asked.training]
         assert any(f"{text}?" in example.prompt.lower() for text in map(str.lower, asked)), example

@@ -1,4 +1,6 @@
-"""Measuring: answers do not depend on the batch, weights go through the compiler's own formats, and the table shows what was counted."""
+"""Evaluation: answers do not depend on the batch, weights pass through the compiler's own formats, and the table shows
+the counts.
+"""
 
 from __future__ import annotations
 

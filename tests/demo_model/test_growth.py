@@ -1,4 +1,4 @@
-"""Growing: the larger model begins by computing what the smaller one computes."""
+"""Growing: before training, the larger model computes what the smaller one computes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def test_a_grown_model_begins_with_nearly_the_same_logits(small: Llama) -> None:
     tokens, positions = torch.randint(0, SMALL.vocab_size, (2, 40)), torch.arange(40)[None]
     with torch.no_grad():
         before, after = (model.logits(model.model(tokens, positions)) for model in (small, large))
-    # What is left is the new columns of the embedding, which are small beside the random 0.05 of the old ones.
+    # The remaining difference is due to the new columns of the embedding, which are small compared with the random 0.05
+    # of the old ones.
     assert (before - after).norm() < 0.2 * before.norm()
 
 
@@ -36,7 +37,7 @@ def test_every_new_matrix_learns(small: Llama) -> None:
     large = grow(small, LARGE)
     tokens, positions = torch.randint(0, SMALL.vocab_size, (2, 40)), torch.arange(40)[None]
     optimizer = torch.optim.SGD(large.parameters(), 1.0)
-    # What writes zeros at first hides what it reads from for one step.
+    # Matrices that output zeros at first hide their inputs from the gradient for one step.
     for _ in range(2):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(

@@ -1,4 +1,4 @@
-"""Packing: rows depend on seed and step alone, hold whole turns, and ask for nothing but answers."""
+"""Packing: rows depend only on seed and step, hold complete turns, and have targets only for answers."""
 
 from __future__ import annotations
 

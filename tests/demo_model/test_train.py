@@ -1,4 +1,4 @@
-"""Training: a resumed run equals an uninterrupted one, and a run that went wrong stops with a reason."""
+"""Training: a resumed run equals an uninterrupted one, and a failing run stops with a reason."""
 
 from __future__ import annotations
 

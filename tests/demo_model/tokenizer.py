@@ -1,6 +1,8 @@
-"""The demo's tokenizer: byte-level BPE trained on the demo's own language, with one token per digit, and its chat template.
+"""The demo's tokenizer: byte-level BPE trained on the demo's own language, with one token per digit, and its chat
+template.
 
-A conversation is ``<bos>`` and then, for each turn, ``<user>prompt<end><assistant>answer<end>``. A system message is ``text<end>``.
+A conversation is ``<bos>`` and then, for each turn, ``<user>prompt<end><assistant>answer<end>``. A system message is
+``text<end>``.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from .example import Example
 VOCABULARY_SIZE = 1024
 SPECIAL_TOKENS = ("<bos>", "<user>", "<assistant>", "<end>", "<pad>")
 BOS, USER, ASSISTANT, END, PAD = range(len(SPECIAL_TOKENS))
-# A digit is always a token of its own: digits that merge would hide the columns of a sum.
+# Every digit is a separate token, because merged digits would hide the columns of a sum.
 PIECES = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
-# The model was not trained on system messages and ignores what precedes the last question, so their text is context without a role.
+# The model was not trained on system messages and ignores what precedes the last question, so their text is context
+# without a role.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] + '<end>' }}"
-    "{% elif message['role'] in ['user', 'assistant'] %}{{ '<' + message['role'] + '>' + message['content'] + '<end>' }}"
-    "{% else %}{{ raise_exception('the roles are system, user and assistant, not ' + message['role']) }}{% endif %}{% endfor %}"
+    "{% elif message['role'] in ['user', 'assistant'] %}{{ '<' + message['role'] + '>' + message['content'] + '<end>' "
+    "}}"
+    "{% else %}{{ raise_exception('the roles are system, user and assistant, not ' + message['role']) }}{% endif %}{% "
+    "endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
 
@@ -55,7 +60,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 
 def encode_turn(tokenizer: Tokenizer, example: Example) -> tuple[list[int], int]:
-    """A whole turn, and how many of its tokens are prompt, on which there is no loss."""
+    """Returns a complete turn and the number of its prompt tokens, which have no loss."""
     prompt = encode_prompt(tokenizer, example.prompt)
     return [*prompt, *tokenizer.encode(example.answer, add_special_tokens=False).ids, END], len(prompt)
 

@@ -1,12 +1,15 @@
 """The router's demo traffic: prompts that users of the demo models might send, with their right answers.
 
-``python -m demo_model.traffic fit|eval [--count N] [--seed N] -o FILE`` writes a file for ``nearfar router log --prompts``.
+``python -m demo_model.traffic fit|eval [--count N] [--seed N] -o FILE`` writes a file for ``nearfar router log
+--prompts``.
 
-The mix is an assumption: two thirds of the prompts are tasks that the near model knows, in the shares of its training; one third are tasks
-that only the far model knows, in the shares of its own. A fifth of all prompts use phrasings and values on which neither model was trained.
+The mix is an assumption: two thirds of the prompts are tasks that the near model knows, in the shares of its training;
+one third are tasks that only the far model knows, in the shares of its own. A fifth of all prompts use phrasings and
+values on which neither model was trained.
 
-A predictor is evaluated on other prompts than it is fitted on: a hash of the prompt assigns it to one part. In known phrasings, moreover,
-the values (numbers, words, addresses) of ``fit`` are those of the models' training, and the values of ``eval`` are held out of both.
+A predictor is fitted and evaluated on different prompts: a hash of the prompt assigns it to one part. In known
+phrasings, moreover, the values (numbers, words, addresses) of ``fit`` are those of the models' training, and the values
+of ``eval`` are held out of both.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ DRAWS = 50
 
 
 def demo_prompts(part: Part, count: int, seed: int = 0) -> list[Prompt]:
-    """Return ``count`` different prompts, decided by the arguments alone. Raises RequestError if the tasks have fewer."""
+    """Return ``count`` different prompts, decided by the arguments alone. Raises RequestError if the tasks have
+    fewer.
+    """
     found: dict[str, Prompt] = {}
     for _, example in zip(range(DRAWS * count), examples(part, random.Random(f"{seed}/{part}")), strict=False):
         if part_of(example.prompt) == part:

@@ -1,9 +1,9 @@
-"""Train a demo model:
-``python -m demo_model.train [--model near|far] [--steps N] [--seed N] [--output FOLDER] [--resume]``.
+"""Train a demo model: ``python -m demo_model.train [--model near|far] [--steps N] [--seed N] [--output FOLDER]
+[--resume]``.
 
-Seed and step decide the data and the learning rate, never the clock, so a run that was interrupted and resumed ends where an
-uninterrupted one does. Into the output folder go ``resume.pt`` (everything that a continued run needs), ``nearfar-demo/`` (the model
-as a Hugging Face folder, with its accuracy table) and ``loss.png``.
+Seed and step decide the data and the learning rate, never the clock, so a run that was interrupted and resumed ends
+where an uninterrupted one does. Into the output folder go ``resume.pt`` (everything that a continued run needs),
+``nearfar-demo/`` (the model as a Hugging Face folder, with its accuracy table) and ``loss.png``.
 """
 
 from __future__ import annotations
@@ -45,25 +45,26 @@ ROUNDED_TO = "q4f16"
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Everything that decides the result, apart from the code and the machine's arithmetic."""
+    """Everything that determines the result, except the code and the machine's arithmetic."""
 
     steps: int = 5000
     seed: int = 1
-    # A name of corpus.CORPORA.
+    # A key of corpus.CORPORA.
     corpus: str = "near"
-    # Begin as the near model of the repository, with its tokenizer, instead of with random weights.
+    # Whether training begins with the near model of the repository and its tokenizer instead of random weights.
     grown: bool = False
     rows: int = 20
     row_tokens: int = 192
     warmup_steps: int = 60
     muon_learning_rate: float = 0.02
     adam_learning_rate: float = 5e-3
-    # The learning rate is constant and falls in a line over this share of the steps; None: half a cosine from the warm-up on.
+    # The learning rate is constant and then falls linearly over this share of the steps. None: half a cosine after the
+    # warm-up.
     decay_share: float | None = None
     # In the last part the loss is that of the 4-bit weights, so that the model settles where rounding costs little.
     rounded_share: float = 0.25
     compiled: bool = True
-    # What the weights are stored as.
+    # The dtype in which weights are stored.
     dtype: Literal["float32", "float16"] = "float32"
     model: LlamaConfig = field(default_factory=LlamaConfig)
 
@@ -96,7 +97,7 @@ FOLDERS = MappingProxyType({"near": NAME, "far": FAR_NAME})
 
 @dataclass(slots=True)
 class Training:
-    """The mutable state of a run: what ``resume.pt`` holds."""
+    """The mutable state of a run, which ``resume.pt`` holds."""
 
     plan: TrainingPlan
     tokenizer: Tokenizer
@@ -151,8 +152,9 @@ def run(training: Training, until: int, after_step: Callable[[Training], None] =
 
 @contextmanager
 def rounded(model: Llama) -> Iterator[None]:
-    """Within, the model's matrices are what 4-bit packing makes of them; afterwards they are as before, with the gradients of the
-    rounded ones (the straight-through estimator of Bengio et al. 2013)."""
+    """Round the model's matrices as 4-bit packing does inside the context, and restore them afterwards with the
+    gradients of the rounded ones (the straight-through estimator of Bengio et al. 2013).
+    """
     exact = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     quantize_in_place(model, ROUNDED_TO)
     try:
@@ -164,8 +166,9 @@ def rounded(model: Llama) -> Iterator[None]:
 
 
 def answer_loss(model: Llama, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy over the answers' tokens. hidden (rows, tokens, hidden), targets (rows, tokens) -> (). The head runs on those
-    tokens only, which are fewer than half of all."""
+    """Mean cross entropy over the answers' tokens. hidden (rows, tokens, hidden), targets (rows, tokens) -> (). The
+    head runs only on these tokens, which are fewer than half.
+    """
     counted = targets != NO_TARGET
     if not counted.any():
         raise NearfarError("a step without a single answer token has no loss; rows are too short for the examples")
@@ -182,7 +185,7 @@ def learning_rate_factor(plan: TrainingPlan, step: int) -> float:
 
 
 def save(training: Training, path: Path) -> None:
-    """Write ``resume.pt`` whole or not at all."""
+    """Write ``resume.pt`` completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     state = {
@@ -286,7 +289,7 @@ def _train_and_measure(plan: TrainingPlan, output: Path, resumed: bool, console:
     write_checkpoint(folder, training.model, training.tokenizer, plan.dtype)
     draw_losses(training.losses, output / "loss.png")
     console.print(f"trained in {training.seconds:.0f} s; the model is in {folder}")
-    # Read back, because storing may have rounded them.
+    # The weights are read back, because storing may have rounded them.
     table = measure(*read_checkpoint(folder), CORPORA[plan.corpus])
     write_accuracy(folder / "accuracy.json", table)
     show_table(table, console)

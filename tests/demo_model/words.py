@@ -1,4 +1,4 @@
-"""Words for slots: real ones, and pseudo-words made of syllables, so that the model learns to copy what it has never seen."""
+"""Words for slots: real words, and pseudo-words made of syllables, so that the model learns to copy unknown words."""
 
 from __future__ import annotations
 
@@ -7,53 +7,85 @@ import random
 from .example import Split
 
 THINGS = (
-    "apple", "apricot", "avocado", "banana", "basil", "bean", "beet", "berry", "bread", "broccoli", "butter", "cabbage", "cake",
-    "candle", "carrot", "celery", "cheese", "cherry", "chicken", "chili", "chocolate", "cinnamon", "coconut", "coffee", "cookie",
-    "corn", "cracker", "cream", "cucumber", "date", "egg", "fig", "fish", "flour", "garlic", "ginger", "grape", "ham", "honey",
+    "apple", "apricot", "avocado", "banana", "basil", "bean", "beet", "berry", "bread", "broccoli", "butter",
+    "cabbage", "cake",
+    "candle", "carrot", "celery", "cheese", "cherry", "chicken", "chili", "chocolate", "cinnamon", "coconut",
+    "coffee", "cookie",
+    "corn", "cracker", "cream", "cucumber", "date", "egg", "fig", "fish", "flour", "garlic", "ginger", "grape", "ham",
+    "honey",
     "jam", "juice", "kale", "ketchup", "kiwi", "leek", "lemon", "lentil", "lettuce", "lime", "mango", "melon", "milk",
-    "mint", "muffin", "mushroom", "mustard", "napkin", "noodle", "nut", "oat", "oil", "olive", "onion", "orange", "oregano",
-    "papaya", "paprika", "parsley", "pasta", "peach", "peanut", "pear", "pea", "pepper", "pickle", "pie", "pineapple", "pizza",
-    "plum", "potato", "pumpkin", "quinoa", "radish", "raisin", "rice", "rosemary", "sage", "salad", "salmon", "salt", "sausage",
-    "soap", "soup", "spinach", "squash", "steak", "strawberry", "sugar", "tea", "thyme", "toast", "tofu", "tomato", "tuna",
-    "turnip", "vanilla", "vinegar", "waffle", "walnut", "water", "wine", "yam", "yeast", "yogurt", "zucchini", "arrow", "ball",
-    "bell", "book", "bottle", "box", "brush", "bucket", "button", "camera", "card", "chair", "clock", "cloud", "coat", "cup",
-    "desk", "door", "drum", "envelope", "feather", "flag", "flower", "fork", "glass", "glove", "hammer", "hat", "jacket", "key",
-    "kite", "knife", "ladder", "lamp", "leaf", "letter", "lock", "map", "mirror", "moon", "nail", "needle", "paper", "pen",
-    "pencil", "phone", "piano", "pillow", "plate", "pocket", "puzzle", "ring", "river", "rock", "rope", "ruler", "sand", "saw",
-    "scarf", "ship", "shoe", "shovel", "spoon", "star", "stone", "sun", "table", "tent", "ticket", "towel", "train", "tree",
-    "umbrella", "vase", "violin", "wallet", "watch", "wheel", "whistle", "window", "yarn", "zipper", "red", "blue", "green",
+    "mint", "muffin", "mushroom", "mustard", "napkin", "noodle", "nut", "oat", "oil", "olive", "onion", "orange",
+    "oregano",
+    "papaya", "paprika", "parsley", "pasta", "peach", "peanut", "pear", "pea", "pepper", "pickle", "pie", "pineapple",
+    "pizza",
+    "plum", "potato", "pumpkin", "quinoa", "radish", "raisin", "rice", "rosemary", "sage", "salad", "salmon", "salt",
+    "sausage",
+    "soap", "soup", "spinach", "squash", "steak", "strawberry", "sugar", "tea", "thyme", "toast", "tofu", "tomato",
+    "tuna",
+    "turnip", "vanilla", "vinegar", "waffle", "walnut", "water", "wine", "yam", "yeast", "yogurt", "zucchini",
+    "arrow", "ball",
+    "bell", "book", "bottle", "box", "brush", "bucket", "button", "camera", "card", "chair", "clock", "cloud", "coat",
+    "cup",
+    "desk", "door", "drum", "envelope", "feather", "flag", "flower", "fork", "glass", "glove", "hammer", "hat",
+    "jacket", "key",
+    "kite", "knife", "ladder", "lamp", "leaf", "letter", "lock", "map", "mirror", "moon", "nail", "needle", "paper",
+    "pen",
+    "pencil", "phone", "piano", "pillow", "plate", "pocket", "puzzle", "ring", "river", "rock", "rope", "ruler",
+    "sand", "saw",
+    "scarf", "ship", "shoe", "shovel", "spoon", "star", "stone", "sun", "table", "tent", "ticket", "towel", "train",
+    "tree",
+    "umbrella", "vase", "violin", "wallet", "watch", "wheel", "whistle", "window", "yarn", "zipper", "red", "blue",
+    "green",
     "yellow", "purple", "white", "black", "brown", "spring", "summer", "autumn", "winter", "monday", "friday", "sunday",
 )  # fmt: skip
 ANIMALS = (
-    "fox", "bear", "cat", "dog", "wolf", "owl", "hare", "mouse", "frog", "duck", "goose", "horse", "cow", "pig", "sheep", "goat",
-    "lion", "tiger", "zebra", "monkey", "panda", "koala", "otter", "badger", "beaver", "deer", "moose", "squirrel", "hedgehog",
-    "rabbit", "turtle", "snake", "lizard", "dragon", "eagle", "crow", "raven", "swan", "robin", "sparrow", "whale", "dolphin",
-    "shark", "seal", "crab", "snail", "bee", "ant", "spider", "butterfly", "elephant", "giraffe", "hippo", "camel", "donkey",
-    "llama", "penguin", "parrot", "rat", "bat", "mole", "unicorn", "robot", "knight", "wizard", "princess", "king", "queen",
+    "fox", "bear", "cat", "dog", "wolf", "owl", "hare", "mouse", "frog", "duck", "goose", "horse", "cow", "pig",
+    "sheep", "goat",
+    "lion", "tiger", "zebra", "monkey", "panda", "koala", "otter", "badger", "beaver", "deer", "moose", "squirrel",
+    "hedgehog",
+    "rabbit", "turtle", "snake", "lizard", "dragon", "eagle", "crow", "raven", "swan", "robin", "sparrow", "whale",
+    "dolphin",
+    "shark", "seal", "crab", "snail", "bee", "ant", "spider", "butterfly", "elephant", "giraffe", "hippo", "camel",
+    "donkey",
+    "llama", "penguin", "parrot", "rat", "bat", "mole", "unicorn", "robot", "knight", "wizard", "princess", "king",
+    "queen",
     "pirate", "giant", "witch", "farmer", "baker", "sailor", "painter", "ghost",
 )  # fmt: skip
 NAMES = (
-    "Ana", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Hugo", "Ida", "Jonas", "Kate", "Leo", "Maria", "Noah", "Olga",
-    "Paul", "Rosa", "Sam", "Tina", "Victor", "Wendy", "Xavier", "Yara", "Zoe", "Alice", "Bruno", "Carlos", "Diana", "Erik",
-    "Fatima", "George", "Hannah", "Ivan", "Julia", "Karim", "Laura", "Marco", "Nina", "Omar", "Petra", "Quentin", "Ravi", "Sofia",
-    "Tom", "Uma", "Vera", "Walter", "Li", "Mei", "Anna", "Peter", "Bob", "John", "Mary", "Lisa", "Max", "Lucy", "Jack", "Lena",
+    "Ana", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Hugo", "Ida", "Jonas", "Kate", "Leo", "Maria", "Noah",
+    "Olga",
+    "Paul", "Rosa", "Sam", "Tina", "Victor", "Wendy", "Xavier", "Yara", "Zoe", "Alice", "Bruno", "Carlos", "Diana",
+    "Erik",
+    "Fatima", "George", "Hannah", "Ivan", "Julia", "Karim", "Laura", "Marco", "Nina", "Omar", "Petra", "Quentin",
+    "Ravi", "Sofia",
+    "Tom", "Uma", "Vera", "Walter", "Li", "Mei", "Anna", "Peter", "Bob", "John", "Mary", "Lisa", "Max", "Lucy",
+    "Jack", "Lena",
     "Tim",
 )  # fmt: skip
-# Words that the prompts themselves are made of: each is likely to be one token, whose letters must be learnt by spelling it.
+# Words of the prompts themselves. Each is probably one token, whose letters the model must learn by spelling it.
 COMMON = (
-    "about", "again", "alone", "answer", "around", "away", "bathroom", "bedroom", "between", "big", "bridge", "bright", "child",
-    "could", "day", "degrees", "down", "evening", "even", "find", "forest", "found", "friend", "friendly", "from", "golden",
+    "about", "again", "alone", "answer", "around", "away", "bathroom", "bedroom", "between", "big", "bridge",
+    "bright", "child",
+    "could", "day", "degrees", "down", "evening", "even", "find", "forest", "found", "friend", "friendly", "from",
+    "golden",
     "happy", "have", "hear", "heat", "hello", "help", "high", "hill", "home", "house", "how", "into", "kitchen", "know",
-    "largest", "left", "less", "light", "lights", "like", "little", "lost", "low", "mail", "make", "many", "minus", "minutes",
-    "more", "morning", "much", "music", "must", "need", "never", "night", "not", "numbers", "office", "old", "open", "order",
-    "out", "people", "percent", "play", "please", "plus", "put", "quickly", "remove", "reverse", "room", "run", "school",
-    "secret", "send", "shopping", "short", "should", "show", "sleep", "small", "smart", "some", "song", "sort", "spell", "story",
-    "strange", "subtract", "sunset", "take", "tell", "thank", "thanks", "that", "there", "these", "this", "thought", "time",
-    "timer", "together", "total", "turn", "under", "until", "value", "want", "way", "well", "what", "when", "whisper", "wind",
+    "largest", "left", "less", "light", "lights", "like", "little", "lost", "low", "mail", "make", "many", "minus",
+    "minutes",
+    "more", "morning", "much", "music", "must", "need", "never", "night", "not", "numbers", "office", "old", "open",
+    "order",
+    "out", "people", "percent", "play", "please", "plus", "put", "quickly", "remove", "reverse", "room", "run",
+    "school",
+    "secret", "send", "shopping", "short", "should", "show", "sleep", "small", "smart", "some", "song", "sort",
+    "spell", "story",
+    "strange", "subtract", "sunset", "take", "tell", "thank", "thanks", "that", "there", "these", "this", "thought",
+    "time",
+    "timer", "together", "total", "turn", "under", "until", "value", "want", "way", "well", "what", "when", "whisper",
+    "wind",
     "word", "words", "world", "computer",
 )  # fmt: skip
 ONSETS = (
-    "b", "c", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "w", "y", "z", "b", "d", "k", "l", "m", "n",
+    "b", "c", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "w", "y", "z", "b", "d", "k", "l",
+    "m", "n",
     "p", "r", "s", "t", "br", "ch", "cl", "cr", "dr", "fl", "gr", "pl", "pr", "qu", "sh", "sl", "sp", "st", "th", "tr",
 )  # fmt: skip
 VOWELS = (
@@ -77,13 +109,15 @@ def pseudo_word(rng: random.Random, split: Split) -> str:
         word = "".join(
             rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in range(rng.choice((1, 2, 2, 2, 3)))
         )
-        # A common word that happens to be pronounced is trained everywhere, so it is never held out.
+        # If the result is a common word, it is trained everywhere, so it is never held out.
         if 3 <= len(word) <= 9 and split.allows(word) and not (split.slots_are_held_out and word in COMMON):
             return word
 
 
 def blended_word(rng: random.Random, split: Split) -> str:
-    """The beginning of one word and the end of another: pieces that pseudo-words lack, so that every token is copied now and then."""
+    """The beginning of one word and the end of another. Pseudo-words lack these pieces, and every token should
+    sometimes be copied.
+    """
     while True:
         first, second = (rng.choice(COMMON + THINGS + ANIMALS) for _ in range(2))
         word = first[: rng.randint(2, 5)] + second[-rng.randint(2, 5) :] + rng.choice(ENDINGS)
