@@ -20,13 +20,6 @@ export interface Call {
 export function callOf(options: LanguageModelV4CallOptions): Call {
   const warnings: SharedV4Warning[] = [];
   const { reasoning, providerOptions, toolChoice } = options;
-  if (reasoning !== undefined && reasoning !== "provider-default") {
-    warnings.push({
-      type: "unsupported",
-      feature: "reasoning",
-      details: "pass what the engine takes in providerOptions.nearfar",
-    });
-  }
   const tools = (options.tools ?? []).flatMap((tool) => {
     if (tool.type === "function") return [functionTool(tool, warnings)];
     warnings.push({
@@ -38,6 +31,8 @@ export function callOf(options: LanguageModelV4CallOptions): Call {
   });
   return {
     params: withPlainSchemas({
+      reasoning_effort: reasoning === "provider-default" ? undefined : reasoning,
+      // The AI SDK lets provider options take precedence over `reasoning`.
       ...(providerOptions?.nearfar as Partial<ChatCompletionCreateParamsNonStreaming> | undefined),
       messages: messagesOf(options.prompt),
       // What is undefined counts as not given.

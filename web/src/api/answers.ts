@@ -5,7 +5,7 @@ import type { AnswerStart, ChoiceEnd, Piece } from "./choice.js";
 import { answerChoice } from "./choice.js";
 import type { Model } from "./model.js";
 import { anySignal } from "./stream.js";
-import type { CompletionTimings, CompletionUsage } from "./types.js";
+import type { ChatCompletionChunk, CompletionChunk, CompletionTimings, CompletionUsage } from "./types.js";
 
 export type Answered =
   | { readonly type: "piece"; readonly index: number; readonly piece: Piece }
@@ -68,6 +68,14 @@ export async function* answerAll(
     usage: usageOf(requests, ends, options.n, completionTokens),
     timings: timingsOf(start, first ?? now, now, completionTokens),
   };
+}
+
+/** ``head`` with the fields that a chunk and its answer share. */
+export function foldHead<T extends object>(
+  head: Partial<T>,
+  { usage, timings, id, created, model }: ChatCompletionChunk | CompletionChunk,
+): Partial<T> {
+  return { ...head, id, created, model, ...(timings && { timings }), ...(usage && { usage }) };
 }
 
 /** What the generator returns after its last answer. */

@@ -2,7 +2,7 @@
 
 import type { Constraint, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
-import { answerAll, costOf } from "./answers.js";
+import { answerAll, costOf, foldHead } from "./answers.js";
 import { encodeChat } from "./chat_prompt.js";
 import type { AnswerStart, PlacedToken } from "./choice.js";
 import type { Model, ToolCallParser } from "./model.js";
@@ -242,17 +242,10 @@ export async function foldChat(
   chunks: AsyncIterable<ChatCompletionChunk> | Iterable<ChatCompletionChunk>,
 ): Promise<ChatCompletion> {
   const choices: ChatCompletionChoice[] = [];
-  let whole: Partial<ChatCompletion> = {};
-  for await (const { choices: parts, usage, timings, id, created, model } of chunks) {
-    whole = {
-      ...whole,
-      id,
-      created,
-      model,
-      ...(timings === undefined ? {} : { timings }),
-      ...(usage === undefined || usage === null ? {} : { usage }),
-    };
-    for (const { index, delta, logprobs, finish_reason: finishReason } of parts) {
+  let head: Partial<ChatCompletion> = {};
+  for await (const chunk of chunks) {
+    head = foldHead(head, chunk);
+    for (const { index, delta, logprobs, finish_reason: finishReason } of chunk.choices) {
       const choice = (choices[index] ??= {
         index,
         message: { role: "assistant", content: "", refusal: null },
@@ -282,5 +275,5 @@ export async function foldChat(
   for (const { message } of choices)
     if (message.content === "" && (message.tool_calls ?? message.reasoning_content) !== undefined)
       message.content = null;
-  return { ...(whole as ChatCompletion), object: "chat.completion", choices };
+  return { ...(head as ChatCompletion), object: "chat.completion", choices };
 }

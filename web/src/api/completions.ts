@@ -2,7 +2,7 @@
 
 import type { TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
-import { answerAll, costOf } from "./answers.js";
+import { answerAll, costOf, foldHead } from "./answers.js";
 import type { PlacedToken } from "./choice.js";
 import type { Model } from "./model.js";
 import { COMPLETION_PARAMS, readParams } from "./params.js";
@@ -111,24 +111,17 @@ async function* completionChunks(
 /** The whole that a stream with usage adds up to. */
 export async function foldCompletion(chunks: AsyncIterable<CompletionChunk>): Promise<Completion> {
   const choices: CompletionChoice[] = [];
-  let whole: Partial<Completion> = {};
-  for await (const { choices: parts, usage, timings, id, created, model } of chunks) {
-    whole = {
-      ...whole,
-      id,
-      created,
-      model,
-      ...(timings === undefined ? {} : { timings }),
-      ...(usage === undefined || usage === null ? {} : { usage }),
-    };
-    for (const { index, text, logprobs, finish_reason: finishReason } of parts) {
+  let head: Partial<Completion> = {};
+  for await (const chunk of chunks) {
+    head = foldHead(head, chunk);
+    for (const { index, text, logprobs, finish_reason: finishReason } of chunk.choices) {
       const choice = (choices[index] ??= { index, text: "", logprobs: null, finish_reason: "stop" });
       choice.text += text;
       if (finishReason !== null) choice.finish_reason = finishReason;
       if (logprobs !== null) choice.logprobs = choice.logprobs === null ? logprobs : joined(choice.logprobs, logprobs);
     }
   }
-  return { ...(whole as Completion), object: "text_completion", choices };
+  return { ...(head as Completion), object: "text_completion", choices };
 }
 
 function joined(left: CompletionLogprobs, right: CompletionLogprobs): CompletionLogprobs {

@@ -20,7 +20,7 @@ export interface ToolCall {
   readonly arguments: string;
 }
 
-/** Throws TypeError for tools that are not as the specification says, NotSupportedError for tools that the page wants to execute itself. */
+/** Throws TypeError for tools that the specification rejects. It requires all four members, `execute` included. */
 export function checkTools(tools: readonly LanguageModelTool[]): void {
   const names = new Set<string>();
   for (const { name, description, inputSchema, execute } of tools as readonly Partial<LanguageModelTool>[]) {
@@ -29,12 +29,8 @@ export function checkTools(tools: readonly LanguageModelTool[]): void {
     }
     if (names.has(name)) throw new TypeError(`There are two tools with the name '${name}'; give each its own`);
     names.add(name);
-    if (execute === undefined)
-      throw new DOMException(
-        `The tool '${name}' has no execute function; tools that the page executes itself are not supported`,
-        "NotSupportedError",
-      );
-    if (typeof execute !== "function") throw new TypeError(`The tool '${name}' has an execute that is not a function`);
+    if (typeof execute !== "function")
+      throw new TypeError(`The tool '${name}' needs \`execute\`, the function that runs when the model calls the tool`);
   }
 }
 

@@ -1,6 +1,10 @@
 // The types of chat completions under WebLLM's names. Requests are OpenAI's with a few fields of WebLLM's; fields of
 // type ``never`` are refused.
 
+import type * as ours from "../api/types.js";
+
+export type { ChatCompletionToolCallDelta, TopLogprob } from "../api/types.js";
+
 export interface ChatCompletionContentPartText {
   type: "text";
   text: string;
@@ -148,15 +152,7 @@ export interface GenerationConfig extends Omit<GenerationParams, "model" | "seed
   enable_latency_breakdown?: false | null | undefined;
 }
 
-export interface TopLogprob {
-  token: string;
-  bytes: number[] | null;
-  logprob: number;
-}
-
-export interface ChatCompletionTokenLogprob extends TopLogprob {
-  top_logprobs: TopLogprob[];
-}
+export type ChatCompletionTokenLogprob = Omit<ours.ChatCompletionTokenLogprob, "token_id">;
 
 export interface Logprobs {
   content: ChatCompletionTokenLogprob[] | null;
@@ -187,11 +183,9 @@ export interface UsageExtra {
   time_per_output_token_s: number;
 }
 
-export interface ChatCompletion {
-  id: string;
-  object: "chat.completion";
-  created: number;
-  model: string;
+type Head = "id" | "object" | "created" | "model";
+
+export interface ChatCompletion extends Pick<ours.ChatCompletion, Head> {
   choices: ChatCompletionChoice[];
   usage?: CompletionUsage;
   system_fingerprint?: string;
@@ -205,11 +199,7 @@ export interface ChatCompletionChoice {
 }
 
 /** With stream_options.include_usage, the last chunk has the usage and no choices. */
-export interface ChatCompletionChunk {
-  id: string;
-  object: "chat.completion.chunk";
-  created: number;
-  model: string;
+export interface ChatCompletionChunk extends Pick<ours.ChatCompletionChunk, Head> {
   choices: ChatCompletionChunkChoice[];
   usage?: CompletionUsage;
   system_fingerprint?: string;
@@ -225,14 +215,7 @@ export interface ChatCompletionChunkChoice {
 export interface ChatCompletionDelta {
   role?: "system" | "user" | "assistant" | "tool";
   content?: string | null;
-  tool_calls?: ChatCompletionToolCallDelta[];
-}
-
-export interface ChatCompletionToolCallDelta {
-  index: number;
-  id?: string;
-  type?: "function";
-  function?: { name?: string; arguments?: string };
+  tool_calls?: ours.ChatCompletionToolCallDelta[];
 }
 
 // What follows gives the same types the names that WebLLM nests.
@@ -254,7 +237,7 @@ export declare namespace ChatCompletionChunk {
     type Delta = ChatCompletionDelta;
     type Logprobs = AnswerLogprobs;
     namespace Delta {
-      type ToolCall = ChatCompletionToolCallDelta;
+      type ToolCall = ours.ChatCompletionToolCallDelta;
     }
   }
 }

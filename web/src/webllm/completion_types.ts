@@ -1,5 +1,6 @@
 // The types of text completions and embeddings under WebLLM's names.
 
+import type * as ours from "../api/types.js";
 import type {
   ChatCompletionFinishReason,
   CompletionUsage,
@@ -37,11 +38,7 @@ export interface CompletionChoice {
 }
 
 /** An answer, or a chunk of one, whose finish_reason is null until its end. */
-export interface Completion {
-  id: string;
-  object: "text_completion";
-  created: number;
-  model: string;
+export interface Completion extends Pick<ours.Completion, "id" | "object" | "created" | "model"> {
   choices: CompletionChoice[];
   usage?: CompletionUsage;
   system_fingerprint?: string;

@@ -4,56 +4,36 @@ import { Engine } from "../engine.js";
 import { RequestError } from "../errors.js";
 import type { LoadOptions, LoadProgress } from "../load.js";
 import { findAdapter } from "../runtime/device.js";
-import type { AppConfig, ChatOptions, MLCEngineConfig, ModelRecord } from "./config.js";
-import {
-  checkAppConfig,
-  checkChatOptions,
-  checkConfig,
-  checkLogLevel,
-  findRecord,
-  samplingDefaults,
-} from "./config.js";
+import type { ChatOptions, MLCEngineConfig, ModelRecord } from "./config.js";
+import { checkChatOptions, findRecord, samplingDefaults } from "./config.js";
 import { pagesFor } from "./context_window.js";
-import type {
-  Chat,
-  Completions,
-  CreateChatCompletion,
-  CreateCompletion,
-  CreateEmbedding,
-  Embeddings,
-  InitProgressCallback,
-  LogLevel,
-  LogitProcessor,
-  MLCEngineInterface,
-} from "./interface.js";
+import type { RequestMethod } from "./engine_base.js";
+import { MLCEngineBase } from "./engine_base.js";
+import type { LogitProcessor, MLCEngineInterface } from "./interface.js";
 import type { BaseEngine } from "./loaded_model.js";
 import { LoadedModel } from "./loaded_model.js";
 
 export type LoadEngine = (bundle: string, options: LoadOptions) => Promise<BaseEngine>;
 
-export class MLCEngine implements MLCEngineInterface {
-  readonly chatCompletion = (async (request) =>
-    this.model(request.model).chatCompletion(request)) as CreateChatCompletion;
-  readonly completion = (async (request) => this.model(request.model).completion(request)) as CreateCompletion;
-  readonly embedding: CreateEmbedding = async (request) => this.model(request.model).embedding(request);
-  readonly chat: Chat = { completions: { create: this.chatCompletion } };
-  readonly completions: Completions = { create: this.completion };
-  readonly embeddings: Embeddings = { create: this.embedding };
+export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
   readonly #models = new Map<string, LoadedModel>();
   #loading = new AbortController();
-  #appConfig: AppConfig | undefined;
   #processors: ReadonlyMap<string, LogitProcessor>;
-  #onProgress: InitProgressCallback | undefined;
 
   /** ``load`` stands in for Engine.load. Throws RequestError for a configuration that is not supported. */
   constructor(
     config: MLCEngineConfig = {},
     private readonly load: LoadEngine = Engine.load.bind(Engine),
   ) {
-    checkConfig(config);
-    this.#appConfig = config.appConfig;
+    super(config);
     this.#processors = config.logitProcessorRegistry ?? new Map();
-    this.#onProgress = config.initProgressCallback;
+  }
+
+  protected override async answer(
+    method: RequestMethod,
+    request: { model?: string | null | undefined },
+  ): Promise<unknown> {
+    return this.model(request.model)[method](request as never);
   }
 
   async reload(modelId: string | string[], chatOpts: ChatOptions | ChatOptions[] = {}): Promise<void> {
@@ -112,27 +92,9 @@ export class MLCEngine implements MLCEngineInterface {
     return (await findAdapter(undefined)).info.vendor;
   }
 
-  setInitProgressCallback(callback?: InitProgressCallback): void {
-    this.#onProgress = callback;
-  }
-
-  getInitProgressCallback(): InitProgressCallback | undefined {
-    return this.#onProgress;
-  }
-
-  /** For models that are loaded from now on. Throws RequestError. */
-  setAppConfig(appConfig: AppConfig): void {
-    checkAppConfig(appConfig);
-    this.#appConfig = appConfig;
-  }
-
   /** For models that are loaded from now on. */
   setLogitProcessorRegistry(registry?: Map<string, LogitProcessor>): void {
     this.#processors = registry ?? new Map();
-  }
-
-  setLogLevel(logLevel: LogLevel): void {
-    checkLogLevel(logLevel);
   }
 
   /** Everything that can be wrong with the arguments of `reload` is found before anything is unloaded. */
@@ -151,7 +113,7 @@ export class MLCEngine implements MLCEngineInterface {
       });
     return ids.map((id, index) => {
       checkChatOptions("chatOpts", options[index] ?? {});
-      const record = findRecord(id, this.#appConfig);
+      const record = findRecord(id, this.appConfig);
       return { record, options: { ...record.overrides, ...options[index] } };
     });
   }
@@ -163,7 +125,7 @@ export class MLCEngine implements MLCEngineInterface {
   ): Promise<LoadedModel> {
     const start = performance.now();
     const report = (progress: number, text: string): void => {
-      this.#onProgress?.({ progress, timeElapsed: (performance.now() - start) / 1000, text });
+      this.onProgress?.({ progress, timeElapsed: (performance.now() - start) / 1000, text });
     };
     report(0, `Start to load ${id}`);
     const onProgress = (progress: LoadProgress): void => {

@@ -3,9 +3,11 @@
 
 import { WorkerError } from "../errors.js";
 import { Remote } from "../worker/remote.js";
+import type { ServeOptions } from "../worker/serve_engine.js";
 import type { WirePort } from "../worker/wire.js";
 import type { ChatOptions, MLCEngineConfig } from "./config.js";
 import type { Connection } from "./connection.js";
+import type { MLCEngine } from "./engine.js";
 import { RemoteMLCEngine } from "./worker_engine.js";
 import { WebWorkerMLCEngineHandler } from "./worker_handler.js";
 
@@ -36,8 +38,8 @@ export class ExtensionServiceWorkerMLCEngineHandler extends WebWorkerMLCEngineHa
   /** The port that came last: that of a message which comes without one. */
   port: ExtensionPort;
 
-  constructor(port: ExtensionPort) {
-    super();
+  constructor(port: ExtensionPort, given: MLCEngine | ServeOptions = {}) {
+    super(given);
     this.port = port;
     this.setPort(port);
   }

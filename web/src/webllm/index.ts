@@ -1,5 +1,6 @@
 // @nearfar/web/webllm: WebLLM's API. Only the import changes: "@mlc-ai/web-llm" becomes "@nearfar/web/webllm".
 
+export type { ServeOptions } from "../worker/serve_engine.js";
 export { BundleError, DeviceError, NearfarError, RequestError, StorageError, WorkerError } from "../errors.js";
 export {
   deleteChatConfigInCache,

@@ -1,11 +1,11 @@
 // Engines in a service worker, which several pages share.
 
 import { WorkerError } from "../errors.js";
-import type { WorkerScope } from "../worker/serve_engine.js";
+import type { ServeOptions, WorkerScope } from "../worker/serve_engine.js";
 import type { ChatOptions, MLCEngineConfig } from "./config.js";
 import type { Connection } from "./connection.js";
 import { connectHandler } from "./connection.js";
-import { MLCEngine } from "./engine.js";
+import type { MLCEngine } from "./engine.js";
 import { RemoteMLCEngine } from "./worker_engine.js";
 import { WebWorkerMLCEngineHandler } from "./worker_handler.js";
 
@@ -20,8 +20,8 @@ const STAY_MS = 120_000;
  * come from.
  */
 export class ServiceWorkerMLCEngineHandler extends WebWorkerMLCEngineHandler {
-  constructor(engine: MLCEngine = new MLCEngine(), scope: WorkerScope = globalThis) {
-    super(engine);
+  constructor(given: MLCEngine | ServeOptions = {}, scope: WorkerScope = globalThis) {
+    super(given);
     scope.addEventListener("message", (event) => {
       this.onmessage(event);
     });

@@ -1,8 +1,10 @@
 // WebWorkerMLCEngineHandler: serves an engine to the pages that connect.
 
+import { Engine } from "../engine.js";
 import { RequestError } from "../errors.js";
 import { hold, whenGone } from "../worker/liveness.js";
 import { serve } from "../worker/serve.js";
+import type { ServeOptions } from "../worker/serve_engine.js";
 import type { Greeting, WirePort } from "../worker/wire.js";
 import { MLCEngine } from "./engine.js";
 import type { InitProgressCallback, LogitProcessor } from "./interface.js";
@@ -36,8 +38,15 @@ export class WebWorkerMLCEngineHandler {
   #key: string | null = null;
   #loaded: Promise<void> = Promise.resolve();
 
-  constructor(readonly engine: MLCEngine = new MLCEngine()) {
-    // Scripts pass it on as a function of its own.
+  readonly engine: MLCEngine;
+
+  /** ``given``: an engine, or options for the engine that the handler makes. */
+  constructor(given: MLCEngine | ServeOptions = {}) {
+    this.engine =
+      given instanceof MLCEngine
+        ? given
+        : new MLCEngine({}, (bundle, options) => Engine.load(bundle, { ...options, ...given }));
+    // Scripts pass this method on as a function.
     this.onmessage = this.onmessage.bind(this);
   }
 

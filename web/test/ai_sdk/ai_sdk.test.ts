@@ -156,7 +156,6 @@ test("settings without an effect are warnings; the engine's own extensions go th
   const result = await generateText({
     model: createNearfar(engine)("my-model"),
     prompt: "hi",
-    reasoning: "high",
     tools: {
       search: {
         type: "provider",
@@ -170,11 +169,34 @@ test("settings without an effect are warnings; the engine's own extensions go th
     providerOptions: { nearfar: { min_p: 0.25 } },
   });
   expect(result.warnings?.map((warning) => ("feature" in warning ? warning.feature : ""))).toEqual([
-    "reasoning",
     "provider tool 'other.search'",
   ]);
   expect(source.requests[0]?.sampling?.minP).toBe(0.25);
 });
+
+test.each([
+  ["high", {}, "high"],
+  ["none", {}, "none"],
+  ["provider-default", {}, undefined],
+  [undefined, { reasoning_effort: "low" }, "low"],
+  ["high", { reasoning_effort: "low" }, "low"],
+] as const)(
+  "reasoning %s with the provider options %j sets reasoning_effort to %s",
+  async (reasoning, nearfar, effort) => {
+    const create = vi.fn<(params: object) => unknown>();
+    const source = { chat: { completions: { create } } } as unknown as ChatSource;
+    create.mockRejectedValue(new RequestError("no answer"));
+    await expect(
+      generateText({
+        model: createNearfar(source)(),
+        prompt: "hi",
+        ...(reasoning && { reasoning }),
+        providerOptions: { nearfar },
+      }),
+    ).rejects.toThrow("no answer");
+    expect(create.mock.calls[0]?.[0]).toHaveProperty("reasoning_effort", effort);
+  },
+);
 
 test("errors of the engine come as they are and are not retried", async () => {
   const source = new FakeSource(["x"], new DeviceError("the device was lost"));

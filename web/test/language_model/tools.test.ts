@@ -110,14 +110,27 @@ test("an abort ends a tool that hangs", async () => {
   expect(await chat.prompt("y")).toBe("ok");
 });
 
-test.each<[string, object, string]>([
-  ["two of one name", { tools: [ADD, ADD] }, "TypeError"],
-  ["no description", { tools: [{ ...ADD, description: undefined }] }, "TypeError"],
-  ["an execute that is not a function", { tools: [{ ...ADD, execute: 3 }] }, "TypeError"],
-  ["no execute", { tools: [{ ...ADD, execute: undefined }] }, "NotSupportedError"],
-  ["tool calls without tools", { tools: [] }, "NotSupportedError"],
-])("create rejects %s", async (_, options, name) => {
-  await expect(session(calling(["x"]), options as LanguageModelCreateOptions)).rejects.toHaveProperty("name", name);
+test.each<[string, object, string, string]>([
+  ["two tools with one name", { tools: [ADD, ADD] }, "TypeError", "two tools with the name 'add'"],
+  ["a tool without a description", { tools: [{ ...ADD, description: undefined }] }, "TypeError", "a description"],
+  [
+    "an execute that is not a function",
+    { tools: [{ ...ADD, execute: 3 }] },
+    "TypeError",
+    "The tool 'add' needs `execute`, the function that runs",
+  ],
+  [
+    "a tool without execute, which the specification requires",
+    { tools: [{ ...ADD, execute: undefined }] },
+    "TypeError",
+    "The tool 'add' needs `execute`, the function that runs",
+  ],
+  ["tool calls without tools", { tools: [] }, "NotSupportedError", "reads and writes text"],
+])("create rejects %s", async (_, options, name, message) => {
+  await expect(session(calling(["x"]), options as LanguageModelCreateOptions)).rejects.toMatchObject({
+    name,
+    message: expect.stringContaining(message) as string,
+  });
 });
 
 test("a model that cannot call tools is unavailable to those who give some", async () => {

@@ -10,7 +10,10 @@ import type {
   LogitProcessor,
 } from "../../src/webllm/index.js";
 import { CreateMLCEngine, MLCEngine, prebuiltAppConfig } from "../../src/webllm/index.js";
+import { Tokenizer } from "../../src/text/tokenizer.js";
 import type { FakeSource } from "../api/fake_model.js";
+import { modelOf, promptText } from "../api/fake_model.js";
+import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 import { fakeLoad } from "./fake_load.js";
 
 const messages: ChatCompletionRequestNonStreaming["messages"] = [{ role: "user", content: "hi" }];
@@ -269,6 +272,23 @@ test("what asks for nothing is accepted", async () => {
     response_format: {},
   });
   expect(choices[0]?.message.content).toBe("a");
+});
+
+test("enable_thinking of extra_body sets the variable of the chat template, if the template has it", async () => {
+  const template = "{{ messages[0].content }}{% if enable_thinking is defined %} {{ enable_thinking }}{% endif %}";
+  const text = new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, chat_template: template });
+  const { load, source } = fakeLoad({ text }, "a");
+  const engine = new MLCEngine({}, load);
+  await engine.reload("/x/");
+  for (const enable_thinking of [false, true, null])
+    await engine.chat.completions.create({ messages, extra_body: { enable_thinking } });
+  const model = modelOf(source("/x/"), { text });
+  const prompts = source("/x/").requests.map((request) => promptText(model, request));
+  expect(prompts).toEqual(["hi false", "hi true", "hi"]);
+  const without = await ready("a");
+  await expect(
+    without.chat.completions.create({ messages, extra_body: { enable_thinking: false } }),
+  ).rejects.toMatchObject({ code: "request_error", details: { param: "enable_thinking" } });
 });
 
 test("a JSON object with a schema is held to the schema", async () => {

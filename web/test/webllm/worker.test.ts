@@ -14,6 +14,7 @@ import {
   WebWorkerMLCEngineHandler,
 } from "../../src/webllm/index.js";
 import { Engine } from "../../src/engine.js";
+import { grammar } from "../../src/grammar/index.js";
 import type { FakeLoad } from "./fake_load.js";
 import { fakeLoad } from "./fake_load.js";
 import { fakeExtension } from "./fake_extension.js";
@@ -213,6 +214,26 @@ test("an engine in an extension's service worker, which loads again after it was
   handler = undefined;
   expect([await ask(engine), disconnected, fake.loaded]).toEqual(["hello", 1, ["/x/", "/x/"]]);
   await engine.unload();
+});
+
+test.each<[string, (scope: MessagePort) => { readonly engine: MLCEngine }]>([
+  ["a worker", () => new WebWorkerMLCEngineHandler({ grammar })],
+  ["a service worker", (scope) => new ServiceWorkerMLCEngineHandler({ grammar }, scope)],
+  [
+    "an extension",
+    () => {
+      const { onConnect } = fakeExtension();
+      let handler: ExtensionServiceWorkerMLCEngineHandler | undefined;
+      onConnect.addListener((port) => (handler = new ExtensionServiceWorkerMLCEngineHandler(port, { grammar })));
+      (globalThis as unknown as { chrome: { runtime: { connect(): void } } }).chrome.runtime.connect();
+      return handler ?? expect.fail();
+    },
+  ],
+])("a handler in %s passes the grammar compiler on to Engine.load", async (_, makeHandler) => {
+  const load = vi.spyOn(Engine, "load").mockImplementation(fakeLoad("a").load as never);
+  const { engine } = makeHandler(new MessageChannel().port1);
+  await engine.reload("/x/");
+  expect(load).toHaveBeenCalledWith("/x/", expect.objectContaining({ grammar }));
 });
 
 test("an extension's engine outside of an extension is told so", async () => {
