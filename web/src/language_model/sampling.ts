@@ -1,6 +1,6 @@
-// The sampling options of a session: a mode by name, or temperature and top-k.
+// The sampling options of a session: a named mode, or temperature and top-k.
 
-// How free each mode is: the specification leaves the figures to the implementation.
+// The specification leaves the temperature of each mode to the implementation.
 const MODE_TEMPERATURES = {
   "most-predictable": 0,
   predictable: 0.3,

@@ -9,7 +9,7 @@ export interface LanguageModelTool {
   readonly description: string;
   /** A JSON schema with type "object". */
   readonly inputSchema: object;
-  /** Receives the arguments as one object. What is not a string is sent to the model as JSON. */
+  /** Receives the arguments as one object. A result that is not a string is sent to the model as JSON. */
   readonly execute: (input: never) => unknown;
 }
 
@@ -34,7 +34,7 @@ export function checkTools(tools: readonly LanguageModelTool[]): void {
   }
 }
 
-/** The tools as a chat completion takes them. */
+/** The tools in the form of a chat completion. */
 export function functionTools(tools: readonly LanguageModelTool[]): readonly FunctionTool[] {
   return tools.map(({ name, description, inputSchema }) => ({
     type: "function",
@@ -42,7 +42,7 @@ export function functionTools(tools: readonly LanguageModelTool[]): readonly Fun
   }));
 }
 
-/** The tool's result as text for the model, which also gets to read an error. Throws the signal's reason. */
+/** The tool's result as text for the model. An error becomes a result too. Throws the signal's reason. */
 export async function runTool(
   tools: readonly LanguageModelTool[],
   call: ToolCall,

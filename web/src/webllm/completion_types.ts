@@ -9,7 +9,7 @@ import type {
   Logprobs,
 } from "./chat_types.js";
 
-/** The prompt is continued as it stands, without the chat template. ``logprobs`` are those of chats. */
+/** The prompt is continued unchanged, without the chat template. ``logprobs`` are those of chats. */
 export interface CompletionCreateParamsBase extends GenerationParams {
   prompt: string;
   echo?: boolean | null | undefined;
@@ -48,9 +48,9 @@ export interface EmbeddingCreateParams {
   input: string | string[] | number[] | number[][];
   /** The id of a loaded model; required if the engine has several. */
   model?: string | null | undefined;
-  /** Of "base64", a vector is the base64 of its float32 bytes in place of numbers. */
+  /** With "base64", a vector is the base64 of its float32 bytes instead of a list of numbers. */
   encoding_format?: "float" | "base64" | undefined;
-  /** An extension: only the first numbers of each vector. */
+  /** Extension: keeps the first ``dimensions`` numbers of each vector. */
   dimensions?: number | undefined;
   user?: string | undefined;
 }

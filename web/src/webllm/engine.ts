@@ -1,4 +1,4 @@
-// MLCEngine: WebLLM's engine over our own, with one or several models.
+// MLCEngine: WebLLM's engine on top of ours, with one or several models.
 
 import { Engine } from "../engine.js";
 import { RequestError } from "../errors.js";
@@ -20,7 +20,7 @@ export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
   #loading = new AbortController();
   #processors: ReadonlyMap<string, LogitProcessor>;
 
-  /** ``load`` stands in for Engine.load. Throws RequestError for a configuration that is not supported. */
+  /** ``load`` replaces Engine.load. Throws RequestError for a configuration that is not supported. */
   constructor(
     config: MLCEngineConfig = {},
     private readonly load: LoadEngine = Engine.load.bind(Engine),
@@ -40,7 +40,7 @@ export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
     const models = this.plan(typeof modelId === "string" ? [modelId] : modelId, chatOpts);
     const loading = new AbortController();
     const unloaded = this.unload();
-    // At once, so that an `unload` from here on ends this load.
+    // Set before the first await, so that an `unload` from here on ends this load.
     this.#loading = loading;
     await unloaded;
     for (const { record, options } of models) {
@@ -62,7 +62,7 @@ export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
     for (const model of this.#models.values()) model.interrupt();
   }
 
-  // Async, so that what is wrong with the model id rejects, as in a worker.
+  // These are async, so that a wrong model id rejects instead of throwing, as in a worker.
   /* eslint-disable @typescript-eslint/require-await */
 
   async getMessage(modelId?: string): Promise<string> {
@@ -92,23 +92,23 @@ export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
     return (await findAdapter(undefined)).info.vendor;
   }
 
-  /** For models that are loaded from now on. */
+  /** Applies to models that are loaded from now on. */
   setLogitProcessorRegistry(registry?: Map<string, LogitProcessor>): void {
     this.#processors = registry ?? new Map();
   }
 
-  /** Everything that can be wrong with the arguments of `reload` is found before anything is unloaded. */
+  /** Checks the arguments of `reload` before anything is unloaded. Throws RequestError. */
   private plan(
     ids: readonly string[],
     chatOpts: ChatOptions | ChatOptions[],
   ): readonly { readonly record: ModelRecord; readonly options: ChatOptions }[] {
     if (ids.length === 0 || new Set(ids).size < ids.length)
-      throw new RequestError(`modelId is ${JSON.stringify(ids)}; give one or several different ids`, {
+      throw new RequestError(`modelId is ${JSON.stringify(ids)}; pass one or several different ids`, {
         param: "modelId",
       });
     const options = Array.isArray(chatOpts) ? chatOpts : ids.map(() => chatOpts);
     if (options.length !== ids.length)
-      throw new RequestError(`chatOpts has ${options.length} entries for ${ids.length} models; give one for each`, {
+      throw new RequestError(`chatOpts has ${options.length} entries for ${ids.length} models; pass one for each`, {
         param: "chatOpts",
       });
     return ids.map((id, index) => {
@@ -137,19 +137,19 @@ export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
     return new LoadedModel(id, engine, samplingDefaults(options), this.#processors.get(id));
   }
 
-  /** The loaded model that a call means. Throws RequestError. */
+  /** The loaded model that a call is for. Throws RequestError. */
   private model(modelId: string | null | undefined): LoadedModel {
     const loaded = [...this.#models.keys()].join(", ");
     if (loaded === "") throw new RequestError("No model is loaded; call reload(modelId) first");
     const [first, ...others] = this.#models.values();
-    const found =
+    const model =
       modelId === null || modelId === undefined ? (others.length === 0 ? first : undefined) : this.#models.get(modelId);
-    if (found !== undefined) return found;
-    const says =
+    if (model !== undefined) return model;
+    const problem =
       modelId === null || modelId === undefined
         ? "Several models are loaded; name one of them"
         : `Model '${modelId}' is not loaded; name one of those that are`;
-    throw new RequestError(`${says}: ${loaded}`, { param: "model" });
+    throw new RequestError(`${problem}: ${loaded}`, { param: "model" });
   }
 }
 

@@ -14,8 +14,8 @@ import type { Expected, Method } from "./protocol.js";
 const HEARTBEAT_MS = 5_000;
 
 /**
- * Calls a handler over a connection, which is opened by the first call and again after it has ended; the models are
- * then loaded again.
+ * Calls a handler over a connection. The first call opens the connection. The first call after its end opens it again,
+ * and the models are loaded again.
  */
 export abstract class RemoteMLCEngine extends MLCEngineBase implements MLCEngineInterface {
   #connection: Promise<Connection> | null = null;
@@ -28,8 +28,8 @@ export abstract class RemoteMLCEngine extends MLCEngineBase implements MLCEngine
   constructor(config: MLCEngineConfig = {}, others: readonly string[] = []) {
     super(config, others);
     if (config.logitProcessorRegistry !== undefined) {
-      const says = "works on logits in the worker; call setLogitProcessorRegistry of the handler there";
-      throw new RequestError(`engineConfig.logitProcessorRegistry ${says}`, { param: "logitProcessorRegistry" });
+      const problem = "works on logits in the worker; call setLogitProcessorRegistry of the handler there";
+      throw new RequestError(`engineConfig.logitProcessorRegistry ${problem}`, { param: "logitProcessorRegistry" });
     }
   }
 
@@ -41,7 +41,7 @@ export abstract class RemoteMLCEngine extends MLCEngineBase implements MLCEngine
 
   async reload(modelId: string | string[], chatOpts: ChatOptions | ChatOptions[] = {}): Promise<void> {
     const ids = typeof modelId === "string" ? [modelId] : modelId;
-    // Addresses are relative to the page.
+    // Relative addresses are resolved against the page, not the worker.
     const list = ids
       .map((id) => findRecord(id, this.appConfig))
       .map((record) => ({ ...record, model: absolute(record.model) }));
@@ -95,7 +95,7 @@ export abstract class RemoteMLCEngine extends MLCEngineBase implements MLCEngine
     return remote.call(["request"], [this.#expected, method, ...args]);
   }
 
-  /** One for all calls, until it is over. */
+  /** One connection for all calls, until it ends. */
   private connection(): Promise<Connection> {
     if (this.#connection !== null) return this.#connection;
     const opened = this.open();

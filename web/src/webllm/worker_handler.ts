@@ -1,4 +1,4 @@
-// WebWorkerMLCEngineHandler: serves an engine to the pages that connect.
+// WebWorkerMLCEngineHandler: serves an engine to the pages that connect to it.
 
 import { Engine } from "../engine.js";
 import { RequestError } from "../errors.js";
@@ -24,7 +24,7 @@ const METHODS: readonly string[] = [
   "getGPUVendor",
 ] satisfies Method[];
 
-/** Those that need no model. */
+/** The methods that need no model. */
 const WITHOUT_MODEL: readonly Method[] = [
   "unload",
   "interruptGenerate",
@@ -34,13 +34,13 @@ const WITHOUT_MODEL: readonly Method[] = [
 
 export class WebWorkerMLCEngineHandler {
   readonly #connections = new Set<string>();
-  /** What the engine holds or is loading, as text. */
+  /** The models that the engine has or is loading, as JSON. */
   #key: string | null = null;
   #loaded: Promise<void> = Promise.resolve();
 
   readonly engine: MLCEngine;
 
-  /** ``given``: an engine, or options for the engine that the handler makes. */
+  /** ``given`` is an engine, or options for the engine that the handler makes. */
   constructor(given: MLCEngine | ServeOptions = {}) {
     this.engine =
       given instanceof MLCEngine
@@ -50,12 +50,12 @@ export class WebWorkerMLCEngineHandler {
     this.onmessage = this.onmessage.bind(this);
   }
 
-  /** By model id, for models that are loaded from now on. */
+  /** Sets the logit processors by model id. Applies to models that are loaded from now on. */
   setLogitProcessorRegistry(registry?: Map<string, LogitProcessor>): void {
     this.engine.setLogitProcessorRegistry(registry);
   }
 
-  /** To be called with the worker's messages. Those that are not for a handler are ignored. */
+  /** Call it with the worker's messages. It ignores messages that are not for a handler. */
   onmessage(event: MessageEvent): void {
     const greeting = Object(event.data) as Partial<Greeting>;
     const [port] = event.ports;
@@ -64,7 +64,7 @@ export class WebWorkerMLCEngineHandler {
     else if (greeting.nearfar === "ping") port.postMessage(this.#connections.has(greeting.connection));
   }
 
-  /** Serves the engine over a port. Returns what ends all that runs for it. */
+  /** Serves the engine over a port. Returns a function that ends all calls of the port. */
   protected serve(
     port: WirePort,
     hello: () => Promise<void> = () => Promise.resolve(),
@@ -86,7 +86,7 @@ export class WebWorkerMLCEngineHandler {
           );
         if (method === "unload") this.#key = null;
         if (expected !== null && !WITHOUT_MODEL.includes(method)) await this.require(expected);
-        return (this.engine[method] as (...given: readonly unknown[]) => unknown)(...args);
+        return (this.engine[method] as (...args: readonly unknown[]) => unknown)(...args);
       },
     };
     return serve(port, target);
@@ -106,7 +106,7 @@ export class WebWorkerMLCEngineHandler {
     whenGone(connection, "page", over.signal, disconnect);
   }
 
-  /** Resolves once the engine has the models; loads them unless it does. Throws what `reload` throws. */
+  /** Loads the models unless the engine has them. Throws what `reload` throws. */
   private async require(expected: Expected, onProgress?: InitProgressCallback): Promise<void> {
     const key = JSON.stringify(expected);
     if (this.#key !== key) {

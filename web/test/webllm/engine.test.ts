@@ -163,7 +163,7 @@ test("an engine holds several models, and a call names one of them", async () =>
     await expect(call).rejects.toThrow("Several models are loaded; name one of them: /a/, /b/");
   }
   await expect(ask("/c/")).rejects.toThrow("Model '/c/' is not loaded; name one of those that are: /a/, /b/");
-  await expect(engine.reload(["/a/", "/a/"])).rejects.toThrow("give one or several different ids");
+  await expect(engine.reload(["/a/", "/a/"])).rejects.toThrow("pass one or several different ids");
   await expect(engine.reload(["/a/", "/b/"], [{}])).rejects.toThrow("chatOpts has 1 entries for 2 models");
   expect(destroyed).toEqual([]);
   await engine.unload();
@@ -182,7 +182,7 @@ test("unload while a model loads ends the load, and nothing stays", async () => 
 test.each<[ChatOptions, string]>([
   [{ sliding_window_size: 1024 as never }, "chatOpts.sliding_window_size is compiled into a bundle"],
   [{ attention_sink_size: 4 as never }, "chatOpts.attention_sink_size is compiled into a bundle"],
-  [{ context_window_size: 0 }, "chatOpts.context_window_size is 0; give a number of tokens above 0"],
+  [{ context_window_size: 0 }, "chatOpts.context_window_size is 0; use a number of tokens above 0"],
   [{ conv_template: {} as never }, "chatOpts.conv_template is not supported; supported: temperature"],
 ])("of a chat's options, %j is refused by name", async (options, says) => {
   await expect(new MLCEngine({}, fakeLoad("a").load).reload("/a/", options)).rejects.toThrow(says);
