@@ -31,9 +31,9 @@ export async function* answerAll(
     readonly begins?: AnswerStart;
   },
 ): AsyncGenerator<AnswerEvent, Cost, undefined> {
-  const ended = new AbortController();
+  const cancelled = new AbortController();
   const { stops, interrupt } = options;
-  const signal = anySignal(options.signal, interrupt, ended.signal);
+  const signal = anySignal(options.signal, interrupt, cancelled.signal);
   const choices = requests.map((request) =>
     answerChoice(model.tokens, model.text, { ...request, signal }, stops, interrupt, options.begins),
   );
@@ -62,7 +62,7 @@ export async function* answerAll(
       }
     }
   } finally {
-    ended.abort();
+    cancelled.abort();
     await Promise.allSettled([...pending.values(), ...choices.map((choice) => choice.return(undefined as never))]);
   }
   const now = performance.now();

@@ -37,7 +37,7 @@ export class Completions {
     const { stream = false, ...request } = readParams(params, COMPLETION_PARAMS);
     const { prompt, logprobs, echo = false, n = 1, stream_options: streamOptions } = request;
     if (prompt === undefined)
-      throw new RequestError("prompt is not given; give it a text or token ids", { param: "prompt" });
+      throw new RequestError("prompt is missing; pass a text or token ids", { param: "prompt" });
     if (echo && logprobs !== undefined)
       throw new RequestError("echo cannot be given together with logprobs: a prompt has none", { param: "echo" });
     const prompts = textsOf(model.text, prompt, request.split_special_tokens);

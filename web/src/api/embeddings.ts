@@ -32,8 +32,7 @@ export class Embeddings {
     } = readParams(params, EMBEDDING_PARAMS);
     if (embeddings === undefined)
       throw new RequestError("This model generates text and makes no embeddings; load an embedding model's bundle");
-    if (input === undefined)
-      throw new RequestError("input is not given; give it a text or token ids", { param: "input" });
+    if (input === undefined) throw new RequestError("input is missing; pass a text or token ids", { param: "input" });
     if (dimensions > embeddings.size) {
       throw new RequestError(
         `dimensions is ${dimensions}, this model's vectors have ${embeddings.size}; ask for no more`,

@@ -29,7 +29,7 @@ export function answerFormat(model: Model, params: Given<ChatCompletionCreatePar
       : { tools, format: required(model.tools, "tools", "a chat template that knows tools") };
   const forced = calls !== null && choice !== "none" && choice !== "auto" ? calls.format.grammar(tools, choice) : null;
   const requested = grammarSpec(responseFormat);
-  if (requested !== null && calls !== null) throw refused("response_format", "and tools cannot be given together");
+  if (requested !== null && calls !== null) throw refused("response_format", "and tools cannot be used together");
   const grammar = requested ?? forced ?? undefined;
   if (grammar !== undefined)
     required(model.grammar, requested === null ? "tool_choice" : "response_format", "an engine with grammars");

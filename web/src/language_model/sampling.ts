@@ -33,7 +33,7 @@ export function readSampling({ topK, temperature, samplingMode }: SamplingOption
       throw new TypeError(`samplingMode is '${mode}', it must be one of ${Object.keys(MODE_TEMPERATURES).join(", ")}`);
     return { temperature: MODE_TEMPERATURES[mode], topK: undefined, samplingMode: mode };
   }
-  if (samplingMode !== undefined) throw new TypeError("samplingMode cannot be given together with topK or temperature");
+  if (samplingMode !== undefined) throw new TypeError("samplingMode cannot be used together with topK or temperature");
   if (topK !== undefined && !(topK >= 1)) throw new RangeError(`topK is ${topK}, it must be at least 1`);
   if (temperature !== undefined && !(temperature >= 0))
     throw new RangeError(`temperature is ${temperature}, it must be at least 0`);

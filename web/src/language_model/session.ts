@@ -91,8 +91,8 @@ export class LanguageModel extends EventTarget {
         ...message,
         prefix: false,
       }));
-      const { kept, usage } = await this.makeRoom(added, this.contextWindow);
-      this.#messages = [...kept, ...added];
+      const { retained, usage } = await this.makeRoom(added, this.contextWindow);
+      this.#messages = [...retained, ...added];
       this.#contextUsage = usage;
     });
   }
@@ -131,8 +131,13 @@ export class LanguageModel extends EventTarget {
       let text = "";
       for (let round = 0; ; round++) {
         // The answer needs at least one token.
-        const { kept } = await this.makeRoom([...prompt, ...steps], this.contextWindow - 1);
-        const answer = await this.complete([...kept, ...prompt, ...steps], options.responseConstraint, signal, onText);
+        const { retained } = await this.makeRoom([...prompt, ...steps], this.contextWindow - 1);
+        const answer = await this.complete(
+          [...retained, ...prompt, ...steps],
+          options.responseConstraint,
+          signal,
+          onText,
+        );
         text += answer.text;
         const isPrefix = round === 0 && isPrefixed(added);
         const message: TextMessage = {
@@ -142,7 +147,7 @@ export class LanguageModel extends EventTarget {
         };
         if (answer.calls.length === 0) {
           const messages: readonly TextMessage[] = [
-            ...kept,
+            ...retained,
             ...(isPrefixed(added) ? added.slice(0, -1) : added),
             ...steps,
             message,
@@ -217,18 +222,18 @@ export class LanguageModel extends EventTarget {
   private async makeRoom(
     added: readonly TextMessage[],
     most: number,
-  ): Promise<{ readonly kept: readonly TextMessage[]; readonly usage: number }> {
-    let kept = this.#messages;
+  ): Promise<{ readonly retained: readonly TextMessage[]; readonly usage: number }> {
+    let retained = this.#messages;
     for (;;) {
-      const usage = await this.count([...kept, ...added]);
+      const usage = await this.count([...retained, ...added]);
       if (usage <= most) {
-        if (kept.length < this.#messages.length) this.overflow();
-        return { kept, usage };
+        if (retained.length < this.#messages.length) this.overflow();
+        return { retained, usage };
       }
-      const oldest = kept.findIndex(({ role }) => role !== "system");
+      const oldest = retained.findIndex(({ role }) => role !== "system");
       if (oldest < 0) throw quotaExceeded(usage, this.contextWindow);
-      const next = kept.findIndex(({ role }, index) => index > oldest && role === "user");
-      kept = [...kept.slice(0, oldest), ...(next < 0 ? [] : kept.slice(next))];
+      const next = retained.findIndex(({ role }, index) => index > oldest && role === "user");
+      retained = [...retained.slice(0, oldest), ...(next < 0 ? [] : retained.slice(next))];
     }
   }
 

@@ -27,7 +27,7 @@ export function checkTools(tools: readonly LanguageModelTool[]): void {
     if (typeof name !== "string" || name === "" || typeof description !== "string" || typeof inputSchema !== "object") {
       throw new TypeError("A tool must have a name, a description and an inputSchema");
     }
-    if (names.has(name)) throw new TypeError(`There are two tools with the name '${name}'; give each its own`);
+    if (names.has(name)) throw new TypeError(`Two tools have the name '${name}'; names must be unique`);
     names.add(name);
     if (typeof execute !== "function")
       throw new TypeError(`The tool '${name}' needs \`execute\`, the function that runs when the model calls the tool`);
@@ -51,7 +51,7 @@ export async function runTool(
   try {
     const tool = tools.find(({ name }) => name === call.name);
     if (tool === undefined)
-      throw new Error(`There is no tool '${call.name}'; the tools are ${tools.map(({ name }) => name).join(", ")}`);
+      throw new Error(`Unknown tool '${call.name}'; the tools are ${tools.map(({ name }) => name).join(", ")}`);
     const execute = tool.execute as (input: unknown) => unknown;
     const input: unknown = JSON.parse(call.arguments === "" ? "{}" : call.arguments);
     const result = await unlessAborted(Promise.resolve(execute(input)), signal);

@@ -32,15 +32,15 @@ export interface ExtensionMLCEngineConfig extends MLCEngineConfig {
 
 /**
  * One handler for all ports. Make it with the first port, call `setPort` for each further port, and `onmessage` with
- * the messages of each. ``given`` is an engine, or options for the engine that the handler makes.
+ * the messages of each. ``engineOrOptions`` is an engine, or options for the engine that the handler makes.
  */
 export class ExtensionServiceWorkerMLCEngineHandler extends WebWorkerMLCEngineHandler {
   readonly #listeners = new Map<ExtensionPort, (message: unknown) => void>();
   /** The newest port. Messages without a port belong to it. */
   port: ExtensionPort;
 
-  constructor(port: ExtensionPort, given: MLCEngine | ServeOptions = {}) {
-    super(given);
+  constructor(port: ExtensionPort, engineOrOptions: MLCEngine | ServeOptions = {}) {
+    super(engineOrOptions);
     this.port = port;
     this.setPort(port);
   }

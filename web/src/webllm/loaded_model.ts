@@ -214,7 +214,7 @@ export class LoadedModel {
   }
 }
 
-/** The chunks in WebLLM's form. The last one, with the usage, is left out unless the request includes it. */
+/** The chunks in WebLLM's form. The last one, with the usage, is left out unless ``include_usage`` is set. */
 async function* streamed<T extends Chunk, U>(
   chunks: AsyncIterable<T>,
   { stream_options: options }: ChatCompletionRequestBase | CompletionCreateParamsBase,

@@ -16,12 +16,13 @@ const STAY_MS = 120_000;
 
 /**
  * Make it while the service worker's script starts, because its listener must exist before the first message. The
- * engine stays loaded while pages come and go, until the browser stops the service worker. ``given`` is an engine, or
- * options for the engine that the handler makes; structured output needs ``grammar``. ``scope`` sends the messages.
+ * engine stays loaded while pages come and go, until the browser stops the service worker. ``engineOrOptions`` is an
+ * engine, or options for the engine that the handler makes; structured output needs ``grammar``. ``scope`` sends the
+ * messages.
  */
 export class ServiceWorkerMLCEngineHandler extends WebWorkerMLCEngineHandler {
-  constructor(given: MLCEngine | ServeOptions = {}, scope: WorkerScope = globalThis) {
-    super(given);
+  constructor(engineOrOptions: MLCEngine | ServeOptions = {}, scope: WorkerScope = globalThis) {
+    super(engineOrOptions);
     scope.addEventListener("message", (event) => {
       this.onmessage(event);
     });

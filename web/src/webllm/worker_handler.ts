@@ -40,12 +40,12 @@ export class WebWorkerMLCEngineHandler {
 
   readonly engine: MLCEngine;
 
-  /** ``given`` is an engine, or options for the engine that the handler makes. */
-  constructor(given: MLCEngine | ServeOptions = {}) {
+  /** ``engineOrOptions`` is an engine, or options for the engine that the handler makes. */
+  constructor(engineOrOptions: MLCEngine | ServeOptions = {}) {
     this.engine =
-      given instanceof MLCEngine
-        ? given
-        : new MLCEngine({}, (bundle, options) => Engine.load(bundle, { ...options, ...given }));
+      engineOrOptions instanceof MLCEngine
+        ? engineOrOptions
+        : new MLCEngine({}, (bundle, options) => Engine.load(bundle, { ...options, ...engineOrOptions }));
     // Scripts pass this method on as a function.
     this.onmessage = this.onmessage.bind(this);
   }
