@@ -1,9 +1,9 @@
-// What the examples share: the elements of their pages.
+// Helpers of the examples for the elements of their pages.
 
 export function element(id: string): HTMLElement {
-  const found = document.getElementById(id);
-  if (found === null) throw new Error(`the page has no element '${id}'`);
-  return found;
+  const match = document.getElementById(id);
+  if (match === null) throw new Error(`the page has no element '${id}'`);
+  return match;
 }
 
 export function input(id: string): HTMLInputElement {
@@ -14,7 +14,7 @@ export function show(id: string, text: string): void {
   element(id).textContent = text;
 }
 
-/** The engine is loaded: let the form be sent. */
+/** Enables the form. Call it when the engine is loaded. */
 export function ready(): void {
   element("send").toggleAttribute("disabled", false);
   show("status", "ready");

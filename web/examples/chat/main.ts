@@ -1,4 +1,4 @@
-// A chat on a plain page: the conversation is kept, answers are streamed, and a button stops them.
+// A chat on a plain page. Each request contains the conversation so far, answers are streamed, and a button stops them.
 
 import { Engine } from "@nearfar/web";
 import type { ChatCompletionMessageParam } from "@nearfar/web";

@@ -1,4 +1,5 @@
-// The popup of a Chrome extension. It starts with the text that is selected in the tab; the bundle is a folder of the extension, so nothing is sent anywhere.
+// The popup of a Chrome extension. The question starts with the text that is selected in the tab. The bundle is a
+// folder of the extension, so nothing is sent anywhere.
 
 import { Engine } from "@nearfar/web";
 

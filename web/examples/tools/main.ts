@@ -1,4 +1,5 @@
-// The model calls a function of the page, gets its result, and answers. The bundle's model must know tools (engine.info.tools).
+// The model calls a function of the page, receives its result, and answers. The bundle's model must support tools
+// (engine.info.tools).
 
 import { Engine } from "@nearfar/web";
 import type { ChatCompletionMessageParam, ChatCompletionTool } from "@nearfar/web";
@@ -31,15 +32,15 @@ ready();
 element("form").onsubmit = async (event) => {
   event.preventDefault();
   const messages: ChatCompletionMessageParam[] = [{ role: "user", content: input("question").value }];
-  // "required" makes the model call a tool; with "auto" it decides.
-  const asked = await engine.chat.completions.create({
+  // "required" makes the model call a tool; with "auto", the model decides.
+  const first = await engine.chat.completions.create({
     messages,
     tools,
     tool_choice: "required",
     temperature: 0,
     max_tokens: 100,
   });
-  const calls = asked.choices[0]?.message.tool_calls ?? [];
+  const calls = first.choices[0]?.message.tool_calls ?? [];
   messages.push({ role: "assistant", tool_calls: calls });
   for (const { id, function: call } of calls) {
     const result = setLight(JSON.parse(call.arguments) as Parameters<typeof setLight>[0]);

@@ -1,4 +1,4 @@
-// One call of the AI SDK as parameters of chat.completions.create, with warnings for settings that have no effect.
+// Converts a call of the AI SDK to parameters of chat.completions.create, with warnings for settings without effect.
 
 import type { LanguageModelV4CallOptions, LanguageModelV4FunctionTool, SharedV4Warning } from "@ai-sdk/provider";
 
@@ -16,17 +16,10 @@ export interface Call {
   readonly warnings: SharedV4Warning[];
 }
 
-/** Throws RequestError for a prompt that cannot be expressed. The engine itself checks ranges and throws RequestError too. */
+/** Throws RequestError for a prompt that has no equivalent. The engine itself checks the ranges of parameters. */
 export function callOf(options: LanguageModelV4CallOptions): Call {
   const warnings: SharedV4Warning[] = [];
   const { reasoning, providerOptions, toolChoice } = options;
-  if (reasoning !== undefined && reasoning !== "provider-default") {
-    warnings.push({
-      type: "unsupported",
-      feature: "reasoning",
-      details: "pass what the engine takes in providerOptions.nearfar",
-    });
-  }
   const tools = (options.tools ?? []).flatMap((tool) => {
     if (tool.type === "function") return [functionTool(tool, warnings)];
     warnings.push({
@@ -38,9 +31,11 @@ export function callOf(options: LanguageModelV4CallOptions): Call {
   });
   return {
     params: withPlainSchemas({
+      reasoning_effort: reasoning === "provider-default" ? undefined : reasoning,
+      // The AI SDK lets provider options take precedence over `reasoning`.
       ...(providerOptions?.nearfar as Partial<ChatCompletionCreateParamsNonStreaming> | undefined),
       messages: messagesOf(options.prompt),
-      // What is undefined counts as not given.
+      // The engine ignores undefined parameters.
       max_tokens: options.maxOutputTokens,
       temperature: options.temperature,
       top_p: options.topP,

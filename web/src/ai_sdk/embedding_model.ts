@@ -1,4 +1,4 @@
-// The AI SDK's embedding model over embeddings.create.
+// The AI SDK's embedding model, implemented with embeddings.create.
 
 import type { EmbeddingModelV4 } from "@ai-sdk/provider";
 
@@ -10,7 +10,7 @@ export function embeddingModel(source: EmbeddingSource, modelId: string): Embedd
     provider: "nearfar",
     modelId,
     maxEmbeddingsPerCall: Infinity,
-    // Requests would be answered one after the other; the inputs of one request share batches.
+    // Parallel requests would run one after the other, but the inputs of one request share batches.
     supportsParallelCalls: false,
     async doEmbed({ values, dimensions, abortSignal }) {
       const { data, usage } = await source.embeddings.create({ input: values, dimensions }, { signal: abortSignal });

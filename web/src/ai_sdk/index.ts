@@ -23,14 +23,15 @@ export interface NearfarProvider {
 }
 
 /**
- * The AI SDK's models over an Engine, an engine in a worker, or a Hybrid. Extensions of the engine, such as `min_p`, and of a Hybrid, such as `pin`, go
- * into `providerOptions.nearfar`; route and timings of an answer come in `providerMetadata.nearfar`.
+ * Makes the AI SDK's models from an Engine, an engine in a worker, or a Hybrid. Set extensions of the engine, such as
+ * `min_p`, and of a Hybrid, such as `pin`, in `providerOptions.nearfar`. `providerMetadata.nearfar` contains the route
+ * and the timings of an answer.
  */
 export function createNearfar(source: ChatSource | EmbeddingSource): NearfarProvider {
   const language = (modelId = modelName(source)): LanguageModelV4 => {
     if (!("chat" in source))
       throw new RequestError(
-        "This source has no chat.completions; give createNearfar an Engine, an engine in a worker, or a Hybrid",
+        "This source has no chat.completions; pass createNearfar an Engine, an engine in a worker, or a Hybrid",
       );
     return languageModel(source, modelId);
   };
@@ -40,7 +41,7 @@ export function createNearfar(source: ChatSource | EmbeddingSource): NearfarProv
     embeddingModel: (modelId = modelName(source)): EmbeddingModelV4 => {
       if (!("embeddings" in source))
         throw new RequestError(
-          "This source has no embeddings; give createNearfar an engine with an embedding model's bundle",
+          "This source has no embeddings; pass createNearfar an engine with an embedding model's bundle",
         );
       return embeddingModel(source, modelId);
     },

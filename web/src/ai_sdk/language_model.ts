@@ -1,4 +1,4 @@
-// The AI SDK's language model over chat.completions.create.
+// The AI SDK's language model, implemented with chat.completions.create.
 
 import type {
   JSONObject,
@@ -46,9 +46,9 @@ export function languageModel(source: ChatSource, modelId: string): LanguageMode
     },
     async doStream(options) {
       const { params, warnings } = callOf(options);
-      const left = new AbortController();
+      const cancelled = new AbortController();
       const signal = AbortSignal.any([
-        left.signal,
+        cancelled.signal,
         ...(options.abortSignal === undefined ? [] : [options.abortSignal]),
       ]);
       const chunks = await completions.create(
@@ -64,7 +64,7 @@ export function languageModel(source: ChatSource, modelId: string): LanguageMode
             else controller.enqueue(value);
           },
           async cancel(reason) {
-            left.abort(reason);
+            cancelled.abort(reason);
             await parts.return();
           },
         }),
@@ -90,7 +90,7 @@ function contentOf({
   ];
 }
 
-/** One block of text or of reasoning is open at a time; a call of a tool ends with the next one, or with the answer. */
+/** Only one block of text or reasoning is open at a time. A tool call ends at the next one, or with the answer. */
 async function* streamParts(
   chunks: AsyncIterable<ChatCompletionChunk>,
   warnings: SharedV4Warning[],

@@ -1,4 +1,4 @@
-// A prompt of the AI SDK as messages of OpenAI's API.
+// Converts a prompt of the AI SDK to messages of OpenAI's API.
 
 import type { LanguageModelV4Message, LanguageModelV4Prompt, LanguageModelV4ToolResultPart } from "@ai-sdk/provider";
 
@@ -28,11 +28,11 @@ export function messagesOf(prompt: LanguageModelV4Prompt): ChatCompletionMessage
 }
 
 function userContent(parts: readonly UserPart[]): string | ChatCompletionContentPart[] {
-  const read = parts.map((part) => (part.type === "text" ? { type: "text", text: part.text } : filePart(part)));
-  return read.every((part) => "text" in part) ? read.map(({ text }) => text).join("") : read;
+  const converted = parts.map((part) => (part.type === "text" ? { type: "text", text: part.text } : filePart(part)));
+  return converted.every((part) => "text" in part) ? converted.map(({ text }) => text).join("") : converted;
 }
 
-/** Only a Hybrid's server may be able to see images; an engine refuses them. */
+/** Only the server of a Hybrid may support images; an engine rejects them. */
 function filePart({
   data,
   mediaType,
@@ -45,8 +45,8 @@ function filePart({
     typeof data.data === "string"
       ? data.data
       : btoa(Array.from(data.data, (byte) => String.fromCharCode(byte)).join(""));
-  const known = mediaType === "image" || mediaType.endsWith("/*") ? "image/png" : mediaType;
-  return { type: "image_url", image_url: { url: `data:${known};base64,${base64}` } };
+  const imageType = mediaType === "image" || mediaType.endsWith("/*") ? "image/png" : mediaType;
+  return { type: "image_url", image_url: { url: `data:${imageType};base64,${base64}` } };
 }
 
 function assistantMessage(
@@ -62,7 +62,7 @@ function assistantMessage(
         type: "function",
         function: { name: part.toolName, arguments: JSON.stringify(part.input) },
       });
-    // Chat templates leave earlier reasoning out of the prompt as well.
+    // Reasoning is left out, as chat templates leave out earlier reasoning.
     else if (part.type !== "reasoning") throw unsupported(`an assistant message's part of type '${part.type}'`);
   }
   return calls.length === 0

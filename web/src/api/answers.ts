@@ -1,13 +1,13 @@
-// Several answers at once: requests flow in, the pieces of all answers flow out as they come, and at the end what they cost.
+// Generates several answers at once. Yields their pieces as they are generated, and returns their usage and timings.
 
 import type { TokenRequest } from "../engine/request.js";
 import type { AnswerStart, ChoiceEnd, Piece } from "./choice.js";
 import { answerChoice } from "./choice.js";
 import type { Model } from "./model.js";
 import { anySignal } from "./stream.js";
-import type { CompletionTimings, CompletionUsage } from "./types.js";
+import type { ChatCompletionChunk, CompletionChunk, CompletionTimings, CompletionUsage } from "./types.js";
 
-export type Answered =
+export type AnswerEvent =
   | { readonly type: "piece"; readonly index: number; readonly piece: Piece }
   | { readonly type: "end"; readonly index: number; readonly finishReason: ChoiceEnd["finishReason"] };
 
@@ -16,7 +16,10 @@ export interface Cost {
   readonly timings: CompletionTimings;
 }
 
-/** Each prompt has ``n`` requests that follow each other. All answers end when the consumer leaves, when one fails, or when a signal aborts. */
+/**
+ * Each prompt has ``n`` consecutive requests. All answers end when the consumer leaves, when one of them fails, or when
+ * a signal aborts.
+ */
 export async function* answerAll(
   model: Model,
   requests: readonly TokenRequest[],
@@ -27,16 +30,16 @@ export async function* answerAll(
     readonly interrupt: AbortSignal | undefined;
     readonly begins?: AnswerStart;
   },
-): AsyncGenerator<Answered, Cost, undefined> {
-  const left = new AbortController();
+): AsyncGenerator<AnswerEvent, Cost, undefined> {
+  const cancelled = new AbortController();
   const { stops, interrupt } = options;
-  const signal = anySignal(options.signal, interrupt, left.signal);
+  const signal = anySignal(options.signal, interrupt, cancelled.signal);
   const choices = requests.map((request) =>
     answerChoice(model.tokens, model.text, { ...request, signal }, stops, interrupt, options.begins),
   );
   const next = (choice: (typeof choices)[number], index: number) => {
     const promise = choice.next().then((result) => ({ choice, index, result }));
-    // It is awaited, but perhaps not before it rejects.
+    // The promise is awaited, but it may reject before that.
     promise.catch(() => undefined);
     return promise;
   };
@@ -53,13 +56,13 @@ export async function* answerAll(
         ends[index] = result.value;
         yield { type: "end", index, finishReason: result.value.finishReason };
       } else {
-        // The one that was served last waits behind the others.
+        // An entry that is set again moves to the end, so that the other answers are served first.
         pending.set(index, next(choice, index));
         yield { type: "piece", index, piece: result.value };
       }
     }
   } finally {
-    left.abort();
+    cancelled.abort();
     await Promise.allSettled([...pending.values(), ...choices.map((choice) => choice.return(undefined as never))]);
   }
   const now = performance.now();
@@ -70,9 +73,17 @@ export async function* answerAll(
   };
 }
 
-/** What the generator returns after its last answer. */
-export function costOf(result: IteratorResult<Answered, Cost>): Cost {
-  if (result.done !== true) throw new Error("an answer after the last");
+/** ``head`` with the fields that a chunk and its answer share. */
+export function foldHead<T extends object>(
+  head: Partial<T>,
+  { usage, timings, id, created, model }: ChatCompletionChunk | CompletionChunk,
+): Partial<T> {
+  return { ...head, id, created, model, ...(timings && { timings }), ...(usage && { usage }) };
+}
+
+/** The value that answerAll returns after its last event. */
+export function costOf(result: IteratorResult<AnswerEvent, Cost>): Cost {
+  if (result.done !== true) throw new Error("an event after the last answer");
   return result.value;
 }
 
@@ -82,7 +93,7 @@ function usageOf(
   n: number,
   completionTokens: number,
 ): CompletionUsage {
-  // Answers to the same prompt share its tokens, so the first of them speaks for all.
+  // Answers to the same prompt share its tokens, so only the first of them counts.
   const prompts = requests.flatMap(({ promptIds }, index) =>
     index % n === 0 ? [{ tokens: promptIds.length, cached: ends[index]?.cachedTokens ?? null }] : [],
   );

@@ -1,10 +1,10 @@
-// chat.completions.create: OpenAI's parameters flow in; chunks flow out, or the one answer that they add up to.
+// chat.completions.create: answers a chat with OpenAI's parameters, in chunks or as one answer.
 
 import type { Constraint, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
-import { answerAll, costOf } from "./answers.js";
+import { answerAll, costOf, foldHead } from "./answers.js";
 import { encodeChat } from "./chat_prompt.js";
-import type { AnswerStart, PlacedToken } from "./choice.js";
+import type { AnswerStart, AnswerToken } from "./choice.js";
 import type { Model, ToolCallParser } from "./model.js";
 import { readThinking } from "../text/thinking.js";
 import type { ToolCallEvent } from "../text/tool_call_stream.js";
@@ -32,8 +32,8 @@ export class ChatCompletions {
   constructor(private readonly model: Model) {}
 
   /**
-   * Answers a chat. With ``stream: true`` a Stream of chunks, which generates while it is read; else the whole answer. Throws RequestError,
-   * DeviceError, or the signal's reason.
+   * Answers a chat. Returns the complete answer, or with ``stream: true`` a Stream of chunks, which generates while it
+   * is read. Throws RequestError, DeviceError, or the signal's reason.
    */
   create(params: ChatCompletionCreateParamsNonStreaming, options?: RequestOptions): Promise<ChatCompletion>;
   create(params: ChatCompletionCreateParamsStreaming, options?: RequestOptions): Promise<Stream<ChatCompletionChunk>>;
@@ -45,66 +45,66 @@ export class ChatCompletions {
     params: ChatCompletionCreateParams,
     options: RequestOptions = {},
   ): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
-    const { stream = false, ...given } = readParams(params, CHAT_PARAMS);
-    const answer = await this.prepare(given, options);
+    const { stream = false, ...request } = readParams(params, CHAT_PARAMS);
+    const answer = await this.prepare(request, options);
     return stream
-      ? new Stream((signal) => answer(signal, given.stream_options?.include_usage === true))
+      ? new Stream((signal) => answer(signal, request.stream_options?.include_usage === true))
       : foldChat(answer(new AbortController().signal, true));
   }
 
-  /** Everything that can be wrong with a request is found here, before anything is generated. */
+  /** Checks the complete request before anything is generated. */
   private async prepare(
-    given: Given<ChatCompletionCreateParamsBase>,
+    request: Given<ChatCompletionCreateParamsBase>,
     options: RequestOptions,
-  ): Promise<(left: AbortSignal, withUsage: boolean) => AsyncGenerator<ChatCompletionChunk, void, undefined>> {
+  ): Promise<(cancelled: AbortSignal, withUsage: boolean) => AsyncGenerator<ChatCompletionChunk, void, undefined>> {
     const { model } = this;
     const {
       messages = [],
       max_completion_tokens: maxCompletionTokens,
       max_tokens: maxTokens = maxCompletionTokens,
-    } = given;
-    if (maxCompletionTokens !== undefined && given.max_tokens !== undefined) {
+    } = request;
+    if (maxCompletionTokens !== undefined && request.max_tokens !== undefined) {
       throw new RequestError("max_tokens and max_completion_tokens mean the same; give one of them", {
         param: "max_tokens",
       });
     }
-    if (given.top_logprobs !== undefined && given.logprobs !== true)
+    if (request.top_logprobs !== undefined && request.logprobs !== true)
       throw new RequestError("top_logprobs needs logprobs: true", { param: "top_logprobs" });
-    const { grammar, calls } = answerFormat(model, given);
+    const { grammar, calls } = answerFormat(model, request);
     const { reasoning } = model.text.thinking;
-    const { variables, budget } = readThinking(given, model.text.thinking);
+    const { variables, budget } = readThinking(request, model.text.thinking);
     const prompt = encodeChat(model.text, messages, {
       tools: calls?.tools,
-      continueFinalMessage: given.continue_final_message,
+      continueFinalMessage: request.continue_final_message,
       variables,
     });
     const { ids: promptIds, state } = prompt;
-    // A constraint belongs to an answer that runs, so this one only shows that the grammar can be had.
+    // Each answer needs a constraint of its own. This first one only checks that the grammar can be compiled.
     const room = Math.max(1, model.context - promptIds.length + 1);
     const most = Math.min(maxTokens ?? room, room);
     const starts = reasoning === null || state === "content" ? undefined : { reasoning, state, budget };
     const constrain = async (): Promise<Constraint | undefined> =>
       (grammar ?? starts?.budget) === undefined ? undefined : model.grammar?.constraint(grammar, most, starts);
     (await constrain())?.dispose();
-    const logprobs = given.logprobs === true ? (given.top_logprobs ?? 0) : undefined;
-    const requestsNow = requestsOf(
+    const logprobs = request.logprobs === true ? (request.top_logprobs ?? 0) : undefined;
+    const planned = requestsOf(
       promptIds,
-      { ...given, max_tokens: maxTokens },
+      { ...request, max_tokens: maxTokens },
       { logprobs, logitProcessor: options.logitProcessor },
     );
     const { promptLogprobs } = options;
 
-    return async function* (left, withUsage) {
-      const signal = anySignal(options.signal, given.signal, left);
+    return async function* (cancelled, withUsage) {
+      const signal = anySignal(options.signal, request.signal, cancelled);
       const requests: TokenRequest[] = [];
       try {
-        for (const request of requestsNow) {
-          // All answers have the same prompt, so the first of them speaks for it.
-          const told =
+        for (const tokenRequest of planned) {
+          // All answers have the same prompt, so only the first of them reports its log-probabilities.
+          const promptParams =
             requests.length === 0
               ? { promptLogprobs: promptLogprobs?.tokens, onPromptLogprobs: promptLogprobs?.tell }
               : {};
-          requests.push({ ...request, ...told, constraint: await constrain() });
+          requests.push({ ...tokenRequest, ...promptParams, constraint: await constrain() });
         }
       } catch (error) {
         for (const { constraint } of requests) constraint?.dispose();
@@ -113,9 +113,9 @@ export class ChatCompletions {
       const interrupt = options.interrupt ?? undefined;
       const parsers = requests.map(() => calls?.format.parser());
       yield* chatChunks(model, requests, {
-        stops: stopsOf(given),
+        stops: stopsOf(request),
         parsers,
-        oneCall: given.parallel_tool_calls === false,
+        oneCall: request.parallel_tool_calls === false,
         begins: { state, reasoning },
         signal,
         interrupt,
@@ -159,18 +159,18 @@ async function* chatChunks(
     index: number,
     reasoning: string,
     events: readonly ToolCallEvent[],
-    tokens: readonly PlacedToken[],
+    tokens: readonly AnswerToken[],
   ): Generator<ChatCompletionChunk> {
     if (!started.has(index)) yield choice(index, { role: "assistant", content: "" });
     started.add(index);
     const content = tokens.map((token) => tokenLogprob(model, token));
     const logprobs = withLogprobs && content.length > 0 ? { content, refusal: null } : null;
-    const kept = events
+    const shown = events
       .filter((event) => (event.type === "text" ? event.text !== "" : !oneCall || event.index === 0))
       .map(deltaOf);
-    if (reasoning !== "") kept.unshift({ reasoning_content: reasoning });
-    if (kept.length === 0 && logprobs !== null) yield choice(index, { content: "" }, { logprobs });
-    for (const [position, delta] of kept.entries()) {
+    if (reasoning !== "") shown.unshift({ reasoning_content: reasoning });
+    if (shown.length === 0 && logprobs !== null) yield choice(index, { content: "" }, { logprobs });
+    for (const [position, delta] of shown.entries()) {
       yield choice(index, delta, position === 0 ? { logprobs } : {});
     }
   }
@@ -188,7 +188,7 @@ async function* chatChunks(
         continue;
       }
       yield* deltas(index, "", parser?.finish() ?? [], []);
-      // An answer that max_tokens ends right after a whole call is not cut.
+      // An answer that max_tokens ends right after a complete call is not truncated.
       const finishReason =
         parser?.[value.finishReason === "stop" ? "called" : "whole"] === true ? "tool_calls" : value.finishReason;
       const last = choice(index, {}, { finish_reason: finishReason });
@@ -220,7 +220,7 @@ function deltaOf(event: ToolCallEvent): ChatCompletionDelta {
   }
 }
 
-function tokenLogprob(model: Model, { tokenId, logprob, alternatives }: PlacedToken): ChatCompletionTokenLogprob {
+function tokenLogprob(model: Model, { tokenId, logprob, alternatives }: AnswerToken): ChatCompletionTokenLogprob {
   return {
     ...topLogprob(model, tokenId, logprob ?? 0),
     token_id: tokenId,
@@ -237,22 +237,15 @@ function topLogprob({ text }: Model, tokenId: number, logprob: number): TopLogpr
   };
 }
 
-/** The whole answer that a stream with usage adds up to. */
+/** Combines the chunks of a stream with usage into one answer. */
 export async function foldChat(
   chunks: AsyncIterable<ChatCompletionChunk> | Iterable<ChatCompletionChunk>,
 ): Promise<ChatCompletion> {
   const choices: ChatCompletionChoice[] = [];
-  let whole: Partial<ChatCompletion> = {};
-  for await (const { choices: parts, usage, timings, id, created, model } of chunks) {
-    whole = {
-      ...whole,
-      id,
-      created,
-      model,
-      ...(timings === undefined ? {} : { timings }),
-      ...(usage === undefined || usage === null ? {} : { usage }),
-    };
-    for (const { index, delta, logprobs, finish_reason: finishReason } of parts) {
+  let head: Partial<ChatCompletion> = {};
+  for await (const chunk of chunks) {
+    head = foldHead(head, chunk);
+    for (const { index, delta, logprobs, finish_reason: finishReason } of chunk.choices) {
       const choice = (choices[index] ??= {
         index,
         message: { role: "assistant", content: "", refusal: null },
@@ -268,9 +261,9 @@ export async function foldChat(
           content: [...(choice.logprobs?.content ?? []), ...(logprobs.content ?? [])],
           refusal: null,
         };
-      for (const { index: at, id: callId = "", function: described } of delta.tool_calls ?? []) {
+      for (const { index: callIndex, id: callId = "", function: described } of delta.tool_calls ?? []) {
         const calls = (choice.message.tool_calls ??= []);
-        const call = (calls[at] ??= {
+        const call = (calls[callIndex] ??= {
           id: callId,
           type: "function",
           function: { name: described?.name ?? "", arguments: "" },
@@ -282,5 +275,5 @@ export async function foldChat(
   for (const { message } of choices)
     if (message.content === "" && (message.tool_calls ?? message.reasoning_content) !== undefined)
       message.content = null;
-  return { ...(whole as ChatCompletion), object: "chat.completion", choices };
+  return { ...(head as ChatCompletion), object: "chat.completion", choices };
 }

@@ -1,4 +1,4 @@
-// A chat as OpenAI writes it, to the token ids of its prompt. Messages and tools flow in; what a text model cannot read is refused.
+// Encodes OpenAI's messages and tools into the token ids of a prompt. Rejects content that a text model cannot read.
 
 import { RequestError } from "../errors.js";
 import type { Message } from "../text/chat_template.js";
@@ -15,14 +15,14 @@ const ROLES: readonly string[] = [
   "tool",
 ] satisfies ChatCompletionMessageParam["role"][];
 
-// Read on their own, and what OpenAI's client adds to an answer: its own reading of the content.
+// The first two are read separately. OpenAI's client adds "parsed", its parsed content, to an answer.
 const SKIPPED: readonly string[] = ["role", "content", "parsed"];
 
 export interface ChatPromptOptions {
   readonly tools?: readonly FunctionTool[] | undefined;
   /** The last message is the start of the answer. */
   readonly continueFinalMessage?: boolean | undefined;
-  /** Further variables of the chat template. */
+  /** Additional variables of the chat template. */
   readonly variables?: Readonly<Record<string, unknown>> | undefined;
 }
 
@@ -32,7 +32,7 @@ export interface ChatPrompt {
   readonly state: State;
 }
 
-/** Throws RequestError, which names the message that is at fault. */
+/** Throws RequestError, which names the wrong message. */
 export function encodeChat(
   text: TextCodec,
   messages: readonly ChatCompletionMessageParam[],
@@ -40,17 +40,17 @@ export function encodeChat(
 ): ChatPrompt {
   if (messages.length === 0)
     throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
-  const read = messages.map(readMessage);
+  const parsed = messages.map(readMessage);
   const { reasoning } = text.thinking;
   const prompt = (rendered: readonly Message[]): ChatPrompt => {
     const ids = text.encodeChat(rendered, options);
     return { ids, state: reasoning?.stateAfter(ids) ?? "content" };
   };
-  if (options.continueFinalMessage !== true) return prompt(read);
-  const last = read.at(-1);
+  if (options.continueFinalMessage !== true) return prompt(parsed);
+  const last = parsed.at(-1);
   if (last?.role !== "assistant") throw refused("continue_final_message", "needs an assistant's message at the end");
-  // The template ends with what opens an answer, so the answer's own start follows it.
-  const { ids, state } = prompt(read.slice(0, -1));
+  // The template ends with the opening of an answer, so the start of the answer follows it.
+  const { ids, state } = prompt(parsed.slice(0, -1));
   const content = last.content ?? "";
   const begun = reasoning?.begun(state, content, last.reasoning_content ?? "") ?? {
     ids: text.encode(content, false),
@@ -63,24 +63,24 @@ function readMessage(message: ChatCompletionMessageParam, index: number): Messag
   const where = `messages[${index}]`;
   const { role, content } = message;
   if (!ROLES.includes(role)) throw refused(where, `has role ${shown(role)}, it must be one of ${ROLES.join(", ")}`);
-  const given = Object.entries(message).filter(([key, value]) => !SKIPPED.includes(key) && !isNothing(value));
+  const fields = Object.entries(message).filter(([key, value]) => !SKIPPED.includes(key) && !isEmpty(value));
   const {
     tool_calls: calls,
     reasoning,
-    reasoning_content: thought = reasoning,
+    reasoning_content: reasoningContent = reasoning,
     ...rest
-  } = Object.fromEntries(given) as Partial<ChatCompletionMessageParam>;
+  } = Object.fromEntries(fields) as Partial<ChatCompletionMessageParam>;
   const unknown =
     Object.keys(rest).find((key) => key !== "name" && key !== "tool_call_id") ??
-    (typeof (thought ?? "") === "string" ? undefined : "reasoning_content");
+    (typeof (reasoningContent ?? "") === "string" ? undefined : "reasoning_content");
   if (unknown !== undefined) throw refused(where, `has '${unknown}', which is not supported`);
   return {
     ...rest,
     // Templates know system messages; developer is OpenAI's later name for them.
     role: role === "developer" ? "system" : role,
-    content: readContent(content, where, role === "assistant" && (calls ?? thought) !== undefined),
-    ...(role === "assistant" && thought && { reasoning_content: thought }),
-    // Clients send back more of a call than templates should see.
+    content: readContent(content, where, role === "assistant" && (calls ?? reasoningContent) !== undefined),
+    ...(role === "assistant" && reasoningContent && { reasoning_content: reasoningContent }),
+    // Clients send back more fields of a call than templates should receive.
     ...(calls && {
       tool_calls: calls.map(({ id, type, function: called }) => ({
         id,
@@ -91,9 +91,9 @@ function readMessage(message: ChatCompletionMessageParam, index: number): Messag
   };
 }
 
-function readContent(content: ChatCompletionMessageParam["content"], where: string, mayLack: boolean): string {
+function readContent(content: ChatCompletionMessageParam["content"], where: string, isOptional: boolean): string {
   if (typeof content === "string") return content;
-  if (mayLack && (content === null || content === undefined)) return "";
+  if (isOptional && (content === null || content === undefined)) return "";
   if (!Array.isArray(content)) throw refused(`${where}.content`, "must be a string, or a list of parts");
   const parts: readonly unknown[] = content;
   return parts
@@ -109,11 +109,11 @@ function readContent(content: ChatCompletionMessageParam["content"], where: stri
     .join("");
 }
 
-/** Whether a value is null or empty, or holds nothing but such values, as clients send it back from an answer. */
-function isNothing(value: unknown): boolean {
-  return (value ?? "") === "" || (typeof value === "object" && Object.values(Object(value) as object).every(isNothing));
+/** Whether a value is null, empty, or an object of only such values, as clients send it back from an answer. */
+function isEmpty(value: unknown): boolean {
+  return (value ?? "") === "" || (typeof value === "object" && Object.values(Object(value) as object).every(isEmpty));
 }
 
-function refused(where: string, says: string): RequestError {
-  return new RequestError(`${where} ${says}`, { param: where });
+function refused(where: string, problem: string): RequestError {
+  return new RequestError(`${where} ${problem}`, { param: where });
 }

@@ -1,4 +1,5 @@
-// What the adapters for other libraries need of an engine: anything with chat.completions.create, such as an Engine, an engine in a worker or a Hybrid.
+// What the adapters for other libraries need: anything with chat.completions.create, such as an Engine, an engine in a
+// worker, or a Hybrid.
 
 import { Unavailable } from "../errors.js";
 import type {
@@ -34,12 +35,12 @@ export interface EmbeddingSource {
   };
 }
 
-/** A streamed or whole message of a model that thinks before it answers. */
+/** A message, or a part of one, from a model that reasons before it answers. */
 export interface Reasoning {
   readonly reasoning_content?: string | null;
 }
 
-/** The name of the model that answers; of a Hybrid, of the one on this device. */
+/** The name of the model that answers. For a Hybrid, the name of the model on this device. */
 export function modelName(source: object): string {
   const { info, near } = source as {
     readonly info?: { readonly model: string };
@@ -49,26 +50,27 @@ export function modelName(source: object): string {
 }
 
 /**
- * Chunks for a consumer that can only append. Throws Unavailable if a Hybrid withdraws text that was yielded before, because the consumer would show
- * the withdrawn text and the new answer as one.
+ * Chunks for a consumer that can only append. Throws Unavailable if a Hybrid withdraws text that was yielded before,
+ * because the consumer would show the withdrawn text and the new answer together.
  */
 export async function* appendOnly(
   chunks: AsyncIterable<ChatCompletionChunk>,
 ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-  let isBegun = false;
+  let hasStarted = false;
   for await (const chunk of chunks) {
     const [choice] = chunk.choices;
-    if (isBegun && isWithdrawal(chunk)) {
+    if (hasStarted && isWithdrawal(chunk)) {
       throw new Unavailable(
-        'The other side restarted an answer whose first part was streamed already; ask without streaming, or use escalation.then "continue" in the policy',
+        "The other side restarted an answer whose start was streamed already; " +
+          'request it without streaming, or set escalation.then to "continue" in the policy',
       );
     }
-    isBegun ||= choice !== undefined && hasContent(choice.delta);
+    hasStarted ||= choice !== undefined && hasContent(choice.delta);
     yield chunk;
   }
 }
 
-/** Whether this chunk begins the answer anew, so that the text before it no longer counts. */
+/** Whether this chunk restarts the answer and withdraws the text before it. */
 export function isWithdrawal({ choices, route }: ChatCompletionChunk): boolean {
   return route?.switched_at === 0 && choices[0]?.finish_reason === null;
 }

@@ -1,4 +1,4 @@
-// One answer as text: a request's token ids flow in from the engine, pieces of text flow out with the tokens that they are made of.
+// Turns the token ids of one answer into pieces of text, each with its tokens.
 
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../engine/request.js";
 import type { Decoder } from "../text/text_stream.js";
@@ -8,23 +8,24 @@ import { TextStream } from "../text/text_stream.js";
 import { StopStrings } from "./stop_strings.js";
 
 export interface Piece {
-  /** Comes before ``text``. */
+  /** Precedes ``text``. */
   readonly reasoning: string;
   readonly text: string;
-  /** The tokens whose text is out with this piece, those of the reasoning too, each with where it starts in the answer. */
-  readonly tokens: readonly PlacedToken[];
+  /** The tokens whose text is complete with this piece, including those of the reasoning. */
+  readonly tokens: readonly AnswerToken[];
 }
 
-export interface PlacedToken extends GeneratedToken {
+export interface AnswerToken extends GeneratedToken {
+  /** Its offset in the answer's text, in characters. */
   readonly start: number;
 }
 
 export interface ChoiceEnd {
   readonly finishReason: Completion["finishReason"];
   readonly completionTokens: number;
-  /** Null where the answer was cut short, so that the engine did not say. */
+  /** Null if the answer was stopped early, because the engine then does not report it. */
   readonly cachedTokens: number | null;
-  /** Those up to the end of the reasoning, with the markers; null for a model that does not reason. */
+  /** The tokens up to the end of the reasoning, including the markers; null for a model that does not reason. */
   readonly reasoningTokens: number | null;
 }
 
@@ -35,8 +36,9 @@ export interface AnswerStart {
 }
 
 /**
- * Yields a piece for each token, an empty one while its text is held back. Throws what the source throws, but where ``interrupt`` is why: then the
- * answer ends as it is. Stop strings end the content only; by default all of the answer is content. The request's own signal must abort with ``interrupt``.
+ * Yields a piece for each token; the piece is empty while its text is held back. Throws what the source throws, except
+ * after ``interrupt``, which ends the answer at this point. Stop strings apply to the content only; by default the
+ * complete answer is content. The request's own signal must abort together with ``interrupt``.
  */
 export async function* answerChoice(
   source: TokenSource,
@@ -50,17 +52,17 @@ export async function* answerChoice(
   const stopStrings = new StopStrings(stops);
   const parser = new ReasoningParser(state, reasoning);
   const tokens = source.generateTokens(request);
-  const waiting: (PlacedToken & { readonly end: number })[] = [];
+  const pending: (AnswerToken & { readonly end: number })[] = [];
   let completionTokens = 0;
   let decoded = 0;
   let released = 0;
-  const piece = (thought: string, text: string, isLast: boolean): Piece => {
+  const piece = (reasoningText: string, text: string, isLast: boolean): Piece => {
     released += text.length;
-    // Of the tokens around a stop string, those that have a character before it belong to the answer.
-    const count = waiting.findIndex(({ start, end }) =>
+    // A token around a stop string belongs to the answer if at least one of its characters is before the stop string.
+    const count = pending.findIndex(({ start, end }) =>
       isLast ? stopStrings.stopped && start >= released : end > released,
     );
-    return { reasoning: thought, text, tokens: waiting.splice(0, count < 0 ? waiting.length : count) };
+    return { reasoning: reasoningText, text, tokens: pending.splice(0, count < 0 ? pending.length : count) };
   };
   const end = (finishReason: ChoiceEnd["finishReason"], count: number, cachedTokens: number | null): ChoiceEnd => {
     return { finishReason, completionTokens: count, cachedTokens, reasoningTokens: reasoning && parser.tokens };
@@ -77,20 +79,20 @@ export async function* answerChoice(
     for (;;) {
       const { done, value } = await next();
       if (done === true) {
-        const [thought, content] = parser.feed(stream.finish(), null);
-        yield piece(thought, stopStrings.feed(content) + stopStrings.finish(), true);
+        const [reasoningText, content] = parser.feed(stream.finish(), null);
+        yield piece(reasoningText, stopStrings.feed(content) + stopStrings.finish(), true);
         if (value === null) return end("stop", completionTokens, null);
         return end(stopStrings.stopped ? "stop" : value.finishReason, value.completionTokens, value.cachedTokens);
       }
       completionTokens++;
       const text = stream.feed(value.tokenId);
-      waiting.push({ ...value, start: decoded, end: (decoded += text.length) });
+      pending.push({ ...value, start: decoded, end: (decoded += text.length) });
       const held = parser.held.length;
-      const [thought, content] = parser.feed(text, value.tokenId);
-      const unstopped = stopStrings.feed(content);
-      // Characters that are neither held back nor content: reasoning, markers and the line breaks around them.
+      const [reasoningText, content] = parser.feed(text, value.tokenId);
+      const visible = stopStrings.feed(content);
+      // Count characters that are neither held back nor content: reasoning, its markers, and line breaks around them.
       released += held + text.length - parser.held.length - content.length;
-      yield piece(thought, unstopped, stopStrings.stopped);
+      yield piece(reasoningText, visible, stopStrings.stopped);
       if (stopStrings.stopped) return end("stop", completionTokens, null);
     }
   } finally {

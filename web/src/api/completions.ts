@@ -1,9 +1,9 @@
-// completions.create, OpenAI's older form: texts or token ids flow in and are continued as they stand, without the chat template.
+// completions.create, OpenAI's older API: continues texts or token ids without the chat template.
 
 import type { TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
-import { answerAll, costOf } from "./answers.js";
-import type { PlacedToken } from "./choice.js";
+import { answerAll, costOf, foldHead } from "./answers.js";
+import type { AnswerToken } from "./choice.js";
 import type { Model } from "./model.js";
 import { COMPLETION_PARAMS, readParams } from "./params.js";
 import { identity, requestsOf, stopsOf, textsOf } from "./requests.js";
@@ -22,7 +22,10 @@ import type {
 export class Completions {
   constructor(private readonly model: Model) {}
 
-  /** Continues one or more prompts, as ChatCompletions.create answers chats. Choice ``p * n + i`` is answer ``i`` to prompt ``p``. */
+  /**
+   * Continues one or more prompts, as ChatCompletions.create answers chats. Choice ``p * n + i`` is answer ``i`` to
+   * prompt ``p``.
+   */
   create(params: CompletionCreateParamsNonStreaming, options?: RequestOptions): Promise<Completion>;
   create(params: CompletionCreateParamsStreaming, options?: RequestOptions): Promise<Stream<CompletionChunk>>;
   create(params: CompletionCreateParams, options?: RequestOptions): Promise<Completion | Stream<CompletionChunk>>;
@@ -31,24 +34,24 @@ export class Completions {
     options: RequestOptions = {},
   ): Promise<Completion | Stream<CompletionChunk>> {
     const { model } = this;
-    const { stream = false, ...given } = readParams(params, COMPLETION_PARAMS);
-    const { prompt, logprobs, echo = false, n = 1, stream_options: streamOptions } = given;
+    const { stream = false, ...request } = readParams(params, COMPLETION_PARAMS);
+    const { prompt, logprobs, echo = false, n = 1, stream_options: streamOptions } = request;
     if (prompt === undefined)
-      throw new RequestError("prompt is not given; give it a text or token ids", { param: "prompt" });
+      throw new RequestError("prompt is missing; pass a text or token ids", { param: "prompt" });
     if (echo && logprobs !== undefined)
       throw new RequestError("echo cannot be given together with logprobs: a prompt has none", { param: "echo" });
-    const prompts = textsOf(model.text, prompt, given.split_special_tokens);
+    const prompts = textsOf(model.text, prompt, request.split_special_tokens);
     const requests = prompts.flatMap(({ ids }) =>
-      requestsOf(ids, given, { logprobs, logitProcessor: options.logitProcessor }),
+      requestsOf(ids, request, { logprobs, logitProcessor: options.logitProcessor }),
     );
     const echoes = echo ? prompts.flatMap(({ text }) => new Array<string>(n).fill(text)) : [];
     const interrupt = options.interrupt ?? undefined;
-    const chunks = (left: AbortSignal, withUsage: boolean): AsyncGenerator<CompletionChunk, void, undefined> => {
-      const signal = anySignal(options.signal, given.signal, left);
-      return completionChunks(model, requests, { n, stops: stopsOf(given), echoes, signal, interrupt, withUsage });
+    const chunks = (cancelled: AbortSignal, withUsage: boolean): AsyncGenerator<CompletionChunk, void, undefined> => {
+      const signal = anySignal(options.signal, request.signal, cancelled);
+      return completionChunks(model, requests, { n, stops: stopsOf(request), echoes, signal, interrupt, withUsage });
     };
     return stream
-      ? new Stream((left) => chunks(left, streamOptions?.include_usage === true))
+      ? new Stream((cancelled) => chunks(cancelled, streamOptions?.include_usage === true))
       : foldCompletion(chunks(new AbortController().signal, true));
   }
 }
@@ -56,7 +59,7 @@ export class Completions {
 interface ChunkOptions {
   readonly n: number;
   readonly stops: readonly string[];
-  /** What each answer starts with, where it starts with anything. */
+  /** The text that each answer starts with; empty without ``echo``. */
   readonly echoes: readonly string[];
   readonly signal: AbortSignal;
   readonly interrupt: AbortSignal | undefined;
@@ -108,27 +111,20 @@ async function* completionChunks(
   }
 }
 
-/** The whole that a stream with usage adds up to. */
+/** Combines the chunks of a stream with usage into one answer. */
 export async function foldCompletion(chunks: AsyncIterable<CompletionChunk>): Promise<Completion> {
   const choices: CompletionChoice[] = [];
-  let whole: Partial<Completion> = {};
-  for await (const { choices: parts, usage, timings, id, created, model } of chunks) {
-    whole = {
-      ...whole,
-      id,
-      created,
-      model,
-      ...(timings === undefined ? {} : { timings }),
-      ...(usage === undefined || usage === null ? {} : { usage }),
-    };
-    for (const { index, text, logprobs, finish_reason: finishReason } of parts) {
+  let head: Partial<Completion> = {};
+  for await (const chunk of chunks) {
+    head = foldHead(head, chunk);
+    for (const { index, text, logprobs, finish_reason: finishReason } of chunk.choices) {
       const choice = (choices[index] ??= { index, text: "", logprobs: null, finish_reason: "stop" });
       choice.text += text;
       if (finishReason !== null) choice.finish_reason = finishReason;
       if (logprobs !== null) choice.logprobs = choice.logprobs === null ? logprobs : joined(choice.logprobs, logprobs);
     }
   }
-  return { ...(whole as Completion), object: "text_completion", choices };
+  return { ...(head as Completion), object: "text_completion", choices };
 }
 
 function joined(left: CompletionLogprobs, right: CompletionLogprobs): CompletionLogprobs {
@@ -140,7 +136,7 @@ function joined(left: CompletionLogprobs, right: CompletionLogprobs): Completion
   };
 }
 
-function logprobsOf({ text }: Model, tokens: readonly PlacedToken[]): CompletionLogprobs {
+function logprobsOf({ text }: Model, tokens: readonly AnswerToken[]): CompletionLogprobs {
   const name = (id: number): string => new TextDecoder().decode(text.tokenBytes(id) ?? new Uint8Array());
   return {
     tokens: tokens.map(({ tokenId }) => name(tokenId)),

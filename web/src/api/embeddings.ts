@@ -1,4 +1,4 @@
-// embeddings.create: texts or token ids flow in, OpenAI's list of vectors flows out.
+// embeddings.create: computes the vectors of texts or token ids, in OpenAI's form.
 
 import { RequestError } from "../errors.js";
 import type { Model } from "./model.js";
@@ -10,7 +10,10 @@ import type { CreateEmbeddingResponse, EmbeddingCreateParams, RequestOptions } f
 export class Embeddings {
   constructor(private readonly model: Model) {}
 
-  /** The vector of each input, in their order. Throws RequestError, also where the model generates text, DeviceError, or the signal's reason. */
+  /**
+   * The vector of each input, in their order. Throws RequestError (also if the model generates text), DeviceError, or
+   * the signal's reason.
+   */
   create(
     params: EmbeddingCreateParams & { readonly encoding_format: "base64" },
     options?: RequestOptions,
@@ -29,8 +32,7 @@ export class Embeddings {
     } = readParams(params, EMBEDDING_PARAMS);
     if (embeddings === undefined)
       throw new RequestError("This model generates text and makes no embeddings; load an embedding model's bundle");
-    if (input === undefined)
-      throw new RequestError("input is not given; give it a text or token ids", { param: "input" });
+    if (input === undefined) throw new RequestError("input is missing; pass a text or token ids", { param: "input" });
     if (dimensions > embeddings.size) {
       throw new RequestError(
         `dimensions is ${dimensions}, this model's vectors have ${embeddings.size}; ask for no more`,
@@ -39,8 +41,8 @@ export class Embeddings {
     }
     const ids = textsOf(text, input).map((each) => each.ids);
     const vectors = await embeddings.source.embed(ids, anySignal(options.signal, signal));
-    const data = vectors.map((whole, index) => {
-      const vector = whole.subarray(0, dimensions);
+    const data = vectors.map((full, index) => {
+      const vector = full.subarray(0, dimensions);
       const scaled = embeddings.normalize ? normalized(vector) : vector;
       return { object: "embedding" as const, index, embedding: format === "base64" ? base64(scaled) : [...scaled] };
     });
@@ -49,7 +51,7 @@ export class Embeddings {
   }
 }
 
-/** The vector scaled to length 1; zeros stay zeros. */
+/** Scales the vector to length 1; a zero vector stays zero. */
 function normalized(vector: Float32Array): Float32Array {
   const length = Math.max(Math.hypot(...vector), 1e-12);
   return vector.map((value) => value / length);

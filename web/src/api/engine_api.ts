@@ -1,4 +1,5 @@
-// What an engine can do wherever it runs: on the page, in a worker or in a service worker. Engine implements it, and connectEngine returns it for a worker.
+// The interface of an engine, wherever it runs: on the page, in a worker or in a service worker. Engine implements it,
+// and connectEngine returns it for a worker.
 
 import type { EngineInfo } from "../engine.js";
 import type { GenerateOptions, GenerationEvent } from "../generation.js";
@@ -21,13 +22,16 @@ export interface EngineApi {
   ): AsyncGenerator<GenerationEvent, void, undefined>;
   /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */
   countTokens(prompt: string | readonly ChatCompletionMessageParam[], options?: ChatPromptOptions): Promise<number>;
-  /** Leave the device alone until `resume`: answers wait where they are. Resolves when it has nothing more to do. It holds for all who share the engine. */
+  /**
+   * Leaves the device alone until `resume`; running answers wait. Resolves when the device has no more work. The pause
+   * applies to everyone who shares the engine.
+   */
   pause(): Promise<void>;
   resume(): Promise<void>;
   destroy(): void;
 }
 
-/** A conversation that keeps its keys and values on the device; see `Session`. */
+/** A conversation whose keys and values stay on the device; see `Session`. */
 export type SessionApi = Pick<Session, keyof Session>;
 
 /** An engine with sessions: `Engine`, and an engine in a worker. */

@@ -1,4 +1,5 @@
-// What the API needs of an engine: where tokens come from, texts to token ids and back, and, where they are there, grammars and tool calls.
+// What the API needs from an engine: a source of tokens and a text codec, and optionally grammars, tool calls and
+// embeddings.
 
 import type { Constraint, TokenSource } from "../engine/request.js";
 import type { ReasoningStart } from "../grammar/reasoning_constraint.js";
@@ -19,14 +20,14 @@ export interface TextCodec extends Decoder {
     },
   ): readonly number[];
   readonly thinking: ThinkingModel;
-  /** The bytes that a token stands for; null for ids without a token. */
+  /** The bytes of a token; null for an id without a token. */
   tokenBytes(id: number): Uint8Array | null;
 }
 
 export interface GrammarProvider {
   /**
-   * A fresh state for one answer of at most ``maxTokens``; ``spec`` holds it after the reasoning that it ``starts`` with. Throws RequestError for a text
-   * that is no schema, pattern or grammar.
+   * A new constraint for one answer of at most ``maxTokens``. ``spec`` applies after the reasoning that the answer
+   * ``starts`` with. Throws RequestError if the source is not a valid schema, pattern or grammar.
    */
   constraint(
     spec: GrammarSource | undefined,
@@ -35,9 +36,9 @@ export interface GrammarProvider {
   ): Promise<Constraint | undefined>;
 }
 
-/** Reads tool calls out of an answer's text, in pieces as they come. */
+/** Reads the tool calls in an answer's text while it is generated. */
 export interface ToolCallParser {
-  /** Whether a call has begun. */
+  /** Whether a call has started. */
   readonly called: boolean;
   /** Whether the answer so far ends with a call whose arguments are complete. */
   readonly whole: boolean;
@@ -45,7 +46,7 @@ export interface ToolCallParser {
   finish(): readonly ToolCallEvent[];
 }
 
-/** How a model writes tool calls. */
+/** The form in which a model writes tool calls. */
 export interface ToolFormat {
   parser(): ToolCallParser;
   /** The grammar of an answer that must be a call: tool_choice "required", or one function. */
@@ -61,7 +62,7 @@ export interface EmbeddingModel {
   readonly source: {
     embed(texts: readonly (readonly number[])[], signal?: AbortSignal): Promise<readonly Float32Array[]>;
   };
-  /** Numbers of a vector. */
+  /** The number of dimensions of a vector. */
   readonly size: number;
   /** Whether vectors are scaled to length 1. */
   readonly normalize: boolean;

@@ -1,5 +1,5 @@
-// Parameters and options as they come from outside: an object of anything flows in, those that are given flow out, each within its range. What is not in
-// a table is refused, never ignored.
+// Validates parameters and options from outside: each must be in a table and within its range. Unknown parameters are
+// errors and are never ignored.
 
 import { RequestError } from "../errors.js";
 import { EFFORT_TOKENS } from "../text/thinking.js";
@@ -12,7 +12,7 @@ export interface Check {
 
 export type Checks = Readonly<Record<string, Check>>;
 
-/** The parameters that are given: neither undefined nor null. */
+/** Parameters without those that are undefined or null. */
 export type Given<T> = { readonly [K in keyof T]?: Exclude<T[K], null | undefined> | undefined };
 
 export const isObject = (value: unknown): value is Record<string, unknown> =>
@@ -78,7 +78,7 @@ const COMMON: Checks = {
   signal,
 };
 
-/** Accepted, and without any effect: what they ask for is so here in any case, or concerns OpenAI's own servers. */
+/** Accepted without effect: the engine does what they request in any case, or they concern OpenAI's own servers. */
 const HARMLESS: Checks = {
   model: text,
   user: text,
@@ -134,9 +134,9 @@ export const EMBEDDING_PARAMS: Checks = {
 
 /** Throws RequestError for an unknown parameter, and for one that is out of its range. */
 export function readParams<T extends object>(params: T, checks: Checks): Given<T> {
-  if (!isObject(params)) throw new RequestError(`${shown(params)} was given, where an object of parameters is taken`);
-  const given = Object.entries(params).filter(([, value]) => value !== undefined && value !== null);
-  for (const [name, value] of given) {
+  if (!isObject(params)) throw new RequestError(`The parameters are ${shown(params)}, they must be an object`);
+  const present = Object.entries(params).filter(([, value]) => value !== undefined && value !== null);
+  for (const [name, value] of present) {
     const check = Object.hasOwn(checks, name) ? checks[name] : undefined;
     if (check === undefined)
       throw new RequestError(`'${name}' is not supported; supported: ${Object.keys(checks).join(", ")}`, {
@@ -145,10 +145,10 @@ export function readParams<T extends object>(params: T, checks: Checks): Given<T
     if (!check.holds(value))
       throw new RequestError(`${name} is ${shown(value)}, it must be ${check.range}`, { param: name });
   }
-  return Object.fromEntries(given) as Given<T>;
+  return Object.fromEntries(present) as Given<T>;
 }
 
-/** A value as a message shows it: its JSON, cut short. */
+/** A value as messages show it: its JSON, shortened. */
 export function shown(value: unknown): string {
   const json = JSON.stringify(value) as string | undefined;
   return json === undefined ? typeof value : json.length > 80 ? `${json.slice(0, 80)}…` : json;

@@ -1,4 +1,4 @@
-// Parameters of the API to requests of the engine: the parts that completions and embeddings share.
+// Turns parameters of the API into requests of the engine: the parts that chats, completions and embeddings share.
 
 import type { SamplingOptions, TokenRequest } from "../engine/request.js";
 import type { TextCodec } from "./model.js";
@@ -8,21 +8,24 @@ import type { CommonParams } from "./types.js";
 /** One or several inputs, each a text or token ids. */
 export type TextInput = string | readonly string[] | readonly number[] | readonly (readonly number[])[];
 
-/** Each input's ids, with the special tokens that texts get, and its text; control tokens that it spells out are split. */
+/**
+ * The ids and the text of each input. Texts get the tokenizer's special tokens. If ``split`` is set, control tokens
+ * that a text spells out are split.
+ */
 export function textsOf(
   codec: TextCodec,
   input: TextInput,
   split = true,
 ): readonly { readonly ids: readonly number[]; readonly text: string }[] {
-  const one = (part: string | readonly number[]) =>
+  const encoded = (part: string | readonly number[]) =>
     typeof part === "string"
       ? { ids: codec.encode(part, true, split), text: part }
       : { ids: part, text: codec.decode(part) };
-  if (typeof input === "string") return [one(input)];
-  return input.every((part) => typeof part === "number") ? [one(input)] : input.map(one);
+  if (typeof input === "string") return [encoded(input)];
+  return input.every((part) => typeof part === "number") ? [encoded(input)] : input.map(encoded);
 }
 
-/** One request for each of the ``n`` answers to a prompt; a seed counts up from one answer to the next. */
+/** One request for each of the ``n`` answers to a prompt. The seed increases by 1 from answer to answer. */
 export function requestsOf(
   promptIds: readonly number[],
   params: Given<CommonParams>,

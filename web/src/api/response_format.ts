@@ -1,4 +1,4 @@
-// What an answer may be: response_format and tools flow in, a grammar and a reader of tool calls flow out.
+// Turns response_format and tools into the grammar of an answer and the format of its tool calls.
 
 import { RequestError } from "../errors.js";
 import type { GrammarSource } from "../grammar/source.js";
@@ -9,11 +9,11 @@ import type { ChatCompletionCreateParamsBase, ChatCompletionTool, FunctionTool, 
 
 export interface AnswerFormat {
   readonly grammar: GrammarSource | undefined;
-  /** The tools that the prompt names, and how calls of them are read. */
+  /** The tools in the prompt, and the format of their calls. */
   readonly calls: { readonly tools: readonly FunctionTool[]; readonly format: ToolFormat } | null;
 }
 
-/** Throws RequestError for what is malformed, and for what this engine lacks. */
+/** Throws RequestError for malformed parameters, and for features that this engine lacks. */
 export function answerFormat(model: Model, params: Given<ChatCompletionCreateParamsBase>): AnswerFormat {
   const { response_format: responseFormat = { type: "text" }, tool_choice: choice = "auto" } = params;
   const tools = (params.tools ?? []).map(functionTool);
@@ -28,11 +28,11 @@ export function answerFormat(model: Model, params: Given<ChatCompletionCreatePar
       ? null
       : { tools, format: required(model.tools, "tools", "a chat template that knows tools") };
   const forced = calls !== null && choice !== "none" && choice !== "auto" ? calls.format.grammar(tools, choice) : null;
-  const asked = grammarSpec(responseFormat);
-  if (asked !== null && calls !== null) throw refused("response_format", "and tools cannot be given together");
-  const grammar = asked ?? forced ?? undefined;
+  const requested = grammarSpec(responseFormat);
+  if (requested !== null && calls !== null) throw refused("response_format", "and tools cannot be used together");
+  const grammar = requested ?? forced ?? undefined;
   if (grammar !== undefined)
-    required(model.grammar, asked === null ? "tool_choice" : "response_format", "an engine with grammars");
+    required(model.grammar, requested === null ? "tool_choice" : "response_format", "an engine with grammars");
   return { grammar, calls };
 }
 
@@ -59,7 +59,8 @@ function grammarSpec(format: ResponseFormat): GrammarSource | null {
     default:
       throw refused(
         "response_format",
-        `has type ${shown((format satisfies never as ResponseFormat).type)}, it must be text, json_object, json_schema, regex or grammar`,
+        `has type ${shown((format satisfies never as ResponseFormat).type)}, ` +
+          "it must be text, json_object, json_schema, regex or grammar",
       );
   }
 }
@@ -75,11 +76,11 @@ function functionTool(tool: ChatCompletionTool, index: number): FunctionTool {
   return { type, function: described };
 }
 
-function required<T>(found: T | undefined, param: string, needs: string): T {
-  if (found === undefined) throw refused(param, `needs ${needs}, which this model lacks`);
-  return found;
+function required<T>(value: T | undefined, param: string, needs: string): T {
+  if (value === undefined) throw refused(param, `needs ${needs}, which this model lacks`);
+  return value;
 }
 
-function refused(param: string, says: string): RequestError {
-  return new RequestError(`${param} ${says}`, { param });
+function refused(param: string, problem: string): RequestError {
+  return new RequestError(`${param} ${problem}`, { param });
 }

@@ -1,4 +1,4 @@
-// Stop strings: an answer's text flows in as it comes, the text before the first stop string flows out. What may still become one is held back.
+// Ends an answer at its first stop string. Text that may be the start of a stop string is held back.
 
 export class StopStrings {
   #held = "";
@@ -6,12 +6,12 @@ export class StopStrings {
 
   constructor(private readonly stops: readonly string[]) {}
 
-  /** Whether a stop string came. Nothing flows out after it. */
+  /** Whether a stop string was found. No text is returned after it. */
   get stopped(): boolean {
     return this.#stopped;
   }
 
-  /** The text that no stop string can take back any more. */
+  /** Returns the text that can no longer be part of a stop string. */
   feed(text: string): string {
     if (this.#stopped) return "";
     const all = this.#held + text;
@@ -22,7 +22,7 @@ export class StopStrings {
     return all.slice(0, end);
   }
 
-  /** The text still held back, once it is known that no more comes. */
+  /** Returns the text that is still held back. Call it at the end of the answer. */
   finish(): string {
     const held = this.#held;
     this.#held = "";
@@ -30,18 +30,21 @@ export class StopStrings {
   }
 }
 
-/** Where the stop string starts that is complete first, the longest of those: the same however the text is cut into tokens. */
+/**
+ * The start of the stop string that is complete first, and of those the longest. The result does not depend on how the
+ * text is divided into tokens.
+ */
 function firstStop(text: string, stops: readonly string[]): number | null {
-  const found = stops
+  const matches = stops
     .map((stop) => ({ start: text.indexOf(stop), length: stop.length }))
     .filter(({ start }) => start >= 0);
-  const end = Math.min(...found.map(({ start, length }) => start + length));
-  return found.length === 0
+  const end = Math.min(...matches.map(({ start, length }) => start + length));
+  return matches.length === 0
     ? null
-    : end - Math.max(...found.filter(({ start, length }) => start + length === end).map(({ length }) => length));
+    : end - Math.max(...matches.filter(({ start, length }) => start + length === end).map(({ length }) => length));
 }
 
-/** The length of the longest end of ``text`` that ``stop`` begins with, short of all of it. */
+/** The length of the longest suffix of ``text`` that is a proper prefix of ``stop``. */
 function overlap(text: string, stop: string): number {
   for (let length = Math.min(text.length, stop.length - 1); length > 0; length--) {
     if (stop.startsWith(text.slice(-length))) return length;

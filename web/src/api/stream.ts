@@ -1,4 +1,5 @@
-// A streamed answer, as the openai package gives it: iterate it once; leaving the loop, or aborting its controller, ends the generation.
+// A streamed answer, as the openai package returns it. Iterate it once. Leaving the loop, or aborting the controller,
+// ends the generation.
 
 import { RequestError } from "../errors.js";
 
@@ -6,7 +7,7 @@ export class Stream<T> implements AsyncIterable<T> {
   readonly controller = new AbortController();
   #consumed = false;
 
-  /** ``start`` is called when the iteration starts, so that a stream that nobody reads generates nothing. */
+  /** ``start`` is called when the iteration starts, so a stream that nobody reads generates nothing. */
   constructor(private readonly start: (signal: AbortSignal) => AsyncIterable<T>) {}
 
   async *[Symbol.asyncIterator](): AsyncGenerator<T, void, undefined> {
@@ -21,7 +22,7 @@ export class Stream<T> implements AsyncIterable<T> {
   }
 }
 
-/** The signals that are given, as one. */
+/** A signal that aborts with any of the defined ones. */
 export function anySignal(...signals: readonly (AbortSignal | null | undefined)[]): AbortSignal {
   return AbortSignal.any(signals.filter((signal) => signal !== null && signal !== undefined));
 }

@@ -1,12 +1,13 @@
-// OpenAI's shapes, as types: what chat.completions.create and completions.create take and give. Names and meanings are those of OpenAI's API
-// reference; what is nearfar's own is marked as an extension. test/api/openai_types.test.ts holds them against the openai package's types.
+// The types of OpenAI's API: the parameters and answers of chat.completions.create and completions.create. Names and
+// meanings are those of OpenAI's API reference; nearfar's own fields are marked as extensions.
+// test/api/openai_client.test.ts compares them with the types of the openai package.
 
 import type { LogitProcessor } from "../engine/request.js";
 import type { ThinkingParams } from "../text/thinking.js";
 
-/** Both kinds of completions take these. A parameter that is null counts as not given. */
+/** The parameters of both kinds of completions. Null is the same as leaving a parameter out. */
 export interface CommonParams {
-  /** One engine has one model, so any name is taken; the answer bears the engine's own. */
+  /** An engine has one model, so any name is accepted; the answer has the engine's own name. */
   readonly model?: string | null | undefined;
   readonly temperature?: number | null | undefined;
   readonly top_p?: number | null | undefined;
@@ -22,30 +23,39 @@ export interface CommonParams {
     | null
     | undefined;
   readonly user?: string | undefined;
-  /** Extension: only this many of the likeliest tokens; -1 or 0 for all. */
+  /** Extension: samples from the ``top_k`` likeliest tokens only; -1 or 0 for all. */
   readonly top_k?: number | null | undefined;
-  /** Extension: only tokens at least this probable as against the likeliest. */
+  /** Extension: samples only from tokens with at least this probability relative to the likeliest token. */
   readonly min_p?: number | null | undefined;
-  /** Extension: Keskar et al. 2019; 1 for none. */
+  /** Extension: the penalty of Keskar et al. 2019; 1 for none. */
   readonly repetition_penalty?: number | null | undefined;
-  /** Extension: higher goes first where several requests wait; 0 by default. */
+  /** Extension: if several requests wait, the highest priority runs first; 0 by default. */
   readonly priority?: number | null | undefined;
   /** Extension: as in the second argument. */
   readonly signal?: AbortSignal | null | undefined;
 }
 
 export interface RequestOptions {
-  /** Ends the request with the signal's reason. */
+  /** Ends the request, which throws the signal's reason. */
   readonly signal?: AbortSignal | null | undefined;
-  /** Extension: ends the answers where they are, as if the model had stopped there; what they cost is still told. */
+  /** Extension: ends the answers at this point, as if the model had stopped there; usage and timings are reported. */
   readonly interrupt?: AbortSignal | null | undefined;
-  /** Extension, of chats: told the log-probabilities of the prompt's last tokens before the first token. Not told by engines that cannot. */
+  /**
+   * Extension, for chats: reports the log-probabilities of the prompt's last tokens before the first token. Engines
+   * that cannot compute them do not report them.
+   */
   readonly promptLogprobs?: PromptLogprobsOption | undefined;
-  /** Extension: changes the logits on the host before each token is sampled. The answers of a request share it. Only for engines of the same thread. */
+  /**
+   * Extension: changes the logits on the host before each token is sampled. The answers of a request share it. Works
+   * only with engines on the same thread.
+   */
   readonly logitProcessor?: LogitProcessor | undefined;
 }
 
-/** ``tokens`` from 0 to 32; ``tell`` gets the log-probabilities in nats, in the prompt's order. See `TokenRequest.onPromptLogprobs`. */
+/**
+ * ``tokens`` is from 0 to 32. ``tell`` receives the log-probabilities in nats, in the prompt's order. See
+ * `TokenRequest.onPromptLogprobs`.
+ */
 export interface PromptLogprobsOption {
   readonly tokens: number;
   readonly tell: (logprobs: readonly number[]) => void;
@@ -55,15 +65,15 @@ export interface CompletionUsage {
   prompt_tokens: number;
   completion_tokens: number;
   total_tokens: number;
-  /** Not there where the answer was cut short, by a stop string or an interrupt, so that nobody counted. */
+  /** Missing if a stop string or an interrupt ended the answer, because the engine then does not report the count. */
   prompt_tokens_details?: { cached_tokens: number };
-  /** For models that reason: the tokens up to the end of the reasoning, with its markers. */
+  /** For models that reason: the tokens up to the end of the reasoning, including its markers. */
   completion_tokens_details?: { reasoning_tokens: number };
-  /** Extension of `nearfar serve`: how long the answer waited for the device. Not there where nobody told. */
+  /** Extension of `nearfar serve`: how long the answer waited for the device. Missing if it was not reported. */
   queue_ms?: number;
 }
 
-/** Extension. tokens_per_second counts from the first token on; null where there was only one. */
+/** Extension. tokens_per_second is measured from the first token on; null if there was only one. */
 export interface CompletionTimings {
   time_to_first_token_ms: number;
   total_ms: number;
@@ -77,12 +87,12 @@ export interface ChatCompletionContentPart {
 
 export interface ChatCompletionMessageParam {
   readonly role: "system" | "developer" | "user" | "assistant" | "tool" | "function";
-  /** Text, or parts of which only those of type "text" are supported. */
+  /** A text, or a list of parts. Only parts of the type "text" are supported. */
   readonly content?: string | readonly ChatCompletionContentPart[] | null | undefined;
   readonly name?: string | undefined;
   readonly tool_call_id?: string | undefined;
   readonly tool_calls?: readonly ChatCompletionMessageToolCallParam[] | undefined;
-  /** Extension, of an assistant's message: its reasoning, as an answer has it. vLLM calls it reasoning. */
+  /** Extension, for an assistant's message: its reasoning, as in an answer. vLLM calls it reasoning. */
   readonly reasoning_content?: string | null | undefined;
   readonly reasoning?: string | null | undefined;
 }
@@ -109,13 +119,13 @@ export interface ChatCompletionTool {
   };
 }
 
-/** A tool that is a function: the only kind that there is here. */
+/** A tool that is a function, the only supported kind. */
 export type FunctionTool = Required<ChatCompletionTool> & { readonly type: "function" };
 
 export type ChatCompletionToolChoiceOption =
   "none" | "auto" | "required" | { readonly type: string; readonly function?: { readonly name: string } };
 
-/** The last two are extensions: a regular expression, and a grammar in EBNF, from its rule root. */
+/** The last two are extensions: a regular expression, and a grammar in EBNF that starts from its rule root. */
 export type ResponseFormat =
   | { readonly type: "text" }
   | { readonly type: "json_object" }
@@ -140,7 +150,7 @@ export interface ChatCompletionCreateParamsBase extends CommonParams, ThinkingPa
   readonly tools?: readonly ChatCompletionTool[] | undefined;
   readonly tool_choice?: ChatCompletionToolChoiceOption | undefined;
   readonly parallel_tool_calls?: boolean | undefined;
-  /** Extension: the last message is the start of the answer, which goes on from it. */
+  /** Extension: the last message is the start of the answer, and the model continues it. */
   readonly continue_final_message?: boolean | null | undefined;
   readonly metadata?: Readonly<Record<string, string>> | null | undefined;
   readonly store?: boolean | null | undefined;
@@ -184,7 +194,7 @@ export type ChatFinishReason = "stop" | "length" | "tool_calls" | "content_filte
 export interface ChatCompletionMessage {
   role: "assistant";
   content: string | null;
-  /** Extension: what the model thought before its answer, without the markers. */
+  /** Extension: the model's reasoning before its answer, without the markers. */
   reasoning_content?: string;
   refusal: null;
   tool_calls?: ChatCompletionMessageToolCall[];
@@ -198,8 +208,9 @@ export interface ChatCompletionChoice {
 }
 
 /**
- * Extension, of answers that two sides could give: which one wrote the end of it, why, and what the decision weighed (null where it is not known).
- * switched_at is null, or the number of characters (code points) that stand before the last switch: 0 where what came before is withdrawn.
+ * Extension, for answers that either of two sides could write: the side that wrote the end, the reason, and the scores
+ * of the decision (null if unknown). switched_at is null, or the number of characters (code points) before the last
+ * switch; 0 means that the text before the switch is withdrawn.
  */
 export interface Route {
   side: "near" | "far";
@@ -242,8 +253,8 @@ export interface ChatCompletionChunkChoice {
 }
 
 /**
- * With stream_options.include_usage, ``usage`` is null but in the last chunk, which has no choices. The last chunk has the timings. The first chunk, the
- * first after a switch and the last have the route, where there is one.
+ * With stream_options.include_usage, ``usage`` is null except in the last chunk, which has no choices. The last chunk
+ * with choices has the timings. For a Hybrid, the first chunk, the first after a switch, and the last have the route.
  */
 export interface ChatCompletionChunk {
   id: string;
@@ -257,13 +268,16 @@ export interface ChatCompletionChunk {
 }
 
 export interface CompletionCreateParamsBase extends CommonParams {
-  /** Texts or token ids; of several, each gets ``n`` answers. */
+  /** One or several texts or lists of token ids; each prompt gets ``n`` answers. */
   readonly prompt: string | readonly string[] | readonly number[] | readonly (readonly number[])[] | null;
-  /** How many alternatives are reported for each token. */
+  /** The number of alternatives that are reported for each token. */
   readonly logprobs?: number | null | undefined;
   /** Whether the answer starts with the prompt. */
   readonly echo?: boolean | null | undefined;
-  /** False: control tokens that a prompt spells out become single tokens; only for prompts that your own code writes. Else they are split. */
+  /**
+   * If false, control tokens that a prompt spells out become single tokens. Use this only for prompts that your own
+   * code writes. By default they are split.
+   */
   readonly split_special_tokens?: boolean | null | undefined;
 }
 
@@ -309,11 +323,11 @@ export interface CompletionChunk extends Omit<Completion, "choices" | "usage" | 
 }
 
 export interface EmbeddingCreateParams {
-  /** Texts or token ids. Texts get the special tokens that the tokenizer adds; token ids are taken as they are. */
+  /** Texts or token ids. Texts get the special tokens that the tokenizer adds; token ids are used unchanged. */
   readonly input: string | readonly string[] | readonly number[] | readonly (readonly number[])[];
-  /** As numbers, or as the base64 of their float32 bytes, the lowest first. */
+  /** As numbers, or as the base64 of their little-endian float32 bytes. */
   readonly encoding_format?: "float" | "base64" | null | undefined;
-  /** The first so many numbers of each vector, for models that were trained to be cut so (Matryoshka). */
+  /** Keeps the first ``dimensions`` numbers of each vector, for models that were trained for it (Matryoshka). */
   readonly dimensions?: number | null | undefined;
   readonly model?: string | null | undefined;
   readonly user?: string | null | undefined;

@@ -1,4 +1,4 @@
-// @nearfar/web/fetch: a `fetch` that answers OpenAI's routes on this device, for clients of OpenAI's API that take one.
+// @nearfar/web/fetch: a `fetch` that answers OpenAI's routes on this device, for clients of OpenAI's API.
 
 import type { ChatSource } from "../api/chat_source.js";
 import { modelName } from "../api/chat_source.js";
@@ -10,9 +10,10 @@ import { ROUTES } from "./routes.js";
 export type { ChatSource } from "../api/chat_source.js";
 
 /**
- * A `fetch` that answers POST `chat/completions`, `completions` and `embeddings` and GET `models` and `models/ID`, below any base URL, from an Engine, an
- * engine in a worker, or a Hybrid. It uses no network, except for what a Hybrid sends to its server. A wrong request is answered with OpenAI's error
- * object; an aborted one rejects with the signal's reason.
+ * Makes a `fetch` that answers POST `chat/completions`, `completions` and `embeddings` and GET `models` and `models/ID`
+ * below any base URL, with an Engine, an engine in a worker, or a Hybrid. Only the requests of a Hybrid to its server
+ * use the network. The response to a wrong request is OpenAI's error object. An aborted request rejects with the
+ * signal's reason.
  */
 export function createFetch(source: ChatSource): typeof fetch {
   return async (input, init) => {
@@ -22,17 +23,17 @@ export function createFetch(source: ChatSource): typeof fetch {
     if (route === undefined)
       return notFound(`There is no route ${pathname}; routes: chat/completions, completions, embeddings, models`);
     if (request.method !== route.method)
-      return wrongMethod(`${pathname} takes ${route.method}, not ${request.method}`, route.method);
-    // Not the request's own signal: in Node it may be collected while the answer streams.
-    const given = init?.signal ?? request.signal;
-    const left = new AbortController();
-    const signal = AbortSignal.any([given, left.signal]);
+      return wrongMethod(`${pathname} accepts ${route.method}, not ${request.method}`, route.method);
+    // The caller's signal comes first: Node may collect the request, and its signal, while the answer streams.
+    const callerSignal = init?.signal ?? request.signal;
+    const cancelled = new AbortController();
+    const signal = AbortSignal.any([callerSignal, cancelled.signal]);
     try {
       const body = route.method === "GET" ? {} : withPlainSchemas(await jsonOf(request));
       const id = decodeURIComponent(route.path.exec(pathname)?.[1] ?? "");
       const answer = await route.answer(source, body, { signal, id });
       if (answer === null) return notFound(`There is no model '${id}'; this engine serves '${modelName(source)}'`);
-      return Symbol.asyncIterator in answer ? streamResponse(answer, signal, left) : Response.json(answer);
+      return Symbol.asyncIterator in answer ? streamResponse(answer, signal, cancelled) : Response.json(answer);
     } catch (error) {
       signal.throwIfAborted();
       return errorResponse(error);

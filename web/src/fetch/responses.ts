@@ -1,9 +1,16 @@
-// Responses in OpenAI's form: streams of server-sent events, and error objects.
+// Responses in OpenAI's format: streams of server-sent events, and error objects.
 
 import { RequestError, isNearfarError, messageOf } from "../errors.js";
 
-/** Chunks as server-sent events. A reader that leaves aborts ``left``; a failure in mid-answer is an event with an error, as OpenAI sends it. */
-export function streamResponse(chunks: AsyncIterable<object>, signal: AbortSignal, left: AbortController): Response {
+/**
+ * Streams chunks as server-sent events. If the reader cancels, ``cancelled`` aborts. A failure in mid-answer becomes an
+ * event with an error, as OpenAI sends it.
+ */
+export function streamResponse(
+  chunks: AsyncIterable<object>,
+  signal: AbortSignal,
+  cancelled: AbortController,
+): Response {
   const events = eventsOf(chunks, signal);
   const encoder = new TextEncoder();
   const body = new ReadableStream<Uint8Array<ArrayBuffer>>({
@@ -13,7 +20,7 @@ export function streamResponse(chunks: AsyncIterable<object>, signal: AbortSigna
       else controller.enqueue(encoder.encode(`data: ${value}\n\n`));
     },
     cancel() {
-      left.abort();
+      cancelled.abort();
     },
   });
   return new Response(body, {
@@ -32,7 +39,10 @@ async function* eventsOf(chunks: AsyncIterable<object>, signal: AbortSignal): As
   yield "[DONE]";
 }
 
-/** OpenAI's client repeats requests that failed with 500 and above; on this device only what is unavailable may succeed the next time. */
+/**
+ * OpenAI's client repeats requests that fail with a status of 500 or more. On this device, only a request that failed
+ * with 503 may succeed the next time.
+ */
 export function errorResponse(error: unknown): Response {
   const status = isNearfarError(error) ? error.status : 500;
   return Response.json(

@@ -1,4 +1,4 @@
-// OpenAI's routes, and what each asks of the engine.
+// OpenAI's routes, and the engine's method for each.
 
 import type { ChatSource, EmbeddingSource } from "../api/chat_source.js";
 import { appendOnly, modelName } from "../api/chat_source.js";
@@ -14,7 +14,10 @@ import { RequestError } from "../errors.js";
 export interface Route {
   readonly method: "GET" | "POST";
   readonly path: RegExp;
-  /** The whole answer, its chunks, or null if there is no such model. Throws what the engine throws. ``id`` is the model's, in the last route. */
+  /**
+   * The complete answer, its chunks, or null if there is no such model. Throws what the engine throws. ``id`` is the
+   * model's id in the last route.
+   */
   answer(
     source: ChatSource,
     body: object,
@@ -66,6 +69,6 @@ function model(id: string): object {
 }
 
 function required<T>(source: object, name: string & keyof T): T[typeof name] {
-  if (!(name in source)) throw new RequestError(`This source has no ${name}; give createFetch an engine, not a Hybrid`);
+  if (!(name in source)) throw new RequestError(`This source has no ${name}; pass createFetch an engine, not a Hybrid`);
   return (source as T)[name];
 }

@@ -1,4 +1,4 @@
-// Answers of OpenAI's API as LangChain's messages, whole and in chunks.
+// Converts answers of OpenAI's API to LangChain's messages, complete or in chunks.
 
 import type { InvalidToolCall, ToolCall, UsageMetadata } from "@langchain/core/messages";
 import { AIMessage, AIMessageChunk } from "@langchain/core/messages";
@@ -70,7 +70,7 @@ export function messageChunk(chunk: ChatCompletionChunk): AIMessageChunk | null 
       ...(called?.name !== undefined && { name: called.name }),
       args: called?.arguments ?? "",
     })),
-    // LangChain concatenates what several chunks say, so only the last one has them.
+    // LangChain concatenates the metadata of all chunks, so only the last chunk has any.
     response_metadata: finishReason === null ? {} : metadataOf(chunk, finishReason),
     additional_kwargs: reasoning ? { reasoning_content: reasoning } : {},
   });
@@ -89,7 +89,7 @@ function metadataOf(
   };
 }
 
-/** Assigned afterwards, because the constructors' types allow no usage for messages without declared tools. */
+/** The usage is assigned afterwards, because the constructors' types reject it for messages without declared tools. */
 function withUsage<M extends AIMessage | AIMessageChunk>(
   message: M,
   { prompt_tokens, completion_tokens, total_tokens, prompt_tokens_details: details }: CompletionUsage,

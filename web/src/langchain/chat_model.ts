@@ -1,4 +1,4 @@
-// LangChain's chat model over chat.completions.create.
+// LangChain's chat model, implemented with chat.completions.create.
 
 import type { CallbackManagerForLLMRun } from "@langchain/core/callbacks/manager";
 import type { BaseLanguageModelInput, StructuredOutputMethodOptions } from "@langchain/core/language_models/base";
@@ -32,7 +32,7 @@ import { RequestError } from "../errors.js";
 import { aiMessage, messageChunk } from "./answers.js";
 import { messageParam } from "./messages.js";
 
-/** Parameters of every call, in OpenAI's names and with the engine's extensions. */
+/** Parameters of every call, with OpenAI's names and the engine's extensions. */
 type Params = Omit<
   ChatCompletionCreateParamsNonStreaming,
   "messages" | "stream" | "stream_options" | "n" | "stop" | "signal" | "tools" | "tool_choice"
@@ -59,8 +59,9 @@ interface Raw<Output> {
 }
 
 /**
- * A chat model over an engine on this device or a Hybrid, with `invoke`, `stream`, `bindTools` and `withStructuredOutput`. Calls throw RequestError,
- * DeviceError, Unavailable, or the signal's reason. Calls are not repeated after an error.
+ * A chat model that uses an engine on this device or a Hybrid, with `invoke`, `stream`, `bindTools` and
+ * `withStructuredOutput`. Calls throw RequestError, DeviceError, Unavailable, or the signal's reason. Calls are not
+ * repeated after an error.
  */
 export class ChatNearfar extends BaseChatModel<ChatNearfarCallOptions> {
   readonly #source: ChatSource;
@@ -108,7 +109,10 @@ export class ChatNearfar extends BaseChatModel<ChatNearfarCallOptions> {
     });
   }
 
-  /** The number of tokens by the model's own tokenizer; a quarter of the characters for a Hybrid. The base class would download a tokenizer. */
+  /**
+   * The number of tokens by the model's own tokenizer; for a Hybrid, a quarter of the number of characters. The base
+   * class would download a tokenizer.
+   */
   override async getNumTokens(content: BaseMessage["content"]): Promise<number> {
     const text =
       typeof content === "string" ? content : content.map((part) => ("text" in part ? String(part.text) : "")).join("");
@@ -155,8 +159,8 @@ export class ChatNearfar extends BaseChatModel<ChatNearfarCallOptions> {
   }
 
   /**
-   * A grammar holds the answer to the schema. ``method`` is jsonSchema (the default), or jsonMode for any JSON object. Throws RequestError for another one:
-   * calling a function gives no more, and needs a model that knows tools.
+   * A grammar enforces the schema. ``method`` is jsonSchema (the default), or jsonMode for any JSON object. Throws
+   * RequestError for any other method: calling a function offers no more, and needs a model that supports tools.
    */
   override withStructuredOutput<Output extends Record<string, unknown> = Record<string, unknown>>(
     schema: Schema<Output>,

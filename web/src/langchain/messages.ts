@@ -1,4 +1,4 @@
-// LangChain's messages as messages of OpenAI's API.
+// Converts LangChain's messages to messages of OpenAI's API.
 
 import type { BaseMessage } from "@langchain/core/messages";
 import { AIMessage, ToolMessage } from "@langchain/core/messages";
@@ -34,7 +34,7 @@ export function messageParam(message: BaseMessage): ChatCompletionMessageParam {
   return { role, content };
 }
 
-/** Chat templates leave earlier reasoning out of the prompt, so it is left out here as well. */
+/** Leaves out reasoning, as chat templates leave out earlier reasoning. */
 function contentOf({ content }: BaseMessage): string | readonly ChatCompletionContentPart[] {
   if (typeof content === "string") return content;
   const parts = content.flatMap((part): ChatCompletionContentPart[] => {

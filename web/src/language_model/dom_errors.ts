@@ -2,7 +2,7 @@
 
 import { NearfarError, messageOf } from "../errors.js";
 
-/** An engine's error as the exception that the specification names; what is one of those already stays as it is. */
+/** Converts an engine's error to an exception of the specification. Such exceptions are returned unchanged. */
 export function domError(error: unknown): unknown {
   if (error instanceof DOMException || error instanceof TypeError || error instanceof RangeError) return error;
   const isUnsupported =
@@ -11,7 +11,7 @@ export function domError(error: unknown): unknown {
   return new DOMException(messageOf(error), name);
 }
 
-/** Browsers are about to make this a class of its own. */
+/** Browsers are introducing a class of its own for this error. */
 export function quotaExceeded(requested: number, quota: number): Error {
   const message = `The prompt needs ${requested} tokens, and the context holds ${quota}`;
   type Constructor = new (message: string, options: { readonly requested: number; readonly quota: number }) => Error;

@@ -1,4 +1,5 @@
-// Chrome's Prompt API on an engine of this package: createLanguageModel returns an object with the interface of window.LanguageModel.
+// Chrome's Prompt API with an engine of this package: createLanguageModel returns an object with the interface of
+// window.LanguageModel.
 
 import type { EngineApi } from "../api/engine_api.js";
 import type { LoadProgress } from "../load.js";
@@ -33,7 +34,7 @@ export interface LanguageModelCreateOptions extends LanguageModelCreateCoreOptio
   readonly monitor?: ((monitor: CreateMonitor) => void) | undefined;
 }
 
-/** Its "downloadprogress" events have ``loaded`` from 0 to 1. */
+/** Dispatches "downloadprogress" events, with ``loaded`` from 0 to 1. */
 export interface CreateMonitor extends EventTarget {
   addEventListener(
     type: "downloadprogress",
@@ -43,7 +44,7 @@ export interface CreateMonitor extends EventTarget {
   addEventListener(...args: Parameters<EventTarget["addEventListener"]>): void;
 }
 
-/** What window.LanguageModel has. */
+/** The interface of window.LanguageModel. */
 export interface LanguageModelFactory {
   availability(options?: LanguageModelCreateCoreOptions): Promise<Availability>;
   create(options?: LanguageModelCreateOptions): Promise<LanguageModel>;
@@ -56,7 +57,7 @@ export interface LanguageModelOptions {
   readonly bundle?: string | URL | undefined;
 }
 
-/** ``engine``: one that is loaded, or a function that loads it, which the first create() calls. */
+/** ``engine`` is a loaded engine, or a function that loads one, which the first create() calls. */
 export function createLanguageModel(
   engine: EngineApi | EngineLoader,
   { bundle }: LanguageModelOptions = {},
@@ -75,7 +76,7 @@ export function createLanguageModel(
         return ready;
       },
       (error: unknown) => {
-        // The next create tries again.
+        // The next create() tries again.
         loading = null;
         throw domError(error);
       },
@@ -97,7 +98,7 @@ export function createLanguageModel(
       const sampling = readSampling(options);
       checkTools(tools);
       if (!isSupported(options)) throw new DOMException("This model reads and writes text", "NotSupportedError");
-      // What is wrong with them is found before the download.
+      // Check them before the download.
       if (initialPrompts !== undefined) canonicalPrompt(initialPrompts, true);
       const report = progressMonitor(monitor);
       report(0);
@@ -117,7 +118,7 @@ export function createLanguageModel(
   };
 }
 
-/** Calls of tools and their results are mentioned only by those who give tools. */
+/** The types "tool-call" and "tool-response" are supported only together with tools. */
 function isSupported({
   expectedInputs = [],
   expectedOutputs = [],
@@ -131,7 +132,7 @@ function isSupported({
   );
 }
 
-/** Whether the whole bundle is in the browser's store, so that loading it needs no network. */
+/** Whether the complete bundle is in the browser's store, so that loading it needs no network. */
 async function isStored(bundle: string | URL): Promise<boolean> {
   const { href } = bundleAddress(bundle);
   return (await cache.list()).some(({ url, complete }) => url === href && complete);
@@ -140,7 +141,7 @@ async function isStored(bundle: string | URL): Promise<boolean> {
 function progressMonitor(monitor: LanguageModelCreateOptions["monitor"]): (loaded: number) => void {
   const target = new EventTarget();
   let last = -1;
-  // Node has no ProgressEvent, so its fields are put on an Event.
+  // Node has no ProgressEvent, so its fields are added to an Event.
   monitor?.(target as CreateMonitor);
   return (loaded) => {
     if (loaded <= last) return;

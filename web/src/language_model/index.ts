@@ -1,4 +1,4 @@
-// @nearfar/web/language-model: Chrome's Prompt API on an engine of this package, on the page or in a worker.
+// @nearfar/web/language-model: Chrome's Prompt API with an engine of this package, on the page or in a worker.
 
 export type {
   Availability,

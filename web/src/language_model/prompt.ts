@@ -1,5 +1,5 @@
-// What the Prompt API takes for a prompt, in one form. A text or messages flow in, messages of plain text flow out, or the exception that the
-// specification asks for: https://webmachinelearning.github.io/prompt-api, "validate and canonicalize a prompt".
+// Converts a text or messages to messages of plain text, or throws the exception of the specification:
+// https://webmachinelearning.github.io/prompt-api, "validate and canonicalize a prompt".
 
 import type { ToolCall } from "./tools.js";
 
@@ -11,23 +11,26 @@ export interface LanguageModelMessageContent {
 export interface LanguageModelMessage {
   readonly role: "system" | "user" | "assistant";
   readonly content: string | readonly LanguageModelMessageContent[];
-  /** The last message, an assistant's, is the start of the answer. */
+  /** If true, this message is the start of the answer. It must be the last message, and an assistant's. */
   readonly prefix?: boolean | undefined;
 }
 
 export type LanguageModelPrompt = string | readonly LanguageModelMessage[];
 
-/** A message of a conversation. Calls of tools and their results come from the session itself, never from a prompt. */
+/** A message of a conversation. Only the session itself adds tool calls and their results, never a prompt. */
 export interface TextMessage {
   readonly role: LanguageModelMessage["role"] | "tool";
   readonly content: string;
   readonly prefix: boolean;
   readonly calls?: readonly ToolCall[];
-  /** Of a tool's result: the call that it answers. */
+  /** For a tool's result, the id of the call. */
   readonly callId?: string;
 }
 
-/** ``isFirst``: nothing is in the session yet, so that a system message may come. Throws TypeError, or DOMException as the specification says. */
+/**
+ * ``isFirst``: the session is still empty, so a system message is allowed. Throws TypeError or DOMException, as the
+ * specification requires.
+ */
 export function canonicalPrompt(input: LanguageModelPrompt, isFirst: boolean): readonly TextMessage[] {
   if (typeof input === "string") return [{ role: "user", content: input, prefix: false }];
   if (input.length === 0) return canonicalPrompt("", isFirst);

@@ -1,6 +1,6 @@
-// The sampling options of a session: a mode by name, or temperature and top-k.
+// The sampling options of a session: a named mode, or temperature and top-k.
 
-// How free each mode is: the specification leaves the figures to the implementation.
+// The specification leaves the temperature of each mode to the implementation.
 const MODE_TEMPERATURES = {
   "most-predictable": 0,
   predictable: 0.3,
@@ -33,7 +33,7 @@ export function readSampling({ topK, temperature, samplingMode }: SamplingOption
       throw new TypeError(`samplingMode is '${mode}', it must be one of ${Object.keys(MODE_TEMPERATURES).join(", ")}`);
     return { temperature: MODE_TEMPERATURES[mode], topK: undefined, samplingMode: mode };
   }
-  if (samplingMode !== undefined) throw new TypeError("samplingMode cannot be given together with topK or temperature");
+  if (samplingMode !== undefined) throw new TypeError("samplingMode cannot be used together with topK or temperature");
   if (topK !== undefined && !(topK >= 1)) throw new RangeError(`topK is ${topK}, it must be at least 1`);
   if (temperature !== undefined && !(temperature >= 0))
     throw new RangeError(`temperature is ${temperature}, it must be at least 0`);

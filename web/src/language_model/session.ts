@@ -12,7 +12,7 @@ import type { Sampling, SamplingMode } from "./sampling.js";
 import type { LanguageModelTool, ToolCall } from "./tools.js";
 import { functionTools, runTool } from "./tools.js";
 
-/** A model that goes on calling tools is stopped after this many rounds. */
+/** The most rounds of tool calls before an answer. */
 const MAX_TOOL_ROUNDS = 16;
 
 export interface LanguageModelPromptOptions {
@@ -26,9 +26,9 @@ export interface SignalOption {
   readonly signal?: AbortSignal | undefined;
 }
 
-/** A conversation. Its calls run one after the other, in the order in which they were made. */
+/** A conversation. Its calls run one after the other, in the order of their start. */
 export class LanguageModel extends EventTarget {
-  /** Called when the oldest messages were dropped to make room, as listeners to "contextoverflow" are. */
+  /** Called, as listeners to "contextoverflow" are, when the oldest messages were dropped to make room. */
   oncontextoverflow: ((event: Event) => void) | null = null;
   readonly contextWindow: number;
   readonly topK: number | undefined;
@@ -50,17 +50,17 @@ export class LanguageModel extends EventTarget {
     ({ topK: this.topK, temperature: this.temperature, samplingMode: this.samplingMode } = sampling);
   }
 
-  /** Tokens of the conversation so far. */
+  /** The number of tokens of the conversation so far. */
   get contextUsage(): number {
     return this.#contextUsage;
   }
 
-  /** The whole answer, after all calls of tools. If it fails or is aborted, the session stays as it was. */
+  /** The complete answer, after all tool calls. If it fails or is aborted, the session does not change. */
   async prompt(input: LanguageModelPrompt, options: LanguageModelPromptOptions = {}): Promise<string> {
     return this.answer(input, options, () => undefined);
   }
 
-  /** The answer's text as it comes. Cancelling the stream aborts the prompt. */
+  /** Streams the answer's text. Cancelling the stream aborts the prompt. */
   promptStreaming(input: LanguageModelPrompt, options: LanguageModelPromptOptions = {}): ReadableStream<string> {
     const cancelled = new AbortController();
     const signal = anySignal(options.signal, cancelled.signal);
@@ -84,28 +84,28 @@ export class LanguageModel extends EventTarget {
     });
   }
 
-  /** Put messages into the conversation without an answer. */
+  /** Appends messages to the conversation without an answer. */
   async append(input: LanguageModelPrompt, { signal }: SignalOption = {}): Promise<void> {
     return this.inTurn(signal, async () => {
       const added = canonicalPrompt(input, this.#messages.length === 0).map((message) => ({
         ...message,
         prefix: false,
       }));
-      const { kept, usage } = await this.makeRoom(added, this.contextWindow);
-      this.#messages = [...kept, ...added];
+      const { retained, usage } = await this.makeRoom(added, this.contextWindow);
+      this.#messages = [...retained, ...added];
       this.#contextUsage = usage;
     });
   }
 
-  /** Tokens that prompt() would add for this input. */
+  /** The number of tokens that prompt() would add for this input. */
   async measureContextUsage(input: LanguageModelPrompt, options: LanguageModelPromptOptions = {}): Promise<number> {
     const { signal } = options;
-    const asked = withConstraint(canonicalPrompt(input, this.#messages.length === 0), options);
+    const prompt = withConstraint(canonicalPrompt(input, this.#messages.length === 0), options);
     anySignal(signal, this.#destroyed.signal).throwIfAborted();
-    return Math.max(0, (await this.count([...this.#messages, ...asked])) - this.#contextUsage);
+    return Math.max(0, (await this.count([...this.#messages, ...prompt])) - this.#contextUsage);
   }
 
-  /** A session that starts from this one's conversation. */
+  /** A new session that continues this session's conversation. */
   async clone({ signal }: SignalOption = {}): Promise<LanguageModel> {
     anySignal(signal, this.#destroyed.signal).throwIfAborted();
     const copy = new LanguageModel(this.engine, this.sampling, this.tools);
@@ -114,7 +114,7 @@ export class LanguageModel extends EventTarget {
     return Promise.resolve(copy);
   }
 
-  /** Ends what runs, and every later call, with an AbortError. */
+  /** Ends the running call, and every later call, with an AbortError. */
   destroy(): void {
     this.#destroyed.abort(new DOMException("The session was destroyed", "AbortError"));
   }
@@ -126,26 +126,31 @@ export class LanguageModel extends EventTarget {
   ): Promise<string> {
     return this.inTurn(options.signal, async (signal) => {
       const added = canonicalPrompt(input, this.#messages.length === 0);
-      let asked = withConstraint(added, options);
+      let prompt = withConstraint(added, options);
       const steps: TextMessage[] = [];
       let text = "";
       for (let round = 0; ; round++) {
         // The answer needs at least one token.
-        const { kept } = await this.makeRoom([...asked, ...steps], this.contextWindow - 1);
-        const answer = await this.complete([...kept, ...asked, ...steps], options.responseConstraint, signal, onText);
+        const { retained } = await this.makeRoom([...prompt, ...steps], this.contextWindow - 1);
+        const answer = await this.complete(
+          [...retained, ...prompt, ...steps],
+          options.responseConstraint,
+          signal,
+          onText,
+        );
         text += answer.text;
         const isPrefix = round === 0 && isPrefixed(added);
-        const said: TextMessage = {
+        const message: TextMessage = {
           role: "assistant",
           content: (isPrefix ? (added.at(-1)?.content ?? "") : "") + answer.text,
           prefix: false,
         };
         if (answer.calls.length === 0) {
           const messages: readonly TextMessage[] = [
-            ...kept,
+            ...retained,
             ...(isPrefixed(added) ? added.slice(0, -1) : added),
             ...steps,
-            said,
+            message,
           ];
           this.#contextUsage = await this.count(messages);
           this.#messages = messages;
@@ -157,9 +162,9 @@ export class LanguageModel extends EventTarget {
             "OperationError",
           );
         const results = await Promise.all(answer.calls.map((call) => runTool(this.tools, call, signal)));
-        if (isPrefix) asked = asked.slice(0, -1);
+        if (isPrefix) prompt = prompt.slice(0, -1);
         steps.push(
-          { ...said, calls: answer.calls },
+          { ...message, calls: answer.calls },
           ...answer.calls.map(({ id }, index): TextMessage => ({
             role: "tool",
             content: results[index] ?? "",
@@ -171,7 +176,7 @@ export class LanguageModel extends EventTarget {
     });
   }
 
-  /** One answer of the engine: its text, and the tools that it calls. */
+  /** One answer of the engine: its text and its tool calls. */
   private async complete(
     messages: readonly TextMessage[],
     constraint: object | undefined,
@@ -210,22 +215,25 @@ export class LanguageModel extends EventTarget {
     return this.tools.length === 0 ? {} : { tools: functionTools(this.tools) };
   }
 
-  /** Drops the oldest turns, never the system message, until ``added`` fits as well. Throws QuotaExceededError where it never does. */
+  /**
+   * Drops the oldest turns, never the system message, until ``added`` fits as well. Throws QuotaExceededError if it
+   * does not fit even then.
+   */
   private async makeRoom(
     added: readonly TextMessage[],
     most: number,
-  ): Promise<{ readonly kept: readonly TextMessage[]; readonly usage: number }> {
-    let kept = this.#messages;
+  ): Promise<{ readonly retained: readonly TextMessage[]; readonly usage: number }> {
+    let retained = this.#messages;
     for (;;) {
-      const usage = await this.count([...kept, ...added]);
+      const usage = await this.count([...retained, ...added]);
       if (usage <= most) {
-        if (kept.length < this.#messages.length) this.overflow();
-        return { kept, usage };
+        if (retained.length < this.#messages.length) this.overflow();
+        return { retained, usage };
       }
-      const oldest = kept.findIndex(({ role }) => role !== "system");
+      const oldest = retained.findIndex(({ role }) => role !== "system");
       if (oldest < 0) throw quotaExceeded(usage, this.contextWindow);
-      const next = kept.findIndex(({ role }, index) => index > oldest && role === "user");
-      kept = [...kept.slice(0, oldest), ...(next < 0 ? [] : kept.slice(next))];
+      const next = retained.findIndex(({ role }, index) => index > oldest && role === "user");
+      retained = [...retained.slice(0, oldest), ...(next < 0 ? [] : retained.slice(next))];
     }
   }
 
@@ -244,8 +252,9 @@ export class LanguageModel extends EventTarget {
       });
   }
 
-  private inTurn<T>(given: AbortSignal | undefined, run: (signal: AbortSignal) => Promise<T>): Promise<T> {
-    const signal = anySignal(given, this.#destroyed.signal);
+  /** Runs a call after the calls before it have ended. */
+  private inTurn<T>(callSignal: AbortSignal | undefined, run: (signal: AbortSignal) => Promise<T>): Promise<T> {
+    const signal = anySignal(callSignal, this.#destroyed.signal);
     const turn = this.#last.then(async () => {
       signal.throwIfAborted();
       return run(signal);
@@ -286,7 +295,7 @@ function responseFormat(constraint: object | undefined): ResponseFormat {
   };
 }
 
-/** The messages with the constraint in words, at the end of the last that is not the answer's start, unless that is not wanted. */
+/** Appends a description of the constraint to the last user message, unless omitResponseConstraintInput is set. */
 function withConstraint(
   messages: readonly TextMessage[],
   { responseConstraint, omitResponseConstraintInput = false }: LanguageModelPromptOptions,

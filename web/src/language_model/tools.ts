@@ -9,7 +9,7 @@ export interface LanguageModelTool {
   readonly description: string;
   /** A JSON schema with type "object". */
   readonly inputSchema: object;
-  /** Receives the arguments as one object. What is not a string is sent to the model as JSON. */
+  /** Receives the arguments as one object. A result that is not a string is sent to the model as JSON. */
   readonly execute: (input: never) => unknown;
 }
 
@@ -20,25 +20,21 @@ export interface ToolCall {
   readonly arguments: string;
 }
 
-/** Throws TypeError for tools that are not as the specification says, NotSupportedError for tools that the page wants to execute itself. */
+/** Throws TypeError for tools that the specification rejects. It requires all four members, `execute` included. */
 export function checkTools(tools: readonly LanguageModelTool[]): void {
   const names = new Set<string>();
   for (const { name, description, inputSchema, execute } of tools as readonly Partial<LanguageModelTool>[]) {
     if (typeof name !== "string" || name === "" || typeof description !== "string" || typeof inputSchema !== "object") {
       throw new TypeError("A tool must have a name, a description and an inputSchema");
     }
-    if (names.has(name)) throw new TypeError(`There are two tools with the name '${name}'; give each its own`);
+    if (names.has(name)) throw new TypeError(`Two tools have the name '${name}'; names must be unique`);
     names.add(name);
-    if (execute === undefined)
-      throw new DOMException(
-        `The tool '${name}' has no execute function; tools that the page executes itself are not supported`,
-        "NotSupportedError",
-      );
-    if (typeof execute !== "function") throw new TypeError(`The tool '${name}' has an execute that is not a function`);
+    if (typeof execute !== "function")
+      throw new TypeError(`The tool '${name}' needs \`execute\`, the function that runs when the model calls the tool`);
   }
 }
 
-/** The tools as a chat completion takes them. */
+/** The tools in the form of a chat completion. */
 export function functionTools(tools: readonly LanguageModelTool[]): readonly FunctionTool[] {
   return tools.map(({ name, description, inputSchema }) => ({
     type: "function",
@@ -46,7 +42,7 @@ export function functionTools(tools: readonly LanguageModelTool[]): readonly Fun
   }));
 }
 
-/** The tool's result as text for the model, which also gets to read an error. Throws the signal's reason. */
+/** The tool's result as text for the model. An error becomes a result too. Throws the signal's reason. */
 export async function runTool(
   tools: readonly LanguageModelTool[],
   call: ToolCall,
@@ -55,7 +51,7 @@ export async function runTool(
   try {
     const tool = tools.find(({ name }) => name === call.name);
     if (tool === undefined)
-      throw new Error(`There is no tool '${call.name}'; the tools are ${tools.map(({ name }) => name).join(", ")}`);
+      throw new Error(`Unknown tool '${call.name}'; the tools are ${tools.map(({ name }) => name).join(", ")}`);
     const execute = tool.execute as (input: unknown) => unknown;
     const input: unknown = JSON.parse(call.arguments === "" ? "{}" : call.arguments);
     const result = await unlessAborted(Promise.resolve(execute(input)), signal);

@@ -1,4 +1,4 @@
-// Our answers in WebLLM's shapes: usage with its figures, "abort" as a reason, and the id of the model.
+// Converts our answers to WebLLM's types: with its usage figures, "abort" as a finish reason, and the id of the model.
 
 import type * as ours from "../api/types.js";
 import type {
@@ -10,7 +10,7 @@ import type {
 } from "./chat_types.js";
 import type { Completion, CompletionChoice } from "./completion_types.js";
 
-/** What an answer's shape depends on beside itself. */
+/** What the conversion needs in addition to the answer. */
 export interface AnswerContext {
   readonly modelId: string;
   /** Whether interruptGenerate ended the answer. */
@@ -18,18 +18,18 @@ export interface AnswerContext {
 }
 
 export function chatCompletion(
-  { usage, timings, choices, ...whole }: ours.ChatCompletion,
+  { usage, timings, choices, ...rest }: ours.ChatCompletion,
   context: AnswerContext,
 ): ChatCompletion {
   return {
-    ...whole,
+    ...rest,
     model: context.modelId,
     choices: choices.map((choice) => ({ ...choice, finish_reason: reason(choice.finish_reason, context) })),
     usage: withExtra(usage, timings),
   };
 }
 
-/** ``timings`` are those of the last chunk with a choice, which the chunk with the usage follows. */
+/** ``timings`` come from the last chunk with a choice. The chunk with the usage follows it. */
 export function chatChunk(
   { usage, choices, ...chunk }: ours.ChatCompletionChunk,
   timings: ours.CompletionTimings | undefined,
@@ -46,14 +46,14 @@ export function chatChunk(
   };
 }
 
-/** A whole text or a chunk of one. */
+/** Converts a complete text or a chunk of one. */
 export function completion(
-  { usage, choices, ...whole }: ours.Completion | ours.CompletionChunk,
+  { usage, choices, ...rest }: ours.Completion | ours.CompletionChunk,
   timings: ours.CompletionTimings | undefined,
   context: AnswerContext,
 ): Completion {
   return {
-    ...whole,
+    ...rest,
     model: context.modelId,
     choices: choices.map((choice): CompletionChoice => ({
       ...choice,
@@ -86,12 +86,12 @@ function usageOf(
   return usage === null || usage === undefined || timings === undefined ? {} : { usage: withExtra(usage, timings) };
 }
 
-function reason(found: ours.ChatFinishReason, { interrupted }: AnswerContext): ChatCompletionFinishReason {
-  if (found === "content_filter") return "stop";
-  return found === "stop" && interrupted() ? "abort" : found;
+function reason(finishReason: ours.ChatFinishReason, { interrupted }: AnswerContext): ChatCompletionFinishReason {
+  if (finishReason === "content_filter") return "stop";
+  return finishReason === "stop" && interrupted() ? "abort" : finishReason;
 }
 
-/** In the shape of chats. A token that is a part of a character has no bytes here. */
+/** Converts to the type that chats use. The bytes of a token are null if it is only a part of a character. */
 function logprobs({ tokens, token_logprobs: values, top_logprobs: alternatives }: ours.CompletionLogprobs): Logprobs {
   const entry = (token: string, logprob: number) => ({
     token,

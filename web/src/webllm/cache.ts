@@ -1,4 +1,4 @@
-// WebLLM's functions for stored models, over this origin's store of bundles.
+// WebLLM's functions for stored models, on this origin's store of bundles.
 
 import { bundleAddress } from "../runtime/source.js";
 import { cache } from "../store/cache.js";
@@ -19,7 +19,7 @@ export async function deleteModelAllInfoInCache(modelId: string, appConfig?: App
   await cache.delete(addressOf(modelId, appConfig));
 }
 
-/** The same: a bundle is stored as one. */
+/** The same function, because a bundle is stored as a unit. */
 export const deleteModelInCache = deleteModelAllInfoInCache;
 
 /**
@@ -32,7 +32,7 @@ export async function deleteChatConfigInCache(modelId: string, appConfig?: AppCo
   addressOf(modelId, appConfig);
 }
 
-/** The same for kernels, which the manifest names by their SHA-256. */
+/** The same function: the manifest names kernels by their SHA-256, so they are never out of date either. */
 export const deleteModelWasmInCache = deleteChatConfigInCache;
 
 function addressOf(modelId: string, appConfig?: AppConfig): string {

@@ -1,5 +1,9 @@
-// The types of chat completions under WebLLM's names. Requests are OpenAI's with a few fields of WebLLM's; fields of
-// type ``never`` are refused.
+// The types of chat completions under WebLLM's names. Requests are OpenAI's with a few fields of WebLLM's. Fields of
+// the type ``never`` are errors.
+
+import type * as ours from "../api/types.js";
+
+export type { ChatCompletionToolCallDelta, TopLogprob } from "../api/types.js";
 
 export interface ChatCompletionContentPartText {
   type: "text";
@@ -7,8 +11,8 @@ export interface ChatCompletionContentPartText {
 }
 
 /**
- * Accepted by the types, as applications hold such parts, and refused by every bundle: models that see are not
- * supported yet.
+ * The types accept such parts, because applications use them in their own types. Every bundle rejects them: vision
+ * models are not supported yet.
  */
 export interface ChatCompletionContentPartImage {
   type: "image_url";
@@ -77,8 +81,8 @@ export interface ChatCompletionNamedToolChoice {
 export type ChatCompletionToolChoiceOption = "none" | "auto" | "required" | ChatCompletionNamedToolChoice;
 
 /**
- * ``schema`` is the text of a JSON schema that the answer is held to, ``grammar`` EBNF from its rule root. The last two
- * types are extensions.
+ * ``schema`` is the text of a JSON schema that constrains the answer, ``grammar`` an EBNF grammar that starts from its
+ * rule root. The last two types are extensions.
  */
 export interface ResponseFormat {
   type?: "text" | "json_object" | "grammar" | "json_schema" | "regex" | undefined;
@@ -94,7 +98,7 @@ export interface ChatCompletionStreamOptions {
   include_usage?: boolean;
 }
 
-/** What chats and text completions share. Null counts as not given. */
+/** The parameters of both chats and text completions. Null is the same as leaving a parameter out. */
 export interface GenerationParams {
   /** The id of a loaded model; required if the engine has several. */
   model?: string | null | undefined;
@@ -111,11 +115,11 @@ export interface GenerationParams {
   top_logprobs?: number | null | undefined;
   seed?: number | null | undefined;
   stream_options?: ChatCompletionStreamOptions | null | undefined;
-  /** Only false: an answer ends at the model's end token. */
+  /** Must be false: an answer ends at the model's end token. */
   ignore_eos?: false | undefined;
 }
 
-/** ``enable_latency_breakdown`` is refused if true, and ``resumable`` always. */
+/** ``enable_latency_breakdown: true`` is an error, and so is any ``resumable``. */
 export interface ExtraBody {
   enable_thinking?: boolean | null | undefined;
   enable_latency_breakdown?: false | null | undefined;
@@ -141,22 +145,14 @@ export interface ChatCompletionRequestStreaming extends ChatCompletionRequestBas
 
 export type ChatCompletionRequest = ChatCompletionRequestNonStreaming | ChatCompletionRequestStreaming;
 
-/** Settings of one generation, as an application keeps them. */
+/** The settings of one generation, for applications that store them. */
 export interface GenerationConfig extends Omit<GenerationParams, "model" | "seed" | "stream_options"> {
   response_format?: ResponseFormat | null | undefined;
   enable_thinking?: boolean | null | undefined;
   enable_latency_breakdown?: false | null | undefined;
 }
 
-export interface TopLogprob {
-  token: string;
-  bytes: number[] | null;
-  logprob: number;
-}
-
-export interface ChatCompletionTokenLogprob extends TopLogprob {
-  top_logprobs: TopLogprob[];
-}
+export type ChatCompletionTokenLogprob = Omit<ours.ChatCompletionTokenLogprob, "token_id">;
 
 export interface Logprobs {
   content: ChatCompletionTokenLogprob[] | null;
@@ -178,7 +174,7 @@ export interface CompletionUsage {
   extra: UsageExtra;
 }
 
-/** Seconds and tokens a second. The last two are 0 for an answer of one token. */
+/** Seconds, and tokens per second. The last two are 0 for an answer of one token. */
 export interface UsageExtra {
   e2e_latency_s: number;
   time_to_first_token_s: number;
@@ -187,11 +183,9 @@ export interface UsageExtra {
   time_per_output_token_s: number;
 }
 
-export interface ChatCompletion {
-  id: string;
-  object: "chat.completion";
-  created: number;
-  model: string;
+type Head = "id" | "object" | "created" | "model";
+
+export interface ChatCompletion extends Pick<ours.ChatCompletion, Head> {
   choices: ChatCompletionChoice[];
   usage?: CompletionUsage;
   system_fingerprint?: string;
@@ -205,11 +199,7 @@ export interface ChatCompletionChoice {
 }
 
 /** With stream_options.include_usage, the last chunk has the usage and no choices. */
-export interface ChatCompletionChunk {
-  id: string;
-  object: "chat.completion.chunk";
-  created: number;
-  model: string;
+export interface ChatCompletionChunk extends Pick<ours.ChatCompletionChunk, Head> {
   choices: ChatCompletionChunkChoice[];
   usage?: CompletionUsage;
   system_fingerprint?: string;
@@ -225,17 +215,10 @@ export interface ChatCompletionChunkChoice {
 export interface ChatCompletionDelta {
   role?: "system" | "user" | "assistant" | "tool";
   content?: string | null;
-  tool_calls?: ChatCompletionToolCallDelta[];
+  tool_calls?: ours.ChatCompletionToolCallDelta[];
 }
 
-export interface ChatCompletionToolCallDelta {
-  index: number;
-  id?: string;
-  type?: "function";
-  function?: { name?: string; arguments?: string };
-}
-
-// What follows gives the same types the names that WebLLM nests.
+// The namespaces below give the same types WebLLM's nested names.
 /* eslint-disable @typescript-eslint/no-namespace */
 
 type AnswerLogprobs = Logprobs;
@@ -254,7 +237,7 @@ export declare namespace ChatCompletionChunk {
     type Delta = ChatCompletionDelta;
     type Logprobs = AnswerLogprobs;
     namespace Delta {
-      type ToolCall = ChatCompletionToolCallDelta;
+      type ToolCall = ours.ChatCompletionToolCallDelta;
     }
   }
 }

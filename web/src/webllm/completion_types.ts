@@ -1,5 +1,6 @@
 // The types of text completions and embeddings under WebLLM's names.
 
+import type * as ours from "../api/types.js";
 import type {
   ChatCompletionFinishReason,
   CompletionUsage,
@@ -8,7 +9,7 @@ import type {
   Logprobs,
 } from "./chat_types.js";
 
-/** The prompt is continued as it stands, without the chat template. ``logprobs`` are those of chats. */
+/** The prompt is continued unchanged, without the chat template. ``logprobs`` are those of chats. */
 export interface CompletionCreateParamsBase extends GenerationParams {
   prompt: string;
   echo?: boolean | null | undefined;
@@ -37,11 +38,7 @@ export interface CompletionChoice {
 }
 
 /** An answer, or a chunk of one, whose finish_reason is null until its end. */
-export interface Completion {
-  id: string;
-  object: "text_completion";
-  created: number;
-  model: string;
+export interface Completion extends Pick<ours.Completion, "id" | "object" | "created" | "model"> {
   choices: CompletionChoice[];
   usage?: CompletionUsage;
   system_fingerprint?: string;
@@ -51,9 +48,9 @@ export interface EmbeddingCreateParams {
   input: string | string[] | number[] | number[][];
   /** The id of a loaded model; required if the engine has several. */
   model?: string | null | undefined;
-  /** Of "base64", a vector is the base64 of its float32 bytes in place of numbers. */
+  /** With "base64", a vector is the base64 of its float32 bytes instead of a list of numbers. */
   encoding_format?: "float" | "base64" | undefined;
-  /** An extension: only the first numbers of each vector. */
+  /** Extension: keeps the first ``dimensions`` numbers of each vector. */
   dimensions?: number | undefined;
   user?: string | undefined;
 }

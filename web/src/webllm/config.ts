@@ -1,9 +1,9 @@
-// WebLLM's configuration: lists of models, options of a model, and what is refused of them by name.
+// WebLLM's configuration: lists of models and options of a model. Unsupported options are errors.
 
 import { RequestError } from "../errors.js";
 import type { InitProgressCallback, LogLevel, LogitProcessor } from "./interface.js";
 
-/** The use of a model. A bundle says itself which it is, so a record need not. */
+/** The use of a model. A record need not set it, because the bundle contains it. */
 export enum ModelType {
   LLM = 0,
   embedding = 1,
@@ -11,8 +11,8 @@ export enum ModelType {
 }
 
 /**
- * Options of a model. Those of sampling are the defaults of its requests. The options of type ``never`` belong to MLC's
- * own model format and are refused: a bundle has its tokenizer, chat template and attention window compiled in.
+ * Options of a model. The sampling options are the defaults of its requests. Options of the type ``never`` belong to
+ * MLC's own model format and are errors: a bundle has its tokenizer, chat template and attention window compiled in.
  */
 export interface ChatOptions {
   temperature?: number | undefined;
@@ -21,11 +21,11 @@ export interface ChatOptions {
   presence_penalty?: number | undefined;
   repetition_penalty?: number | undefined;
   /**
-   * The most tokens of a prompt and its answer, rounded down to whole pages of keys and values, which take less memory
-   * then; -1 for the bundle's own.
+   * The most tokens of a prompt and its answer, rounded down to whole pages of keys and values. A smaller window uses
+   * less memory. -1 uses the bundle's own context.
    */
   context_window_size?: number | undefined;
-  /** Compiled into a bundle, so that only -1, for the bundle's own, is accepted. */
+  /** Compiled into a bundle, so only -1 (the bundle's own window) is accepted. */
   sliding_window_size?: -1 | undefined;
   attention_sink_size?: -1 | 0 | undefined;
   tokenizer_files?: never;
@@ -40,27 +40,27 @@ export interface ChatOptions {
   model_config?: never;
 }
 
-/** A model's bundle, and the name by which requests call it. */
+/** A model's bundle, and the id that requests use for it. */
 export interface ModelRecord {
   /** The address of a bundle's folder. */
   model: string;
   model_id: string;
-  /** Ignored: a bundle holds its kernels. */
+  /** Ignored: a bundle contains its kernels. */
   model_lib?: string | undefined;
   overrides?: ChatOptions | undefined;
-  /** For the page's own use, as the next four. */
+  /** This and the next four fields are for the page's own use. */
   vram_required_MB?: number | undefined;
   low_resource_required?: boolean | undefined;
   buffer_size_required_bytes?: number | undefined;
   required_features?: string[] | undefined;
   model_type?: ModelType | undefined;
-  /** Refused: each file of a bundle is checked against the SHA-256 in its manifest. */
+  /** An error: each file of a bundle is checked against the SHA-256 in its manifest. */
   integrity?: never;
-  /** Refused: it names a file of MLC's format. */
+  /** An error: it names a file of MLC's format. */
   model_manifest?: never;
 }
 
-/** ``cacheBackend`` and what follows it have no effect: files are stored in the origin private file system. */
+/** Only ``model_list`` has an effect: files are always stored in the origin private file system. */
 export interface AppConfig {
   model_list: ModelRecord[];
   cacheBackend?: "cache" | "indexeddb" | "cross-origin" | "opfs" | undefined;
@@ -73,24 +73,25 @@ export type OPFSAccessMode = "async" | "sync" | "auto";
 export interface MLCEngineConfig {
   appConfig?: AppConfig | undefined;
   initProgressCallback?: InitProgressCallback | undefined;
-  /** By model id. Refused by engines in a worker, whose handler has setLogitProcessorRegistry. */
+  /** By model id. An error for engines in a worker; call setLogitProcessorRegistry of the handler instead. */
   logitProcessorRegistry?: Map<string, LogitProcessor> | undefined;
   /** Has no effect: the engine logs nothing. */
   logLevel?: LogLevel | undefined;
 }
 
 /**
- * The models of an engine without an appConfig. Empty: nearfar publishes no models, so add the bundles that you serve.
+ * The models of an engine without an appConfig. The list is empty, because nearfar publishes no models; add the bundles
+ * that you serve.
  */
 export const prebuiltAppConfig: AppConfig = { model_list: [] };
 
-/** Empty, as ``model_lib`` is ignored. Applications make its address of the two. */
+/** Empty, because ``model_lib`` is ignored. Applications build its address from these two. */
 export const modelVersion = "";
 export const modelLibURLPrefix = "";
 
 /**
- * Empty: whether a bundle calls tools depends on its chat template, and a request with tools to one that cannot is an
- * error.
+ * Empty, because a bundle's chat template decides whether it can call tools. A request with tools to a bundle that
+ * cannot is an error.
  */
 export const functionCallingModelIds: string[] = [];
 
@@ -133,14 +134,14 @@ const WINDOW_KEYS = [
 
 export type SamplingDefaults = Pick<ChatOptions, (typeof SAMPLING_KEYS)[number]>;
 
-/** Throws RequestError for keys that are not supported. ``config`` may hold more of its own under ``others``. */
+/** Throws RequestError for keys that are not supported. ``others`` are additional keys that ``config`` may have. */
 export function checkConfig(config: MLCEngineConfig, others: readonly string[] = []): void {
   requireKnown("engineConfig", config, [...CONFIG_KEYS, ...others]);
   if (config.logLevel !== undefined) checkLogLevel(config.logLevel);
   if (config.appConfig !== undefined) checkAppConfig(config.appConfig);
 }
 
-/** Throws RequestError for a level that there is not. */
+/** Throws RequestError for an unknown level. */
 export function checkLogLevel(logLevel: LogLevel): void {
   if (!LOG_LEVELS.includes(logLevel))
     throw new RequestError(`logLevel is '${logLevel}', it must be one of ${LOG_LEVELS.join(", ")}`, {
@@ -157,10 +158,10 @@ export function checkAppConfig(appConfig: AppConfig): void {
   });
 }
 
-/** Throws RequestError for options that are not supported, by their names. */
+/** Throws RequestError, which names the option, for options that are not supported. */
 export function checkChatOptions(where: string, options: ChatOptions): void {
   requireKnown(where, options, [...SAMPLING_KEYS, ...WINDOW_KEYS]);
-  // Callers without types may give any value.
+  // Callers without types may pass any value.
   const {
     context_window_size: size = -1,
     sliding_window_size: window = -1,
@@ -170,7 +171,7 @@ export function checkChatOptions(where: string, options: ChatOptions): void {
     throw refused(
       where,
       "context_window_size",
-      `is ${String(size)}; give a number of tokens above 0, or -1 for the bundle's own`,
+      `is ${String(size)}; use a number of tokens above 0, or -1 for the bundle's own`,
     );
   }
   if (window !== -1)
@@ -187,8 +188,8 @@ export function samplingDefaults(options: ChatOptions): SamplingDefaults {
 }
 
 /**
- * The record of a model. An address, which has a slash, is a model of its own. Throws RequestError for an id that is
- * not listed.
+ * The record of a model. An id with a slash is the address of a bundle and needs no record. Throws RequestError for
+ * another id that is not listed.
  */
 export function findRecord(modelId: string, { model_list: list }: AppConfig = prebuiltAppConfig): ModelRecord {
   const record = list.find(({ model_id: known }) => known === modelId);
@@ -212,6 +213,6 @@ export function requireKnown(where: string, options: object, known: readonly str
   if (unknown !== undefined) throw refused(where, unknown[0], `is not supported; supported: ${known.join(", ")}`);
 }
 
-function refused(where: string, param: string, says: string): RequestError {
-  return new RequestError(`${where}.${param} ${says}`, { param });
+function refused(where: string, param: string, problem: string): RequestError {
+  return new RequestError(`${where}.${param} ${problem}`, { param });
 }

@@ -1,4 +1,4 @@
-// The page's connection to a handler in a worker or a service worker, which ends when the worker does.
+// The page's connection to a handler in a worker or a service worker. It ends when the worker ends.
 
 import { WorkerError } from "../errors.js";
 import type { WorkerLike } from "../worker/connect_engine.js";
@@ -8,18 +8,18 @@ import type { Greeting } from "../worker/wire.js";
 
 export interface Connection {
   readonly remote: Remote;
-  /** Aborts when the connection is over. */
+  /** Aborts when the connection ends. */
   readonly over: AbortSignal;
-  /** Ends the connection, and fails the calls that run. */
+  /** Ends the connection and fails the pending calls. */
   close(): void;
 }
 
-/** A worker that loads a model may be late with an answer, so several heartbeats may be missed. */
+/** A worker that loads a model may respond late, so it may miss several heartbeats. */
 const MAX_MISSED = 6;
 
 /**
- * ``onMissed`` gets the number of heartbeats in a row without an answer. Throws WorkerError if the worker does not
- * start or does not answer.
+ * ``onMissed`` receives the number of consecutive heartbeats without an answer. Throws WorkerError if the worker does
+ * not start or does not answer.
  */
 export async function connectHandler(
   worker: WorkerLike,
@@ -41,11 +41,11 @@ export async function connectHandler(
   worker.addEventListener(
     "error",
     (event) => {
-      // Once the script runs, an error that it does not catch need not be its end.
+      // An uncaught error of a script that runs already need not end it.
       if (!isConnected)
         fail(
           `The worker's script failed${"message" in event ? `: ${String(event.message)}` : ""}; ` +
-            "see the console, and whether it makes a handler",
+            "see the console, and check that it makes a handler",
         );
     },
     { signal: over.signal },

@@ -1,66 +1,46 @@
-// MLCEngine: WebLLM's engine over our own, with one or several models.
+// MLCEngine: WebLLM's engine on top of ours, with one or several models.
 
 import { Engine } from "../engine.js";
 import { RequestError } from "../errors.js";
 import type { LoadOptions, LoadProgress } from "../load.js";
 import { findAdapter } from "../runtime/device.js";
-import type { AppConfig, ChatOptions, MLCEngineConfig, ModelRecord } from "./config.js";
-import {
-  checkAppConfig,
-  checkChatOptions,
-  checkConfig,
-  checkLogLevel,
-  findRecord,
-  samplingDefaults,
-} from "./config.js";
+import type { ChatOptions, MLCEngineConfig, ModelRecord } from "./config.js";
+import { checkChatOptions, findRecord, samplingDefaults } from "./config.js";
 import { pagesFor } from "./context_window.js";
-import type {
-  Chat,
-  Completions,
-  CreateChatCompletion,
-  CreateCompletion,
-  CreateEmbedding,
-  Embeddings,
-  InitProgressCallback,
-  LogLevel,
-  LogitProcessor,
-  MLCEngineInterface,
-} from "./interface.js";
+import type { RequestMethod } from "./engine_base.js";
+import { MLCEngineBase } from "./engine_base.js";
+import type { LogitProcessor, MLCEngineInterface } from "./interface.js";
 import type { BaseEngine } from "./loaded_model.js";
 import { LoadedModel } from "./loaded_model.js";
 
 export type LoadEngine = (bundle: string, options: LoadOptions) => Promise<BaseEngine>;
 
-export class MLCEngine implements MLCEngineInterface {
-  readonly chatCompletion = (async (request) =>
-    this.model(request.model).chatCompletion(request)) as CreateChatCompletion;
-  readonly completion = (async (request) => this.model(request.model).completion(request)) as CreateCompletion;
-  readonly embedding: CreateEmbedding = async (request) => this.model(request.model).embedding(request);
-  readonly chat: Chat = { completions: { create: this.chatCompletion } };
-  readonly completions: Completions = { create: this.completion };
-  readonly embeddings: Embeddings = { create: this.embedding };
+export class MLCEngine extends MLCEngineBase implements MLCEngineInterface {
   readonly #models = new Map<string, LoadedModel>();
   #loading = new AbortController();
-  #appConfig: AppConfig | undefined;
   #processors: ReadonlyMap<string, LogitProcessor>;
-  #onProgress: InitProgressCallback | undefined;
 
-  /** ``load`` stands in for Engine.load. Throws RequestError for a configuration that is not supported. */
+  /** ``load`` replaces Engine.load. Throws RequestError for a configuration that is not supported. */
   constructor(
     config: MLCEngineConfig = {},
     private readonly load: LoadEngine = Engine.load.bind(Engine),
   ) {
-    checkConfig(config);
-    this.#appConfig = config.appConfig;
+    super(config);
     this.#processors = config.logitProcessorRegistry ?? new Map();
-    this.#onProgress = config.initProgressCallback;
+  }
+
+  protected override async answer(
+    method: RequestMethod,
+    request: { model?: string | null | undefined },
+  ): Promise<unknown> {
+    return this.model(request.model)[method](request as never);
   }
 
   async reload(modelId: string | string[], chatOpts: ChatOptions | ChatOptions[] = {}): Promise<void> {
     const models = this.plan(typeof modelId === "string" ? [modelId] : modelId, chatOpts);
     const loading = new AbortController();
     const unloaded = this.unload();
-    // At once, so that an `unload` from here on ends this load.
+    // Set before the first await, so that an `unload` from here on ends this load.
     this.#loading = loading;
     await unloaded;
     for (const { record, options } of models) {
@@ -82,7 +62,7 @@ export class MLCEngine implements MLCEngineInterface {
     for (const model of this.#models.values()) model.interrupt();
   }
 
-  // Async, so that what is wrong with the model id rejects, as in a worker.
+  // These are async, so that a wrong model id rejects instead of throwing, as in a worker.
   /* eslint-disable @typescript-eslint/require-await */
 
   async getMessage(modelId?: string): Promise<string> {
@@ -112,46 +92,28 @@ export class MLCEngine implements MLCEngineInterface {
     return (await findAdapter(undefined)).info.vendor;
   }
 
-  setInitProgressCallback(callback?: InitProgressCallback): void {
-    this.#onProgress = callback;
-  }
-
-  getInitProgressCallback(): InitProgressCallback | undefined {
-    return this.#onProgress;
-  }
-
-  /** For models that are loaded from now on. Throws RequestError. */
-  setAppConfig(appConfig: AppConfig): void {
-    checkAppConfig(appConfig);
-    this.#appConfig = appConfig;
-  }
-
-  /** For models that are loaded from now on. */
+  /** Applies to models that are loaded from now on. */
   setLogitProcessorRegistry(registry?: Map<string, LogitProcessor>): void {
     this.#processors = registry ?? new Map();
   }
 
-  setLogLevel(logLevel: LogLevel): void {
-    checkLogLevel(logLevel);
-  }
-
-  /** Everything that can be wrong with the arguments of `reload` is found before anything is unloaded. */
+  /** Checks the arguments of `reload` before anything is unloaded. Throws RequestError. */
   private plan(
     ids: readonly string[],
     chatOpts: ChatOptions | ChatOptions[],
   ): readonly { readonly record: ModelRecord; readonly options: ChatOptions }[] {
     if (ids.length === 0 || new Set(ids).size < ids.length)
-      throw new RequestError(`modelId is ${JSON.stringify(ids)}; give one or several different ids`, {
+      throw new RequestError(`modelId is ${JSON.stringify(ids)}; pass one or several different ids`, {
         param: "modelId",
       });
     const options = Array.isArray(chatOpts) ? chatOpts : ids.map(() => chatOpts);
     if (options.length !== ids.length)
-      throw new RequestError(`chatOpts has ${options.length} entries for ${ids.length} models; give one for each`, {
+      throw new RequestError(`chatOpts has ${options.length} entries for ${ids.length} models; pass one for each`, {
         param: "chatOpts",
       });
     return ids.map((id, index) => {
       checkChatOptions("chatOpts", options[index] ?? {});
-      const record = findRecord(id, this.#appConfig);
+      const record = findRecord(id, this.appConfig);
       return { record, options: { ...record.overrides, ...options[index] } };
     });
   }
@@ -163,7 +125,7 @@ export class MLCEngine implements MLCEngineInterface {
   ): Promise<LoadedModel> {
     const start = performance.now();
     const report = (progress: number, text: string): void => {
-      this.#onProgress?.({ progress, timeElapsed: (performance.now() - start) / 1000, text });
+      this.onProgress?.({ progress, timeElapsed: (performance.now() - start) / 1000, text });
     };
     report(0, `Start to load ${id}`);
     const onProgress = (progress: LoadProgress): void => {
@@ -175,19 +137,19 @@ export class MLCEngine implements MLCEngineInterface {
     return new LoadedModel(id, engine, samplingDefaults(options), this.#processors.get(id));
   }
 
-  /** The loaded model that a call means. Throws RequestError. */
+  /** The loaded model that a call is for. Throws RequestError. */
   private model(modelId: string | null | undefined): LoadedModel {
     const loaded = [...this.#models.keys()].join(", ");
     if (loaded === "") throw new RequestError("No model is loaded; call reload(modelId) first");
     const [first, ...others] = this.#models.values();
-    const found =
+    const model =
       modelId === null || modelId === undefined ? (others.length === 0 ? first : undefined) : this.#models.get(modelId);
-    if (found !== undefined) return found;
-    const says =
+    if (model !== undefined) return model;
+    const problem =
       modelId === null || modelId === undefined
         ? "Several models are loaded; name one of them"
         : `Model '${modelId}' is not loaded; name one of those that are`;
-    throw new RequestError(`${says}: ${loaded}`, { param: "model" });
+    throw new RequestError(`${problem}: ${loaded}`, { param: "model" });
   }
 }
 

@@ -3,18 +3,20 @@
 
 import { WorkerError } from "../errors.js";
 import { Remote } from "../worker/remote.js";
+import type { ServeOptions } from "../worker/serve_engine.js";
 import type { WirePort } from "../worker/wire.js";
 import type { ChatOptions, MLCEngineConfig } from "./config.js";
 import type { Connection } from "./connection.js";
+import type { MLCEngine } from "./engine.js";
 import { RemoteMLCEngine } from "./worker_engine.js";
 import { WebWorkerMLCEngineHandler } from "./worker_handler.js";
 
 const PORT_NAME = "web_llm_service_worker";
-/** A port's messages keep an extension's service worker from being stopped, after 30 seconds without any. */
+/** The browser stops an extension's service worker after 30 seconds without messages on its ports. */
 const KEEP_ALIVE_MS = 10_000;
 const KEEP_ALIVE = { nearfar: "ping" };
 
-/** What of chrome.runtime.Port is used. */
+/** The part of chrome.runtime.Port that is used. */
 export interface ExtensionPort {
   postMessage(message: unknown): void;
   readonly onMessage: { addListener(listener: (message: unknown) => void): void };
@@ -22,22 +24,23 @@ export interface ExtensionPort {
 }
 
 export interface ExtensionMLCEngineConfig extends MLCEngineConfig {
-  /** Of another extension, for a page outside of the one with the service worker. */
+  /** The id of the extension with the service worker, for a page outside of that extension. */
   extensionId?: string | undefined;
-  /** The service worker was stopped. The next call starts it again and loads the models again. */
+  /** Called when the service worker was stopped. The next call starts it and loads the models again. */
   onDisconnect?: (() => void) | undefined;
 }
 
 /**
- * One for all ports: make it with the first, call `setPort` for each other, and `onmessage` with the messages of each.
+ * One handler for all ports. Make it with the first port, call `setPort` for each further port, and `onmessage` with
+ * the messages of each. ``engineOrOptions`` is an engine, or options for the engine that the handler makes.
  */
 export class ExtensionServiceWorkerMLCEngineHandler extends WebWorkerMLCEngineHandler {
   readonly #listeners = new Map<ExtensionPort, (message: unknown) => void>();
-  /** The port that came last: that of a message which comes without one. */
+  /** The newest port. Messages without a port belong to it. */
   port: ExtensionPort;
 
-  constructor(port: ExtensionPort) {
-    super();
+  constructor(port: ExtensionPort, engineOrOptions: MLCEngine | ServeOptions = {}) {
+    super(engineOrOptions);
     this.port = port;
     this.setPort(port);
   }
@@ -51,7 +54,7 @@ export class ExtensionServiceWorkerMLCEngineHandler extends WebWorkerMLCEngineHa
     });
   }
 
-  /** chrome.runtime calls a listener with the message and its port. */
+  /** A listener for chrome.runtime, which calls it with the message and its port. */
   override onmessage(message: unknown, port: ExtensionPort = this.port): void {
     if (Object(message) !== message || !("nearfar" in (message as object))) this.#listeners.get(port)?.(message);
   }
@@ -66,7 +69,7 @@ export class ExtensionServiceWorkerMLCEngine extends RemoteMLCEngine {
   }
 
   /** Throws WorkerError outside of an extension's pages. */
-  // Async, so that it rejects in place of throwing.
+  // Async, so that it rejects instead of throwing.
   // eslint-disable-next-line @typescript-eslint/require-await
   protected override async open(): Promise<Connection> {
     const { chrome } = globalThis as {
@@ -76,7 +79,7 @@ export class ExtensionServiceWorkerMLCEngine extends RemoteMLCEngine {
     const port = chrome?.runtime?.connect?.(...(extensionId === undefined ? [] : [extensionId]), { name: PORT_NAME });
     if (port === undefined)
       throw new WorkerError(
-        "This page has no chrome.runtime; make the engine on a page of the extension, or give its extensionId",
+        "This page has no chrome.runtime; make the engine on a page of the extension, or pass its extensionId",
       );
     const over = new AbortController();
     const listen = port.onMessage.addListener.bind(port.onMessage);
@@ -109,7 +112,7 @@ export async function CreateExtensionServiceWorkerMLCEngine(
   return engine;
 }
 
-/** ``listen`` says where messages come from. */
+/** ``listen`` subscribes a listener to the messages of the port. */
 function wirePort(port: ExtensionPort, listen: (listener: (message: unknown) => void) => void): WirePort {
   return {
     postMessage: (message) => {

@@ -1,5 +1,7 @@
-// @nearfar/web/webllm: WebLLM's API. Only the import changes: "@mlc-ai/web-llm" becomes "@nearfar/web/webllm".
+// @nearfar/web/webllm: WebLLM's API. An application changes only its import, from "@mlc-ai/web-llm" to
+// "@nearfar/web/webllm".
 
+export type { ServeOptions } from "../worker/serve_engine.js";
 export { BundleError, DeviceError, NearfarError, RequestError, StorageError, WorkerError } from "../errors.js";
 export {
   deleteChatConfigInCache,

@@ -1,4 +1,4 @@
-// What every engine of WebLLM's kind does, on the page or through a worker.
+// The interface of WebLLM's engines, on the page and in a worker.
 
 import type {
   ChatCompletion,
@@ -28,17 +28,17 @@ export interface InitProgressReport {
 
 export type InitProgressCallback = (report: InitProgressReport) => void;
 
-/** Accepted, and without effect: nothing is logged. */
+/** Accepted without effect: nothing is logged. */
 export type LogLevel = "TRACE" | "DEBUG" | "INFO" | "WARN" | "ERROR" | "SILENT";
 
-/** Changes the logits of a model on the host. The requests of a model that has one run one after the other. */
+/** Changes the logits of a model on the host. With a logit processor, the model's requests run one after the other. */
 export interface LogitProcessor {
   /**
-   * Gets the logits (V,) before the grammar, the bias and the penalties apply, and returns those to sample from.
-   * -Infinity excludes a token.
+   * Receives the logits (V,) before the grammar, the bias and the penalties apply, and returns the logits to sample
+   * from. -Infinity excludes a token.
    */
   processLogits: (logits: Float32Array) => Float32Array;
-  /** Gets each sampled token, the one that ends the answer included. */
+  /** Receives each sampled token, including the one that ends the answer. */
   processSampledToken: (token: number) => void;
   /** Called by resetChat, and before a request that does not continue the last conversation. */
   resetState: () => void;
@@ -81,30 +81,30 @@ export interface MLCEngineInterface {
   completion: CreateCompletion;
   embedding: CreateEmbedding;
   /**
-   * Loads models in place of those before. Throws RequestError, BundleError, DeviceError, or an AbortError if another
-   * `reload` or `unload` came between.
+   * Replaces the loaded models. Throws RequestError, BundleError, DeviceError, or an AbortError if another `reload` or
+   * `unload` is called before it has finished.
    */
   reload: (modelId: string | string[], chatOpts?: ChatOptions | ChatOptions[]) => Promise<void>;
-  /** Ends what runs and frees all models. */
+  /** Ends all requests and frees all models. */
   unload: () => Promise<void>;
-  /** Ends what is being generated. Its text so far is the answer, with finish_reason "abort". */
+  /** Ends the running answers. Each keeps its text so far, with finish_reason "abort". */
   interruptGenerate: () => void;
-  /** Forgets the last answer; with ``keepStats`` its figures stay. A chat's history is in its messages alone. */
+  /** Forgets the last answer; with ``keepStats`` its statistics stay. Only the messages contain a chat's history. */
   resetChat: (keepStats?: boolean, modelId?: string) => Promise<void>;
   /** The text of the last answer. */
   getMessage: (modelId?: string) => Promise<string>;
   runtimeStatsText: (modelId?: string) => Promise<string>;
   /**
-   * Continues the token ids of the calls before, since the last `resetChat` or other request, by these ids and one
-   * sampled token, which it returns.
+   * Appends these ids to the token ids of the previous calls (since the last `resetChat` or other request), samples the
+   * next token, and returns it.
    */
   forwardTokensAndSample: (inputIds: number[], isPrefill: boolean, modelId?: string) => Promise<number>;
   setInitProgressCallback: (callback: InitProgressCallback) => void;
   getInitProgressCallback: () => InitProgressCallback | undefined;
   setAppConfig: (appConfig: AppConfig) => void;
   setLogLevel: (logLevel: LogLevel) => void;
-  /** In bytes, of the adapter that the browser chooses. Throws DeviceError if there is none. */
+  /** In bytes, for the adapter that the browser chooses. Throws DeviceError if there is no adapter. */
   getMaxStorageBufferBindingSize: () => Promise<number>;
-  /** Such as "apple" or "arm"; empty if the browser does not say. Throws DeviceError if there is no adapter. */
+  /** Such as "apple" or "arm"; empty if the browser does not report it. Throws DeviceError if there is no adapter. */
   getGPUVendor: () => Promise<string>;
 }

@@ -1,4 +1,4 @@
-// One model of an engine: its requests, its last answer and its figures.
+// One loaded model of an engine: its requests, its last answer and its statistics.
 
 import { foldChat } from "../api/chat_completions.js";
 import type { EngineApi } from "../api/engine_api.js";
@@ -30,10 +30,10 @@ import { ModelProcessor } from "./model_processor.js";
 import type { LogitProcessor } from "./interface.js";
 import { chatParams, completionParams } from "./request.js";
 
-/** What a loaded engine has to do for WebLLM's interface: Engine does it. */
+/** What WebLLM's interface needs from a loaded engine. Engine implements it. */
 export type BaseEngine = EngineApi & TokenSource;
 
-/** Tokens a second. */
+/** In tokens per second. */
 interface Speeds {
   readonly prefill: number | null;
   readonly decode: number | null;
@@ -52,7 +52,7 @@ export class LoadedModel {
   readonly #processor: ModelProcessor | null;
   #message = "";
   #speeds = NO_SPEEDS;
-  /** What forwardTokensAndSample continues. */
+  /** The token ids that forwardTokensAndSample continues. */
   #forwarded: number[] = [];
 
   constructor(
@@ -82,7 +82,7 @@ export class LoadedModel {
     const last = (request.n ?? 1) - 1;
     const textOf = ({ choices }: OurChatChunk): string =>
       choices.map(({ index, delta }) => (index === last ? (delta.content ?? "") : "")).join("");
-    const chunks = this.watched(stream, controller, textOf, request.messages);
+    const chunks = this.observed(stream, controller, textOf, request.messages);
     return request.stream === true
       ? streamed(chunks, request, context, chatChunk)
       : chatCompletion(await foldChat(chunks), context);
@@ -97,10 +97,10 @@ export class LoadedModel {
     const last = (request.n ?? 1) - 1;
     const textOf = ({ choices }: CompletionChunk): string =>
       choices.map(({ index, text }) => (index === last ? text : "")).join("");
-    const chunks = this.watched(stream, controller, textOf);
+    const chunks = this.observed(stream, controller, textOf);
     if (request.stream === true) return streamed(chunks, request, context, completion);
-    const whole = await foldCompletion(chunks);
-    return completion(whole, whole.timings, context);
+    const answer = await foldCompletion(chunks);
+    return completion(answer, answer.timings, context);
   }
 
   async embedding(request: EmbeddingCreateParams): Promise<CreateEmbeddingResponse> {
@@ -114,14 +114,14 @@ export class LoadedModel {
     };
   }
 
-  /** Sampled by the model's defaults, without penalties. Throws RequestError, DeviceError. */
+  /** Samples with the model's defaults, without penalties. Throws RequestError, DeviceError. */
   async forwardTokensAndSample(inputIds: readonly number[], isPrefill: boolean): Promise<number> {
     const end = await this.#processor?.turn();
     try {
       const promptIds = [...this.#forwarded, ...inputIds];
       const sampled: number[] = [];
       const logitProcessor = (logitsOrToken: Float32Array | number): void => {
-        // An end token as well, which no answer has.
+        // This includes an end token, which is not in the answer.
         if (typeof logitsOrToken === "number") sampled.push(logitsOrToken);
         this.#processor?.forEngine(logitsOrToken);
       };
@@ -177,10 +177,10 @@ export class LoadedModel {
   }
 
   /**
-   * The chunks, whose text and figures are noted, and which interruptGenerate can end. With a logit processor, requests
-   * take turns.
+   * Passes on the chunks and records their text and statistics. interruptGenerate can end them. With a logit processor,
+   * requests take turns.
    */
-  private async *watched<T extends Chunk>(
+  private async *observed<T extends Chunk>(
     chunks: AsyncIterable<T>,
     controller: AbortController,
     textOf: (chunk: T) => string,
@@ -190,7 +190,7 @@ export class LoadedModel {
     const end = await this.#processor?.turn();
     let message = "";
     let timings: CompletionTimings | undefined;
-    let isWhole = false;
+    let isComplete = false;
     try {
       this.#processor?.start(messages);
       this.#forwarded = [];
@@ -198,14 +198,15 @@ export class LoadedModel {
         message += textOf(chunk);
         this.#message = message;
         timings ??= chunk.timings;
-        isWhole ||= chunk.choices.some(({ finish_reason: reason }) => reason === "stop");
+        isComplete ||= chunk.choices.some(({ finish_reason: reason }) => reason === "stop");
         if (chunk.usage && timings !== undefined) {
           const { prefill_tokens_per_s: prefill, decode_tokens_per_s: decode } = withExtra(chunk.usage, timings).extra;
           this.#speeds = { prefill, decode };
         }
         yield chunk;
       }
-      if (isWhole && messages !== undefined && !controller.signal.aborted) this.#processor?.finish(messages, message);
+      if (isComplete && messages !== undefined && !controller.signal.aborted)
+        this.#processor?.finish(messages, message);
     } finally {
       this.#running.delete(controller);
       end?.();
@@ -213,16 +214,16 @@ export class LoadedModel {
   }
 }
 
-/** The chunks in WebLLM's shape; the last one, with the usage, only if the request asks for it. */
+/** The chunks in WebLLM's form. The last one, with the usage, is left out unless ``include_usage`` is set. */
 async function* streamed<T extends Chunk, U>(
   chunks: AsyncIterable<T>,
   { stream_options: options }: ChatCompletionRequestBase | CompletionCreateParamsBase,
   context: AnswerContext,
-  shape: (chunk: T, timings: CompletionTimings | undefined, context: AnswerContext) => U,
+  convert: (chunk: T, timings: CompletionTimings | undefined, context: AnswerContext) => U,
 ): AsyncGenerator<U, void, undefined> {
   let timings: CompletionTimings | undefined;
   for await (const chunk of chunks) {
     timings ??= chunk.timings;
-    if (chunk.choices.length > 0 || options?.include_usage === true) yield shape(chunk, timings, context);
+    if (chunk.choices.length > 0 || options?.include_usage === true) yield convert(chunk, timings, context);
   }
 }

@@ -1,12 +1,12 @@
-// A model's logit processor as the engine calls it. Requests take turns, as they share its state, and what it returns
-// is checked.
+// A model's logit processor in the form that the engine calls. Requests take turns, because they share its state. The
+// returned logits are checked.
 
 import type { LogitProcessor as EngineProcessor } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import type { ChatCompletionMessageParam } from "./chat_types.js";
 import type { LogitProcessor } from "./interface.js";
 
-/** What an excluded token's logit becomes, as the engine needs finite ones; no model computes any as low. */
+/** The logit of an excluded token. The engine needs finite logits, and no model computes any this low. */
 const EXCLUDED = -3.0e38;
 
 export class ModelProcessor {
@@ -21,7 +21,7 @@ export class ModelProcessor {
     else this.process(logitsOrToken);
   };
 
-  /** Resolves when all requests before have ended, with what ends this one. */
+  /** Resolves when all earlier requests have ended, with the function that ends this one. */
   async turn(): Promise<() => void> {
     const before = this.#last;
     let end: () => void = () => undefined;
@@ -30,14 +30,14 @@ export class ModelProcessor {
     return end;
   }
 
-  /** A request starts: resets the state unless its messages are the last conversation and one more. */
+  /** Starts a request. Resets the state unless the messages are the last conversation and one more message. */
   start(messages: readonly ChatCompletionMessageParam[] = []): void {
     if (messages.length < 2 || JSON.stringify(messages.slice(0, -1)) !== this.#conversation)
       this.processor.resetState();
     this.#conversation = null;
   }
 
-  /** A chat was answered to its end. */
+  /** Call it after a complete answer to a chat. */
   finish(messages: readonly ChatCompletionMessageParam[], answer: string): void {
     this.#conversation = JSON.stringify([...messages, { role: "assistant", content: answer }]);
   }

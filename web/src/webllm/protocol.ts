@@ -1,5 +1,4 @@
-// What a page and a handler say to each other. A page greets a handler with a port of its own; calls then go over that
-// port.
+// The protocol between a page and a handler. A page greets a handler with a new port, and its calls use this port.
 
 import type { AppConfig, ChatOptions } from "./config.js";
 import type { InitProgressCallback, MLCEngineInterface } from "./interface.js";
@@ -26,14 +25,14 @@ export type Method = Exclude<
   | "reload"
 >;
 
-/** What a handler serves to each page. */
+/** The methods that a handler serves to each page. */
 export interface HandlerTarget {
-  /** Resolves when the page can wait for the lock of the handler's end. */
+  /** Resolves when the handler holds its lock, so that the page can wait for it. */
   hello(): Promise<void>;
   /** Ends the connection. */
   disconnect(): void;
   /** Loads the models, unless they are loaded. */
   reload(expected: Expected, onProgress?: InitProgressCallback): Promise<void>;
-  /** Calls a method of the engine, once it has the expected models. */
+  /** Calls a method of the engine after it has loaded the expected models. */
   request(expected: Expected | null, method: Method, ...args: readonly unknown[]): Promise<unknown>;
 }

@@ -1,4 +1,4 @@
-// WebLLM's requests as our own: its names are mapped, and what cannot be done is refused by name.
+// Converts WebLLM's requests into ours. Unsupported fields are errors that name the field.
 
 import type {
   ChatCompletionCreateParamsStreaming,
@@ -14,7 +14,7 @@ type ExtraParams = Readonly<Record<string, unknown>>;
 
 const STREAMED = { stream: true, stream_options: { include_usage: true } } as const;
 
-/** Parameters of ours for each field of extra_body. Throws RequestError for a value that is not supported. */
+/** Our parameters for each field of extra_body. Throws RequestError for an unsupported value. */
 const EXTRA_BODY: { readonly [Field in keyof Required<ExtraBody>]: (value: unknown) => ExtraParams } = {
   enable_thinking: (value) => ({ enable_thinking: value }),
   enable_latency_breakdown: (value) =>
@@ -24,7 +24,7 @@ const EXTRA_BODY: { readonly [Field in keyof Required<ExtraBody>]: (value: unkno
   resumable: (value) => refuse("resumable", value, "an interrupted answer cannot be resumed; leave it out"),
 };
 
-/** Always streams with usage, for the figures of runtimeStatsText. Throws RequestError. */
+/** Always streams with usage, for the statistics of runtimeStatsText. Throws RequestError. */
 export function chatParams(
   request: ChatCompletionRequestBase,
   defaults: SamplingDefaults,
@@ -33,7 +33,7 @@ export function chatParams(
   const mapped = format === undefined ? {} : { response_format: responseFormat(format) };
   return {
     ...defaults,
-    ...given(rest),
+    ...defined(rest),
     ...extraParams(extra, ignoreEos),
     ...mapped,
     messages: request.messages,
@@ -41,7 +41,7 @@ export function chatParams(
   };
 }
 
-/** As `chatParams`. The log-probabilities of texts are a number of alternatives in our API. Throws RequestError. */
+/** As `chatParams`. In our API, ``logprobs`` of a text is the number of alternatives. Throws RequestError. */
 export function completionParams(
   request: CompletionCreateParamsBase,
   defaults: SamplingDefaults,
@@ -52,7 +52,7 @@ export function completionParams(
   const mapped = logprobs === true ? { logprobs: alternatives ?? 0 } : {};
   return {
     ...defaults,
-    ...given(rest),
+    ...defined(rest),
     ...extraParams(extra, ignoreEos),
     ...mapped,
     prompt: request.prompt,
@@ -76,9 +76,9 @@ function extraParams(extra: ExtraBody = {}, ignoreEos: unknown = false): ExtraPa
   return Object.assign({}, ...params) as ExtraParams;
 }
 
-/** A json_object with a schema is our json_schema. Throws RequestError for a schema that is not JSON. */
+/** Converts a json_object with a schema to our json_schema. Throws RequestError if the schema is not JSON. */
 function responseFormat({ type = "text", schema, ...rest }: ResponseFormat): OurFormat {
-  if (schema === undefined) return { type, ...given(rest) } as OurFormat;
+  if (schema === undefined) return { type, ...defined(rest) } as OurFormat;
   if (type !== "json_object")
     throw new RequestError(`response_format.schema needs type json_object, not ${type}`, { param: "response_format" });
   try {
@@ -95,8 +95,8 @@ function responseFormat({ type = "text", schema, ...rest }: ResponseFormat): Our
   }
 }
 
-/** Null and undefined count as not given, so that they do not hide a default. */
-function given<T extends object>(params: T): Partial<T> {
+/** Removes null and undefined, so that they do not hide a default. */
+function defined<T extends object>(params: T): Partial<T> {
   return Object.fromEntries(
     Object.entries(params).filter(([, value]) => (value as unknown) !== undefined && value !== null),
   ) as Partial<T>;

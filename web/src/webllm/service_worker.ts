@@ -1,27 +1,28 @@
-// Engines in a service worker, which several pages share.
+// An engine in a service worker, which several pages share.
 
 import { WorkerError } from "../errors.js";
-import type { WorkerScope } from "../worker/serve_engine.js";
+import type { ServeOptions, WorkerScope } from "../worker/serve_engine.js";
 import type { ChatOptions, MLCEngineConfig } from "./config.js";
 import type { Connection } from "./connection.js";
 import { connectHandler } from "./connection.js";
-import { MLCEngine } from "./engine.js";
+import type { MLCEngine } from "./engine.js";
 import { RemoteMLCEngine } from "./worker_engine.js";
 import { WebWorkerMLCEngineHandler } from "./worker_handler.js";
 
-/** How often a page tells the service worker that it is still there. */
+/** The time between two heartbeats of a page. */
 const KEEP_ALIVE_MS = 10_000;
-/** How long a service worker stays after it last heard of a page. A hidden page's timers fire once a minute. */
+/** How long a service worker stays alive after the last message. The timers of a hidden page fire once a minute. */
 const STAY_MS = 120_000;
 
 /**
- * Make it while the service worker's script starts: its listener must be there before the first message. The engine
- * stays loaded while pages come and go, until the browser stops the service worker. ``scope`` is where the messages
- * come from.
+ * Make it while the service worker's script starts, because its listener must exist before the first message. The
+ * engine stays loaded while pages come and go, until the browser stops the service worker. ``engineOrOptions`` is an
+ * engine, or options for the engine that the handler makes; structured output needs ``grammar``. ``scope`` sends the
+ * messages.
  */
 export class ServiceWorkerMLCEngineHandler extends WebWorkerMLCEngineHandler {
-  constructor(engine: MLCEngine = new MLCEngine(), scope: WorkerScope = globalThis) {
-    super(engine);
+  constructor(engineOrOptions: MLCEngine | ServeOptions = {}, scope: WorkerScope = globalThis) {
+    super(engineOrOptions);
     scope.addEventListener("message", (event) => {
       this.onmessage(event);
     });
@@ -38,7 +39,7 @@ export class ServiceWorkerMLCEngineHandler extends WebWorkerMLCEngineHandler {
 }
 
 export class ServiceWorkerMLCEngine extends RemoteMLCEngine {
-  /** How many heartbeats in a row the service worker has not answered. */
+  /** The number of consecutive heartbeats that the service worker has not answered. */
   missedHeartbeat = 0;
 
   /** ``keepAliveMs``: the time between two heartbeats, which keep the browser from stopping the service worker. */
@@ -49,11 +50,11 @@ export class ServiceWorkerMLCEngine extends RemoteMLCEngine {
     super(engineConfig);
   }
 
-  /** Throws WorkerError if the page may have no service worker. */
+  /** Throws WorkerError if the page cannot use service workers. */
   protected override async open(): Promise<Connection> {
     if (typeof navigator === "undefined" || !("serviceWorker" in navigator)) {
       throw new WorkerError(
-        "This page can have no service worker; open it over https or from localhost, in a browser that has them",
+        "This page cannot use service workers; open it over https or from localhost, in a browser that supports them",
       );
     }
     const { active } = await navigator.serviceWorker.ready;

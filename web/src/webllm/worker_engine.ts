@@ -2,39 +2,23 @@
 
 import { RequestError } from "../errors.js";
 import type { WorkerLike } from "../worker/connect_engine.js";
-import type { AppConfig, ChatOptions, MLCEngineConfig } from "./config.js";
-import { checkAppConfig, checkConfig, checkLogLevel, findRecord } from "./config.js";
+import type { ChatOptions, MLCEngineConfig } from "./config.js";
+import { findRecord } from "./config.js";
 import type { Connection } from "./connection.js";
 import { connectHandler } from "./connection.js";
-import type {
-  Chat,
-  Completions,
-  CreateChatCompletion,
-  CreateCompletion,
-  CreateEmbedding,
-  Embeddings,
-  InitProgressCallback,
-  LogLevel,
-  MLCEngineInterface,
-} from "./interface.js";
+import type { RequestMethod } from "./engine_base.js";
+import { MLCEngineBase } from "./engine_base.js";
+import type { MLCEngineInterface } from "./interface.js";
 import type { Expected, Method } from "./protocol.js";
 
 const HEARTBEAT_MS = 5_000;
 
 /**
- * Calls a handler over a connection, which is opened by the first call and again after it has ended; the models are
- * then loaded again.
+ * Calls a handler over a connection. The first call opens the connection. The first call after its end opens it again,
+ * and the models are loaded again.
  */
-export abstract class RemoteMLCEngine implements MLCEngineInterface {
-  readonly chatCompletion = ((request) => this.request("chatCompletion", request)) as CreateChatCompletion;
-  readonly completion = ((request) => this.request("completion", request)) as CreateCompletion;
-  readonly embedding = ((request) => this.request("embedding", request)) as CreateEmbedding;
-  readonly chat: Chat = { completions: { create: this.chatCompletion } };
-  readonly completions: Completions = { create: this.completion };
-  readonly embeddings: Embeddings = { create: this.embedding };
+export abstract class RemoteMLCEngine extends MLCEngineBase implements MLCEngineInterface {
   #connection: Promise<Connection> | null = null;
-  #appConfig: AppConfig | undefined;
-  #onProgress: InitProgressCallback | undefined;
   #expected: Expected | null = null;
 
   /**
@@ -42,22 +26,24 @@ export abstract class RemoteMLCEngine implements MLCEngineInterface {
    * supported.
    */
   constructor(config: MLCEngineConfig = {}, others: readonly string[] = []) {
-    checkConfig(config, others);
+    super(config, others);
     if (config.logitProcessorRegistry !== undefined) {
-      const says = "works on logits in the worker; call setLogitProcessorRegistry of the handler there";
-      throw new RequestError(`engineConfig.logitProcessorRegistry ${says}`, { param: "logitProcessorRegistry" });
+      const problem = "works on logits in the worker; call setLogitProcessorRegistry of the handler there";
+      throw new RequestError(`engineConfig.logitProcessorRegistry ${problem}`, { param: "logitProcessorRegistry" });
     }
-    this.#appConfig = config.appConfig;
-    this.#onProgress = config.initProgressCallback;
   }
 
   protected abstract open(): Promise<Connection>;
 
+  protected override answer(method: RequestMethod, request: object): Promise<unknown> {
+    return this.request(method, request);
+  }
+
   async reload(modelId: string | string[], chatOpts: ChatOptions | ChatOptions[] = {}): Promise<void> {
     const ids = typeof modelId === "string" ? [modelId] : modelId;
-    // Addresses are relative to the page.
+    // Relative addresses are resolved against the page, not the worker.
     const list = ids
-      .map((id) => findRecord(id, this.#appConfig))
+      .map((id) => findRecord(id, this.appConfig))
       .map((record) => ({ ...record, model: absolute(record.model) }));
     this.#expected = {
       modelId: [...ids],
@@ -65,7 +51,7 @@ export abstract class RemoteMLCEngine implements MLCEngineInterface {
       appConfig: { model_list: list },
     };
     const { remote } = await this.connection();
-    await remote.call(["reload"], [this.#expected, this.#onProgress]);
+    await remote.call(["reload"], [this.#expected, this.onProgress]);
   }
 
   async unload(): Promise<void> {
@@ -104,30 +90,12 @@ export abstract class RemoteMLCEngine implements MLCEngineInterface {
     return (await this.request("getGPUVendor")) as string;
   }
 
-  setInitProgressCallback(callback?: InitProgressCallback): void {
-    this.#onProgress = callback;
-  }
-
-  getInitProgressCallback(): InitProgressCallback | undefined {
-    return this.#onProgress;
-  }
-
-  /** For models that are loaded from now on. Throws RequestError. */
-  setAppConfig(appConfig: AppConfig): void {
-    checkAppConfig(appConfig);
-    this.#appConfig = appConfig;
-  }
-
-  setLogLevel(logLevel: LogLevel): void {
-    checkLogLevel(logLevel);
-  }
-
   private async request(method: Method, ...args: readonly unknown[]): Promise<unknown> {
     const { remote } = await this.connection();
     return remote.call(["request"], [this.#expected, method, ...args]);
   }
 
-  /** One for all calls, until it is over. */
+  /** One connection for all calls, until it ends. */
   private connection(): Promise<Connection> {
     if (this.#connection !== null) return this.#connection;
     const opened = this.open();

@@ -1,8 +1,10 @@
-// WebWorkerMLCEngineHandler: serves an engine to the pages that connect.
+// WebWorkerMLCEngineHandler: serves an engine to the pages that connect to it.
 
+import { Engine } from "../engine.js";
 import { RequestError } from "../errors.js";
 import { hold, whenGone } from "../worker/liveness.js";
 import { serve } from "../worker/serve.js";
+import type { ServeOptions } from "../worker/serve_engine.js";
 import type { Greeting, WirePort } from "../worker/wire.js";
 import { MLCEngine } from "./engine.js";
 import type { InitProgressCallback, LogitProcessor } from "./interface.js";
@@ -22,7 +24,7 @@ const METHODS: readonly string[] = [
   "getGPUVendor",
 ] satisfies Method[];
 
-/** Those that need no model. */
+/** The methods that need no model. */
 const WITHOUT_MODEL: readonly Method[] = [
   "unload",
   "interruptGenerate",
@@ -32,21 +34,28 @@ const WITHOUT_MODEL: readonly Method[] = [
 
 export class WebWorkerMLCEngineHandler {
   readonly #connections = new Set<string>();
-  /** What the engine holds or is loading, as text. */
+  /** The models that the engine has or is loading, as JSON. */
   #key: string | null = null;
   #loaded: Promise<void> = Promise.resolve();
 
-  constructor(readonly engine: MLCEngine = new MLCEngine()) {
-    // Scripts pass it on as a function of its own.
+  readonly engine: MLCEngine;
+
+  /** ``engineOrOptions`` is an engine, or options for the engine that the handler makes. */
+  constructor(engineOrOptions: MLCEngine | ServeOptions = {}) {
+    this.engine =
+      engineOrOptions instanceof MLCEngine
+        ? engineOrOptions
+        : new MLCEngine({}, (bundle, options) => Engine.load(bundle, { ...options, ...engineOrOptions }));
+    // Scripts pass this method on as a function.
     this.onmessage = this.onmessage.bind(this);
   }
 
-  /** By model id, for models that are loaded from now on. */
+  /** Sets the logit processors by model id. Applies to models that are loaded from now on. */
   setLogitProcessorRegistry(registry?: Map<string, LogitProcessor>): void {
     this.engine.setLogitProcessorRegistry(registry);
   }
 
-  /** To be called with the worker's messages. Those that are not for a handler are ignored. */
+  /** Call it with the worker's messages. It ignores messages that are not for a handler. */
   onmessage(event: MessageEvent): void {
     const greeting = Object(event.data) as Partial<Greeting>;
     const [port] = event.ports;
@@ -55,7 +64,7 @@ export class WebWorkerMLCEngineHandler {
     else if (greeting.nearfar === "ping") port.postMessage(this.#connections.has(greeting.connection));
   }
 
-  /** Serves the engine over a port. Returns what ends all that runs for it. */
+  /** Serves the engine over a port. Returns a function that ends all calls of the port. */
   protected serve(
     port: WirePort,
     hello: () => Promise<void> = () => Promise.resolve(),
@@ -77,7 +86,7 @@ export class WebWorkerMLCEngineHandler {
           );
         if (method === "unload") this.#key = null;
         if (expected !== null && !WITHOUT_MODEL.includes(method)) await this.require(expected);
-        return (this.engine[method] as (...given: readonly unknown[]) => unknown)(...args);
+        return (this.engine[method] as (...args: readonly unknown[]) => unknown)(...args);
       },
     };
     return serve(port, target);
@@ -97,7 +106,7 @@ export class WebWorkerMLCEngineHandler {
     whenGone(connection, "page", over.signal, disconnect);
   }
 
-  /** Resolves once the engine has the models; loads them unless it does. Throws what `reload` throws. */
+  /** Loads the models unless the engine has them. Throws what `reload` throws. */
   private async require(expected: Expected, onProgress?: InitProgressCallback): Promise<void> {
     const key = JSON.stringify(expected);
     if (this.#key !== key) {

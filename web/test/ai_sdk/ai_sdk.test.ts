@@ -1,4 +1,5 @@
-// The `ai` package as the judge of the provider. generateObject and streamObject are deprecated, but many applications still use them.
+// Tests the provider with the `ai` package. generateObject and streamObject are deprecated, but many applications still
+// use them.
 /* eslint-disable @typescript-eslint/no-deprecated */
 
 import type { LanguageModelV4, LanguageModelV4StreamPart, ProviderV4 } from "@ai-sdk/provider";
@@ -18,7 +19,7 @@ import { FakeSource } from "../api/fake_model.js";
 import { setUp } from "../router/hybrid_set_up.js";
 import { fakeWorker } from "../worker/fake_worker.js";
 
-// Warnings are looked at here, not printed.
+// The tests check the warnings, so they are not printed.
 globalThis.AI_SDK_LOG_WARNINGS = false;
 
 const weather = tool({
@@ -28,13 +29,13 @@ const weather = tool({
 });
 const ROUTED = { policy: { retries: 0, escalation: { then: "restart", max_mean_entropy: null } } };
 
-test("engines and hybrids are sources, and the provider is the AI SDK's, by type", () => {
+test("engines and hybrids have the type of a source, and the provider has the AI SDK's type", () => {
   expectTypeOf<EngineApi>().toExtend<ChatSource>();
   expectTypeOf<Hybrid>().toExtend<ChatSource>();
   expectTypeOf<NearfarProvider>().toExtend<ProviderV4>();
 });
 
-test("generateText gives text, finish reason, usage, timings and the model's name", async () => {
+test("generateText returns text, finish reason, usage, timings and the model's name", async () => {
   const { engine, prompt, source } = adapterEngine("hello");
   const result = await generateText({
     model: createNearfar(engine)(),
@@ -58,13 +59,13 @@ test("generateText gives text, finish reason, usage, timings and the model's nam
   expect(source.requests[0]).toMatchObject({ maxTokens: 9, sampling: { temperature: 0, topK: 3, seed: 7 } });
 });
 
-test("an answer that max tokens cut has the finish reason length, streamed and whole", async () => {
+test("an answer that reaches max tokens has the finish reason length, streamed and complete", async () => {
   const model = createNearfar(adapterEngine("hello").engine)();
   expect((await generateText({ model, prompt: "hi", maxOutputTokens: 2 })).finishReason).toBe("length");
   expect(await streamText({ model, prompt: "hi", maxOutputTokens: 2 }).finishReason).toBe("length");
 });
 
-test("streamText streams the text as it comes, then usage", async () => {
+test("streamText streams the text while it is generated, then usage", async () => {
   const result = streamText({ model: createNearfar(adapterEngine("héllo").engine)(), prompt: "hi" });
   const deltas: string[] = [];
   for await (const text of result.textStream) deltas.push(text);
@@ -73,7 +74,7 @@ test("streamText streams the text as it comes, then usage", async () => {
 });
 
 test.each(["generateText", "streamText"] as const)(
-  "%s runs tools and gives their results to the next step",
+  "%s runs tools and passes their results to the next step",
   async (which) => {
     const { engine, prompt } = adapterEngine(`I look. ${hermesCall("weather", { city: "Rome" })}`, "21 degrees");
     const options = { model: createNearfar(engine)(), prompt: "Rome?", tools: { weather }, stopWhen: isStepCount(3) };
@@ -115,15 +116,15 @@ test("a schema becomes response_format, for generateObject, streamObject and Out
   expect(kinds.at(-1)).toBe("json_object");
 });
 
-test("an abort ends the engine's work, streamed and whole", async () => {
+test("an abort ends the engine's work, streamed and complete", async () => {
   const source = new FakeSource(["a".repeat(500)]);
   const model = createNearfar(adapterEngineOver(source).engine)();
-  const whole = new AbortController();
-  const asking = generateText({ model, prompt: "hi", abortSignal: whole.signal });
+  const complete = new AbortController();
+  const pending = generateText({ model, prompt: "hi", abortSignal: complete.signal });
   setTimeout(() => {
-    whole.abort();
+    complete.abort();
   }, 10);
-  await expect(asking).rejects.toHaveProperty("name", "AbortError");
+  await expect(pending).rejects.toHaveProperty("name", "AbortError");
   const streamed = new AbortController();
   const kinds: string[] = [];
   for await (const part of streamText({ model, prompt: "hi", abortSignal: streamed.signal }).stream) {
@@ -151,12 +152,11 @@ test("a reader that cancels the stream ends the engine's work", async () => {
   expect(source.tokens).toBeLessThan(100);
 });
 
-test("settings without an effect are warnings; the engine's own extensions go through", async () => {
+test("settings without effect are warnings, and the engine's own extensions reach the engine", async () => {
   const { engine, source } = adapterEngine("x");
   const result = await generateText({
     model: createNearfar(engine)("my-model"),
     prompt: "hi",
-    reasoning: "high",
     tools: {
       search: {
         type: "provider",
@@ -170,13 +170,36 @@ test("settings without an effect are warnings; the engine's own extensions go th
     providerOptions: { nearfar: { min_p: 0.25 } },
   });
   expect(result.warnings?.map((warning) => ("feature" in warning ? warning.feature : ""))).toEqual([
-    "reasoning",
     "provider tool 'other.search'",
   ]);
   expect(source.requests[0]?.sampling?.minP).toBe(0.25);
 });
 
-test("errors of the engine come as they are and are not retried", async () => {
+test.each([
+  ["high", {}, "high"],
+  ["none", {}, "none"],
+  ["provider-default", {}, undefined],
+  [undefined, { reasoning_effort: "low" }, "low"],
+  ["high", { reasoning_effort: "low" }, "low"],
+] as const)(
+  "reasoning %s with the provider options %j sets reasoning_effort to %s",
+  async (reasoning, nearfar, effort) => {
+    const create = vi.fn<(params: object) => unknown>();
+    const source = { chat: { completions: { create } } } as unknown as ChatSource;
+    create.mockRejectedValue(new RequestError("no answer"));
+    await expect(
+      generateText({
+        model: createNearfar(source)(),
+        prompt: "hi",
+        ...(reasoning && { reasoning }),
+        providerOptions: { nearfar },
+      }),
+    ).rejects.toThrow("no answer");
+    expect(create.mock.calls[0]?.[0]).toHaveProperty("reasoning_effort", effort);
+  },
+);
+
+test("errors of the engine are thrown unchanged and are not retried", async () => {
   const source = new FakeSource(["x"], new DeviceError("the device was lost"));
   const model = createNearfar(adapterEngineOver(source).engine)();
   await expect(generateText({ model, prompt: "hi" })).rejects.toBeInstanceOf(DeviceError);
@@ -218,7 +241,7 @@ test("an engine in a worker is a source", async () => {
   expect(await streamText({ model, prompt: "hi" }).text).toBe("from afar");
 });
 
-test("a hybrid is a source: the route comes as metadata, and routing goes into providerOptions", async () => {
+test("a hybrid is a source: the route is in the metadata, and providerOptions set the routing", async () => {
   const { nf } = await setUp(ROUTED);
   const result = await generateText({
     model: createNearfar(nf)(),
@@ -230,7 +253,7 @@ test("a hybrid is a source: the route comes as metadata, and routing goes into p
   expect(() => createNearfar(nf).embeddingModel()).toThrow(RequestError);
 });
 
-test("a stream whose first part is withdrawn is an error, because its reader cannot take the text back", async () => {
+test("a stream whose start is withdrawn is an error, because its reader cannot remove the text", async () => {
   const chunk = (delta: object, switchedAt: number | null) => ({
     id: "1",
     created: 1,

@@ -1,4 +1,5 @@
-// The engine that tests of the adapters run on: it gives set answers, calls tools in Hermes' form, and records the grammars that are requested.
+// The engine for tests of the adapters. It returns fixed answers, calls tools in Hermes' format, and records the
+// grammars of the requests.
 
 import type { EngineApi } from "../../src/api/engine_api.js";
 import type { Model } from "../../src/api/model.js";

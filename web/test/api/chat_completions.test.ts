@@ -20,7 +20,7 @@ async function chunksOf(stream: AsyncIterable<ChatCompletionChunk>): Promise<rea
   return chunks;
 }
 
-test("an answer is OpenAI's whole object", async () => {
+test("an answer has all fields of OpenAI's object", async () => {
   const { model } = fakeModel("hello");
   const answer = await new ChatCompletions(model).create({ messages });
   expect(answer).toMatchObject({
@@ -41,7 +41,7 @@ test("an answer is OpenAI's whole object", async () => {
   expect(answer.timings.tokens_per_second).toBeGreaterThan(0);
 });
 
-test("a stream starts with the role, goes on with text, and ends with the reason and the timings", async () => {
+test("a stream starts with the role, continues with text, and ends with finish reason and timings", async () => {
   const chunks = await chunksOf(await new ChatCompletions(fakeModel("é!").model).create({ messages, stream: true }));
   expect(chunks.map(({ choices }) => [choices[0]?.delta, choices[0]?.finish_reason])).toEqual([
     [{ role: "assistant", content: "" }, null],
@@ -54,7 +54,7 @@ test("a stream starts with the role, goes on with text, and ends with the reason
   expect(chunks.at(-1)?.timings?.total_ms).toBeGreaterThan(0);
 });
 
-test("with include_usage a chunk without choices follows, and usage is null before", async () => {
+test("with include_usage the last chunk has the usage and no choices, and usage is null before", async () => {
   const chunks = await chunksOf(
     await new ChatCompletions(fakeModel("ab").model).create({
       messages,
@@ -66,7 +66,7 @@ test("with include_usage a chunk without choices follows, and usage is null befo
   expect(chunks.slice(0, -1).every(({ usage }) => usage === null)).toBe(true);
 });
 
-test("messages of all roles and text parts reach the template, developer as system", async () => {
+test("messages of all roles and text parts reach the template, and developer becomes system", async () => {
   const { model, source } = fakeModel("x");
   await new ChatCompletions(model).create({
     messages: [
@@ -89,7 +89,7 @@ test("messages of all roles and text parts reach the template, developer as syst
   expect(promptText(model, source.requests[0])).toBe("[system]be short[user]ab[assistant][tool]42[assistant]");
 });
 
-test("continue_final_message goes on from the start of an answer", async () => {
+test("continue_final_message continues the start of an answer", async () => {
   const { model, source } = fakeModel("x");
   await new ChatCompletions(model).create({
     messages: [...messages, { role: "assistant", content: "Dear " }],
@@ -98,7 +98,7 @@ test("continue_final_message goes on from the start of an answer", async () => {
   expect(promptText(model, source.requests[0])).toBe("[user]hi[assistant]Dear ");
 });
 
-test("parameters become what the engine is asked with; the temperature is OpenAI's 1 where it is not given", async () => {
+test("parameters reach the engine, and the default temperature is OpenAI's 1", async () => {
   const { model, source } = fakeModel("x");
   const completions = new ChatCompletions(model);
   await completions.create({
@@ -139,7 +139,7 @@ test("parameters become what the engine is asked with; the temperature is OpenAI
   expect(third?.sampling?.topP).toBeUndefined();
 });
 
-test("what clients send back from an answer is accepted, and what would change the answer is not", async () => {
+test("fields that clients send back from an answer are accepted, unless they would change the answer", async () => {
   const { model, source } = fakeModel("x");
   const completions = new ChatCompletions(model);
   const called = { name: "f", arguments: "{}" };
@@ -180,7 +180,7 @@ test("what clients send back from an answer is accepted, and what would change t
   }
 });
 
-test("n choices run at once and come by index", async () => {
+test("n choices run at the same time and are identified by index", async () => {
   const { model, source } = fakeModel("one", "three", "x");
   const { choices, usage } = await new ChatCompletions(model).create({ messages, n: 3 });
   expect(choices.map(({ index, message }) => [index, message.content])).toEqual([
@@ -192,12 +192,12 @@ test("n choices run at once and come by index", async () => {
   expect(usage).toMatchObject({ prompt_tokens: 19, completion_tokens: 9 });
 });
 
-test("max_tokens ends an answer with length", async () => {
+test("max_tokens ends an answer with the finish reason length", async () => {
   const { choices } = await new ChatCompletions(fakeModel("hello").model).create({ messages, max_tokens: 2 });
   expect(choices[0]).toMatchObject({ message: { content: "he" }, finish_reason: "length" });
 });
 
-test("a stop string ends generation, and no character of it is streamed", async () => {
+test("a stop string ends generation, and none of its characters is streamed", async () => {
   const { model, source } = fakeModel("abc###def");
   const chunks = await chunksOf(
     await new ChatCompletions(model).create({ messages, stream: true, stop: ["###", "zzz"] }),
@@ -207,7 +207,7 @@ test("a stop string ends generation, and no character of it is streamed", async 
   expect([source.tokens, source.running]).toEqual([6, 0]);
 });
 
-test("logprobs come with the text that they belong to, with bytes, and none for a stop string", async () => {
+test("logprobs come with their text and its bytes, and a stop string has none", async () => {
   const { choices } = await new ChatCompletions(fakeModel("é##!").model).create({
     messages,
     logprobs: true,
@@ -232,14 +232,14 @@ test("logprobs come with the text that they belong to, with bytes, and none for 
   ]);
 });
 
-test("streamed logprobs add up to those of the whole", async () => {
-  const ask = { messages, logprobs: true, stop: "zz" } as const;
-  const chunks = await chunksOf(await new ChatCompletions(fakeModel("azb").model).create({ ...ask, stream: true }));
-  const whole = await new ChatCompletions(fakeModel("azb").model).create(ask);
+test("streamed logprobs add up to those of the complete answer", async () => {
+  const request = { messages, logprobs: true, stop: "zz" } as const;
+  const chunks = await chunksOf(await new ChatCompletions(fakeModel("azb").model).create({ ...request, stream: true }));
+  const complete = await new ChatCompletions(fakeModel("azb").model).create(request);
   expect(chunks.flatMap(({ choices }) => choices[0]?.logprobs?.content ?? [])).toEqual(
-    whole.choices[0]?.logprobs?.content,
+    complete.choices[0]?.logprobs?.content,
   );
-  expect(whole.choices[0]?.logprobs?.content?.map(({ token }) => token)).toEqual(["a", "z", "b"]);
+  expect(complete.choices[0]?.logprobs?.content?.map(({ token }) => token)).toEqual(["a", "z", "b"]);
 });
 
 test("leaving the loop ends generation", async () => {
@@ -251,7 +251,7 @@ test("leaving the loop ends generation", async () => {
   expect(source.tokens).toBeLessThan(6);
 });
 
-test("a stream that nobody reads generates nothing, and one that was read cannot be read again", async () => {
+test("a stream that nobody reads generates nothing, and a stream cannot be read twice", async () => {
   const { model, source } = fakeModel("hello");
   const stream = await new ChatCompletions(model).create({ messages, stream: true });
   expect(source.requests).toEqual([]);
@@ -273,8 +273,8 @@ test("a stream's controller ends it without an error", async () => {
 test.each(["options", "params"])("a signal in the %s ends the answer with its reason", async (where) => {
   const { model, source } = fakeModel("hello");
   const controller = new AbortController();
-  const asked = where === "params" ? { messages, signal: controller.signal } : { messages };
-  const answer = new ChatCompletions(model).create(asked, where === "options" ? { signal: controller.signal } : {});
+  const request = where === "params" ? { messages, signal: controller.signal } : { messages };
+  const answer = new ChatCompletions(model).create(request, where === "options" ? { signal: controller.signal } : {});
   setTimeout(() => {
     controller.abort(new Error("enough"));
   }, 2);
@@ -282,21 +282,21 @@ test.each(["options", "params"])("a signal in the %s ends the answer with its re
   expect(source.running).toBe(0);
 });
 
-test("a prompt's log-probabilities are told once for all answers, before the first token", async () => {
+test("a prompt's log-probabilities are reported once for all answers, before the first token", async () => {
   const { model, source } = fakeModel("ab");
-  const told: (readonly number[])[] = [];
-  const promptLogprobs = { tokens: 2, tell: (values: readonly number[]) => told.push(values) };
+  const reported: (readonly number[])[] = [];
+  const promptLogprobs = { tokens: 2, tell: (values: readonly number[]) => reported.push(values) };
   for await (const { choices } of await new ChatCompletions(model).create(
     { messages, n: 2, stream: true },
     { promptLogprobs },
   )) {
     // "t]", the end of the template.
-    if (choices[0]?.delta.content !== undefined) expect(told).toEqual([[-116, -93]]);
+    if (choices[0]?.delta.content !== undefined) expect(reported).toEqual([[-116, -93]]);
   }
   expect(source.requests.map((request) => request.promptLogprobs)).toEqual([2, undefined]);
 });
 
-test("an interrupt ends the answer where it is, with its text and what it cost", async () => {
+test("an interrupt ends the answer at this point, with its text, usage and timings", async () => {
   const { model, source } = fakeModel("hello");
   const interrupt = new AbortController();
   const stream = await new ChatCompletions(model).create(
@@ -317,7 +317,7 @@ test("an interrupt ends the answer where it is, with its text and what it cost",
   expect([tokens, source.running]).toEqual([text.length, 0]);
 });
 
-test("what the engine throws comes out, once every other choice has ended", async () => {
+test("an error of the engine is thrown after every other choice has ended", async () => {
   const source = new FakeSource(["ab"], new DeviceError("gone"));
   const answer = new ChatCompletions(modelOf(source)).create({ messages, n: 2 });
   await expect(answer).rejects.toMatchObject({
@@ -361,7 +361,7 @@ test.each([
   ],
   [{ messages: [{ role: "user" }] }, "messages[0].content", "must be a string"],
   [{ messages: [{ role: "assistant", content: "a", audio: { id: "1" } }] }, "messages[0]", "has 'audio'"],
-])("what is unknown or out of range is refused with OpenAI's fields: %#", async (wrong, param, message) => {
+])("unknown parameters and values out of range are errors with OpenAI's fields: %#", async (wrong, param, message) => {
   const { model, source } = fakeModel("x");
   const answer = new ChatCompletions(model).create({
     messages,
@@ -377,7 +377,7 @@ test.each([
   expect(source.requests).toEqual([]);
 });
 
-test("harmless parameters are accepted", async () => {
+test("parameters without effect are accepted", async () => {
   const harmless = {
     model: "gpt-4o",
     user: "u",
@@ -392,18 +392,18 @@ test("harmless parameters are accepted", async () => {
 
 const WEATHER: ChatCompletionTool = { type: "function", function: { name: "weather", parameters: { type: "object" } } };
 
-/** Calls look like <name arguments>, and arguments come one character at a time. */
+/** Calls have the form <name arguments>, and the arguments arrive one character at a time. */
 function angleParser(): ToolCallParser {
   let index = -1;
   let inside = false;
   let name: string | null = null;
-  let said = false;
+  let hasText = false;
   return {
     get called() {
       return index >= 0;
     },
     get whole() {
-      return index >= 0 && !inside && !said;
+      return index >= 0 && !inside && !hasText;
     },
     feed: (text) =>
       Array.from(text).flatMap((character): ToolCallEvent[] => {
@@ -411,9 +411,9 @@ function angleParser(): ToolCallParser {
           [inside, name] = [true, ""];
           index++;
         } else if (character === ">") {
-          [inside, said] = [false, false];
+          [inside, hasText] = [false, false];
         } else if (!inside) {
-          said = true;
+          hasText = true;
           return [{ type: "text", text: character }];
         } else if (name === null) {
           return [{ type: "arguments", index, text: character }];
@@ -456,7 +456,7 @@ function withTools(...answers: readonly string[]) {
   return { completions: new ChatCompletions(model), source, specs, open: () => open };
 }
 
-test("tool calls are read out of the text, whole and streamed", async () => {
+test("tool calls are parsed from the text, complete and streamed", async () => {
   const { completions } = withTools("ok <weather {1}><weather {2}>");
   const { choices } = await completions.create({ messages, tools: [WEATHER] });
   expect(choices[0]).toMatchObject({
@@ -481,19 +481,19 @@ test.each([
   ["<weather {1}> and", 13, "tool_calls"],
   ["<weather {1}> and", 9, "length"],
   ["<weather {1}> and", 15, "length"],
-])("%j cut after %i tokens ends with %s", async (text, maxTokens, reason) => {
+])("%j, truncated after %i tokens, ends with %s", async (text, maxTokens, reason) => {
   const { choices } = await withTools(text).completions.create({ messages, tools: [WEATHER], max_tokens: maxTokens });
   expect(choices[0]?.finish_reason).toBe(reason);
 });
 
-test("an answer of calls alone has null content, and parallel_tool_calls: false keeps the first", async () => {
+test("an answer with only calls has null content, and parallel_tool_calls: false keeps the first call", async () => {
   const { completions } = withTools("<weather {1}><weather {2}>");
   const { choices } = await completions.create({ messages, tools: [WEATHER], parallel_tool_calls: false });
   expect(choices[0]?.message.content).toBeNull();
   expect(choices[0]?.message.tool_calls?.length).toBe(1);
 });
 
-test("tool_choice none leaves the text alone, and required forces a call through a grammar", async () => {
+test("tool_choice none leaves the text unchanged, and required forces a call with a grammar", async () => {
   const { completions, specs, source, open } = withTools("<weather {1}>");
   const { choices } = await completions.create({ messages, tools: [WEATHER], tool_choice: "none" });
   expect(choices[0]).toMatchObject({ message: { content: "<weather {1}>" }, finish_reason: "stop" });
@@ -529,7 +529,7 @@ test.each([
   },
 );
 
-test("a json_object with a schema is refused, not answered without it", async () => {
+test("a json_object with a schema is an error and is not answered without the schema", async () => {
   const { completions } = withTools("x");
   const format = { type: "json_object", schema: { type: "object" } } as { type: "json_object" };
   await expect(completions.create({ messages, response_format: format })).rejects.toThrow(
@@ -537,7 +537,7 @@ test("a json_object with a schema is refused, not answered without it", async ()
   );
 });
 
-test("a schema that is refused rejects create, streamed or not", async () => {
+test("a schema that cannot be compiled rejects create, streamed or not", async () => {
   const refused = { grammar: { constraint: () => Promise.reject(new RequestError("bad schema")) } };
   const completions = new ChatCompletions(modelOf(new FakeSource(["x"]), refused));
   await expect(

@@ -4,7 +4,7 @@ import { Completions } from "../../src/api/completions.js";
 import type { CompletionChunk, CompletionCreateParamsNonStreaming } from "../../src/api/types.js";
 import { fakeModel, promptText } from "./fake_model.js";
 
-test("a text is continued as it stands, with the special tokens that texts start with", async () => {
+test("a text is continued without the template, with the special tokens that texts start with", async () => {
   const { model, source } = fakeModel("def");
   const answer = await new Completions(model).create({ prompt: "abc", max_tokens: 2 });
   expect(answer).toMatchObject({
@@ -21,7 +21,7 @@ test("a text is continued as it stands, with the special tokens that texts start
   expect([source.requests[0]?.promptIds[0], promptText(model, source.requests[0])]).toEqual([256, "abc"]);
 });
 
-test("several prompts with n answers each, numbered prompt by prompt", async () => {
+test("several prompts have n answers each, numbered prompt by prompt", async () => {
   const { model, source } = fakeModel("1", "2", "3", "4");
   const { choices, usage } = await new Completions(model).create({ prompt: ["a", "b"], n: 2, echo: true });
   expect(choices.map(({ text }) => text)).toEqual(["a1", "a2", "b3", "b4"]);
@@ -35,13 +35,13 @@ test.each([
     [[97], [98]],
     [[97], [98]],
   ],
-])("token ids are taken as they are: %j", async (prompt, expected) => {
+])("token ids are used unchanged: %j", async (prompt, expected) => {
   const { model, source } = fakeModel("x");
   await new Completions(model).create({ prompt });
   expect(source.requests.map(({ promptIds }) => promptIds)).toEqual(expected);
 });
 
-test("logprobs in the older form, with the offsets of the tokens in the text", async () => {
+test("logprobs have the older form, with the offsets of the tokens in the text", async () => {
   const { choices } = await new Completions(fakeModel("ab").model).create({ prompt: "x", logprobs: 2 });
   expect(choices[0]?.logprobs).toEqual({
     tokens: ["a", "b"],
@@ -54,7 +54,7 @@ test("logprobs in the older form, with the offsets of the tokens in the text", a
   });
 });
 
-test("a stream adds up to the whole", async () => {
+test("the chunks of a stream add up to the complete answer", async () => {
   const chunks: CompletionChunk[] = [];
   const stream = await new Completions(fakeModel("hello").model).create({
     prompt: "x",
@@ -66,7 +66,7 @@ test("a stream adds up to the whole", async () => {
   expect(chunks.map(({ choices }) => choices[0]?.text ?? "").join("")).toBe("hel");
   expect(chunks.at(-2)).toMatchObject({ choices: [{ finish_reason: "stop" }], usage: null });
   expect(chunks.at(-1)).toMatchObject({ choices: [], usage: { completion_tokens: 5 } });
-  // A stop string ends an answer before the engine could say what was cached.
+  // A stop string ends an answer before the engine reports the number of cached tokens.
   expect(chunks.at(-1)?.usage).not.toHaveProperty("prompt_tokens_details");
 });
 
@@ -77,7 +77,7 @@ test.each([
   [{ prompt: null }, "prompt"],
   [{ prompt: ["a", 1] }, "prompt"],
   [{ echo: true, logprobs: 1 }, "echo"],
-])("what is unsupported is refused: %j", async (wrong, param) => {
+])("unsupported parameters are errors: %j", async (wrong, param) => {
   const answer = new Completions(fakeModel("x").model).create({
     prompt: "a",
     ...wrong,

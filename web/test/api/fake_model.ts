@@ -1,4 +1,4 @@
-// A model that says what it is told to: a token for each byte of a text, from a fake engine that remembers what it was asked.
+// A fake model that returns fixed answers, one token for each byte, from a fake engine that records its requests.
 
 import { ChatCompletions } from "../../src/api/chat_completions.js";
 import { encodeChat } from "../../src/api/chat_prompt.js";
@@ -10,19 +10,19 @@ import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../.
 import { Tokenizer } from "../../src/text/tokenizer.js";
 import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 
-// The comment is what tells a template that writes calls as Hermes does.
+// The comment makes the tokenizer detect Hermes' format of tool calls.
 export const TEMPLATE =
   "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]";
 
 export class FakeSource implements TokenSource {
   readonly requests: TokenRequest[] = [];
-  /** Answers that are running. */
+  /** The number of running answers. */
   running = 0;
   most = 0;
-  /** Tokens that were handed out. */
+  /** The number of yielded tokens. */
   tokens = 0;
 
-  /** ``answers`` are given in turn; a list of ids is given as it is. The last one is given again and again. */
+  /** Returns ``answers`` in turn, and then repeats the last one. A list contains token ids. */
   constructor(
     private readonly answers: readonly (string | readonly number[])[],
     private readonly failure?: Error,
@@ -45,7 +45,7 @@ export class FakeSource implements TokenSource {
       if (request.promptLogprobs !== undefined)
         request.onPromptLogprobs?.(promptIds.slice(-request.promptLogprobs).map((id) => -id));
       for (const tokenId of ids) {
-        // As on a device, a token takes a turn of the event loop.
+        // As on a device, a token needs a turn of the event loop.
         await new Promise((resolve) => setTimeout(resolve, 0));
         signal?.throwIfAborted();
         if (this.failure !== undefined) throw this.failure;
@@ -85,12 +85,12 @@ export function modelOf(source: TokenSource, rest: Partial<Model> = {}): Model {
   };
 }
 
-/** What a model was asked, as text. */
+/** The prompt of a request, as text. */
 export function promptText(model: Model, request: TokenRequest | undefined): string {
   return model.text.decode(request?.promptIds ?? []);
 }
 
-/** An engine around a model, but for generate(). */
+/** An engine around a model, without generate(). */
 export function fakeEngine(model: Model, context = 1000): EngineApi {
   const info = { model: model.name, context } as EngineApi["info"];
   return {

@@ -1,4 +1,4 @@
-// The openai package as the judge: its types take our answers for its own, and its client reads what we stream.
+// Compares our API with the openai package: its types accept our answers, and its client reads our streams.
 
 import OpenAI from "openai";
 import { expect, expectTypeOf, test } from "vitest";
@@ -22,10 +22,10 @@ import type { Hybrid } from "../../src/router/hybrid.js";
 import { fakeModel } from "./fake_model.js";
 
 type OpenAIChat = OpenAI.Chat.ChatCompletionCreateParams;
-/** What we take under the same name as OpenAI, where it is not refused whatever its value. */
+/** The parameters that we accept under OpenAI's names, without those that reject every value. */
 type Common<Theirs, Ours> = Pick<Theirs, keyof Theirs & keyof Ours>;
 
-test("our answers are OpenAI's, by type", () => {
+test("our answers have OpenAI's types", () => {
   expectTypeOf<ChatCompletion>().toExtend<OpenAI.Chat.ChatCompletion>();
   expectTypeOf<ChatCompletionChunk>().toExtend<OpenAI.Chat.ChatCompletionChunk>();
   expectTypeOf<Completion>().toExtend<OpenAI.Completion>();
@@ -36,7 +36,7 @@ test("our answers are OpenAI's, by type", () => {
   >();
 });
 
-test("parameters written for OpenAI are ours, by type", () => {
+test("parameters with OpenAI's types fit our types", () => {
   expectTypeOf<OpenAI.Chat.ChatCompletionMessageParam[]>().toExtend<
     ChatCompletionCreateParamsNonStreaming["messages"]
   >();
@@ -52,7 +52,7 @@ test("parameters written for OpenAI are ours, by type", () => {
   expectTypeOf<OpenAI.EmbeddingCreateParams>().toExtend<EmbeddingCreateParams>();
 });
 
-test("an engine stands in for the client where a program creates chats, by type", () => {
+test("an engine has the type of the client's methods that create chats", () => {
   interface Chats {
     chat: {
       completions: {
@@ -70,7 +70,7 @@ test("an engine stands in for the client where a program creates chats, by type"
   expectTypeOf<EngineApi>().toExtend<Vectors>();
 });
 
-/** OpenAI's client, with our API for a server. */
+/** OpenAI's client, with our API as its server. */
 function client(...answers: readonly string[]): OpenAI {
   const { model } = fakeModel(...answers);
   const respond = async (url: string, body: string): Promise<Response> => {
@@ -98,26 +98,26 @@ function client(...answers: readonly string[]): OpenAI {
 
 const messages = [{ role: "user", content: "hi" }] satisfies OpenAI.Chat.ChatCompletionMessageParam[];
 
-test("its client gathers from our stream what we answer as a whole", async () => {
-  const ask = { model: "fake", messages, logprobs: true, top_logprobs: 1, n: 2, stop: "!" };
+test("its client combines our stream into our complete answer", async () => {
+  const request = { model: "fake", messages, logprobs: true, top_logprobs: 1, n: 2, stop: "!" };
   const gathered = await client("héllo!", "x")
-    .chat.completions.stream({ ...ask, stream: true, stream_options: { include_usage: true } })
+    .chat.completions.stream({ ...request, stream: true, stream_options: { include_usage: true } })
     .finalChatCompletion();
-  const whole = await client("héllo!", "x").chat.completions.create(ask);
-  expect(gathered.choices).toMatchObject(whole.choices);
+  const complete = await client("héllo!", "x").chat.completions.create(request);
+  expect(gathered.choices).toMatchObject(complete.choices);
   expect(gathered.choices.map(({ message }) => message.content)).toEqual(["héllo", "x"]);
-  expect(gathered.usage).toEqual(whole.usage);
+  expect(gathered.usage).toEqual(complete.usage);
 });
 
 test("its client reads our older completions", async () => {
-  const whole = await client("abc").completions.create({ model: "fake", prompt: "x" });
+  const complete = await client("abc").completions.create({ model: "fake", prompt: "x" });
   let text = "";
   for await (const chunk of await client("abc").completions.create({ model: "fake", prompt: "x", stream: true }))
     text += chunk.choices[0]?.text ?? "";
-  expect([whole.choices[0]?.text, text]).toEqual(["abc", "abc"]);
+  expect([complete.choices[0]?.text, text]).toEqual(["abc", "abc"]);
 });
 
-test("its client takes our errors for its own", async () => {
+test("its client reads our errors as its own", async () => {
   const asking = client("x").chat.completions.create({ model: "fake", messages, temperature: 9 });
   await expect(asking).rejects.toBeInstanceOf(OpenAI.BadRequestError);
   await expect(asking).rejects.toMatchObject({

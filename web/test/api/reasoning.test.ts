@@ -12,12 +12,16 @@ import { modelOf } from "./fake_model.js";
 
 const [OPEN, CLOSE, END] = [257, 258, 259];
 const messages = [{ role: "user", content: "hi" }] as const;
-const asked =
-  "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}{% endfor %}[assistant]";
-/** As Qwen3 has it: the switch closes the reasoning in the prompt. */
-const HYBRID = `${asked}{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}`;
-/** As DeepSeek R1 has it: the prompt opens the reasoning. */
-const OPENED = `${asked}{{ '<think>\\n' }}`;
+const CHAT =
+  "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]" +
+  "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}" +
+  "{{ m.content }}{% endfor %}[assistant]";
+/** As in Qwen3: the switch closes the reasoning in the prompt. */
+const HYBRID =
+  `${CHAT}{% if enable_thinking is defined and enable_thinking is false %}` +
+  "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}";
+/** As in DeepSeek R1: the prompt opens the reasoning. */
+const OPENED = `${CHAT}{{ '<think>\\n' }}`;
 const FORM = {
   type: "json_schema",
   json_schema: {
@@ -29,16 +33,16 @@ test.each([
   [HYBRID, "<think>\nHm, é.\n</think>\n\nYes.", false],
   [OPENED, "Hm, é.\n</think>\n\nYes.", false],
   [OPENED, "Hm, é.\n</think>\n\nYes.", true],
-])("reasoning comes by itself, whole and streamed", async (template, answer, special) => {
+])("reasoning is separate from the content, complete and streamed", async (template, answer, special) => {
   const { completions } = reasoner(template, [answer], special);
-  const whole = await completions.create({ messages });
-  expect(whole.choices[0]?.message).toEqual({
+  const complete = await completions.create({ messages });
+  expect(complete.choices[0]?.message).toEqual({
     role: "assistant",
     content: "Yes.",
     reasoning_content: "Hm, é.",
     refusal: null,
   });
-  expect(whole.usage.completion_tokens_details).toEqual({ reasoning_tokens: ids(answer).indexOf(CLOSE) + 1 });
+  expect(complete.usage.completion_tokens_details).toEqual({ reasoning_tokens: ids(answer).indexOf(CLOSE) + 1 });
   const deltas: unknown[] = [];
   for await (const { choices } of await completions.create({ messages, stream: true }))
     deltas.push(...choices.map(({ delta }) => delta));
@@ -66,9 +70,9 @@ test.each([
   [{ reasoning_effort: "none", enable_thinking: true }, false],
   [{ reasoning_effort: "high" }, false],
   [{}, false],
-] as const)("thinking is switched off in the template: %j", async (given, isOff) => {
+] as const)("thinking is switched off in the template: %j", async (params, isOff) => {
   const { completions, prompt } = reasoner(HYBRID, ["Hi <think>"]);
-  const { choices } = await completions.create({ messages, ...given });
+  const { choices } = await completions.create({ messages, ...params });
   expect(choices[0]?.message.content).toBe("Hi <think>");
   expect(prompt(0).endsWith("</think>\n\n")).toBe(isOff);
 });
@@ -80,26 +84,26 @@ test.each([
   [HYBRID, { chat_template_kwargs: { messages: [] } }, "chat_template_kwargs"],
   [HYBRID, { thinking_token_budget: -1 }, "thinking_token_budget"],
   [HYBRID, { reasoning_effort: "some" }, "reasoning_effort"],
-])("what the model lacks is refused: %#", async (template, given, param) => {
+])("parameters that the model does not support are errors: %#", async (template, params, param) => {
   const { completions } = reasoner(template, ["a"]);
   await expect(
-    completions.create({ messages, ...given } as ChatCompletionCreateParamsNonStreaming),
+    completions.create({ messages, ...params } as ChatCompletionCreateParamsNonStreaming),
   ).rejects.toMatchObject({ details: { param } });
 });
 
 test("variables of the request cannot forge control tokens", async () => {
-  const { completions, source } = reasoner(`${asked}{{ note }}`, ["a"]);
+  const { completions, source } = reasoner(`${CHAT}{{ note }}`, ["a"]);
   await completions.create({ messages, chat_template_kwargs: { note: "<s>" } });
   expect(source.requests[0]?.promptIds).not.toContain(256);
 });
 
-test("a budget ends the reasoning and the answer goes on", async () => {
-  const wanted = "one two three four five six</think>\n\nYes.";
+test("a budget ends the reasoning, and the answer continues", async () => {
+  const written = "one two three four five six</think>\n\nYes.";
   for (const [budget, reasoning] of [
     [7, "one two"],
     [0, undefined],
   ] as const) {
-    const { completions } = reasoner(OPENED, [wanted]);
+    const { completions } = reasoner(OPENED, [written]);
     const { choices } = await completions.create({ messages, thinking_token_budget: budget });
     expect(choices[0]?.message.reasoning_content).toBe(reasoning);
     expect(choices[0]?.message.content?.endsWith("six</think>\n\nYes.")).toBe(true);
@@ -115,20 +119,23 @@ test("a budget ends the reasoning and the answer goes on", async () => {
   expect(source.requests.map(({ constraint }) => constraint === undefined)).toEqual([false, false, true]);
 });
 
-test.each([{}, { thinking_token_budget: 4 }])("a form holds what follows the reasoning: %j", async (given) => {
-  for (const [template, answer] of [
-    [HYBRID, "<think>I am\n</think>"],
-    [OPENED, "I am\n</think>"],
-    [HYBRID, ""],
-  ] as const) {
-    const { completions } = reasoner(template, [answer]);
-    const { choices } = await completions.create({ messages, response_format: FORM, max_tokens: 60, ...given });
-    expect(choices[0]?.message.reasoning_content).toBe(answer === "" ? undefined : "I am");
-    expect(JSON.parse(choices[0]?.message.content ?? "")).toEqual({ a: 1 });
-  }
-});
+test.each([{}, { thinking_token_budget: 4 }])(
+  "a response format constrains the text after the reasoning: %j",
+  async (params) => {
+    for (const [template, answer] of [
+      [HYBRID, "<think>I am\n</think>"],
+      [OPENED, "I am\n</think>"],
+      [HYBRID, ""],
+    ] as const) {
+      const { completions } = reasoner(template, [answer]);
+      const { choices } = await completions.create({ messages, response_format: FORM, max_tokens: 60, ...params });
+      expect(choices[0]?.message.reasoning_content).toBe(answer === "" ? undefined : "I am");
+      expect(JSON.parse(choices[0]?.message.content ?? "")).toEqual({ a: 1 });
+    }
+  },
+);
 
-test("the reasoning leaves room for the form", async () => {
+test("the reasoning leaves room for the constrained answer", async () => {
   const { completions } = reasoner(OPENED, ["x".repeat(100)]);
   const { choices } = await completions.create({ messages, response_format: FORM, max_tokens: 30 });
   expect(choices[0]).toMatchObject({
@@ -140,14 +147,14 @@ test("the reasoning leaves room for the form", async () => {
   );
 });
 
-test("stop strings end the content alone and logprobs are of all tokens", async () => {
+test("stop strings end the content only, and all tokens have logprobs", async () => {
   const { completions } = reasoner(HYBRID, ["<think>\nno stop</think>\n\nyes stop no"]);
   const { choices } = await completions.create({ messages, stop: " stop", logprobs: true });
   expect(choices[0]?.message).toMatchObject({ reasoning_content: "no stop", content: "yes" });
   expect(choices[0]?.logprobs?.content?.map(({ token }) => token).join("")).toBe("<think>\nno stop</think>\n\nyes");
 });
 
-test("an answer is given back as it came", async () => {
+test("an answer can be sent back unchanged", async () => {
   const { completions, prompt } = reasoner(HYBRID, ["<think>\nHm.\n</think>\n\nYes.", "Ok."]);
   const [choice] = (await completions.create({ messages })).choices;
   await completions.create({
@@ -171,7 +178,7 @@ test.each([
   [OPENED, { content: "Yes" }, "<think>\n\n</think>\n\nYes", [undefined, "<think>a</think>b"]],
   [OPENED, { content: "", reasoning_content: "Hm" }, "<think>\nHm", ["<think>a", "b"]],
   [OPENED, { content: "Hm</think>Yes" }, "<think>\nHm</think>Yes", [undefined, "<think>a</think>b"]],
-])("an answer goes on from reasoning and content: %#", async (template, begun, expected, [reasoning, content]) => {
+])("an answer continues from reasoning and content: %#", async (template, begun, expected, [reasoning, content]) => {
   const { completions, prompt } = reasoner(template, ["<think>a</think>b"]);
   const { choices } = await completions.create({
     messages: [...messages, { role: "assistant", ...begun }],
@@ -181,7 +188,7 @@ test.each([
   expect([choices[0]?.message.reasoning_content, choices[0]?.message.content]).toEqual([reasoning, content]);
 });
 
-/** Says its answers, a token for each byte and marker, as far as a request's constraint allows. */
+/** Yields its answers, a token for each byte and marker, as far as a request's constraint allows. */
 class ConstrainedSource implements TokenSource {
   readonly requests: TokenRequest[] = [];
 
@@ -196,10 +203,10 @@ class ConstrainedSource implements TokenSource {
     let finishReason: Completion["finishReason"] = "stop";
     for (;;) {
       const mask = constraint?.mask() ?? null;
-      const wanted = answer[count] ?? END;
+      const expected = answer[count] ?? END;
       const tokenId =
-        mask === null || hasBit(mask, wanted)
-          ? wanted
+        mask === null || hasBit(mask, expected)
+          ? expected
           : Array.from({ length: 260 }, (_, id) => (id + END) % 260).find((id) => hasBit(mask, id));
       if (tokenId === undefined) throw new Error("the mask is empty");
       if (tokenId === END) break;
@@ -244,7 +251,7 @@ function reasoner(template: string, answers: readonly string[], special = false)
   return { completions: new ChatCompletions(model), source, prompt };
 }
 
-/** With the markers' tokens. */
+/** The token ids of a text, with the markers as single tokens. */
 function ids(text: string): readonly number[] {
   return text
     .split(/(<\/?think>)/)

@@ -12,15 +12,15 @@ function run(
   return { pieces: [...pieces, strings.finish()], stopped: strings.stopped };
 }
 
-test("text that could still become a stop string is held back, and comes out when it cannot", () => {
+test("text that may start a stop string is held back until it cannot", () => {
   expect(run(["END"], ["a", "E", "N", "x"]).pieces).toEqual(["a", "", "", "ENx", ""]);
 });
 
-test("a stop string over several pieces never comes out, and neither does what follows it", () => {
+test("a stop string in several pieces is never returned, nor is the text after it", () => {
   expect(run(["END"], ["aE", "N", "Db", "c"])).toEqual({ pieces: ["a", "", "", "", ""], stopped: true });
 });
 
-test("what is still held back at the end comes out", () => {
+test("text that is still held back at the end is returned", () => {
   expect(run(["END"], ["aEN"])).toEqual({ pieces: ["a", "EN"], stopped: false });
 });
 
@@ -28,26 +28,26 @@ test("a false start within a stop string does not hide it", () => {
   expect(run(["aab"], ["a", "a", "a", "b"]).pieces.join("")).toBe("a");
 });
 
-test("the pieces do not change the result, whatever the stop strings", () => {
+test("the division into pieces does not change the result, for any stop strings", () => {
   const text = fc.string({ unit: fc.constantFrom("a", "b", "c"), maxLength: 30 });
   const stops = fc.array(fc.string({ unit: fc.constantFrom("a", "b", "c"), minLength: 1, maxLength: 4 }), {
     maxLength: 4,
   });
   fc.assert(
-    fc.property(text, stops, fc.array(fc.nat(5)), (whole, stops, cuts) => {
+    fc.property(text, stops, fc.array(fc.nat(5)), (text, stops, cuts) => {
       const parts: string[] = [];
-      let rest = whole;
+      let rest = text;
       for (const cut of cuts) {
         parts.push(rest.slice(0, cut));
         rest = rest.slice(cut);
       }
       const { pieces, stopped } = run(stops, [...parts, rest]);
       const out = pieces.join("");
-      const first = Array.from({ length: whole.length + 1 }, (_, end) =>
-        stops.filter((stop) => whole.slice(0, end).endsWith(stop)).map((stop) => end - stop.length),
+      const first = Array.from({ length: text.length + 1 }, (_, end) =>
+        stops.filter((stop) => text.slice(0, end).endsWith(stop)).map((stop) => end - stop.length),
       ).find((starts) => starts.length > 0);
       expect(stopped).toBe(first !== undefined);
-      expect(out).toBe(first === undefined ? whole : whole.slice(0, Math.min(...first)));
+      expect(out).toBe(first === undefined ? text : text.slice(0, Math.min(...first)));
     }),
   );
 });

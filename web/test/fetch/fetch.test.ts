@@ -1,4 +1,4 @@
-// The `openai` package over createFetch.
+// Tests createFetch with the `openai` package.
 
 import OpenAI from "openai";
 import { expect, test, vi } from "vitest";
@@ -18,14 +18,14 @@ function client({ engine }: Pick<AdapterEngine, "engine">): OpenAI {
   return new OpenAI({ baseURL: BASE, apiKey: "none", dangerouslyAllowBrowser: true, fetch: createFetch(engine) });
 }
 
-test("chats are answered whole and streamed, with usage", async () => {
+test("chats are answered complete and streamed, with usage", async () => {
   const openai = client(adapterEngine("héllo"));
-  const whole = await openai.chat.completions.create({ model: "fake", messages });
-  expect(whole.choices[0]?.message.content).toBe("héllo");
+  const complete = await openai.chat.completions.create({ model: "fake", messages });
+  expect(complete.choices[0]?.message.content).toBe("héllo");
   const stream = openai.chat.completions.stream({ model: "fake", messages, stream_options: { include_usage: true } });
   const gathered = await stream.finalChatCompletion();
   expect(gathered.choices[0]?.message.content).toBe("héllo");
-  expect(gathered.usage).toEqual(whole.usage);
+  expect(gathered.usage).toEqual(complete.usage);
 });
 
 test("the client runs tools", async () => {
@@ -64,7 +64,7 @@ test("completions, embeddings and models have their routes", async () => {
   await expect(openai.models.retrieve("gpt-9")).rejects.toBeInstanceOf(OpenAI.NotFoundError);
 });
 
-test("wrong requests get OpenAI's errors", async () => {
+test("wrong requests return OpenAI's errors", async () => {
   const openai = client(adapterEngine("x"));
   const asking = openai.chat.completions.create({ model: "fake", messages, temperature: 9 });
   await expect(asking).rejects.toBeInstanceOf(OpenAI.BadRequestError);
@@ -87,7 +87,7 @@ test("wrong requests get OpenAI's errors", async () => {
   expect([get.status, get.headers.get("Allow")]).toEqual([405, "POST"]);
 });
 
-test("a failure of the device is not repeated, what is unavailable is", async () => {
+test("a request that failed on the device is not repeated, but an unavailable one is", async () => {
   const broken = new FakeSource(["x"], new DeviceError("the device was lost"));
   await expect(
     client(adapterEngineOver(broken)).chat.completions.create({ model: "fake", messages }),
@@ -113,7 +113,7 @@ test("a failure in mid-answer is an error of the stream", async () => {
   await expect(reading()).rejects.toThrow("the device was lost");
 });
 
-test("an abort, and a loop that is left, end the engine's work", async () => {
+test("an abort ends the engine's work, and so does leaving the loop", async () => {
   const source = new FakeSource(["a".repeat(500)]);
   const openai = client(adapterEngineOver(source));
   const controller = new AbortController();
@@ -160,7 +160,7 @@ test("a reader that leaves before the first token ends the engine's work", async
   expect(signal?.aborted).toBe(true);
 });
 
-test("a hybrid answers chats, and says what it lacks", async () => {
+test("a hybrid answers chats, and its errors name the methods that it lacks", async () => {
   const { nf } = await setUp({ policy: { mode: "far-only" }, near: null });
   const openai = new OpenAI({ baseURL: BASE, apiKey: "none", maxRetries: 0, fetch: createFetch(nf) });
   const answer = await openai.chat.completions.create({ model: "x", messages });

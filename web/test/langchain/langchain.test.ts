@@ -1,4 +1,4 @@
-// @langchain/core as the judge of the chat model.
+// Tests the chat model with @langchain/core.
 
 import { AIMessage, HumanMessage, SystemMessage } from "@langchain/core/messages";
 import type { AIMessageChunk, ToolMessage } from "@langchain/core/messages";
@@ -26,10 +26,10 @@ function chat({ engine }: Pick<AdapterEngine, "engine">): ChatNearfar {
 }
 
 async function gathered(stream: AsyncIterable<AIMessageChunk>): Promise<AIMessageChunk> {
-  let whole: AIMessageChunk | undefined;
-  for await (const chunk of stream) whole = whole?.concat(chunk) ?? chunk;
-  if (whole === undefined) throw new Error("the stream is empty");
-  return whole;
+  let complete: AIMessageChunk | undefined;
+  for await (const chunk of stream) complete = complete?.concat(chunk) ?? chunk;
+  if (complete === undefined) throw new Error("the stream is empty");
+  return complete;
 }
 
 test("invoke answers with text, usage, finish reason and the model's name", async () => {
@@ -54,14 +54,14 @@ test("invoke answers with text, usage, finish reason and the model's name", asyn
   expect(adapter.source.requests[0]?.sampling).toMatchObject({ temperature: 0, seed: 7 });
 });
 
-test("stream yields the text as it comes, and what it adds up to is what invoke gives", async () => {
+test("stream yields the text while it is generated, and its chunks add up to the result of invoke", async () => {
   const model = chat(adapterEngine("héllo"));
   const texts: string[] = [];
   for await (const chunk of await model.stream("hi")) if (chunk.text !== "") texts.push(chunk.text);
   expect(texts).toEqual(["h", "é", "l", "l", "o"]);
-  const [streamed, whole] = [await gathered(await model.stream("hi")), await model.invoke("hi")];
-  expect(streamed.text).toBe(whole.text);
-  expect(streamed.usage_metadata).toMatchObject(whole.usage_metadata as unknown as object);
+  const [streamed, complete] = [await gathered(await model.stream("hi")), await model.invoke("hi")];
+  expect(streamed.text).toBe(complete.text);
+  expect(streamed.usage_metadata).toMatchObject(complete.usage_metadata as unknown as object);
   expect(streamed.response_metadata).toMatchObject({ finish_reason: "stop", model_name: "fake" });
 });
 
@@ -81,27 +81,30 @@ test("a chain of prompt, model and parser streams", async () => {
   expect(adapter.prompt(0)).toBe("[system]be brief[user]well?[assistant]");
 });
 
-test.each(["invoke", "stream"] as const)("bindTools with %s: calls are parsed, and results go back", async (way) => {
-  const adapter = adapterEngine(
-    `I look. ${hermesCall("weather", { city: "Rome" })}\n${hermesCall("weather", { city: "Oslo" })}`,
-    "warm",
-  );
-  const model = chat(adapter).bindTools([weather]);
-  const question = new HumanMessage("Rome?");
-  const answer = way === "invoke" ? await model.invoke([question]) : await gathered(await model.stream([question]));
-  expect(answer.tool_calls?.map(({ name, args }) => [name, args])).toEqual([
-    ["weather", { city: "Rome" }],
-    ["weather", { city: "Oslo" }],
-  ]);
-  expect(answer.response_metadata).toHaveProperty("finish_reason", "tool_calls");
-  const [call] = answer.tool_calls ?? [];
-  if (call === undefined) throw new Error("no call");
-  const result: ToolMessage = await weather.invoke({ ...call, type: "tool_call" });
-  expect((await model.invoke([question, answer, result])).text).toBe("warm");
-  expect(adapter.prompt(1)).toContain("[tool]21 degrees in Rome[assistant]");
-});
+test.each(["invoke", "stream"] as const)(
+  "bindTools with %s: calls are parsed, and results are sent back",
+  async (way) => {
+    const adapter = adapterEngine(
+      `I look. ${hermesCall("weather", { city: "Rome" })}\n${hermesCall("weather", { city: "Oslo" })}`,
+      "warm",
+    );
+    const model = chat(adapter).bindTools([weather]);
+    const question = new HumanMessage("Rome?");
+    const answer = way === "invoke" ? await model.invoke([question]) : await gathered(await model.stream([question]));
+    expect(answer.tool_calls?.map(({ name, args }) => [name, args])).toEqual([
+      ["weather", { city: "Rome" }],
+      ["weather", { city: "Oslo" }],
+    ]);
+    expect(answer.response_metadata).toHaveProperty("finish_reason", "tool_calls");
+    const [call] = answer.tool_calls ?? [];
+    if (call === undefined) throw new Error("no call");
+    const result: ToolMessage = await weather.invoke({ ...call, type: "tool_call" });
+    expect((await model.invoke([question, answer, result])).text).toBe("warm");
+    expect(adapter.prompt(1)).toContain("[tool]21 degrees in Rome[assistant]");
+  },
+);
 
-test("arguments that are cut are an invalid tool call", async () => {
+test("truncated arguments are an invalid tool call", async () => {
   const { engine } = adapterEngine(hermesCall("weather", { city: "Rome" }));
   const answer = await chat({ engine })
     .bindTools([weather])
@@ -109,7 +112,7 @@ test("arguments that are cut are an invalid tool call", async () => {
   expect([answer.tool_calls?.length, answer.invalid_tool_calls?.length]).toEqual([0, 1]);
 });
 
-test("withStructuredOutput holds the answer to the schema and parses it", async () => {
+test("withStructuredOutput enforces the schema and parses the answer", async () => {
   const { engine, grammars } = adapterEngine('{"sum": 85}');
   const model = chat({ engine });
   const parsed = await model.withStructuredOutput(z.object({ sum: z.number() })).invoke("27 + 58");
@@ -149,7 +152,7 @@ test("an abort ends the engine's work", async () => {
   expect(source.tokens).toBeLessThan(400);
 });
 
-test("errors come as they are and are not repeated; what cannot be expressed is refused", async () => {
+test("errors are thrown unchanged, calls are not repeated, and messages without an equivalent are errors", async () => {
   const source = new FakeSource(["x"], new DeviceError("the device was lost"));
   await expect(chat(adapterEngineOver(source)).invoke("hi")).rejects.toBeInstanceOf(DeviceError);
   expect(source.requests.length).toBe(1);
@@ -164,7 +167,7 @@ test("tokens are counted by the model's own tokenizer, without the network", asy
   expect(fetching).not.toHaveBeenCalled();
 });
 
-test("a hybrid is an engine, and its route comes with the answer", async () => {
+test("a hybrid works as an engine, and the answer contains its route", async () => {
   const { nf } = await setUp();
   const model = new ChatNearfar({ engine: nf });
   const far = await model.invoke("hi", { params: { pin: "far" } });

@@ -15,7 +15,7 @@ import { memoryDisk, memoryLocks } from "../store/memory_folder.js";
 
 interface Made {
   readonly session: LanguageModel;
-  readonly asked: () => readonly string[];
+  readonly prompts: () => readonly string[];
   readonly source: FakeSource;
 }
 
@@ -26,11 +26,13 @@ async function session(
 ): Promise<Made> {
   const { model, source } = fakeModel(...answers);
   const made = await createLanguageModel(fakeEngine(model, context)).create(options);
-  return { session: made, source, asked: () => source.requests.map((request) => promptText(model, request)) };
+  return { session: made, source, prompts: () => source.requests.map((request) => promptText(model, request)) };
 }
 
-test("a session keeps the conversation, and counts its tokens", async () => {
-  const { session: chat, asked } = await session(["yes", "no"], { initialPrompts: [{ role: "system", content: "S" }] });
+test("a session remembers the conversation and counts its tokens", async () => {
+  const { session: chat, prompts } = await session(["yes", "no"], {
+    initialPrompts: [{ role: "system", content: "S" }],
+  });
   expect(chat.contextUsage).toBe("[system]S[assistant]".length);
   expect(await chat.prompt("a")).toBe("yes");
   expect(
@@ -44,49 +46,52 @@ test("a session keeps the conversation, and counts its tokens", async () => {
       },
     ]),
   ).toBe("no");
-  expect(asked()).toEqual(["[system]S[user]a[assistant]", "[system]S[user]a[assistant]yes[user]bc[assistant]"]);
+  expect(prompts()).toEqual(["[system]S[user]a[assistant]", "[system]S[user]a[assistant]yes[user]bc[assistant]"]);
   expect(chat.contextUsage).toBe("[system]S[user]a[assistant]yes[user]bc[assistant]no[assistant]".length);
   expect(chat.contextWindow).toBe(1000);
 });
 
-test("promptStreaming gives the text in pieces, as a ReadableStream", async () => {
-  const { session: chat, asked } = await session(["abc", "d"]);
+test("promptStreaming returns a ReadableStream of pieces of text", async () => {
+  const { session: chat, prompts } = await session(["abc", "d"]);
   const pieces: string[] = [];
   for await (const piece of chat.promptStreaming("x")) pieces.push(piece);
   expect(pieces).toEqual(["a", "b", "c"]);
   await chat.prompt("y");
-  expect(asked()[1]).toBe("[user]x[assistant]abc[user]y[assistant]");
+  expect(prompts()[1]).toBe("[user]x[assistant]abc[user]y[assistant]");
 });
 
-test("calls run in the order in which they were made", async () => {
-  const { session: chat, asked } = await session(["one", "two"]);
+test("calls run in the order in which they were started", async () => {
+  const { session: chat, prompts } = await session(["one", "two"]);
   await Promise.all([chat.prompt("1"), chat.append("+"), chat.prompt("2")]);
-  expect(asked()[1]).toBe("[user]1[assistant]one[user]+[user]2[assistant]");
+  expect(prompts()[1]).toBe("[user]1[assistant]one[user]+[user]2[assistant]");
 });
 
 test("a prefix starts the answer", async () => {
-  const { session: chat, asked } = await session([" sir", "x"]);
+  const { session: chat, prompts } = await session([" sir", "x"]);
   const prompt: LanguageModelPrompt = [
     { role: "user", content: "a" },
     { role: "assistant", content: "Dear", prefix: true },
   ];
   expect(await chat.prompt(prompt)).toBe(" sir");
   await chat.prompt("b");
-  expect(asked()).toEqual(["[user]a[assistant]Dear", "[user]a[assistant]Dear sir[user]b[assistant]"]);
+  expect(prompts()).toEqual(["[user]a[assistant]Dear", "[user]a[assistant]Dear sir[user]b[assistant]"]);
 });
 
-test("a clone goes its own way", async () => {
-  const { session: chat, asked } = await session(["1", "2", "3"]);
+test("a clone and its original continue independently", async () => {
+  const { session: chat, prompts } = await session(["1", "2", "3"]);
   await chat.prompt("a");
   const copy = await chat.clone();
   expect(copy.contextUsage).toBe(chat.contextUsage);
   await copy.prompt("b");
   await chat.prompt("c");
-  expect(asked().slice(1)).toEqual(["[user]a[assistant]1[user]b[assistant]", "[user]a[assistant]1[user]c[assistant]"]);
+  expect(prompts().slice(1)).toEqual([
+    "[user]a[assistant]1[user]b[assistant]",
+    "[user]a[assistant]1[user]c[assistant]",
+  ]);
 });
 
-test("the oldest turns make room, the system message stays, and an event says so", async () => {
-  const { session: chat, asked } = await session(
+test("the oldest turns are dropped, the system message stays, and an event is dispatched", async () => {
+  const { session: chat, prompts } = await session(
     ["1", "2"],
     { initialPrompts: [{ role: "system", content: "S" }] },
     50,
@@ -98,11 +103,11 @@ test("the oldest turns make room, the system message stays, and an event says so
   expect(events).toEqual([]);
   await chat.prompt("bbbbbbbbbb");
   expect(events).toEqual(["listener", "handler"]);
-  expect(asked()[1]).toBe("[system]S[user]bbbbbbbbbb[assistant]");
+  expect(prompts()[1]).toBe("[system]S[user]bbbbbbbbbb[assistant]");
 });
 
-test("what never fits is a QuotaExceededError with figures, and the session stays as it was", async () => {
-  const { session: chat, asked } = await session(["1"], {}, 40);
+test("a prompt that never fits is a QuotaExceededError with figures, and the session does not change", async () => {
+  const { session: chat, prompts } = await session(["1"], {}, 40);
   await chat.append("a");
   const usage = chat.contextUsage;
   await expect(chat.prompt("b".repeat(40))).rejects.toMatchObject({
@@ -110,13 +115,13 @@ test("what never fits is a QuotaExceededError with figures, and the session stay
     requested: 57,
     quota: 40,
   });
-  expect([chat.contextUsage, asked()]).toEqual([usage, []]);
+  expect([chat.contextUsage, prompts()]).toEqual([usage, []]);
   await expect(session(["1"], { initialPrompts: "c".repeat(50) }, 40)).rejects.toMatchObject({
     name: "QuotaExceededError",
   });
 });
 
-test("measureContextUsage says what a prompt would add", async () => {
+test("measureContextUsage returns the number of tokens that a prompt would add", async () => {
   const { session: chat } = await session(["1"]);
   await chat.append("a");
   const before = chat.contextUsage;
@@ -125,8 +130,8 @@ test("measureContextUsage says what a prompt would add", async () => {
   expect(chat.contextUsage).toBe(before + measured);
 });
 
-test("an aborted prompt ends with the signal's reason and leaves no trace", async () => {
-  const { session: chat, source, asked } = await session(["abc", "d"]);
+test("an aborted prompt ends with the signal's reason and does not change the session", async () => {
+  const { session: chat, source, prompts } = await session(["abc", "d"]);
   const controller = new AbortController();
   const answer = chat.prompt("a", { signal: controller.signal });
   setTimeout(() => {
@@ -134,22 +139,22 @@ test("an aborted prompt ends with the signal's reason and leaves no trace", asyn
   }, 2);
   await expect(answer).rejects.toMatchObject({ name: "AbortError" });
   expect(await chat.prompt("b")).toBe("d");
-  expect(asked()[1]).toBe("[user]b[assistant]");
+  expect(prompts()[1]).toBe("[user]b[assistant]");
   expect(source.running).toBe(0);
 });
 
 test("a cancelled stream aborts its prompt", async () => {
-  const { session: chat, asked, source } = await session(["abcdef", "d"]);
+  const { session: chat, prompts, source } = await session(["abcdef", "d"]);
   for await (const piece of chat.promptStreaming("a")) {
     expect(piece).toBe("a");
     break;
   }
   await chat.prompt("b");
-  expect(asked()[1]).toBe("[user]b[assistant]");
+  expect(prompts()[1]).toBe("[user]b[assistant]");
   expect(source.running).toBe(0);
 });
 
-test("a destroyed session ends what runs, and refuses the rest", async () => {
+test("destroy ends the running call and rejects later ones", async () => {
   const { session: chat } = await session(["abc"]);
   const answer = chat.prompt("a");
   chat.destroy();
@@ -173,7 +178,7 @@ test("sampling modes and raw parameters reach the engine", async () => {
   ]);
 });
 
-test("a constraint is also put in words, unless that is not wanted, and the conversation is kept without them", async () => {
+test("a constraint is described in the prompt, unless this is switched off, but not in the conversation", async () => {
   const specs: unknown[] = [];
   const constraint = {
     mask: () => null,
@@ -228,7 +233,7 @@ test.each<[LanguageModelPrompt, object, string]>([
   ["a", { responseConstraint: "x" }, "TypeError"],
   ["a", { responseConstraint: /a/i }, "NotSupportedError"],
   ["a", { responseConstraint: {} }, "NotSupportedError"],
-])("a prompt that is wrong rejects as the specification says: %#", async (prompt, options, name) => {
+])("a wrong prompt rejects with the specification's exception: %#", async (prompt, options, name) => {
   const { session: chat } = await session(["x"]);
   await expect(chat.prompt(prompt, options)).rejects.toHaveProperty("name", name);
   expect(await chat.prompt("fine")).toBe("x");
@@ -243,11 +248,11 @@ test.each<[LanguageModelCreateOptions, string]>([
   [{ tools: [{}] as never }, "TypeError"],
   [{ initialPrompts: user([{ type: "audio", value: 1 }]) }, "NotSupportedError"],
   [{ signal: AbortSignal.abort() }, "AbortError"],
-])("create rejects what is out of range: %#", async (options, name) => {
+])("create rejects values out of range: %#", async (options, name) => {
   await expect(session(["x"], options)).rejects.toHaveProperty("name", name);
 });
 
-test("an engine that is still to be loaded is downloadable, then downloading with progress, then available", async () => {
+test("an engine that is not loaded yet is downloadable, then downloading with progress, then available", async () => {
   const { model } = fakeModel("x");
   let report: (progress: LoadProgress) => void = () => undefined;
   let finish: (engine: EngineApi) => void = () => undefined;
@@ -277,7 +282,7 @@ test("an engine that is still to be loaded is downloadable, then downloading wit
   expect(await lazy.availability({ expectedOutputs: [{ type: "audio" }] })).toBe("unavailable");
 });
 
-test("a load that failed is tried again by the next create", async () => {
+test("the next create tries a failed load again", async () => {
   const { model } = fakeModel("x");
   let loads = 0;
   const factory = createLanguageModel(() =>
@@ -287,7 +292,7 @@ test("a load that failed is tried again by the next create", async () => {
   expect(await (await factory.create()).prompt("a")).toBe("x");
 });
 
-test("a bundle that is stored whole is available without being loaded, and one that is stored in part is not", async () => {
+test("a completely stored bundle is available before it is loaded, and a partly stored one is not", async () => {
   const disk = memoryDisk();
   const locks = memoryLocks();
   vi.stubGlobal("navigator", { storage: { getDirectory: () => Promise.resolve(disk.root) }, locks });

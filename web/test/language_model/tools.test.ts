@@ -16,19 +16,19 @@ const call = (name: string, input: object): string =>
 interface Tools {
   readonly engine: EngineApi;
   readonly source: FakeSource;
-  readonly asked: () => readonly string[];
+  readonly prompts: () => readonly string[];
 }
 
 function calling(answers: readonly string[], tools = true): Tools {
   const source = new Source(answers);
-  const grammar = (...given: Parameters<typeof toolGrammar> extends [unknown, ...infer Rest] ? Rest : never) =>
-    toolGrammar("hermes", ...given);
+  const grammar = (...params: Parameters<typeof toolGrammar> extends [unknown, ...infer Rest] ? Rest : never) =>
+    toolGrammar("hermes", ...params);
   const model = modelOf(source, { tools: { parser: () => new ToolCallStream("hermes"), grammar: grammar as never } });
   const engine = fakeEngine(model);
   return {
     engine: { ...engine, info: { ...engine.info, tools } },
     source,
-    asked: () => source.requests.map((request) => promptText(model, request)),
+    prompts: () => source.requests.map((request) => promptText(model, request)),
   };
 }
 
@@ -47,13 +47,13 @@ async function session({ engine }: Tools, options: LanguageModelCreateOptions = 
   return createLanguageModel(engine).create({ tools: [ADD], ...expected, ...options });
 }
 
-test("calls run until the model answers, and the conversation keeps them", async () => {
+test("calls run until the model answers, and the conversation contains them", async () => {
   const made = calling([call("add", { a: 1, b: 2 }), call("add", { a: 3, b: 4 }), "10 in all", "yes"]);
   const chat = await session(made);
   expect(await chat.prompt("1 + 2 + 3 + 4?")).toBe("10 in all");
   expect(await chat.prompt("sure?")).toBe("yes");
   const first = "[user]1 + 2 + 3 + 4?[assistant]";
-  expect(made.asked()).toEqual([
+  expect(made.prompts()).toEqual([
     first,
     `${first}[tool]3[assistant]`,
     `${first}[tool]3[assistant][tool]7[assistant]`,
@@ -80,16 +80,16 @@ test("the calls of one answer run at the same time, on a clone too, and only tex
 
 test.each<[string, string, Partial<LanguageModelTool>, string]>([
   ["throws", call("add", {}), { execute: () => Promise.reject(new Error("no network")) }, '{"error":"no network"}'],
-  ["is not there", call("sub", {}), {}, '{"error":"There is no tool \'sub\'; the tools are add"}'],
+  ["does not exist", call("sub", {}), {}, '{"error":"Unknown tool \'sub\'; the tools are add"}'],
   ["returns an object", call("add", {}), { execute: () => ({ sum: 3 }) }, '{"sum":3}'],
   ["returns nothing", call("add", {}), { execute: () => undefined }, "null"],
-])("the model is told what happened if a tool %s", async (_, written, change, result) => {
+])("the model receives the result if a tool %s", async (_, written, change, result) => {
   const made = calling([written, "ok"]);
   expect(await (await session(made, { tools: [{ ...ADD, ...change }] })).prompt("x")).toBe("ok");
-  expect(made.asked()[1]).toContain(`[tool]${result}[assistant]`);
+  expect(made.prompts()[1]).toContain(`[tool]${result}[assistant]`);
 });
 
-test("a model that only calls tools is stopped, and the session stays as it was", async () => {
+test("a model that only calls tools is stopped, and the session does not change", async () => {
   const made = calling([call("add", { a: 1, b: 2 })]);
   const chat = await session(made);
   const endless = Array.from({ length: 40 }, () => call("add", { a: 1, b: 2 }));
@@ -110,17 +110,30 @@ test("an abort ends a tool that hangs", async () => {
   expect(await chat.prompt("y")).toBe("ok");
 });
 
-test.each<[string, object, string]>([
-  ["two of one name", { tools: [ADD, ADD] }, "TypeError"],
-  ["no description", { tools: [{ ...ADD, description: undefined }] }, "TypeError"],
-  ["an execute that is not a function", { tools: [{ ...ADD, execute: 3 }] }, "TypeError"],
-  ["no execute", { tools: [{ ...ADD, execute: undefined }] }, "NotSupportedError"],
-  ["tool calls without tools", { tools: [] }, "NotSupportedError"],
-])("create rejects %s", async (_, options, name) => {
-  await expect(session(calling(["x"]), options as LanguageModelCreateOptions)).rejects.toHaveProperty("name", name);
+test.each<[string, object, string, string]>([
+  ["two tools with one name", { tools: [ADD, ADD] }, "TypeError", "Two tools have the name 'add'"],
+  ["a tool without a description", { tools: [{ ...ADD, description: undefined }] }, "TypeError", "a description"],
+  [
+    "an execute that is not a function",
+    { tools: [{ ...ADD, execute: 3 }] },
+    "TypeError",
+    "The tool 'add' needs `execute`, the function that runs",
+  ],
+  [
+    "a tool without execute, which the specification requires",
+    { tools: [{ ...ADD, execute: undefined }] },
+    "TypeError",
+    "The tool 'add' needs `execute`, the function that runs",
+  ],
+  ["tool calls without tools", { tools: [] }, "NotSupportedError", "reads and writes text"],
+])("create rejects %s", async (_, options, name, message) => {
+  await expect(session(calling(["x"]), options as LanguageModelCreateOptions)).rejects.toMatchObject({
+    name,
+    message: expect.stringContaining(message) as string,
+  });
 });
 
-test("a model that cannot call tools is unavailable to those who give some", async () => {
+test("a model that cannot call tools is unavailable if tools are passed", async () => {
   const factory = createLanguageModel(calling(["x"], false).engine);
   expect([await factory.availability({ tools: [ADD] }), await factory.availability()]).toEqual([
     "unavailable",

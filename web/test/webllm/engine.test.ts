@@ -10,7 +10,10 @@ import type {
   LogitProcessor,
 } from "../../src/webllm/index.js";
 import { CreateMLCEngine, MLCEngine, prebuiltAppConfig } from "../../src/webllm/index.js";
+import { Tokenizer } from "../../src/text/tokenizer.js";
 import type { FakeSource } from "../api/fake_model.js";
+import { modelOf, promptText } from "../api/fake_model.js";
+import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 import { fakeLoad } from "./fake_load.js";
 
 const messages: ChatCompletionRequestNonStreaming["messages"] = [{ role: "user", content: "hi" }];
@@ -25,7 +28,7 @@ beforeEach(() => () => {
   vi.restoreAllMocks();
 });
 
-test("reload finds the model in the list, reports progress, and replaces the model before", async () => {
+test("reload finds the model in the list, reports progress, and replaces the previous model", async () => {
   const { load, loaded, destroyed } = fakeLoad("a");
   const reports: InitProgressReport[] = [];
   const appConfig = {
@@ -46,7 +49,7 @@ test("reload finds the model in the list, reports progress, and replaces the mod
   expect(reports.every(({ timeElapsed }) => timeElapsed >= 0 && timeElapsed < 10)).toBe(true);
 });
 
-test("a chat is answered whole, with WebLLM's figures and the id of its model", async () => {
+test("a complete answer to a chat has WebLLM's usage figures and the id of its model", async () => {
   const engine = await ready("hello");
   expect(await engine.runtimeStatsText()).toBe("prefill: not yet, decoding: not yet");
   const { choices, usage, model } = await engine.chat.completions.create({ messages });
@@ -66,13 +69,13 @@ test("a chat is answered whole, with WebLLM's figures and the id of its model", 
   expect(await engine.runtimeStatsText()).toBe("prefill: not yet, decoding: not yet");
 });
 
-test("a streamed chat has its usage in the last chunk alone, and only if the request asks for it", async () => {
+test("a streamed chat has its usage in the last chunk only, and only with include_usage", async () => {
   const engine = await ready("hello", "there");
   const usages = async (options: { include_usage?: boolean }): Promise<unknown[]> => {
-    const found: unknown[] = [];
+    const usages: unknown[] = [];
     for await (const chunk of await engine.chat.completions.create({ messages, stream: true, stream_options: options }))
-      found.push("usage" in chunk ? chunk.usage.completion_tokens : null);
-    return found;
+      usages.push("usage" in chunk ? chunk.usage.completion_tokens : null);
+    return usages;
   };
   const all = await usages({ include_usage: true });
   expect([all.at(-1), all.slice(0, -1).every((usage) => usage === null)]).toEqual([5, true]);
@@ -116,22 +119,22 @@ test("interruptGenerate ends an answer with abort, and its text stays, streamed 
   }
   expect(reasons.at(-1)).toBe("abort");
   expect((await engine.getMessage()).length).toBeLessThan(20);
-  const whole = engine.chat.completions.create({ messages });
+  const answer = engine.chat.completions.create({ messages });
   setTimeout(() => {
     engine.interruptGenerate();
   }, 20);
-  const { choices, usage } = await whole;
+  const { choices, usage } = await answer;
   expect(choices[0]?.finish_reason).toBe("abort");
   expect(choices[0]?.message.content?.length).toBe(usage?.completion_tokens);
 });
 
-test("of several answers to a request, the message is the last one's", async () => {
+test("getMessage returns the last of several answers to a request", async () => {
   const engine = await ready("first", "second");
   const { choices } = await engine.chat.completions.create({ messages, n: 2 });
   expect([choices.length, await engine.getMessage()]).toEqual([2, choices[1]?.message.content]);
 });
 
-test("the options of the chat are what requests use if they do not say, over those of the model's record", async () => {
+test("chat options are the defaults of requests and override the model's record", async () => {
   const { load, source } = fakeLoad("a");
   const appConfig = {
     model_list: [{ model_id: "x", model: "/x/", overrides: { temperature: 0.7, frequency_penalty: 1 } }],
@@ -142,16 +145,16 @@ test("the options of the chat are what requests use if they do not say, over tho
   expect(source("/x/").requests[0]?.sampling).toMatchObject({ temperature: 0.5, topP: 0.1, frequencyPenalty: 1 });
 });
 
-test("an engine holds several models, and a call names one of them", async () => {
+test("an engine has several models, and a call names one of them", async () => {
   const { load, destroyed } = fakeLoad("one", "two");
   const engine = new MLCEngine({}, load);
   await engine.reload(["/a/", "/b/"], [{ temperature: 0 }, {}]);
-  const ask = async (model?: string): Promise<unknown> =>
+  const answeredBy = async (model?: string): Promise<unknown> =>
     (await engine.chat.completions.create({ messages, model })).model;
-  expect(await Promise.all([ask("/a/"), ask("/b/")])).toEqual(["/a/", "/b/"]);
+  expect(await Promise.all([answeredBy("/a/"), answeredBy("/b/")])).toEqual(["/a/", "/b/"]);
   expect(await engine.getMessage("/b/")).toBe("one");
   for (const call of [
-    ask(),
+    answeredBy(),
     engine.getMessage(),
     engine.runtimeStatsText(),
     engine.resetChat(),
@@ -159,15 +162,15 @@ test("an engine holds several models, and a call names one of them", async () =>
   ]) {
     await expect(call).rejects.toThrow("Several models are loaded; name one of them: /a/, /b/");
   }
-  await expect(ask("/c/")).rejects.toThrow("Model '/c/' is not loaded; name one of those that are: /a/, /b/");
-  await expect(engine.reload(["/a/", "/a/"])).rejects.toThrow("give one or several different ids");
+  await expect(answeredBy("/c/")).rejects.toThrow("Model '/c/' is not loaded; name one of those that are: /a/, /b/");
+  await expect(engine.reload(["/a/", "/a/"])).rejects.toThrow("pass one or several different ids");
   await expect(engine.reload(["/a/", "/b/"], [{}])).rejects.toThrow("chatOpts has 1 entries for 2 models");
   expect(destroyed).toEqual([]);
   await engine.unload();
   expect(destroyed).toEqual(["/a/", "/b/"]);
 });
 
-test("unload while a model loads ends the load, and nothing stays", async () => {
+test("unload ends a running load, and no model stays", async () => {
   const { load, destroyed } = fakeLoad("a");
   const engine = new MLCEngine({}, load);
   const loading = expect(engine.reload("/a/")).rejects.toHaveProperty("name", "AbortError");
@@ -179,10 +182,10 @@ test("unload while a model loads ends the load, and nothing stays", async () => 
 test.each<[ChatOptions, string]>([
   [{ sliding_window_size: 1024 as never }, "chatOpts.sliding_window_size is compiled into a bundle"],
   [{ attention_sink_size: 4 as never }, "chatOpts.attention_sink_size is compiled into a bundle"],
-  [{ context_window_size: 0 }, "chatOpts.context_window_size is 0; give a number of tokens above 0"],
+  [{ context_window_size: 0 }, "chatOpts.context_window_size is 0; use a number of tokens above 0"],
   [{ conv_template: {} as never }, "chatOpts.conv_template is not supported; supported: temperature"],
-])("of a chat's options, %j is refused by name", async (options, says) => {
-  await expect(new MLCEngine({}, fakeLoad("a").load).reload("/a/", options)).rejects.toThrow(says);
+])("the chat options %j are an error that names the option", async (options, message) => {
+  await expect(new MLCEngine({}, fakeLoad("a").load).reload("/a/", options)).rejects.toThrow(message);
 });
 
 test("a context window of -1 is the bundle's own", async () => {
@@ -215,7 +218,7 @@ test("a context window is whole pages, and the bundle's context is its limit", a
   );
 });
 
-test("what is unknown is refused, and so are requests without a model", async () => {
+test("unknown options are errors, and so are requests without a model", async () => {
   expect(() => new MLCEngine({ logLevel: "LOUD" as never })).toThrow("logLevel is 'LOUD', it must be one of TRACE");
   expect(() => new MLCEngine({ extensionId: "x" } as never)).toThrow("engineConfig.extensionId is not supported");
   const record = { model_id: "x", model: "/x/" };
@@ -253,12 +256,12 @@ test.each<[object, string]>([
     'messages[0].content[0] has type "image_url"',
   ],
   [{ best_of: 2 }, "'best_of' is not supported"],
-])("of a request, %j is refused by name", async (params, says) => {
+])("a request with %j is an error that names the field", async (params, message) => {
   const engine = await ready("a");
-  await expect(engine.chat.completions.create({ messages, ...params })).rejects.toThrow(says);
+  await expect(engine.chat.completions.create({ messages, ...params })).rejects.toThrow(message);
 });
 
-test("what asks for nothing is accepted", async () => {
+test("fields that change nothing are accepted", async () => {
   const engine = await ready("a");
   const extraBody = { enable_latency_breakdown: false, enable_thinking: null, resumable: null } as const;
   const { choices } = await engine.chat.completions.create({
@@ -271,7 +274,24 @@ test("what asks for nothing is accepted", async () => {
   expect(choices[0]?.message.content).toBe("a");
 });
 
-test("a JSON object with a schema is held to the schema", async () => {
+test("enable_thinking of extra_body sets the variable of the chat template, if the template has it", async () => {
+  const template = "{{ messages[0].content }}{% if enable_thinking is defined %} {{ enable_thinking }}{% endif %}";
+  const text = new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, chat_template: template });
+  const { load, source } = fakeLoad({ text }, "a");
+  const engine = new MLCEngine({}, load);
+  await engine.reload("/x/");
+  for (const enable_thinking of [false, true, null])
+    await engine.chat.completions.create({ messages, extra_body: { enable_thinking } });
+  const model = modelOf(source("/x/"), { text });
+  const prompts = source("/x/").requests.map((request) => promptText(model, request));
+  expect(prompts).toEqual(["hi false", "hi true", "hi"]);
+  const without = await ready("a");
+  await expect(
+    without.chat.completions.create({ messages, extra_body: { enable_thinking: false } }),
+  ).rejects.toMatchObject({ code: "request_error", details: { param: "enable_thinking" } });
+});
+
+test("a JSON object with a schema follows the schema", async () => {
   const specs: unknown[] = [];
   const grammar: Model["grammar"] = {
     constraint: (spec) => {
@@ -300,7 +320,7 @@ test("a JSON object with a schema is held to the schema", async () => {
   ]);
 });
 
-test("embeddings have the model's id and WebLLM's figure", async () => {
+test("embeddings have the model's id and WebLLM's usage figure", async () => {
   const embed = (texts: readonly (readonly number[])[]) =>
     Promise.resolve(texts.map((ids) => Float32Array.of(ids.length, 0)));
   const engine = new MLCEngine({}, fakeLoad({ embeddings: { source: { embed }, size: 2, normalize: false } }, "").load);
@@ -310,7 +330,7 @@ test("embeddings have the model's id and WebLLM's figure", async () => {
   expect(usage.extra.prefill_tokens_per_s).toBeGreaterThan(0);
 });
 
-/** Notes what it gets; ``process`` stands in for processLogits. */
+/** Records its calls; ``process`` replaces processLogits. */
 class Recorder implements LogitProcessor {
   readonly calls: string[] = [];
   constructor(readonly process: (logits: Float32Array) => unknown = (logits) => logits) {}
@@ -349,15 +369,15 @@ test("with a logit processor, requests take turns, and its state lasts as long a
 test.each<[string, (logits: Float32Array) => unknown, string]>([
   ["fewer logits", (logits) => logits.slice(1), "processLogits must return a Float32Array of 4 logits"],
   ["a list", (logits) => [...logits], "processLogits must return a Float32Array of 4 logits"],
-  ["no number", (logits) => logits.fill(NaN), "processLogits returned NaN for token 0"],
+  ["NaN", (logits) => logits.fill(NaN), "processLogits returned NaN for token 0"],
   ["infinity", (logits) => logits.fill(Infinity, 2), "processLogits returned Infinity for token 2"],
-])("a logit processor that returns %s is refused", async (_what, process, says) => {
+])("a logit processor that returns %s is an error", async (_what, process, message) => {
   const { engine, source } = await processed(new Recorder(process), "a");
   await engine.chat.completions.create({ messages });
   const call: EngineProcessor = source.requests[0]?.logitProcessor ?? expect.fail();
   expect(() => {
     call(new Float32Array(4));
-  }).toThrow(says);
+  }).toThrow(message);
 });
 
 test("an excluded token gets a finite logit", async () => {

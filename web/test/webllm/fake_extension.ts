@@ -1,13 +1,13 @@
-// chrome.runtime of an extension: messages are JSON, and each connection is a pair of ports.
+// A fake chrome.runtime of an extension: messages are JSON, and each connection is a pair of ports.
 
 import { vi } from "vitest";
 
 import type { ExtensionPort } from "../../src/webllm/index.js";
 
 export interface FakeExtension {
-  /** What the service worker listens to. */
+  /** The event that the service worker listens to. */
   readonly onConnect: { addListener(listener: (port: ExtensionPort) => void): void };
-  /** The browser stops the service worker. */
+  /** Simulates that the browser stops the service worker. */
   readonly disconnect: () => void;
 }
 

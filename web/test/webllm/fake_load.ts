@@ -1,4 +1,4 @@
-// Stands in for Engine.load: fake engines, by the addresses of their bundles.
+// Replaces Engine.load: loads fake engines by the addresses of their bundles.
 
 import type { Model } from "../../src/api/model.js";
 import type { LoadEngine } from "../../src/webllm/engine.js";
@@ -11,7 +11,7 @@ export interface FakeLoad {
   readonly source: (bundle: string) => FakeSource;
 }
 
-/** ``answers`` as FakeSource takes them; before them what the model has besides. */
+/** ``answers`` are those of FakeSource. The first argument may be additional properties of the model. */
 export function fakeLoad(...answers: readonly (string | Partial<Model>)[]): FakeLoad {
   const loaded: string[] = [];
   const destroyed: string[] = [];
@@ -46,9 +46,9 @@ export function fakeLoad(...answers: readonly (string | Partial<Model>)[]): Fake
     });
   };
   const source = (bundle: string): FakeSource => {
-    const found = sources.get(bundle);
-    if (found === undefined) throw new Error(`${bundle} was not loaded`);
-    return found;
+    const loadedSource = sources.get(bundle);
+    if (loadedSource === undefined) throw new Error(`${bundle} was not loaded`);
+    return loadedSource;
   };
   return { load, loaded, destroyed, source };
 }

@@ -1,6 +1,6 @@
-// Snippets written after WebLLM's documentation, as an application has them but for the name in their imports. tsc
-// checks them against the published types; here they run on a device, through Dawn, with a bundle that continues "a"
-// with "be". Those for a browser run in tests/web/test_webllm.py.
+// Snippets after WebLLM's documentation, as in an application except for the name in their imports. tsc checks them
+// against the published types. Here they run on a device, through Dawn, with a bundle that continues "a" with "be". The
+// snippets for a browser run in tests/web/test_webllm.py.
 
 import { afterAll, beforeAll, expect, test, vi } from "vitest";
 
@@ -108,7 +108,7 @@ onDevice("embeddings", async () => {
     self_test: null,
     plans: { embed },
   } as unknown as Partial<typeof manifest>;
-  // A vector's largest number is at the letter that follows the last one.
+  // The largest number of a vector is at the index of the letter after the last one.
   expect(await run("embeddings", lettersBundle(changes).files)).toEqual({
     largest: [1, 4],
     model: "demo-q4f32_1-MLC",

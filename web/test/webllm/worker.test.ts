@@ -1,4 +1,4 @@
-// Pages and a handler in one thread, over channels as between a page and a worker.
+// Pages and a handler in one thread, connected by channels as a page and a worker are.
 
 import { afterEach, expect, test, vi } from "vitest";
 
@@ -14,6 +14,7 @@ import {
   WebWorkerMLCEngineHandler,
 } from "../../src/webllm/index.js";
 import { Engine } from "../../src/engine.js";
+import { grammar } from "../../src/grammar/index.js";
 import type { FakeLoad } from "./fake_load.js";
 import { fakeLoad } from "./fake_load.js";
 import { fakeExtension } from "./fake_extension.js";
@@ -26,11 +27,11 @@ afterEach(() => {
 });
 
 interface Worker extends WorkerLike {
-  /** The script starts anew and knows nobody. */
+  /** Starts the script again, without any connections. */
   restart(): void;
 }
 
-/** A worker whose script makes a handler, as a script passes it on. */
+/** A worker whose script makes a handler and passes on its onmessage function. */
 function workerOf(fake: FakeLoad): Worker {
   const start = () =>
     new WebWorkerMLCEngineHandler(new MLCEngine({}, fake.load)) as { onmessage: (event: MessageEvent) => void };
@@ -51,7 +52,7 @@ function workerOf(fake: FakeLoad): Worker {
   };
 }
 
-async function ask(
+async function answer(
   engine: WebWorkerMLCEngine | ServiceWorkerMLCEngine | ExtensionServiceWorkerMLCEngine,
 ): Promise<string> {
   let text = "";
@@ -60,7 +61,7 @@ async function ask(
   return text;
 }
 
-test("an engine in a worker does what one on the page does", async () => {
+test("an engine in a worker does the same as one on the page", async () => {
   const fake = fakeLoad("hello");
   const reports: InitProgressReport[] = [];
   const appConfig = { model_list: [{ model_id: "tiny", model: "/tiny/" }] };
@@ -70,7 +71,7 @@ test("an engine in a worker does what one on the page does", async () => {
   });
   await engine.reload("tiny", { temperature: 0.5 });
   expect([fake.loaded, reports.at(-1)?.text]).toEqual([["/tiny/"], "Finish loading tiny on a GPU"]);
-  expect(await ask(engine)).toBe("hello");
+  expect(await answer(engine)).toBe("hello");
   const { choices, usage } = await engine.chat.completions.create({ messages });
   expect([choices[0]?.message.content, usage?.completion_tokens, await engine.getMessage()]).toEqual([
     "hello",
@@ -89,10 +90,10 @@ test("an engine in a worker does what one on the page does", async () => {
   await expect(engine.embeddings.create({ input: "a" })).rejects.toThrow("makes no embeddings");
   await engine.unload();
   expect(fake.destroyed).toEqual(["/tiny/"]);
-  await expect(ask(engine)).rejects.toThrow("No model is loaded");
+  await expect(answer(engine)).rejects.toThrow("No model is loaded");
 });
 
-test("calls at once share one connection", async () => {
+test("simultaneous calls share one connection", async () => {
   const worker = workerOf(fakeLoad("hello"));
   const posted = vi.spyOn(worker, "postMessage");
   const engine = new WebWorkerMLCEngine(worker);
@@ -101,10 +102,10 @@ test("calls at once share one connection", async () => {
   await engine.unload();
 });
 
-test("a logit processor is refused on the page if the engine is in a worker", () => {
+test("a logit processor on the page is an error if the engine is in a worker", () => {
   const config = { logitProcessorRegistry: new Map() };
-  const says = "engineConfig.logitProcessorRegistry works on logits in the worker";
-  expect(() => new WebWorkerMLCEngine(workerOf(fakeLoad("hello")), config)).toThrow(says);
+  const message = "engineConfig.logitProcessorRegistry works on logits in the worker";
+  expect(() => new WebWorkerMLCEngine(workerOf(fakeLoad("hello")), config)).toThrow(message);
 });
 
 test("interruptGenerate reaches the worker", async () => {
@@ -119,7 +120,7 @@ test("interruptGenerate reaches the worker", async () => {
   await engine.unload();
 });
 
-test("a handler has the logit processors of its worker", async () => {
+test("a handler uses the logit processors of its worker", async () => {
   const fake = fakeLoad("ab");
   const handler = new WebWorkerMLCEngineHandler(new MLCEngine({}, fake.load));
   const sampled: number[] = [];
@@ -139,7 +140,7 @@ test("a handler has the logit processors of its worker", async () => {
     addEventListener: () => undefined,
   });
   await engine.reload("/x/");
-  expect([await ask(engine), sampled]).toEqual(["ab", [97, 98]]);
+  expect([await answer(engine), sampled]).toEqual(["ab", [97, 98]]);
   await engine.unload();
 });
 
@@ -153,7 +154,7 @@ test("a worker that was restarted loads the models again at the next call", asyn
   vi.advanceTimersByTime(5_000);
   await new Promise((resolve) => setTimeout(resolve, 20));
   vi.useRealTimers();
-  expect(await ask(engine)).toBe("hello");
+  expect(await answer(engine)).toBe("hello");
   expect(fake.loaded).toEqual(["/x/", "/x/"]);
   await engine.unload();
 });
@@ -168,7 +169,7 @@ function serviceWorker(fake: FakeLoad): void {
   vi.stubGlobal("navigator", { serviceWorker: { ready: Promise.resolve({ active }) } });
 }
 
-test("pages share the models of a service worker, and each gets back those that it expects", async () => {
+test("pages share the models of a service worker, which loads a page's models again when it needs them", async () => {
   const fake = fakeLoad("hello");
   serviceWorker(fake);
   const reports: string[] = [];
@@ -180,13 +181,17 @@ test("pages share the models of a service worker, and each gets back those that 
   await second.reload("/x/");
   expect([fake.loaded, reports]).toEqual([["/x/"], ["Already loaded /x/"]]);
   await second.reload("/y/");
-  expect([await ask(first), await ask(second), fake.loaded]).toEqual(["hello", "hello", ["/x/", "/y/", "/x/", "/y/"]]);
+  expect([await answer(first), await answer(second), fake.loaded]).toEqual([
+    "hello",
+    "hello",
+    ["/x/", "/y/", "/x/", "/y/"],
+  ]);
   expect(first.missedHeartbeat).toBe(0);
   await first.unload();
   await second.unload();
 });
 
-test("a page without service workers is told so", async () => {
+test("a page without service workers gets a WorkerError with the reason", async () => {
   vi.stubGlobal("navigator", {});
   await expect(new ServiceWorkerMLCEngine().reload("/x/")).rejects.toMatchObject({
     code: "worker_error",
@@ -194,7 +199,7 @@ test("a page without service workers is told so", async () => {
   });
 });
 
-test("an engine in an extension's service worker, which loads again after it was stopped", async () => {
+test("an engine in an extension's service worker loads its models again after the worker was stopped", async () => {
   const fake = fakeLoad("hello");
   vi.spyOn(Engine, "load").mockImplementation(fake.load as never);
   const { onConnect, disconnect } = fakeExtension();
@@ -207,14 +212,34 @@ test("an engine in an extension's service worker, which loads again after it was
   let disconnected = 0;
   const engine = new ExtensionServiceWorkerMLCEngine({ onDisconnect: () => disconnected++ });
   await engine.reload("/x/");
-  expect([await ask(engine), await engine.getMessage()]).toEqual(["hello", "hello"]);
+  expect([await answer(engine), await engine.getMessage()]).toEqual(["hello", "hello"]);
   await expect(engine.getMessage("/y/")).rejects.toHaveProperty("code", "request_error");
   disconnect();
   handler = undefined;
-  expect([await ask(engine), disconnected, fake.loaded]).toEqual(["hello", 1, ["/x/", "/x/"]]);
+  expect([await answer(engine), disconnected, fake.loaded]).toEqual(["hello", 1, ["/x/", "/x/"]]);
   await engine.unload();
 });
 
-test("an extension's engine outside of an extension is told so", async () => {
+test.each<[string, (scope: MessagePort) => { readonly engine: MLCEngine }]>([
+  ["a worker", () => new WebWorkerMLCEngineHandler({ grammar })],
+  ["a service worker", (scope) => new ServiceWorkerMLCEngineHandler({ grammar }, scope)],
+  [
+    "an extension",
+    () => {
+      const { onConnect } = fakeExtension();
+      let handler: ExtensionServiceWorkerMLCEngineHandler | undefined;
+      onConnect.addListener((port) => (handler = new ExtensionServiceWorkerMLCEngineHandler(port, { grammar })));
+      (globalThis as unknown as { chrome: { runtime: { connect(): void } } }).chrome.runtime.connect();
+      return handler ?? expect.fail();
+    },
+  ],
+])("a handler in %s passes the grammar compiler on to Engine.load", async (_, makeHandler) => {
+  const load = vi.spyOn(Engine, "load").mockImplementation(fakeLoad("a").load as never);
+  const { engine } = makeHandler(new MessageChannel().port1);
+  await engine.reload("/x/");
+  expect(load).toHaveBeenCalledWith("/x/", expect.objectContaining({ grammar }));
+});
+
+test("an extension's engine outside of an extension gets an error with the reason", async () => {
   await expect(new ExtensionServiceWorkerMLCEngine().reload("/x/")).rejects.toThrow("This page has no chrome.runtime");
 });

@@ -2,7 +2,7 @@
 
 import * as webllm from "@nearfar/web/webllm";
 
-/** Fails to compile unless ``From`` can be given where ``To`` is taken. */
+/** Fails to compile unless ``From`` is assignable to ``To``. */
 type Accepts<To, From extends To> = From;
 
 interface AppRecord {
