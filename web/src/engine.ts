@@ -77,10 +77,10 @@ export class Engine implements EngineWithSessions {
     this.#tokens = new TokenEngine(
       runner,
       { vocabSize, endTokenIds, embeds: embedding !== null },
-      () => this.replaceRunner(),
+      () => this.#replaceRunner(),
       this.#gate,
     );
-    this.#embedder = embedding === null ? null : new Embedder(runner, () => this.replaceRunner(), this.#gate);
+    this.#embedder = embedding === null ? null : new Embedder(runner, () => this.#replaceRunner(), this.#gate);
     this.#tuner = backend.startTuning(this.#embedder ?? this.#tokens);
     const format = tokenizer.toolFormat;
     const model: Model = {
@@ -151,7 +151,7 @@ export class Engine implements EngineWithSessions {
     options: GenerateOptions = {},
   ): AsyncGenerator<GenerationEvent, void, undefined> {
     yield* generationEvents(
-      this.generateTokens(tokenRequest(this.promptIds(prompt, options.raw ?? false), options)),
+      this.generateTokens(tokenRequest(this.#promptIds(prompt, options.raw ?? false), options)),
       this.#tokenizer,
     );
   }
@@ -235,7 +235,7 @@ export class Engine implements EngineWithSessions {
   }
 
   /** The device is lost: go on with a new one. */
-  private async replaceRunner(): Promise<Backend["runner"]> {
+  async #replaceRunner(): Promise<Backend["runner"]> {
     this.#closed.signal.throwIfAborted();
     this.#tuner?.stop();
     this.#backend.destroy();
@@ -244,7 +244,7 @@ export class Engine implements EngineWithSessions {
     return this.#backend.runner;
   }
 
-  private promptIds(prompt: string | readonly Message[], raw: boolean): readonly number[] {
+  #promptIds(prompt: string | readonly Message[], raw: boolean): readonly number[] {
     if (!isText(prompt)) {
       if (raw) throw new RequestError("raw: true takes a text, not a list of messages", { param: "raw" });
       return this.#tokenizer.encodeChat(prompt);

@@ -48,10 +48,10 @@ export class Embedder {
 
   /** The vector of each text, as the model's last norm gives it. Throws RequestError, DeviceError, or the signal's reason. */
   async embed(texts: readonly (readonly number[])[], signal?: AbortSignal): Promise<readonly Float32Array[]> {
-    for (const [index, ids] of texts.entries()) this.check(ids, index);
+    for (const [index, ids] of texts.entries()) this.#check(ids, index);
     this.#waiting++;
     try {
-      const turn = this.#last.then(() => this.withRecovery(texts, signal));
+      const turn = this.#last.then(() => this.#withRecovery(texts, signal));
       this.#last = turn.catch(() => undefined);
       return await turn;
     } finally {
@@ -59,7 +59,7 @@ export class Embedder {
     }
   }
 
-  private check(ids: readonly number[], index: number): void {
+  #check(ids: readonly number[], index: number): void {
     const { context, vocabSize } = this.#runner.limits;
     const details = { param: "input", index };
     if (ids.length === 0) throw new RequestError(`input ${index} is empty; give it at least one token`, details);
@@ -78,20 +78,20 @@ export class Embedder {
   }
 
   /** A device that fails is replaced once. */
-  private async withRecovery(
+  async #withRecovery(
     texts: readonly (readonly number[])[],
     signal: AbortSignal | undefined,
   ): Promise<readonly Float32Array[]> {
     try {
-      return await this.compute(texts, signal);
+      return await this.#compute(texts, signal);
     } catch (error) {
       if (!(error instanceof DeviceError)) throw error;
       this.#runner = await this.replaceRunner();
-      return this.compute(texts, signal);
+      return this.#compute(texts, signal);
     }
   }
 
-  private async compute(
+  async #compute(
     texts: readonly (readonly number[])[],
     signal: AbortSignal | undefined,
   ): Promise<readonly Float32Array[]> {

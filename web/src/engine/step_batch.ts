@@ -1,7 +1,7 @@
 // A scheduler's step as the batch that the device takes.
 
 import type { Batch } from "../runtime/batch.js";
-import { SAMPLE_FLAGS, settingsRow } from "../runtime/batch.js";
+import { SAMPLE_FLAGS, emptyBatch, settingsRow } from "../runtime/batch.js";
 import type { Sampling } from "./resolved_sampling.js";
 import { drawAt } from "./resolved_sampling.js";
 import type { Sequence } from "./sequence.js";
@@ -15,17 +15,7 @@ export interface RowSampling {
 
 /** To be called before any later commit: a token that has not been read back is named by its slot. */
 export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: Sequence) => RowSampling): Batch {
-  const batch = {
-    token_ids: [] as number[],
-    positions: [] as number[],
-    slots: [] as number[],
-    seq_starts: [0],
-    page_indptr: [0],
-    page_ids: [] as number[],
-    sample_rows: [] as number[],
-    sample_slots: [] as number[],
-    sample_settings: [] as number[],
-  };
+  const batch = emptyBatch();
   for (const { sequence, start, length, numSampled, promptLogprobs } of step.rows) {
     const { tokens, pages, slot } = sequence;
     for (let position = start; position < start + length; position++) {

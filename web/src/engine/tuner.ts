@@ -19,7 +19,7 @@ export class Tuner {
     private readonly trusted: TrustedRunner,
     private readonly engine: TunedEngine,
   ) {
-    this.record = this.measure();
+    this.record = this.#measure();
     // A caller that awaits the record sees the failure; the next answer runs into its cause anyway.
     this.record.catch(() => undefined);
   }
@@ -28,14 +28,14 @@ export class Tuner {
     this.#stopped.abort();
   }
 
-  private async measure(): Promise<TuningEntry | null> {
+  async #measure(): Promise<TuningEntry | null> {
     const { runner, device, choices, tuning, tuningNote } = this.trusted;
     if (tuningNote === null) return tuning;
     const { signal } = this.#stopped;
     const page = this.engine.lendPage();
     if (page === null) return null;
     try {
-      const variants = await tune(runner, { choices, page, idle: () => this.idle(), signal });
+      const variants = await tune(runner, { choices, page, idle: () => this.#idle(), signal });
       runner.choose({ off: choices.off, front: variants });
       await tuningNote.write(variants);
       return { adapter: device.adapterEntry, activation: device.activation, variants };
@@ -48,7 +48,7 @@ export class Tuner {
   }
 
   /** Lets everything else go first, then waits for the end of an answer. */
-  private async idle(): Promise<void> {
+  async #idle(): Promise<void> {
     do await new Promise((resolve) => setTimeout(resolve, this.engine.isBusy ? POLL_MS : 0));
     while (this.engine.isBusy);
   }

@@ -32,7 +32,7 @@ export class HostSampler {
         expected: length,
       });
     }
-    this.slot(slot)[name] = values;
+    this.#slot(slot)[name] = values;
   }
 
   /** A token id of a batch: those below 0 stand for what was sampled last in a slot. */
@@ -48,7 +48,7 @@ export class HostSampler {
   ): StepResult {
     logits.forEach((row, index) => onLogits?.(row, index));
     const columns = Math.min(ALTERNATIVES, this.vocabSize);
-    const tokenIds = Int32Array.from(logits, (row, index) => this.chooseRow(batch, row, index));
+    const tokenIds = Int32Array.from(logits, (row, index) => this.#chooseRow(batch, row, index));
     const sums = logprobs || alternatives ? logits.map(logSumExp) : [];
     const ids = new Int32Array(alternatives ? columns * logits.length : 0);
     if (alternatives)
@@ -65,10 +65,10 @@ export class HostSampler {
     };
   }
 
-  private chooseRow(batch: Batch, logits: Float32Array, row: number): number {
+  #chooseRow(batch: Batch, logits: Float32Array, row: number): number {
     const [slot = -1, flags = 0] = batch.sample_slots.slice(2 * row, 2 * row + 2);
     const settings = settingsAt(batch.sample_settings, row);
-    const states = slot < 0 ? { counts: null, bias: null, mask: null } : this.slot(slot);
+    const states = slot < 0 ? { counts: null, bias: null, mask: null } : this.#slot(slot);
     const token = chooseToken(adjustLogits(logits, settings, flags, states), settings);
     if (slot < 0 || token < 0) return token;
     this.#sampled[slot] = token;
@@ -77,7 +77,7 @@ export class HostSampler {
     return token;
   }
 
-  private slot(slot: number): SlotStates {
+  #slot(slot: number): SlotStates {
     const states = this.#states[slot];
     if (states === undefined)
       throw new RequestError(

@@ -65,13 +65,13 @@ export class OnnxRunner implements StepRunner {
 
   /** See `Runner.submit`. Of each sequence, only the token after its last row may be wanted. */
   submit(batch: Batch, wanted: Wanted = {}): Promise<StepResult> {
-    return this.inOrder(async () => {
+    return this.#inOrder(async () => {
       const failure = this.#failure;
       this.#failure = null;
       if (failure !== null) throw failure;
       const logits: Float32Array[] = [];
       for (let sequence = 0; sequence + 1 < batch.seq_starts.length; sequence++) {
-        const row = await this.forward(batch, sequence);
+        const row = await this.#forward(batch, sequence);
         if (row !== null) logits.push(row);
       }
       if (logits.length !== batch.sample_rows.length)
@@ -85,37 +85,37 @@ export class OnnxRunner implements StepRunner {
 
   setTokenCounts(slot: number, counts: Int32Array<ArrayBuffer> | null): void {
     const own = counts?.slice() ?? new Int32Array(this.limits.vocabSize);
-    this.change(() => {
+    this.#change(() => {
       this.#sampler.set(slot, "counts", own);
     });
   }
 
   setLogitBias(slot: number, bias: Float32Array<ArrayBuffer>): void {
     const own = bias.slice();
-    this.change(() => {
+    this.#change(() => {
       this.#sampler.set(slot, "bias", own);
     });
   }
 
   setTokenMask(slot: number, mask: Int32Array<ArrayBuffer>): void {
     const own = mask.slice();
-    this.change(() => {
+    this.#change(() => {
       this.#sampler.set(slot, "mask", own);
     });
   }
 
   copyPages(pairs: readonly (readonly [from: number, to: number])[]): void {
-    this.change(() => {
+    this.#change(() => {
       for (const [from, to] of pairs) this.#pages.copy(from, to);
     });
   }
 
   readPages(pages: readonly number[]): Promise<Uint8Array<ArrayBuffer>> {
-    return this.inOrder(() => this.#pages.read(pages));
+    return this.#inOrder(() => this.#pages.read(pages));
   }
 
   writePages(pages: readonly number[], bytes: Uint8Array<ArrayBuffer>): void {
-    this.change(this.#pages.write(pages, bytes));
+    this.#change(this.#pages.write(pages, bytes));
   }
 
   embed(): Promise<Float32Array> {
@@ -132,7 +132,7 @@ export class OnnxRunner implements StepRunner {
   }
 
   /** Run what a batch has of one sequence. The logits (V,) after its last token, or null where they are not wanted. */
-  private async forward(batch: Batch, sequence: number): Promise<Float32Array | null> {
+  async #forward(batch: Batch, sequence: number): Promise<Float32Array | null> {
     const [first = 0, end = 0] = batch.seq_starts.slice(sequence, sequence + 2);
     const [page = -1] = batch.page_ids.slice(batch.page_indptr[sequence], batch.page_indptr[sequence + 1]);
     const start = batch.positions[first] ?? 0;
@@ -146,7 +146,7 @@ export class OnnxRunner implements StepRunner {
     }
     this.#pages.reserve(page, start, total);
     const ids = BigInt64Array.from(batch.token_ids.slice(first, end), (id) => BigInt(this.#sampler.tokenId(id)));
-    const results = await this.run(
+    const results = await this.#run(
       {
         input_ids: new this.ort.Tensor("int64", ids, [1, count]),
         attention_mask: new this.ort.Tensor("int64", this.#mask.subarray(0, total), [1, total]),
@@ -160,7 +160,7 @@ export class OnnxRunner implements StepRunner {
     return batch.sample_rows.includes(end - 1) ? (take(results, "logits").data as Float32Array) : null;
   }
 
-  private async run(feeds: Record<string, OnnxTensor>, page: number): Promise<Readonly<Record<string, OnnxTensor>>> {
+  async #run(feeds: Record<string, OnnxTensor>, page: number): Promise<Readonly<Record<string, OnnxTensor>>> {
     const fetches =
       this.mode === "in-place"
         ? { logits: null, ...this.#pages.presents(page) }
@@ -176,14 +176,14 @@ export class OnnxRunner implements StepRunner {
     }
   }
 
-  private change(task: () => void): void {
-    this.inOrder(task).catch((error: unknown) => {
+  #change(task: () => void): void {
+    this.#inOrder(task).catch((error: unknown) => {
       this.#failure ??= error as Error;
     });
   }
 
   /** After all that was asked for before, which for steps that fail means failing as well. */
-  private inOrder<T>(task: () => T | Promise<T>): Promise<T> {
+  #inOrder<T>(task: () => T | Promise<T>): Promise<T> {
     const turn = this.#last.then(() => {
       if (this.#closed !== null) throw this.#closed;
       return task();

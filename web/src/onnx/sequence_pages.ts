@@ -49,12 +49,12 @@ export class SequencePages {
 
   /** Make room for positions up to ``length`` of a page whose first ``start`` are kept. */
   reserve(number: number, start: number, length: number): void {
-    const page = this.find(number);
+    const page = this.#find(number);
     if (page !== null && start > 0 && page.capacity >= length) return;
     // What begins anew gives back what was there.
     const capacity =
       start === 0 ? length + GROWTH_TOKENS : length + Math.max(GROWTH_TOKENS, Math.ceil(length * GROWTH));
-    this.#pages[number] = this.resized(
+    this.#pages[number] = this.#resized(
       page,
       Math.min(start, page?.filled ?? 0),
       Math.min(capacity, this.shape.context),
@@ -63,17 +63,17 @@ export class SequencePages {
 
   /** The graph's inputs: pages whole, of which it reads as much as the attention mask says. */
   pasts(number: number): Record<string, OnnxTensor> {
-    return this.tensorsOf(number, ({ past }) => past);
+    return this.#tensorsOf(number, ({ past }) => past);
   }
 
   /** The same memory as the graph's outputs, so that what is new is written where it belongs. */
   presents(number: number): Record<string, OnnxTensor> {
-    return this.tensorsOf(number, ({ present }) => present);
+    return this.#tensorsOf(number, ({ present }) => present);
   }
 
   /** Take in the new rows of positions from ``start`` on: of each plane (1, kv heads, ``count``, head_dim). */
   append(number: number, start: number, count: number, rowsOf: (plane: Plane) => OnnxTensor): void {
-    const page = this.filledPage(number);
+    const page = this.#filledPage(number);
     this.planes.forEach((plane, index) => {
       copyRows(
         bitsOf(rowsOf(plane).data, page.arrays[index]),
@@ -90,20 +90,20 @@ export class SequencePages {
 
   /** ``length`` positions are there now. */
   setFilled(number: number, length: number): void {
-    this.filledPage(number).filled = length;
+    this.#filledPage(number).filled = length;
   }
 
   copy(from: number, to: number): void {
-    const page = this.find(from);
-    this.find(to);
-    this.#pages[to] = page === null ? null : this.resized(page, page.filled, page.filled);
+    const page = this.#find(from);
+    this.#find(to);
+    this.#pages[to] = page === null ? null : this.#resized(page, page.filled, page.filled);
   }
 
   read(numbers: readonly number[]): Uint8Array<ArrayBuffer> {
     const parts = numbers.flatMap((number) => {
-      const page = this.find(number);
+      const page = this.#find(number);
       const filled = page?.filled ?? 0;
-      const arrays = page === null ? [] : this.resized(page, filled, filled).arrays;
+      const arrays = page === null ? [] : this.#resized(page, filled, filled).arrays;
       return [new Uint8Array(Uint32Array.of(filled).buffer), ...arrays.map(({ buffer }) => new Uint8Array(buffer))];
     });
     const bytes = new Uint8Array(parts.reduce((sum, { length }) => sum + length, 0));
@@ -123,11 +123,11 @@ export class SequencePages {
         },
       );
     for (const number of numbers) {
-      this.find(number);
+      this.#find(number);
       if (offset + HEADER_BYTES > bytes.length) throw wrong();
       const filled = new DataView(bytes.buffer, bytes.byteOffset + offset).getUint32(0, true);
       if (filled > this.shape.context) throw wrong();
-      const page = this.resized(null, 0, filled);
+      const page = this.#resized(null, 0, filled);
       offset += HEADER_BYTES;
       for (const array of page.arrays) {
         if (offset + array.byteLength > bytes.length) throw wrong();
@@ -148,7 +148,7 @@ export class SequencePages {
     this.#pages.fill(null);
   }
 
-  private find(number: number): Page | null {
+  #find(number: number): Page | null {
     const page = this.#pages[number];
     if (page === undefined)
       throw new RequestError(`Page ${number} is not in the pool; its pages are 0 to ${this.#pages.length - 1}`, {
@@ -157,21 +157,21 @@ export class SequencePages {
     return page;
   }
 
-  private filledPage(number: number): Page {
-    const page = this.find(number);
+  #filledPage(number: number): Page {
+    const page = this.#find(number);
     if (page === null) throw new Error(`page ${number} was not reserved`);
     return page;
   }
 
-  private tensorsOf(number: number, nameOf: (plane: Plane) => string): Record<string, OnnxTensor> {
-    const { tensors } = this.filledPage(number);
+  #tensorsOf(number: number, nameOf: (plane: Plane) => string): Record<string, OnnxTensor> {
+    const { tensors } = this.#filledPage(number);
     return Object.fromEntries(
       this.planes.flatMap((plane, index) => (tensors[index] === undefined ? [] : [[nameOf(plane), tensors[index]]])),
     );
   }
 
   /** A page of this capacity with the first ``kept`` positions of another. */
-  private resized(page: Page | null, kept: number, capacity: number): Page {
+  #resized(page: Page | null, kept: number, capacity: number): Page {
     const { heads, headDim, dtype } = this.shape;
     const Elements = dtype === "float32" ? Float32Array : Uint16Array;
     const arrays = this.planes.map(() => new Elements(heads * capacity * headDim));

@@ -23,6 +23,23 @@ export interface Batch {
   readonly sample_settings: readonly number[];
 }
 
+/** A batch that is being built. */
+export type OpenBatch = { readonly [Name in keyof Batch]: number[] };
+
+export function emptyBatch(): OpenBatch {
+  return {
+    token_ids: [],
+    positions: [],
+    slots: [],
+    seq_starts: [0],
+    page_indptr: [0],
+    page_ids: [],
+    sample_rows: [],
+    sample_slots: [],
+    sample_settings: [],
+  };
+}
+
 /** Which states of a row's sequence slot apply to it: token counts for the penalties, logit bias, token mask. */
 export const SAMPLE_FLAGS = { counts: 1, bias: 2, mask: 4 } as const;
 

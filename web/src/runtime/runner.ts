@@ -167,7 +167,7 @@ export class Runner {
     const signal = options.signal === undefined ? failed.signal : AbortSignal.any([options.signal, failed.signal]);
     try {
       // Pipelines cannot be cancelled, but the device that they are compiled for can go.
-      return await unlessAborted(Runner.build(bundle, open, allocator, signal, options), signal);
+      return await unlessAborted(Runner.#build(bundle, open, allocator, signal, options), signal);
     } catch (error) {
       // What still downloads would be for nothing.
       failed.abort(error);
@@ -177,7 +177,7 @@ export class Runner {
     }
   }
 
-  private static async build(
+  static async #build(
     bundle: Bundle,
     open: OpenDevice,
     allocator: Allocator,
@@ -258,21 +258,21 @@ export class Runner {
       ...(logprobs ? (["token_logprobs"] as const) : []),
       ...(alternatives ? (["top_token_ids", "top_logprobs"] as const) : []),
     ];
-    const wanted = roles.map((role) => this.output(role));
+    const wanted = roles.map((role) => this.#output(role));
     const rows = batch.sample_rows.length;
     let start = 0;
     if (onLogits) {
       start = this.schedule.sample;
-      const result = this.output("logits");
-      const logits = new Float32Array(await this.run(batch, alternatives, this.#logits, [result], 0, start));
+      const result = this.#output("logits");
+      const logits = new Float32Array(await this.#run(batch, alternatives, this.#logits, [result], 0, start));
       for (let row = 0; row < rows; row++)
         onLogits(logits.subarray(row * result.columns, (row + 1) * result.columns), row);
       this.open.device.queue.writeBuffer(result.buffer, 0, logits);
     }
-    const bytes = await this.run(batch, alternatives, this.#steps, wanted, start);
+    const bytes = await this.#run(batch, alternatives, this.#steps, wanted, start);
     let offset = 0;
     const take = (role: OutputRole): [ArrayBuffer, number, number] => {
-      const { columns } = this.output(role);
+      const { columns } = this.#output(role);
       offset += rows * columns * 4;
       return [bytes, offset - rows * columns * 4, rows * columns];
     };
@@ -293,12 +293,12 @@ export class Runner {
 
   /** The logits after each sampled row, (R, V) row by row. Tokens are sampled as well: a row of slot -1 leaves no trace of it. */
   async forwardLogits(batch: Batch): Promise<Float32Array> {
-    return new Float32Array(await this.run(batch, false, this.#logits, [this.output("logits")]));
+    return new Float32Array(await this.#run(batch, false, this.#logits, [this.#output("logits")]));
   }
 
   /** The embeddings of the sampled rows, (R, E) row by row, as the model's last norm gives them. Batches overlap as in `submit`. */
   async embed(batch: Batch): Promise<Float32Array> {
-    return new Float32Array(await this.run(batch, false, this.#steps, [this.output("embeddings")]));
+    return new Float32Array(await this.#run(batch, false, this.#steps, [this.#output("embeddings")]));
   }
 
   // The methods below are in order with `submit`: batches submitted before see none of it, those submitted after see all of it.
@@ -325,8 +325,8 @@ export class Runner {
 
   /** The keys and values of whole pages, as `writePages` takes them on any runner of the same bundle and activation dtype. */
   async readPages(pages: readonly number[]): Promise<Uint8Array<ArrayBuffer>> {
-    this.requireHealth();
-    return this.result(this.pages.read(pages));
+    this.#requireHealth();
+    return this.#result(this.pages.read(pages));
   }
 
   writePages(pages: readonly number[], bytes: Uint8Array<ArrayBuffer>): void {
@@ -343,13 +343,13 @@ export class Runner {
    * overwritten by the next forward, but for the batch's keys and values. One call at a time.
    */
   async time(batch: Batch, list: string, variant: string, count: number): Promise<number> {
-    this.requireHealth();
+    this.#requireHealth();
     const dims = dimsOf(batch, this.capacity, false);
-    this.requireFit(batch, dims);
+    this.#requireFit(batch, dims);
     const steps = this.schedule.variantDispatches(list, variant, dims);
     const dispatches = Array.from({ length: count }, (_, index) => steps[index % steps.length] ?? []).flat();
     this.#stopwatch ??= new Stopwatch(this.allocator);
-    this.put(batch, dispatches, dims);
+    this.#put(batch, dispatches, dims);
     try {
       return await this.#stopwatch.time((pass) => {
         encodeDispatches(pass, dispatches);
@@ -368,7 +368,7 @@ export class Runner {
     this.open.device.destroy();
   }
 
-  private output(role: OutputRole): Result {
+  #output(role: OutputRole): Result {
     const result = this.results[role];
     if (result === undefined)
       throw new RequestError(
@@ -378,7 +378,7 @@ export class Runner {
   }
 
   /** The first rows of these results, one result after the other. */
-  private async run(
+  async #run(
     batch: Batch,
     alternatives: boolean,
     staging: Staging,
@@ -386,24 +386,24 @@ export class Runner {
     start?: number,
     end?: number,
   ): Promise<ArrayBuffer> {
-    this.requireHealth();
+    this.#requireHealth();
     const dims = dimsOf(batch, this.capacity, alternatives);
-    this.requireFit(batch, dims);
+    this.#requireFit(batch, dims);
     const { device } = this.open;
     const rows = batch.sample_rows.length;
     const encoder = device.createCommandEncoder();
-    this.encode(encoder, batch, dims, start, end);
+    this.#encode(encoder, batch, dims, start, end);
     const pieces = results.map(({ buffer, columns }): Piece => ({ source: buffer, size: rows * columns * 4 }));
     const read = rows > 0 ? staging.copy(encoder, pieces) : null;
     device.queue.submit([encoder.finish()]);
-    return this.result(read === null ? device.queue.onSubmittedWorkDone().then(() => new ArrayBuffer(0)) : read());
+    return this.#result(read === null ? device.queue.onSubmittedWorkDone().then(() => new ArrayBuffer(0)) : read());
   }
 
   /** What comes from the device, or why it does not come. */
-  private async result<T>(reading: Promise<T>): Promise<T> {
+  async #result<T>(reading: Promise<T>): Promise<T> {
     try {
       const value = await reading;
-      this.requireHealth();
+      this.#requireHealth();
       return value;
     } catch (error) {
       if (error instanceof NearfarError) throw error;
@@ -414,27 +414,27 @@ export class Runner {
     }
   }
 
-  private encode(encoder: GPUCommandEncoder, batch: Batch, dims: Dims, start?: number, end?: number): void {
+  #encode(encoder: GPUCommandEncoder, batch: Batch, dims: Dims, start?: number, end?: number): void {
     const dispatches = this.schedule.dispatches(dims, start, end);
-    this.put(batch, dispatches, dims);
+    this.#put(batch, dispatches, dims);
     const pass = encoder.beginComputePass();
     encodeDispatches(pass, dispatches);
     pass.end();
   }
 
   /** Send a batch, and its sizes for the kernels that will run it. */
-  private put(batch: Batch, dispatches: readonly Dispatch[], dims: Dims): void {
+  #put(batch: Batch, dispatches: readonly Dispatch[], dims: Dims): void {
     this.arena.putInputs(batch, dims);
     for (const kernel of new Set(dispatches.map((dispatch) => dispatch.kernel)))
       this.arena.putUniforms(kernel.name, kernel.entry.uniforms, dims);
     this.arena.write();
   }
 
-  private requireHealth(): void {
+  #requireHealth(): void {
     if (this.#problem !== null) throw this.#problem;
   }
 
-  private requireFit(batch: Batch, dims: Dims): void {
+  #requireFit(batch: Batch, dims: Dims): void {
     for (const [dim, most] of Object.entries(this.capacity)) {
       const size = dims[dim] ?? 0;
       if (size > most)

@@ -148,7 +148,7 @@ class Trials {
     let deviation = 0;
     for (const chunks of runs) {
       // A trial that fails early need not go on.
-      if (deviation <= this.test.tolerance) deviation = Math.max(deviation, await this.deviation(chunks));
+      if (deviation <= this.test.tolerance) deviation = Math.max(deviation, await this.#deviation(chunks));
     }
     this.least = Math.min(this.least, deviation);
     if (deviation > this.test.tolerance) return false;
@@ -156,9 +156,9 @@ class Trials {
     return true;
   }
 
-  private async deviation(chunks: readonly number[]): Promise<number> {
+  async #deviation(chunks: readonly number[]): Promise<number> {
     const { prompt_ids, pageSize, signal, tolerance } = this.test;
-    const pages = this.nextPages();
+    const pages = this.#nextPages();
     let worst = 0;
     let start = 0;
     for (const chunk of chunks) {
@@ -178,7 +178,7 @@ class Trials {
   }
 
   /** Pages that hold other tokens, or the same in other places, so that keys and values which were not written are missed. */
-  private nextPages(): readonly number[] {
+  #nextPages(): readonly number[] {
     const { numPages } = this.runner;
     const first = this.#count++;
     const count = Math.ceil(this.test.prompt_ids.length / this.test.pageSize);

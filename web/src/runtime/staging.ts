@@ -20,12 +20,12 @@ export class Staging {
     private readonly size: number,
     count = 0,
   ) {
-    for (let index = 0; index < count; index++) this.#free.push(this.make());
+    for (let index = 0; index < count; index++) this.#free.push(this.#make());
   }
 
   /** Encode the copies; once the encoder's commands are submitted, the function returned gives the bytes, one piece after the other. */
   copy(encoder: GPUCommandEncoder, pieces: readonly Piece[]): () => Promise<ArrayBuffer> {
-    const buffer = this.#free.pop() ?? this.make();
+    const buffer = this.#free.pop() ?? this.#make();
     let size = 0;
     for (const piece of pieces) {
       encoder.copyBufferToBuffer(piece.source, piece.offset ?? 0, buffer, size, piece.size);
@@ -40,7 +40,7 @@ export class Staging {
     };
   }
 
-  private make(): GPUBuffer {
+  #make(): GPUBuffer {
     return this.allocator.allocate(`${this.label} staging`, this.size, BUFFER_USAGE.MAP_READ | BUFFER_USAGE.COPY_DST);
   }
 }

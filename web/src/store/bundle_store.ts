@@ -68,7 +68,7 @@ export class BundleStore {
 
   /** All bundles of which something is stored, the last used first. */
   async list(): Promise<StoredBundle[]> {
-    const listed = await Promise.all((await this.records()).map((record) => this.describe(record)));
+    const listed = await Promise.all((await this.#records()).map((record) => this.#describe(record)));
     // Where a load failed for want of room, nothing but its record is there.
     return listed
       .filter(({ bytes }) => bytes > 0)
@@ -78,13 +78,13 @@ export class BundleStore {
   /** Delete a bundle; files that another has as well stay. False where nothing of this address is stored. Throws StorageError while it is loaded. */
   async delete(url: string | URL): Promise<boolean> {
     const { href } = bundleAddress(url);
-    return this.withIndex(async () => {
-      const records = await this.records();
+    return this.#withIndex(async () => {
+      const records = await this.#records();
       const record = records.find((candidate) => candidate.url === href);
       if (record === undefined) return false;
-      await this.whileUnused([record], async () => {
+      await this.#whileUnused([record], async () => {
         const others = records.filter((candidate) => candidate !== record);
-        await this.removeFiles([...record.files, ...record.older], others);
+        await this.#removeFiles([...record.files, ...record.older], others);
         await remove(this.bundles, await recordName(href));
       });
       return true;
@@ -93,8 +93,8 @@ export class BundleStore {
 
   /** Delete all bundles. Throws StorageError while one of them is loaded. */
   async clear(): Promise<void> {
-    await this.withIndex(async () => {
-      await this.whileUnused(await this.records(), async () => {
+    await this.#withIndex(async () => {
+      await this.#whileUnused(await this.#records(), async () => {
         for (const folder of [this.files, this.bundles]) {
           const names: string[] = [];
           for await (const name of folder.keys()) names.push(name);
@@ -110,29 +110,29 @@ export class BundleStore {
 
   /** Run the task while no other tab or worker has this file's lock. Throws the signal's reason where it is aborted while waiting. */
   async whileAlone<T>(sha256: string, signal: AbortSignal, task: () => Promise<T>): Promise<T> {
-    return whileHeld(this.locks, this.lockOf("file", sha256), task, signal);
+    return whileHeld(this.locks, this.#lockOf("file", sha256), task, signal);
   }
 
   /** Keep a bundle from being deleted, until what comes back is called. Throws the signal's reason. */
   async hold(url: string, signal: AbortSignal): Promise<() => Promise<void>> {
-    return holdShared(this.locks, this.lockOf("bundle", url), signal);
+    return holdShared(this.locks, this.#lockOf("bundle", url), signal);
   }
 
   /** The manifest that was last loaded to its end, or null. */
   async manifest(url: string): Promise<Bytes | null> {
-    const hash = (await this.record(url))?.manifest ?? null;
-    return hash === null ? null : this.readSound(hash);
+    const hash = (await this.#record(url))?.manifest ?? null;
+    return hash === null ? null : this.#readSound(hash);
   }
 
   /** Note that a bundle is being loaded, so that its files stay. Gives the bytes that are missing; throws StorageError where they have no room. */
   async begin(url: string, manifest: AnyManifest, manifestBytes: Bytes): Promise<number> {
     const files = await referencesOf(manifest, manifestBytes);
     const known = new Set(files.map(({ sha256 }) => sha256));
-    await this.withIndex(async () => {
-      const record = await this.record(url);
+    await this.#withIndex(async () => {
+      const record = await this.#record(url);
       const older =
         record === null ? [] : [...record.files, ...record.older].filter(({ sha256 }) => !known.has(sha256));
-      await this.write({
+      await this.#write({
         url,
         model: manifest.model,
         lastUsed: Date.now(),
@@ -144,7 +144,7 @@ export class BundleStore {
     // The first is the manifest, which has come already.
     const missing = files
       .slice(1)
-      .map(async (file) => Math.max(0, (file.size ?? 0) - (await this.part(file)).bytes.size));
+      .map(async (file) => Math.max(0, (file.size ?? 0) - (await this.#part(file)).bytes.size));
     const missingBytes = sum(await Promise.all(missing));
     await requireRoom(this.files, missingBytes);
     return missingBytes;
@@ -155,23 +155,23 @@ export class BundleStore {
     const manifest = await sha256(manifestBytes);
     const stored = this.file(manifest);
     await this.whileAlone(manifest, new AbortController().signal, async () => {
-      if ((await this.readSound(manifest)) !== null) return;
+      if ((await this.#readSound(manifest)) !== null) return;
       await stored.restart(null);
       await stored.append(0, manifestBytes);
       await stored.complete();
     });
-    return this.withIndex(async () => {
-      const record = await this.record(url);
+    return this.#withIndex(async () => {
+      const record = await this.#record(url);
       if (record === null) return false;
-      await this.write({ ...record, manifest, lastUsed: Date.now() });
+      await this.#write({ ...record, manifest, lastUsed: Date.now() });
       return record.manifest === null;
     });
   }
 
   /** Delete what only older versions of a bundle had, once the newest was loaded to its end and where nobody is loading any. */
   async prune(url: string): Promise<void> {
-    await this.withIndex(async () => {
-      const records = await this.records();
+    await this.#withIndex(async () => {
+      const records = await this.#records();
       const record = records.find((candidate) => candidate.url === url);
       if (
         record === undefined ||
@@ -181,10 +181,10 @@ export class BundleStore {
         return;
       const pruned = { ...record, older: [] };
       const prune = async (): Promise<void> => {
-        await this.removeFiles(record.older, [...records.filter((candidate) => candidate !== record), pruned]);
-        await this.write(pruned);
+        await this.#removeFiles(record.older, [...records.filter((candidate) => candidate !== record), pruned]);
+        await this.#write(pruned);
       };
-      await this.whileUnused([record], prune).catch((error: unknown) => {
+      await this.#whileUnused([record], prune).catch((error: unknown) => {
         // Who is loading it prunes at his end.
         if (!(error instanceof StorageError)) throw error;
       });
@@ -192,13 +192,13 @@ export class BundleStore {
   }
 
   /** Run the task while nobody else changes records. */
-  private async withIndex<T>(task: () => Promise<T>): Promise<T> {
-    return whileHeld(this.locks, this.lockOf("index", ""), task);
+  async #withIndex<T>(task: () => Promise<T>): Promise<T> {
+    return whileHeld(this.locks, this.#lockOf("index", ""), task);
   }
 
   /** Run the task while nobody loads these bundles. Never waits, so that it may be called with the index held. */
-  private async whileUnused(records: readonly BundleRecord[], task: () => Promise<void>): Promise<void> {
-    const names = records.map(({ url }) => this.lockOf("bundle", url));
+  async #whileUnused(records: readonly BundleRecord[], task: () => Promise<void>): Promise<void> {
+    const names = records.map(({ url }) => this.#lockOf("bundle", url));
     await whileFree(this.locks, names, task, (index) => {
       const url = records[index]?.url ?? "";
       return new StorageError(
@@ -208,14 +208,14 @@ export class BundleStore {
     });
   }
 
-  private async removeFiles(files: readonly FileReference[], others: readonly BundleRecord[]): Promise<void> {
+  async #removeFiles(files: readonly FileReference[], others: readonly BundleRecord[]): Promise<void> {
     const used = new Set(others.flatMap(({ files, older }) => [...files, ...older]).map(({ sha256 }) => sha256));
     for (const { sha256 } of files) if (!used.has(sha256)) await this.file(sha256).remove();
   }
 
-  private async describe({ url, model, files, older, manifest, lastUsed }: BundleRecord): Promise<StoredBundle> {
-    const parts = await Promise.all(files.map((file) => this.part(file)));
-    const before = await Promise.all(older.map((file) => this.part(file)));
+  async #describe({ url, model, files, older, manifest, lastUsed }: BundleRecord): Promise<StoredBundle> {
+    const parts = await Promise.all(files.map((file) => this.#part(file)));
+    const before = await Promise.all(older.map((file) => this.#part(file)));
     const complete =
       files.every(({ size }, index) => size === null || parts[index]?.complete) &&
       files.some(({ sha256 }) => sha256 === manifest);
@@ -228,32 +228,32 @@ export class BundleStore {
     };
   }
 
-  private async readSound(hash: string): Promise<Bytes | null> {
+  async #readSound(hash: string): Promise<Bytes | null> {
     const { bytes, complete } = await this.file(hash).part();
     const read = new Uint8Array(await bytes.arrayBuffer());
     return complete && (await sha256(read)) === hash ? read : null;
   }
 
-  private async part({ sha256 }: FileReference): Promise<StoredPart> {
+  async #part({ sha256 }: FileReference): Promise<StoredPart> {
     return this.file(sha256).part();
   }
 
-  private async records(): Promise<BundleRecord[]> {
+  async #records(): Promise<BundleRecord[]> {
     const texts = await Promise.all(
       [...((await filesOf(this.root, BUNDLES))?.values() ?? [])].map((file) => file.text()),
     );
     return texts.map(parseRecord).filter((record) => record !== null);
   }
 
-  private async record(url: string): Promise<BundleRecord | null> {
-    return (await this.records()).find((record) => record.url === url) ?? null;
+  async #record(url: string): Promise<BundleRecord | null> {
+    return (await this.#records()).find((record) => record.url === url) ?? null;
   }
 
-  private async write(record: BundleRecord): Promise<void> {
+  async #write(record: BundleRecord): Promise<void> {
     await writeFile(this.bundles, await recordName(record.url), JSON.stringify(record));
   }
 
-  private lockOf(kind: "index" | "bundle" | "file", name: string): string {
+  #lockOf(kind: "index" | "bundle" | "file", name: string): string {
     return `${this.root.name}/${kind}/${name}`;
   }
 }

@@ -44,25 +44,25 @@ export class StoredFile {
 
   /** Write the next piece. Throws StorageError. */
   async append(offset: number, bytes: Bytes): Promise<void> {
-    await this.write(`${offset}`, bytes);
+    await this.#write(`${offset}`, bytes);
   }
 
   /** Forget what is there, and note the version that comes now. */
   async restart(etag: string | null): Promise<void> {
     await this.remove();
-    if (etag !== null) await this.write(ETAG, etag);
+    if (etag !== null) await this.#write(ETAG, etag);
   }
 
   /** Its bytes are all there and were checked. */
   async complete(): Promise<void> {
-    await this.write(COMPLETE, "");
+    await this.#write(COMPLETE, "");
   }
 
   async remove(): Promise<void> {
     await remove(this.folder, this.sha256);
   }
 
-  private async write(name: string, content: Bytes | string): Promise<void> {
+  async #write(name: string, content: Bytes | string): Promise<void> {
     await writeFile(await this.folder.getDirectoryHandle(this.sha256, { create: true }), name, content);
   }
 }

@@ -50,7 +50,7 @@ export class StoredSource implements Source {
   }
 
   async read(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
-    const reading = this.readAny(expected, signal, onBytes);
+    const reading = this.#readAny(expected, signal, onBytes);
     this.#reading.add(reading);
     return reading.finally(() => this.#reading.delete(reading));
   }
@@ -76,8 +76,8 @@ export class StoredSource implements Source {
     if (this.#isNewest) await this.store.prune(this.location);
   }
 
-  private async readAny(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
-    if (expected.file === MANIFEST_FILE) return (this.#manifest = await this.readManifest(signal, onBytes));
+  async #readAny(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
+    if (expected.file === MANIFEST_FILE) return (this.#manifest = await this.#readManifest(signal, onBytes));
     if (expected.sha256 === undefined) return readFile(this.source, expected, signal, onBytes);
     const stored = this.store.file(expected.sha256);
     const found = await readStored(stored, expected, onBytes);
@@ -85,13 +85,13 @@ export class StoredSource implements Source {
     return this.store.whileAlone(expected.sha256, signal, async () => {
       // Another tab may have fetched it meanwhile.
       return (
-        (await readStored(stored, expected, onBytes)) ?? (await this.fetchSound(stored, expected, signal, onBytes))
+        (await readStored(stored, expected, onBytes)) ?? (await this.#fetchSound(stored, expected, signal, onBytes))
       );
     });
   }
 
   /** The server's manifest, and without a network the stored one. */
-  private async readManifest(signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
+  async #readManifest(signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
     try {
       const bytes = await readFile(this.source, { file: MANIFEST_FILE }, signal, onBytes);
       this.#isNewest = true;
@@ -106,12 +106,7 @@ export class StoredSource implements Source {
   }
 
   /** Fetch a file, and once more from its start where it proves damaged. Throws BundleError where it still is. */
-  private async fetchSound(
-    stored: StoredFile,
-    expected: Expected,
-    signal: AbortSignal,
-    onBytes: OnBytes,
-  ): Promise<Bytes> {
+  async #fetchSound(stored: StoredFile, expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
     // Damaged on this device, or it would have been read.
     if ((await stored.part()).complete) await stored.remove();
     for (let again = false; ; again = true) {
@@ -120,7 +115,7 @@ export class StoredSource implements Source {
         counts[origin] += bytes;
         onBytes(bytes, origin);
       };
-      const fetched = await this.fetch(stored, expected, signal, count);
+      const fetched = await this.#fetch(stored, expected, signal, count);
       if (!(fetched instanceof BundleError)) {
         await stored.complete();
         return fetched;
@@ -133,7 +128,7 @@ export class StoredSource implements Source {
   }
 
   /** The bytes, or what is wrong with them. Throws where they cannot be had whole; what has come is then stored. */
-  private async fetch(
+  async #fetch(
     stored: StoredFile,
     expected: Expected,
     signal: AbortSignal,
@@ -142,7 +137,7 @@ export class StoredSource implements Source {
     const { file, size } = expected;
     if (size === undefined) {
       // A kernel: too small to go on with.
-      const part = await this.partOf(file, 0, null, signal);
+      const part = await this.#partOf(file, 0, null, signal);
       const bytes = await collect(fileChunks(this.source, expected, part, signal), expected, onBytes);
       const problem = await problemOf(bytes, expected);
       if (problem === null) {
@@ -156,7 +151,7 @@ export class StoredSource implements Source {
     let length = await copyInto(whole, part.bytes);
     if (length > 0) onBytes(length, "store");
     if (length < size) {
-      const rest = await this.partOf(file, length, part.etag, signal);
+      const rest = await this.#partOf(file, length, part.etag, signal);
       if (rest.start === 0) {
         if (length > 0) onBytes(-length, "store");
         length = 0;
@@ -184,7 +179,7 @@ export class StoredSource implements Source {
     return (await problemOf(whole.subarray(0, length), expected)) ?? whole;
   }
 
-  private async partOf(file: string, offset: number, etag: string | null, signal: AbortSignal): Promise<Part> {
+  async #partOf(file: string, offset: number, etag: string | null, signal: AbortSignal): Promise<Part> {
     if (this.source.openAt === undefined) return openPart(this.source, file, signal);
     return unlessAborted(this.source.openAt(file, offset, etag, signal), signal, cancelPart);
   }

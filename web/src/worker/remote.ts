@@ -28,7 +28,7 @@ export class Remote {
 
   constructor(private readonly port: WirePort) {
     port.addEventListener("message", ({ data }) => {
-      this.receive(data as FromWorker);
+      this.#receive(data as FromWorker);
     });
     port.start();
   }
@@ -53,7 +53,7 @@ export class Remote {
       wake: () => undefined,
     };
     try {
-      this.post({ type: "call", id, path, args: packed.args }, packed.transfer);
+      this.#post({ type: "call", id, path, args: packed.args }, packed.transfer);
     } catch (error) {
       throw new RequestError(
         `${path.join(".")}: an argument cannot be sent: ${messageOf(error)}`,
@@ -64,9 +64,9 @@ export class Remote {
     this.#calls.set(id, call);
     for (const [index, signal] of packed.signals.entries()) {
       const abort = (): void => {
-        this.post({ type: "abort", id, signal: index, reason: packError(signal.reason) });
+        this.#post({ type: "abort", id, signal: index, reason: packError(signal.reason) });
         call.inbox.length = 0;
-        this.end(id, { error: signal.reason });
+        this.#end(id, { error: signal.reason });
       };
       signal.addEventListener("abort", abort, { signal: call.ended.signal });
     }
@@ -78,30 +78,30 @@ export class Remote {
     if (this.#closed !== null) return;
     this.#closed = { error };
     this.port.close();
-    for (const id of [...this.#calls.keys()]) this.end(id, { error });
+    for (const id of [...this.#calls.keys()]) this.#end(id, { error });
   }
 
-  private receive(message: FromWorker): void {
+  #receive(message: FromWorker): void {
     const call = this.#calls.get(message.id);
     // A call that was aborted on this side is not there any more.
     if (call === undefined) return;
     switch (message.type) {
       case "value":
         call.resolve(message.value);
-        this.end(message.id, {});
+        this.#end(message.id, {});
         return;
       case "stream":
-        call.resolve(new Stream((left) => this.read(message.id, call, left)));
+        call.resolve(new Stream((left) => this.#read(message.id, call, left)));
         return;
       case "item":
         call.inbox.push(message.value);
         call.wake();
         return;
       case "end":
-        this.end(message.id, {});
+        this.#end(message.id, {});
         return;
       case "error":
-        this.end(message.id, { error: unpackError(message.error) });
+        this.#end(message.id, { error: unpackError(message.error) });
         return;
       case "callback":
         call.callbacks[message.callback]?.(...message.args);
@@ -109,7 +109,7 @@ export class Remote {
     }
   }
 
-  private async *read(id: number, call: Call, left: AbortSignal): AsyncGenerator<unknown, void, undefined> {
+  async *#read(id: number, call: Call, left: AbortSignal): AsyncGenerator<unknown, void, undefined> {
     left.addEventListener("abort", () => {
       call.wake();
     });
@@ -117,7 +117,7 @@ export class Remote {
     try {
       while (!left.aborted) {
         if (granted < WINDOW / 2 && call.closed === null) {
-          this.post({ type: "more", id, count: WINDOW - granted });
+          this.#post({ type: "more", id, count: WINDOW - granted });
           granted = WINDOW;
         }
         if (call.inbox.length > 0) {
@@ -132,14 +132,14 @@ export class Remote {
       }
     } finally {
       if (call.closed === null) {
-        this.post({ type: "leave", id });
+        this.#post({ type: "leave", id });
         // As where no worker is in between, what was left has ended once the loop is over.
         while ((call.closed as Call["closed"]) === null) await new Promise<void>((resolve) => (call.wake = resolve));
       }
     }
   }
 
-  private end(id: number, how: { readonly error?: unknown }): void {
+  #end(id: number, how: { readonly error?: unknown }): void {
     const call = this.#calls.get(id);
     if (call === undefined) return;
     this.#calls.delete(id);
@@ -150,7 +150,7 @@ export class Remote {
     call.wake();
   }
 
-  private post(message: ToWorker, transfer: readonly Transferable[] = []): void {
+  #post(message: ToWorker, transfer: readonly Transferable[] = []): void {
     this.port.postMessage(message, [...transfer]);
   }
 }

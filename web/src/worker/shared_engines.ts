@@ -27,14 +27,14 @@ export class SharedEngines {
     const key = bundles.join(" ");
     const { signal, onProgress = () => undefined } = options;
     signal?.throwIfAborted();
-    const entry = this.#entries.get(key) ?? this.start(key, bundles, options);
+    const entry = this.#entries.get(key) ?? this.#start(key, bundles, options);
     entry.users++;
     entry.listeners.add(onProgress);
     let released = false;
     const release = (): void => {
       if (released) return;
       released = true;
-      if (--entry.users === 0) this.end(key, entry);
+      if (--entry.users === 0) this.#end(key, entry);
     };
     signal?.addEventListener("abort", release, { once: true });
     try {
@@ -50,7 +50,7 @@ export class SharedEngines {
     }
   }
 
-  private start(key: string, bundles: readonly string[], options: LoadOptions): Entry {
+  #start(key: string, bundles: readonly string[], options: LoadOptions): Entry {
     const aborted = new AbortController();
     // Who starts the load hears of it from its first moment on.
     const listeners = new Set<(progress: LoadProgress) => void>(
@@ -69,7 +69,7 @@ export class SharedEngines {
     return entry;
   }
 
-  private end(key: string, entry: Entry): void {
+  #end(key: string, entry: Entry): void {
     if (this.#entries.get(key) === entry) this.#entries.delete(key);
     entry.aborted.abort();
     entry.engine.then(

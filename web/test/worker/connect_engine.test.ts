@@ -4,12 +4,12 @@ import type { EngineApi } from "../../src/api/engine_api.js";
 import { createLanguageModel } from "../../src/language_model/index.js";
 import type { ChatCompletionCreateParamsNonStreaming } from "../../src/api/types.js";
 import type { LoadOptions } from "../../src/load.js";
+import type { TokenRequest } from "../../src/engine/request.js";
 import { BundleError } from "../../src/errors.js";
 import type { WorkerLike } from "../../src/worker/connect_engine.js";
 import { connectEngine } from "../../src/worker/connect_engine.js";
 import type { LoadEngine } from "../../src/worker/shared_engines.js";
-import type { FakeSource } from "../api/fake_model.js";
-import { fakeEngine, fakeModel } from "../api/fake_model.js";
+import { FakeSource, fakeEngine, fakeModel } from "../api/fake_model.js";
 import { fakeWorker } from "./fake_worker.js";
 
 const BUNDLE = "https://example.org/bundle/";
@@ -165,13 +165,71 @@ test("a page that is not a secure context gets the reason", async () => {
   vi.unstubAllGlobals();
 });
 
+test("token ids are generated in a worker, with the completion, the prompt's log-probabilities and a signal", async () => {
+  const { model, source } = fakeModel("hello");
+  const loaded = { ...fakeEngine(model), generateTokens: source.generateTokens.bind(source) };
+  const engine = await connectEngine(
+    fakeWorker(() => Promise.resolve(loaded)),
+    BUNDLE,
+  );
+  const promptLogprobs: (readonly number[])[] = [];
+  const request = { promptIds: [7, 8], maxTokens: 2, logprobs: 1, promptLogprobs: 1 } as const;
+  const tokens = engine.generateTokens({ ...request, onPromptLogprobs: (values) => promptLogprobs.push(values) });
+  const local = new FakeSource(["hello"]).generateTokens(request);
+  for (let done = false; !done;) {
+    const expected = await local.next();
+    expect(await tokens.next()).toEqual(expected);
+    done = expected.done === true;
+  }
+  expect(promptLogprobs).toEqual([[-8]]);
+  const controller = new AbortController();
+  const aborted = engine.generateTokens({ promptIds: [1], signal: controller.signal });
+  await aborted.next();
+  controller.abort();
+  await expect(aborted.next()).rejects.toMatchObject({ name: "AbortError" });
+  await vi.waitFor(() => {
+    expect(source.running).toBe(0);
+  });
+  for (const option of ["constraint", "logitProcessor"]) {
+    const wrong = { promptIds: [1], [option]: () => undefined } as TokenRequest;
+    await expect(engine.generateTokens(wrong).next()).rejects.toMatchObject({ name: "RequestError", param: option });
+  }
+  engine.destroy();
+});
+
+test("tuning is exported from a worker, and its engine is unloaded", async () => {
+  const { model } = fakeModel("x");
+  const record = { adapter: { vendor: "v" }, activation: "f16", variants: { step: "row" } };
+  let unloads = 0;
+  const loaded = {
+    ...fakeEngine(model),
+    exportTuning: () => Promise.resolve(record),
+    // The second call comes while an answer is being generated.
+    unload: () => unloads++ === 0,
+  };
+  const engine = await connectEngine(
+    fakeWorker(() => Promise.resolve(loaded)),
+    BUNDLE,
+  );
+  expect(await engine.exportTuning()).toEqual(record);
+  expect([await engine.unload(), await engine.unload()]).toEqual([true, false]);
+  engine.destroy();
+  const plain = await connectEngine(fakeWorker(loader("x").load), BUNDLE);
+  await expect(plain.unload()).rejects.toMatchObject({
+    name: "RequestError",
+    message: "The worker's engine has no unload; load it with Engine.load",
+  });
+  await expect(plain.generateTokens({ promptIds: [1] }).next()).rejects.toMatchObject({ name: "RequestError" });
+  plain.destroy();
+});
+
 test("calls on a destroyed engine are a WorkerError", async () => {
   const engine = await connectEngine(fakeWorker(loader("x").load), BUNDLE);
   engine.destroy();
   await expect(engine.countTokens("a")).rejects.toMatchObject({ name: "WorkerError", code: "worker_error" });
 });
 
-test("a worker that was started anew does not know the page, which is told so", async () => {
+test("a restarted worker does not know the page, and running calls fail with a WorkerError", async () => {
   vi.useFakeTimers({ toFake: ["setInterval", "clearInterval"] });
   let worker = fakeWorker(loader("a".repeat(1000)).load);
   const address: WorkerLike = {
@@ -189,7 +247,7 @@ test("a worker that was started anew does not know the page, which is told so", 
   vi.advanceTimersByTime(5000);
   await expect(answer).rejects.toMatchObject({
     name: "WorkerError",
-    message: expect.stringContaining("was started anew") as string,
+    message: expect.stringContaining("The worker was restarted; connect again") as string,
   });
 });
 

@@ -69,6 +69,11 @@ test.runIf(hasAdapter)(
     const expected = await conversation(here);
     expect(expected[0]).toMatchObject({ text: expect.stringMatching(/^[a-h]+$/) as string });
     expect(await conversation(there)).toEqual(expected);
+    const tokens = there.generateTokens({ promptIds: [1, 2], maxTokens: 3 });
+    for await (const token of here.generateTokens({ promptIds: [1, 2], maxTokens: 3 }))
+      expect((await tokens.next()).value).toEqual(token);
+    expect(await tokens.next()).toMatchObject({ done: true, value: { completionTokens: 3 } });
+    expect([await there.unload(), await there.countTokens("a")]).toEqual([true, await here.countTokens("a")]);
     here.destroy();
     there.destroy();
   },
@@ -134,7 +139,7 @@ test("a page that leaves closes its sessions, and an engine without sessions say
   );
   await expect(plain.createSession().save("x")).rejects.toMatchObject({
     code: "request_error",
-    message: expect.stringContaining("has no sessions") as string,
+    message: expect.stringContaining("has no createSession") as string,
   });
   plain.destroy();
 });
