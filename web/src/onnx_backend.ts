@@ -1,4 +1,4 @@
-// The way from an engine to ONNX Runtime: the runner for it is a file of its own, loaded when a bundle in ONNX's form is first to run.
+// Opens ONNX bundles. The runner for ONNX Runtime is a separate file, which is loaded when it is first needed.
 
 import type { Backend, Opening } from "./backend.js";
 import { DeviceError, messageOf } from "./errors.js";
@@ -15,14 +15,15 @@ export async function openOnnx(
 ): Promise<Backend> {
   if (onnx === undefined) {
     throw new DeviceError(
-      `${bundle.source.location}: is in ONNX's form, and no ONNX Runtime was given; load it with onnx: { runtime: () => import("onnxruntime-web/wasm") }, ` +
-        'in Node "onnxruntime-node"',
+      `${bundle.source.location}: is an ONNX bundle, and no ONNX Runtime was given; load it with ` +
+        'onnx: { runtime: () => import("onnxruntime-web/wasm") }, in Node "onnxruntime-node"',
       { missing: "onnx.runtime" },
     );
   }
   const { openOnnxBackend } = await import("./onnx/index.js").catch((error: unknown) => {
     throw new DeviceError(
-      `The runner for ONNX bundles cannot be loaded (${messageOf(error)}); serve onnx.js beside the package's other files; service workers cannot load it`,
+      `The runner for ONNX bundles cannot be loaded (${messageOf(error)}); serve onnx.js beside the package's ` +
+        "other files; service workers cannot load it",
       {},
       { cause: error },
     );

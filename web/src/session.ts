@@ -16,7 +16,10 @@ export interface SessionOptions {
   readonly messages?: readonly Message[] | undefined;
 }
 
-/** What a session needs from its engine. Saved keys and values are valid only for the same ``bundle`` id and ``activation`` dtype. */
+/**
+ * What a session needs from its engine. Saved keys and values are valid only for the same ``bundle`` id and
+ * ``activation`` dtype.
+ */
 export interface SessionHost {
   readonly tokens: TokenEngine;
   readonly tokenizer: Tokenizer;
@@ -48,8 +51,8 @@ export class Session extends Conversation {
   }
 
   /**
-   * Write the conversation, including its keys and values, to this origin's file system, or to the app's files.
-   * Throws StorageError, DeviceError.
+   * Write the conversation, including its keys and values, to this origin's file system, or to the app's files. Throws
+   * StorageError, DeviceError.
    */
   async save(name: string): Promise<void> {
     this.requireIdle();

@@ -60,7 +60,7 @@ test.runIf(hasAdapter)("a binding that no step has is a BundleError", async () =
   );
   const broken = lettersBundle({ plans: { generate: { ...plan, steps } } });
   await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toThrow(
-    /kernels\.embed\w* must be what the rest of the manifest says, not "token_ids"/,
+    /kernels\.embed\w* must be consistent with the rest of the manifest, not "token_ids"/,
   );
 });
 

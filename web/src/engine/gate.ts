@@ -1,4 +1,5 @@
-// The gate between an engine and its device. Work passes while it is open; closing it resolves when no work is in progress any more.
+// The gate between an engine and its device. Work passes while the gate is open. `close` resolves when no work is in
+// progress.
 
 export class Gate {
   #inside = 0;

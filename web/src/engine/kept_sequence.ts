@@ -1,5 +1,6 @@
-// A kept sequence: what remains of a conversation between two answers. Its pages spare the next answer the prefill, even of the last, partly filled page.
-// They are kept while nobody else needs them; without them the tokens are computed again.
+// A kept sequence: the pages of a conversation between two answers. With them the next answer needs no prefill for the
+// conversation so far, not even for the last, partly filled page. The pages are retained until another sequence needs
+// them; without them the tokens are computed again.
 
 import type { PagePool } from "./page_pool.js";
 
@@ -18,7 +19,7 @@ export class KeptSequence {
     return this.#pages;
   }
 
-  /** Take over pages that hold ``tokens``; the caller was a user of each and no longer is. */
+  /** Accept pages that hold ``tokens``. The caller must be a user of each page, and is not a user afterwards. */
   put(tokens: readonly number[], pages: readonly number[]): void {
     this.drop();
     this.#tokens = tokens;

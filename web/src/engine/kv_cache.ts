@@ -1,11 +1,14 @@
-// The KV cache as sequences see it: which pages each of them holds, and which of these it shares with others.
+// The KV cache for sequences: the pages that each sequence holds, and the pages that it shares with others.
 
 import { KeptSequence } from "./kept_sequence.js";
 import { PagePool } from "./page_pool.js";
 import { PrefixCache } from "./prefix_cache.js";
 import type { Sequence } from "./sequence.js";
 
-/** The first ``length`` tokens of a sequence are computed already, in ``pages`` of the prefix cache (``cached``) or of its kept sequence. */
+/**
+ * The first ``length`` tokens of a sequence are already computed, in ``pages`` of the prefix cache (``cached``) or of
+ * its kept sequence.
+ */
 export interface Prefix {
   readonly length: number;
   readonly pages: readonly number[];
@@ -27,7 +30,7 @@ export class KvCache {
     this.prefixes = new PrefixCache(this.pool, pageSize);
   }
 
-  /** What keeps a new conversation's pages between two answers, or those of a fork of another one. */
+  /** A kept sequence for a new conversation, or for a fork of the conversation ``from``. */
   keep(from?: KeptSequence): KeptSequence {
     const kept = from?.clone() ?? new KeptSequence(this.pool);
     this.#kept.add(kept);
@@ -44,7 +47,7 @@ export class KvCache {
     return Math.ceil(numTokens / this.pageSize);
   }
 
-  /** The longest prefix of a waiting sequence's tokens that is computed already. */
+  /** The longest prefix of a waiting sequence's tokens that is already computed. */
   findPrefix({ tokens, params, maxCached }: Sequence): Prefix {
     const pages = this.prefixes.match(tokens, Math.floor(maxCached / this.pageSize));
     const length = pages.length * this.pageSize;
@@ -53,7 +56,10 @@ export class KvCache {
     return { length: kept, pages: params.kept?.pages.slice(0, this.pagesFor(kept)) ?? [], cached: false };
   }
 
-  /** Whether there are pages for a sequence's known tokens and one more, beside those that running ones need for the same. Evicts kept sequences. */
+  /**
+   * Whether there are enough pages for a sequence's known tokens and one more token, in addition to the pages that
+   * running sequences need for the same. Evicts kept sequences.
+   */
   fits({ tokens, params }: Sequence, { pages, cached }: Prefix, running: readonly Sequence[]): boolean {
     const promised = running.reduce(
       (sum, other) => sum + Math.max(0, this.pagesFor(other.length + 1) - other.pages.length),
@@ -73,7 +79,7 @@ export class KvCache {
     const { kept } = sequence.params;
     if (cached) {
       for (const page of pages) this.pool.share(page);
-      // What is kept when the sequence ends is longer.
+      // When the sequence ends, it will retain more pages than these.
       kept?.drop();
     } else {
       kept?.take(pages.length);
@@ -83,7 +89,10 @@ export class KvCache {
     if (sequence.lastStep < 0) sequence.cachedTokens = length;
   }
 
-  /** Before a row is scheduled: use pages that others have filled meanwhile, and copy a shared page before it is written to. */
+  /**
+   * Call before a row is scheduled. Uses pages that other sequences have filled meanwhile, and copies a shared page
+   * before the sequence writes to it.
+   */
   prepare(sequence: Sequence, copies: [number, number][]): void {
     const index = Math.floor(sequence.computed / this.pageSize);
     const page = sequence.pages[index];
@@ -94,14 +103,16 @@ export class KvCache {
     }
   }
 
-  /** Allocate pages for the first ``length`` positions, evicting cached and kept ones. False if there are too few. */
+  /** Allocate pages for the first ``length`` positions, evicting cached and kept pages. False if there are too few. */
   reserve({ pages }: Sequence, length: number): boolean {
     const more = this.allocate(this.pagesFor(length) - pages.length);
     if (more !== null) pages.push(...more);
     return more !== null;
   }
 
-  /** ``count`` pages, none if that is below 0, for the caller to use; null if there are too few without those of running sequences. */
+  /**
+   * Allocate ``count`` pages, or none if it is negative. Null if there are too few pages outside of running sequences.
+   */
   allocate(count: number): number[] | null {
     while (this.pool.free < count) {
       if (!this.prefixes.evict() && !this.#evictKept()) return null;
@@ -109,12 +120,12 @@ export class KvCache {
     return Array.from({ length: count }, () => this.pool.allocate());
   }
 
-  /** Let other sequences find the full pages of known tokens. */
+  /** Add the full pages of known tokens to the prefix cache. */
   cachePages({ cachePosition, tokens, pages, computed }: Sequence): void {
     this.prefixes.insert(cachePosition, tokens, pages, Math.floor(Math.min(computed, tokens.length) / this.pageSize));
   }
 
-  /** Leave the pages of a sequence that has ended to its conversation, unless that is over. */
+  /** Pass the pages of a finished sequence to its conversation, unless the conversation is over. */
   retain({ params: { kept }, tokens, pages, computed }: Sequence): void {
     if (kept === null || !this.#kept.delete(kept)) return;
     this.#kept.add(kept);
@@ -122,13 +133,13 @@ export class KvCache {
     kept.put(tokens.slice(0, known), pages.splice(0, this.pagesFor(known)));
   }
 
-  /** Give up a sequence's pages; the cache retains full ones. */
+  /** Release a sequence's pages; the cache retains the full ones. */
   release({ cachePosition, pages }: Sequence): void {
     this.prefixes.leave(cachePosition);
     for (const page of pages.splice(0)) this.pool.release(page);
   }
 
-  /** Give up a sequence's pages because its tokens have changed. */
+  /** Release a sequence's pages because its tokens have changed. */
   restart(sequence: Sequence): void {
     this.release(sequence);
     sequence.computed = 0;

@@ -1,4 +1,4 @@
-// A scheduler's step as the batch that the device takes.
+// Converts a step of the scheduler to a batch for the device.
 
 import type { Batch } from "../runtime/batch.js";
 import { SAMPLE_FLAGS, emptyBatch, settingsRow } from "../runtime/batch.js";
@@ -7,13 +7,13 @@ import { drawAt } from "./resolved_sampling.js";
 import type { Sequence } from "./sequence.js";
 import type { Step } from "./step.js";
 
-/** How a row samples. ``masked``: the constraint has set the slot's mask for this step. */
+/** How a row samples its token. ``masked``: the constraint has set the slot's mask for this step. */
 export interface RowSampling {
   readonly sampling: Sampling;
   readonly masked: boolean;
 }
 
-/** To be called before any later commit: a token that has not been read back is named by its slot. */
+/** Call it before any later commit: a token that has not been read back is referred to by its slot. */
 export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: Sequence) => RowSampling): Batch {
   const batch = emptyBatch();
   for (const { sequence, start, length, numSampled, promptLogprobs } of step.rows) {

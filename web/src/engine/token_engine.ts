@@ -1,5 +1,5 @@
-// The token engine: answers requests in token ids, token by token. It submits some steps before the oldest one is read, so the device never waits for the
-// host. The scheduler decides what runs when.
+// The token engine: answers requests in token ids, token by token. It submits some steps before the oldest one is read,
+// so the device never waits for the host. The scheduler decides what runs when.
 
 import { DeviceError, RequestError } from "../errors.js";
 import { IN_PROMPT } from "../runtime/batch.js";
@@ -27,11 +27,11 @@ export interface EngineCounts {
   readonly recoveries: number;
 }
 
-/** What the engine needs to know of a model. */
+/** The properties of a model that the engine needs. */
 export interface TokenModel {
   readonly vocabSize: number;
   readonly endTokenIds: readonly number[];
-  /** It makes embeddings and generates nothing. */
+  /** Whether the model makes embeddings and generates no text. */
   readonly embeds?: boolean;
 }
 
@@ -43,7 +43,7 @@ interface OpenStep {
   readonly result: Promise<StepResult>;
 }
 
-// A device that is lost more often than this, without a token in between, is given up.
+// The engine fails if the device is lost more often than this without a token in between.
 const MAX_RECOVERIES = 3;
 
 export class TokenEngine implements TokenSource {
@@ -78,8 +78,8 @@ export class TokenEngine implements TokenSource {
   }
 
   /**
-   * Continue token ids. Any number of requests may run at once; they share the device's steps. Leave the loop or abort the signal to end one early.
-   * Throws RequestError, DeviceError, or the signal's reason.
+   * Continue token ids. Any number of requests may run at once; they share the device's steps. To end a request early,
+   * leave the loop or abort the signal. Throws RequestError, DeviceError, or the signal's reason.
    */
   async *generateTokens(
     request: TokenRequest,
@@ -128,7 +128,7 @@ export class TokenEngine implements TokenSource {
     }
   }
 
-  /** What keeps a conversation's pages between two answers, empty or a fork of another one. */
+  /** A kept sequence for a new conversation, or for a fork of the conversation ``from``. */
   keep(from?: KeptSequence): KeptSequence {
     return this.#scheduler.kv.keep(from);
   }
@@ -137,12 +137,15 @@ export class TokenEngine implements TokenSource {
     this.#scheduler.kv.forget(kept);
   }
 
-  /** The keys and values of a kept sequence, page after page, as this bundle lays them out. */
+  /** The keys and values of a kept sequence, page by page, in the layout of this bundle. */
   async readKept(kept: KeptSequence): Promise<Uint8Array<ArrayBuffer>> {
     return this.#runner.readPages(kept.pages);
   }
 
-  /** Give a kept sequence the keys and values that `readKept` returned for the same tokens. False if the pages are needed elsewhere. */
+  /**
+   * Write the keys and values that `readKept` returned for the same tokens to a kept sequence. False if no pages are
+   * available.
+   */
   writeKept(kept: KeptSequence, tokens: readonly number[], bytes: Uint8Array<ArrayBuffer>): boolean {
     const { kv } = this.#scheduler;
     const pages = kv.allocate(kv.pagesFor(tokens.length));
@@ -196,7 +199,7 @@ export class TokenEngine implements TokenSource {
     });
   }
 
-  /** Until there is nothing left to do. */
+  /** Runs until nothing remains to do. */
   async #run(): Promise<void> {
     const open: OpenStep[] = [];
     // Requests that are made together go into one step.
@@ -261,7 +264,7 @@ export class TokenEngine implements TokenSource {
         try {
           answer.request.logitProcessor?.(logitsOrToken);
         } catch (error) {
-          // It ends its own answer, and no other.
+          // The error ends only this answer.
           this.#end(answer, error);
         }
       }
@@ -289,7 +292,7 @@ export class TokenEngine implements TokenSource {
     if (sampling.logitBias !== null) this.#runner.setLogitBias(sequence.slot, sampling.logitBias);
   }
 
-  /** Write a constraint's mask. A constraint that fails ends its own answer, and no other. */
+  /** Write a constraint's mask. A constraint that fails ends only its own answer. */
   #setMask(answer: Answer, broken: [Answer, unknown][]): void {
     const { request, sequence } = answer;
     answer.masked = false;
@@ -316,13 +319,13 @@ export class TokenEngine implements TokenSource {
       answer.promptLogprobs.push(promptLogprob(result, sample, tokenId, this.model.vocabSize));
       return;
     }
-    const wanted = answer.request.logprobs;
+    const numAlternatives = answer.request.logprobs;
     // A small vocabulary has fewer alternatives than can be requested.
     const columns = (alternatives?.ids.length ?? 0) / tokenIds.length;
     answer.push({
       tokenId,
-      logprob: wanted === undefined ? null : (logprobs?.[sample] ?? null),
-      alternatives: Array.from({ length: Math.min(wanted ?? 0, columns) }, (_, index) => ({
+      logprob: numAlternatives === undefined ? null : (logprobs?.[sample] ?? null),
+      alternatives: Array.from({ length: Math.min(numAlternatives ?? 0, columns) }, (_, index) => ({
         tokenId: alternatives?.ids[sample * columns + index] ?? -1,
         logprob: alternatives?.logprobs[sample * columns + index] ?? -Infinity,
       })),
@@ -355,7 +358,7 @@ export class TokenEngine implements TokenSource {
   }
 }
 
-/** One request's tokens on their way to the caller. */
+/** The tokens of one request that the caller has not read yet. */
 class Answer {
   readonly sampling: Sampling;
   /** Whether its slot has a token mask for the step being submitted. */

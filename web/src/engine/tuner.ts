@@ -1,4 +1,4 @@
-// The tuner: finds the fastest variants of a trusted runner while the engine has nothing else to do, and records them for the device.
+// The tuner: finds the fastest variants of a trusted runner while the engine is idle, and records them for the device.
 
 import type { TuningEntry } from "../runtime/manifest.js";
 import type { TrustedRunner } from "../runtime/trust.js";
@@ -7,11 +7,11 @@ import type { TokenEngine } from "./token_engine.js";
 
 const POLL_MS = 50;
 
-/** What the tuner needs of the engine: to know when it has nothing to do, and a page. */
+/** The tuner needs to know when the engine is idle, and borrows a page from it. */
 export type TunedEngine = Pick<TokenEngine, "isBusy" | "lendPage" | "returnPage">;
 
 export class Tuner {
-  /** The record of this device, measured now or before; null where there is none. */
+  /** The record of this device, measured now or earlier; null if there is none. */
   readonly record: Promise<TuningEntry | null>;
   readonly #stopped = new AbortController();
 
@@ -20,7 +20,7 @@ export class Tuner {
     private readonly engine: TunedEngine,
   ) {
     this.record = this.#measure();
-    // A caller that awaits the record sees the failure; the next answer runs into its cause anyway.
+    // A caller that awaits the record gets the failure; the next answer fails for the same cause anyway.
     this.record.catch(() => undefined);
   }
 
@@ -47,7 +47,7 @@ export class Tuner {
     }
   }
 
-  /** Lets everything else go first, then waits for the end of an answer. */
+  /** Yields to all other work, then waits until no answer is being generated. */
   async #idle(): Promise<void> {
     do await new Promise((resolve) => setTimeout(resolve, this.engine.isBusy ? POLL_MS : 0));
     while (this.engine.isBusy);

@@ -1,14 +1,15 @@
-// The host sampler: what is kept for each sequence slot, and the choice of tokens by it, for runtimes whose graphs end at the logits.
+// The host sampler: stores the states of each sequence slot and samples tokens with them, for runtimes whose graphs end
+// at the logits.
 
 import { RequestError } from "../errors.js";
 import type { Batch } from "../runtime/batch.js";
 import { SAMPLE_FLAGS } from "../runtime/batch.js";
-import type { StepResult, Wanted } from "../runtime/runner.js";
+import type { StepResult, ResultOptions } from "../runtime/runner.js";
 import type { SlotStates } from "./choose_token.js";
 import { adjustLogits, chooseToken, logSumExp, settingsAt } from "./choose_token.js";
 import { largest } from "./largest.js";
 
-/** How many of the likeliest tokens are listed, where the vocabulary has as many. */
+/** The number of most likely tokens that are listed, or fewer if the vocabulary is smaller. */
 const ALTERNATIVES = 20;
 
 export class HostSampler {
@@ -23,11 +24,11 @@ export class HostSampler {
     this.#states = Array.from({ length: slots }, () => ({ counts: null, bias: null, mask: null }));
   }
 
-  /** Replace one of the states of a slot. Throws RequestError for a slot that is none, or values of another length. */
+  /** Replace one of the states of a slot. Throws RequestError for an unknown slot, or values of another length. */
   set<Name extends keyof SlotStates>(slot: number, name: Name, values: SlotStates[Name]): void {
     const length = name === "mask" ? Math.ceil(this.vocabSize / 32) : this.vocabSize;
     if (values !== null && values.length !== length) {
-      throw new RequestError(`${name}: ${values.length} values are given, a slot has ${length}`, {
+      throw new RequestError(`${name}: ${values.length} values do not fit a slot of ${length}`, {
         found: values.length,
         expected: length,
       });
@@ -35,16 +36,16 @@ export class HostSampler {
     this.#slot(slot)[name] = values;
   }
 
-  /** A token id of a batch: those below 0 stand for what was sampled last in a slot. */
+  /** Resolve a token id of a batch: ids below 0 stand for the token that was last sampled in a slot. */
   tokenId(id: number): number {
     return id < 0 ? (this.#sampled[-1 - id] ?? 0) : id;
   }
 
-  /** The next token of each sampled row from its logits (V,). -1 where one of them is not a number. */
+  /** The next token of each sampled row from its logits (V,); -1 if one of them is not a number. */
   choose(
     batch: Batch,
     logits: readonly Float32Array[],
-    { logprobs = false, alternatives = false, onLogits }: Wanted,
+    { logprobs = false, alternatives = false, onLogits }: ResultOptions,
   ): StepResult {
     logits.forEach((row, index) => onLogits?.(row, index));
     const columns = Math.min(ALTERNATIVES, this.vocabSize);
@@ -81,7 +82,7 @@ export class HostSampler {
     const states = this.#states[slot];
     if (states === undefined)
       throw new RequestError(
-        `batch: slot ${slot} is none of 0 to ${this.#states.length - 1}; give each sequence one of them`,
+        `batch: slot ${slot} is not one of 0 to ${this.#states.length - 1}; give each sequence one of them`,
         { slot },
       );
     return states;

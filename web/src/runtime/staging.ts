@@ -1,9 +1,10 @@
-// Staging buffers: results' way from the device to the host. A buffer is made at the start, or when all others are on their way, and used again from then on.
+// Staging buffers, which transfer results from the device to the host. A buffer is created at the start, or when all
+// others are in use, and is then reused.
 
 import type { Allocator } from "./allocator.js";
 import { BUFFER_USAGE, MAP_MODE } from "./gpu_flags.js";
 
-/** Copy ``size`` bytes of ``source`` from ``offset`` on. */
+/** ``size`` bytes of ``source`` from ``offset`` on. */
 export interface Piece {
   readonly source: GPUBuffer;
   readonly offset?: number;
@@ -13,7 +14,9 @@ export interface Piece {
 export class Staging {
   readonly #free: GPUBuffer[] = [];
 
-  /** ``size`` is the most bytes that are read at once, ``count`` how many buffers are made at the start. */
+  /**
+   * ``size`` is the maximum number of bytes of one read, ``count`` the number of buffers that are created at the start.
+   */
   constructor(
     private readonly allocator: Allocator,
     private readonly label: string,
@@ -23,7 +26,10 @@ export class Staging {
     for (let index = 0; index < count; index++) this.#free.push(this.#make());
   }
 
-  /** Encode the copies; once the encoder's commands are submitted, the function returned gives the bytes, one piece after the other. */
+  /**
+   * Encode the copies. After the encoder's commands are submitted, the returned function reads the bytes, one piece
+   * after the other.
+   */
   copy(encoder: GPUCommandEncoder, pieces: readonly Piece[]): () => Promise<ArrayBuffer> {
     const buffer = this.#free.pop() ?? this.#make();
     let size = 0;

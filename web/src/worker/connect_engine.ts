@@ -16,8 +16,8 @@ import { RemoteSession } from "./remote_session.js";
 export type { WorkerLike } from "./connection.js";
 
 /**
- * The LoadOptions that can be sent to a worker. A device and a grammar compiler cannot be sent. ONNX Runtime is passed as
- * the address of its module.
+ * The LoadOptions that can be sent to a worker. A device and a grammar compiler cannot be sent. ONNX Runtime is passed
+ * as the address of its module.
  */
 export interface ConnectOptions extends Omit<LoadOptions, "gpu" | "adapter" | "grammar" | "onnx"> {
   readonly onnx?: (Omit<OnnxOptions, "runtime"> & { readonly runtime: string | URL }) | undefined;

@@ -70,7 +70,8 @@ export async function connectWorker(
   port1.addEventListener("close", onGone);
   await hold(connection, "page", signal);
   worker.postMessage({ nearfar: "connect", connection } satisfies Greeting, [port2]);
-  // Without locks, only missing answers show that a worker is gone. Pings also keep a service worker from being stopped.
+  // Without locks, only missing answers show that a worker is gone. Pings also keep a service worker from being
+  // stopped.
   let missed = 0;
   const timer = setInterval(() => {
     if (missed === MAX_MISSED) {

@@ -1,4 +1,4 @@
-// The caller's end of a port: calls flow out with their arguments, results flow back as promises and streams.
+// The caller's end of a port: sends calls, and returns their results as promises and streams.
 
 import { Stream } from "../api/stream.js";
 import { RequestError, messageOf } from "../errors.js";
@@ -12,10 +12,10 @@ interface Call {
   resolve(value: unknown): void;
   reject(error: unknown): void;
   readonly callbacks: readonly ((...args: readonly unknown[]) => unknown)[];
-  /** Aborts when the call has ended: nothing listens to its signals any more. */
+  /** Aborts when the call has ended, which removes the listeners on its signals. */
   readonly ended: AbortController;
   readonly inbox: unknown[];
-  /** Why nothing more comes into the inbox; undefined error for the end. */
+  /** Set when the inbox receives no more items, with the error if there was one. */
   closed: { readonly error?: unknown } | null;
   /** Wakes the reader of the inbox. */
   wake(): void;
@@ -34,8 +34,9 @@ export class Remote {
   }
 
   /**
-   * Calls the function at ``path`` of what the other side serves. Signals and functions in the arguments work across the port; functions give
-   * nothing back. A result that can be iterated is a Stream. Throws what the function throws, a signal's reason, or what the port was closed with.
+   * Calls the function at ``path`` in the object that the other side serves. Signals and functions in the arguments
+   * work across the port, but functions return nothing. An iterable result becomes a Stream. Throws what the function
+   * throws, a signal's reason, or the error with which the port was closed.
    */
   async call(path: readonly string[], args: readonly unknown[]): Promise<unknown> {
     if (this.#closed !== null) throw this.#closed.error;
@@ -73,7 +74,7 @@ export class Remote {
     return promise;
   }
 
-  /** Fails whatever waits, and every later call. */
+  /** Fails all calls that wait, and every later call. */
   close(error: Error): void {
     if (this.#closed !== null) return;
     this.#closed = { error };
@@ -83,7 +84,7 @@ export class Remote {
 
   #receive(message: FromWorker): void {
     const call = this.#calls.get(message.id);
-    // A call that was aborted on this side is not there any more.
+    // The call was aborted on this side.
     if (call === undefined) return;
     switch (message.type) {
       case "value":
@@ -133,7 +134,7 @@ export class Remote {
     } finally {
       if (call.closed === null) {
         this.#post({ type: "leave", id });
-        // As where no worker is in between, what was left has ended once the loop is over.
+        // As without a worker, the answer has ended when the caller has left the loop.
         while ((call.closed as Call["closed"]) === null) await new Promise<void>((resolve) => (call.wake = resolve));
       }
     }
@@ -145,7 +146,7 @@ export class Remote {
     this.#calls.delete(id);
     call.ended.abort();
     call.closed = how;
-    // Where the call has its result already, these two do nothing.
+    // These two do nothing if the call already has its result.
     if ("error" in how) call.reject(how.error);
     call.wake();
   }

@@ -81,8 +81,8 @@ class Connection {
 
 /**
  * Serve engines to all pages that connect. Pages that name the same bundle share one engine. ``given`` is a replacement
- * for Engine.load, or options for it; a service worker needs `grammar` for structured output. Call serveEngine while the
- * script starts, because a service worker must add its listeners by then.
+ * for Engine.load, or options for it; a service worker needs `grammar` for structured output. Call serveEngine while
+ * the script starts, because a service worker must add its listeners by then.
  */
 export function serveEngine(scope: WorkerScope, given: LoadEngine | ServeOptions = {}): void {
   const load: LoadEngine =

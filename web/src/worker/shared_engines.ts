@@ -1,4 +1,5 @@
-// The engines of a worker, by the addresses of their bundles. Who asks for the same gets the same engine; the last one to leave frees it.
+// The engines of a worker, by the addresses of their bundles. Pages that request the same bundles share one engine; the
+// last page that leaves frees it.
 
 import type { EngineApi } from "../api/engine_api.js";
 import type { LoadOptions, LoadProgress } from "../load.js";
@@ -22,7 +23,10 @@ export class SharedEngines {
 
   constructor(private readonly load: LoadEngine) {}
 
-  /** The options are those of whoever comes first. A load ends when everyone who waits for it has aborted. Throws what loading throws. */
+  /**
+   * The first caller's options apply. A load ends when all callers that wait for it have aborted. Throws what loading
+   * throws.
+   */
   async borrow(bundles: readonly string[], options: LoadOptions): Promise<Loan> {
     const key = bundles.join(" ");
     const { signal, onProgress = () => undefined } = options;
@@ -52,7 +56,7 @@ export class SharedEngines {
 
   #start(key: string, bundles: readonly string[], options: LoadOptions): Entry {
     const aborted = new AbortController();
-    // Who starts the load hears of it from its first moment on.
+    // The caller that starts the load receives all of its progress.
     const listeners = new Set<(progress: LoadProgress) => void>(
       options.onProgress === undefined ? [] : [options.onProgress],
     );
@@ -76,7 +80,7 @@ export class SharedEngines {
       (engine) => {
         engine.destroy();
       },
-      // Whoever waited has been told.
+      // The callers that waited have received the error.
       () => undefined,
     );
   }

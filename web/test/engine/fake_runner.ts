@@ -4,7 +4,7 @@ import type { StepRunner } from "../../src/engine/step_runner.js";
 import { DeviceError } from "../../src/errors.js";
 import type { Batch } from "../../src/runtime/batch.js";
 import { SAMPLE_FLAGS } from "../../src/runtime/batch.js";
-import type { RunnerLimits, StepResult, Wanted } from "../../src/runtime/runner.js";
+import type { RunnerLimits, StepResult, ResultOptions } from "../../src/runtime/runner.js";
 import { VOCAB, logprobsOf, nextToken } from "./fake_model.js";
 
 export class FakeRunner implements StepRunner {
@@ -29,7 +29,7 @@ export class FakeRunner implements StepRunner {
     this.#sampled = new Int32Array(limits.sequences).fill(-1);
   }
 
-  async submit(batch: Batch, { logprobs = false, alternatives = false, onLogits }: Wanted = {}): Promise<StepResult> {
+  async submit(batch: Batch, { logprobs = false, alternatives = false, onLogits }: ResultOptions = {}): Promise<StepResult> {
     if (this.#processing) throw new Error("a batch was submitted between the two parts of another");
     this.batches.push(batch);
     if (onLogits !== undefined) {
@@ -93,7 +93,7 @@ export class FakeRunner implements StepRunner {
   /** Of each sampled row the token, and the log-probabilities (V,) of all. */
   private compute(
     batch: Batch,
-    onLogits: Wanted["onLogits"],
+    onLogits: ResultOptions["onLogits"],
   ): { readonly tokenIds: Int32Array<ArrayBuffer>; readonly rows: readonly (readonly number[])[] } {
     const ids = batch.token_ids.map((id) => (id < 0 ? (this.#sampled[-1 - id] ?? -1) : id));
     batch.slots.forEach((slot, row) => {

@@ -129,7 +129,7 @@ withRunner("what is out of range is a RequestError", async () => {
   const request = { code: "request_error" };
   await expect(runner.submit(step([0, 0, 0, 0]))).rejects.toMatchObject({
     ...request,
-    message: "batch: B is 4, this runner takes at most 3; split the batch",
+    message: "batch: B is 4, this runner accepts at most 3; split the batch",
   });
   await expect(runner.submit({ ...step([0]), sample_slots: [3, 0] })).rejects.toMatchObject({
     ...request,
@@ -146,10 +146,10 @@ withRunner("what is out of range is a RequestError", async () => {
   }).toThrow("1 pages of this model are 256 bytes, not 3");
   expect(() => {
     runner.setTokenCounts(3, null);
-  }).toThrow("slot 3 is none of 0 to 2");
+  }).toThrow("slot 3 is not one of 0 to 2");
   expect(() => {
     runner.setTokenMask(0, new Int32Array(2));
-  }).toThrow("2 values are given, a slot has 1");
+  }).toThrow("2 values do not fit a slot of 1");
 });
 
 withRunner("an input of another size than the plan declares is a RequestError that names it", async () => {

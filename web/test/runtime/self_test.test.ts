@@ -68,7 +68,7 @@ class FakeRunner implements TestedRunner {
     return Promise.resolve(logits);
   }
 
-  async likeliest(batch: Batch): Promise<number> {
+  async mostLikely(batch: Batch): Promise<number> {
     const logits = await this.forwardLogits(batch);
     const wrong = this.running(dimsOf(batch, { P: this.numPages }, false)).some(
       (name) => name.startsWith("argmax") && name in this.wrong,
