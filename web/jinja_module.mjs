@@ -19,7 +19,8 @@ const CHANGES = [
 
 /** The interpreter's own methods, with numbers for names. */
 function numberMethods(contents) {
-  const name = /\bevaluate[A-Z]\w*/g;
+  const name =
+    /\b(?:evaluate[A-Z]|evalProgram|applyFilter|bindMacroArguments|declareVariable|setVariable|lookupVariable)\w*/g;
   const names = [...new Set(contents.match(name))];
   return contents.replace(name, (found) => `e${names.indexOf(found)}`);
 }

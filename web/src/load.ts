@@ -6,13 +6,12 @@ import type { Backend, Opening } from "./backend.js";
 import { DeviceError, RequestError } from "./errors.js";
 import type { GrammarModule } from "./grammar/index.js";
 import type { OnnxOptions } from "./onnx/options.js";
-import { openOnnx } from "./onnx_backend.js";
+import { openOnnx, planOnnx } from "./onnx_backend.js";
 import { LOAD_OPTIONS } from "./options.js";
 import { unlessAborted } from "./runtime/abort.js";
 import type { Bundle } from "./runtime/bundle.js";
 import { bundleId, filesToLoad } from "./runtime/bundle.js";
 import { chooseActivation, findAdapter, requireSecureContext } from "./runtime/device.js";
-import { planExport } from "./runtime/export_memory.js";
 import type { AnyManifest } from "./runtime/any_manifest.js";
 import { isExport } from "./runtime/any_manifest.js";
 import { loadManifest } from "./runtime/load_manifest.js";
@@ -217,7 +216,7 @@ export async function plan(address: BundleAddress, unchecked: LoadOptions): Prom
 }
 
 async function planManifest(manifest: AnyManifest, options: LoadOptions): Promise<MemoryPlan> {
-  if (isExport(manifest)) return planExport(manifest, options);
+  if (isExport(manifest)) return planOnnx(manifest, options);
   const adapter = options.adapter ?? (await findAdapter(options.gpu));
   return planMemory(manifest, chooseActivation(manifest, adapter.features), options);
 }

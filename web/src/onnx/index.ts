@@ -10,6 +10,7 @@ import type { OnnxOptions } from "./options.js";
 import { OnnxRunner } from "./runner.js";
 import { describeRuntime, loadRuntime, openSession } from "./session.js";
 
+export { planExport } from "../runtime/export_memory.js";
 export type { OnnxOptions, OnnxRuntime, OnnxSession, OnnxTensor } from "./options.js";
 
 /** Devices whose graphs use tensors in the host's memory. */

@@ -5,7 +5,7 @@ import { StorageError } from "../errors.js";
 import type { Bytes } from "../runtime/source.js";
 import type { Message } from "../text/chat_template.js";
 import type { Folder } from "./opfs.js";
-import { filesOf, openFolder, remove, writeFile } from "./opfs.js";
+import { filesOf, openFolder, writeFile } from "./opfs.js";
 
 const ROOT = "nearfar-sessions";
 const SESSIONS = "sessions";
@@ -51,7 +51,7 @@ export function unpackSession(name: string, bytes: Bytes): SavedSession {
     return { record, keysAndValues: bytes.slice(4 + length) };
   } catch (error) {
     throw new StorageError(
-      `The saved session '${name}' cannot be read; delete it and save it again`,
+      `The saved session '${name}' cannot be read; save it again`,
       { session: name },
       { cause: error },
     );
@@ -95,14 +95,5 @@ export class SessionStore implements SessionStorage {
     const file = (await filesOf(this.root, SESSIONS))?.get(encodeURIComponent(name));
     if (file === undefined) throw noSuchSession(name);
     return unpackSession(name, new Uint8Array(await file.arrayBuffer()));
-  }
-
-  /** The names of all saved sessions. */
-  async list(): Promise<readonly string[]> {
-    return [...((await filesOf(this.root, SESSIONS)) ?? new Map<string, File>()).keys()].map(decodeURIComponent);
-  }
-
-  async delete(name: string): Promise<void> {
-    await remove(this.folder, encodeURIComponent(name));
   }
 }

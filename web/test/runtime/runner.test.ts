@@ -154,7 +154,7 @@ withRunner("what is out of range is a RequestError", async () => {
 
 withRunner("an input of another size than the plan declares is a RequestError that names it", async () => {
   const short = { ...step([1, 2]), positions: [0] };
-  await expect(runner.submit(short)).rejects.toThrow("batch: positions has 1 elements, the plan takes 2");
+  await expect(runner.submit(short)).rejects.toThrow("batch: positions has 1 elements, the plan needs 2");
   const settings = { ...step([1]), sample_settings: [0, 0, 1] };
   await expect(runner.submit(settings)).rejects.toMatchObject({
     code: "request_error",
