@@ -51,7 +51,7 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-test("an engine in a worker answers as one here, whole and streamed, with progress", async () => {
+test("an engine in a worker answers like a local one, complete and streamed, with progress", async () => {
   const { load, loads } = loader("hello");
   const phases: string[] = [];
   const engine: EngineApi = await connectEngine(fakeWorker(load), BUNDLE, {
@@ -61,11 +61,11 @@ test("an engine in a worker answers as one here, whole and streamed, with progre
   const whole = await engine.chat.completions.create({ messages, stop: "l" });
   expect(whole.choices[0]?.message.content).toBe("he");
   let text = "";
-  const told: (readonly number[])[] = [];
-  const promptLogprobs = { tokens: 1, tell: (values: readonly number[]) => told.push(values) };
+  const received: (readonly number[])[] = [];
+  const promptLogprobs = { tokens: 1, tell: (values: readonly number[]) => received.push(values) };
   for await (const { choices } of await engine.chat.completions.create({ messages, stream: true }, { promptLogprobs }))
     text += choices[0]?.delta.content ?? "";
-  expect([text, told]).toEqual(["hello", [[-93]]]);
+  expect([text, received]).toEqual(["hello", [[-93]]]);
   expect((await engine.completions.create({ prompt: "x" })).choices[0]?.text).toBe("hello");
   expect(await engine.countTokens("abc")).toBe(4);
   await expect(engine.embeddings.create({ input: "x" })).rejects.toMatchObject({
@@ -84,7 +84,7 @@ test("a session of the Prompt API works on an engine in a worker", async () => {
   engine.destroy();
 });
 
-test("typed errors cross, with their fields", async () => {
+test("typed errors cross the port with their fields", async () => {
   const engine = await connectEngine(fakeWorker(loader("x").load), BUNDLE);
   const wrong = { messages, temperature: 9 } as ChatCompletionCreateParamsNonStreaming;
   await expect(engine.chat.completions.create(wrong)).rejects.toMatchObject({
@@ -114,7 +114,7 @@ test("leaving a loop and aborting a signal end the generation in the worker", as
   engine.destroy();
 });
 
-test("pages that ask for the same bundle share its engine, and the last to leave frees it", async () => {
+test("pages that request the same bundle share its engine, and the last page that leaves frees it", async () => {
   const made = loader("x");
   const worker = fakeWorker(made.load);
   const [first, second] = await Promise.all([connectEngine(worker, BUNDLE), connectEngine(worker, BUNDLE)]);
@@ -130,7 +130,7 @@ test("pages that ask for the same bundle share its engine, and the last to leave
   expect(made.loads).toEqual([BUNDLE, BUNDLE]);
 });
 
-test("a load ends when all who wait for it have aborted, and not before", async () => {
+test("a load ends when all callers that wait for it have aborted, and not before", async () => {
   let signal: AbortSignal | undefined;
   const worker = fakeWorker((_, options: LoadOptions) => {
     ({ signal } = options);
@@ -156,7 +156,7 @@ test("a load ends when all who wait for it have aborted, and not before", async 
   expect(signal?.aborted).toBe(true);
 });
 
-test("a page that is not a secure context gets the reason", async () => {
+test("connecting from a page that is not a secure context fails with the reason", async () => {
   vi.stubGlobal("isSecureContext", false);
   await expect(connectEngine(fakeWorker(loader("x").load), BUNDLE)).rejects.toMatchObject({
     code: "device_error",
@@ -165,7 +165,7 @@ test("a page that is not a secure context gets the reason", async () => {
   vi.unstubAllGlobals();
 });
 
-test("token ids are generated in a worker, with the completion, the prompt's log-probabilities and a signal", async () => {
+test("a worker generates token ids, with the completion, log-probabilities of the prompt and a signal", async () => {
   const { model, source } = fakeModel("hello");
   const loaded = { ...fakeEngine(model), generateTokens: source.generateTokens.bind(source) };
   const engine = await connectEngine(
@@ -251,7 +251,7 @@ test("a restarted worker does not know the page, and running calls fail with a W
   });
 });
 
-test("a worker that answers nothing any more is given up after half a minute", async () => {
+test("a worker that does not answer for 30 seconds fails with a WorkerError", async () => {
   vi.useFakeTimers({ toFake: ["setInterval", "clearInterval"] });
   const connecting = connectEngine({ postMessage: () => undefined, addEventListener: () => undefined }, BUNDLE);
   connecting.catch(() => undefined);
@@ -265,7 +265,7 @@ test("a worker that answers nothing any more is given up after half a minute", a
   });
 });
 
-test("a worker whose script fails is a WorkerError at once", async () => {
+test("a worker whose script fails is a WorkerError immediately", async () => {
   const target = new EventTarget();
   const worker: WorkerLike = { postMessage: () => undefined, addEventListener: target.addEventListener.bind(target) };
   const connecting = connectEngine(worker, BUNDLE);
@@ -276,7 +276,7 @@ test("a worker whose script fails is a WorkerError at once", async () => {
   });
 });
 
-test("a logit processor is refused, as its changes would not come back", async () => {
+test("a logit processor is refused, because its changes would not be returned", async () => {
   const engine = await connectEngine(fakeWorker(loader("x").load), BUNDLE);
   const asking = engine.chat.completions.create({ messages }, { logitProcessor: () => undefined });
   await expect(asking).rejects.toMatchObject({ code: "request_error", details: { param: "logitProcessor" } });
