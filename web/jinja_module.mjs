@@ -22,7 +22,7 @@ function numberMethods(contents) {
   const name =
     /\b(?:evaluate[A-Z]|evalProgram|applyFilter|bindMacroArguments|declareVariable|setVariable|lookupVariable)\w*/g;
   const names = [...new Set(contents.match(name))];
-  return contents.replace(name, (found) => `e${names.indexOf(found)}`);
+  return contents.replace(name, (method) => `e${names.indexOf(method)}`);
 }
 
 /** A plugin for esbuild. Throws for a version of the package that has another form. */

@@ -3,7 +3,7 @@
 
 import type { SessionApi } from "./api/engine_api.js";
 import { Conversation } from "./conversation.js";
-import type { KeptSequence } from "./engine/kept_sequence.js";
+import type { RetainedSequence } from "./engine/retained_sequence.js";
 import type { TokenEngine } from "./engine/token_engine.js";
 import type { GenerateOptions, GenerationEvent } from "./generation.js";
 import { generationEvents, tokenRequest } from "./generation.js";
@@ -30,15 +30,15 @@ export interface SessionHost {
 }
 
 export class Session extends Conversation {
-  #kept: KeptSequence;
+  #retained: RetainedSequence;
 
   constructor(
     private readonly host: SessionHost,
     { messages }: SessionOptions = {},
-    kept: KeptSequence = host.tokens.keep(),
+    retained: RetainedSequence = host.tokens.retainedSequence(),
   ) {
     super(messages);
-    this.#kept = kept;
+    this.#retained = retained;
   }
 
   /**
@@ -47,7 +47,7 @@ export class Session extends Conversation {
    */
   clone(): SessionApi {
     this.requireIdle();
-    return new Session(this.host, { messages: this.messages }, this.host.tokens.keep(this.#kept));
+    return new Session(this.host, { messages: this.messages }, this.host.tokens.retainedSequence(this.#retained));
   }
 
   /**
@@ -57,8 +57,8 @@ export class Session extends Conversation {
   async save(name: string): Promise<void> {
     this.requireIdle();
     const { tokens, bundle, activation } = this.host;
-    const record = { bundle, activation: activation(), messages: this.messages, tokenIds: this.#kept.tokens };
-    await (await this.host.storage()).write(name, record, await tokens.readKept(this.#kept));
+    const record = { bundle, activation: activation(), messages: this.messages, tokenIds: this.#retained.tokens };
+    await (await this.host.storage()).write(name, record, await tokens.readRetained(this.#retained));
   }
 
   /**
@@ -71,16 +71,16 @@ export class Session extends Conversation {
     const { record, keysAndValues } = await (await this.host.storage()).read(name);
     this.requireIdle();
     this.replaceMessages(record.messages);
-    tokens.forget(this.#kept);
-    this.#kept = tokens.keep();
+    tokens.forget(this.#retained);
+    this.#retained = tokens.retainedSequence();
     if (record.bundle === bundle && record.activation === activation())
-      tokens.writeKept(this.#kept, record.tokenIds, keysAndValues);
+      tokens.writeRetained(this.#retained, record.tokenIds, keysAndValues);
   }
 
   /** Release the pages. The session accepts no more messages. */
   close(): void {
     this.markClosed();
-    this.host.tokens.forget(this.#kept);
+    this.host.tokens.forget(this.#retained);
   }
 
   protected answer(
@@ -90,6 +90,6 @@ export class Session extends Conversation {
   ): AsyncGenerator<GenerationEvent, void, undefined> {
     const { tokens, tokenizer } = this.host;
     const request = tokenRequest(tokenizer.encodeChat(messages), options);
-    return generationEvents(tokens.generateTokens(request, this.#kept), tokenizer);
+    return generationEvents(tokens.generateTokens(request, this.#retained), tokenizer);
   }
 }

@@ -1,13 +1,13 @@
 // The KV cache for sequences: the pages that each sequence holds, and the pages that it shares with others.
 
-import { KeptSequence } from "./kept_sequence.js";
+import { RetainedSequence } from "./retained_sequence.js";
 import { PagePool } from "./page_pool.js";
 import { PrefixCache } from "./prefix_cache.js";
 import type { Sequence } from "./sequence.js";
 
 /**
  * The first ``length`` tokens of a sequence are already computed, in ``pages`` of the prefix cache (``cached``) or of
- * its kept sequence.
+ * its retained sequence.
  */
 export interface Prefix {
   readonly length: number;
@@ -15,12 +15,12 @@ export interface Prefix {
   readonly cached: boolean;
 }
 
-/** A page pool, a prefix cache and kept sequences, with the rules for sharing, copying and evicting their pages. */
+/** A page pool, a prefix cache and retained sequences, with the rules for sharing, copying and evicting their pages. */
 export class KvCache {
   readonly pool: PagePool;
   readonly prefixes: PrefixCache;
   // Least recently used first.
-  readonly #kept = new Set<KeptSequence>();
+  readonly #retained = new Set<RetainedSequence>();
 
   constructor(
     numPages: number,
@@ -30,17 +30,17 @@ export class KvCache {
     this.prefixes = new PrefixCache(this.pool, pageSize);
   }
 
-  /** A kept sequence for a new conversation, or for a fork of the conversation ``from``. */
-  keep(from?: KeptSequence): KeptSequence {
-    const kept = from?.clone() ?? new KeptSequence(this.pool);
-    this.#kept.add(kept);
-    return kept;
+  /** A retained sequence for a new conversation, or for a fork of the conversation ``from``. */
+  retainedSequence(from?: RetainedSequence): RetainedSequence {
+    const retained = from?.clone() ?? new RetainedSequence(this.pool);
+    this.#retained.add(retained);
+    return retained;
   }
 
   /** The conversation is over. */
-  forget(kept: KeptSequence): void {
-    kept.drop();
-    this.#kept.delete(kept);
+  forget(retained: RetainedSequence): void {
+    retained.drop();
+    this.#retained.delete(retained);
   }
 
   pagesFor(numTokens: number): number {
@@ -51,14 +51,15 @@ export class KvCache {
   findPrefix({ tokens, params, maxCached }: Sequence): Prefix {
     const pages = this.prefixes.match(tokens, Math.floor(maxCached / this.pageSize));
     const length = pages.length * this.pageSize;
-    const kept = Math.min(commonLength(tokens, params.kept?.tokens ?? []), maxCached);
-    if (kept <= length) return { length, pages, cached: true };
-    return { length: kept, pages: params.kept?.pages.slice(0, this.pagesFor(kept)) ?? [], cached: false };
+    const { retained } = params;
+    const longer = Math.min(commonLength(tokens, retained?.tokens ?? []), maxCached);
+    if (longer <= length) return { length, pages, cached: true };
+    return { length: longer, pages: retained?.pages.slice(0, this.pagesFor(longer)) ?? [], cached: false };
   }
 
   /**
    * Whether there are enough pages for a sequence's known tokens and one more token, in addition to the pages that
-   * running sequences need for the same. Evicts kept sequences.
+   * running sequences need for the same. Evicts retained sequences.
    */
   fits({ tokens, params }: Sequence, { pages, cached }: Prefix, running: readonly Sequence[]): boolean {
     const promised = running.reduce(
@@ -69,20 +70,20 @@ export class KvCache {
     const idle = cached ? pages.filter((page) => this.pool.users(page) === 1).length : 0;
     const needed = promised + this.pagesFor(tokens.length + 1) - pages.length + idle;
     while (needed > this.pool.free + this.prefixes.evictable) {
-      if (!this.#evictKept(params.kept)) return false;
+      if (!this.#evictRetained(params.retained)) return false;
     }
     return true;
   }
 
   /** Let a sequence start from a prefix. */
   start(sequence: Sequence, { length, pages, cached }: Prefix): void {
-    const { kept } = sequence.params;
+    const { retained } = sequence.params;
     if (cached) {
       for (const page of pages) this.pool.share(page);
       // When the sequence ends, it will retain more pages than these.
-      kept?.drop();
+      retained?.drop();
     } else {
-      kept?.take(pages.length);
+      retained?.detach(pages.length);
     }
     sequence.pages.push(...pages);
     sequence.computed = length;
@@ -103,7 +104,9 @@ export class KvCache {
     }
   }
 
-  /** Allocate pages for the first ``length`` positions, evicting cached and kept pages. False if there are too few. */
+  /**
+   * Allocate pages for the first ``length`` positions, evicting cached and retained pages. False if there are too few.
+   */
   reserve({ pages }: Sequence, length: number): boolean {
     const more = this.allocate(this.pagesFor(length) - pages.length);
     if (more !== null) pages.push(...more);
@@ -115,7 +118,7 @@ export class KvCache {
    */
   allocate(count: number): number[] | null {
     while (this.pool.free < count) {
-      if (!this.prefixes.evict() && !this.#evictKept()) return null;
+      if (!this.prefixes.evict() && !this.#evictRetained()) return null;
     }
     return Array.from({ length: count }, () => this.pool.allocate());
   }
@@ -126,11 +129,11 @@ export class KvCache {
   }
 
   /** Pass the pages of a finished sequence to its conversation, unless the conversation is over. */
-  retain({ params: { kept }, tokens, pages, computed }: Sequence): void {
-    if (kept === null || !this.#kept.delete(kept)) return;
-    this.#kept.add(kept);
+  retain({ params: { retained }, tokens, pages, computed }: Sequence): void {
+    if (retained === null || !this.#retained.delete(retained)) return;
+    this.#retained.add(retained);
     const known = Math.min(computed, tokens.length);
-    kept.put(tokens.slice(0, known), pages.splice(0, this.pagesFor(known)));
+    retained.put(tokens.slice(0, known), pages.splice(0, this.pagesFor(known)));
   }
 
   /** Release a sequence's pages; the cache retains the full ones. */
@@ -148,14 +151,14 @@ export class KvCache {
   /** Remove everything that no sequence holds, as after the loss of the device. */
   clear(): void {
     this.prefixes.clear();
-    while (this.#evictKept());
+    while (this.#evictRetained());
   }
 
   /** Release the pages of the least recently used conversation other than ``except``. False if there is none. */
-  #evictKept(except: KeptSequence | null = null): boolean {
-    for (const kept of this.#kept) {
-      if (kept.pages.length === 0 || kept === except) continue;
-      kept.drop();
+  #evictRetained(except: RetainedSequence | null = null): boolean {
+    for (const retained of this.#retained) {
+      if (retained.pages.length === 0 || retained === except) continue;
+      retained.drop();
       return true;
     }
     return false;

@@ -75,7 +75,7 @@ export interface TokenRequest {
   readonly stopTokenIds?: readonly number[] | undefined;
   readonly constraint?: Constraint | undefined;
   readonly logitProcessor?: LogitProcessor | undefined;
-  /** Higher goes first; 0 by default. */
+  /** Requests with a higher priority are scheduled first; 0 by default. */
   readonly priority?: number | undefined;
   /**
    * What happens when the context is full: the answer ends (the default), or old tokens after the first ``keep`` are
@@ -94,7 +94,7 @@ export interface GeneratedToken {
   readonly tokenId: number;
   /** Null unless logprobs were requested. */
   readonly logprob: number | null;
-  /** The most likely tokens, best first, as many as were requested. */
+  /** The requested number of most likely tokens, best first. */
   readonly alternatives: readonly TokenLogprob[];
 }
 

@@ -112,7 +112,7 @@ export class Scheduler {
 
   // --- building a step ----------------------------------------------------------------------------------------
 
-  /** Give a sequence a row, with as many of its missing positions as fit. */
+  /** Give a sequence a row with all of its missing positions that fit. */
   #schedule(step: OpenStep, sequence: Sequence): void {
     if (sequence.state !== "running" || !sequence.isReady(this.config.context)) return;
     this.kv.prepare(sequence, step.copies);
@@ -146,7 +146,7 @@ export class Scheduler {
     this.#shiftContext(sequence);
     for (;;) {
       const prefix = this.kv.findPrefix(sequence);
-      // One sequence alone always fits: the pages hold a whole context.
+      // One sequence alone always fits: the pages hold a full context.
       if (this.#slots.length > 0 && (this.running.length === 0 || this.kv.fits(sequence, prefix, this.running))) {
         remove(this.waiting, sequence);
         this.kv.start(sequence, prefix);

@@ -1,6 +1,6 @@
 // A sequence: the tokens of one request, the pages that hold their keys and values, and how far it has been computed.
 
-import type { KeptSequence } from "./kept_sequence.js";
+import type { RetainedSequence } from "./retained_sequence.js";
 import { CachePosition } from "./prefix_cache.js";
 import { PromptLogprobRows } from "./prompt_logprobs.js";
 import type { FinishReason } from "./request.js";
@@ -26,8 +26,8 @@ export interface SequenceParams {
   readonly lockstep: boolean;
   /** How many tokens at the end of the prompt get a log-probability. */
   readonly promptLogprobs: number;
-  /** The kept sequence from which the sequence starts, and which retains its pages when it ends. */
-  readonly kept: KeptSequence | null;
+  /** The retained sequence from which the sequence starts, and which retains its pages when it ends. */
+  readonly retained: RetainedSequence | null;
 }
 
 export class Sequence {
@@ -73,7 +73,7 @@ export class Sequence {
     return this.length - this.computed;
   }
 
-  /** How many of the known tokens may come from a cache: the logits of the others are needed. */
+  /** The number of known tokens that may come from a cache. The logits of the other tokens are needed. */
   get maxCached(): number {
     return this.tokens.length - 1 - this.promptLogprobs.pending;
   }
@@ -92,12 +92,12 @@ export class Sequence {
   }
 }
 
-/** Negative if ``a`` goes before ``b``: by priority, then by arrival. */
+/** Negative if ``a`` precedes ``b``: by priority, then by arrival. */
 export function byRank(a: Sequence, b: Sequence): number {
   return b.priority - a.priority || a.id - b.id;
 }
 
-/** Negative if the prompt of ``a`` goes before that of ``b``: by priority, then by the last step with their rows. */
+/** Negative if the prompt of ``a`` precedes that of ``b``: by priority, then by the last step with their rows. */
 export function byTurn(a: Sequence, b: Sequence): number {
   return b.priority - a.priority || a.lastStep - b.lastStep || a.id - b.id;
 }

@@ -6,7 +6,7 @@ import { IN_PROMPT } from "../runtime/batch.js";
 import type { StepResult } from "../runtime/runner.js";
 import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
-import type { KeptSequence } from "./kept_sequence.js";
+import type { RetainedSequence } from "./retained_sequence.js";
 import { Lookahead } from "./lookahead.js";
 import { promptLogprob } from "./prompt_logprobs.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
@@ -83,7 +83,7 @@ export class TokenEngine implements TokenSource {
    */
   async *generateTokens(
     request: TokenRequest,
-    kept: KeptSequence | null = null,
+    retained: RetainedSequence | null = null,
   ): AsyncGenerator<GeneratedToken, Completion, undefined> {
     try {
       if (this.model.embeds === true)
@@ -105,7 +105,7 @@ export class TokenEngine implements TokenSource {
     const sequence = new Sequence(
       this.#nextId++,
       promptIds,
-      { maxTokens, stopTokenIds, contextShift, lockstep, promptLogprobs, kept },
+      { maxTokens, stopTokenIds, contextShift, lockstep, promptLogprobs, retained },
       priority,
     );
     const answer = new Answer(sequence, request, this.model.vocabSize);
@@ -128,30 +128,30 @@ export class TokenEngine implements TokenSource {
     }
   }
 
-  /** A kept sequence for a new conversation, or for a fork of the conversation ``from``. */
-  keep(from?: KeptSequence): KeptSequence {
-    return this.#scheduler.kv.keep(from);
+  /** A retained sequence for a new conversation, or for a fork of the conversation ``from``. */
+  retainedSequence(from?: RetainedSequence): RetainedSequence {
+    return this.#scheduler.kv.retainedSequence(from);
   }
 
-  forget(kept: KeptSequence): void {
-    this.#scheduler.kv.forget(kept);
+  forget(retained: RetainedSequence): void {
+    this.#scheduler.kv.forget(retained);
   }
 
-  /** The keys and values of a kept sequence, page by page, in the layout of this bundle. */
-  async readKept(kept: KeptSequence): Promise<Uint8Array<ArrayBuffer>> {
-    return this.#runner.readPages(kept.pages);
+  /** The keys and values of a retained sequence, page by page, in the layout of this bundle. */
+  async readRetained(retained: RetainedSequence): Promise<Uint8Array<ArrayBuffer>> {
+    return this.#runner.readPages(retained.pages);
   }
 
   /**
-   * Write the keys and values that `readKept` returned for the same tokens to a kept sequence. False if no pages are
-   * available.
+   * Write the keys and values that `readRetained` returned for the same tokens to a retained sequence. False if no
+   * pages are available.
    */
-  writeKept(kept: KeptSequence, tokens: readonly number[], bytes: Uint8Array<ArrayBuffer>): boolean {
+  writeRetained(retained: RetainedSequence, tokens: readonly number[], bytes: Uint8Array<ArrayBuffer>): boolean {
     const { kv } = this.#scheduler;
     const pages = kv.allocate(kv.pagesFor(tokens.length));
     if (pages === null) return false;
     this.#runner.writePages(pages, bytes);
-    kept.put(tokens, pages);
+    retained.put(tokens, pages);
     return true;
   }
 
@@ -207,7 +207,7 @@ export class TokenEngine implements TokenSource {
     this.#lookahead.restart(performance.now());
     for (;;) {
       try {
-        // A step with a logit processor reaches the device in two parts, and no other may come between them.
+        // A step with a logit processor is submitted in two parts, and no other step may be submitted between them.
         while (
           !this.gate.isClosed &&
           open.length <
@@ -248,7 +248,7 @@ export class TokenEngine implements TokenSource {
     const broken: [Answer, unknown][] = [];
     for (const answer of sampled) this.#setMask(answer, broken);
     const batch = stepBatch(step, runner.limits.pageSize, (sequence) => this.#answerOf(sequence));
-    // The rows of a broken constraint are computed with the step, but nobody reads them.
+    // The rows of a broken constraint are computed with the step, but not read.
     for (const [answer, error] of broken) this.#end(answer, error);
     this.#counts.steps++;
     this.#counts.preemptions += step.preempted.length;

@@ -152,15 +152,15 @@ export async function openTrusted(
     if (verdict.passed) {
       const off = new Set([...verdict.off, ...runner.refused]);
       const switchedOff = [...without.keys(), ...off];
-      const found: Remembered = {
+      const result: Remembered = {
         activation,
         complete,
         switchedOff,
         largestDeviation: verdict.deviation,
         durationMs: performance.now() - start,
       };
-      await note("self-test").write(found);
-      return { ...opened, choices: { off, front: before.front }, selfTest: infoOf(found, false) };
+      await note("self-test").write(result);
+      return { ...opened, choices: { off, front: before.front }, selfTest: infoOf(result, false) };
     }
     runner.destroy();
     trustsNotes = false;
@@ -246,14 +246,14 @@ function wrongDevice(
   without: ReadonlyMap<ActivationDtype, number>,
   tolerances: Readonly<Record<string, number>>,
 ): DeviceError {
-  const found = [...without].map(([dtype, deviation]) => {
+  const deviations = [...without].map(([dtype, deviation]) => {
     const off = Number.isFinite(deviation) ? `off by ${(100 * deviation).toPrecision(3)} %` : "not numbers";
     const allowed = (100 * (tolerances[dtype] ?? 0)).toPrecision(3);
     return `with ${dtype} activations logits are ${off}, at most ${allowed} % is rounding`;
   });
   const largestDeviation = Math.max(...without.values());
   return new DeviceError(
-    `${adapter}: this device computes the model wrongly (${found.join("; ")}); ` +
+    `${adapter}: this device computes the model wrongly (${deviations.join("; ")}); ` +
       "update the browser and the graphics driver, or use another device",
     {
       adapter,

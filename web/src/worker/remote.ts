@@ -92,7 +92,7 @@ export class Remote {
         this.#end(message.id, {});
         return;
       case "stream":
-        call.resolve(new Stream((left) => this.#read(message.id, call, left)));
+        call.resolve(new Stream((signal) => this.#read(message.id, call, signal)));
         return;
       case "item":
         call.inbox.push(message.value);
@@ -110,13 +110,13 @@ export class Remote {
     }
   }
 
-  async *#read(id: number, call: Call, left: AbortSignal): AsyncGenerator<unknown, void, undefined> {
-    left.addEventListener("abort", () => {
+  async *#read(id: number, call: Call, signal: AbortSignal): AsyncGenerator<unknown, void, undefined> {
+    signal.addEventListener("abort", () => {
       call.wake();
     });
     let granted = 0;
     try {
-      while (!left.aborted) {
+      while (!signal.aborted) {
         if (granted < WINDOW / 2 && call.closed === null) {
           this.#post({ type: "more", id, count: WINDOW - granted });
           granted = WINDOW;

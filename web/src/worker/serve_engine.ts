@@ -80,13 +80,15 @@ class Connection {
 }
 
 /**
- * Serve engines to all pages that connect. Pages that name the same bundle share one engine. ``given`` is a replacement
- * for Engine.load, or options for it; a service worker needs `grammar` for structured output. Call serveEngine while
- * the script starts, because a service worker must add its listeners by then.
+ * Serve engines to all pages that connect. Pages that name the same bundle share one engine. ``loadOrOptions`` is a
+ * replacement for Engine.load, or options for it; a service worker needs `grammar` for structured output. Call
+ * serveEngine while the script starts, because a service worker must add its listeners by then.
  */
-export function serveEngine(scope: WorkerScope, given: LoadEngine | ServeOptions = {}): void {
+export function serveEngine(scope: WorkerScope, loadOrOptions: LoadEngine | ServeOptions = {}): void {
   const load: LoadEngine =
-    typeof given === "function" ? given : async (bundles, options) => Engine.load(bundles, { ...options, ...given });
+    typeof loadOrOptions === "function"
+      ? loadOrOptions
+      : async (bundles, options) => Engine.load(bundles, { ...options, ...loadOrOptions });
   const engines = new SharedEngines(load);
   const connections = new Set<string>();
 

@@ -33,8 +33,8 @@ export interface WirePort {
 }
 
 /**
- * The messages that a page sends to the worker itself. A ping comes with a port; the reply there is whether the worker
- * knows the connection.
+ * The messages that a page sends to the worker itself. A ping is sent with a port; the reply there is whether the
+ * worker knows the connection.
  */
 export type Greeting =
   | { readonly nearfar: "connect"; readonly connection: string }

@@ -59,7 +59,7 @@ const PLAIN: Omit<SequenceParams, "maxTokens"> = {
   contextShift: null,
   lockstep: false,
   promptLogprobs: 0,
-  kept: null,
+  retained: null,
 };
 
 function schedulerOf(config: TraceConfig): Scheduler {

@@ -1,7 +1,7 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
 
-import type { KeptSequence } from "../../src/engine/kept_sequence.js";
+import type { RetainedSequence } from "../../src/engine/retained_sequence.js";
 import type { Completion, Constraint, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
 import { drawAt } from "../../src/engine/resolved_sampling.js";
 import { Gate } from "../../src/engine/gate.js";
@@ -72,33 +72,33 @@ test("a second turn computes only its new tokens", async () => {
   expect(engine.counts.computedTokens - before).toBe(promptIds.length - 12);
 });
 
-test("a kept sequence also retains the unfilled page, and its clone copies it before writing", async () => {
+test("a retained sequence also retains the unfilled page, and its clone copies it before writing", async () => {
   const runner = new FakeRunner(LIMITS);
   const engine = engineOn(runner);
-  const kept = engine.keep();
-  const first = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, kept));
-  const clone = engine.keep(kept);
+  const retained = engine.retainedSequence();
+  const first = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, retained));
+  const clone = engine.retainedSequence(retained);
   const promptIds = [...PROMPT, ...first.ids, 3];
   const [one, other] = await Promise.all([
-    collect(engine.generateTokens({ promptIds, maxTokens: 5 }, kept)),
+    collect(engine.generateTokens({ promptIds, maxTokens: 5 }, retained)),
     collect(engine.generateTokens({ promptIds: [...promptIds, 4], maxTokens: 5 }, clone)),
   ]);
   expect(one.ids).toEqual(answerOf(promptIds, 5, 64).tokens);
   expect(other.ids).toEqual(answerOf([...promptIds, 4], 5, 64).tokens);
   expect(one.completion.cachedTokens).toBe(13);
   expect(runner.calls.some((call) => call.startsWith("copy"))).toBe(true);
-  engine.forget(kept);
+  engine.forget(retained);
   engine.forget(clone);
 });
 
-test("a kept sequence can be saved, and restored into another engine", async () => {
+test("a retained sequence can be saved, and restored into another engine", async () => {
   const engine = engineOn(new FakeRunner(LIMITS));
-  const kept = engine.keep();
-  const { ids } = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, kept));
-  const bytes = await engine.readKept(kept);
+  const retained = engine.retainedSequence();
+  const { ids } = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, retained));
+  const bytes = await engine.readRetained(retained);
   const other = engineOn(new FakeRunner(LIMITS));
-  const restored = other.keep();
-  expect(other.writeKept(restored, kept.tokens, bytes)).toBe(true);
+  const restored = other.retainedSequence();
+  expect(other.writeRetained(restored, retained.tokens, bytes)).toBe(true);
   const promptIds = [...PROMPT, ...ids, 5];
   const { ids: next, completion } = await collect(other.generateTokens({ promptIds, maxTokens: 4 }, restored));
   expect(next).toEqual(answerOf(promptIds, 4, 64).tokens);
@@ -302,12 +302,12 @@ test("penalties and biases are written to the slot, and log-probabilities are re
 async function answerWithLogprobs(
   engine: TokenEngine,
   request: Partial<TokenRequest>,
-  kept: KeptSequence | null = null,
+  retained: RetainedSequence | null = null,
 ) {
   const reports: (readonly number[])[] = [];
   const tokens = engine.generateTokens(
     { promptIds: PROMPT, maxTokens: 6, ...request, onPromptLogprobs: (values) => reports.push(values) },
-    kept,
+    retained,
   );
   const first = await tokens.next();
   const before = reports.length;
@@ -348,11 +348,11 @@ test("a prompt's log-probabilities arrive before the first token and do not chan
 
 test("cached tokens of a prompt do not change its log-probabilities", async () => {
   const engine = engineOn(new FakeRunner(LIMITS));
-  const kept = engine.keep();
-  await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 3 }, kept));
+  const retained = engine.retainedSequence();
+  await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 3 }, retained));
   for (const [sequence, cached] of [
     [null, 4],
-    [kept, 5],
+    [retained, 5],
   ] as const) {
     const { reports, completion } = await answerWithLogprobs(engine, { promptLogprobs: 4 }, sequence);
     expectExact(reports, PROMPT, 4);
@@ -434,7 +434,7 @@ test("the numbers of a seed are the same when drawn one by one and at any index"
   for (let index = 0; index < 50; index++) expect(drawAt(4_000_000_000, index)).toBe(draw());
 });
 
-test("random conversations with kept sequences, forks and few pages get the answers of single requests", async () => {
+test("random conversations with retained sequences, forks and few pages get the answers of single requests", async () => {
   const turn = fc.record({
     who: fc.integer({ min: 0, max: 2 }),
     fork: fc.boolean(),
@@ -447,26 +447,28 @@ test("random conversations with kept sequences, forks and few pages get the answ
       async (turns, spare) => {
         const limits = { tokens: 5, sequences: 2, pages: 10 + spare, pageSize: 4, context: 40, vocabSize: VOCAB };
         const engine = engineOn(new FakeRunner(limits));
-        const conversations = [0, 1, 2].map(() => ({ kept: engine.keep(), tokens: [] as number[] }));
+        const conversations = [0, 1, 2].map(() => ({ retained: engine.retainedSequence(), tokens: [] as number[] }));
         for (const { who, fork, say } of turns) {
-          const from = conversations[who] ?? { kept: engine.keep(), tokens: [] };
+          const from = conversations[who] ?? { retained: engine.retainedSequence(), tokens: [] };
           // The conversation continues in its fork and, with other tokens, in itself at the same time.
-          const branches = fork ? [from, { kept: engine.keep(from.kept), tokens: [...from.tokens] }] : [from];
+          const branches = fork
+            ? [from, { retained: engine.retainedSequence(from.retained), tokens: [...from.tokens] }]
+            : [from];
           await Promise.all(
             branches.map(async (branch, index) => {
               const promptIds = [...branch.tokens, ...say, ...(index === 0 ? [] : [1])].slice(-limits.context);
-              const { ids } = await collect(engine.generateTokens({ promptIds, maxTokens: 3 }, branch.kept));
+              const { ids } = await collect(engine.generateTokens({ promptIds, maxTokens: 3 }, branch.retained));
               expect(ids).toEqual(answerOf(promptIds, 3, limits.context).tokens);
               branch.tokens = [...promptIds, ...ids];
             }),
           );
           const fresh = branches[1];
           if (fresh !== undefined) {
-            engine.forget(from.kept);
+            engine.forget(from.retained);
             conversations[who] = fresh;
           }
         }
-        for (const { kept } of conversations) engine.forget(kept);
+        for (const { retained } of conversations) engine.forget(retained);
       },
     ),
     { numRuns: 150 },

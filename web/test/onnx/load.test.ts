@@ -120,7 +120,7 @@ test("a graph for another device is refused, and so are weights that WebAssembly
 });
 
 test.each([
-  [new Error("std::bad_alloc"), "there is no room for the model's 0 MB"],
+  [new Error("std::bad_alloc"), "there is not enough memory for the model's 0 MB"],
   // In WebAssembly, the address of an exception.
   [1234567, "there is no room"],
   [new Error("no such operator"), "use the ONNX Runtime of this package's release"],

@@ -24,10 +24,10 @@ async function engineOf(
 async function tokensOf(
   engine: TokenEngine,
   request: TokenRequest,
-  kept?: ReturnType<TokenEngine["keep"]>,
+  retained?: ReturnType<TokenEngine["retainedSequence"]>,
 ): Promise<number[]> {
   const ids: number[] = [];
-  for await (const { tokenId } of engine.generateTokens(request, kept)) ids.push(tokenId);
+  for await (const { tokenId } of engine.generateTokens(request, retained)) ids.push(tokenId);
   return ids;
 }
 
@@ -65,26 +65,26 @@ test("an answer continues to the end of the context and ends there", async () =>
 
 test("a conversation continues from its page, forks copy it, and saved ones are restored", async () => {
   const { engine, runs } = await engineOf("rows");
-  const kept = engine.keep();
+  const retained = engine.retainedSequence();
   const first = prompt(70, 7);
-  const answer = await tokensOf(engine, { promptIds: first, maxTokens: 5 }, kept);
-  const bytes = await engine.readKept(kept);
-  const saved = kept.tokens;
+  const answer = await tokensOf(engine, { promptIds: first, maxTokens: 5 }, retained);
+  const bytes = await engine.readRetained(retained);
+  const saved = retained.tokens;
   const second = [...first, ...answer, 1, 2, 3];
   const other = [...first, ...answer, 4];
-  const fork = engine.keep(kept);
+  const fork = engine.retainedSequence(retained);
   runs.length = 0;
   const found = await Promise.all([
-    tokensOf(engine, { promptIds: second, maxTokens: 4 }, kept),
+    tokensOf(engine, { promptIds: second, maxTokens: 4 }, retained),
     tokensOf(engine, { promptIds: other, maxTokens: 4 }, fork),
   ]);
   expect(found).toEqual([expected(second, 4), expected(other, 4)]);
   // Neither computes the conversation so far again.
   expect(Math.max(...runs.map(([tokens]) => tokens))).toBeLessThan(6);
-  engine.forget(kept);
+  engine.forget(retained);
   engine.forget(fork);
-  const restored = engine.keep();
-  expect(engine.writeKept(restored, saved, bytes)).toBe(true);
+  const restored = engine.retainedSequence();
+  expect(engine.writeRetained(restored, saved, bytes)).toBe(true);
   runs.length = 0;
   expect(await tokensOf(engine, { promptIds: second, maxTokens: 4 }, restored)).toEqual(expected(second, 4));
   expect(runs[0]?.[0]).toBeLessThan(6);
