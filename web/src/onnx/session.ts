@@ -110,7 +110,8 @@ export function sessionError({ model }: ExportManifest, size: number, error: unk
   const isMemory =
     typeof error === "number" || /bad_alloc|out of memory|allocation failed|failed to allocate/i.test(message);
   const advice = isMemory
-    ? `there is not enough memory for the model's ${megabytes(size)} MB: close other pages or apps, or use a smaller model`
+    ? `there is not enough memory for the model's ${megabytes(size)} MB: ` +
+      "close other pages or apps, or use a smaller model"
     : "use the ONNX Runtime of this package's release";
   return new DeviceError(
     `${model}: ONNX Runtime cannot open it (${message}); ${advice}`,

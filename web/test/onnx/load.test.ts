@@ -122,7 +122,7 @@ test("a graph for another device is refused, and so are weights that WebAssembly
 test.each([
   [new Error("std::bad_alloc"), "there is not enough memory for the model's 0 MB"],
   // In WebAssembly, the address of an exception.
-  [1234567, "there is no room"],
+  [1234567, "there is not enough memory"],
   [new Error("no such operator"), "use the ONNX Runtime of this package's release"],
 ])("a session that cannot be made (%s) is a DeviceError with advice", async (thrown, advice) => {
   const { ort } = stubRuntime();
