@@ -27,7 +27,7 @@ export class Gate {
     this.#open();
   }
 
-  /** Does the work at once; the caller checks whether the gate is open. */
+  /** Starts the work immediately; the caller checks whether the gate is open. */
   async through<T>(work: () => Promise<T>): Promise<T> {
     this.#inside++;
     try {

@@ -24,7 +24,7 @@ export class Lookahead {
     return this.#depth;
   }
 
-  /** The device was idle: measure anew, and queue nothing behind the first token. */
+  /** The device was idle: measure again, and queue nothing after the first token. */
   restart(now: number): void {
     this.#count = 0;
     this.#since = now;

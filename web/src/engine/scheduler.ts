@@ -14,7 +14,8 @@ import type { Row, SchedulerEvent, Step } from "./step.js";
 import { OpenStep, samplesAnswer } from "./step.js";
 
 /**
- * ``maxTokens`` positions a step, ``maxSequences`` running at once. The pages must hold at least ``context`` tokens.
+ * ``maxTokens`` is the maximum number of positions in a step, ``maxSequences`` that of running sequences. The pages
+ * must hold at least ``context`` tokens.
  */
 export interface SchedulerConfig {
   readonly pageSize: number;

@@ -33,7 +33,7 @@ export interface SequenceParams {
 export class Sequence {
   state: SequenceState = "waiting";
   finishReason: FinishReason | null = null;
-  /** All known tokens: the prompt, then what has been read back from the device. */
+  /** All known tokens: the prompt, then the tokens that have been read back from the device. */
   readonly tokens: number[];
   /** Pages in the order of the positions they hold, and how many of them are in the prefix cache. */
   readonly pages: number[] = [];

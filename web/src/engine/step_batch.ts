@@ -26,7 +26,7 @@ export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: S
     batch.seq_starts.push(batch.token_ids.length);
     batch.page_ids.push(...pages);
     batch.page_indptr.push(batch.page_ids.length);
-    // The last rows are sampled; those for the prompt come first.
+    // The last rows are sampled, first those for the prompt.
     for (let index = 0; index < numSampled; index++) {
       batch.sample_rows.push(batch.token_ids.length - numSampled + index);
       if (index < promptLogprobs) {

@@ -280,7 +280,7 @@ export class TokenEngine implements TokenSource {
     return answer;
   }
 
-  /** Write what the device stores for a slot, for the sequence that starts in it. */
+  /** Write the states of a slot on the device for the sequence that starts in it. */
   #prepareSlot(sequence: Sequence): void {
     const { sampling, request, tokenIds } = this.#answerOf(sequence);
     if (sampling.penalizes) {

@@ -49,7 +49,7 @@ export function runtimeOf(imported: unknown, option: string): OnnxRuntime {
   return ort;
 }
 
-/** What computes, in words. */
+/** A description of the runtime: its version and platform. */
 export function describeRuntime({ env }: OnnxRuntime): string {
   const versions = env.versions as Readonly<Record<string, string | undefined>>;
   if (versions.web !== undefined) return `ONNX Runtime ${versions.web}, WebAssembly`;

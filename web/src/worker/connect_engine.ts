@@ -26,7 +26,7 @@ export interface ConnectOptions extends Omit<LoadOptions, "gpu" | "adapter" | "g
 /** A request for token ids that can be sent to a worker. A constraint and a logit processor cannot be sent. */
 export type WorkerTokenRequest = Omit<TokenRequest, "constraint" | "logitProcessor">;
 
-/** An engine in a worker. Its methods do what those of `Engine` do. */
+/** An engine in a worker. Its methods do the same as those of `Engine`. */
 export interface WorkerEngine extends EngineWithSessions {
   generateTokens(request: WorkerTokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined>;
   exportTuning(): Promise<TuningEntry | null>;

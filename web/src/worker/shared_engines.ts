@@ -24,8 +24,8 @@ export class SharedEngines {
   constructor(private readonly load: LoadEngine) {}
 
   /**
-   * The first caller's options apply. A load ends when all callers that wait for it have aborted. Throws what loading
-   * throws.
+   * The first caller's options apply. A load ends when all callers that wait for it have aborted. Throws the errors of
+   * the load.
    */
   async borrow(bundles: readonly string[], options: LoadOptions): Promise<Loan> {
     const key = bundles.join(" ");
