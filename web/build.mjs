@@ -18,7 +18,8 @@ const common = {
 };
 const browser = { ...common, minify: true, platform: "browser" };
 
-// Files of their own, which others import when they first need them: the grammar compiler, with its wasm, the runner for ONNX bundles, and the engine.
+// Separate files, which other files import when they first need them: the grammar compiler with its wasm, the runner
+// for ONNX bundles, and the engine.
 const outside = (name, filter, path) => ({
   name,
   setup: ({ onResolve }) => onResolve({ filter }, () => ({ path, external: true })),
@@ -27,13 +28,14 @@ const laterFiles = (folder) => [
   outside("grammar-outside", /\/grammar\/index\.js$/, `${folder}/grammar.js`),
   outside("onnx-outside", /\/onnx\/index\.js$/, `${folder}/onnx.js`),
 ];
-// A page that passes an engine to Hybrid has no need of another, and few policies have near guess for far.
+// A page that passes an engine to Hybrid does not need another one, and few policies use speculation.
 const hybridOutside = [
   outside("engine-outside", /^\.\.\/index\.js$/, "./nearfar.js"),
   outside("speculation-outside", /^\.\/speculation\.js$/, "./speculation.js"),
 ];
 
-// Bundlers would look for the modules of `import(address)` among their own files. These comments prevent it, and only a banner is not minified.
+// Bundlers would look for the modules of `import(address)` among their own files. These comments prevent it, and only a
+// banner is not minified.
 const IMPORT_BY_ADDRESS =
   "const importByAddress = (address) => import(/* @vite-ignore */ /* webpackIgnore: true */ address);";
 const importModule = {
@@ -45,7 +47,7 @@ const importModule = {
     })),
 };
 
-// Each is complete in itself, so that a page can load it as one file.
+// Each of these is complete, so that a page can load it as one file.
 const ENTRIES = {
   nearfar: "src/index.ts",
   runtime: "src/runtime/index.ts",
@@ -56,7 +58,7 @@ const ENTRIES = {
   "language-model": "src/language_model/index.ts",
 };
 
-// Adapters for libraries that the application installs. React's loads nearfar.js for a bundle that is given by its address.
+// Adapters for libraries that the application installs. The React adapter loads nearfar.js if the bundle is an address.
 const adaptersOutside = [outside("engine-outside", /^\.\.\/index\.js$/, "./nearfar.js")];
 const ADAPTERS = {
   fetch: "src/fetch/index.ts",
@@ -67,12 +69,12 @@ const ADAPTERS = {
 
 const PAGES = { page: "page/main.ts", bench: "page/bench.ts" };
 
-// Packages whose code the files above hold; xgrammar's has no file of its license, which is ours.
+// Packages whose code is in the files above. xgrammar has no license file; it has the same license as this package.
 const INSIDE = ["@huggingface/jinja", "@huggingface/tokenizers"];
-// Packages whose code the chat page holds.
+// Packages whose code is in the chat page.
 const INSIDE_PAGE = ["marked", "dompurify", "highlight.js", "katex", "idb"];
 
-/** The licenses of all that is in dist/, which whoever passes it on passes on too. */
+/** The licenses of the code in dist/, which must be distributed with it. */
 async function licenses() {
   const parts = [`@nearfar/web, and @mlc-ai/web-xgrammar in grammar.js\n\n${await readFile("../LICENSE", "utf8")}`];
   for (const name of INSIDE) parts.push(await licenseOf(name));
@@ -92,14 +94,16 @@ function joined(parts) {
   return parts.join(`\n${"-".repeat(80)}\n\n`);
 }
 
-/** The service worker of the page, which names all of its files. Built last, because its hash covers them. */
+/**
+ * The service worker of the page, which lists all of the page's files. It is built last, because its hash covers them.
+ */
 async function buildServiceWorker() {
   const files = (await readdir("dist/page")).filter((file) => !file.endsWith(".map")).sort();
   const hash = createHash("sha256");
   for (const file of files) hash.update(file).update(await readFile(`dist/page/${file}`));
-  // The grammar compiler and the ONNX runner are large and rare, and the licenses are no part of the page.
-  const kept = files.filter((file) => !/^(?:grammar|onnx)-|^LICENSES/.test(file));
-  const define = { PAGE_BUILD: JSON.stringify({ hash: hash.digest("hex").slice(0, 16), files: kept }) };
+  // The grammar compiler and the ONNX runner are large and rarely used, and the page does not show the licenses.
+  const cached = files.filter((file) => !/^(?:grammar|onnx)-|^LICENSES/.test(file));
+  const define = { PAGE_BUILD: JSON.stringify({ hash: hash.digest("hex").slice(0, 16), files: cached }) };
   await build({ ...browser, entryPoints: ["page/service_worker.ts"], outdir: "dist/page", define });
 }
 

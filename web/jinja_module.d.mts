@@ -1,4 +1,4 @@
 import type { Plugin } from "esbuild";
 
-/** For esbuild. */
+/** A plugin for esbuild. */
 export const jinjaEsbuild: Plugin;

@@ -1,22 +1,31 @@
-// @huggingface/jinja without what nothing here uses and no bundler can leave out, and with its token types as constants, whose names a bundler shortens.
+// Makes @huggingface/jinja smaller: it removes code that nothing here uses and that no bundler can remove, and replaces
+// names that no bundler shortens.
 
 import { readFile } from "node:fs/promises";
 
-// Each part of the package's file, and what takes its place.
+// Each part of the package's file, and its replacement.
 const CHANGES = [
   // The formatter of templates.
   [/\n\/\/ src\/format\.ts\n.*?(?=\n\/\/ src\/index\.ts\n)/s, ""],
   ['return format(this.parsed, options?.indent || "\t");', ""],
-  // What writes static fields for old browsers.
+  // The helper that writes static fields for old browsers.
   [/^var __defProp = .*?\n};\n/s, "var __publicField = (obj, key, value) => { obj[key] = value; };\n"],
-  // One object of token types.
+  // The object of token types, as constants.
   [
     /var TOKEN_TYPES = Object\.freeze\(\{(.*?)\n\}\);/s,
     (_, rows) => rows.replace(/^ {2}(\w+): ("\w+"),?$/gm, "var TOKEN_TYPES_$1 = $2;"),
   ],
 ];
 
-/** For esbuild. Throws for a version of the package that has another form. */
+/** The interpreter's own methods, with numbers for names. */
+function numberMethods(contents) {
+  const name =
+    /\b(?:evaluate[A-Z]|evalProgram|applyFilter|bindMacroArguments|declareVariable|setVariable|lookupVariable)\w*/g;
+  const names = [...new Set(contents.match(name))];
+  return contents.replace(name, (method) => `e${names.indexOf(method)}`);
+}
+
+/** A plugin for esbuild. Throws for a version of the package that has another form. */
 export const jinjaEsbuild = {
   name: "jinja-smaller",
   setup(build) {
@@ -24,10 +33,10 @@ export const jinjaEsbuild = {
       let contents = await readFile(path, "utf8");
       for (const [from, to] of CHANGES) {
         if (contents.split(from).length < 2)
-          throw new Error(`${path} has another form than this file is for; look for ${from}`);
+          throw new Error(`${path} does not contain ${from}; adapt jinja_module.mjs to this version of the package`);
         contents = contents.replace(from, to);
       }
-      return { contents: contents.replaceAll("TOKEN_TYPES.", "TOKEN_TYPES_"), loader: "js" };
+      return { contents: numberMethods(contents.replaceAll("TOKEN_TYPES.", "TOKEN_TYPES_")), loader: "js" };
     });
   },
 };

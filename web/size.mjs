@@ -1,21 +1,22 @@
-// What a page loads, gzipped, against the most that it may be. With --json one line for scripts; exit code 1 above a limit.
+// Prints the gzipped sizes of the files that a page loads, and their limits; with --json as one line for scripts. The
+// exit code is 1 if a file exceeds its limit.
 
 import { readFile, readdir } from "node:fs/promises";
 import { gzipSync } from "node:zlib";
 
-// By the name in JSON: the file, and its limit in bytes.
+// For each name in the JSON: the file, and its limit in bytes.
 const FILES = {
   core_gzip_bytes: ["dist/runtime.js", 40_000],
   full_gzip_bytes: ["dist/nearfar.js", 70_000],
   client_gzip_bytes: ["dist/client.js", 10_000],
   onnx_gzip_bytes: ["dist/onnx.js", 10_000],
-  // The wasm of xgrammar is in it.
+  // It contains the wasm of xgrammar.
   grammar_gzip_bytes: ["dist/grammar.js", 400_000],
   hybrid_gzip_bytes: ["dist/hybrid.js", 27_000],
   speculation_gzip_bytes: ["dist/speculation.js", 5_000],
   language_model_gzip_bytes: ["dist/language-model.js", 8_000],
   webllm_gzip_bytes: ["dist/webllm.js", 80_000],
-  // The adapters, without the libraries for which they are.
+  // The adapters, without their libraries.
   fetch_gzip_bytes: ["dist/fetch.js", 3_000],
   ai_sdk_gzip_bytes: ["dist/ai_sdk.js", 5_000],
   langchain_gzip_bytes: ["dist/langchain.js", 4_000],
@@ -32,7 +33,10 @@ else
 
 if (!process.argv.includes("--json")) await printPageSizes();
 
-/** The chat page's scripts: those that it loads at once, with all that they import, and those that it loads when they are needed. */
+/**
+ * Prints the sizes of the chat page's scripts: those that it loads at the start, with their imports, and those that it
+ * loads when they are needed.
+ */
 async function printPageSizes() {
   const files = (await readdir("dist/page")).filter((file) => file.endsWith(".js"));
   const first = new Set();

@@ -1,4 +1,5 @@
-// `make docs`: a site of the READMEs and of the types of everything that the package exports, in build/docs. A broken link is an error.
+// `make docs`: a site with the READMEs and the types of all exports of the package, in build/docs. A broken link is an
+// error.
 
 import { execFileSync } from "node:child_process";
 import { readFileSync } from "node:fs";

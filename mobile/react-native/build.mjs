@@ -7,7 +7,9 @@ import { build } from "esbuild";
 
 const OUTSIDE = {
   "grammar/index.js": "throw new Error('React Native runs no WebAssembly, so answers cannot be held to a grammar');",
-  "onnx_backend.js": "export function openOnnx() { throw new Error('use load of @nearfar/react-native'); }",
+  "onnx_backend.js":
+    "export function openOnnx() { throw new Error('use load of @nearfar/react-native'); } " +
+    "export const planOnnx = openOnnx;",
 };
 const outside = {
   name: "outside",

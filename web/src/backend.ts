@@ -1,4 +1,5 @@
-// A backend: a bundle on a device, ready to answer. WebGPU has one (webgpu_backend.ts), ONNX Runtime another (onnx/); the engine knows this page only.
+// A backend: a bundle on a device, ready to answer. WebGPU has one (webgpu_backend.ts) and ONNX Runtime another
+// (onnx/); the engine depends on this file only.
 
 import type { EmbedRunner } from "./engine/embedder.js";
 import type { StepRunner } from "./engine/step_runner.js";
@@ -10,13 +11,13 @@ import type { ActivationDtype } from "./runtime/variants.js";
 /** Sizes in bytes. */
 export interface BackendInfo {
   readonly target: "webgpu" | "onnx";
-  /** What computes: the adapter as the browser describes it, or ONNX Runtime and its version. */
+  /** The adapter as the browser describes it, or ONNX Runtime and its version. */
   readonly adapter: string;
   readonly activation: ActivationDtype;
   readonly selfTest: SelfTestInfo;
-  /** Of ours; null where the framework has its own. */
+  /** The number of our kernels; null if the framework uses its own. */
   readonly kernels: number | null;
-  /** Those of a forward of one token; null where the framework does not tell. */
+  /** Dispatches for a forward of one token; null if the framework does not report them. */
   readonly dispatchesPerToken: number | null;
   readonly weightBytes: number;
   readonly stateBytes: number;
@@ -26,17 +27,17 @@ export interface BackendInfo {
 export interface Backend {
   readonly runner: StepRunner & EmbedRunner;
   readonly info: BackendInfo;
-  /** Looks for faster ways to compute while ``engine`` is idle; null where there is nothing to choose. */
+  /** Measures faster variants while ``engine`` is idle; null if there is nothing to choose. */
   startTuning(engine: TunedEngine): Tuner | null;
   /** Frees the device and all its memory. */
   destroy(): void;
 }
 
-/** What is told while a backend opens, and what ends it. */
+/** The callbacks for progress while a backend opens, and the signal that ends it. */
 export interface Opening {
   readonly signal: AbortSignal;
   readonly onBytes: OnBytes;
   readonly onKernel: (done: number, total: number) => void;
-  /** The self-test starts. */
+  /** Called when the self-test starts. */
   readonly onTest: () => void;
 }

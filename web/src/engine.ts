@@ -1,4 +1,4 @@
-// The engine: a loaded bundle that answers. It joins the token engine, the tokenizer and the API's shapes.
+// The engine: a loaded bundle that answers requests. It combines the token engine, the tokenizer and the API.
 
 import { ChatCompletions } from "./api/chat_completions.js";
 import { encodeChat } from "./api/chat_prompt.js";
@@ -36,34 +36,34 @@ import { toolGrammar } from "./text/tools.js";
 
 export interface EngineInfo extends BackendInfo {
   readonly model: string;
-  /** Why this bundle runs and, of several, no other. */
+  /** Why this bundle was chosen. */
   readonly reason: string;
   readonly quantization: string;
-  /** The most tokens of one sequence. */
+  /** The maximum number of tokens of one sequence. */
   readonly context: number;
-  /** Whether it can call tools. */
+  /** Whether the model can call tools. */
   readonly tools: boolean;
-  /** Of tokenizer.json, in hexadecimal: models with the same one have the same token ids. */
+  /** The SHA-256 of tokenizer.json in hexadecimal. Models with the same value have the same token ids. */
   readonly tokenizerSha256: string | null;
-  /** Of weights and tokenizer: what a load downloads where nothing is stored. */
+  /** The size of the weights and the tokenizer in bytes: what a load downloads if nothing is stored. */
   readonly downloadBytes: number;
 }
 
 export class Engine implements EngineWithSessions {
-  /** As OpenAI's client has it: chat.completions.create. */
+  /** The interface of OpenAI's client: chat.completions.create. */
   readonly chat: { readonly completions: ChatCompletions };
   readonly completions: Completions;
   readonly embeddings: Embeddings;
   readonly #loaded: Loaded;
   readonly #tokens: TokenEngine;
-  /** Null where the model generates text. */
+  /** Null if the model generates text. */
   readonly #embedder: Embedder | null;
   readonly #tokenizer: Tokenizer;
   readonly #model: Model;
   readonly #closed = new AbortController();
   readonly #gate = new Gate();
   #backend: Backend;
-  /** Null where there is nothing to tune. */
+  /** Null if there is nothing to tune. */
   #tuner: Tuner | null;
 
   constructor(loaded: Loaded) {
@@ -77,10 +77,10 @@ export class Engine implements EngineWithSessions {
     this.#tokens = new TokenEngine(
       runner,
       { vocabSize, endTokenIds, embeds: embedding !== null },
-      () => this.replaceRunner(),
+      () => this.#replaceRunner(),
       this.#gate,
     );
-    this.#embedder = embedding === null ? null : new Embedder(runner, () => this.replaceRunner(), this.#gate);
+    this.#embedder = embedding === null ? null : new Embedder(runner, () => this.#replaceRunner(), this.#gate);
     this.#tuner = backend.startTuning(this.#embedder ?? this.#tokens);
     const format = tokenizer.toolFormat;
     const model: Model = {
@@ -108,14 +108,18 @@ export class Engine implements EngineWithSessions {
   }
 
   /**
-   * Load the bundle in a folder of a web server. Of several, one for WebGPU is taken where this device can run it, else one in ONNX's form.
-   * Throws RequestError for options that there are not, BundleError, DeviceError, StorageError, or the signal's reason.
+   * Load the bundle in a folder of a web server. Given several bundles, load the first WebGPU bundle that this device
+   * can run, or else an ONNX bundle. Throws RequestError for unknown options, BundleError, DeviceError, StorageError,
+   * or the signal's reason.
    */
   static async load(bundle: BundleAddress | readonly BundleAddress[], options: LoadOptions = {}): Promise<Engine> {
     return new Engine(await load(bundle, options));
   }
 
-  /** What a bundle would take on this device, by its manifest alone. Throws RequestError, BundleError, DeviceError, or the signal's reason. */
+  /**
+   * The memory that a bundle needs on this device, computed from its manifest alone. Throws RequestError, BundleError,
+   * DeviceError, or the signal's reason.
+   */
   static async plan(bundle: BundleAddress, options: LoadOptions = {}): Promise<MemoryPlan> {
     return plan(bundle, options);
   }
@@ -137,46 +141,56 @@ export class Engine implements EngineWithSessions {
     };
   }
 
-  /** What was computed so far. */
+  /** Counts of the work done so far. */
   get counts(): EngineCounts {
     return this.#tokens.counts;
   }
 
   /**
-   * Answer a chat, or a text as its one message. Yields a "token" for each token and one "done"; leave the loop or abort the signal to end it early.
-   * Throws RequestError, DeviceError, or the signal's reason.
+   * Answer a chat, or a text as the only message of a chat. Yields a "token" event for each token and one "done" event.
+   * To end the answer early, leave the loop or abort the signal. Throws RequestError, DeviceError, or the signal's
+   * reason.
    */
   async *generate(
     prompt: string | readonly Message[],
     options: GenerateOptions = {},
   ): AsyncGenerator<GenerationEvent, void, undefined> {
     yield* generationEvents(
-      this.generateTokens(tokenRequest(this.promptIds(prompt, options.raw ?? false), options)),
+      this.generateTokens(tokenRequest(this.#promptIds(prompt, options.raw ?? false), options)),
       this.#tokenizer,
     );
   }
 
-  /** Continue token ids with token ids, without any text. Any number of requests may run at once. Throws as `generate` does. */
+  /**
+   * Continue token ids with token ids, without text. Any number of requests may run at once. Throws the errors of
+   * `generate`.
+   */
   generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
     return this.#tokens.generateTokens(request);
   }
 
-  /** Chats with this model's template, tokenizer and stop strings, whose tokens come from elsewhere, as from `WireSpeculation`. */
+  /**
+   * Chat completions with this model's template, tokenizer and stop strings, for tokens from another source such as
+   * `WireSpeculation`.
+   */
   over(tokens: TokenSource): ChatCompletions {
     return new ChatCompletions({ ...this.#model, tokens });
   }
 
-  /** The text of tokens, without special ones. */
+  /** The text of tokens, without special tokens. */
   decode(ids: readonly number[]): string {
     return this.#tokenizer.decode(ids);
   }
 
-  /** The SHA-256, in hexadecimal, of the model's tokenizer.json: where a server tells the same, its token ids mean the same. */
+  /**
+   * The SHA-256 of the model's tokenizer.json in hexadecimal. If a server reports the same value, its token ids have
+   * the same meaning.
+   */
   async tokenizerSha256(): Promise<string> {
     return sha256(new TextEncoder().encode(this.#loaded.tokenizerJson));
   }
 
-  /** A conversation that keeps its keys and values, can be forked, saved and restored. Close it in the end. */
+  /** A conversation that retains its keys and values, and can be cloned, saved and restored. Close it at the end. */
   createSession(options: SessionOptions = {}): Session {
     const { id: bundle, sessions } = this.#loaded;
     const storage = async (): Promise<SessionStorage> => sessions ?? browserSessions();
@@ -187,34 +201,38 @@ export class Engine implements EngineWithSessions {
   }
 
   /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */
-  // Async, as it is where the engine runs in a worker.
+  // Async, because an engine in a worker can only answer with a promise.
   // eslint-disable-next-line @typescript-eslint/require-await
   async countTokens(...[prompt, options]: Parameters<EngineApi["countTokens"]>): Promise<number> {
     return (isText(prompt) ? this.#tokenizer.encode(prompt) : encodeChat(this.#tokenizer, prompt, options).ids).length;
   }
 
-  /** The variants that were found fastest on this device, for `nearfar compile --tuning`; null where nothing was measured. Waits for the measurement. */
+  /**
+   * The fastest variants on this device, for `nearfar compile --tuning`; null if nothing was measured. Waits until the
+   * measurement has ended.
+   */
   async exportTuning(): Promise<TuningEntry | null> {
     return this.#tuner?.record ?? null;
   }
 
   /**
-   * Leave the device alone until `resume`, as while an app is in the background. Answers wait where they are, and new ones before they start.
-   * Resolves when the device has nothing more to do.
+   * Do not use the device until `resume`, for example while an app is in the background. Running answers are suspended,
+   * and new ones wait before they start. Resolves when the device is idle.
    */
   async pause(): Promise<void> {
     await this.#gate.close();
   }
 
-  // Async, as it is where the engine runs in a worker.
+  // Async, because an engine in a worker can only answer with a promise.
   // eslint-disable-next-line @typescript-eslint/require-await
   async resume(): Promise<void> {
     this.#gate.open();
   }
 
   /**
-   * Give back the memory of the model and of all keys and values, as when a phone runs short of it; the next answer loads the model again and computes
-   * anew what was said. False while an answer is being generated: nothing is done then.
+   * Free the memory of the model and of all keys and values, for example when a phone is short of memory. The next
+   * answer loads the model again and computes the conversation again. Returns false and does nothing while an answer is
+   * being generated.
    */
   unload(): boolean {
     if (!this.#tokens.forgetAll()) return false;
@@ -223,19 +241,19 @@ export class Engine implements EngineWithSessions {
     return true;
   }
 
-  /** Free the device and all its memory. Answers that run fail. */
+  /** Free the device and all its memory. Running answers fail. */
   destroy(): void {
     const gone = new DeviceError("The engine was destroyed; load the model again");
     this.#closed.abort(gone);
     this.#tuner?.stop();
     this.#tokens.close(gone);
     this.#backend.destroy();
-    // What waits for resume has nothing to wait for.
+    // Requests that wait for resume must not wait forever.
     this.#gate.open();
   }
 
-  /** The device is lost: go on with a new one. */
-  private async replaceRunner(): Promise<Backend["runner"]> {
+  /** Continue with a new device after the old one was lost. */
+  async #replaceRunner(): Promise<Backend["runner"]> {
     this.#closed.signal.throwIfAborted();
     this.#tuner?.stop();
     this.#backend.destroy();
@@ -244,16 +262,16 @@ export class Engine implements EngineWithSessions {
     return this.#backend.runner;
   }
 
-  private promptIds(prompt: string | readonly Message[], raw: boolean): readonly number[] {
+  #promptIds(prompt: string | readonly Message[], raw: boolean): readonly number[] {
     if (!isText(prompt)) {
-      if (raw) throw new RequestError("raw: true takes a text, not a list of messages", { param: "raw" });
+      if (raw) throw new RequestError("raw: true needs a text, not a list of messages", { param: "raw" });
       return this.#tokenizer.encodeChat(prompt);
     }
     return raw ? this.#tokenizer.encode(prompt) : this.#tokenizer.encodeChat([{ role: "user", content: prompt }]);
   }
 }
 
-/** Whether a prompt is a text and no list of messages. Throws RequestError where it is neither. */
+/** Whether a prompt is a text and not a list of messages. Throws RequestError if it is neither. */
 function isText(prompt: string | readonly unknown[]): prompt is string {
   if (typeof prompt === "string") return true;
   if (Array.isArray(prompt)) return false;

@@ -1,15 +1,15 @@
-// Every error that a user of the package can meet, in one tree.
+// The tree of all errors that the package throws.
 //
 //     NearfarError
-//     ├── BundleError    a bundle cannot be fetched, is corrupt, or is of another format version
-//     ├── DeviceError    this browser or machine lacks what the bundle needs, or the device was lost
+//     ├── BundleError    a bundle cannot be fetched, is corrupt, or has another format version
+//     ├── DeviceError    this browser or machine lacks something that the bundle needs, or the device was lost
 //     ├── RequestError   a prompt, token list or option is out of range
 //     ├── StorageError   this browser's storage has no room for the bundle, cannot be written, or is in use
-//     ├── Unavailable    nobody may or can answer now: no side is left, or the far one cannot be reached or has too much to do
+//     ├── Unavailable    no side may or can answer now, or the far side cannot be reached or is overloaded
 //     └── WorkerError    the worker that the engine runs in cannot be reached, or is gone
 //
-// A message says where, what and what to do. Across a worker or HTTP an error travels as {code, message, details}. Every error has the fields of
-// OpenAI's APIError besides: status, type and param.
+// A message states the location, the problem and what to do. A worker or a server sends an error as
+// {code, message, details}. Every error also has the fields of OpenAI's APIError: status, type and param.
 
 export type ErrorCode =
   "bundle_error" | "device_error" | "request_error" | "storage_error" | "unavailable" | "worker_error";
@@ -23,7 +23,7 @@ export interface ErrorJson {
 }
 
 export class NearfarError extends Error {
-  /** An error of this kind by its shape, not its class: the package's files each have their own copy of these classes. */
+  /** Whether ``value`` has the shape of such an error. Each file of the package has its own copy of these classes. */
   static override [Symbol.hasInstance](value: unknown): boolean {
     if (!Object.hasOwn(this, "kind")) return Function.prototype[Symbol.hasInstance].call(this, value);
     const { kind } = this as unknown as { readonly kind: ErrorCode | null };
@@ -47,17 +47,17 @@ export class NearfarError extends Error {
     super(message, options);
   }
 
-  /** As over HTTP: 400 where the request is at fault, 503 where it may be asked again later, else 500. */
+  /** The HTTP status: 400 if the request is wrong, 503 if it may be sent again later, otherwise 500. */
   get status(): number {
     return this.code === "request_error" ? 400 : this.code === "unavailable" ? 503 : 500;
   }
 
-  /** OpenAI's kinds of errors. */
+  /** The error type of OpenAI's API. */
   get type(): "invalid_request_error" | "server_error" {
     return this.code === "request_error" ? "invalid_request_error" : "server_error";
   }
 
-  /** The parameter at fault, where it is one. */
+  /** The wrong parameter; null if the error is not about a parameter. */
   get param(): string | null {
     return typeof this.details.param === "string" ? this.details.param : null;
   }
@@ -67,61 +67,44 @@ export class NearfarError extends Error {
   }
 }
 
-export class BundleError extends NearfarError {
+/** An error whose code is the ``kind`` of its class. */
+abstract class KnownError extends NearfarError {
+  constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
+    super(new.target.kind ?? "request_error", message, details, options);
+  }
+}
+
+export class BundleError extends KnownError {
   static override readonly kind: ErrorCode = "bundle_error";
   override readonly name = "BundleError";
-
-  constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
-    super("bundle_error", message, details, options);
-  }
 }
 
-export class DeviceError extends NearfarError {
+export class DeviceError extends KnownError {
   static override readonly kind: ErrorCode = "device_error";
   override readonly name = "DeviceError";
-
-  constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
-    super("device_error", message, details, options);
-  }
 }
 
-export class RequestError extends NearfarError {
+export class RequestError extends KnownError {
   static override readonly kind: ErrorCode = "request_error";
   override readonly name = "RequestError";
-
-  constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
-    super("request_error", message, details, options);
-  }
 }
 
-export class StorageError extends NearfarError {
+export class StorageError extends KnownError {
   static override readonly kind: ErrorCode = "storage_error";
   override readonly name = "StorageError";
-
-  constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
-    super("storage_error", message, details, options);
-  }
 }
 
-export class Unavailable extends NearfarError {
+export class Unavailable extends KnownError {
   static override readonly kind: ErrorCode = "unavailable";
   override readonly name = "Unavailable";
-
-  constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
-    super("unavailable", message, details, options);
-  }
 }
 
-export class WorkerError extends NearfarError {
+export class WorkerError extends KnownError {
   static override readonly kind: ErrorCode = "worker_error";
   override readonly name = "WorkerError";
-
-  constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
-    super("worker_error", message, details, options);
-  }
 }
 
-/** The error that toJSON was called on, as the same class. */
+/** The error that toJSON returned, with its class. */
 export function errorFromJson({ code, message, details }: ErrorJson): NearfarError {
   const classes = {
     bundle_error: BundleError,
@@ -134,7 +117,7 @@ export function errorFromJson({ code, message, details }: ErrorJson): NearfarErr
   return new (classes satisfies Record<ErrorCode, unknown>)[code](message, details);
 }
 
-/** Whether an error is of this tree. */
+/** Whether an error belongs to this tree. */
 export function isNearfarError(error: unknown): error is NearfarError {
   return error instanceof NearfarError;
 }

@@ -1,4 +1,4 @@
-// Answers as events: an engine's tokens flow in, text and timings flow out.
+// Turns the tokens of an engine into events with text and timings.
 
 import { readParams } from "./api/params.js";
 import type { Completion, FinishReason, GeneratedToken, SamplingOptions, TokenRequest } from "./engine/request.js";
@@ -12,22 +12,22 @@ export interface GenerateOptions
   readonly raw?: boolean | undefined;
 }
 
-/** tokensPerSecond counts from the first token on; null where there was only one. */
+/** ``tokensPerSecond`` is measured from the first token on; null if there was only one token. */
 export interface Timings {
   readonly promptTokens: number;
-  /** Of these, those whose keys and values were there already. */
+  /** The prompt tokens whose keys and values were cached. */
   readonly cachedTokens: number;
   readonly completionTokens: number;
   readonly timeToFirstTokenMs: number;
   readonly tokensPerSecond: number | null;
 }
 
-/** A token's ``text`` is "" while a character is incomplete; what is left at the end comes with "done". */
+/** The ``text`` of a token is "" while a character is incomplete. The remaining text comes with "done". */
 export type GenerationEvent =
   | { readonly type: "token"; readonly text: string; readonly tokenId: number }
   | { readonly type: "done"; readonly text: string; readonly finishReason: FinishReason; readonly timings: Timings };
 
-/** A "token" for each token, and one "done". Throws what ``tokens`` throws. */
+/** A "token" event for each token, then one "done" event. Throws what ``tokens`` throws. */
 export async function* generationEvents(
   tokens: AsyncGenerator<GeneratedToken, Completion, undefined>,
   decoder: Decoder,
@@ -42,7 +42,7 @@ export async function* generationEvents(
       first ??= now;
       if (done === true) {
         const { finishReason, promptTokens, cachedTokens, completionTokens } = value;
-        // A stop token took its time as well.
+        // Generating the stop token also took time.
         const later = finishReason === "stop" ? completionTokens : completionTokens - 1;
         const tokensPerSecond = later > 0 ? (later * 1000) / (now - first) : null;
         const timings = {
@@ -62,9 +62,9 @@ export async function* generationEvents(
   }
 }
 
-/** What `generate` takes, as the token engine takes it. Throws RequestError for an option that there is not. */
+/** The options of `generate` as a request to the token engine. Throws RequestError for an unknown option. */
 export function tokenRequest(promptIds: readonly number[], options: GenerateOptions): TokenRequest {
-  const given = readParams(options, GENERATE_OPTIONS);
-  const { maxTokens, priority, whenFull, signal } = given;
-  return { promptIds, maxTokens, priority, whenFull, signal, sampling: given };
+  const sampling = readParams(options, GENERATE_OPTIONS);
+  const { maxTokens, priority, whenFull, signal } = sampling;
+  return { promptIds, maxTokens, priority, whenFull, signal, sampling };
 }

@@ -1,4 +1,4 @@
-// @nearfar/web: run a language model's bundle in a page, through WebGPU.
+// @nearfar/web: runs a bundle of a language model in a page, on WebGPU.
 
 export type { EngineApi, EngineWithSessions, SessionApi } from "./api/engine_api.js";
 export { Stream } from "./api/stream.js";

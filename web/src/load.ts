@@ -1,17 +1,17 @@
-// Loading: the addresses of bundles flow in; of the first that this device can run, a backend and a tokenizer flow out, with progress on the way.
+// Loads the first of several bundles that this device can run: opens its backend and its tokenizer, and reports
+// progress.
 
 import { readParams, shown } from "./api/params.js";
 import type { Backend, Opening } from "./backend.js";
 import { DeviceError, RequestError } from "./errors.js";
 import type { GrammarModule } from "./grammar/index.js";
 import type { OnnxOptions } from "./onnx/options.js";
-import { openOnnx } from "./onnx_backend.js";
+import { openOnnx, planOnnx } from "./onnx_backend.js";
 import { LOAD_OPTIONS } from "./options.js";
 import { unlessAborted } from "./runtime/abort.js";
 import type { Bundle } from "./runtime/bundle.js";
 import { bundleId, filesToLoad } from "./runtime/bundle.js";
 import { chooseActivation, findAdapter, requireSecureContext } from "./runtime/device.js";
-import { planExport } from "./runtime/export_memory.js";
 import type { AnyManifest } from "./runtime/any_manifest.js";
 import { isExport } from "./runtime/any_manifest.js";
 import { loadManifest } from "./runtime/load_manifest.js";
@@ -30,19 +30,23 @@ import { storedSource } from "./store/stored_source.js";
 import { Tokenizer } from "./text/tokenizer.js";
 import { openWebGpu } from "./webgpu_backend.js";
 
-/** Of a bundle's folder on a web server, or whatever else its files come from. */
+/** The address of a bundle's folder on a web server, or another source of its files. */
 export type BundleAddress = string | URL | Source;
 
 /**
- * "manifest": it is read. "download": bytes have to come over the network still, here or in another tab. "upload": all others come from the
- * store and go to the device. Kernels compile meanwhile, so both counts move at once. "self-test": this device's answers are compared with the
- * reference's. "ready": the engine is there.
+ * "manifest": the manifest is being read. "download": bytes are still missing and come over the network, in this tab or
+ * in another one. "upload": all remaining bytes come from the store and are sent to the device. Kernels compile at the
+ * same time, so both counts advance together. "self-test": this device's results are compared with the reference.
+ * "ready": the engine is ready.
  */
 export interface LoadProgress {
   readonly phase: "manifest" | "download" | "upload" | "self-test" | "ready";
-  /** Of weights and tokenizer, from wherever. It goes back where a file proves damaged and is fetched again. */
+  /**
+   * Bytes of the weights and the tokenizer, from any origin. The number decreases if a file is damaged and is fetched
+   * again.
+   */
   readonly loadedBytes: number;
-  /** Of these, what was in the store. */
+  /** The part of ``loadedBytes`` that was in the store. */
   readonly storedBytes: number;
   readonly totalBytes: number;
   readonly compiledKernels: number;
@@ -52,60 +56,71 @@ export interface LoadProgress {
 export interface LoadOptions extends TrustOptions, MemoryOptions {
   readonly onProgress?: ((progress: LoadProgress) => void) | undefined;
   readonly signal?: AbortSignal | undefined;
-  /** Where files are kept: in the browser's store, nowhere, or in one of its own. True where the bundle is given by its address and the browser can. */
+  /**
+   * Where files are stored: in the browser's default store, nowhere, or in a store of your own. By default true if the
+   * bundle is an address and the browser has storage.
+   */
   readonly store?: boolean | BundleStore | undefined;
-  /** How files are shared through the browser's Cross-Origin Storage, if it has one. True if the bundle is given by its address. */
+  /**
+   * How files are shared through the browser's Cross-Origin Storage, if it has one. By default true if the bundle is an
+   * address.
+   */
   readonly crossOriginStorage?: CrossOriginStorage | undefined;
-  /** What bundles in ONNX's form are run with. */
+  /** The ONNX Runtime that runs ONNX bundles. */
   readonly onnx?: OnnxOptions | undefined;
-  /** `grammar` of "@nearfar/web/grammar", for scripts that cannot import it when a grammar is first needed, such as service workers. */
+  /** `grammar` of "@nearfar/web/grammar". Needed by scripts that cannot import it later, such as service workers. */
   readonly grammar?: GrammarModule | undefined;
 }
 
 export interface Loaded {
   readonly manifest: AnyManifest;
-  /** As `bundleId` gives it. */
+  /** The result of `bundleId`. */
   readonly id: string;
-  /** Why this bundle was taken. */
+  /** Why this bundle was chosen. */
   readonly reason: string;
   readonly backend: Backend;
   readonly tokenizer: Tokenizer;
   /** The text of tokenizer.json. */
   readonly tokenizerJson: string;
-  /** As LoadOptions has it. */
   readonly grammar?: GrammarModule | undefined;
-  /** Of weights and tokenizer. */
+  /** The size of the weights and the tokenizer. */
   readonly totalBytes: number;
-  /** The bundle once more, on a new device, as after the old one was lost. Files come from the store where they are kept. */
+  /**
+   * Opens the bundle again on a new device, for example after the old one was lost. Stored files come from the store.
+   */
   reopen(signal: AbortSignal): Promise<Backend>;
-  /** Where sessions are saved; in the browser's file system where it is not said. */
+  /** Where sessions are saved; by default in the browser's file system. */
   readonly sessions?: SessionStorage | undefined;
 }
 
-/** A bundle whose manifest is read. Whoever opened it closes it. */
+/** A bundle whose manifest has been read. The function that opened it closes it. */
 interface Candidate extends Bundle<AnyManifest> {
   readonly address: BundleAddress;
   readonly stored: StoredSource | null;
 }
 
-/** An aborted load has this long to free the device and the store's locks before its caller goes on, in milliseconds; usually it takes one or two. */
+/**
+ * The time in milliseconds that an aborted load has to free the device and the store's locks before its caller
+ * continues. Usually one or two are enough.
+ */
 const ABORT_GRACE_MS = 100;
 
 /**
- * Of several bundles, the first for WebGPU that this device can run; where there is none, the first in ONNX's form. Throws RequestError for options that
- * there are not, BundleError, StorageError, the signal's reason, or DeviceError, which for several says of each why it does not run.
+ * Load the first WebGPU bundle that this device can run; if there is none, the first ONNX bundle. Throws RequestError
+ * for unknown options, BundleError, StorageError, the signal's reason, or DeviceError. For several bundles, the
+ * DeviceError states for each bundle why it does not run.
  */
-export async function load(given: BundleAddress | readonly BundleAddress[], wanted: LoadOptions): Promise<Loaded> {
-  const options = readParams(wanted, LOAD_OPTIONS);
+export async function load(bundles: BundleAddress | readonly BundleAddress[], unchecked: LoadOptions): Promise<Loaded> {
+  const options = readParams(unchecked, LOAD_OPTIONS);
   requireSecureContext();
   const discard = ({ backend }: Loaded): void => {
     backend.destroy();
   };
-  return unlessAborted(loadFirst(given, options), options.signal, discard, ABORT_GRACE_MS);
+  return unlessAborted(loadFirst(bundles, options), options.signal, discard, ABORT_GRACE_MS);
 }
 
-async function loadFirst(given: BundleAddress | readonly BundleAddress[], options: LoadOptions): Promise<Loaded> {
-  const addresses = Array.isArray(given) ? (given as readonly BundleAddress[]) : [given as BundleAddress];
+async function loadFirst(bundles: BundleAddress | readonly BundleAddress[], options: LoadOptions): Promise<Loaded> {
+  const addresses = Array.isArray(bundles) ? (bundles as readonly BundleAddress[]) : [bundles as BundleAddress];
   if (addresses.length === 0)
     throw new RequestError("The list of bundles is empty; give the address of at least one", { param: "bundle" });
   const signal = options.signal ?? new AbortController().signal;
@@ -157,23 +172,23 @@ async function openCandidate(address: BundleAddress, signal: AbortSignal, option
   }
 }
 
-/** ``looksFirst``: find out before the download whether the device could run it at all. */
+/** ``checkFirst``: check before the download whether the device can run the bundle. */
 async function loadCandidate(
   candidate: Candidate,
   reason: string,
-  looksFirst: boolean,
+  checkFirst: boolean,
   signal: AbortSignal,
   options: LoadOptions,
 ): Promise<Loaded> {
   const { address, stored, manifest } = candidate;
-  if (looksFirst) await planManifest(manifest, options);
+  if (checkFirst) await planManifest(manifest, options);
   const loaded = await loadFrom(candidate, signal, options);
-  // A store that could not note it has no worse effect than that the next load asks the network.
+  // If the store cannot record this, the next load only checks the network again.
   await stored?.finish().catch(() => undefined);
   const reopen = async (until: AbortSignal): Promise<Backend> => {
     const again = await storedSource(sourceOf(address), options.store ?? isAddress(address), until);
     try {
-      // The adapter went with its device.
+      // A lost device takes its adapter with it.
       const others = { ...options, adapter: undefined };
       const source = crossOriginSource(again ?? sourceOf(address), options.crossOriginStorage ?? isAddress(address));
       return await openBackend({ manifest, source }, others, {
@@ -189,16 +204,19 @@ async function loadCandidate(
   return { ...loaded, grammar: options.grammar, reason, reopen };
 }
 
-/** What a bundle would take, by its manifest alone. Throws RequestError, BundleError, DeviceError, or the signal's reason. */
-export async function plan(address: BundleAddress, wanted: LoadOptions): Promise<MemoryPlan> {
-  const options = readParams(wanted, LOAD_OPTIONS);
+/**
+ * The memory that a bundle needs, computed from its manifest alone. Throws RequestError, BundleError, DeviceError, or
+ * the signal's reason.
+ */
+export async function plan(address: BundleAddress, unchecked: LoadOptions): Promise<MemoryPlan> {
+  const options = readParams(unchecked, LOAD_OPTIONS);
   const { signal = new AbortController().signal } = options;
   const planned = loadManifest(sourceOf(address), signal).then((manifest) => planManifest(manifest, options));
   return unlessAborted(planned, signal);
 }
 
 async function planManifest(manifest: AnyManifest, options: LoadOptions): Promise<MemoryPlan> {
-  if (isExport(manifest)) return planExport(manifest, options);
+  if (isExport(manifest)) return planOnnx(manifest, options);
   const adapter = options.adapter ?? (await findAdapter(options.gpu));
   return planMemory(manifest, chooseActivation(manifest, adapter.features), options);
 }
@@ -242,12 +260,12 @@ async function loadFrom(
     report({ loadedBytes, storedBytes, phase: downloads && loadedBytes < totalBytes ? "download" : "upload" });
   };
   report({ phase: downloads ? "download" : "upload", totalBytes });
-  // A missing file ends the load before kernels compile, not when its turn comes.
+  // A missing file ends the load now, before kernels compile.
   await Promise.all(filesToLoad(manifest).map(async (file) => opened.source.check?.(file, signal)));
   const onKernel = (compiledKernels: number, totalKernels: number): void => {
     report({ compiledKernels, totalKernels });
   };
-  // Where one fails, the other stops.
+  // If one of the two fails, the other stops.
   const failed = new AbortController();
   const either = AbortSignal.any([signal, failed.signal]);
   const stop = (error: unknown): never => {
@@ -282,7 +300,7 @@ function sourceOf(address: BundleAddress): Source {
 }
 
 function nothing(): void {
-  // Bytes that come again have been counted.
+  // These bytes were counted by the first load.
 }
 
 async function loadTokenizer(

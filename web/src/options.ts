@@ -1,4 +1,4 @@
-// What Engine's methods take: an option that there is not, or that is of another kind, is refused before anything is done.
+// The options of Engine's methods. An unknown option, or a value of the wrong type, is refused before anything is done.
 
 import type { Check, Checks } from "./api/params.js";
 import { anything, boolean, check, integer, isObject, isStrings, list, object, only, signal } from "./api/params.js";
@@ -6,7 +6,7 @@ import type { GenerateOptions } from "./generation.js";
 import type { LoadOptions } from "./load.js";
 import type { SessionOptions } from "./session.js";
 
-/** What Engine.load takes. */
+/** The options of Engine.load. */
 export const LOAD_OPTIONS: Checks = {
   onProgress: check("a function", (value) => typeof value === "function"),
   signal,
@@ -27,7 +27,7 @@ export const LOAD_OPTIONS: Checks = {
   memoryBudget: check("a number of bytes above 0", (value) => typeof value === "number" && value > 0),
 } satisfies Record<keyof LoadOptions, Check>;
 
-/** What `generate` takes. The token engine knows the ranges, so that token ids without a text meet them too. */
+/** The options of `generate`. The token engine checks the ranges, because `generateTokens` needs the same checks. */
 export const GENERATE_OPTIONS: Checks = {
   maxTokens: anything,
   temperature: anything,
@@ -45,5 +45,5 @@ export const GENERATE_OPTIONS: Checks = {
   raw: boolean,
 } satisfies Record<keyof GenerateOptions, Check>;
 
-/** What createSession takes. */
+/** The options of createSession. */
 export const SESSION_OPTIONS: Checks = { messages: list } satisfies Record<keyof SessionOptions, Check>;

@@ -1,10 +1,10 @@
-// A session: a conversation that keeps its keys and values on the device. Each message prefills itself only; a clone shares the pages of what was said.
+// A session: a conversation that retains its keys and values on the device. Each message computes only its own tokens,
+// and a clone shares the pages of the messages so far.
 
 import type { SessionApi } from "./api/engine_api.js";
-import type { KeptSequence } from "./engine/kept_sequence.js";
-import type { Completion, GeneratedToken, TokenRequest } from "./engine/request.js";
+import { Conversation } from "./conversation.js";
+import type { RetainedSequence } from "./engine/retained_sequence.js";
 import type { TokenEngine } from "./engine/token_engine.js";
-import { RequestError } from "./errors.js";
 import type { GenerateOptions, GenerationEvent } from "./generation.js";
 import { generationEvents, tokenRequest } from "./generation.js";
 import type { SessionStorage } from "./store/session_store.js";
@@ -12,113 +12,84 @@ import type { Message } from "./text/chat_template.js";
 import type { Tokenizer } from "./text/tokenizer.js";
 
 export interface SessionOptions {
-  /** What was said before, such as a system message. */
+  /** The messages before the first one, such as a system message. */
   readonly messages?: readonly Message[] | undefined;
 }
 
-/** What a session needs of its engine. ``bundle`` names the bundle, ``activation`` its dtype at the moment: what keys and values are good for. */
+/**
+ * What a session needs from its engine. Saved keys and values are valid only for the same ``bundle`` id and
+ * ``activation`` dtype.
+ */
 export interface SessionHost {
   readonly tokens: TokenEngine;
   readonly tokenizer: Tokenizer;
   readonly bundle: string;
   readonly activation: () => string;
-  /** Where sessions are saved. Throws StorageError where that cannot be. */
+  /** Where sessions are saved. Throws StorageError if they cannot be saved. */
   readonly storage: () => Promise<SessionStorage>;
 }
 
-export class Session {
-  #messages: Message[];
-  #kept: KeptSequence;
-  #answering = false;
-  #closed = false;
+export class Session extends Conversation {
+  #retained: RetainedSequence;
 
   constructor(
     private readonly host: SessionHost,
-    { messages = [] }: SessionOptions = {},
-    kept: KeptSequence = host.tokens.keep(),
+    { messages }: SessionOptions = {},
+    retained: RetainedSequence = host.tokens.retainedSequence(),
   ) {
-    this.#messages = [...messages];
-    this.#kept = kept;
-  }
-
-  /** All that was said so far. */
-  get messages(): readonly Message[] {
-    return this.#messages;
-  }
-
-  /** Whether an answer is on its way: until its end the session takes no other and cannot be saved. */
-  get isAnswering(): boolean {
-    return this.#answering;
+    super(messages);
+    this.#retained = retained;
   }
 
   /**
-   * Say ``content`` and yield the answer; one answer at a time. An answer that is left or aborted is forgotten together with its question. Throws
-   * RequestError, DeviceError, or the signal's reason.
+   * A second conversation with the same history. Both share what is on the device; the one that continues first gets
+   * its own copy of the last page.
    */
-  async *generate(
-    content: string,
-    options: Omit<GenerateOptions, "raw"> = {},
-  ): AsyncGenerator<GenerationEvent, void, undefined> {
-    this.requireIdle();
-    const asked: readonly Message[] = [...this.#messages, { role: "user", content }];
-    const request = tokenRequest(this.host.tokenizer.encodeChat(asked), options);
-    this.#answering = true;
-    let answer = "";
-    try {
-      for await (const event of generationEvents(this.tokens(request), this.host.tokenizer)) {
-        answer += event.text;
-        // Whoever leaves at "done" has had the whole answer.
-        if (event.type === "done") this.#messages = [...asked, { role: "assistant", content: answer }];
-        yield event;
-      }
-    } finally {
-      this.#answering = false;
-    }
-  }
-
-  /** A second conversation with the same past. They share what is on the device; whichever goes on first gets its own copy of the last page. */
   clone(): SessionApi {
     this.requireIdle();
-    return new Session(this.host, { messages: this.#messages }, this.host.tokens.keep(this.#kept));
+    return new Session(this.host, { messages: this.messages }, this.host.tokens.retainedSequence(this.#retained));
   }
 
-  /** Write the conversation, its keys and values included, to this origin's file system, or in an app to its files. Throws StorageError, DeviceError. */
+  /**
+   * Write the conversation, including its keys and values, to this origin's file system, or to the app's files. Throws
+   * StorageError, DeviceError.
+   */
   async save(name: string): Promise<void> {
     this.requireIdle();
     const { tokens, bundle, activation } = this.host;
-    const record = { bundle, activation: activation(), messages: this.#messages, tokenIds: this.#kept.tokens };
-    await (await this.host.storage()).write(name, record, await tokens.readKept(this.#kept));
+    const record = { bundle, activation: activation(), messages: this.messages, tokenIds: this.#retained.tokens };
+    await (await this.host.storage()).write(name, record, await tokens.readRetained(this.#retained));
   }
 
   /**
-   * Take up a saved conversation in place of this one. Keys and values of another bundle or dtype are of no use: then what was said is computed
-   * again with the next answer. Throws StorageError where there is none of this name.
+   * Replace this conversation with a saved one. Keys and values of another bundle or dtype cannot be used; the next
+   * answer then computes all messages again. Throws StorageError if no session has this name.
    */
   async restore(name: string): Promise<void> {
     this.requireIdle();
     const { tokens, bundle, activation } = this.host;
     const { record, keysAndValues } = await (await this.host.storage()).read(name);
     this.requireIdle();
-    this.#messages = [...record.messages];
-    tokens.forget(this.#kept);
-    this.#kept = tokens.keep();
+    this.replaceMessages(record.messages);
+    tokens.forget(this.#retained);
+    this.#retained = tokens.retainedSequence();
     if (record.bundle === bundle && record.activation === activation())
-      tokens.writeKept(this.#kept, record.tokenIds, keysAndValues);
+      tokens.writeRetained(this.#retained, record.tokenIds, keysAndValues);
   }
 
-  /** Let the pages go. The session takes no more messages. */
+  /** Release the pages. The session accepts no more messages. */
   close(): void {
-    this.#closed = true;
-    this.host.tokens.forget(this.#kept);
+    this.markClosed();
+    this.host.tokens.forget(this.#retained);
   }
 
-  private tokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
-    return this.host.tokens.generateTokens(request, this.#kept);
-  }
-
-  private requireIdle(): void {
-    if (this.#closed) throw new RequestError("The session is closed; create another");
-    if (this.#answering)
-      throw new RequestError("The session is at an answer; wait for its end, abort it, or clone the session before");
+  protected answer(
+    messages: readonly Message[],
+    _content: string,
+    options: GenerateOptions,
+  ): AsyncGenerator<GenerationEvent, void, undefined> {
+    const { tokens, tokenizer } = this.host;
+    const request = tokenRequest(tokenizer.encodeChat(messages), options);
+    return generationEvents(tokens.generateTokens(request, this.#retained), tokenizer);
   }
 }

@@ -1,4 +1,4 @@
-// The backend of bundles with kernels for WebGPU: a runner that is trusted on this device.
+// The backend for WebGPU bundles: a runner that has passed its self-test on this device.
 
 import type { Backend, Opening } from "./backend.js";
 import { Tuner } from "./engine/tuner.js";

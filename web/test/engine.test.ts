@@ -1,4 +1,4 @@
-// The whole package on a device: Dawn in Node, on whatever adapter Vulkan finds.
+// The complete package on a device: Dawn in Node, on any adapter that Vulkan finds.
 
 import { beforeAll, expect, test } from "vitest";
 
@@ -47,20 +47,20 @@ test.runIf(hasAdapter)("an aborted load ends with the signal's reason", async ()
   await expect(loading).rejects.toHaveProperty("name", "AbortError");
 });
 
-test.runIf(hasAdapter)("an engine that was destroyed answers with a DeviceError", async () => {
+test.runIf(hasAdapter)("a request to a destroyed engine fails with a DeviceError", async () => {
   const gone = await Engine.load(memorySource(files), { gpu });
   gone.destroy();
   await expect(collect(gone.generate("a"))).rejects.toHaveProperty("code", "device_error");
 });
 
-test.runIf(hasAdapter)("a binding that no step has is a BundleError", async () => {
+test.runIf(hasAdapter)("a kernel binding that its step does not have is a BundleError", async () => {
   const plan = planOf(manifest);
   const steps = plan.steps.map((step) =>
     step.op === "embed" ? { ...step, inputs: { table: "table", sampled: "sampled" } } : step,
   );
   const broken = lettersBundle({ plans: { generate: { ...plan, steps } } });
   await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toThrow(
-    /kernels\.embed\w* must be what the rest of the manifest says, not "token_ids"/,
+    /kernels\.embed\w* must be consistent with the rest of the manifest, not "token_ids"/,
   );
 });
 
@@ -101,7 +101,7 @@ withEngine("progress starts with the manifest, counts every byte and kernel, and
   });
 });
 
-withEngine("info says what runs where", () => {
+withEngine("info describes the model and the device", () => {
   expect(engine.info).toMatchObject({
     model: "letters",
     context: 256,
@@ -134,26 +134,26 @@ withEngine("a prompt of several chunks gives the same answer as its end alone", 
   expect(ids).toEqual([1, 4]);
 });
 
-withEngine("several rows of a prompt tell its log-probabilities, and the answer is the same", async () => {
-  const told: (readonly number[])[] = [];
+withEngine("several rows of a prompt return its log-probabilities, and the answer is the same", async () => {
+  const received: (readonly number[])[] = [];
   const ids: number[] = [];
   // 7 follows 2, 6 follows 7, and neither of the last two follows the one before it.
   const request = {
     promptIds: [3, 2, 7, 6, 2, 0],
     promptLogprobs: 4,
-    onPromptLogprobs: (values: readonly number[]) => told.push(values),
+    onPromptLogprobs: (values: readonly number[]) => received.push(values),
   };
   for await (const { tokenId } of engine.generateTokens(request)) ids.push(tokenId);
-  expect([told, ids]).toEqual([[[10, 10, 0, 0]], [1, 4]]);
+  expect([received, ids]).toEqual([[[10, 10, 0, 0]], [1, 4]]);
 });
 
 withEngine(
-  "a logit processor changes the device's logits before it samples, and other answers are as alone",
+  "a logit processor changes the device's logits before sampling, and does not change other answers",
   async () => {
     const seen: unknown[] = [];
     const logitProcessor = (logitsOrToken: Float32Array | number): void => {
       seen.push(typeof logitsOrToken === "number" ? logitsOrToken : logitsOrToken.indexOf(10));
-      // Token 2 is far likelier; its bias still applies.
+      // Token 2 is much more likely; its bias still applies.
       if (typeof logitsOrToken !== "number") logitsOrToken.fill(20, 2, 4);
     };
     const ids = async (request: Partial<TokenRequest>): Promise<number[]> => {
@@ -169,33 +169,36 @@ withEngine(
       ids({ promptIds: [4, 1] }),
     ]);
     expect(answers).toEqual([[3, 3, 3], [7, 6, 3], [4]]);
-    // What follows tokens 0 and 3.
+    // The tokens that follow tokens 0 and 3.
     expect(seen).toEqual([1, 3, 2, 3, 2, 3]);
   },
 );
 
-withEngine("a low temperature draws what the argmax takes", async () => {
+withEngine("a low temperature draws the most likely token", async () => {
   const events = await collect(engine.generate("a", { temperature: 0.1, seed: 5 }));
   expect(events.map((event) => event.text).join("")).toBe("be");
 });
 
-withEngine("several answers at once are each as alone, and a left loop leaves the engine to the others", async () => {
-  const alone = await collect(engine.generate("a"));
-  const both = await Promise.all([collect(engine.generate("a")), collect(engine.generate("c"))]);
-  expect(both[0].map(({ text }) => text)).toEqual(alone.map(({ text }) => text));
-  for await (const event of engine.generate("c")) {
-    expect(event.type).toBe("token");
-    break;
-  }
-  expect((await collect(engine.generate("a"))).length).toBe(3);
-});
+withEngine(
+  "simultaneous answers equal those of single requests, and leaving a loop frees the engine for the others",
+  async () => {
+    const alone = await collect(engine.generate("a"));
+    const both = await Promise.all([collect(engine.generate("a")), collect(engine.generate("c"))]);
+    expect(both[0].map(({ text }) => text)).toEqual(alone.map(({ text }) => text));
+    for await (const event of engine.generate("c")) {
+      expect(event.type).toBe("token");
+      break;
+    }
+    expect((await collect(engine.generate("a"))).length).toBe(3);
+  },
+);
 
-withEngine("tokens of another source come in this model's words, for this model's prompt", async () => {
+withEngine("tokens of another source are decoded by this model, for this model's prompt", async () => {
   const messages = [{ role: "user" as const, content: "a" }];
-  const asked: TokenRequest[] = [];
+  const requests: TokenRequest[] = [];
   const source: TokenSource = {
     async *generateTokens(request) {
-      asked.push(request);
+      requests.push(request);
       yield { tokenId: 3, logprob: null, alternatives: [] };
       yield* engine.generateTokens({ ...request, maxTokens: 1 });
       return { finishReason: "stop", promptTokens: request.promptIds.length, cachedTokens: 0, completionTokens: 2 };
@@ -203,7 +206,7 @@ withEngine("tokens of another source come in this model's words, for this model'
   };
   const { choices, usage } = await engine.over(source).create({ messages, temperature: 0 });
   expect([choices[0]?.message.content, usage.completion_tokens]).toEqual(["db", 2]);
-  expect(asked.map(({ promptIds }) => promptIds.length)).toEqual([await engine.countTokens(messages)]);
+  expect(requests.map(({ promptIds }) => promptIds.length)).toEqual([await engine.countTokens(messages)]);
 });
 
 withEngine("raw with messages is a RequestError", async () => {
@@ -213,7 +216,7 @@ withEngine("raw with messages is a RequestError", async () => {
   );
 });
 
-withEngine("a bundle that embeds answers with vectors, also on a new device, and generates nothing", async () => {
+withEngine("a bundle of an embedding model returns vectors, also on a new device, and generates no text", async () => {
   const plan = planOf(manifest);
   const { logits, x } = plan.buffers;
   const { kv, sampled } = plan.states;
@@ -248,13 +251,13 @@ withEngine("a bundle that embeds answers with vectors, also on a new device, and
     },
   } as GPU;
   const embeds = await Engine.load(memorySource(lettersBundle(changes).files), { gpu: watched });
-  // The fake model's vector is a row of its table, with one 10 in it: where, is the letter that follows.
-  const places = async (input: number[][]): Promise<number[]> =>
+  // The fake model's vector is a row of its table with a single 10, whose index is the next letter.
+  const indexes = async (input: number[][]): Promise<number[]> =>
     (await embeds.embeddings.create({ input })).data.map(({ embedding }) => embedding.indexOf(1));
   const input = [[0], [...new Array<number>(130).fill(2), 1], [1, 0], [1], [0, 1], [0]];
-  expect(await places(input)).toEqual([1, 4, 1, 4, 4, 1]);
+  expect(await indexes(input)).toEqual([1, 4, 1, 4, 4, 1]);
   devices.at(-1)?.destroy();
-  expect(await places(input)).toEqual([1, 4, 1, 4, 4, 1]);
+  expect(await indexes(input)).toEqual([1, 4, 1, 4, 4, 1]);
   expect(devices.length).toBe(2);
   expect(embeds.info.selfTest.state).toBe("untested");
   await expect(collect(embeds.generate("a"))).rejects.toMatchObject({
@@ -263,8 +266,8 @@ withEngine("a bundle that embeds answers with vectors, also on a new device, and
   });
   await expect(engine.embeddings.create({ input: "a" })).rejects.toThrow("makes no embeddings");
   await embeds.pause();
-  const paused = expect(places(input)).rejects.toHaveProperty("code", "device_error");
+  const paused = expect(indexes(input)).rejects.toHaveProperty("code", "device_error");
   embeds.destroy();
   await paused;
-  await expect(places(input)).rejects.toHaveProperty("code", "device_error");
+  await expect(indexes(input)).rejects.toHaveProperty("code", "device_error");
 });

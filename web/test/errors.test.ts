@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import { BundleError, DeviceError, NearfarError, errorFromJson } from "../src/errors.js";
 
-test("an error is of its class, of no other, and of the tree", () => {
+test("an error is an instance of its class, of no other class, and of NearfarError", () => {
   const error = new DeviceError("gone", { reason: "lost" });
   expect([
     error instanceof DeviceError,
@@ -15,7 +15,7 @@ test("an error is of its class, of no other, and of the tree", () => {
   expect({ code: "device_error", details: {}, toJSON: () => "" } instanceof DeviceError).toBe(false);
 });
 
-test("an error of another file's copy of the classes is one of ours", () => {
+test("an error from another file's copy of the classes is an instance of ours", () => {
   const copy = Object.assign(new Error("gone"), { code: "device_error", details: {}, toJSON: () => ({}) });
   expect([copy instanceof DeviceError, copy instanceof BundleError, copy instanceof NearfarError]).toEqual([
     true,
@@ -24,7 +24,7 @@ test("an error of another file's copy of the classes is one of ours", () => {
   ]);
 });
 
-test("a class that is derived from one of them has its own errors only", () => {
+test("only its own errors are instances of a derived class", () => {
   class Mine extends DeviceError {}
   expect([
     new DeviceError("") instanceof Mine,

@@ -1,6 +1,7 @@
-// A bundle made by hand, for tests that need no compiler: its "model" maps token t to (3 t + 1) mod 8, by a table of one-hot rows.
-// Rows are taken by two kernels, the first of which passes them on in scratch.
-// It is always greedy, knows the bias but no penalty and no mask, and lists logits as the likeliest tokens' log-probabilities.
+// A bundle made by hand, for tests without the compiler: its "model" maps token t to (3 t + 1) mod 8, by a table of
+// one-hot rows. Two kernels take the sampled rows; the first one passes them to the second one in scratch memory. The
+// model is always greedy, supports the bias but neither penalties nor the mask, and lists logits instead of
+// log-probabilities for the most likely tokens.
 
 import { createHash } from "node:crypto";
 
@@ -89,7 +90,10 @@ const TOP = `${UNIFORM}
   }
 }`;
 
-/** Stops at token 5 ("f"). ``changes`` replaces keys of the manifest, ``embeds`` are more kernels that bind what "embed" binds, by name. */
+/**
+ * Stops at token 5 ("f"). ``changes`` replaces keys of the manifest. ``embeds`` contains more kernels by name, with the
+ * bindings of "embed".
+ */
 export function lettersBundle(
   changes: Partial<Manifest> = {},
   embeds: Readonly<Record<string, string>> = {},
@@ -264,7 +268,7 @@ export function lettersBundle(
   return { manifest, files };
 }
 
-/** Files in memory, as a source that hands them out in pieces of ``piece`` bytes. */
+/** A source of files in memory, which sends them in pieces of ``piece`` bytes. */
 export function memorySource(files: Files, piece = 100): Source {
   return {
     location: "memory",
@@ -292,7 +296,7 @@ export function bytesOf(text: string): Uint8Array<ArrayBuffer> {
   return new Uint8Array(new TextEncoder().encode(text));
 }
 
-// Of eight logits one is 10, the others are 0.
+// One of the eight logits is 10, the others are 0.
 const SELF_TEST: Manifest["self_test"] = {
   prompt_ids: Array.from({ length: 20 }, (_, index) => (5 * index) % 8),
   rows: Array.from({ length: 20 }, (_, index) => {

@@ -25,7 +25,7 @@ type Answer = (request: IncomingMessage, response: ServerResponse, bytes: Uint8A
 interface Host {
   readonly url: string;
   /** Method, path and range of each request, in order. */
-  readonly asked: string[];
+  readonly requests: string[];
 }
 
 const closing: (() => void)[] = [];
@@ -35,12 +35,12 @@ afterEach(() => {
   for (const close of closing.splice(0)) close();
 });
 
-/** A server of the bundle; ``answers`` replaces its answers by path. */
+/** A server with the bundle; ``answers`` replaces its responses by path. */
 async function host(answers: Readonly<Record<string, Answer>> = {}): Promise<Host> {
-  const asked: string[] = [];
+  const requests: string[] = [];
   const server = createServer((request, response) => {
     const path = (request.url ?? "").slice(1);
-    asked.push(
+    requests.push(
       [request.method, path, ...(request.headers.range === undefined ? [] : [request.headers.range])].join(" "),
     );
     const bytes = files[path];
@@ -52,7 +52,7 @@ async function host(answers: Readonly<Record<string, Answer>> = {}): Promise<Hos
     server.closeAllConnections();
     server.close();
   });
-  return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/`, asked };
+  return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/`, requests };
 }
 
 const whole: Answer = ({ method, headers }, response, bytes) => {
@@ -71,7 +71,7 @@ const omit: Answer = (_, response) => {
   response.writeHead(404).end();
 };
 
-/** Hangs up after 100 bytes, once. */
+/** Closes the first connection after 100 bytes. */
 function cutOnce(then: Answer, chunked = false): Answer {
   let isCut = false;
   return (request, response, bytes) => {
@@ -85,7 +85,7 @@ function cutOnce(then: Answer, chunked = false): Answer {
   };
 }
 
-/** The error of the load, and how long after ``ms`` milliseconds, when it is aborted, it comes. */
+/** Aborts a load after ``ms`` milliseconds. Returns its error, and the time from the abort to the error. */
 async function abortAfter(
   ms: number,
   bundle: string | Source,
@@ -117,7 +117,7 @@ test.runIf(hasAdapter).each(["manifest.json", "tokenizer.json", SHARD, "kernels/
 );
 
 test.runIf(hasAdapter)(
-  "an abort ends a load that waits for an adapter, or for notes, or for a source that heeds no signal",
+  "an abort ends a load that waits for an adapter, for notes, or for a source that ignores the signal",
   async () => {
     const never = (): Promise<never> => new Promise(() => undefined);
     const noAdapter = { requestAdapter: never } as unknown as GPU;
@@ -135,7 +135,7 @@ test.runIf(hasAdapter)(
   },
 );
 
-/** A GPU whose devices' method ``name`` never resolves, and how many of its devices were destroyed. */
+/** A GPU with devices whose method ``name`` never resolves, and the number of its destroyed devices. */
 function stuck(name: "createComputePipelineAsync"): { readonly gpu: GPU; destroyed: number; waiting: number } {
   const made = {
     destroyed: 0,
@@ -204,14 +204,14 @@ test.each<[string, Answer, object]>([
     { file: SHARD, found: 5, expected: 256 },
   ],
 ])("a shard that %s ends the load before anything else is fetched", async (_, answer, details) => {
-  const { url, asked } = await host({ [SHARD]: answer });
+  const { url, requests } = await host({ [SHARD]: answer });
   await expect(Engine.load(url, { gpu })).rejects.toMatchObject({ code: "bundle_error", details });
-  expect(asked.filter((request) => request.startsWith("GET") && !request.includes(SHARD))).toEqual([
+  expect(requests.filter((request) => request.startsWith("GET") && !request.includes(SHARD))).toEqual([
     "GET manifest.json",
   ]);
 });
 
-/** Answers HEAD by ``answer`` and all else as it should. */
+/** Answers HEAD with ``answer`` and all other requests correctly. */
 const toHead =
   (answer: (response: ServerResponse) => void): Answer =>
   (request, response, bytes) => {
@@ -221,10 +221,10 @@ const toHead =
 
 test.runIf(hasAdapter).each<[string, Answer]>([
   ["refuses HEAD", toHead((response) => response.writeHead(403).end())],
-  ["says 404 to HEAD", toHead((response) => response.writeHead(404).end())],
-  ["says length 0 to HEAD", toHead((response) => response.writeHead(200, { "Content-Length": 0 }).end())],
-  ["hangs up on HEAD", toHead((response) => response.destroy())],
-])("a host that %s serves the bundle all the same", async (_, answer) => {
+  ["returns 404 to HEAD", toHead((response) => response.writeHead(404).end())],
+  ["returns length 0 to HEAD", toHead((response) => response.writeHead(200, { "Content-Length": 0 }).end())],
+  ["closes the connection on HEAD", toHead((response) => response.destroy())],
+])("a bundle can be loaded from a host that %s", async (_, answer) => {
   const { url } = await host({ [SHARD]: answer });
   (await Engine.load(url, { gpu })).destroy();
 });
@@ -234,17 +234,17 @@ const withoutRanges: Answer = (request, response, bytes) => {
 };
 
 test.runIf(hasAdapter).each<[string, Answer]>([
-  ["the rest comes by range", cutOnce(whole)],
-  ["the length was not announced", cutOnce(whole, true)],
+  ["the rest arrives as a range", cutOnce(whole)],
+  ["the length is unknown", cutOnce(whole, true)],
   ["the server has no ranges", cutOnce(withoutRanges)],
 ])(
-  "a shard whose connection is cut is fetched on in the same load, and progress never goes back: %s",
+  "a shard is resumed in the same load after a broken connection, and progress never decreases: %s",
   async (_, answer) => {
-    const { url, asked } = await host({ [SHARD]: answer });
+    const { url, requests } = await host({ [SHARD]: answer });
     const seen: number[] = [];
     const engine = await Engine.load(url, { gpu, onProgress: ({ loadedBytes }) => seen.push(loadedBytes) });
     engine.destroy();
-    expect(asked.filter((request) => request.startsWith(`GET ${SHARD}`))).toEqual([
+    expect(requests.filter((request) => request.startsWith(`GET ${SHARD}`))).toEqual([
       `GET ${SHARD}`,
       `GET ${SHARD} bytes=100-`,
     ]);
@@ -253,7 +253,7 @@ test.runIf(hasAdapter).each<[string, Answer]>([
   },
 );
 
-test.runIf(hasAdapter)("what comes after a cut is hashed with the rest", async () => {
+test.runIf(hasAdapter)("the bytes after a broken connection are hashed with the bytes before it", async () => {
   const { url } = await host({
     [SHARD]: cutOnce((request, response, bytes) => {
       whole(
@@ -269,12 +269,12 @@ test.runIf(hasAdapter)("what comes after a cut is hashed with the rest", async (
   });
 });
 
-test("a page that is not a secure context gets the reason from load, before anything is fetched, and from plan", async () => {
+test("load and plan state the reason on a page that is not a secure context, before anything is fetched", async () => {
   vi.stubGlobal("isSecureContext", false);
-  const { url, asked } = await host();
+  const { url, requests } = await host();
   const reason = "not loaded over https or from localhost";
   await expect(Engine.load(url)).rejects.toThrow(reason);
-  expect(asked).toEqual([]);
+  expect(requests).toEqual([]);
   await expect(Engine.plan(url)).rejects.toThrow(reason);
 });
 
@@ -282,8 +282,8 @@ test.each([
   ["no navigator.gpu", undefined, "This browser has no WebGPU; use"],
   ["navigator.gpu = null", null, "This browser has no WebGPU; use"],
   ["no adapter", { requestAdapter: () => Promise.resolve(null) }, "This browser has no WebGPU adapter"],
-])("a browser with %s is a DeviceError that says so", async (_, found, message) => {
-  vi.stubGlobal("navigator", { userAgent: "test", gpu: found });
+])("a browser with %s is a DeviceError that states this", async (_, webGpu, message) => {
+  vi.stubGlobal("navigator", { userAgent: "test", gpu: webGpu });
   for (const start of [Engine.load.bind(Engine), Engine.plan.bind(Engine)]) {
     const error: unknown = await start(memorySource(files)).catch((error: unknown) => error);
     expect(error).toBeInstanceOf(DeviceError);
@@ -291,7 +291,7 @@ test.each([
   }
 });
 
-test("WebLLM's entry point and a router with near alone pass the reason on", async () => {
+test("WebLLM's entry point and a router with only a near side throw the same reason", async () => {
   vi.stubGlobal("isSecureContext", false);
   const reason = "not loaded over https or from localhost";
   await expect(

@@ -1,4 +1,4 @@
-// What the engine is given by whoever misread the README: an error that names it, before anything is done.
+// Wrong arguments of the engine cause an error that names them, before anything is done.
 
 import { beforeAll, expect, test } from "vitest";
 
@@ -32,14 +32,14 @@ test.each([
   await expect(Engine.plan(bundle, options as unknown as LoadOptions)).rejects.toMatchObject(refusal);
 });
 
-test.each([[undefined], [3], [{}], [[]]])("%j is no bundle", async (given) => {
-  await expect(Engine.load(given as unknown as string)).rejects.toMatchObject({
+test.each([[undefined], [3], [{}], [[]]])("%j is not a bundle", async (bundle) => {
+  await expect(Engine.load(bundle as unknown as string)).rejects.toMatchObject({
     code: "request_error",
     details: { param: "bundle" },
   });
 });
 
-test("an address that is none is a BundleError that shows it; where there is no page it is a whole one", () => {
+test("an invalid address is a BundleError that contains it; without a page, addresses must be absolute", () => {
   expect(() => bundleAddress("./bundle/")).toThrow(
     expect.objectContaining({ code: "bundle_error", message: expect.stringContaining("'./bundle/'") as string }),
   );
@@ -52,7 +52,7 @@ test.each([
   [{ signal: {} }, "signal"],
   [{ logitBias: { 5: 1 } }, "logitBias"],
   [{ whenFull: "keep" }, "whenFull"],
-])("generate refuses %j, in a session as well", async (options, param) => {
+])("generate refuses %j, also in a session", async (options, param) => {
   const session = engine.createSession();
   const refusal = { code: "request_error", details: { param } };
   await expect(
@@ -61,13 +61,13 @@ test.each([
   await expect(session.generate("a", options as unknown as GenerateOptions).next()).rejects.toMatchObject(refusal);
 });
 
-test.each([[undefined], [3], [{ role: "user", content: "a" }]])("%j is no prompt", async (prompt) => {
+test.each([[undefined], [3], [{ role: "user", content: "a" }]])("%j is not a prompt", async (prompt) => {
   const refusal = { code: "request_error", details: { param: "prompt" } };
   await expect(engine.generate(prompt as unknown as string).next()).rejects.toMatchObject(refusal);
   await expect(engine.countTokens(prompt as unknown as string)).rejects.toMatchObject(refusal);
 });
 
-test("what a session is made of is named messages, and is a list", () => {
+test("the option of a session is called messages, and is a list", () => {
   expect(() => engine.createSession({ message: [] } as object)).toThrow("'message' is not supported");
   expect(() => engine.createSession({ messages: "be brief" } as object)).toThrow(
     'messages is "be brief", it must be a list',

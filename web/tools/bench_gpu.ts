@@ -1,5 +1,5 @@
-// Measures a bundle on Dawn in Node and prints JSON: prompts read and answers written, in tokens a second, and the bytes a second that writing reads
-// against what the device's memory copies.
+// Measures a bundle on Dawn in Node and prints JSON: the tokens per second of prefill and decode, and the bytes per
+// second that decode reads, relative to the copy bandwidth of the device's memory.
 //
 //     node dist/tools/bench_gpu.js BUNDLE [--tokens 128] [--lengths 128,2048,8192] [--copy-mib 256] [--any-adapter]
 
@@ -40,13 +40,14 @@ async function main(): Promise<void> {
   const facts = bundleFacts((await openBundle(source, signal)).manifest);
   const model = await openModel(source, { gpu });
   const lengths = values.lengths.split(",").map(Number);
-  // The first forward pays for what is made once.
+  // The first forward creates resources that later ones reuse.
   await measureDecode(model, facts, [8], 4, signal);
   const prefill = await measurePrefill(model, facts, lengths, PREFILL_RUNS, signal);
   const decode = await measureDecode(model, facts, lengths, Number(values.tokens), signal);
   const { adapter, activation, weightBytes, stateBytes, context } = model.info;
   const rows = decode.map(({ prompt_tokens, tokens, tokens_per_second }) => {
-    // A token reads all weights, as the embedding is the output's matrix too, and the keys and values of the tokens before it.
+    // A token reads all weights, because the embedding is also the output matrix, and the keys and values of the tokens
+    // before it.
     const bytes = weightBytes + (stateBytes / context) * (prompt_tokens + tokens / 2);
     const bytesPerSecond = bytes * tokens_per_second;
     return {
@@ -73,7 +74,7 @@ async function main(): Promise<void> {
   );
 }
 
-/** Throws DeviceError where there is no GPU, unless any adapter will do. */
+/** Throws DeviceError if there is no GPU, unless ``anyAdapter`` is true. */
 async function requireGpu(gpu: GPU, anyAdapter: boolean): Promise<void> {
   const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
   if (adapter === null) throw new DeviceError("Dawn finds no WebGPU adapter; install the GPU's Vulkan driver");
@@ -81,12 +82,12 @@ async function requireGpu(gpu: GPU, anyAdapter: boolean): Promise<void> {
   const name = [description, vendor, architecture, device].join(" ").trim();
   if (!anyAdapter && (adapter.info.isFallbackAdapter || runsOnCpu(name))) {
     throw new DeviceError(
-      `The adapter ${name} computes on the CPU, whose times say nothing of a GPU; give --any-adapter to run all the same`,
+      `The adapter ${name} computes on the CPU, whose times do not apply to a GPU; pass --any-adapter to run anyway`,
     );
   }
 }
 
-/** Bytes read and written a second, of copies from buffer to buffer: the best of some runs. */
+/** The bytes that copies from buffer to buffer read and write per second: the best of several runs. */
 async function copyBandwidth(gpu: GPU, size: number): Promise<number> {
   const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
   if (adapter === null) throw new DeviceError("Dawn finds no WebGPU adapter; install the GPU's Vulkan driver");
@@ -109,7 +110,7 @@ async function copyBandwidth(gpu: GPU, size: number): Promise<number> {
 }
 
 main().then(
-  // Dawn's threads would keep the process.
+  // Dawn's threads would keep the process alive.
   () => process.exit(0),
   (error: unknown) => {
     console.error(error instanceof NearfarError ? error.message : error);

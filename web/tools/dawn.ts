@@ -1,13 +1,13 @@
-// Dawn, Chrome's WebGPU, in Node. Its options flow in, what a browser calls navigator.gpu flows out.
+// Dawn, Chrome's WebGPU, in Node. The function returns the equivalent of navigator.gpu in a browser.
 
 import { create } from "webgpu";
 
-// Dawn crashes when its instance is collected before its devices, and nothing in JavaScript ties the two together.
-const kept: GPU[] = [];
+// Dawn crashes if its instance is garbage-collected before its devices, so the instances are retained here.
+const instances: GPU[] = [];
 
 /** ``options`` such as "backend=null". */
 export function dawn(...options: string[]): GPU {
   const gpu = create(options);
-  kept.push(gpu);
+  instances.push(gpu);
   return gpu;
 }

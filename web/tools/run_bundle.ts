@@ -1,5 +1,6 @@
-// Runs a bundle in Node and prints what it generates as JSON: {token_ids, target, reason, activation, dispatches_per_token, adapter}. One for WebGPU runs
-// on Dawn, one in ONNX's form on onnxruntime-node; of several, the first that this machine can run.
+// Runs a bundle in Node and prints the result as JSON: {token_ids, target, reason, activation, dispatches_per_token,
+// adapter}. WebGPU bundles run on Dawn, ONNX bundles on onnxruntime-node. Given several bundles, it runs the first one
+// that this machine can run.
 //
 //     node dist/tools/run_bundle.js BUNDLE ... --tokens 1,2,3 [--max-tokens 64]
 
@@ -41,7 +42,7 @@ async function main(): Promise<void> {
 }
 
 main().then(
-  // Dawn's threads would keep the process.
+  // Dawn's threads would keep the process alive.
   () => process.exit(0),
   (error: unknown) => {
     console.error(error instanceof NearfarError ? JSON.stringify(error) : error);

@@ -1,5 +1,5 @@
-// Takes pictures of both pages in headless Chromium, in light and dark, on a desk and on a phone: loading, welcome, answers, the panel, an error, a
-// measurement.
+// Takes screenshots of both pages in headless Chromium, in light and dark mode, in desktop and phone sizes: loading,
+// welcome, answers, the panel, an error, and a measurement.
 //
 //     node dist/tools/screenshots.js BUNDLE OUT [CHROMIUM]
 

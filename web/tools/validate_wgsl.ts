@@ -1,4 +1,5 @@
-// Validates every kernel of a bundle with Tint, the compiler of Chrome: no driver, every feature. Prints a line for each kernel that fails.
+// Validates every kernel of a bundle with Tint, Chrome's WGSL compiler, without a driver and with all features. Prints
+// a line for each kernel that fails.
 //
 //     node dist/tools/validate_wgsl.js BUNDLE...
 
@@ -17,13 +18,13 @@ async function main(folders: readonly string[]): Promise<number> {
   for (const folder of folders) {
     const { manifest, source } = await openBundle(folderSource(folder), signal);
     const needs = [...manifest.activations, ...Object.values(manifest.variants).flat()].flatMap((entry) => entry.needs);
-    // An adapter gives one device.
+    // An adapter can open only one device.
     const adapter = await gpu.requestAdapter();
-    if (adapter === null) throw new Error("Dawn gives no null adapter");
+    if (adapter === null) throw new Error("Dawn has no null adapter");
     const device = await adapter.requestDevice({
       requiredFeatures: [...new Set(needs)].filter((need) => adapter.features.has(need)) as GPUFeatureName[],
     });
-    // A module's error comes with the pipeline's.
+    // The error of a module is also reported by its pipeline.
     device.addEventListener("uncapturederror", (event) => {
       event.preventDefault();
     });

@@ -1,10 +1,10 @@
-// Checks whether a request can be answered by a model; a RequestError names what is wrong.
+// Checks whether a model can answer a request. A RequestError states what is wrong.
 
 import { RequestError } from "../errors.js";
 import { MAX_PROMPT_LOGPROBS } from "./prompt_logprobs.js";
 import type { TokenRequest } from "./request.js";
 
-/** The most alternatives that log-probabilities can be asked for. */
+/** The maximum number of alternatives with log-probabilities. */
 const MOST_ALTERNATIVES = 20;
 
 /** Throws RequestError. */
@@ -48,7 +48,8 @@ function checkPrompt({ promptIds, whenFull }: TokenRequest, vocabSize: number, c
     throw new RequestError("The prompt is empty; give it at least one token", { param: "promptIds" });
   if (promptIds.length > context && typeof whenFull !== "object") {
     throw new RequestError(
-      `This model's maximum context length is ${context} tokens. However, the prompt has ${promptIds.length} tokens; shorten it, let the oldest go (whenFull), or compile with a longer context`,
+      `This model's maximum context length is ${context} tokens. However, the prompt has ${promptIds.length} tokens; ` +
+        "shorten it, drop old tokens (whenFull), or compile with a longer context",
       { param: "promptIds", tokens: promptIds.length, context },
     );
   }

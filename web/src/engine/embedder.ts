@@ -1,6 +1,8 @@
-// The embedder: computes a vector for each text of token ids. It takes the token engine's place for a bundle that embeds.
+// The embedder: computes a vector for each text of token ids. It replaces the token engine for a bundle of an embedding
+// model.
 //
-// Nothing is cached from one request to the next, so requests run one after the other, and each has all pages of the pool.
+// Nothing is cached from one request to the next, so requests run one after the other, and each has all pages of the
+// pool.
 
 import { DeviceError, RequestError } from "../errors.js";
 import type { Runner } from "../runtime/runner.js";
@@ -23,7 +25,7 @@ export class Embedder {
   #last: Promise<unknown> = Promise.resolve();
   #waiting = 0;
 
-  /** ``replaceRunner`` gives another runner where the device failed, or throws. */
+  /** ``replaceRunner`` returns another runner after the device has failed, or throws. */
   constructor(
     runner: EmbedRunner,
     private readonly replaceRunner: () => Promise<EmbedRunner>,
@@ -32,7 +34,7 @@ export class Embedder {
     this.#runner = runner;
   }
 
-  /** Whether anything is being embedded, or the device is to be left alone. */
+  /** Whether texts are being embedded, or the gate is closed. */
   get isBusy(): boolean {
     return this.#waiting > 0 || this.gate.isClosed;
   }
@@ -43,15 +45,18 @@ export class Embedder {
   }
 
   returnPage(): void {
-    // What was lent is still there.
+    // No request has used the page meanwhile.
   }
 
-  /** The vector of each text, as the model's last norm gives it. Throws RequestError, DeviceError, or the signal's reason. */
+  /**
+   * The vector of each text: the output of the model's last norm. Throws RequestError, DeviceError, or the signal's
+   * reason.
+   */
   async embed(texts: readonly (readonly number[])[], signal?: AbortSignal): Promise<readonly Float32Array[]> {
-    for (const [index, ids] of texts.entries()) this.check(ids, index);
+    for (const [index, ids] of texts.entries()) this.#check(ids, index);
     this.#waiting++;
     try {
-      const turn = this.#last.then(() => this.withRecovery(texts, signal));
+      const turn = this.#last.then(() => this.#withRecovery(texts, signal));
       this.#last = turn.catch(() => undefined);
       return await turn;
     } finally {
@@ -59,13 +64,14 @@ export class Embedder {
     }
   }
 
-  private check(ids: readonly number[], index: number): void {
+  #check(ids: readonly number[], index: number): void {
     const { context, vocabSize } = this.#runner.limits;
     const details = { param: "input", index };
     if (ids.length === 0) throw new RequestError(`input ${index} is empty; give it at least one token`, details);
     if (ids.length > context) {
       throw new RequestError(
-        `This model's maximum context length is ${context} tokens. However, input ${index} has ${ids.length} tokens; shorten it, or compile with a longer context`,
+        `This model's maximum context length is ${context} tokens. However, input ${index} has ${ids.length} tokens; ` +
+          "shorten it, or compile with a longer context",
         details,
       );
     }
@@ -78,20 +84,20 @@ export class Embedder {
   }
 
   /** A device that fails is replaced once. */
-  private async withRecovery(
+  async #withRecovery(
     texts: readonly (readonly number[])[],
     signal: AbortSignal | undefined,
   ): Promise<readonly Float32Array[]> {
     try {
-      return await this.compute(texts, signal);
+      return await this.#compute(texts, signal);
     } catch (error) {
       if (!(error instanceof DeviceError)) throw error;
       this.#runner = await this.replaceRunner();
-      return this.compute(texts, signal);
+      return this.#compute(texts, signal);
     }
   }
 
-  private async compute(
+  async #compute(
     texts: readonly (readonly number[])[],
     signal: AbortSignal | undefined,
   ): Promise<readonly Float32Array[]> {
@@ -121,18 +127,18 @@ export class Embedder {
       });
       const ended = running.filter(({ ids, done }) => done === ids.length);
       running = running.filter((text) => !ended.includes(text));
-      // Batches run in order, so whoever has these pages next writes to them later.
+      // Batches run in order, so the next text on these pages writes to them later.
       for (const text of ended) free.push(...text.pages);
-      const found = this.gate
+      const embedded = this.gate
         .through(() => this.#runner.embed(joinBatches(parts)))
         .then((rows) => {
           const size = rows.length / ended.length;
           ended.forEach(({ index }, row) => (vectors[index] = rows.slice(row * size, (row + 1) * size)));
         });
-      // The failure of one batch is that of the next.
-      found.catch(() => undefined);
+      // If one batch fails, the next one fails too.
+      embedded.catch(() => undefined);
       await before;
-      before = found;
+      before = embedded;
     }
     await before;
     return vectors;

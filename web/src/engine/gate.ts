@@ -1,4 +1,5 @@
-// The gate between an engine and its device. Work passes while it is open; closing it resolves when no work is in progress any more.
+// The gate between an engine and its device. Work passes while the gate is open. `close` resolves when no work is in
+// progress.
 
 export class Gate {
   #inside = 0;
@@ -26,7 +27,7 @@ export class Gate {
     this.#open();
   }
 
-  /** Does the work at once; the caller checks whether the gate is open. */
+  /** Starts the work immediately; the caller checks whether the gate is open. */
   async through<T>(work: () => Promise<T>): Promise<T> {
     this.#inside++;
     try {

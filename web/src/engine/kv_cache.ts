@@ -1,23 +1,26 @@
-// The KV cache as sequences see it: which pages each of them holds, and which of these it shares with others.
+// The KV cache for sequences: the pages that each sequence holds, and the pages that it shares with others.
 
-import { KeptSequence } from "./kept_sequence.js";
+import { RetainedSequence } from "./retained_sequence.js";
 import { PagePool } from "./page_pool.js";
 import { PrefixCache } from "./prefix_cache.js";
 import type { Sequence } from "./sequence.js";
 
-/** The first ``length`` tokens of a sequence are computed already, in ``pages`` of the prefix cache (``cached``) or of its kept sequence. */
+/**
+ * The first ``length`` tokens of a sequence are already computed, in ``pages`` of the prefix cache (``cached``) or of
+ * its retained sequence.
+ */
 export interface Prefix {
   readonly length: number;
   readonly pages: readonly number[];
   readonly cached: boolean;
 }
 
-/** A page pool, a prefix cache and kept sequences, with the rules for sharing, copying and evicting their pages. */
+/** A page pool, a prefix cache and retained sequences, with the rules for sharing, copying and evicting their pages. */
 export class KvCache {
   readonly pool: PagePool;
   readonly prefixes: PrefixCache;
   // Least recently used first.
-  readonly #kept = new Set<KeptSequence>();
+  readonly #retained = new Set<RetainedSequence>();
 
   constructor(
     numPages: number,
@@ -27,33 +30,37 @@ export class KvCache {
     this.prefixes = new PrefixCache(this.pool, pageSize);
   }
 
-  /** What keeps a new conversation's pages between two answers, or those of a fork of another one. */
-  keep(from?: KeptSequence): KeptSequence {
-    const kept = from?.clone() ?? new KeptSequence(this.pool);
-    this.#kept.add(kept);
-    return kept;
+  /** A retained sequence for a new conversation, or for a fork of the conversation ``from``. */
+  retainedSequence(from?: RetainedSequence): RetainedSequence {
+    const retained = from?.clone() ?? new RetainedSequence(this.pool);
+    this.#retained.add(retained);
+    return retained;
   }
 
   /** The conversation is over. */
-  forget(kept: KeptSequence): void {
-    kept.drop();
-    this.#kept.delete(kept);
+  forget(retained: RetainedSequence): void {
+    retained.drop();
+    this.#retained.delete(retained);
   }
 
   pagesFor(numTokens: number): number {
     return Math.ceil(numTokens / this.pageSize);
   }
 
-  /** The longest prefix of a waiting sequence's tokens that is computed already. */
+  /** The longest prefix of a waiting sequence's tokens that is already computed. */
   findPrefix({ tokens, params, maxCached }: Sequence): Prefix {
     const pages = this.prefixes.match(tokens, Math.floor(maxCached / this.pageSize));
     const length = pages.length * this.pageSize;
-    const kept = Math.min(commonLength(tokens, params.kept?.tokens ?? []), maxCached);
-    if (kept <= length) return { length, pages, cached: true };
-    return { length: kept, pages: params.kept?.pages.slice(0, this.pagesFor(kept)) ?? [], cached: false };
+    const { retained } = params;
+    const longer = Math.min(commonLength(tokens, retained?.tokens ?? []), maxCached);
+    if (longer <= length) return { length, pages, cached: true };
+    return { length: longer, pages: retained?.pages.slice(0, this.pagesFor(longer)) ?? [], cached: false };
   }
 
-  /** Whether there are pages for a sequence's known tokens and one more, beside those that running ones need for the same. Evicts kept sequences. */
+  /**
+   * Whether there are enough pages for a sequence's known tokens and one more token, in addition to the pages that
+   * running sequences need for the same. Evicts retained sequences.
+   */
   fits({ tokens, params }: Sequence, { pages, cached }: Prefix, running: readonly Sequence[]): boolean {
     const promised = running.reduce(
       (sum, other) => sum + Math.max(0, this.pagesFor(other.length + 1) - other.pages.length),
@@ -63,27 +70,30 @@ export class KvCache {
     const idle = cached ? pages.filter((page) => this.pool.users(page) === 1).length : 0;
     const needed = promised + this.pagesFor(tokens.length + 1) - pages.length + idle;
     while (needed > this.pool.free + this.prefixes.evictable) {
-      if (!this.#evictKept(params.kept)) return false;
+      if (!this.#evictRetained(params.retained)) return false;
     }
     return true;
   }
 
   /** Let a sequence start from a prefix. */
   start(sequence: Sequence, { length, pages, cached }: Prefix): void {
-    const { kept } = sequence.params;
+    const { retained } = sequence.params;
     if (cached) {
       for (const page of pages) this.pool.share(page);
-      // What is kept when the sequence ends is longer.
-      kept?.drop();
+      // When the sequence ends, it will retain more pages than these.
+      retained?.drop();
     } else {
-      kept?.take(pages.length);
+      retained?.detach(pages.length);
     }
     sequence.pages.push(...pages);
     sequence.computed = length;
     if (sequence.lastStep < 0) sequence.cachedTokens = length;
   }
 
-  /** Before a row is scheduled: use pages that others have filled meanwhile, and copy a shared page before it is written to. */
+  /**
+   * Call before a row is scheduled. Uses pages that other sequences have filled meanwhile, and copies a shared page
+   * before the sequence writes to it.
+   */
   prepare(sequence: Sequence, copies: [number, number][]): void {
     const index = Math.floor(sequence.computed / this.pageSize);
     const page = sequence.pages[index];
@@ -94,41 +104,45 @@ export class KvCache {
     }
   }
 
-  /** Allocate pages for the first ``length`` positions, evicting cached and kept ones. False if there are too few. */
+  /**
+   * Allocate pages for the first ``length`` positions, evicting cached and retained pages. False if there are too few.
+   */
   reserve({ pages }: Sequence, length: number): boolean {
     const more = this.allocate(this.pagesFor(length) - pages.length);
     if (more !== null) pages.push(...more);
     return more !== null;
   }
 
-  /** ``count`` pages, none if that is below 0, for the caller to use; null if there are too few without those of running sequences. */
+  /**
+   * Allocate ``count`` pages, or none if it is negative. Null if there are too few pages outside of running sequences.
+   */
   allocate(count: number): number[] | null {
     while (this.pool.free < count) {
-      if (!this.prefixes.evict() && !this.#evictKept()) return null;
+      if (!this.prefixes.evict() && !this.#evictRetained()) return null;
     }
     return Array.from({ length: count }, () => this.pool.allocate());
   }
 
-  /** Let other sequences find the full pages of known tokens. */
+  /** Add the full pages of known tokens to the prefix cache. */
   cachePages({ cachePosition, tokens, pages, computed }: Sequence): void {
     this.prefixes.insert(cachePosition, tokens, pages, Math.floor(Math.min(computed, tokens.length) / this.pageSize));
   }
 
-  /** Leave the pages of a sequence that has ended to its conversation, unless that is over. */
-  retain({ params: { kept }, tokens, pages, computed }: Sequence): void {
-    if (kept === null || !this.#kept.delete(kept)) return;
-    this.#kept.add(kept);
+  /** Pass the pages of a finished sequence to its conversation, unless the conversation is over. */
+  retain({ params: { retained }, tokens, pages, computed }: Sequence): void {
+    if (retained === null || !this.#retained.delete(retained)) return;
+    this.#retained.add(retained);
     const known = Math.min(computed, tokens.length);
-    kept.put(tokens.slice(0, known), pages.splice(0, this.pagesFor(known)));
+    retained.put(tokens.slice(0, known), pages.splice(0, this.pagesFor(known)));
   }
 
-  /** Give up a sequence's pages; the cache retains full ones. */
+  /** Release a sequence's pages; the cache retains the full ones. */
   release({ cachePosition, pages }: Sequence): void {
     this.prefixes.leave(cachePosition);
     for (const page of pages.splice(0)) this.pool.release(page);
   }
 
-  /** Give up a sequence's pages because its tokens have changed. */
+  /** Release a sequence's pages because its tokens have changed. */
   restart(sequence: Sequence): void {
     this.release(sequence);
     sequence.computed = 0;
@@ -137,14 +151,14 @@ export class KvCache {
   /** Remove everything that no sequence holds, as after the loss of the device. */
   clear(): void {
     this.prefixes.clear();
-    while (this.#evictKept());
+    while (this.#evictRetained());
   }
 
   /** Release the pages of the least recently used conversation other than ``except``. False if there is none. */
-  #evictKept(except: KeptSequence | null = null): boolean {
-    for (const kept of this.#kept) {
-      if (kept.pages.length === 0 || kept === except) continue;
-      kept.drop();
+  #evictRetained(except: RetainedSequence | null = null): boolean {
+    for (const retained of this.#retained) {
+      if (retained.pages.length === 0 || retained === except) continue;
+      retained.drop();
       return true;
     }
     return false;

@@ -1,9 +1,10 @@
-// How many steps to submit before the first of them is read. One is enough if a step takes long; a fast device would be idle while the host reads a result
-// and submits the next step.
+// How many steps to submit before the first of them is read. One is enough if a step takes long; a fast device would be
+// idle while the host reads a result and submits the next step.
 
 // Results between two checks of the depth.
 const PERIOD = 6;
-// What a deeper queue must gain: every step after a stop token is wasted.
+// A deeper queue must reduce the time per step at least to this factor, because every step after a stop token is
+// wasted.
 const GAIN = 0.97;
 // A step that takes this long hides every round trip to the host, in milliseconds.
 const SLOW = 60;
@@ -15,7 +16,7 @@ export class Lookahead {
   #count = 0;
   #since = 0;
 
-  /** ``most`` steps at once. */
+  /** ``most``: the maximum number of steps at once. */
   constructor(private readonly most: number) {}
 
   /** How many steps may be open at once. */
@@ -23,7 +24,7 @@ export class Lookahead {
     return this.#depth;
   }
 
-  /** The device was idle: measure anew, and queue nothing behind the first token. */
+  /** The device was idle: measure again, and queue nothing after the first token. */
   restart(now: number): void {
     this.#count = 0;
     this.#since = now;

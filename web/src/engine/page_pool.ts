@@ -1,4 +1,5 @@
-// The pool of KV pages. A page is free, or has users: the sequences and kept sequences that hold it, and the prefix cache.
+// The pool of KV pages. A page is free, or has users: the sequences and kept sequences that hold it, and the prefix
+// cache.
 
 /** ``size`` pages, all free at first. */
 export class PagePool {

@@ -1,5 +1,6 @@
-// The prefix cache: a radix tree over full pages, which finds the pages that hold the longest known prefix of some tokens. So a second turn, or a second
-// conversation with the same system prompt, computes only its new tokens. Zheng et al. 2024 (SGLang's RadixAttention).
+// The prefix cache: a radix tree over full pages, which finds the pages that hold the longest known prefix of some
+// tokens. With it, a second turn, or a second conversation with the same system prompt, computes only its new tokens.
+// Zheng et al. 2024 (SGLang's RadixAttention).
 
 import type { PagePool } from "./page_pool.js";
 
@@ -13,8 +14,9 @@ interface Node {
 }
 
 /**
- * How far a sequence's pages are in the tree: its first ``depth`` pages are those of ``node`` and its ancestors. A running sequence uses all of them, so none
- * of them can be evicted. When it used them last is recorded in ``lastUsed`` alone, and passed on to the nodes when the sequence leaves.
+ * How far a sequence's pages are in the tree: its first ``depth`` pages are those of ``node`` and its ancestors. A
+ * running sequence uses all of them, so none of them can be evicted. The time of its last use is recorded only in
+ * ``lastUsed``, and is copied to the nodes when the sequence leaves.
  */
 export class CachePosition {
   node: Node | null = null;
@@ -38,7 +40,10 @@ export class PrefixCache {
     return this.#nodes.size;
   }
 
-  /** The full pages of the longest known prefix of ``tokens``, at most ``limit`` pages. The caller is not a user of them yet. */
+  /**
+   * The full pages of the longest known prefix of ``tokens``, at most ``limit`` pages. The caller is not a user of them
+   * yet.
+   */
   match(tokens: readonly number[], limit: number): readonly number[] {
     const pages: number[] = [];
     const now = ++this.#clock;
@@ -54,8 +59,9 @@ export class PrefixCache {
   }
 
   /**
-   * Cache the first ``count`` pages of a sequence, all full, and move its position there. If the same tokens are cached already, the cached page replaces the
-   * sequence's own one. So whoever uses a page of the tree also uses its ancestors.
+   * Cache the first ``count`` pages of a sequence, all full, and move its position there. If the same tokens are
+   * already cached, the cached page replaces the sequence's own page. Therefore a user of a page in the tree also uses
+   * its ancestors.
    */
   insert(position: CachePosition, tokens: readonly number[], pages: number[], count: number): void {
     position.lastUsed = ++this.#clock;
@@ -79,7 +85,10 @@ export class PrefixCache {
     }
   }
 
-  /** A sequence does not use the pages of the tree any more: move its position to the root. Its pages are the caller's to release. */
+  /**
+   * Move the position of a sequence to the root, because it no longer uses the pages of the tree. The caller releases
+   * its pages.
+   */
   leave(position: CachePosition): void {
     for (let { node } = position; node !== null; node = node.parent)
       node.lastUsed = Math.max(node.lastUsed, position.lastUsed);
@@ -106,7 +115,7 @@ export class PrefixCache {
     return true;
   }
 
-  /** Remove everything, as after the loss of the device. */
+  /** Remove everything, for example after the loss of the device. */
   clear(): void {
     for (const node of this.#nodes) this.pool.release(node.page);
     this.#nodes.clear();

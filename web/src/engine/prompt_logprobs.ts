@@ -1,17 +1,19 @@
-// Log-probabilities of a prompt's last tokens: the rows that must be sampled for them, and the values that such a row gives.
+// Log-probabilities of a prompt's last tokens: the rows that must be sampled for them, and the values that such a row
+// gives.
 
 import type { StepResult } from "../runtime/runner.js";
 
 /** How many tokens at the end of a prompt can get a log-probability. */
 export const MAX_PROMPT_LOGPROBS = 32;
-/** The log-probability of a token that can hardly come: rounding may leave it no probability at all. */
+/** The lowest log-probability of a very unlikely token: rounding may leave it a probability of 0. */
 const MIN_LOGPROB = -30;
 
 /**
- * How many rows of a prompt are still to be sampled: ``pending`` ones are not scheduled, ``scheduled`` ones are not read back.
+ * How many rows of a prompt are still to be sampled: ``pending`` ones are not scheduled, ``scheduled`` ones are not
+ * read back.
  *
- * The row at position p gives the log-probability of the token at p + 1, so these rows are the last ones before the row that samples the first token of the
- * answer. They are never taken from a cache, which holds keys and values but no logits.
+ * The row at position p gives the log-probability of the token at p + 1, so these rows are the last ones before the row
+ * that samples the first token of the answer. They never come from a cache, which holds keys and values but no logits.
  */
 export class PromptLogprobRows {
   scheduled = 0;
@@ -34,8 +36,9 @@ export class PromptLogprobRows {
 }
 
 /**
- * The log-probability of ``tokenId`` after the sampled row ``sample``, in nats. It is exact for the 20 most likely tokens, which the row lists. Any other token
- * gets an equal share of the probability that they leave, and at least -30.
+ * The log-probability of ``tokenId`` after the sampled row ``sample``, in nats. It is exact for the 20 most likely
+ * tokens, which the row lists. Any other token gets an equal share of the probability that remains, and at least
+ * -30.
  */
 export function promptLogprob(
   { tokenIds, alternatives }: Pick<StepResult, "tokenIds" | "alternatives">,
@@ -49,8 +52,10 @@ export function promptLogprob(
   const [start, end] = [sample * columns, (sample + 1) * columns];
   const logprobs = alternatives.logprobs.subarray(start, end);
   const rank = alternatives.ids.subarray(start, end).indexOf(tokenId);
-  const left = Math.max(0, 1 - sumOfExp(logprobs));
-  return rank >= 0 ? (logprobs[rank] ?? MIN_LOGPROB) : Math.max(MIN_LOGPROB, Math.log(left / (vocabSize - columns)));
+  const remaining = Math.max(0, 1 - sumOfExp(logprobs));
+  return rank >= 0
+    ? (logprobs[rank] ?? MIN_LOGPROB)
+    : Math.max(MIN_LOGPROB, Math.log(remaining / (vocabSize - columns)));
 }
 
 function sumOfExp(logprobs: Float32Array): number {

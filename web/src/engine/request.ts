@@ -1,49 +1,55 @@
-// Requests to the engine, and what it answers, in token ids.
+// Requests to the engine and its answers, in token ids.
 
-/** How the next token is chosen. tests/conformance/sampling.json and compiler/ir/ops/ say what each means. */
+/** How the next token is chosen. tests/conformance/sampling.json and compiler/ir/ops/ define each option. */
 export interface SamplingOptions {
-  /** 0, the default, takes the likeliest token. */
+  /** 0, the default, always chooses the most likely token. */
   readonly temperature?: number | undefined;
-  /** Only this many of the likeliest tokens; 0, the default, for all. */
+  /** Choose among this number of the most likely tokens; 0, the default, for all. */
   readonly topK?: number | undefined;
-  /** Only the likeliest tokens whose probabilities reach this sum; 1, the default, for all. */
+  /** Choose among the most likely tokens whose probabilities add up to this value; 1, the default, for all. */
   readonly topP?: number | undefined;
-  /** Only tokens at least this probable as against the likeliest; 0, the default, for all. */
+  /** Choose among tokens whose probability is at least this fraction of the highest one; 0, the default, for all. */
   readonly minP?: number | undefined;
-  /** Divides the positive and multiplies the negative logits of tokens seen in prompt or answer; 1, the default, for none. Keskar et al. 2019. */
+  /**
+   * Divides the positive and multiplies the negative logits of tokens in the prompt or the answer; 1, the default,
+   * changes nothing. Keskar et al. 2019.
+   */
   readonly repetitionPenalty?: number | undefined;
-  /** Taken off a token's logit for each time that the answer has it; 0 by default. */
+  /** Subtracted from a token's logit for each occurrence in the answer; 0 by default. */
   readonly frequencyPenalty?: number | undefined;
-  /** Taken off a token's logit once the answer has it; 0 by default. */
+  /** Subtracted once from a token's logit if the answer contains the token; 0 by default. */
   readonly presencePenalty?: number | undefined;
   /** Added to the logits of these tokens. */
   readonly logitBias?: ReadonlyMap<number, number> | undefined;
-  /** A 32-bit unsigned integer; the same seed draws the same tokens. A random one where it is not given. */
+  /** A 32-bit unsigned integer; the same seed draws the same tokens. Random by default. */
   readonly seed?: number | undefined;
 }
 
-/** Which tokens may come next: a grammar's state over one answer. It is used by one request only. */
+/** The tokens that may come next: the state of a grammar in one answer. Only one request may use it. */
 export interface Constraint {
-  /** One bit for each token id, ceil(V / 32) words, least significant bit first: whether it may come next. Null if all may. */
+  /**
+   * One bit for each token id, ceil(V / 32) words, least significant bit first: whether it may come next. Null if all
+   * may.
+   */
   mask(): Int32Array<ArrayBuffer> | null;
   /** Advance by a sampled token. Stop tokens are not passed. */
   accept(tokenId: number): void;
-  /** Whether nothing but the end may come. */
+  /** Whether only the end may come. */
   readonly finished: boolean;
-  /** Whether the answer so far is a whole one, so that maxTokens does not cut it. */
+  /** Whether the answer so far is complete, so that maxTokens does not cut it off. */
   readonly complete: boolean;
-  /** How many tokens the shortest answer found has; not known for all. */
+  /** The number of tokens of the shortest known answer; not known for all grammars. */
   readonly needed?: number | undefined;
-  /** So many tokens of the answer have come before what the constraint holds. */
+  /** ``tokens`` tokens of the answer came before the constrained part. */
   spend?(tokens: number): void;
-  /** Frees what it holds outside of JavaScript. The engine calls it when the answer ends. */
+  /** Frees memory outside of JavaScript. The engine calls it when the answer ends. */
   dispose(): void;
 }
 
 /**
- * Called before each token of an answer with the model's logits (V,), which it may change in place, to finite numbers; penalties, bias and mask apply
- * after it. Then called with the token that was sampled, the one that ends the answer included. What it throws ends the answer. It costs a round trip to
- * the device for each token.
+ * Called before each token of an answer with the model's logits (V,), which it may change in place to finite numbers;
+ * penalties, bias and mask apply afterwards. Then called with the sampled token, including the token that ends the
+ * answer. An exception ends the answer. It costs a round trip to the device for each token.
  */
 export type LogitProcessor = (logitsOrToken: Float32Array | number) => void;
 
@@ -54,20 +60,27 @@ export interface TokenRequest {
   readonly sampling?: SamplingOptions | undefined;
   /** The number of alternatives, 0 to 20, listed with the log-probability of each chosen token; neither by default. */
   readonly logprobs?: number | undefined;
-  /** How many tokens at the end of the prompt get a log-probability, 0 to 32; none by default. The prompt's first token never does. */
+  /**
+   * How many tokens at the end of the prompt get a log-probability, 0 to 32; none by default. The prompt's first token
+   * never does.
+   */
   readonly promptLogprobs?: number | undefined;
   /**
-   * Receives the prompt's log-probabilities before the first token, in nats, in the order of the prompt: of each token given all before it. A token that is
-   * not among the 20 most likely gets an equal share of what these leave, and at least -30. Not called by an engine that cannot compute them.
+   * Receives the prompt's log-probabilities before the first token, in nats, in the order of the prompt: of each token
+   * given all tokens before it. A token that is not among the 20 most likely gets an equal share of the remaining
+   * probability, and at least -30. Not called by an engine that cannot compute them.
    */
   readonly onPromptLogprobs?: ((logprobs: readonly number[]) => void) | undefined;
-  /** Ends the answer like the model's own end tokens. */
+  /** Tokens that end the answer, like the model's own end tokens. */
   readonly stopTokenIds?: readonly number[] | undefined;
   readonly constraint?: Constraint | undefined;
   readonly logitProcessor?: LogitProcessor | undefined;
-  /** Higher goes first; 0 by default. */
+  /** Requests with a higher priority are scheduled first; 0 by default. */
   readonly priority?: number | undefined;
-  /** What happens when the context is full: the answer ends (the default), or old tokens after the first ``keep`` are dropped. */
+  /**
+   * What happens when the context is full: the answer ends (the default), or old tokens after the first ``keep`` are
+   * dropped.
+   */
   readonly whenFull?: "stop" | { readonly keep: number } | undefined;
   readonly signal?: AbortSignal | undefined;
 }
@@ -81,11 +94,14 @@ export interface GeneratedToken {
   readonly tokenId: number;
   /** Null unless logprobs were requested. */
   readonly logprob: number | null;
-  /** The most likely tokens, best first, as many as were requested. */
+  /** The requested number of most likely tokens, best first. */
   readonly alternatives: readonly TokenLogprob[];
 }
 
-/** "stop": the model ended its answer, or it is whole under its constraint. "length": maxTokens are reached, or the context is full. */
+/**
+ * "stop": the model ended its answer, or the answer is complete under its constraint. "length": maxTokens is reached,
+ * or the context is full.
+ */
 export type FinishReason = "stop" | "length";
 
 export interface Completion {
@@ -96,7 +112,9 @@ export interface Completion {
   readonly completionTokens: number;
 }
 
-/** Something that generates tokens: the engine, or a replacement in tests. Yields each new token, without a stop token. */
+/**
+ * Something that generates tokens: the engine, or a replacement in tests. Yields each new token, without a stop token.
+ */
 export interface TokenSource {
   generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined>;
 }

@@ -1,4 +1,4 @@
-// A request's sampling with every default filled in, and the random number of each of its tokens.
+// The sampling options of a request with all defaults, and the random number for each of its tokens.
 
 import type { SamplingOptions } from "./request.js";
 
@@ -12,7 +12,7 @@ export interface Sampling {
   readonly presencePenalty: number;
   /** Whether the device must count the sequence's tokens. */
   readonly penalizes: boolean;
-  /** (V,): what is added to the logits; null where nothing is. */
+  /** (V,): added to the logits; null if nothing is added. */
   readonly logitBias: Float32Array<ArrayBuffer> | null;
   readonly seed: number;
 }
@@ -42,8 +42,8 @@ export function resolveSampling(options: SamplingOptions, vocabSize: number): Sa
 }
 
 /**
- * The ``index``-th number in [0, 1) of a seed's stream, as `mulberry32` draws them one by one. An answer that starts again, on a new device or after it
- * gave up its pages, so goes on with the same numbers.
+ * The number at ``index``, in [0, 1), of a seed's stream, which `mulberry32` draws one by one. An answer that starts
+ * again, on a new device or after it lost its pages, therefore continues with the same numbers.
  */
 export function drawAt(seed: number, index: number): number {
   const state = seedAfter(seed, index + 1) | 0;
@@ -52,7 +52,7 @@ export function drawAt(seed: number, index: number): number {
   return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
 }
 
-/** The seed whose numbers are those of ``seed`` after its first ``count``. */
+/** The seed whose stream continues the stream of ``seed`` after ``count`` numbers. */
 export function seedAfter(seed: number, count: number): number {
   return (seed + Math.imul(count, 0x6d2b79f5)) >>> 0;
 }

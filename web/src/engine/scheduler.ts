@@ -1,9 +1,10 @@
-// The scheduler: decides which positions of which sequences each step computes, and in which pages. It knows neither the device nor text, and decides the
-// same in every runtime: tests/conformance/scheduler.json holds it to its decisions.
+// The scheduler: decides which positions of which sequences each step computes, and in which pages. It knows neither
+// the device nor text. It makes the same decisions in every runtime; tests/conformance/scheduler.json contains them.
 //
-// Every decoding sequence gets a row in each step; the rest of the step's budget goes to prompts, in chunks and in turn. Steps are built before the tokens of
-// earlier ones are known: a row may continue from "the token sampled last". When pages run out, cached ones are evicted first, then those of ended answers;
-// then the running sequence of the lowest rank is preempted, and computed again later. No request fails for lack of pages.
+// Every decoding sequence gets a row in each step; the rest of the step's budget goes to prompts, in chunks and in
+// turns. Steps are built before the tokens of earlier ones are known: a row may continue from "the token sampled last".
+// When pages run out, cached pages are evicted first, then those of finished answers; then the running sequence of the
+// lowest rank is preempted and computed again later. No request fails for lack of pages.
 
 import { KvCache } from "./kv_cache.js";
 import type { FinishReason } from "./request.js";
@@ -12,7 +13,10 @@ import { byTurn, insertByRank, remove } from "./sequence.js";
 import type { Row, SchedulerEvent, Step } from "./step.js";
 import { OpenStep, samplesAnswer } from "./step.js";
 
-/** ``maxTokens`` positions a step, ``maxSequences`` running at once. The pages must hold at least ``context`` tokens. */
+/**
+ * ``maxTokens`` is the maximum number of positions in a step, ``maxSequences`` that of running sequences. The pages
+ * must hold at least ``context`` tokens.
+ */
 export interface SchedulerConfig {
   readonly pageSize: number;
   readonly pages: number;
@@ -66,7 +70,10 @@ export class Scheduler {
     return step;
   }
 
-  /** A step is done: ``tokenIds`` are those of its sampled rows. Steps are committed in the order in which they were built. */
+  /**
+   * A step is done: ``tokenIds`` are those of its sampled rows. Steps are committed in the order in which they were
+   * built.
+   */
   commit(step: Step, tokenIds: ArrayLike<number>): readonly SchedulerEvent[] {
     this.#openSteps--;
     const events: SchedulerEvent[] = [];
@@ -79,7 +86,7 @@ export class Scheduler {
     return events;
   }
 
-  /** End a sequence in any state. Its pages go to its conversation, or are given up. */
+  /** End a sequence in any state. Its pages are passed to its conversation, or released. */
   finish(sequence: Sequence, reason: FinishReason): void {
     if (sequence.state === "finished") return;
     if (sequence.state === "running") {
@@ -92,7 +99,10 @@ export class Scheduler {
     sequence.finishReason = reason;
   }
 
-  /** The contents of all pages are lost: every sequence starts again from its known tokens. Open steps must not be committed. */
+  /**
+   * The contents of all pages are lost: every sequence starts again from its known tokens. Open steps must not be
+   * committed.
+   */
   reset(): void {
     for (const sequence of [...this.running]) this.#suspend(sequence);
     this.kv.clear();
@@ -101,9 +111,9 @@ export class Scheduler {
     this.#draining = false;
   }
 
-  // --- building a step --------------------------------------------------------------------------------------------------------------------------------
+  // --- building a step ----------------------------------------------------------------------------------------
 
-  /** Give a sequence a row, with as many of its missing positions as fit. */
+  /** Give a sequence a row with all of its missing positions that fit. */
   #schedule(step: OpenStep, sequence: Sequence): void {
     if (sequence.state !== "running" || !sequence.isReady(this.config.context)) return;
     this.kv.prepare(sequence, step.copies);
@@ -122,7 +132,10 @@ export class Scheduler {
     this.kv.cachePages(sequence);
   }
 
-  /** Rows that can be sampled beside those in the step and one for each running sequence that is not in it. */
+  /**
+   * The number of rows that can still be sampled, after the rows of the step and one row for each running sequence that
+   * is not in it.
+   */
   #freeRows(step: OpenStep): number {
     return this.config.maxSequences - step.numSampled - (this.running.length - step.rows.length);
   }
@@ -134,7 +147,7 @@ export class Scheduler {
     this.#shiftContext(sequence);
     for (;;) {
       const prefix = this.kv.findPrefix(sequence);
-      // One sequence alone always fits: the pages hold a whole context.
+      // One sequence alone always fits: the pages hold a full context.
       if (this.#slots.length > 0 && (this.running.length === 0 || this.kv.fits(sequence, prefix, this.running))) {
         remove(this.waiting, sequence);
         this.kv.start(sequence, prefix);
@@ -146,7 +159,10 @@ export class Scheduler {
     }
   }
 
-  /** Find pages for the first ``length`` positions, preempting other sequences if necessary. False if this one has to wait. */
+  /**
+   * Find pages for the first ``length`` positions, preempting other sequences if necessary. False if this one has to
+   * wait.
+   */
   #reserve(step: OpenStep, sequence: Sequence, length: number): boolean {
     while (!this.kv.reserve(sequence, length)) {
       const victim = this.#lowestRank(step);
@@ -181,7 +197,7 @@ export class Scheduler {
     this.kv.restart(sequence);
   }
 
-  // --- starting and stopping --------------------------------------------------------------------------------------------------------------------------
+  // --- starting and stopping ----------------------------------------------------------------------------------
 
   #run(sequence: Sequence): void {
     sequence.state = "running";
@@ -211,7 +227,7 @@ export class Scheduler {
     insertByRank(this.waiting, sequence);
   }
 
-  // --- reading a step ---------------------------------------------------------------------------------------------------------------------------------
+  // --- reading a step -----------------------------------------------------------------------------------------
 
   /** Read the sampled tokens of a row. ``first`` is the index of the first of them among the step's. */
   #commitRow(row: Row, tokenIds: ArrayLike<number>, first: number, events: SchedulerEvent[]): void {

@@ -1,18 +1,21 @@
 // A sequence: the tokens of one request, the pages that hold their keys and values, and how far it has been computed.
 
-import type { KeptSequence } from "./kept_sequence.js";
+import type { RetainedSequence } from "./retained_sequence.js";
 import { CachePosition } from "./prefix_cache.js";
 import { PromptLogprobRows } from "./prompt_logprobs.js";
 import type { FinishReason } from "./request.js";
 
 export type SequenceState = "waiting" | "running" | "finished";
 
-/** Makes room in a full context: the older half of the tokens after the first ``keep`` is dropped, and the rest is computed again. */
+/**
+ * Frees space in a full context: the older half of the tokens after the first ``keep`` is dropped, and the rest is
+ * computed again.
+ */
 export interface ContextShift {
   readonly keep: number;
 }
 
-/** What a request wants from the scheduler. */
+/** The parameters of a request that the scheduler needs. */
 export interface SequenceParams {
   /** Infinity generates until the context is full. */
   readonly maxTokens: number;
@@ -23,14 +26,14 @@ export interface SequenceParams {
   readonly lockstep: boolean;
   /** How many tokens at the end of the prompt get a log-probability. */
   readonly promptLogprobs: number;
-  /** Where the sequence starts from, and leaves its pages when it ends. */
-  readonly kept: KeptSequence | null;
+  /** The retained sequence from which the sequence starts, and which retains its pages when it ends. */
+  readonly retained: RetainedSequence | null;
 }
 
 export class Sequence {
   state: SequenceState = "waiting";
   finishReason: FinishReason | null = null;
-  /** All known tokens: the prompt, then what has been read back from the device. */
+  /** All known tokens: the prompt, then the tokens that have been read back from the device. */
   readonly tokens: number[];
   /** Pages in the order of the positions they hold, and how many of them are in the prefix cache. */
   readonly pages: number[] = [];
@@ -45,7 +48,7 @@ export class Sequence {
   cachedTokens = 0;
   /** The slot that holds its sampled token, penalties, bias and mask on the device; -1 unless it is running. */
   slot = -1;
-  /** The last step that had rows of it; -1 for none. */
+  /** The last step with rows of this sequence; -1 for none. */
   lastStep = -1;
   readonly promptLogprobs: PromptLogprobRows;
 
@@ -70,7 +73,7 @@ export class Sequence {
     return this.length - this.computed;
   }
 
-  /** How many of the known tokens may come from a cache: the logits of the others are needed. */
+  /** The number of known tokens that may come from a cache. The logits of the other tokens are needed. */
   get maxCached(): number {
     return this.tokens.length - 1 - this.promptLogprobs.pending;
   }
@@ -81,7 +84,7 @@ export class Sequence {
     return this.generated + this.inFlight < maxTokens && this.computed < context && !(lockstep && this.inFlight > 0);
   }
 
-  /** Whether all of its tokens are there, or no position is left at which to compute the last one. */
+  /** Whether all tokens are generated, or no position remains at which the last one could be computed. */
   isComplete(context: number): boolean {
     return (
       this.generated >= this.params.maxTokens || (this.tokens.length > context && this.params.contextShift === null)
@@ -89,12 +92,12 @@ export class Sequence {
   }
 }
 
-/** Negative if ``a`` goes before ``b``: by priority, then by arrival. */
+/** Negative if ``a`` precedes ``b``: by priority, then by arrival. */
 export function byRank(a: Sequence, b: Sequence): number {
   return b.priority - a.priority || a.id - b.id;
 }
 
-/** Negative if the prompt of ``a`` goes before that of ``b``: by priority, then by the last step that had rows of them. */
+/** Negative if the prompt of ``a`` precedes that of ``b``: by priority, then by the last step with their rows. */
 export function byTurn(a: Sequence, b: Sequence): number {
   return b.priority - a.priority || a.lastStep - b.lastStep || a.id - b.id;
 }

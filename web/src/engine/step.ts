@@ -1,10 +1,12 @@
-// A step: what the device computes at once. The scheduler builds steps, and commits them when their tokens are read back.
+// A step: the work that the device computes at once. The scheduler builds steps, and commits them when their tokens are
+// read back.
 
 import type { Sequence } from "./sequence.js";
 
 /**
- * ``length`` positions of a sequence, from ``start`` on; the last ``numSampled`` of them are sampled. Of these, the first ``promptLogprobs`` give
- * log-probabilities of the prompt's own tokens, and the last one, if it is not among them, samples the answer.
+ * ``length`` positions of a sequence, from ``start`` on; the last ``numSampled`` of them are sampled. The first
+ * ``promptLogprobs`` sampled positions give log-probabilities of the prompt's own tokens. The last one, if it is not
+ * among these, samples the answer.
  */
 export interface Row {
   readonly sequence: Sequence;
@@ -19,7 +21,7 @@ export function samplesAnswer({ numSampled, promptLogprobs }: Row): boolean {
   return numSampled > promptLogprobs;
 }
 
-/** ``copies`` are pages to copy first. ``admitted`` and ``preempted``: since the step before. */
+/** ``copies`` are the pages to copy first. ``admitted`` and ``preempted``: the sequences since the previous step. */
 export interface Step {
   readonly number: number;
   readonly rows: readonly Row[];

@@ -1,31 +1,21 @@
-// A scheduler's step as the batch that the device takes.
+// Converts a step of the scheduler to a batch for the device.
 
 import type { Batch } from "../runtime/batch.js";
-import { SAMPLE_FLAGS, settingsRow } from "../runtime/batch.js";
+import { SAMPLE_FLAGS, emptyBatch, settingsRow } from "../runtime/batch.js";
 import type { Sampling } from "./resolved_sampling.js";
 import { drawAt } from "./resolved_sampling.js";
 import type { Sequence } from "./sequence.js";
 import type { Step } from "./step.js";
 
-/** How a row samples. ``masked``: the constraint has set the slot's mask for this step. */
+/** How a row samples its token. ``masked``: the constraint has set the slot's mask for this step. */
 export interface RowSampling {
   readonly sampling: Sampling;
   readonly masked: boolean;
 }
 
-/** To be called before any later commit: a token that has not been read back is named by its slot. */
+/** Call it before any later commit: a token that has not been read back is referred to by its slot. */
 export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: Sequence) => RowSampling): Batch {
-  const batch = {
-    token_ids: [] as number[],
-    positions: [] as number[],
-    slots: [] as number[],
-    seq_starts: [0],
-    page_indptr: [0],
-    page_ids: [] as number[],
-    sample_rows: [] as number[],
-    sample_slots: [] as number[],
-    sample_settings: [] as number[],
-  };
+  const batch = emptyBatch();
   for (const { sequence, start, length, numSampled, promptLogprobs } of step.rows) {
     const { tokens, pages, slot } = sequence;
     for (let position = start; position < start + length; position++) {
@@ -36,7 +26,7 @@ export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: S
     batch.seq_starts.push(batch.token_ids.length);
     batch.page_ids.push(...pages);
     batch.page_indptr.push(batch.page_ids.length);
-    // The last rows are sampled; those for the prompt come first.
+    // The last rows are sampled, first those for the prompt.
     for (let index = 0; index < numSampled; index++) {
       batch.sample_rows.push(batch.token_ids.length - numSampled + index);
       if (index < promptLogprobs) {

@@ -1,4 +1,5 @@
-// What the engine needs of a device: to compute steps, and to store the state of sequences. The runtime's Runner does, and so does that of ONNX Runtime.
+// The interface of a device for the engine: it computes steps and stores the state of sequences. The runtime's Runner
+// and the ONNX runner implement it.
 
 import type { Runner } from "../runtime/runner.js";
 
@@ -6,7 +7,10 @@ export interface StepRunner extends Pick<
   Runner,
   "limits" | "submit" | "setTokenCounts" | "setLogitBias" | "setTokenMask" | "copyPages" | "readPages" | "writePages"
 > {
-  /** How many steps are worth submitting before the first of them is read; 1 if a step waits only for the one before it. */
+  /**
+   * The number of steps that are worth submitting before the first of them is read; 1 if a step only waits for the
+   * previous one.
+   */
   readonly stepsInFlight: number;
   /** Whether any row of a sequence can be sampled, or only its last one. */
   readonly samplesAnyRow: boolean;

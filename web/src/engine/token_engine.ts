@@ -1,12 +1,12 @@
-// The token engine: answers requests in token ids, token by token. It submits some steps before the oldest one is read, so the device never waits for the
-// host. The scheduler decides what runs when.
+// The token engine: answers requests in token ids, token by token. It submits some steps before the oldest one is read,
+// so the device never waits for the host. The scheduler decides what runs when.
 
 import { DeviceError, RequestError } from "../errors.js";
 import { IN_PROMPT } from "../runtime/batch.js";
 import type { StepResult } from "../runtime/runner.js";
 import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
-import type { KeptSequence } from "./kept_sequence.js";
+import type { RetainedSequence } from "./retained_sequence.js";
 import { Lookahead } from "./lookahead.js";
 import { promptLogprob } from "./prompt_logprobs.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
@@ -27,11 +27,11 @@ export interface EngineCounts {
   readonly recoveries: number;
 }
 
-/** What the engine needs to know of a model. */
+/** The properties of a model that the engine needs. */
 export interface TokenModel {
   readonly vocabSize: number;
   readonly endTokenIds: readonly number[];
-  /** It makes embeddings and generates nothing. */
+  /** Whether the model makes embeddings and generates no text. */
   readonly embeds?: boolean;
 }
 
@@ -43,7 +43,7 @@ interface OpenStep {
   readonly result: Promise<StepResult>;
 }
 
-// A device that is lost more often than this, without a token in between, is given up.
+// The engine fails if the device is lost more often than this without a token in between.
 const MAX_RECOVERIES = 3;
 
 export class TokenEngine implements TokenSource {
@@ -78,12 +78,12 @@ export class TokenEngine implements TokenSource {
   }
 
   /**
-   * Continue token ids. Any number of requests may run at once; they share the device's steps. Leave the loop or abort the signal to end one early.
-   * Throws RequestError, DeviceError, or the signal's reason.
+   * Continue token ids. Any number of requests may run at once; they share the device's steps. To end a request early,
+   * leave the loop or abort the signal. Throws RequestError, DeviceError, or the signal's reason.
    */
   async *generateTokens(
     request: TokenRequest,
-    kept: KeptSequence | null = null,
+    retained: RetainedSequence | null = null,
   ): AsyncGenerator<GeneratedToken, Completion, undefined> {
     try {
       if (this.model.embeds === true)
@@ -105,7 +105,7 @@ export class TokenEngine implements TokenSource {
     const sequence = new Sequence(
       this.#nextId++,
       promptIds,
-      { maxTokens, stopTokenIds, contextShift, lockstep, promptLogprobs, kept },
+      { maxTokens, stopTokenIds, contextShift, lockstep, promptLogprobs, retained },
       priority,
     );
     const answer = new Answer(sequence, request, this.model.vocabSize);
@@ -128,27 +128,30 @@ export class TokenEngine implements TokenSource {
     }
   }
 
-  /** What keeps a conversation's pages between two answers, empty or a fork of another one. */
-  keep(from?: KeptSequence): KeptSequence {
-    return this.#scheduler.kv.keep(from);
+  /** A retained sequence for a new conversation, or for a fork of the conversation ``from``. */
+  retainedSequence(from?: RetainedSequence): RetainedSequence {
+    return this.#scheduler.kv.retainedSequence(from);
   }
 
-  forget(kept: KeptSequence): void {
-    this.#scheduler.kv.forget(kept);
+  forget(retained: RetainedSequence): void {
+    this.#scheduler.kv.forget(retained);
   }
 
-  /** The keys and values of a kept sequence, page after page, as this bundle lays them out. */
-  async readKept(kept: KeptSequence): Promise<Uint8Array<ArrayBuffer>> {
-    return this.#runner.readPages(kept.pages);
+  /** The keys and values of a retained sequence, page by page, in the layout of this bundle. */
+  async readRetained(retained: RetainedSequence): Promise<Uint8Array<ArrayBuffer>> {
+    return this.#runner.readPages(retained.pages);
   }
 
-  /** Give a kept sequence the keys and values that `readKept` returned for the same tokens. False if the pages are needed elsewhere. */
-  writeKept(kept: KeptSequence, tokens: readonly number[], bytes: Uint8Array<ArrayBuffer>): boolean {
+  /**
+   * Write the keys and values that `readRetained` returned for the same tokens to a retained sequence. False if no
+   * pages are available.
+   */
+  writeRetained(retained: RetainedSequence, tokens: readonly number[], bytes: Uint8Array<ArrayBuffer>): boolean {
     const { kv } = this.#scheduler;
     const pages = kv.allocate(kv.pagesFor(tokens.length));
     if (pages === null) return false;
     this.#runner.writePages(pages, bytes);
-    kept.put(tokens, pages);
+    retained.put(tokens, pages);
     return true;
   }
 
@@ -196,7 +199,7 @@ export class TokenEngine implements TokenSource {
     });
   }
 
-  /** Until there is nothing left to do. */
+  /** Runs until nothing remains to do. */
   async #run(): Promise<void> {
     const open: OpenStep[] = [];
     // Requests that are made together go into one step.
@@ -204,7 +207,7 @@ export class TokenEngine implements TokenSource {
     this.#lookahead.restart(performance.now());
     for (;;) {
       try {
-        // A step with a logit processor reaches the device in two parts, and no other may come between them.
+        // A step with a logit processor is submitted in two parts, and no other step may be submitted between them.
         while (
           !this.gate.isClosed &&
           open.length <
@@ -245,7 +248,7 @@ export class TokenEngine implements TokenSource {
     const broken: [Answer, unknown][] = [];
     for (const answer of sampled) this.#setMask(answer, broken);
     const batch = stepBatch(step, runner.limits.pageSize, (sequence) => this.#answerOf(sequence));
-    // The rows of a broken constraint are computed with the step, but nobody reads them.
+    // The rows of a broken constraint are computed with the step, but not read.
     for (const [answer, error] of broken) this.#end(answer, error);
     this.#counts.steps++;
     this.#counts.preemptions += step.preempted.length;
@@ -261,7 +264,7 @@ export class TokenEngine implements TokenSource {
         try {
           answer.request.logitProcessor?.(logitsOrToken);
         } catch (error) {
-          // It ends its own answer, and no other.
+          // The error ends only this answer.
           this.#end(answer, error);
         }
       }
@@ -277,7 +280,7 @@ export class TokenEngine implements TokenSource {
     return answer;
   }
 
-  /** Write what the device stores for a slot, for the sequence that starts in it. */
+  /** Write the states of a slot on the device for the sequence that starts in it. */
   #prepareSlot(sequence: Sequence): void {
     const { sampling, request, tokenIds } = this.#answerOf(sequence);
     if (sampling.penalizes) {
@@ -289,7 +292,7 @@ export class TokenEngine implements TokenSource {
     if (sampling.logitBias !== null) this.#runner.setLogitBias(sequence.slot, sampling.logitBias);
   }
 
-  /** Write a constraint's mask. A constraint that fails ends its own answer, and no other. */
+  /** Write a constraint's mask. A constraint that fails ends only its own answer. */
   #setMask(answer: Answer, broken: [Answer, unknown][]): void {
     const { request, sequence } = answer;
     answer.masked = false;
@@ -316,13 +319,13 @@ export class TokenEngine implements TokenSource {
       answer.promptLogprobs.push(promptLogprob(result, sample, tokenId, this.model.vocabSize));
       return;
     }
-    const wanted = answer.request.logprobs;
+    const numAlternatives = answer.request.logprobs;
     // A small vocabulary has fewer alternatives than can be requested.
     const columns = (alternatives?.ids.length ?? 0) / tokenIds.length;
     answer.push({
       tokenId,
-      logprob: wanted === undefined ? null : (logprobs?.[sample] ?? null),
-      alternatives: Array.from({ length: Math.min(wanted ?? 0, columns) }, (_, index) => ({
+      logprob: numAlternatives === undefined ? null : (logprobs?.[sample] ?? null),
+      alternatives: Array.from({ length: Math.min(numAlternatives ?? 0, columns) }, (_, index) => ({
         tokenId: alternatives?.ids[sample * columns + index] ?? -1,
         logprob: alternatives?.logprobs[sample * columns + index] ?? -Infinity,
       })),
@@ -355,7 +358,7 @@ export class TokenEngine implements TokenSource {
   }
 }
 
-/** One request's tokens on their way to the caller. */
+/** The tokens of one request that the caller has not read yet. */
 class Answer {
   readonly sampling: Sampling;
   /** Whether its slot has a token mask for the step being submitted. */

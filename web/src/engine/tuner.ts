@@ -1,4 +1,4 @@
-// The tuner: finds the fastest variants of a trusted runner while the engine has nothing else to do, and records them for the device.
+// The tuner: finds the fastest variants of a trusted runner while the engine is idle, and records them for the device.
 
 import type { TuningEntry } from "../runtime/manifest.js";
 import type { TrustedRunner } from "../runtime/trust.js";
@@ -7,11 +7,11 @@ import type { TokenEngine } from "./token_engine.js";
 
 const POLL_MS = 50;
 
-/** What the tuner needs of the engine: to know when it has nothing to do, and a page. */
+/** The tuner needs to know when the engine is idle, and borrows a page from it. */
 export type TunedEngine = Pick<TokenEngine, "isBusy" | "lendPage" | "returnPage">;
 
 export class Tuner {
-  /** The record of this device, measured now or before; null where there is none. */
+  /** The record of this device, measured now or earlier; null if there is none. */
   readonly record: Promise<TuningEntry | null>;
   readonly #stopped = new AbortController();
 
@@ -19,8 +19,8 @@ export class Tuner {
     private readonly trusted: TrustedRunner,
     private readonly engine: TunedEngine,
   ) {
-    this.record = this.measure();
-    // A caller that awaits the record sees the failure; the next answer runs into its cause anyway.
+    this.record = this.#measure();
+    // A caller that awaits the record gets the failure; the next answer fails for the same cause anyway.
     this.record.catch(() => undefined);
   }
 
@@ -28,14 +28,14 @@ export class Tuner {
     this.#stopped.abort();
   }
 
-  private async measure(): Promise<TuningEntry | null> {
+  async #measure(): Promise<TuningEntry | null> {
     const { runner, device, choices, tuning, tuningNote } = this.trusted;
     if (tuningNote === null) return tuning;
     const { signal } = this.#stopped;
     const page = this.engine.lendPage();
     if (page === null) return null;
     try {
-      const variants = await tune(runner, { choices, page, idle: () => this.idle(), signal });
+      const variants = await tune(runner, { choices, page, idle: () => this.#idle(), signal });
       runner.choose({ off: choices.off, front: variants });
       await tuningNote.write(variants);
       return { adapter: device.adapterEntry, activation: device.activation, variants };
@@ -47,8 +47,8 @@ export class Tuner {
     }
   }
 
-  /** Lets everything else go first, then waits for the end of an answer. */
-  private async idle(): Promise<void> {
+  /** Yields to all other work, then waits until no answer is being generated. */
+  async #idle(): Promise<void> {
     do await new Promise((resolve) => setTimeout(resolve, this.engine.isBusy ? POLL_MS : 0));
     while (this.engine.isBusy);
   }

@@ -1,5 +1,5 @@
-// Sampling on the host, as compiler/ir/sampling.py defines it. Logits and a row of settings flow in, a token id flows out.
-// tests/conformance/sampling.json fixes the results for every runtime.
+// Samples tokens on the host, as compiler/ir/sampling.py defines it. tests/conformance/sampling.json contains the
+// results that every runtime must produce.
 
 import { IN_PROMPT, SAMPLE_FLAGS } from "../runtime/batch.js";
 import { largest } from "./largest.js";
@@ -16,21 +16,21 @@ export interface RowSettings {
   readonly presencePenalty: number;
 }
 
-/** What is kept of a slot, each as the `StepRunner` is given it; null for nothing. */
+/** The states of a slot, in the form in which the `StepRunner` receives them; null for none. */
 export interface SlotStates {
   counts: Int32Array | null;
   bias: Float32Array | null;
   mask: Int32Array | null;
 }
 
-/** What a token becomes that may not come: finite, and below all that a model computes. */
+/** The logit of a token that is not allowed: finite, and lower than all logits that a model computes. */
 const MASKED = -3.0e38;
-/** How many of the likeliest tokens are looked at first for top_p, which mostly needs few. */
+/** The number of most likely tokens that are considered first for top_p, which usually needs few. */
 const TOP_P_FIRST = 64;
 const TOP_P_GROWTH = 16;
 
 export function settingsAt(settings: readonly number[], row: number): RowSettings {
-  // Every runtime takes them as float32.
+  // Every runtime reads the settings as float32.
   const at = (column: number): number => Math.fround(settings[8 * row + column] ?? NaN);
   return {
     temperature: at(0),
@@ -44,7 +44,10 @@ export function settingsAt(settings: readonly number[], row: number): RowSetting
   };
 }
 
-/** The logits (V,) after what ``flags`` say of the slot: penalties, then bias, then mask. The same array where they say nothing. */
+/**
+ * The logits (V,) after the penalties, then the bias, then the mask of the slot, as selected by ``flags``. The same
+ * array if ``flags`` is 0.
+ */
 export function adjustLogits(
   logits: Float32Array,
   settings: RowSettings,
@@ -63,7 +66,10 @@ export function adjustLogits(
   return adjusted;
 }
 
-/** Keskar et al. 2019 for tokens of prompt or answer; the other two for those of the answer. */
+/**
+ * Apply the repetition penalty (Keskar et al. 2019) to tokens of the prompt or the answer, and the other two penalties
+ * to tokens of the answer.
+ */
 function penalize(
   logits: Float32Array,
   { repetitionPenalty, frequencyPenalty, presencePenalty }: RowSettings,
@@ -80,15 +86,15 @@ function penalize(
   }
 }
 
-/** The next token of logits (V,); -1 where one of them is not a number. */
+/** The next token from logits (V,); -1 if one of them is not a number. */
 export function chooseToken(logits: Float32Array, settings: RowSettings): number {
-  const likeliest = argmax(logits);
-  if (likeliest < 0 || settings.temperature === 0) return likeliest;
+  const mostLikely = argmax(logits);
+  if (mostLikely < 0 || settings.temperature === 0) return mostLikely;
   const { temperature, topK, topP, minP, draw } = settings;
   const best = topK > 0 && topK < logits.length ? largest(logits, topK) : null;
   const weights = weightsOf(
     logits,
-    logits[likeliest] ?? 0,
+    logits[mostLikely] ?? 0,
     temperature,
     best === null ? -Infinity : (logits[best.at(-1) ?? 0] ?? 0),
   );
@@ -101,7 +107,7 @@ export function chooseToken(logits: Float32Array, settings: RowSettings): number
   }
   const goal = draw * sum;
   let reached = 0;
-  let last = likeliest;
+  let last = mostLikely;
   for (let id = 0; id < weights.length; id++) {
     const weight = weights[id] ?? 0;
     if (weight === 0) continue;
@@ -122,7 +128,10 @@ function weightsOf(logits: Float32Array, most: number, temperature: number, leas
   return weights;
 }
 
-/** Set to 0 all weights but the fewest largest that reach ``topP`` of their sum, and their equals. ``best`` are those above 0, where they are known. */
+/**
+ * Set all weights to 0 except the largest ones that together reach ``topP`` of the sum, and weights equal to them.
+ * ``best``: the tokens with weights above 0, if they are known.
+ */
 function keepMass(logits: Float32Array, weights: Float64Array, topP: number, best: Int32Array | null): void {
   let sum = 0;
   for (const weight of weights) sum += weight;
@@ -130,7 +139,7 @@ function keepMass(logits: Float32Array, weights: Float64Array, topP: number, bes
   for (let id = 0; id < weights.length; id++) if ((logits[id] ?? 0) < least) weights[id] = 0;
 }
 
-/** The least logit of the fewest largest whose weights reach ``goal``. */
+/** The lowest of the largest logits whose weights together reach ``goal``. */
 function leastOfMass(logits: Float32Array, weights: Float64Array, goal: number, best: Int32Array | null): number {
   for (let count = best?.length ?? TOP_P_FIRST; ; count *= TOP_P_GROWTH) {
     let reached = 0;
@@ -138,7 +147,8 @@ function leastOfMass(logits: Float32Array, weights: Float64Array, goal: number, 
       reached += weights[id] ?? 0;
       if (reached >= goal) return logits[id] ?? 0;
     }
-    // Rounding may keep the sum in this order below that in the other; and equals of the last of the best are more than these.
+    // The sum in this order may be lower because of rounding; and other tokens may have the same logit as the last of
+    // the best.
     if (best !== null || count >= logits.length) return -Infinity;
   }
 }
@@ -152,16 +162,16 @@ export function logSumExp(logits: Float32Array): number {
   return most + Math.log(sum);
 }
 
-/** The first of the largest; -1 where one is not a finite number. */
+/** The index of the first largest logit; -1 if a logit is not a finite number. */
 function argmax(logits: Float32Array): number {
-  let found = -1;
+  let best = -1;
   let most = -Infinity;
   for (let id = 0; id < logits.length; id++) {
     const logit = logits[id] ?? NaN;
     if (!Number.isFinite(logit)) return -1;
     if (logit <= most) continue;
     most = logit;
-    found = id;
+    best = id;
   }
-  return found;
+  return best;
 }

@@ -1,14 +1,15 @@
-// The host sampler: what is kept for each sequence slot, and the choice of tokens by it, for runtimes whose graphs end at the logits.
+// The host sampler: stores the states of each sequence slot and samples tokens with them, for runtimes whose graphs end
+// at the logits.
 
 import { RequestError } from "../errors.js";
 import type { Batch } from "../runtime/batch.js";
 import { SAMPLE_FLAGS } from "../runtime/batch.js";
-import type { StepResult, Wanted } from "../runtime/runner.js";
+import type { StepResult, ResultOptions } from "../runtime/runner.js";
 import type { SlotStates } from "./choose_token.js";
 import { adjustLogits, chooseToken, logSumExp, settingsAt } from "./choose_token.js";
 import { largest } from "./largest.js";
 
-/** How many of the likeliest tokens are listed, where the vocabulary has as many. */
+/** The number of most likely tokens that are listed, or fewer if the vocabulary is smaller. */
 const ALTERNATIVES = 20;
 
 export class HostSampler {
@@ -23,32 +24,32 @@ export class HostSampler {
     this.#states = Array.from({ length: slots }, () => ({ counts: null, bias: null, mask: null }));
   }
 
-  /** Replace one of the states of a slot. Throws RequestError for a slot that is none, or values of another length. */
+  /** Replace one of the states of a slot. Throws RequestError for an unknown slot, or values of another length. */
   set<Name extends keyof SlotStates>(slot: number, name: Name, values: SlotStates[Name]): void {
     const length = name === "mask" ? Math.ceil(this.vocabSize / 32) : this.vocabSize;
     if (values !== null && values.length !== length) {
-      throw new RequestError(`${name}: ${values.length} values are given, a slot has ${length}`, {
+      throw new RequestError(`${name}: ${values.length} values do not fit a slot of ${length}`, {
         found: values.length,
         expected: length,
       });
     }
-    this.slot(slot)[name] = values;
+    this.#slot(slot)[name] = values;
   }
 
-  /** A token id of a batch: those below 0 stand for what was sampled last in a slot. */
+  /** Resolve a token id of a batch: ids below 0 stand for the token that was last sampled in a slot. */
   tokenId(id: number): number {
     return id < 0 ? (this.#sampled[-1 - id] ?? 0) : id;
   }
 
-  /** The next token of each sampled row from its logits (V,). -1 where one of them is not a number. */
+  /** The next token of each sampled row from its logits (V,); -1 if one of them is not a number. */
   choose(
     batch: Batch,
     logits: readonly Float32Array[],
-    { logprobs = false, alternatives = false, onLogits }: Wanted,
+    { logprobs = false, alternatives = false, onLogits }: ResultOptions,
   ): StepResult {
     logits.forEach((row, index) => onLogits?.(row, index));
     const columns = Math.min(ALTERNATIVES, this.vocabSize);
-    const tokenIds = Int32Array.from(logits, (row, index) => this.chooseRow(batch, row, index));
+    const tokenIds = Int32Array.from(logits, (row, index) => this.#chooseRow(batch, row, index));
     const sums = logprobs || alternatives ? logits.map(logSumExp) : [];
     const ids = new Int32Array(alternatives ? columns * logits.length : 0);
     if (alternatives)
@@ -65,10 +66,10 @@ export class HostSampler {
     };
   }
 
-  private chooseRow(batch: Batch, logits: Float32Array, row: number): number {
+  #chooseRow(batch: Batch, logits: Float32Array, row: number): number {
     const [slot = -1, flags = 0] = batch.sample_slots.slice(2 * row, 2 * row + 2);
     const settings = settingsAt(batch.sample_settings, row);
-    const states = slot < 0 ? { counts: null, bias: null, mask: null } : this.slot(slot);
+    const states = slot < 0 ? { counts: null, bias: null, mask: null } : this.#slot(slot);
     const token = chooseToken(adjustLogits(logits, settings, flags, states), settings);
     if (slot < 0 || token < 0) return token;
     this.#sampled[slot] = token;
@@ -77,11 +78,11 @@ export class HostSampler {
     return token;
   }
 
-  private slot(slot: number): SlotStates {
+  #slot(slot: number): SlotStates {
     const states = this.#states[slot];
     if (states === undefined)
       throw new RequestError(
-        `batch: slot ${slot} is none of 0 to ${this.#states.length - 1}; give each sequence one of them`,
+        `batch: slot ${slot} is not one of 0 to ${this.#states.length - 1}; give each sequence one of them`,
         { slot },
       );
     return states;

@@ -1,4 +1,4 @@
-// The backend of bundles in ONNX's form: a file of its own, which an engine imports when it first needs it.
+// The backend of ONNX bundles: a separate file, which an engine imports when it first needs it.
 
 import type { Backend, Opening } from "../backend.js";
 import { DeviceError } from "../errors.js";
@@ -10,9 +10,10 @@ import type { OnnxOptions } from "./options.js";
 import { OnnxRunner } from "./runner.js";
 import { describeRuntime, loadRuntime, openSession } from "./session.js";
 
+export { planExport } from "../runtime/export_memory.js";
 export type { OnnxOptions, OnnxRuntime, OnnxSession, OnnxTensor } from "./options.js";
 
-/** Devices whose graphs take their tensors in the host's memory. */
+/** Devices whose graphs use tensors in the host's memory. */
 const HOST_DEVICES: readonly (string | null)[] = ["cpu", "coreml", "qnn"];
 
 /** Throws BundleError, DeviceError, RequestError, or the signal's reason. */
@@ -31,7 +32,7 @@ export async function openOnnxBackend(
   return onnxBackend(runner, manifest, plan, describeRuntime(ort));
 }
 
-/** A runner as the engine wants it. */
+/** A runner with the interface of the engine. */
 export function onnxBackend(runner: OnnxRunner, manifest: ExportManifest, plan: MemoryPlan, adapter: string): Backend {
   const { weightBytes, keyValueBytes: stateBytes, totalBytes } = plan;
   const activation = manifest.activation === "float32" ? "float32" : "float16";
@@ -57,7 +58,7 @@ export function onnxBackend(runner: OnnxRunner, manifest: ExportManifest, plan: 
     },
     startTuning: () => null,
     destroy: () => {
-      // Nobody waits for it; a session that cannot be released is gone all the same.
+      // Nothing waits for it, and a session that cannot be released is not used any more.
       runner.close(new DeviceError("The engine was destroyed; load the model again")).catch(() => undefined);
     },
   };
@@ -67,7 +68,8 @@ export function onnxBackend(runner: OnnxRunner, manifest: ExportManifest, plan: 
 export function requireDevice({ model, device }: ExportManifest): void {
   if (HOST_DEVICES.includes(device)) return;
   throw new DeviceError(
-    `${model}: its graph is made for ${String(device)}, where keys and values stay on the device; compile it with --device cpu, or for WebGPU with --target webgpu`,
+    `${model}: its graph is made for ${String(device)}, which leaves keys and values on the device; ` +
+      "compile it with --device cpu, or for WebGPU with --target webgpu",
     {
       device,
     },

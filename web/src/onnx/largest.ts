@@ -1,9 +1,12 @@
-// The largest of many numbers, without sorting them all.
+// Finds the largest of many numbers without sorting all of them.
 
-/** The indices of the ``count`` largest values, best first, the first of equals before the others. All of them where there are fewer. */
+/**
+ * The indices of the ``count`` largest values, best first; equal values in their order. All indices if there are fewer
+ * values.
+ */
 export function largest(values: Float32Array, count: number): Int32Array {
   const size = Math.min(count, values.length);
-  // A heap whose root is the worst of those that were found, by which most values are turned away at once.
+  // A heap whose root is the worst value in it, so that most values are rejected by one comparison.
   const heap = new Int32Array(size);
   const isWorse = (one: number, other: number): boolean => {
     const a = values[one] ?? 0;
@@ -12,16 +15,16 @@ export function largest(values: Float32Array, count: number): Int32Array {
   };
   const sink = (from: number, length: number): void => {
     const moved = heap[from] ?? 0;
-    let place = from;
+    let index = from;
     for (;;) {
-      let child = 2 * place + 1;
+      let child = 2 * index + 1;
       if (child >= length) break;
       if (child + 1 < length && isWorse(heap[child + 1] ?? 0, heap[child] ?? 0)) child++;
       if (!isWorse(heap[child] ?? 0, moved)) break;
-      heap[place] = heap[child] ?? 0;
-      place = child;
+      heap[index] = heap[child] ?? 0;
+      index = child;
     }
-    heap[place] = moved;
+    heap[index] = moved;
   };
   for (let index = 0; index < size; index++) heap[index] = index;
   for (let index = (size >> 1) - 1; index >= 0; index--) sink(index, size);
@@ -30,7 +33,7 @@ export function largest(values: Float32Array, count: number): Int32Array {
     heap[0] = index;
     sink(0, size);
   }
-  // The worst goes to the end, again and again.
+  // Move the worst value to the end, repeatedly.
   for (let length = size - 1; length > 0; length--) {
     const worst = heap[0] ?? 0;
     heap[0] = heap[length] ?? 0;

@@ -1,8 +1,9 @@
-// Keys and values without copies of the past. ONNX Runtime gives out "present" whole at every step, past included, and in JavaScript every output is
-// copied. So a node for each is added to the graph, which cuts the new tokens' rows out of it; a runner fetches these instead.
+// Avoids copies of past keys and values. ONNX Runtime outputs "present" at every step, including the past, and in
+// JavaScript every output is copied. Therefore nodes are added to the graph that slice the new tokens' rows out of each
+// "present"; a runner fetches these instead.
 //
-// A model file is a message of Protocol Buffers, and what is appended to such a message is merged into it: lists become longer. So the file need not
-// be read. Field numbers are those of onnx.proto.
+// A model file is a Protocol Buffers message, and bytes that are appended to such a message are merged into it: lists
+// become longer. So the file does not have to be parsed. Field numbers are those of onnx.proto.
 
 const MODEL_GRAPH = 7;
 const GRAPH = { node: 1, output: 12 } as const;
@@ -23,8 +24,9 @@ export function newRowsName(present: string): string {
 }
 
 /**
- * A model file that has such an output for each of ``presents`` beside its own. Its graph has the inputs `input_ids` (batch, sequence) and
- * `attention_mask` (batch, total) with no padding: the new rows are those from total - sequence on.
+ * A model file with such an output for each of ``presents``, in addition to its own outputs. Its graph must have the
+ * inputs `input_ids` (batch, sequence) and `attention_mask` (batch, total) without padding: the new rows are those from
+ * total - sequence on.
  */
 export function withNewRows(
   model: Uint8Array,
@@ -87,7 +89,7 @@ function tensorInfo(name: string, element: number): Bytes {
   ];
 }
 
-/** Wire type 2: a length, then that many bytes. */
+/** Wire type 2: the number of bytes, then the bytes. */
 function field(number: number, bytes: Bytes): Bytes {
   return [...varint((number << 3) | 2), ...varint(bytes.length), ...bytes];
 }

@@ -1,6 +1,9 @@
-// What an application gives for bundles in ONNX's form: ONNX Runtime, of which this package brings none, and how it is to run.
+// The options for ONNX bundles: ONNX Runtime, which this package does not contain, and the settings with which it runs.
 
-/** What is used of `onnxruntime-common`'s API, which onnxruntime-web, onnxruntime-node and onnxruntime-react-native share. */
+/**
+ * The part of `onnxruntime-common`'s API that is used here; onnxruntime-web, onnxruntime-node and
+ * onnxruntime-react-native share it.
+ */
 export interface OnnxRuntime {
   readonly InferenceSession: {
     create(model: Uint8Array | string, options?: object): Promise<OnnxSession>;
@@ -28,15 +31,18 @@ export interface OnnxTensor {
   readonly data: unknown;
 }
 
-/** A module as `import()` gives it: a CommonJS one has what it exports under "default" as well. */
+/** The result of `import()`. A CommonJS module also has its exports under "default". */
 export type OnnxModule = OnnxRuntime | { readonly default: OnnxRuntime };
 
 export interface OnnxOptions {
   /**
-   * ONNX Runtime: a function that imports it, `() => import("onnxruntime-web/wasm")`, so that a bundler finds it and nothing is loaded before it is
-   * needed; or for a page without a bundler the address of its module, such as "./ort.wasm.min.mjs".
+   * ONNX Runtime: a function that imports it, `() => import("onnxruntime-web/wasm")`, so that a bundler finds it and
+   * loads it only when it is needed; or, for a page without a bundler, the address of its module, such as
+   * "./ort.wasm.min.mjs".
    */
   readonly runtime: string | URL | (() => Promise<unknown>);
-  /** For `InferenceSession.create`, such as `{ intraOpNumThreads: 2 }` or `{ executionProviders: ["coreml"] }`. */
+  /**
+   * Options for `InferenceSession.create`, such as `{ intraOpNumThreads: 2 }` or `{ executionProviders: ["coreml"] }`.
+   */
   readonly sessionOptions?: Readonly<Record<string, unknown>> | undefined;
 }

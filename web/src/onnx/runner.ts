@@ -1,13 +1,14 @@
-// The runner of bundles in ONNX's form. Batches flow in, next tokens flow out; keys and values stay in pages here, and tokens are chosen here.
+// The runner of ONNX bundles: computes the next tokens of batches. It holds the pages of keys and values, and samples
+// the tokens.
 //
-// A page is a sequence. Sequences of a batch run one after the other: their keys and values lie in arrays of their own, and to join them for one run
-// would copy them all at every step.
+// A page holds one sequence. The sequences of a batch run one after the other, because each has its own arrays of keys
+// and values, and joining them for one run would copy all of them at every step.
 
 import { DeviceError, NearfarError, RequestError, messageOf } from "../errors.js";
 import type { Batch } from "../runtime/batch.js";
 import type { ExportManifest } from "../runtime/manifest.js";
 import type { MemoryPlan } from "../runtime/memory_plan.js";
-import type { RunnerLimits, StepResult, Wanted } from "../runtime/runner.js";
+import type { RunnerLimits, StepResult, ResultOptions } from "../runtime/runner.js";
 import type { StepRunner } from "../engine/step_runner.js";
 import { HostSampler } from "./host_sampler.js";
 import { newRowsName } from "./new_rows.js";
@@ -16,12 +17,13 @@ import type { Plane } from "./sequence_pages.js";
 import { SequencePages } from "./sequence_pages.js";
 
 /**
- * Where new keys and values come from. "rows": outputs of `withNewRows`, for runtimes that copy outputs, as those of Node and browsers do. "in-place": past
- * and present are the same memory, for those that write straight into what they are given, as React Native's does.
+ * The origin of new keys and values. "rows": outputs of `withNewRows`, for runtimes that copy outputs, such as those of
+ * Node and browsers. "in-place": past and present are the same memory, for runtimes that write directly into the output
+ * tensors, such as that of React Native.
  */
 export type KeyValueMode = "rows" | "in-place";
 
-/** New tokens that one run takes at most; a longer prompt goes in several. */
+/** The maximum number of new tokens in one run; a longer prompt takes several runs. */
 const PREFILL_CHUNK = 128;
 
 export class OnnxRunner implements StepRunner {
@@ -32,10 +34,10 @@ export class OnnxRunner implements StepRunner {
   readonly #pages: SequencePages;
   readonly #sampler: HostSampler;
   readonly #mask: BigInt64Array;
-  /** What was asked for last: everything goes in order. */
+  /** The last task; all tasks run in order. */
   #last: Promise<unknown> = Promise.resolve();
   #closed: DeviceError | null = null;
-  /** Of what gives no promise: the next step fails with it. */
+  /** The failure of a task without a promise; the next step throws it. */
   #failure: Error | null = null;
 
   constructor(
@@ -63,20 +65,20 @@ export class OnnxRunner implements StepRunner {
     this.#mask = new BigInt64Array(context).fill(1n);
   }
 
-  /** See `Runner.submit`. Of each sequence, only the token after its last row may be wanted. */
-  submit(batch: Batch, wanted: Wanted = {}): Promise<StepResult> {
-    return this.inOrder(async () => {
+  /** See `Runner.submit`. Only the last row of each sequence can be sampled. */
+  submit(batch: Batch, requested: ResultOptions = {}): Promise<StepResult> {
+    return this.#inOrder(async () => {
       const failure = this.#failure;
       this.#failure = null;
       if (failure !== null) throw failure;
       const logits: Float32Array[] = [];
       for (let sequence = 0; sequence + 1 < batch.seq_starts.length; sequence++) {
-        const row = await this.forward(batch, sequence);
+        const row = await this.#forward(batch, sequence);
         if (row !== null) logits.push(row);
       }
       if (logits.length !== batch.sample_rows.length)
         throw new RequestError("batch: a sampled row is not the last of its sequence; split the batch there");
-      const result = this.#sampler.choose(batch, logits, wanted);
+      const result = this.#sampler.choose(batch, logits, requested);
       if (result.tokenIds.some((id) => id < 0))
         throw new DeviceError("ONNX Runtime computed logits that are not numbers; load the model again, or report it");
       return result;
@@ -85,44 +87,44 @@ export class OnnxRunner implements StepRunner {
 
   setTokenCounts(slot: number, counts: Int32Array<ArrayBuffer> | null): void {
     const own = counts?.slice() ?? new Int32Array(this.limits.vocabSize);
-    this.change(() => {
+    this.#change(() => {
       this.#sampler.set(slot, "counts", own);
     });
   }
 
   setLogitBias(slot: number, bias: Float32Array<ArrayBuffer>): void {
     const own = bias.slice();
-    this.change(() => {
+    this.#change(() => {
       this.#sampler.set(slot, "bias", own);
     });
   }
 
   setTokenMask(slot: number, mask: Int32Array<ArrayBuffer>): void {
     const own = mask.slice();
-    this.change(() => {
+    this.#change(() => {
       this.#sampler.set(slot, "mask", own);
     });
   }
 
   copyPages(pairs: readonly (readonly [from: number, to: number])[]): void {
-    this.change(() => {
+    this.#change(() => {
       for (const [from, to] of pairs) this.#pages.copy(from, to);
     });
   }
 
   readPages(pages: readonly number[]): Promise<Uint8Array<ArrayBuffer>> {
-    return this.inOrder(() => this.#pages.read(pages));
+    return this.#inOrder(() => this.#pages.read(pages));
   }
 
   writePages(pages: readonly number[], bytes: Uint8Array<ArrayBuffer>): void {
-    this.change(this.#pages.write(pages, bytes));
+    this.#change(this.#pages.write(pages, bytes));
   }
 
   embed(): Promise<Float32Array> {
-    return Promise.reject(new RequestError(`${this.manifest.model} gives no embeddings; it generates text`));
+    return Promise.reject(new RequestError(`${this.manifest.model} has no output embeddings; it generates text`));
   }
 
-  /** Free the session and all keys and values, once the step that runs is done. What comes later fails with ``reason``. */
+  /** Free the session and all keys and values when the running step is done. Later calls fail with ``reason``. */
   async close(reason: DeviceError): Promise<void> {
     if (this.#closed !== null) return;
     this.#closed = reason;
@@ -131,8 +133,11 @@ export class OnnxRunner implements StepRunner {
     await this.session.release();
   }
 
-  /** Run what a batch has of one sequence. The logits (V,) after its last token, or null where they are not wanted. */
-  private async forward(batch: Batch, sequence: number): Promise<Float32Array | null> {
+  /**
+   * Run the new tokens of one sequence of a batch. Returns the logits (V,) after its last token, or null if they are
+   * not sampled.
+   */
+  async #forward(batch: Batch, sequence: number): Promise<Float32Array | null> {
     const [first = 0, end = 0] = batch.seq_starts.slice(sequence, sequence + 2);
     const [page = -1] = batch.page_ids.slice(batch.page_indptr[sequence], batch.page_indptr[sequence + 1]);
     const start = batch.positions[first] ?? 0;
@@ -140,13 +145,13 @@ export class OnnxRunner implements StepRunner {
     const total = start + count;
     if (count === 0 || total > this.limits.context) {
       throw new RequestError(
-        `batch: sequence ${sequence} has ${count} new tokens behind ${start}; a context holds ${this.limits.context}`,
+        `batch: sequence ${sequence} has ${count} new tokens after ${start}; a context holds ${this.limits.context}`,
         { sequence },
       );
     }
     this.#pages.reserve(page, start, total);
     const ids = BigInt64Array.from(batch.token_ids.slice(first, end), (id) => BigInt(this.#sampler.tokenId(id)));
-    const results = await this.run(
+    const results = await this.#run(
       {
         input_ids: new this.ort.Tensor("int64", ids, [1, count]),
         attention_mask: new this.ort.Tensor("int64", this.#mask.subarray(0, total), [1, total]),
@@ -155,12 +160,12 @@ export class OnnxRunner implements StepRunner {
       page,
     );
     if (this.mode === "rows")
-      this.#pages.append(page, start, count, ({ present }) => take(results, newRowsName(present)));
+      this.#pages.append(page, start, count, ({ present }) => outputOf(results, newRowsName(present)));
     this.#pages.setFilled(page, total);
-    return batch.sample_rows.includes(end - 1) ? (take(results, "logits").data as Float32Array) : null;
+    return batch.sample_rows.includes(end - 1) ? (outputOf(results, "logits").data as Float32Array) : null;
   }
 
-  private async run(feeds: Record<string, OnnxTensor>, page: number): Promise<Readonly<Record<string, OnnxTensor>>> {
+  async #run(feeds: Record<string, OnnxTensor>, page: number): Promise<Readonly<Record<string, OnnxTensor>>> {
     const fetches =
       this.mode === "in-place"
         ? { logits: null, ...this.#pages.presents(page) }
@@ -176,20 +181,20 @@ export class OnnxRunner implements StepRunner {
     }
   }
 
-  private change(task: () => void): void {
-    this.inOrder(task).catch((error: unknown) => {
+  #change(task: () => void): void {
+    this.#inOrder(task).catch((error: unknown) => {
       this.#failure ??= error as Error;
     });
   }
 
-  /** After all that was asked for before, which for steps that fail means failing as well. */
-  private inOrder<T>(task: () => T | Promise<T>): Promise<T> {
+  /** Run a task after all earlier ones. If an earlier step failed, this task fails too. */
+  #inOrder<T>(task: () => T | Promise<T>): Promise<T> {
     const turn = this.#last.then(() => {
       if (this.#closed !== null) throw this.#closed;
       return task();
     });
     this.#last = turn.catch((error: unknown) => {
-      // A request that is wrong leaves all as it was.
+      // A wrong request has changed nothing.
       if (!(error instanceof NearfarError) || error instanceof DeviceError) throw error;
     });
     this.#last.catch(() => undefined);
@@ -197,16 +202,16 @@ export class OnnxRunner implements StepRunner {
   }
 }
 
-/** Of every layer its keys and its values. */
+/** The keys and the values of every layer. */
 export function planesOf({ spec }: ExportManifest): readonly Plane[] {
   return Array.from({ length: spec.num_layers }, (_, layer) =>
     ["key", "value"].map((kind) => ({ past: `past_key_values.${layer}.${kind}`, present: `present.${layer}.${kind}` })),
   ).flat();
 }
 
-function take(results: Readonly<Record<string, OnnxTensor>>, name: string): OnnxTensor {
+function outputOf(results: Readonly<Record<string, OnnxTensor>>, name: string): OnnxTensor {
   const tensor = results[name];
   if (tensor === undefined)
-    throw new DeviceError(`ONNX Runtime gives no output '${name}'; compile the bundle again`, { output: name });
+    throw new DeviceError(`ONNX Runtime returned no output '${name}'; compile the bundle again`, { output: name });
   return tensor;
 }

@@ -1,6 +1,8 @@
-// Pages of keys and values, each of which holds a whole sequence. Page numbers and a step's results flow in; what the graph takes as its past flows out.
+// Pages of keys and values, each of which holds an entire sequence. They store the results of a step, and provide the
+// graph's inputs for the past.
 //
-// A page grows with its sequence, so memory goes by what was said. It has an array (1, kv heads, capacity, head_dim) for each input of the graph.
+// A page grows with its sequence, so the memory depends on the length of the conversation. It has an array (1, kv
+// heads, capacity, head_dim) for each input of the graph.
 
 import { RequestError } from "../errors.js";
 import type { OnnxRuntime, OnnxTensor, TensorType } from "./options.js";
@@ -15,7 +17,7 @@ export interface PageShape {
   readonly heads: number;
   readonly headDim: number;
   readonly dtype: Exclude<TensorType, "int64">;
-  /** The most tokens of a page. */
+  /** The maximum number of tokens in a page. */
   readonly context: number;
 }
 
@@ -25,14 +27,14 @@ interface Page {
   readonly capacity: number;
   readonly arrays: readonly Elements[];
   readonly tensors: readonly OnnxTensor[];
-  /** Positions that hold what was computed. */
+  /** The number of computed positions. */
   filled: number;
 }
 
-/** Room for this many tokens at first, and at least as many more whenever it is used up. */
+/** The number of tokens by which a page is larger than its sequence at first, and by which it grows at least. */
 const GROWTH_TOKENS = 64;
 const GROWTH = 1 / 8;
-/** Before a saved page's keys and values: how many tokens they are of. */
+/** The header of a saved page: the number of its tokens. */
 const HEADER_BYTES = 4;
 
 export class SequencePages {
@@ -47,33 +49,33 @@ export class SequencePages {
     this.#pages = new Array<null>(pages).fill(null);
   }
 
-  /** Make room for positions up to ``length`` of a page whose first ``start`` are kept. */
+  /** Allocate space for the positions up to ``length`` of a page, and retain the first ``start`` positions. */
   reserve(number: number, start: number, length: number): void {
-    const page = this.find(number);
+    const page = this.#find(number);
     if (page !== null && start > 0 && page.capacity >= length) return;
-    // What begins anew gives back what was there.
+    // A sequence that starts again releases the old memory.
     const capacity =
       start === 0 ? length + GROWTH_TOKENS : length + Math.max(GROWTH_TOKENS, Math.ceil(length * GROWTH));
-    this.#pages[number] = this.resized(
+    this.#pages[number] = this.#resized(
       page,
       Math.min(start, page?.filled ?? 0),
       Math.min(capacity, this.shape.context),
     );
   }
 
-  /** The graph's inputs: pages whole, of which it reads as much as the attention mask says. */
+  /** The graph's inputs: complete pages, of which the graph reads the length of the attention mask. */
   pasts(number: number): Record<string, OnnxTensor> {
-    return this.tensorsOf(number, ({ past }) => past);
+    return this.#tensorsOf(number, ({ past }) => past);
   }
 
-  /** The same memory as the graph's outputs, so that what is new is written where it belongs. */
+  /** The same memory as the graph's outputs, so that the graph writes new rows directly to their positions. */
   presents(number: number): Record<string, OnnxTensor> {
-    return this.tensorsOf(number, ({ present }) => present);
+    return this.#tensorsOf(number, ({ present }) => present);
   }
 
-  /** Take in the new rows of positions from ``start`` on: of each plane (1, kv heads, ``count``, head_dim). */
+  /** Store the new rows of positions from ``start`` on: (1, kv heads, ``count``, head_dim) for each plane. */
   append(number: number, start: number, count: number, rowsOf: (plane: Plane) => OnnxTensor): void {
-    const page = this.filledPage(number);
+    const page = this.#filledPage(number);
     this.planes.forEach((plane, index) => {
       copyRows(
         bitsOf(rowsOf(plane).data, page.arrays[index]),
@@ -88,22 +90,22 @@ export class SequencePages {
     });
   }
 
-  /** ``length`` positions are there now. */
+  /** Record that ``length`` positions are computed. */
   setFilled(number: number, length: number): void {
-    this.filledPage(number).filled = length;
+    this.#filledPage(number).filled = length;
   }
 
   copy(from: number, to: number): void {
-    const page = this.find(from);
-    this.find(to);
-    this.#pages[to] = page === null ? null : this.resized(page, page.filled, page.filled);
+    const page = this.#find(from);
+    this.#find(to);
+    this.#pages[to] = page === null ? null : this.#resized(page, page.filled, page.filled);
   }
 
   read(numbers: readonly number[]): Uint8Array<ArrayBuffer> {
     const parts = numbers.flatMap((number) => {
-      const page = this.find(number);
+      const page = this.#find(number);
       const filled = page?.filled ?? 0;
-      const arrays = page === null ? [] : this.resized(page, filled, filled).arrays;
+      const arrays = page === null ? [] : this.#resized(page, filled, filled).arrays;
       return [new Uint8Array(Uint32Array.of(filled).buffer), ...arrays.map(({ buffer }) => new Uint8Array(buffer))];
     });
     const bytes = new Uint8Array(parts.reduce((sum, { length }) => sum + length, 0));
@@ -111,23 +113,24 @@ export class SequencePages {
     return bytes;
   }
 
-  /** What `read` gave is put into as many pages once the function that comes back is called. Throws RequestError for other bytes. */
+  /** Returns a function that writes the bytes of `read` to these pages. Throws RequestError for other bytes. */
   write(numbers: readonly number[], bytes: Uint8Array<ArrayBuffer>): () => void {
     const written = new Map<number, Page>();
     let offset = 0;
     const wrong = (): RequestError =>
       new RequestError(
-        `${bytes.length} bytes are not the keys and values of ${numbers.length} pages of this model; read them from the same bundle`,
+        `${bytes.length} bytes are not the keys and values of ${numbers.length} pages of this model; ` +
+          "read them from the same bundle",
         {
           found: bytes.length,
         },
       );
     for (const number of numbers) {
-      this.find(number);
+      this.#find(number);
       if (offset + HEADER_BYTES > bytes.length) throw wrong();
       const filled = new DataView(bytes.buffer, bytes.byteOffset + offset).getUint32(0, true);
       if (filled > this.shape.context) throw wrong();
-      const page = this.resized(null, 0, filled);
+      const page = this.#resized(null, 0, filled);
       offset += HEADER_BYTES;
       for (const array of page.arrays) {
         if (offset + array.byteLength > bytes.length) throw wrong();
@@ -143,12 +146,12 @@ export class SequencePages {
     };
   }
 
-  /** Let all memory go. */
+  /** Release all memory. */
   clear(): void {
     this.#pages.fill(null);
   }
 
-  private find(number: number): Page | null {
+  #find(number: number): Page | null {
     const page = this.#pages[number];
     if (page === undefined)
       throw new RequestError(`Page ${number} is not in the pool; its pages are 0 to ${this.#pages.length - 1}`, {
@@ -157,21 +160,21 @@ export class SequencePages {
     return page;
   }
 
-  private filledPage(number: number): Page {
-    const page = this.find(number);
+  #filledPage(number: number): Page {
+    const page = this.#find(number);
     if (page === null) throw new Error(`page ${number} was not reserved`);
     return page;
   }
 
-  private tensorsOf(number: number, nameOf: (plane: Plane) => string): Record<string, OnnxTensor> {
-    const { tensors } = this.filledPage(number);
+  #tensorsOf(number: number, nameOf: (plane: Plane) => string): Record<string, OnnxTensor> {
+    const { tensors } = this.#filledPage(number);
     return Object.fromEntries(
       this.planes.flatMap((plane, index) => (tensors[index] === undefined ? [] : [[nameOf(plane), tensors[index]]])),
     );
   }
 
   /** A page of this capacity with the first ``kept`` positions of another. */
-  private resized(page: Page | null, kept: number, capacity: number): Page {
+  #resized(page: Page | null, kept: number, capacity: number): Page {
     const { heads, headDim, dtype } = this.shape;
     const Elements = dtype === "float32" ? Float32Array : Uint16Array;
     const arrays = this.planes.map(() => new Elements(heads * capacity * headDim));
@@ -200,7 +203,7 @@ function copyRows(
   }
 }
 
-/** A result's elements as an array of the page's kind: where JavaScript has a Float16Array, results are of that. */
+/** The elements of a result in the array type of the page: if JavaScript has Float16Array, results have that type. */
 function bitsOf(data: unknown, like: Elements | undefined): Elements {
   if (like instanceof Float32Array) return data as Float32Array<ArrayBuffer>;
   const { buffer, byteOffset, byteLength } = data as Uint16Array<ArrayBuffer>;

@@ -1,4 +1,4 @@
-// A session: ONNX Runtime with a bundle's graph and weights. Checked files flow in, a session flows out, or why there is none.
+// Opens a session of ONNX Runtime with a bundle's graph and weights, or throws an error that states the reason.
 
 import { BundleError, DeviceError, RequestError, messageOf } from "../errors.js";
 import { unlessAborted } from "../runtime/abort.js";
@@ -17,9 +17,9 @@ export const GRAPH_FILE = `${ONNX_FOLDER}model.onnx`;
 const PARALLEL_FILES = 4;
 const WASM_BYTES = 2 ** 32;
 
-/** Throws RequestError for what is no ONNX Runtime, DeviceError where it cannot be loaded. */
+/** Throws RequestError if the module is not ONNX Runtime, DeviceError if it cannot be loaded. */
 export async function loadRuntime({ runtime }: OnnxOptions): Promise<OnnxRuntime> {
-  const found: unknown = await (typeof runtime === "function" ? runtime() : importModule(addressOf(runtime))).catch(
+  const module: unknown = await (typeof runtime === "function" ? runtime() : importModule(addressOf(runtime))).catch(
     (error: unknown) => {
       throw new DeviceError(
         `ONNX Runtime cannot be loaded (${messageOf(error)}); check onnx.runtime, and that its files are served`,
@@ -28,12 +28,14 @@ export async function loadRuntime({ runtime }: OnnxOptions): Promise<OnnxRuntime
       );
     },
   );
-  return runtimeOf(found, "onnx.runtime");
+  return runtimeOf(module, "onnx.runtime");
 }
 
-/** ONNX Runtime in a module. ``option`` names where it was given. Throws RequestError where it is none. */
-export function runtimeOf(found: unknown, option: string): OnnxRuntime {
-  const module = found as OnnxModule | null | undefined;
+/**
+ * ONNX Runtime in a module. ``option`` is the option that contained it. Throws RequestError if it is not ONNX Runtime.
+ */
+export function runtimeOf(imported: unknown, option: string): OnnxRuntime {
+  const module = imported as OnnxModule | null | undefined;
   const candidates = [
     module,
     module != null && typeof module === "object" && "default" in module ? module.default : null,
@@ -43,11 +45,11 @@ export function runtimeOf(found: unknown, option: string): OnnxRuntime {
       typeof candidate === "object" && candidate !== null && "InferenceSession" in candidate,
   );
   if (ort === undefined)
-    throw new RequestError(`${option} gives no ONNX Runtime: it has no InferenceSession`, { param: option });
+    throw new RequestError(`${option} is not ONNX Runtime: it has no InferenceSession`, { param: option });
   return ort;
 }
 
-/** What computes, in words. */
+/** A description of the runtime: its version and platform. */
 export function describeRuntime({ env }: OnnxRuntime): string {
   const versions = env.versions as Readonly<Record<string, string | undefined>>;
   if (versions.web !== undefined) return `ONNX Runtime ${versions.web}, WebAssembly`;
@@ -66,7 +68,8 @@ export async function openSession(
   const size = entries.reduce((sum, entry) => sum + entry.size, 0);
   if ("web" in ort.env.versions && size > WASM_BYTES) {
     throw new DeviceError(
-      `${manifest.model}: has ${megabytes(size)} MB of weights, and WebAssembly's memory holds ${megabytes(WASM_BYTES)} MB; use WebGPU, or a smaller model`,
+      `${manifest.model}: has ${megabytes(size)} MB of weights, ` +
+        `and WebAssembly's memory holds ${megabytes(WASM_BYTES)} MB; use WebGPU, or a smaller model`,
       { size },
     );
   }
@@ -83,7 +86,7 @@ export async function openSession(
     planesOf(manifest).map(({ present }) => present),
     manifest.activation === "float32" ? "float32" : "float16",
   );
-  // The graph names them beside itself.
+  // The graph refers to them by their paths relative to itself.
   const externalData = [...files].map(([file, data]) => ({ path: file.slice(ONNX_FOLDER.length), data }));
   try {
     const discard = (session: OnnxSession): void => {
@@ -100,14 +103,15 @@ export async function openSession(
   }
 }
 
-/** What `InferenceSession.create` threw, with what to do about it. */
+/** The error for an exception of `InferenceSession.create`, with advice. */
 export function sessionError({ model }: ExportManifest, size: number, error: unknown): DeviceError {
   const message = messageOf(error);
-  // In WebAssembly an exception may come as the bare address of one.
+  // In WebAssembly an exception may be a number, the address of the exception.
   const isMemory =
     typeof error === "number" || /bad_alloc|out of memory|allocation failed|failed to allocate/i.test(message);
   const advice = isMemory
-    ? `there is no room for the model's ${megabytes(size)} MB: close other pages or apps, or use a smaller model`
+    ? `there is not enough memory for the model's ${megabytes(size)} MB: ` +
+      "close other pages or apps, or use a smaller model"
     : "use the ONNX Runtime of this package's release";
   return new DeviceError(
     `${model}: ONNX Runtime cannot open it (${message}); ${advice}`,

@@ -1,4 +1,5 @@
-// A conversation with an engine, as a store that React reads through useSyncExternalStore. A snapshot never changes; each change makes a new one.
+// A conversation with an engine, as a store that React reads through useSyncExternalStore. Snapshots are immutable;
+// each change creates a new one.
 
 import type { ChatSource, Reasoning } from "../api/chat_source.js";
 import { isWithdrawal } from "../api/chat_source.js";
@@ -9,11 +10,11 @@ export interface ChatMessage {
   readonly id: string;
   readonly role: "user" | "assistant";
   readonly content: string;
-  /** What a thinking model wrote before its answer. */
+  /** The text of a thinking model before its answer. */
   readonly reasoning: string;
   /** Null for a user's message, while the answer is streamed, and after `stop` or an error. */
   readonly finishReason: ChatFinishReason | null;
-  /** Who answered, for a Hybrid. */
+  /** The side that answered, for a Hybrid. */
   readonly route: Route | null;
 }
 
@@ -35,7 +36,7 @@ export type ChatParams = Omit<
   Readonly<Record<string, unknown>>;
 
 export interface ChatOptions {
-  /** Null while it loads. */
+  /** Null while the engine loads. */
   readonly engine: ChatSource | null;
   /** The system message. */
   readonly system?: string | undefined;
@@ -60,7 +61,9 @@ export class Chat {
 
   readonly snapshot = (): ChatSnapshot => this.#snapshot;
 
-  /** Add a user's message and stream the answer to it. An answer that is still running is stopped first. Never rejects. */
+  /**
+   * Add a user's message and stream the answer to it. An answer that is still running is stopped first. Never rejects.
+   */
   readonly send = async (text: string): Promise<void> => {
     this.stop();
     await this.answer([...this.#snapshot.messages, message("user", text)]);
@@ -74,7 +77,7 @@ export class Chat {
     if (last >= 0) await this.answer(messages.slice(0, last + 1));
   };
 
-  /** End the answer that is running; what has come of it stays. */
+  /** End the running answer; its text so far remains. */
   readonly stop = (): void => {
     this.#running?.abort();
     this.#running = null;
@@ -88,7 +91,7 @@ export class Chat {
     });
   };
 
-  /** Stop, and begin with other messages, such as none. */
+  /** Stop, and continue with other messages, or with none. */
   readonly setMessages = (messages: readonly ChatMessage[]): void => {
     this.stop();
     this.change({ messages, status: "ready", error: null });
@@ -112,7 +115,7 @@ export class Chat {
         { ...params, messages: prompt, stream: true },
         { signal },
       )) {
-        // What comes after stop belongs to nobody.
+        // Ignore chunks that arrive after stop.
         if (signal.aborted) return;
         const [choice] = chunk.choices;
         if (choice === undefined) continue;

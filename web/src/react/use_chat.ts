@@ -6,15 +6,15 @@ import type { ChatMessage, ChatOptions, ChatSnapshot } from "./chat.js";
 import { Chat } from "./chat.js";
 
 export interface UseChatOptions extends ChatOptions {
-  /** What the conversation begins with, at the first render. */
+  /** The messages at the start of the conversation; read at the first render. */
   readonly initialMessages?: readonly ChatMessage[] | undefined;
 }
 
 export interface UseChat extends ChatSnapshot, Pick<Chat, "send" | "stop" | "regenerate" | "setMessages"> {}
 
 /**
- * A conversation whose answers are streamed. `send`, `stop`, `regenerate` and `setMessages` stay the same functions at every render; errors come as
- * `error`, never as rejections. An answer that is running ends when the component unmounts.
+ * A conversation whose answers are streamed. `send`, `stop`, `regenerate` and `setMessages` are the same functions at
+ * every render. Errors are reported as `error`, never as rejections. A running answer ends when the component unmounts.
  */
 export function useChat({ initialMessages = [], ...options }: UseChatOptions): UseChat {
   const [chat] = useState(() => new Chat(initialMessages));

@@ -17,7 +17,7 @@ interface LoadEvents {
 }
 
 export interface UseEngineOptions extends Omit<LoadOptions, "signal" | "onProgress"> {
-  /** With a function as the source: another key loads another engine. */
+  /** For a function as the source: another key loads another engine. */
   readonly key?: string | undefined;
 }
 
@@ -25,11 +25,11 @@ export interface EngineState<E> {
   readonly status: "idle" | "loading" | "ready" | "error";
   /** Null unless the status is ready. */
   readonly engine: E | null;
-  /** Null before the first report, and always for a function that reports none. */
+  /** Null before the first report, and always for a function that reports no progress. */
   readonly progress: LoadProgress | null;
   /** Null unless the status is error; then usually a NearfarError. */
   readonly error: unknown;
-  /** Loads again, as after an error. */
+  /** Loads again, for example after an error. */
   readonly retry: () => void;
 }
 
@@ -37,9 +37,10 @@ type Source<E extends Loaded> = BundleAddress | readonly BundleAddress[] | LoadE
 type Published<E> = Omit<EngineState<E>, "retry"> & { readonly key: string | null };
 
 /**
- * Load an engine when the component mounts and free it when it unmounts. Another address loads another engine; null loads none. A function is called
- * once for each `options.key`, so it need not be the same at each render. Other options are those of `Engine.load`, as they are when the load starts.
- * In StrictMode, which mounts twice, the engine is loaded once.
+ * Load an engine when the component mounts and free it when it unmounts. Another address loads another engine; null
+ * loads none. A function is called once for each `options.key`, so it may be a different function at each render. The
+ * other options are those of `Engine.load`, and are read when the load starts. In StrictMode, which mounts twice, the
+ * engine is loaded once.
  */
 export function useEngine(
   source: BundleAddress | readonly BundleAddress[] | null,
@@ -71,7 +72,7 @@ export function useEngine<E extends Loaded>(
       : new Load(key, loaderOf(latest.current.source, latest.current.options), (state) => {
           publish({ key, ...state });
         });
-    // A component that was hidden (Activity) comes back with the state of the engine before.
+    // A component that was hidden (Activity) is shown again with the state of the earlier engine.
     if (before !== null && !isRemount) publish({ key, ...LOADING });
     running.current = load;
     return () => {
@@ -107,7 +108,7 @@ class Load<E extends Loaded> {
     const onProgress = (progress: LoadProgress): void => {
       if (!signal.aborted && this.#engine === null) publish({ ...LOADING, progress });
     };
-    // A loader that throws at once is an error like any other.
+    // Treat a loader that throws synchronously like one that rejects.
     Promise.resolve()
       .then(() => load({ signal, onProgress }))
       .then(
@@ -121,13 +122,13 @@ class Load<E extends Loaded> {
       );
   }
 
-  /** Go on in spite of endSoon. False if it has ended already. */
+  /** Cancel endSoon. False if the load has already ended. */
   resume(): boolean {
     clearTimeout(this.#ending);
     return !this.#over.signal.aborted;
   }
 
-  /** End it, unless resume is called in the same task. */
+  /** End the load, unless resume is called in the same task. */
   endSoon(): void {
     this.#ending = setTimeout(() => {
       this.#over.abort();
@@ -136,10 +137,10 @@ class Load<E extends Loaded> {
   }
 }
 
-function loaderOf<E extends Loaded>(source: Source<E>, given: UseEngineOptions): LoadEngine<E | Engine> {
+function loaderOf<E extends Loaded>(source: Source<E>, hookOptions: UseEngineOptions): LoadEngine<E | Engine> {
   if (typeof source === "function") return source;
   if (source === null) throw new Error("there is nothing to load");
-  const options = Object.fromEntries(Object.entries(given).filter(([name]) => name !== "key"));
+  const options = Object.fromEntries(Object.entries(hookOptions).filter(([name]) => name !== "key"));
   // nearfar.js is not in react.js, because an app with an engine in a worker does not need it.
   return async (events) => (await import("../index.js")).Engine.load(source, { ...options, ...events });
 }

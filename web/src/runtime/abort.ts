@@ -1,8 +1,8 @@
-// Waiting that an AbortSignal can end, even where the awaited work itself cannot be cancelled.
+// Waits that an AbortSignal can end, even if the awaited work itself cannot be cancelled.
 
 /**
- * Waits for the promise. Throws the signal's reason as soon as it aborts, or ``graceMs`` milliseconds later, during which the promise may still settle by
- * itself. ``discard`` frees a value that arrives after the abort.
+ * Waits for the promise. Throws the signal's reason as soon as it aborts, or ``graceMs`` milliseconds later; within
+ * this time the promise may still settle. ``discard`` frees a value that arrives after the abort.
  */
 export async function unlessAborted<T>(
   promise: Promise<T>,

@@ -1,4 +1,4 @@
-// GPU buffers and who frees them. Sizes flow in, buffers flow out; one destroy() frees all that one allocator gave.
+// Allocates GPU buffers. destroy() frees all buffers of the allocator.
 
 import { BUFFER_USAGE } from "./gpu_flags.js";
 
@@ -31,7 +31,7 @@ export class Allocator {
   }
 }
 
-/** A kernel reads up to four 32-bit words at once, so a buffer holds whole vectors of them. */
+/** A kernel reads up to four 32-bit words at once, so the size of a buffer is a multiple of 16 bytes. */
 export function paddedSize(size: number): number {
   return Math.max(16, Math.ceil(size / 16) * 16);
 }

@@ -4,7 +4,7 @@ import type { ExportManifest, Manifest } from "./manifest.js";
 
 export const MANIFEST_FILE = "manifest.json";
 
-/** A bundle with kernels of ours for WebGPU, or one in ONNX's form. */
+/** The manifest of a WebGPU bundle with our kernels, or of an ONNX bundle. */
 export type AnyManifest = Manifest | ExportManifest;
 
 export function isExport(manifest: AnyManifest): manifest is ExportManifest {

@@ -1,4 +1,5 @@
-// The arena: all that changes with a batch, its numbers and the kernels' uniforms, in one buffer that one write per forward fills.
+// The arena: one buffer for everything that changes with a batch, which are its inputs and the kernels' uniforms. One
+// write per forward fills it.
 
 import { BundleError, RequestError } from "../errors.js";
 import type { Allocator } from "./allocator.js";
@@ -8,7 +9,7 @@ import { elements, evaluate } from "./expr.js";
 import { BUFFER_USAGE } from "./gpu_flags.js";
 import type { Expr, PlanEntry } from "./manifest.js";
 
-// The offset alignment that every device takes, for uniforms and storage alike (W3C, WebGPU, 3.6.2).
+// The offset alignment that every device supports, for uniforms and for storage (W3C, WebGPU, 3.6.2).
 const ALIGNMENT = 256;
 
 export class Arena {
@@ -18,7 +19,7 @@ export class Arena {
   readonly #inputs = new Map<keyof Batch, GPUBufferBinding>();
   readonly #uniforms = new Map<string, GPUBufferBinding>();
 
-  /** ``capacity`` gives the dims of the largest batch, ``uniforms`` each kernel's uniform integers. */
+  /** ``capacity`` contains the dims of the largest batch, ``uniforms`` the uniform integers of each kernel. */
   constructor(
     private readonly allocator: Allocator,
     private readonly entries: PlanEntry["inputs"],
@@ -40,13 +41,13 @@ export class Arena {
       BUFFER_USAGE.STORAGE | BUFFER_USAGE.UNIFORM | BUFFER_USAGE.COPY_DST,
     );
     let offset = 0;
-    const take = (count: number): GPUBufferBinding => {
+    const allocate = (count: number): GPUBufferBinding => {
       const binding = { buffer: this.#buffer, offset, size: Math.ceil(Math.max(count, 1) / 4) * 16 };
       offset += range(count);
       return binding;
     };
-    for (const [name, count] of inputs) this.#inputs.set(name, take(count));
-    for (const [kernel, values] of uniforms) this.#uniforms.set(kernel, take(values.length));
+    for (const [name, count] of inputs) this.#inputs.set(name, allocate(count));
+    for (const [kernel, values] of uniforms) this.#uniforms.set(kernel, allocate(values.length));
   }
 
   input(name: string): GPUBufferBinding | undefined {
@@ -55,17 +56,17 @@ export class Arena {
 
   uniform(kernel: string): GPUBufferBinding {
     const binding = this.#uniforms.get(kernel);
-    if (binding === undefined) throw new Error(`kernel ${kernel} has no place in the arena`);
+    if (binding === undefined) throw new Error(`kernel ${kernel} has no uniforms in the arena`);
     return binding;
   }
 
-  /** Throws RequestError for an input that has not the size that the plan declares. */
+  /** Throws RequestError if an input does not have the size that the plan declares. */
   putInputs(batch: Batch, dims: Dims): void {
     for (const [name, { offset = 0 }] of this.#inputs) {
       const { shape = [], dtype } = this.entries[name] ?? {};
       const [found, expected] = [batch[name].length, elements(shape, dims)];
       if (found !== expected)
-        throw new RequestError(`batch: ${name} has ${found} elements, the plan takes ${expected}`, {
+        throw new RequestError(`batch: ${name} has ${found} elements, the plan needs ${expected}`, {
           input: name,
           found,
           expected,

@@ -1,15 +1,16 @@
-// A batch: S new tokens of B sequences, of which R rows are sampled. The engine makes it, the runner reads it.
+// A batch: S new tokens of B sequences, with R sampled rows. The engine builds it, and the runner executes it.
 
 import { RequestError } from "../errors.js";
 import type { Dims } from "./expr.js";
 
 /**
- * What a forward takes in, named as in the manifest's plan. token_ids, positions and slots (S,): each new token, its place in its sequence, and
- * where its key and value go (page * page_size + place); a token id below 0 is the token last sampled in sequence slot -1 - id.
- * seq_starts and page_indptr (B + 1,): where a sequence's rows and pages start; every sequence has at least one new token. page_ids (L,): all
- * sequences' pages. sample_rows (R,): the rows whose next token is wanted. sample_slots (R, 2), row by row: the sequence slot that keeps the token,
- * -1 for none, and which states of the slot apply, as SAMPLE_FLAGS added up; no two rows have the same slot. sample_settings (R, 8): how the token
- * is chosen, as `settingsRow` gives it.
+ * The inputs of a forward, named as in the manifest's plan. token_ids, positions and slots (S,): each new token, its
+ * position in its sequence, and the slot for its key and value (page * page_size + offset in the page). A token id
+ * below 0 is the token that was last sampled in sequence slot -1 - id. seq_starts and page_indptr (B + 1,): the indexes
+ * at which a sequence's rows and pages start; every sequence has at least one new token. page_ids (L,): the pages of
+ * all sequences. sample_rows (R,): the rows whose next token is sampled. sample_slots (R, 2), row by row: the sequence
+ * slot that stores the token, -1 for none, and the states of the slot that apply, as a sum of SAMPLE_FLAGS; no two rows
+ * have the same slot. sample_settings (R, 8): how the token is chosen, as rows of `settingsRow`.
  */
 export interface Batch {
   readonly token_ids: readonly number[];
@@ -23,13 +24,33 @@ export interface Batch {
   readonly sample_settings: readonly number[];
 }
 
-/** Which states of a row's sequence slot apply to it: token counts for the penalties, logit bias, token mask. */
+/** A batch that is being built. */
+export type OpenBatch = { readonly [Name in keyof Batch]: number[] };
+
+export function emptyBatch(): OpenBatch {
+  return {
+    token_ids: [],
+    positions: [],
+    slots: [],
+    seq_starts: [0],
+    page_indptr: [0],
+    page_ids: [],
+    sample_rows: [],
+    sample_slots: [],
+    sample_settings: [],
+  };
+}
+
+/** The states of a sequence slot that apply to a row: token counts for the penalties, logit bias, token mask. */
 export const SAMPLE_FLAGS = { counts: 1, bias: 2, mask: 4 } as const;
 
-/** A token's count says in its low 16 bits how often the answer has it, and with this bit that the prompt has it. */
+/**
+ * The low 16 bits of a token's count are its occurrences in the answer. This bit is set if the prompt contains the
+ * token.
+ */
 export const IN_PROMPT = 1 << 16;
 
-/** How one row's token is chosen; compiler/ir/sampling.py says what each means. */
+/** How the token of one row is chosen; compiler/ir/sampling.py defines each setting. */
 export interface SampleSettings {
   readonly temperature?: number | undefined;
   readonly topK?: number | undefined;
@@ -42,7 +63,7 @@ export interface SampleSettings {
   readonly presencePenalty?: number | undefined;
 }
 
-/** A row of sample_settings; what is not given is greedy and without penalty. */
+/** A row of sample_settings. The defaults are greedy sampling without penalties. */
 export function settingsRow(settings: SampleSettings): readonly number[] {
   const {
     temperature = 0,
@@ -57,9 +78,12 @@ export function settingsRow(settings: SampleSettings): readonly number[] {
   return [temperature, topK, topP, minP, draw, repetitionPenalty, frequencyPenalty, presencePenalty];
 }
 
-/** The dims of a batch on a runner of this capacity, ``alternatives`` being wanted or not. Throws RequestError for a sequence without a new token. */
+/**
+ * The dims of a batch on a runner of this capacity; ``alternatives``: whether alternatives are requested. Throws
+ * RequestError for a sequence without a new token.
+ */
 export function dimsOf(batch: Batch, capacity: Dims, alternatives: boolean): Dims {
-  // Kernels take S = B as one new token of every sequence.
+  // For kernels, S = B means one new token for every sequence.
   const empty = batch.seq_starts.findIndex((start, index) => start === batch.seq_starts[index + 1]);
   if (empty >= 0)
     throw new RequestError(`batch: sequence ${empty} has no new token; leave it out`, { sequence: empty });

@@ -1,4 +1,4 @@
-// A bundle, opened: its manifest, checked, and the source of its other files.
+// An open bundle: its checked manifest, and the source of its other files.
 
 import { BundleError } from "../errors.js";
 import type { AnyManifest } from "./any_manifest.js";
@@ -13,7 +13,7 @@ export interface Bundle<M extends AnyManifest = Manifest> {
   readonly source: Source;
 }
 
-/** Throws BundleError where the manifest is missing or not one of WebGPU's that this runtime reads. */
+/** Throws BundleError if the manifest is missing, or is not a WebGPU manifest that this runtime can read. */
 export async function openBundle(source: Source, signal: AbortSignal): Promise<Bundle> {
   const manifest = await loadManifest(source, signal);
   if (isExport(manifest)) {
@@ -25,17 +25,17 @@ export async function openBundle(source: Source, signal: AbortSignal): Promise<B
   return { manifest, source };
 }
 
-/** What a load reads of a bundle, beside its manifest and kernels. */
+/** The files of a bundle that a load reads, in addition to its manifest and kernels. */
 export function filesToLoad(manifest: AnyManifest): readonly FileEntry[] {
   if (!isExport(manifest)) return [...manifest.shards, ...manifest.files];
-  // The others are for the framework's own tools.
+  // The other files are for the framework's own tools.
   return manifest.files.filter(({ file }) => file.startsWith(ONNX_FOLDER) || file === manifest.tokenizer.file);
 }
 
-/** Where a bundle in ONNX's form has its graph and its weights. */
+/** The folder of the graph and the weights in an ONNX bundle. */
 export const ONNX_FOLDER = "onnx/";
 
-/** Names a bundle by all that its manifest says, the hashes of its weights included. */
+/** The id of a bundle: the hash of its manifest, which contains the hashes of its weights. */
 export async function bundleId(manifest: AnyManifest): Promise<string> {
   return sha256(new TextEncoder().encode(JSON.stringify(manifest)));
 }

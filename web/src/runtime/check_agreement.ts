@@ -1,13 +1,17 @@
-// The check that a manifest agrees with itself, before anything is fetched or allocated: names are defined, planes lie inside the shards, tokens in the
-// vocabulary. compiler/bundle/check.py checks the same, and the shapes of steps besides; here WebGPU keeps kernels inside their buffers.
+// Checks that a manifest is consistent before anything is fetched or allocated: names are defined, planes are inside
+// the shards, and tokens are in the vocabulary. compiler/bundle/check.py checks the same, and also the shapes of steps;
+// here WebGPU keeps kernels inside their buffers.
 
 import type { AnyManifest } from "./any_manifest.js";
 import type { Manifest } from "./manifest.js";
 
-/** A walk over the layers ends before any file is read. */
+/** The limit bounds the loops over the layers, before any file is read. */
 const MAX_LAYERS = 10_000;
 
-/** What disagrees, and its value, or null. The types of all values have been checked. */
+/**
+ * The path of an inconsistent value, and the value; null if there is none. The types of all values must be checked
+ * already.
+ */
 export function disagreement(manifest: AnyManifest): readonly [what: string, value: unknown] | null {
   const { spec, files, tokenizer, context } = manifest;
   if (spec.num_layers > MAX_LAYERS) return ["spec.num_layers", spec.num_layers];
@@ -27,7 +31,7 @@ function ofPlans({
   scratch,
   self_test: test,
 }: Manifest): readonly [string, unknown] | null {
-  // Arrays by name, and as bindings name them, with a plane.
+  // Arrays by name, and by name and plane, as bindings refer to them.
   const common = Object.keys(scratch).map((name) => key("scratch", name));
   for (const [name, { planes }] of Object.entries(weights)) {
     common.push(name);

@@ -1,15 +1,15 @@
-// Choices: which of a list's rows may run on this device, and in what order. A list's rows and what was found out about the device flow in, the rows
-// in the order in which a batch tries them flow out.
+// Choices: the rows of a list that may run on this device, and the order in which a batch tries them.
 //
-// A row's condition has two parts. Equalities, such as S == B (one new token of every sequence), are structural: elsewhere the row is wrong.
-// Inequalities, such as S <= 4, are preferences: the row is right beyond them, only slower as far as the compiler knew.
+// A row's condition has two parts. Equalities, such as S == B (one new token of every sequence), are structural: if
+// they do not hold, the row computes wrong results. Inequalities, such as S <= 4, are preferences: if they do not hold,
+// the row is correct, but slower as far as the compiler knew.
 
 import type { Condition, TunedRow, VariantEntry } from "./manifest.js";
 
 export interface Choices {
   /** Names of variants that must not run. */
   readonly off: ReadonlySet<string>;
-  /** By list, rows that go in front of its own. */
+  /** By list, the rows that are tried before the list's own rows. */
   readonly front: Front;
 }
 
@@ -17,12 +17,12 @@ export type Front = Readonly<Record<string, readonly TunedRow[]>>;
 
 export const NO_CHOICES: Choices = { off: new Set(), front: {} };
 
-/** How choices, tuning records and messages name a row. */
+/** The name of a row in choices, tuning records and messages. */
 export function variantName(row: Pick<VariantEntry, "kernels">): string {
   return row.kernels.join("+");
 }
 
-/** The part of a condition without which a row is wrong. */
+/** The structural part of a condition: if it does not hold, the row computes wrong results. */
 export function structural(when: Condition): Condition {
   if (when === null || when[0] === "==") return when;
   return when[0] === "and" ? both(structural(when[1] as Condition), structural(when[2] as Condition)) : null;
@@ -38,12 +38,14 @@ export function arrange<Row extends Pick<VariantEntry, "kernels" | "when">>(
   const first = (front[list] ?? []).flatMap(({ when, variant }) =>
     on.filter((row) => variantName(row) === variant).map((row) => ({ ...row, when: both(structural(row.when), when) })),
   );
-  // Where the row for a size is off, one that was meant for other sizes takes its place.
+  // If the row for a size is switched off, a row for other sizes replaces it.
   const last = on.filter(({ when }) => when !== null).map((row) => ({ ...row, when: structural(row.when) }));
   return reachable([...first, ...on, ...last]);
 }
 
-/** Leaves out what no batch comes to: rows behind one of the same condition, or behind one without any. */
+/**
+ * Leaves out rows that no batch reaches: rows after a row with the same condition, or after a row without a condition.
+ */
 function reachable<Row extends Pick<VariantEntry, "when">>(rows: readonly Row[]): readonly Row[] {
   const conditions = rows.map(({ when }) => JSON.stringify(when));
   const always = conditions.indexOf("null");

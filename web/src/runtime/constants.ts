@@ -1,15 +1,17 @@
-// Constants that a runtime computes instead of downloading. A constant's entry flows in, its array flows out.
+// Computes the constants that a bundle describes instead of containing them.
 
 import type { ConstantEntry } from "./manifest.js";
 
-/** The array of a constant, in the shape that its entry gives. */
+/** The array of a constant, in the shape of its entry. */
 export function computeConstant(entry: ConstantEntry): Float32Array<ArrayBuffer> {
-  // "rope" is the only kind; a second one makes this a switch, as the line says to the compiler.
+  // "rope" is the only kind; the type check fails here when there is a second one.
   entry.kind satisfies "rope";
   return ropeTable(entry.inverse_frequencies, entry.shape[0] ?? 0, entry.scale);
 }
 
-/** (positions, R/2, 2) float32: ``scale`` times cosine and sine of position * inverse frequency, computed in float64. */
+/**
+ * (positions, R/2, 2) float32: ``scale`` times cosine and sine of position * inverse frequency, computed in float64.
+ */
 function ropeTable(inverseFrequencies: readonly number[], positions: number, scale: number): Float32Array<ArrayBuffer> {
   const table = new Float32Array(positions * inverseFrequencies.length * 2);
   let next = 0;

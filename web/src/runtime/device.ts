@@ -1,26 +1,30 @@
-// The device. A manifest and WebGPU flow in; a GPUDevice with just what the bundle needs flows out, or a DeviceError that names what is missing.
+// Opens a GPUDevice with exactly the features and limits that a bundle needs, or throws a DeviceError that states what
+// is missing.
 
 import { DeviceError, messageOf } from "../errors.js";
 import type { AdapterEntry, Manifest } from "./manifest.js";
 import type { ActivationDtype } from "./variants.js";
 
-/** ``gpu`` stands in for navigator.gpu, ``adapter`` for what it would choose. */
+/** ``gpu`` replaces navigator.gpu, and ``adapter`` the adapter that it would choose. */
 export interface DeviceOptions {
   readonly gpu?: GPU | undefined;
   readonly adapter?: GPUAdapter | undefined;
 }
 
-/** The caller destroys ``device``. ``features`` are what variants may need: the device's, and those of the browser's WGSL. */
+/**
+ * The caller destroys ``device``. ``features`` are those that variants may need: features of the device and of the
+ * browser's WGSL.
+ */
 export interface OpenDevice {
   readonly device: GPUDevice;
   readonly activation: ActivationDtype;
   readonly features: ReadonlySet<string>;
-  /** The adapter in words, and as its parts. */
+  /** The adapter as a text, and by its parts. */
   readonly adapter: string;
   readonly adapterEntry: AdapterEntry;
 }
 
-// Nothing needs it; where it is there, variants are timed by the device's own clock.
+// This feature is optional; if the adapter has it, variants are timed by the device's own clock.
 const TIMESTAMPS = "timestamp-query";
 
 type LimitName =
@@ -30,7 +34,7 @@ type LimitName =
   | "maxComputeInvocationsPerWorkgroup"
   | "maxComputeWorkgroupSizeX";
 
-/** What every device has (W3C, WebGPU, 3.6.2). */
+/** The limits of every device (W3C, WebGPU, 3.6.2). */
 const DEFAULT_LIMITS: Readonly<Record<LimitName, number>> = {
   maxBufferSize: 256 * 2 ** 20,
   maxStorageBufferBindingSize: 128 * 2 ** 20,
@@ -39,7 +43,10 @@ const DEFAULT_LIMITS: Readonly<Record<LimitName, number>> = {
   maxComputeWorkgroupSizeX: 256,
 };
 
-/** ``largestBuffer`` gives the bytes of the largest buffer once the activation dtype is known, which is none of ``without``. */
+/**
+ * ``largestBuffer`` returns the size in bytes of the largest buffer for an activation dtype. The dtypes in ``without``
+ * are not used.
+ */
 export async function openDevice(
   manifest: Manifest,
   options: DeviceOptions,
@@ -68,7 +75,7 @@ export async function openDevice(
     };
   } catch (error) {
     throw new DeviceError(
-      `The WebGPU adapter gives no device (${messageOf(error)}); reload the page, or restart the browser`,
+      `The WebGPU adapter provides no device (${messageOf(error)}); reload the page, or restart the browser`,
       {},
       { cause: error },
     );
@@ -96,34 +103,37 @@ export function chooseActivation(
   );
 }
 
-/** The parts of a description by which adapters are told apart. */
+/** The parts of a description that identify an adapter. */
 export function adapterEntry({ vendor, architecture, device, description }: GPUAdapterInfo): AdapterEntry {
   return { vendor, architecture, device, description };
 }
 
-/** What the browser's WGSL has beyond the first version. */
-function languageFeatures(given: GPU | undefined): Iterable<string> {
-  return findGpu(given)?.wgslLanguageFeatures ?? [];
+/** The features of the browser's WGSL beyond its first version. */
+function languageFeatures(gpu: GPU | undefined): Iterable<string> {
+  return findGpu(gpu)?.wgslLanguageFeatures ?? [];
 }
 
 /** Some pages and browsers switch WebGPU off by setting navigator.gpu to null. */
-function findGpu(given: GPU | undefined): GPU | null | undefined {
-  return given ?? (typeof navigator === "undefined" ? undefined : navigator.gpu);
+function findGpu(gpu: GPU | undefined): GPU | null | undefined {
+  return gpu ?? (typeof navigator === "undefined" ? undefined : navigator.gpu);
 }
 
-/** Throws DeviceError on a page that was not loaded over https or from localhost: browsers give it neither WebGPU nor SHA-256. */
+/**
+ * Throws DeviceError on a page that was not loaded over https or from localhost: browsers give it neither WebGPU nor
+ * SHA-256.
+ */
 export function requireSecureContext(): void {
   if ("isSecureContext" in globalThis && !globalThis.isSecureContext) {
     throw new DeviceError(
-      "This page has no WebGPU, because it was not loaded over https or from localhost; serve it so",
+      "This page has no WebGPU, because it was not loaded over https or from localhost; serve it from there",
       { missing: "navigator.gpu" },
     );
   }
 }
 
 /** Throws DeviceError with the reason if there is no adapter. */
-export async function findAdapter(given: GPU | undefined): Promise<GPUAdapter> {
-  const gpu = findGpu(given);
+export async function findAdapter(custom: GPU | undefined): Promise<GPUAdapter> {
+  const gpu = findGpu(custom);
   if (gpu === undefined || gpu === null) {
     requireSecureContext();
     throw new DeviceError(
@@ -134,7 +144,8 @@ export async function findAdapter(given: GPU | undefined): Promise<GPUAdapter> {
   const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
   if (adapter === null) {
     throw new DeviceError(
-      "This browser has no WebGPU adapter; switch on hardware acceleration, update the graphics driver, or use another device",
+      "This browser has no WebGPU adapter; " +
+        "switch on hardware acceleration, update the graphics driver, or use another device",
       {
         missing: "adapter",
       },
@@ -155,27 +166,28 @@ function limitsBeyondDefault(
 ): Record<string, number> {
   const kernels = Object.values(manifest.kernels);
   const threads = Math.max(0, ...kernels.map((kernel) => kernel.workgroup_size));
-  const wanted: Readonly<Record<LimitName, number>> = {
+  const needed: Readonly<Record<LimitName, number>> = {
     maxBufferSize: largestBuffer,
     maxStorageBufferBindingSize: largestBuffer,
     maxStorageBuffersPerShaderStage: Math.max(0, ...kernels.map((kernel) => kernel.bindings.length)),
     maxComputeInvocationsPerWorkgroup: threads,
     maxComputeWorkgroupSizeX: threads,
   };
-  const beyond = (Object.keys(wanted) as LimitName[]).filter((name) => wanted[name] > DEFAULT_LIMITS[name]);
+  const beyond = (Object.keys(needed) as LimitName[]).filter((name) => needed[name] > DEFAULT_LIMITS[name]);
   for (const name of beyond) {
-    if (offered[name] < wanted[name]) {
+    if (offered[name] < needed[name]) {
       throw new DeviceError(
-        `This device's WebGPU limit ${name} is ${offered[name]}, the bundle needs ${wanted[name]}; use a smaller model or context`,
+        `This device's WebGPU limit ${name} is ${offered[name]}, the bundle needs ${needed[name]}; ` +
+          "use a smaller model or context",
         {
           limit: name,
           found: offered[name],
-          needed: wanted[name],
+          needed: needed[name],
         },
       );
     }
   }
-  return Object.fromEntries(beyond.map((name) => [name, wanted[name]]));
+  return Object.fromEntries(beyond.map((name) => [name, needed[name]]));
 }
 
 function describeAdapter(info: GPUAdapterInfo): string {

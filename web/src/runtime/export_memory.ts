@@ -1,16 +1,16 @@
-// The memory plan of a bundle in ONNX's form. Its manifest flows in, bytes and what fits flow out.
+// The memory plan of an ONNX bundle, computed from its manifest.
 
 import { DeviceError } from "../errors.js";
 import { filesToLoad } from "./bundle.js";
 import type { ExportManifest } from "./manifest.js";
 import type { MemoryOptions, MemoryPlan } from "./memory_plan.js";
 
-/** Sequences that are run side by side, where it is not said. */
+/** The default number of sequences that run at the same time. */
 export const EXPORT_SEQUENCES = 4;
 
 /**
- * A page holds a whole sequence and grows with it, so what is planned is the most that there can be. Where the budget holds not even one whole context,
- * sequences are shorter. Throws DeviceError where it holds not one token.
+ * A page holds an entire sequence and grows with it, so the plan is for the largest possible pages. If the budget is
+ * too small for one full context, sequences are shorter. Throws DeviceError if the budget is too small for one token.
  */
 export function planExport(
   manifest: ExportManifest,
@@ -27,7 +27,8 @@ export function planExport(
   if (context < 1) {
     const needed = weightBytes + workingBytes + tokenBytes;
     throw new DeviceError(
-      `The model takes at least ${megabytes(needed)} MB, the budget is ${megabytes(memoryBudget)} MB; raise it, or use a smaller model`,
+      `The model takes at least ${megabytes(needed)} MB, the budget is ${megabytes(memoryBudget)} MB; ` +
+        "raise it, or use a smaller model",
       {
         needed,
         budget: memoryBudget,
@@ -35,7 +36,7 @@ export function planExport(
     );
   }
   const pageBytes = context * tokenBytes;
-  // One more than run, so that what was said last is kept beside them.
+  // One page more than the running sequences need, to retain the last finished conversation.
   const count = Math.min(pages ?? maxSequences + 1, Math.max(1, Math.floor(free / pageBytes)));
   const keyValueBytes = count * pageBytes;
   const totalBytes = weightBytes + keyValueBytes + workingBytes;
@@ -51,7 +52,7 @@ export function planExport(
   };
 }
 
-/** Keys and values of all layers. */
+/** The bytes of the keys and values of one token in all layers. */
 export function keyValueBytesPerToken({ spec, activation }: ExportManifest): number {
   return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * (activation === "float32" ? 4 : 2);
 }

@@ -1,7 +1,7 @@
-// Size and condition expressions of the manifest: an expression and the values of the dims flow in, an integer or a truth value flows out.
+// Evaluates the size and condition expressions of the manifest for given values of the dims.
 //
-// Dims: S new tokens, B sequences, R sampled rows, T longest context, L listed pages, P pages of the pool, N sequence slots,
-// A and W: R where any row's logits are adjusted, or alternatives are wanted, else 0.
+// Dims: S new tokens, B sequences, R sampled rows, T longest context, L listed pages, P pages of the pool, N sequence
+// slots, A: R if the logits of any row are adjusted, else 0. W: R if alternatives are requested, else 0.
 
 import { BundleError } from "../errors.js";
 import type { Condition, Expr } from "./manifest.js";

@@ -1,4 +1,5 @@
-// WebGPU's flags by number, as the specification fixes them. The globals of the same names exist only in browsers; the runtime also runs in Node.
+// The values of WebGPU's flags in the specification. The globals of the same names exist only in browsers, but the
+// runtime also runs in Node.
 
 export const BUFFER_USAGE = {
   MAP_READ: 0x01,

@@ -1,11 +1,14 @@
-// Workgroup counts. A kernel's grid flows in, what dispatchWorkgroups takes flows out.
+// Converts a kernel's grid to the arguments of dispatchWorkgroups.
 
-/** No device takes more workgroups along one axis without being asked (W3C, WebGPU, 3.6.2). */
+/** The default limit of workgroups along one axis (W3C, WebGPU, 3.6.2). */
 export const MAX_WORKGROUPS = 65_535;
 
 export type Workgroups = readonly [x: number, y: number, z: number];
 
-/** Lay x times y workgroups out; an x beyond the limit spills into z, where kernels count z * gridDim.x + x. Null where there is nothing to do. */
+/**
+ * The arguments for x times y workgroups. If x exceeds the limit, z is used too, and kernels count z * gridDim.x + x.
+ * Null if there is nothing to do.
+ */
 export function workgroups(x: number, y: number): Workgroups | null {
   if (x === 0 || y === 0) return null;
   if (x <= MAX_WORKGROUPS) return [x, y, 1];

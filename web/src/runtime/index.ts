@@ -1,4 +1,4 @@
-// The runtime core: everything between a bundle's files and next tokens, without a dependency. It knows no text.
+// The runtime core: everything from a bundle's files to the next tokens, without dependencies. It does not handle text.
 
 export { BundleError, DeviceError, NearfarError, RequestError, StorageError } from "../errors.js";
 export type { ErrorCode, ErrorDetails, ErrorJson } from "../errors.js";
@@ -13,7 +13,7 @@ export { FORMAT_VERSION } from "./manifest.js";
 export type { PoolOptions } from "./memory.js";
 export { PREFILL_CHUNK, largestBuffer } from "./memory.js";
 export { readFile } from "./read_file.js";
-export type { RunnerInfo, RunnerLimits, RunnerOptions, StepResult, Wanted } from "./runner.js";
+export type { RunnerInfo, RunnerLimits, RunnerOptions, StepResult, ResultOptions } from "./runner.js";
 export { Runner } from "./runner.js";
 export type { Bytes, Expected, OnBytes, Part, Source } from "./source.js";
 export { httpSource } from "./source.js";

@@ -1,6 +1,5 @@
-// Pages of keys and values, whole, of all layers: copied on the device, or read and written as bytes. Page numbers flow in.
-//
-// The bytes of a page are those of each layer's, in the plan's order.
+// Copies, reads and writes complete pages of the keys and values of all layers. The bytes of a page are those of its
+// layers, in the order of the plan.
 
 import { RequestError } from "../errors.js";
 import { Allocator } from "./allocator.js";
@@ -11,18 +10,18 @@ import { planOf } from "./plan.js";
 import { Staging } from "./staging.js";
 import type { ActivationDtype } from "./variants.js";
 
-// No buffer may be larger than 256 MiB on some devices, and many smaller ones are found room for more easily.
+// Some devices limit buffers to 256 MiB, and smaller buffers are easier to allocate.
 const MAX_STAGING_BYTES = 32 * 2 ** 20;
 
 interface Layer {
   readonly buffer: GPUBuffer;
-  /** Of one page. */
+  /** The bytes of one page. */
   readonly size: number;
 }
 
 export class KvPages {
   readonly #layers: readonly Layer[];
-  /** Of one page, all layers. */
+  /** The bytes of one page in all layers. */
   readonly #pageBytes: number;
   #scratch: GPUBuffer | null = null;
 
@@ -44,7 +43,7 @@ export class KvPages {
 
   copy(pairs: readonly (readonly [from: number, to: number])[]): void {
     this.#require(pairs.flat());
-    // WebGPU copies within one buffer by way of another.
+    // WebGPU cannot copy within one buffer, so a second one is used.
     this.#scratch ??= this.allocator.storage("page copy", Math.max(0, ...this.#layers.map(({ size }) => size)));
     const encoder = this.allocator.device.createCommandEncoder();
     for (const [from, to] of pairs) {
@@ -56,11 +55,11 @@ export class KvPages {
     this.allocator.device.queue.submit([encoder.finish()]);
   }
 
-  /** As the pages are when this is called. */
+  /** The contents of the pages at the time of the call. */
   async read(pages: readonly number[]): Promise<Uint8Array<ArrayBuffer>> {
     this.#require(pages);
     const { device } = this.allocator;
-    // Rare, and of any size: not worth keeping.
+    // Reads are rare and have any size, so their buffers are not reused.
     const own = new Allocator(device);
     try {
       const encoder = device.createCommandEncoder();
@@ -88,7 +87,8 @@ export class KvPages {
     this.#require(pages);
     if (bytes.length !== pages.length * this.#pageBytes) {
       throw new RequestError(
-        `${pages.length} pages of this model are ${pages.length * this.#pageBytes} bytes, not ${bytes.length}; read them from the same bundle`,
+        `${pages.length} pages of this model are ${pages.length * this.#pageBytes} bytes, not ${bytes.length}; ` +
+          "read them from the same bundle",
         {
           expected: pages.length * this.#pageBytes,
           found: bytes.length,

@@ -1,6 +1,7 @@
-// The manifest, read and checked key by key. A source flows in, a manifest that this package understands in full flows out.
+// Reads the manifest and checks it key by key, so that this package understands all of it.
 //
-// The shapes below repeat manifest.ts as data, because types are gone at run time; the compiler refuses them when a key is missing.
+// The checks below repeat manifest.ts as data, because types do not exist at run time; the type checker reports a
+// missing key.
 
 import { BundleError } from "../errors.js";
 import type { AnyManifest } from "./any_manifest.js";
@@ -39,7 +40,10 @@ import { isComparison, isOperator } from "./expr.js";
 import { readFile } from "./read_file.js";
 import type { Source } from "./source.js";
 
-/** Throws BundleError where the manifest is missing, not JSON, of another format version or target, or has a key too few or too many. */
+/**
+ * Throws BundleError if the manifest is missing, is not JSON, has another format version or target, or has missing or
+ * unknown keys.
+ */
 export async function loadManifest(source: Source, signal: AbortSignal): Promise<AnyManifest> {
   const text = new TextDecoder().decode(await readFile(source, { file: MANIFEST_FILE }, signal));
   let data: unknown;
@@ -77,7 +81,7 @@ export function checkManifest(data: unknown): AnyManifest {
   const manifest = data as unknown as AnyManifest;
   (data.target === "onnx" ? EXPORT_MANIFEST : MANIFEST)(data, "");
   const [path, value] = disagreement(manifest) ?? [];
-  if (path !== undefined) throw wrong(path, "what the rest of the manifest says", value);
+  if (path !== undefined) throw wrong(path, "consistent with the rest of the manifest", value);
   return manifest;
 }
 
@@ -110,7 +114,7 @@ const dim = matching(/^[SBRTLPNMAWG]$/, "a dim");
 const flag: Check = (value, path) => {
   if (typeof value !== "boolean") throw wrong(path, "true or false", value);
 };
-// What nests deeper is cut, so that no manifest exhausts the stack.
+// Deeper nesting is refused, so that no manifest exhausts the stack.
 const MAX_PATH = 2000;
 const expr: Check = (value, path) => {
   if (!Array.isArray(value)) {
@@ -246,7 +250,7 @@ const KERNEL = entry<KernelEntry>({
 const WEIGHT = entry<WeightEntry>({
   shape: list(count),
   quantization: nullable(text),
-  // WebGPU's kernels read no other.
+  // WebGPU kernels read no other layout.
   layout: oneOf("rows"),
   planes: list(
     entry<PlaneEntry>({
@@ -269,7 +273,7 @@ const TUNING = entry<TuningEntry>({
   activation: oneOf("float32", "float16"),
   variants: table(list(entry<TunedRow>({ when: condition, variant: text }))),
 });
-/** What every bundle's manifest says. */
+/** The keys of every bundle's manifest. */
 const DESCRIPTION: Checks<Description> = {
   format_version: int,
   generator: text,
@@ -325,9 +329,9 @@ function isRecord(value: unknown): value is Record<string, unknown> {
 }
 
 function wrong(path: string, expected: string, value: unknown): BundleError {
-  const place = path === "" ? "" : `${path} `;
+  const location = path === "" ? "" : `${path} `;
   return new BundleError(
-    `${MANIFEST_FILE}: ${place}must be ${expected}, not ${describe(value)}; compile the bundle again`,
+    `${MANIFEST_FILE}: ${location}must be ${expected}, not ${describe(value)}; compile the bundle again`,
     {
       file: MANIFEST_FILE,
       key: path,
@@ -339,7 +343,7 @@ function describe(value: unknown): string {
   try {
     return value === undefined ? "missing" : JSON.stringify(value).slice(0, 60);
   } catch {
-    // The stack ended before the levels of the value did.
-    return "so many levels";
+    // The value has more levels than the stack allows.
+    return "a value with too many levels";
   }
 }

@@ -1,4 +1,4 @@
-// What a plan needs in memory. A manifest, the activation dtype and the largest batch flow in; buffers by the plan's names flow out.
+// Allocates the memory of a plan: a buffer for each name, large enough for the largest batch.
 
 import type { Allocator } from "./allocator.js";
 import { computeConstant } from "./constants.js";
@@ -9,21 +9,24 @@ import { planOf } from "./plan.js";
 import type { ActivationDtype } from "./variants.js";
 import { largestPlane } from "./weights.js";
 
-/** New tokens that one forward takes at most; a longer prompt goes in several. */
+/** The maximum number of new tokens in one forward; a longer prompt takes several forwards. */
 export const PREFILL_CHUNK = 64;
 
-/** Sequences that are run side by side, where it is not said. */
+/** The default number of sequences that run at the same time. */
 const MAX_SEQUENCES = 4;
 
-/** How much a runner takes. */
+/** The sizes of a runner's pools. */
 export interface PoolOptions {
-  /** Sequences side by side, and slots for them; 4 by default. */
+  /** The number of sequences that run at the same time, and of their slots; 4 by default. */
   readonly maxSequences?: number | undefined;
-  /** Pages of keys and values; by default enough for one sequence that fills the context, and one that tuning may borrow. */
+  /**
+   * Pages of keys and values; by default enough for one sequence that fills the context, and one page that tuning may
+   * borrow.
+   */
   readonly pages?: number | undefined;
 }
 
-/** ``buffers`` holds states, constants and passing values, by name. */
+/** ``buffers`` contains the states, constants and intermediate values, by name. */
 export interface Memory {
   readonly buffers: ReadonlyMap<string, GPUBuffer>;
   readonly stateBytes: number;
@@ -65,7 +68,7 @@ export function allocateMemory(
   return { buffers, stateBytes };
 }
 
-/** The bytes of the largest single buffer that a manifest asks for, weights included. */
+/** The size in bytes of the largest buffer that a manifest needs, including weights. */
 export function largestBuffer(manifest: Manifest, activation: ActivationDtype, pool: PoolOptions = {}): number {
   const { states, constants } = planOf(manifest);
   const capacity = capacityOf(manifest, pool);
@@ -76,7 +79,9 @@ export function largestBuffer(manifest: Manifest, activation: ActivationDtype, p
   return Math.max(largestPlane(manifest), ...entries, ...tables);
 }
 
-/** What lives within one forward: the plan's buffers, and as "scratch.NAME" what lives within one step. */
+/**
+ * The buffers that are used within one forward: the plan's buffers, and as "scratch.NAME" those used within one step.
+ */
 export function passingBuffers(manifest: Manifest): Readonly<Record<string, BufferEntry>> {
   const scratch = Object.entries(manifest.scratch).map(([name, entry]) => [`scratch.${name}`, entry] as const);
   return { ...planOf(manifest).buffers, ...Object.fromEntries(scratch) };
@@ -91,7 +96,7 @@ function bytesOf(dtype: "float32" | "int32" | "uint32" | "float16" | "bfloat16" 
     case "float32":
     case "int32":
     case "uint32":
-    // As activations it lies in memory as float32. No bundle for WebGPU has it.
+    // Activations of int8 are stored as float32. No bundle for WebGPU has them.
     case "int8":
       return 4;
     case "float16":

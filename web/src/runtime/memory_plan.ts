@@ -1,4 +1,4 @@
-// The memory plan: what a bundle will take on the device, known before a byte of it is downloaded. A manifest flows in, bytes and what fits flow out.
+// The memory plan: the memory that a bundle needs on the device, computed from its manifest before the download.
 
 import { DeviceError } from "../errors.js";
 import { paddedSize } from "./allocator.js";
@@ -10,7 +10,10 @@ import { planOf } from "./plan.js";
 import type { ActivationDtype } from "./variants.js";
 
 export interface MemoryOptions extends PoolOptions {
-  /** The most bytes that the model may take on the device. Where it is given and ``pages`` is not, as many pages are taken as fit. */
+  /**
+   * The maximum number of bytes that the model may use on the device. Without ``pages``, all pages that fit into the
+   * budget are allocated, up to the default number.
+   */
   readonly memoryBudget?: number | undefined;
 }
 
@@ -20,17 +23,17 @@ export interface MemoryPlan {
   /** Keys and values: ``pages`` pages of ``pageBytes``. */
   readonly keyValueBytes: number;
   readonly pageBytes: number;
-  /** Values that pass between kernels, tables, and what is kept for each sequence. */
+  /** Intermediate values, tables, and the states of each sequence. */
   readonly workingBytes: number;
   readonly totalBytes: number;
   readonly pages: number;
-  /** The most tokens of one sequence: the bundle's context, or what the pages hold. */
+  /** The maximum number of tokens of one sequence: the bundle's context, or the capacity of the pages. */
   readonly context: number;
-  /** Whether a whole context fits the budget. */
+  /** Whether a full context fits into the budget. */
   readonly fits: boolean;
 }
 
-/** Throws DeviceError where not even one page fits the budget. */
+/** Throws DeviceError if not even one page fits into the budget. */
 export function planMemory(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions = {}): MemoryPlan {
   const { memoryBudget = Infinity } = options;
   const whole = capacityOf(manifest, options);
@@ -40,16 +43,17 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
   );
   const pageBytes = keyValueBytes(manifest, activation, { ...whole, P: 1 });
   const workingBytes = working(manifest, activation, whole);
-  const wanted = whole.P ?? 0;
+  const requested = whole.P ?? 0;
   const fitting = Math.floor((memoryBudget - weightBytes - workingBytes) / pageBytes);
   if (fitting < (options.pages ?? 1)) {
     const needed = weightBytes + workingBytes + pageBytes * (options.pages ?? 1);
     throw new DeviceError(
-      `The model takes at least ${megabytes(needed)} MB on the device, the budget is ${megabytes(memoryBudget)} MB; raise it, or use a smaller model`,
+      `The model takes at least ${megabytes(needed)} MB on the device, ` +
+        `the budget is ${megabytes(memoryBudget)} MB; raise it, or use a smaller model`,
       { needed, budget: memoryBudget },
     );
   }
-  const pages = Math.min(wanted, fitting);
+  const pages = Math.min(requested, fitting);
   const context = Math.min(manifest.context, pages * manifest.page_size);
   const keyValues = pages * pageBytes;
   const totalBytes = weightBytes + keyValues + workingBytes;
@@ -65,7 +69,7 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
   };
 }
 
-/** The pool that the options ask for, the budget taken into account. Throws as `planMemory` does. */
+/** The pool for these options, within the budget. Throws the errors of `planMemory`. */
 export function poolWithin(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions): PoolOptions {
   return options.memoryBudget === undefined
     ? options

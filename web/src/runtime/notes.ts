@@ -1,7 +1,7 @@
-// Notes: what was found out about a device, kept from one load to the next. Keys and values that JSON can hold flow in and out.
+// Notes: measurements of a device that are stored from one load to the next. Keys and values are JSON values.
 
 export interface Notes {
-  /** Undefined where there is none. */
+  /** Undefined if there is no such note. */
   read(key: string): Promise<unknown>;
   write(key: string, value: unknown): Promise<void>;
 }
@@ -10,8 +10,8 @@ const DATABASE = "nearfar";
 const STORE = "notes";
 
 /**
- * Notes in IndexedDB, which pages and workers share. A note that cannot be kept or read, as in private windows and in Node, is as if never made: all
- * that it costs is to find out again.
+ * Notes in IndexedDB, which pages and workers share. If notes cannot be stored or read, as in private windows and in
+ * Node, they count as missing, and the measurement is repeated.
  */
 export function browserNotes(): Notes {
   return {
@@ -20,20 +20,20 @@ export function browserNotes(): Notes {
   };
 }
 
-async function inStore(mode: IDBTransactionMode, ask: (store: IDBObjectStore) => IDBRequest): Promise<unknown> {
+async function inStore(mode: IDBTransactionMode, access: (store: IDBObjectStore) => IDBRequest): Promise<unknown> {
   const opening = indexedDB.open(DATABASE, 1);
   opening.onupgradeneeded = () => {
     opening.result.createObjectStore(STORE);
   };
-  const database = await answered(opening);
+  const database = await resultOf(opening);
   try {
-    return await answered(ask(database.transaction(STORE, mode).objectStore(STORE)));
+    return await resultOf(access(database.transaction(STORE, mode).objectStore(STORE)));
   } finally {
     database.close();
   }
 }
 
-function answered<T>(request: IDBRequest<T>): Promise<T> {
+function resultOf<T>(request: IDBRequest<T>): Promise<T> {
   return new Promise((resolve, reject) => {
     request.onsuccess = () => {
       resolve(request.result);
@@ -45,5 +45,5 @@ function answered<T>(request: IDBRequest<T>): Promise<T> {
 }
 
 function nothing(): void {
-  // Whether it was written makes no difference now.
+  // Whether the note was written makes no difference now.
 }

@@ -1,4 +1,4 @@
-// Kernels, compiled. The manifest's kernels and their source flow in; pipelines, created without blocking the page, flow out.
+// Compiles the kernels of a manifest to pipelines, without blocking the page.
 
 import { DeviceError, messageOf } from "../errors.js";
 import { SHADER_STAGE } from "./gpu_flags.js";
@@ -13,16 +13,16 @@ export interface CompiledKernel {
   readonly pipeline: GPUComputePipeline;
 }
 
-// Browsers fetch about this many files of a host at once.
+// Browsers fetch about this number of files from a host at once.
 const FETCHES = 6;
 
-/** ``refused``: those that the device does not take, with its reason. */
+/** ``refused``: the kernels that the device refuses, with its reason. */
 export interface CompiledKernels {
   readonly kernels: ReadonlyMap<string, CompiledKernel>;
   readonly refused: ReadonlyMap<string, DeviceError>;
 }
 
-/** Fetch, check and compile the kernels with these names. ``onKernel`` is told of each one done. */
+/** Fetch, check and compile the kernels with these names. ``onKernel`` is called after each of them. */
 export async function compileKernels(
   device: GPUDevice,
   manifest: Manifest,
@@ -47,7 +47,7 @@ export async function compileKernels(
         },
       )
       .then(onKernel);
-    // Awaited below, all together; until then a failure must not count as unhandled.
+    // They are all awaited below; until then a failure must not count as unhandled.
     done.catch(() => undefined);
     compiling.push(done);
   });
@@ -56,14 +56,14 @@ export async function compileKernels(
   return { kernels, refused };
 }
 
-/** Throws DeviceError where the device refuses the kernel. */
+/** Throws DeviceError if the device refuses the kernel. */
 export async function compileKernel(
   device: GPUDevice,
   name: string,
   entry: KernelEntry,
   code: string,
 ): Promise<CompiledKernel> {
-  // Not "auto": that would leave out a binding which a kernel does not use.
+  // Not "auto", which would leave out a binding that a kernel does not use.
   const layout = device.createBindGroupLayout({
     label: name,
     entries: [
@@ -86,7 +86,8 @@ export async function compileKernel(
   } catch (error) {
     const reason = (await firstError(module)) ?? messageOf(error);
     throw new DeviceError(
-      `${entry.file}: this device refuses the kernel (${reason}); update the browser, and report it with the device's name if that does not help`,
+      `${entry.file}: this device refuses the kernel (${reason}); ` +
+        "update the browser, and report it with the device's name if that does not help",
       { kernel: name },
       { cause: error },
     );

@@ -1,9 +1,9 @@
-// The plan that this runtime runs, of those that a bundle has.
+// Chooses the plan of a bundle that this runtime runs.
 
 import { BundleError } from "../errors.js";
 import type { Manifest, PlanEntry } from "./manifest.js";
 
-/** Plan "embed" of a bundle that embeds, else "generate". Throws BundleError for a bundle without it. */
+/** The plan "embed" of an embedding model, otherwise "generate". Throws BundleError for a bundle without this plan. */
 export function planOf({ plans, embedding }: Pick<Manifest, "plans" | "embedding">): PlanEntry {
   const name = embedding === null ? "generate" : "embed";
   const plan = plans[name];

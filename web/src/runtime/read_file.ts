@@ -1,4 +1,4 @@
-// One file of a bundle, whole and checked. What the manifest says of it flows in with a source; its bytes flow out once size and SHA-256 agree.
+// Reads a complete file of a bundle from a source, and checks its size and SHA-256.
 
 import { BundleError, messageOf } from "../errors.js";
 import { pause, unlessAborted } from "./abort.js";
@@ -6,7 +6,10 @@ import type { Bytes, Expected, OnBytes, Part, Source } from "./source.js";
 
 export type { Bytes, Expected } from "./source.js";
 
-/** How often the broken connection of a file is made again, with a pause before each that starts at ``PAUSE_MS`` and doubles: 7.75 seconds in all. */
+/**
+ * The number of retries after a broken connection. The pause before them starts at ``PAUSE_MS`` and doubles: 7.75
+ * seconds in total.
+ */
 const RETRIES = 5;
 const PAUSE_MS = 250;
 
@@ -31,7 +34,7 @@ export async function readFile(
   return bytes;
 }
 
-/** The whole file as a part. Throws what the source throws, and the signal's reason as soon as it aborts. */
+/** The entire file as a part. Throws what the source throws, and the signal's reason as soon as it aborts. */
 export async function openPart(source: Source, file: string, signal: AbortSignal): Promise<Part> {
   const opening = source.open(file, signal).then((stream) => ({ stream, start: 0, etag: null }));
   return unlessAborted(opening, signal, cancelPart);
@@ -58,7 +61,7 @@ export async function collect(
   { file, size }: Expected,
   onBytes: OnBytes,
 ): Promise<Bytes> {
-  // Of a known size, the bytes go straight to their place, so that a shard is in memory once.
+  // If the size is known, the bytes are written directly to their offset, so that a shard is in memory only once.
   const whole = size === undefined ? null : new Uint8Array(size);
   const parts: Uint8Array[] = [];
   let length = 0;
@@ -75,8 +78,8 @@ export async function collect(
 }
 
 /**
- * The bytes of a file from ``part`` on, as they arrive. If the source can open a file at an offset, a broken connection is made again a few times and goes on
- * from there. Throws BundleError if it still breaks, and the signal's reason.
+ * The bytes of a file from ``part`` on, as they arrive. If the source can open a file at an offset, a broken connection
+ * is retried a few times and continues from there. Throws BundleError if it still breaks, and the signal's reason.
  */
 export async function* fileChunks(
   source: Source,
@@ -94,18 +97,19 @@ export async function* fileChunks(
       const { stream, start } = await unlessAborted(open(), signal, cancelPart);
       let position = start;
       for await (const chunk of chunksOf(stream, file, signal)) {
-        // A server without ranges starts from the beginning; those bytes are here already.
+        // A server without ranges starts from the beginning; skip the bytes that are already here.
         const added = chunk.subarray(Math.max(0, length - position));
         position += chunk.length;
         length = Math.max(length, position);
         if (added.length > 0) yield added;
       }
     } catch (error) {
-      // What the server refuses now it will refuse again, unless the fault is its own.
+      // The server will refuse the request again, unless it was a server error.
       if (!(error instanceof BundleError) || Number(error.details.status) < 500) throw error;
       broken = error;
     }
-    // Without Content-Length a connection that was cut looks like the end. If the next one brings nothing more, the file is too short.
+    // Without Content-Length, a broken connection looks like the end of the file. If the next one adds nothing, the
+    // file is too short.
     if (length >= (size ?? Infinity) || (broken === null && (size === undefined || length === before))) return;
     if (openAt === undefined || retries === RETRIES) {
       if (broken === null) return;
@@ -116,7 +120,10 @@ export async function* fileChunks(
   }
 }
 
-/** A stream's bytes as they arrive; a loop that is left cancels it. Throws BundleError if it breaks, and the signal's reason as soon as it aborts. */
+/**
+ * A stream's bytes as they arrive; a loop that is left cancels it. Throws BundleError if it breaks, and the signal's
+ * reason as soon as it aborts.
+ */
 async function* chunksOf(
   stream: ReadableStream<Uint8Array>,
   file: string,
@@ -130,12 +137,12 @@ async function* chunksOf(
       yield value;
     }
   } finally {
-    // A stream that has ended or failed has nothing to cancel, and nobody waits for one that hangs.
+    // A stream that has ended or failed has nothing to cancel, and a hanging stream must not block.
     reader.cancel().catch(() => undefined);
   }
 }
 
-/** For a part that nobody reads any more. */
+/** Cancel a part that is not needed. */
 export function cancelPart({ stream }: Pick<Part, "stream">): void {
   stream.cancel().catch(() => undefined);
 }

@@ -1,6 +1,7 @@
-// The runner: a bundle's plan on one device. Batches flow in; next tokens, logits or embeddings flow out, and keys and values stay in the device's pages.
+// The runner: executes a bundle's plan on one device. It computes next tokens, logits or embeddings for batches; keys
+// and values stay in pages on the device.
 //
-// Nothing here waits: a batch is submitted when it is given, and may take the tokens of the batches before it on the device.
+// Each batch is submitted immediately, and may read the tokens of earlier batches on the device.
 
 import { BundleError, DeviceError, NearfarError, RequestError, messageOf } from "../errors.js";
 import { unlessAborted } from "./abort.js";
@@ -34,17 +35,17 @@ import { allocateWeights, loadWeights, planeKey } from "./weights.js";
 
 export interface RunnerOptions extends MemoryOptions {
   readonly signal?: AbortSignal;
-  /** Told of the bytes of weights. */
+  /** Called when bytes of the weights arrive. */
   readonly onBytes?: OnBytes;
-  /** Told how many of the kernels are compiled. */
+  /** Called with the number of compiled kernels. */
   readonly onKernel?: (done: number, total: number) => void;
-  /** The compiler's own where there are none. */
+  /** By default, the compiler's choices. */
   readonly choices?: Choices;
-  /** Make ready also what does not run under these choices, so that `choose` may take it. */
+  /** Also prepare rows that do not run under these choices, so that `choose` may select them. */
   readonly alternatives?: boolean;
 }
 
-/** Sizes in bytes on the device. ``dispatchesPerToken`` counts those of a forward of one token. */
+/** Sizes in bytes on the device. ``dispatchesPerToken``: the dispatches for a forward of one token. */
 export interface RunnerInfo {
   readonly kernels: number;
   readonly dispatchesPerToken: number;
@@ -53,32 +54,35 @@ export interface RunnerInfo {
   readonly totalBytes: number;
 }
 
-/** The most that a batch may have, and the sizes behind it. */
+/** The limits of a batch, and the sizes of the model and its pools. */
 export interface RunnerLimits {
-  /** New tokens. */
+  /** The maximum number of new tokens in a batch. */
   readonly tokens: number;
-  /** Sequences, sampled rows, and slots. */
+  /** The maximum number of sequences, sampled rows, and slots. */
   readonly sequences: number;
-  /** Pages of the pool. */
+  /** The number of pages in the pool. */
   readonly pages: number;
-  /** Tokens of a page. */
+  /** The number of tokens in a page. */
   readonly pageSize: number;
-  /** Tokens of a sequence. */
+  /** The maximum number of tokens in a sequence. */
   readonly context: number;
   readonly vocabSize: number;
 }
 
-/** What is read back beside the tokens. */
-export interface Wanted {
+/** The results to read back in addition to the tokens. */
+export interface ResultOptions {
   readonly logprobs?: boolean;
   readonly alternatives?: boolean;
-  /** Called with the logits (V,) of each sampled row, by its index among them; what it writes there is sampled from. Until then nothing else may be submitted. */
+  /**
+   * Called with the logits (V,) of each sampled row and the row's index. It may change the logits, and the token is
+   * sampled from the result. Nothing else may be submitted before it has been called.
+   */
   readonly onLogits?: ((logits: Float32Array, sample: number) => void) | undefined;
 }
 
 /**
- * Of each sampled row the token, its log-probability, and the likeliest tokens, best first: 20 a row, or the whole of a smaller vocabulary,
- * row after row. Null where they were not wanted.
+ * For each sampled row the token, its log-probability, and the most likely tokens, best first: 20 for each row, or the
+ * entire vocabulary if it is smaller. Null if they were not requested.
  */
 export interface StepResult {
   readonly tokenIds: Int32Array;
@@ -88,18 +92,18 @@ export interface StepResult {
 
 const GENERATED = ["logits", "next_token_ids", "token_logprobs", "top_token_ids", "top_logprobs"] as const;
 
-/** Steps that may be on their way without a buffer having to be made. */
+/** The number of steps that can be in flight before another buffer must be created. */
 const STEPS_IN_FLIGHT = 8;
 
 type OutputRole = (typeof GENERATED)[number] | "embeddings";
 
-/** An output's buffer, and how many 32-bit numbers a sampled row has in it. */
+/** The buffer of an output, and the number of 32-bit values for each sampled row. */
 interface Result {
   readonly buffer: GPUBuffer;
   readonly columns: number;
 }
 
-/** Of a bundle that generates text those in `GENERATED`, else "embeddings" alone. */
+/** The results in `GENERATED` if the bundle generates text, otherwise only "embeddings". */
 type Results = Readonly<Partial<Record<OutputRole, Result>>>;
 
 export class Runner {
@@ -107,7 +111,7 @@ export class Runner {
   readonly limits: RunnerLimits;
   readonly stepsInFlight = STEPS_IN_FLIGHT;
   readonly samplesAnyRow = true;
-  /** Resolves when the device is gone, `destroy` included. */
+  /** Resolves when the device is lost, also by `destroy`. */
   readonly lost: Promise<DeviceError>;
   readonly #steps: Staging;
   readonly #logits: Staging;
@@ -116,9 +120,9 @@ export class Runner {
 
   private constructor(
     readonly manifest: Manifest,
-    /** By list, the variants that are ready to run. */
+    /** By list, the variants that are prepared. */
     readonly rows: ReadonlyMap<string, readonly VariantEntry[]>,
-    /** Variants with a kernel that the device does not take. */
+    /** Variants with a kernel that the device refuses. */
     readonly refused: readonly string[],
     private readonly open: OpenDevice,
     private readonly allocator: Allocator,
@@ -158,18 +162,18 @@ export class Runner {
   }
 
   /**
-   * Download, check and upload the weights while all kernels compile. The runner owns the device from here on: `destroy` frees it, and so does a
-   * failure to create. Throws BundleError, DeviceError, or the signal's reason.
+   * Download, check and upload the weights while all kernels compile. The runner owns the device from now on: `destroy`
+   * frees it, and so does a failure of `create`. Throws BundleError, DeviceError, or the signal's reason.
    */
   static async create(bundle: Bundle, open: OpenDevice, options: RunnerOptions = {}): Promise<Runner> {
     const allocator = new Allocator(open.device);
     const failed = new AbortController();
     const signal = options.signal === undefined ? failed.signal : AbortSignal.any([options.signal, failed.signal]);
     try {
-      // Pipelines cannot be cancelled, but the device that they are compiled for can go.
-      return await unlessAborted(Runner.build(bundle, open, allocator, signal, options), signal);
+      // The compilation of pipelines cannot be cancelled, but their device can be destroyed.
+      return await unlessAborted(Runner.#build(bundle, open, allocator, signal, options), signal);
     } catch (error) {
-      // What still downloads would be for nothing.
+      // Stop the downloads that are still running.
       failed.abort(error);
       allocator.destroy();
       open.device.destroy();
@@ -177,7 +181,7 @@ export class Runner {
     }
   }
 
-  private static async build(
+  static async #build(
     bundle: Bundle,
     open: OpenDevice,
     allocator: Allocator,
@@ -187,14 +191,14 @@ export class Runner {
     const { manifest, source } = bundle;
     const { device, activation, features } = open;
     const { choices = NO_CHOICES, alternatives = false } = options;
-    const wanted = selectRows(manifest, activation, features, alternatives ? null : choices);
-    const names = kernelNames(wanted);
+    const selected = selectRows(manifest, activation, features, alternatives ? null : choices);
+    const names = kernelNames(selected);
     const uniforms = new Map<string, readonly Expr[]>(
       names.map((name) => [name, manifest.kernels[name]?.uniforms ?? []]),
     );
     const capacity = capacityOf(manifest, poolWithin(manifest, activation, options));
 
-    // All memory is taken before the download starts: a model that does not fit fails at once.
+    // All memory is allocated before the download starts, so that a model that does not fit fails immediately.
     device.pushErrorScope("out-of-memory");
     const weights = allocateWeights(allocator, manifest);
     const weightBytes = allocator.bytes;
@@ -221,10 +225,10 @@ export class Runner {
       const buffer = memory.buffers.get(name) ?? weights.get(planeKey(name, plane ?? "w"));
       return buffer === undefined ? arena.input(name) : { buffer };
     };
-    const rows = rowsWithout(wanted, refused);
+    const rows = rowsWithout(selected, refused);
     const refusedVariants = [
       ...new Set(
-        [...wanted].flatMap(([list, all]) => all.filter((row) => !rows.get(list)?.includes(row)).map(variantName)),
+        [...selected].flatMap(([list, all]) => all.filter((row) => !rows.get(list)?.includes(row)).map(variantName)),
       ),
     ];
     const schedule = new Schedule(device, manifest, rows, kernels, find, (kernel) => arena.uniform(kernel));
@@ -249,34 +253,38 @@ export class Runner {
   }
 
   /**
-   * The next token of each sampled row. The batch is on its way before this returns, and more may be submitted before the promise resolves, such
-   * as batches whose tokens are those of this one; results come in order. Without sampled rows it resolves once the device is done.
+   * Compute the next token of each sampled row. The batch is submitted before this returns, and more batches may be
+   * submitted before the promise resolves, for example batches that continue from the tokens of this one. Results
+   * arrive in order. Without sampled rows the promise resolves when the device is done.
    */
-  async submit(batch: Batch, { logprobs = false, alternatives = false, onLogits }: Wanted = {}): Promise<StepResult> {
+  async submit(
+    batch: Batch,
+    { logprobs = false, alternatives = false, onLogits }: ResultOptions = {},
+  ): Promise<StepResult> {
     const roles: readonly OutputRole[] = [
       "next_token_ids",
       ...(logprobs ? (["token_logprobs"] as const) : []),
       ...(alternatives ? (["top_token_ids", "top_logprobs"] as const) : []),
     ];
-    const wanted = roles.map((role) => this.output(role));
+    const requested = roles.map((role) => this.#output(role));
     const rows = batch.sample_rows.length;
     let start = 0;
     if (onLogits) {
       start = this.schedule.sample;
-      const result = this.output("logits");
-      const logits = new Float32Array(await this.run(batch, alternatives, this.#logits, [result], 0, start));
+      const result = this.#output("logits");
+      const logits = new Float32Array(await this.#run(batch, alternatives, this.#logits, [result], 0, start));
       for (let row = 0; row < rows; row++)
         onLogits(logits.subarray(row * result.columns, (row + 1) * result.columns), row);
       this.open.device.queue.writeBuffer(result.buffer, 0, logits);
     }
-    const bytes = await this.run(batch, alternatives, this.#steps, wanted, start);
+    const bytes = await this.#run(batch, alternatives, this.#steps, requested, start);
     let offset = 0;
-    const take = (role: OutputRole): [ArrayBuffer, number, number] => {
-      const { columns } = this.output(role);
+    const next = (role: OutputRole): [ArrayBuffer, number, number] => {
+      const { columns } = this.#output(role);
       offset += rows * columns * 4;
       return [bytes, offset - rows * columns * 4, rows * columns];
     };
-    const tokenIds = new Int32Array(...take("next_token_ids"));
+    const tokenIds = new Int32Array(...next("next_token_ids"));
     if (tokenIds.some((id) => id < 0)) {
       throw new DeviceError(
         "The device computed logits that are not numbers; load the model again, or report it with the device's name",
@@ -284,72 +292,84 @@ export class Runner {
     }
     return {
       tokenIds,
-      logprobs: logprobs ? new Float32Array(...take("token_logprobs")) : null,
+      logprobs: logprobs ? new Float32Array(...next("token_logprobs")) : null,
       alternatives: alternatives
-        ? { ids: new Int32Array(...take("top_token_ids")), logprobs: new Float32Array(...take("top_logprobs")) }
+        ? { ids: new Int32Array(...next("top_token_ids")), logprobs: new Float32Array(...next("top_logprobs")) }
         : null,
     };
   }
 
-  /** The logits after each sampled row, (R, V) row by row. Tokens are sampled as well: a row of slot -1 leaves no trace of it. */
+  /**
+   * The logits after each sampled row, (R, V) row by row. Tokens are sampled too, but a row with slot -1 does not store
+   * them.
+   */
   async forwardLogits(batch: Batch): Promise<Float32Array> {
-    return new Float32Array(await this.run(batch, false, this.#logits, [this.output("logits")]));
+    return new Float32Array(await this.#run(batch, false, this.#logits, [this.#output("logits")]));
   }
 
-  /** The embeddings of the sampled rows, (R, E) row by row, as the model's last norm gives them. Batches overlap as in `submit`. */
+  /**
+   * The embeddings of the sampled rows, (R, E) row by row: the output of the model's last norm. Batches overlap as in
+   * `submit`.
+   */
   async embed(batch: Batch): Promise<Float32Array> {
-    return new Float32Array(await this.run(batch, false, this.#steps, [this.output("embeddings")]));
+    return new Float32Array(await this.#run(batch, false, this.#steps, [this.#output("embeddings")]));
   }
 
-  // The methods below are in order with `submit`: batches submitted before see none of it, those submitted after see all of it.
+  // The methods below are ordered with `submit`: their changes affect only the batches that are submitted later.
 
-  /** How often each token of the vocabulary is in a slot's answer, and with `IN_PROMPT` that the prompt has it, (V,); null for not at all. */
+  /**
+   * Set the occurrences of each token in the answer of a slot, (V,), with `IN_PROMPT` added for tokens in the prompt;
+   * null for zeros.
+   */
   setTokenCounts(slot: number, counts: Int32Array<ArrayBuffer> | null): void {
     this.slotStates.set("token_counts", slot, counts);
   }
 
-  /** What is added to the logits of a slot, (V,). */
+  /** Set the values that are added to the logits of a slot, (V,). */
   setLogitBias(slot: number, bias: Float32Array<ArrayBuffer>): void {
     this.slotStates.set("logit_bias", slot, bias);
   }
 
-  /** A bit for each token of the vocabulary: whether a slot may say it. (ceil(V / 32),), least significant bit first. */
+  /** Set a bit for each token that a slot may sample, (ceil(V / 32),), least significant bit first. */
   setTokenMask(slot: number, mask: Int32Array<ArrayBuffer>): void {
     this.slotStates.set("token_mask", slot, mask);
   }
 
-  /** Copy whole pages on the device, one pair after the other. */
+  /** Copy complete pages on the device, one pair after the other. */
   copyPages(pairs: readonly (readonly [from: number, to: number])[]): void {
     this.pages.copy(pairs);
   }
 
-  /** The keys and values of whole pages, as `writePages` takes them on any runner of the same bundle and activation dtype. */
+  /**
+   * The keys and values of complete pages. `writePages` accepts them on any runner of the same bundle and activation
+   * dtype.
+   */
   async readPages(pages: readonly number[]): Promise<Uint8Array<ArrayBuffer>> {
-    this.requireHealth();
-    return this.result(this.pages.read(pages));
+    this.#requireHealth();
+    return this.#result(this.pages.read(pages));
   }
 
   writePages(pages: readonly number[], bytes: Uint8Array<ArrayBuffer>): void {
     this.pages.write(pages, bytes);
   }
 
-  /** From the next batch on, run by these choices among `rows`. */
+  /** From the next batch on, select among `rows` by these choices. */
   choose(choices: Choices): void {
     this.schedule.choose(choices);
   }
 
   /**
-   * For tuning: the time in ms of ``count`` steps of a list, one after the other, all by one variant, as ``batch`` would run them. What they compute is
-   * overwritten by the next forward, but for the batch's keys and values. One call at a time.
+   * For tuning: the time in ms of ``count`` steps of a list, one after the other, all by one variant, with the sizes of
+   * ``batch``. The next forward overwrites their results, except the batch's keys and values. Only one call at a time.
    */
   async time(batch: Batch, list: string, variant: string, count: number): Promise<number> {
-    this.requireHealth();
+    this.#requireHealth();
     const dims = dimsOf(batch, this.capacity, false);
-    this.requireFit(batch, dims);
+    this.#requireFit(batch, dims);
     const steps = this.schedule.variantDispatches(list, variant, dims);
     const dispatches = Array.from({ length: count }, (_, index) => steps[index % steps.length] ?? []).flat();
     this.#stopwatch ??= new Stopwatch(this.allocator);
-    this.put(batch, dispatches, dims);
+    this.#put(batch, dispatches, dims);
     try {
       return await this.#stopwatch.time((pass) => {
         encodeDispatches(pass, dispatches);
@@ -368,17 +388,18 @@ export class Runner {
     this.open.device.destroy();
   }
 
-  private output(role: OutputRole): Result {
+  #output(role: OutputRole): Result {
     const result = this.results[role];
     if (result === undefined)
       throw new RequestError(
-        `${this.manifest.model} gives no ${role}; it ${role === "embeddings" ? "generates text" : "makes embeddings"}`,
+        `${this.manifest.model} has no output ${role}; ` +
+          `it ${role === "embeddings" ? "generates text" : "makes embeddings"}`,
       );
     return result;
   }
 
-  /** The first rows of these results, one result after the other. */
-  private async run(
+  /** Run a batch and return the sampled rows of these results, one result after the other. */
+  async #run(
     batch: Batch,
     alternatives: boolean,
     staging: Staging,
@@ -386,24 +407,24 @@ export class Runner {
     start?: number,
     end?: number,
   ): Promise<ArrayBuffer> {
-    this.requireHealth();
+    this.#requireHealth();
     const dims = dimsOf(batch, this.capacity, alternatives);
-    this.requireFit(batch, dims);
+    this.#requireFit(batch, dims);
     const { device } = this.open;
     const rows = batch.sample_rows.length;
     const encoder = device.createCommandEncoder();
-    this.encode(encoder, batch, dims, start, end);
+    this.#encode(encoder, batch, dims, start, end);
     const pieces = results.map(({ buffer, columns }): Piece => ({ source: buffer, size: rows * columns * 4 }));
     const read = rows > 0 ? staging.copy(encoder, pieces) : null;
     device.queue.submit([encoder.finish()]);
-    return this.result(read === null ? device.queue.onSubmittedWorkDone().then(() => new ArrayBuffer(0)) : read());
+    return this.#result(read === null ? device.queue.onSubmittedWorkDone().then(() => new ArrayBuffer(0)) : read());
   }
 
-  /** What comes from the device, or why it does not come. */
-  private async result<T>(reading: Promise<T>): Promise<T> {
+  /** Wait for a result of the device. Throws the error of the device if it failed. */
+  async #result<T>(reading: Promise<T>): Promise<T> {
     try {
       const value = await reading;
-      this.requireHealth();
+      this.#requireHealth();
       return value;
     } catch (error) {
       if (error instanceof NearfarError) throw error;
@@ -414,31 +435,31 @@ export class Runner {
     }
   }
 
-  private encode(encoder: GPUCommandEncoder, batch: Batch, dims: Dims, start?: number, end?: number): void {
+  #encode(encoder: GPUCommandEncoder, batch: Batch, dims: Dims, start?: number, end?: number): void {
     const dispatches = this.schedule.dispatches(dims, start, end);
-    this.put(batch, dispatches, dims);
+    this.#put(batch, dispatches, dims);
     const pass = encoder.beginComputePass();
     encodeDispatches(pass, dispatches);
     pass.end();
   }
 
-  /** Send a batch, and its sizes for the kernels that will run it. */
-  private put(batch: Batch, dispatches: readonly Dispatch[], dims: Dims): void {
+  /** Send a batch, and its sizes for the kernels that run it. */
+  #put(batch: Batch, dispatches: readonly Dispatch[], dims: Dims): void {
     this.arena.putInputs(batch, dims);
     for (const kernel of new Set(dispatches.map((dispatch) => dispatch.kernel)))
       this.arena.putUniforms(kernel.name, kernel.entry.uniforms, dims);
     this.arena.write();
   }
 
-  private requireHealth(): void {
+  #requireHealth(): void {
     if (this.#problem !== null) throw this.#problem;
   }
 
-  private requireFit(batch: Batch, dims: Dims): void {
+  #requireFit(batch: Batch, dims: Dims): void {
     for (const [dim, most] of Object.entries(this.capacity)) {
       const size = dims[dim] ?? 0;
       if (size > most)
-        throw new RequestError(`batch: ${dim} is ${size}, this runner takes at most ${most}; split the batch`, {
+        throw new RequestError(`batch: ${dim} is ${size}, this runner accepts at most ${most}; split the batch`, {
           dim,
           found: size,
           most,
@@ -447,9 +468,9 @@ export class Runner {
     const slots = this.limits.sequences;
     for (let row = 0; row < batch.sample_rows.length; row++) {
       const [slot = -1, flags = 0] = batch.sample_slots.slice(2 * row, 2 * row + 2);
-      // A row without a slot has no states that could apply to it.
+      // A row without a slot has no states.
       if (slot >= slots || slot < (flags === 0 ? -1 : 0)) {
-        throw new RequestError(`batch: slot ${slot} is none of 0 to ${slots - 1}; give each sequence one of them`, {
+        throw new RequestError(`batch: slot ${slot} is not one of 0 to ${slots - 1}; give each sequence one of them`, {
           slot,
           slots,
         });
@@ -482,7 +503,8 @@ async function requireMemory(device: GPUDevice, size: number): Promise<void> {
   const error = await device.popErrorScope();
   if (error !== null) {
     throw new DeviceError(
-      `The device has no room for the model's ${Math.ceil(size / 2 ** 20)} MiB (${error.message}); use a smaller model or context`,
+      `The device has no room for the model's ${Math.ceil(size / 2 ** 20)} MiB (${error.message}); ` +
+        "use a smaller model or context",
       {
         bytes: size,
       },

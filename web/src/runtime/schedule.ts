@@ -1,4 +1,4 @@
-// The schedule: a plan's steps made ready for a device. Steps, compiled kernels and buffers flow in; for a batch, the dispatches to encode flow out.
+// The schedule: the steps of a plan, prepared for a device. It returns the dispatches to encode for a batch.
 
 import { BundleError } from "../errors.js";
 import type { Choices } from "./choices.js";
@@ -29,17 +29,17 @@ interface ReadyStep {
   readonly rows: readonly ReadyRow[];
 }
 
-/** Finds what stands behind a name of the plan, of a weight the plane. */
+/** Finds the buffer for a name of the plan; for a weight, the buffer of its plane. */
 export type FindBinding = (name: string, plane: string | null) => GPUBindingResource | undefined;
 
 export class Schedule {
   readonly #steps: readonly ReadyStep[];
   /** The index of the first step that reads the logits. */
   readonly sample: number;
-  /** Of each step, the rows in the order in which a batch tries them. */
+  /** For each step, the rows in the order in which a batch tries them. */
   #arranged: readonly (readonly ReadyRow[])[] = [];
 
-  /** ``rows`` of each list are made ready; `choose` then says which of them run. */
+  /** Prepares ``rows`` of each list; `choose` then selects the rows that run. */
   constructor(
     device: GPUDevice,
     manifest: Manifest,
@@ -63,12 +63,15 @@ export class Schedule {
     }));
   }
 
-  /** From the next batch on, steps take their rows by these choices. */
+  /** From the next batch on, steps select their rows by these choices. */
   choose(choices: Choices): void {
     this.#arranged = this.#steps.map(({ list, rows }) => arrange(rows, list, choices));
   }
 
-  /** The dispatches of one forward, or of its steps from ``start`` to before ``end``, in order. Kernels without work are left out. */
+  /**
+   * The dispatches of one forward, or of its steps from ``start`` until before ``end``, in order. Kernels without work
+   * are left out.
+   */
   dispatches(dims: Dims, start?: number, end?: number): readonly Dispatch[] {
     return dispatchesOf(
       this.#arranged.slice(start, end).flatMap((rows) => chooseRow(rows, dims).launches),
@@ -76,7 +79,7 @@ export class Schedule {
     );
   }
 
-  /** The dispatches of a list's steps, each step's by themselves, all by one variant. */
+  /** The dispatches of a list's steps by one variant, as one list for each step. */
   variantDispatches(list: string, variant: string, dims: Dims): readonly (readonly Dispatch[])[] {
     const rows = this.#steps
       .filter((step) => step.list === list)
@@ -117,7 +120,7 @@ function bindGroup(
   const entries = kernel.entry.bindings.map(({ role, plane }, binding) => {
     const name = role === "scratch" ? `scratch.${plane ?? ""}` : (step.inputs[role] ?? step.outputs[role]);
     const resource = name === undefined ? undefined : find(name, plane);
-    // The manifest's check has found all names, of a vector with its only plane.
+    // The check of the manifest has ensured that all names exist; a vector has a single plane.
     if (resource === undefined)
       throw new BundleError(
         `manifest.json: kernel '${kernel.name}' binds '${role}' without its plane; compile the bundle again`,

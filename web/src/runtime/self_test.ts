@@ -1,46 +1,51 @@
-// The self-test: does this device compute what the reference computed? A runner and the bundle's prompt flow in; the variants that compute wrongly flow out.
+// The self-test: runs the bundle's prompt on this device, compares the results with the reference, and finds the
+// variants that compute wrongly.
 //
-// Every variant takes part in a trial of the prompt, many of them at a time: first what the device would run by itself, then round after round
-// the next row of every list. A round that is off is halved until the variant is found that is off by itself.
+// Every variant takes part in a trial of the prompt, many of them at a time: first the variants that the device runs by
+// default, then round by round the next row of every list. If a round is wrong, it is halved until the wrong variant is
+// found.
 
 import type { Batch } from "./batch.js";
 import type { Choices, Front } from "./choices.js";
 import type { SelfTestEntry, SelfTestRow } from "./manifest.js";
 import { sequenceBatch } from "./sequence_batch.js";
 
-/** What the test needs of a runner. */
+/** The interface of a runner for the test. */
 export interface TestedRunner {
   readonly numPages: number;
   /** The logits of the batch's one sampled row. */
   forwardLogits(batch: Batch): Promise<Float32Array>;
-  /** The token that the device takes for the likeliest there. */
-  likeliest(batch: Batch): Promise<number>;
+  /** The most likely token there, as the device computes it. */
+  mostLikely(batch: Batch): Promise<number>;
   choose(choices: Choices): void;
 }
 
 export interface SelfTest extends SelfTestEntry {
   readonly pageSize: number;
-  /** How far a logit may be off, relative to the largest in the test. */
+  /** The largest allowed error of a logit, relative to the largest logit in the test. */
   readonly tolerance: number;
   /** By list, the names of the variants that can run, first choice first. */
   readonly variants: ReadonlyMap<string, readonly string[]>;
-  /** What goes in front of the lists where the device is trusted. */
+  /** The rows that are tried first on a device that has passed. */
   readonly front: Front;
   readonly signal: AbortSignal;
 }
 
 export interface Verdict {
-  /** Whether the runner, as it stands now, computes right. */
+  /** Whether the runner now computes correctly. */
   readonly passed: boolean;
-  /** Variants that do not, which the runner has been told to leave alone. */
+  /** Variants that compute wrongly; the runner does not use them. */
   readonly off: ReadonlySet<string>;
-  /** The largest of those that were let pass; where none was, the least. Infinite where logits are not numbers. */
+  /**
+   * The largest error of the trials that passed; if none passed, the smallest error. Infinite if logits are not
+   * numbers.
+   */
   readonly deviation: number;
 }
 
 type Chosen = readonly [list: string, variant: string];
 
-/** Tokens that go one by one at the end of a short trial. */
+/** The number of tokens that a short trial computes one by one at its end. */
 const SHORT_TAIL = 4;
 
 /** Throws what the runner throws, and the signal's reason. */
@@ -48,9 +53,9 @@ export async function selfTest(runner: TestedRunner, test: SelfTest): Promise<Ve
   const trials = new Trials(runner, test);
   let background: readonly Chosen[] = [];
   if (!(await trials.passes("full", background))) {
-    const found = await trials.firstThatPasses(backgrounds(test.variants));
-    if (found === null) return { passed: false, off: new Set(), deviation: trials.least };
-    background = found;
+    const passing = await trials.firstThatPasses(backgrounds(test.variants));
+    if (passing === null) return { passed: false, off: new Set(), deviation: trials.least };
+    background = passing;
   }
   const off = new Set<string>();
   const rounds = Math.max(
@@ -70,8 +75,8 @@ export async function selfTest(runner: TestedRunner, test: SelfTest): Promise<Ve
 }
 
 /**
- * What may be right where the first choice is not: every list's last row, which is the plainest, then the rows before it; then the same with
- * one list of another opinion.
+ * Candidates if the first choice is wrong: the last row of every list, which is the plainest, then the rows before it;
+ * then the same with another row in one list.
  */
 function* backgrounds(variants: ReadonlyMap<string, readonly string[]>): Generator<readonly Chosen[]> {
   const most = Math.max(...[...variants.values()].map((names) => names.length));
@@ -80,9 +85,9 @@ function* backgrounds(variants: ReadonlyMap<string, readonly string[]>): Generat
   );
   yield* rounds;
   for (const round of rounds) {
-    for (const [list, taken] of round) {
+    for (const [list, current] of round) {
       for (const name of variants.get(list) ?? [])
-        if (name !== taken) yield round.map((chosen) => (chosen[0] === list ? [list, name] : chosen));
+        if (name !== current) yield round.map((chosen) => (chosen[0] === list ? [list, name] : chosen));
     }
   }
 }
@@ -97,7 +102,7 @@ function rowsOf(
   });
 }
 
-/** The trials of one test: the prompt by some variants, against the reference. */
+/** The trials of one test. Each runs the prompt by some variants and compares the results with the reference. */
 class Trials {
   largest = 0;
   least = Infinity;
@@ -118,7 +123,10 @@ class Trials {
     return null;
   }
 
-  /** The names of those among ``chosen`` that are wrong in front of ``background``, which is right. */
+  /**
+   * The names of the variants in ``chosen`` that compute wrongly. ``background`` contains correct variants for the
+   * other steps.
+   */
   async wrong(background: readonly Chosen[], chosen: readonly Chosen[]): Promise<readonly string[]> {
     if (chosen.length === 0 || (await this.passes("short", [...chosen, ...background]))) return [];
     if (chosen.length === 1) return chosen.map(([, name]) => name);
@@ -130,8 +138,8 @@ class Trials {
   }
 
   /**
-   * Run the prompt with these variants in front, and the others by the lists' own order. A short trial takes all but the last tokens at once; a
-   * full one takes all at once, and then all one by one.
+   * Run the prompt with these variants first, and the others in the order of their lists. A short trial computes all
+   * but the last tokens at once; a full trial computes all at once, and then all one by one.
    */
   async passes(
     kind: "short" | "full",
@@ -147,8 +155,8 @@ class Trials {
     const runs = kind === "full" ? [[length], ones(length)] : [[length - tail, ...ones(tail)]];
     let deviation = 0;
     for (const chunks of runs) {
-      // A trial that fails early need not go on.
-      if (deviation <= this.test.tolerance) deviation = Math.max(deviation, await this.deviation(chunks));
+      // A trial that has failed does not need the second run.
+      if (deviation <= this.test.tolerance) deviation = Math.max(deviation, await this.#deviation(chunks));
     }
     this.least = Math.min(this.least, deviation);
     if (deviation > this.test.tolerance) return false;
@@ -156,9 +164,9 @@ class Trials {
     return true;
   }
 
-  private async deviation(chunks: readonly number[]): Promise<number> {
+  async #deviation(chunks: readonly number[]): Promise<number> {
     const { prompt_ids, pageSize, signal, tolerance } = this.test;
-    const pages = this.nextPages();
+    const pages = this.#nextPages();
     let worst = 0;
     let start = 0;
     for (const chunk of chunks) {
@@ -172,13 +180,16 @@ class Trials {
       if (expected !== undefined) worst = Math.max(worst, rowDeviation(logits, expected) / this.#scale);
       if (worst > tolerance) break;
       if (start === prompt_ids.length)
-        worst = Math.max(worst, choiceDeviation(logits, await this.runner.likeliest(batch)) / this.#scale);
+        worst = Math.max(worst, choiceDeviation(logits, await this.runner.mostLikely(batch)) / this.#scale);
     }
     return worst;
   }
 
-  /** Pages that hold other tokens, or the same in other places, so that keys and values which were not written are missed. */
-  private nextPages(): readonly number[] {
+  /**
+   * Pages that hold other tokens, or the same tokens at other positions, so that missing writes of keys and values are
+   * detected.
+   */
+  #nextPages(): readonly number[] {
     const { numPages } = this.runner;
     const first = this.#count++;
     const count = Math.ceil(this.test.prompt_ids.length / this.test.pageSize);
@@ -186,14 +197,14 @@ class Trials {
   }
 }
 
-/** How far a row of logits is off, in logits. */
+/** The largest error of a row of logits, in logits. */
 function rowDeviation(logits: Float32Array, { token_ids, logits: expected, logsumexp }: SelfTestRow): number {
   const differences = token_ids.map((token, index) => Math.abs((logits[token] ?? NaN) - (expected[index] ?? NaN)));
   const worst = Math.max(...differences, Math.abs(logSumExp(logits) - logsumexp));
   return Number.isNaN(worst) ? Infinity : worst;
 }
 
-/** How far the logit of the token that was chosen is below the largest. */
+/** The difference between the largest logit and the logit of the chosen token. */
 function choiceDeviation(logits: Float32Array, chosen: number): number {
   const below = largestOf(logits) - (logits[chosen] ?? NaN);
   return Number.isNaN(below) ? Infinity : below;

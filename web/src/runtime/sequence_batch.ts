@@ -1,9 +1,12 @@
-// A batch of one sequence, for what the runtime asks of itself (self-test and tuning) and for embeddings. Tokens and their place flow in, a batch flows out.
+// Builds batches of single sequences, for the self-test, tuning and embeddings.
 
 import type { Batch } from "./batch.js";
-import { settingsRow } from "./batch.js";
+import { emptyBatch, settingsRow } from "./batch.js";
 
-/** New tokens of one sequence that follow ``start`` cached ones and lie in ``pages``; with ``sample``, the token after the last is wanted. */
+/**
+ * A batch of new tokens of one sequence, which follow ``start`` cached tokens in ``pages``. ``sample``: whether to
+ * sample the token after the last one.
+ */
 export function sequenceBatch(
   tokenIds: readonly number[],
   start: number,
@@ -27,19 +30,9 @@ export function sequenceBatch(
   };
 }
 
-/** The batches of several sequences as one. */
+/** Joins the batches of several sequences. */
 export function joinBatches(batches: readonly Batch[]): Batch {
-  const joined = {
-    token_ids: [] as number[],
-    positions: [] as number[],
-    slots: [] as number[],
-    seq_starts: [0],
-    page_indptr: [0],
-    page_ids: [] as number[],
-    sample_rows: [] as number[],
-    sample_slots: [] as number[],
-    sample_settings: [] as number[],
-  };
+  const joined = emptyBatch();
   for (const batch of batches) {
     joined.sample_rows.push(...batch.sample_rows.map((row) => joined.token_ids.length + row));
     for (const name of ["token_ids", "positions", "slots", "page_ids", "sample_slots", "sample_settings"] as const)

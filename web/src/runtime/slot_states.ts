@@ -1,4 +1,4 @@
-// What is kept for each sequence slot on the device: token counts, logit bias and token mask. A slot and its values flow in.
+// The states of each sequence slot on the device: token counts, logit bias and token mask.
 
 import { BundleError, RequestError } from "../errors.js";
 import type { Allocator } from "./allocator.js";
@@ -17,7 +17,7 @@ export class SlotStates {
     private readonly buffers: ReadonlyMap<string, GPUBuffer>,
   ) {}
 
-  /** Set a slot's values; null for zeros. Throws RequestError for a slot or a number of values that it has not. */
+  /** Set a slot's values; null for zeros. Throws RequestError for an unknown slot or a wrong number of values. */
   set(name: SlotState, slot: number, values: Int32Array<ArrayBuffer> | Float32Array<ArrayBuffer> | null): void {
     const entry = planOf(this.manifest).states[name];
     const buffer = this.buffers.get(name);
@@ -26,9 +26,9 @@ export class SlotStates {
     const slots = this.capacity.N ?? 0;
     const length = elements(entry.shape.slice(1), this.capacity);
     if (!Number.isInteger(slot) || slot < 0 || slot >= slots)
-      throw new RequestError(`${name}: slot ${slot} is none of 0 to ${slots - 1}`, { slot });
+      throw new RequestError(`${name}: slot ${slot} is not one of 0 to ${slots - 1}`, { slot });
     if (values !== null && values.length !== length) {
-      throw new RequestError(`${name}: ${values.length} values are given, a slot has ${length}`, {
+      throw new RequestError(`${name}: ${values.length} values do not fit a slot of ${length}`, {
         found: values.length,
         expected: length,
       });

@@ -1,4 +1,4 @@
-// Where a bundle's files come from. A file's name flows in, a stream of its bytes flows out; what is wrong with the bytes is read_file.ts's.
+// The source of a bundle's files: opens streams of bytes by file name. read_file.ts checks the bytes.
 
 import { BundleError, messageOf } from "../errors.js";
 import { parseContentRange } from "./content_range.js";
@@ -6,17 +6,20 @@ import { wrongSize } from "./read_file.js";
 
 export type Bytes = Uint8Array<ArrayBuffer>;
 
-/** ``size`` in bytes and ``sha256`` in hexadecimal are checked where they are given. */
+/** ``size`` in bytes and ``sha256`` in hexadecimal are checked if they are present. */
 export interface Expected {
   readonly file: string;
   readonly size?: number;
   readonly sha256?: string;
 }
 
-/** Told how many bytes have just come, and from where. Less than zero takes back bytes that proved damaged. */
+/**
+ * Called with the number of bytes that have just arrived, and their origin. A negative number subtracts bytes that were
+ * damaged.
+ */
 export type OnBytes = (count: number, origin: "network" | "store") => void;
 
-/** A file's bytes from ``start`` on. ``etag`` is its version, where the server names one that stands for equal bytes. */
+/** A file's bytes from ``start`` on. ``etag`` is the file's version, if the server sends a strong ETag. */
 export interface Part {
   readonly stream: ReadableStream<Uint8Array>;
   readonly start: number;
@@ -24,36 +27,42 @@ export interface Part {
 }
 
 export interface Source {
-  /** For messages: the address of the bundle's folder. */
+  /** The address of the bundle's folder, for messages. */
   readonly location: string;
-  /** Throws BundleError where the file cannot be had, and the signal's reason when it is aborted. */
+  /** Throws BundleError if the file cannot be opened, and the signal's reason when it is aborted. */
   open(file: string, signal: AbortSignal): Promise<ReadableStream<Uint8Array>>;
-  /** From byte ``offset`` of the version ``etag`` on, or from the start where that cannot be had. For files that the caller keeps itself. */
+  /**
+   * Opens a file from byte ``offset`` of the version ``etag`` on, or from the start if that is not possible. For files
+   * that the caller stores itself.
+   */
   openAt?(file: string, offset: number, etag: string | null, signal: AbortSignal): Promise<Part>;
-  /** Throws BundleError if the file is missing or, as far as headers tell, has another size; cheap, because a load checks all files before it starts. */
+  /**
+   * Throws BundleError if the file is missing or, according to the headers, has another size. It must be fast, because
+   * a load checks all files before it starts.
+   */
   check?(expected: Expected, signal: AbortSignal): Promise<void>;
-  /** The file whole and checked, of a source that sees to that itself: `readFile` leaves it all to this. */
+  /** Reads the complete file and checks it, for a source that does this itself. `readFile` then only calls this. */
   read?(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes>;
 }
 
-/** The address of a bundle's folder, in the form by which it is known. Throws BundleError where it is none. */
+/** The normalised address of a bundle's folder. Throws BundleError if it is not an address. */
 export function bundleAddress(url: string | URL): URL {
   const base = baseAddress();
   let address: URL;
   try {
     address = new URL(url, base);
   } catch (error) {
-    const start =
+    const advice =
       base === undefined
-        ? "here it starts with https:// or http://; a folder on this machine can be given as a source"
+        ? "here it must start with https:// or http://; pass a folder on this machine as a source"
         : "correct it";
     throw new BundleError(
-      `'${String(url)}' is no address of a bundle's folder; ${start}`,
+      `'${String(url)}' is not the address of a bundle's folder; ${advice}`,
       { address: String(url) },
       { cause: error },
     );
   }
-  // Without the slash a relative name would replace the folder's own.
+  // Without the slash, a relative name would replace the folder's name.
   if (!address.pathname.endsWith("/")) address.pathname += "/";
   address.hash = "";
   return address;
@@ -64,10 +73,10 @@ export function httpSource(url: string | URL): Source {
   const base = bundleAddress(url);
   const request = async (file: string, init: RequestInit & { readonly signal: AbortSignal }): Promise<Response> => {
     const address = new URL(file, base);
-    // The query carries what a host asks for, such as a signature.
+    // The query contains what a host requires, such as a signature.
     if (address.search === "") address.search = base.search;
     const response = await fetched(address.href, file, init);
-    // 416: there is no such range of the file, so it is asked for whole.
+    // 416: the file does not have this range, so the caller requests the entire file.
     if (response.ok || (response.status === 416 && init.headers !== undefined)) return response;
     throw new BundleError(
       `${file}: ${address.href} answers ${response.status} ${response.statusText}; check that the bundle is there`,
@@ -77,7 +86,7 @@ export function httpSource(url: string | URL): Source {
   return {
     location: base.href,
     async check({ file, size }, signal) {
-      // Some hosts answer HEAD differently, so a refusal is only believed of GET.
+      // Some hosts answer HEAD differently, so only a refusal of GET counts.
       for (const method of ["HEAD", "GET"]) {
         try {
           const response = await request(file, { signal, cache: "no-store", method });
@@ -91,13 +100,14 @@ export function httpSource(url: string | URL): Source {
       }
     },
     async open(file, signal) {
-      // A copy in the browser's cache may be older than the manifest, so the server is asked whether it is still good.
+      // A copy in the browser's cache may be older than the manifest, so it is validated with the server.
       return bodyOf(await request(file, { signal, cache: "no-cache" }));
     },
     async openAt(file, offset, etag, signal) {
       if (offset > 0) {
         const headers: Record<string, string> = { Range: `bytes=${offset}-` };
-        // From another origin this header would cost a preflight, which few hosts answer; the SHA-256 finds what it would have found.
+        // For another origin this header would cost a preflight request, which few hosts answer; the SHA-256 detects a
+        // changed file anyway.
         if (etag !== null && typeof location !== "undefined" && base.origin === location.origin)
           headers["If-Range"] = etag;
         const response = await request(file, { signal, cache: "no-store", headers });
@@ -112,7 +122,7 @@ export function httpSource(url: string | URL): Source {
   };
 }
 
-/** What a relative address starts from: the page, in a worker its script, in Node nothing. */
+/** The base of relative addresses: the page; in a worker its script; in Node none. */
 function baseAddress(): string | undefined {
   if (typeof document !== "undefined") return document.baseURI;
   return typeof location === "undefined" ? undefined : location.href;
@@ -128,14 +138,18 @@ async function fetched(
   } catch (error) {
     init.signal.throwIfAborted();
     throw new BundleError(
-      `${file}: ${address} cannot be fetched (${messageOf(error)}); check the connection, and that the host allows this page's origin`,
+      `${file}: ${address} cannot be fetched (${messageOf(error)}); ` +
+        "check the connection, and that the host allows this page's origin",
       { file },
       { cause: error },
     );
   }
 }
 
-/** The file's bytes; null if the headers do not tell, because of compression or because another origin hides it. */
+/**
+ * The length of the file in bytes; null if the headers do not contain it, because of compression or because another
+ * origin hides it.
+ */
 function lengthOf({ headers, type }: Response): number | null {
   const length = headers.get("Content-Length");
   return length === null || type === "cors" || headers.has("Content-Encoding") ? null : Number(length);
@@ -147,12 +161,12 @@ function bodyOf(response: Response): ReadableStream<Uint8Array> {
 
 function startsAt(response: Response, offset: number): boolean {
   const header = response.headers.get("Content-Range");
-  // Another origin's server has to allow that a page sees this header, and few do.
+  // A server of another origin must allow pages to read this header, and few servers do.
   if (header === null) return response.type === "cors";
   return parseContentRange(header)?.start === offset;
 }
 
-/** A weak ETag may stand for different bytes of the same meaning. */
+/** A weak ETag may refer to different bytes of the same meaning, so it does not count. */
 function etagOf(response: Response): string | null {
   const etag = response.headers.get("ETag");
   return etag === null || etag.startsWith("W/") ? null : etag;

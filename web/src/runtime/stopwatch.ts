@@ -1,5 +1,5 @@
-// A stopwatch for the GPU. A compute pass flows in, its time in milliseconds flows out: by the device's own clock where it has "timestamp-query", else by
-// the host's, less what an empty pass takes.
+// Measures the time of a compute pass on the GPU in milliseconds: by the device's own clock if it has
+// "timestamp-query", otherwise by the host's clock, less the time of an empty pass.
 
 import type { Allocator } from "./allocator.js";
 import { BUFFER_USAGE, MAP_MODE } from "./gpu_flags.js";
@@ -32,14 +32,14 @@ export class Stopwatch {
 
   /** The pass is submitted before this returns. One call at a time. */
   async time(encode: Encode): Promise<number> {
-    const byDevice = this.#timestamps === null ? null : await this.byDevice(this.#timestamps, encode);
-    // Some drivers offer the clock and leave it at zero.
+    const byDevice = this.#timestamps === null ? null : await this.#byDevice(this.#timestamps, encode);
+    // Some drivers offer the clock but leave it at zero.
     if (byDevice !== null && byDevice > 0) return byDevice;
-    this.#emptyMs ??= Math.min(await this.byHost(nothing), await this.byHost(nothing));
-    return Math.max((await this.byHost(encode)) - this.#emptyMs, 0);
+    this.#emptyMs ??= Math.min(await this.#byHost(nothing), await this.#byHost(nothing));
+    return Math.max((await this.#byHost(encode)) - this.#emptyMs, 0);
   }
 
-  private async byDevice({ queries, resolved, staging }: Timestamps, encode: Encode): Promise<number> {
+  async #byDevice({ queries, resolved, staging }: Timestamps, encode: Encode): Promise<number> {
     const { device } = this.allocator;
     const encoder = device.createCommandEncoder();
     const pass = encoder.beginComputePass({
@@ -56,7 +56,7 @@ export class Stopwatch {
     return Number(end - start) / 1e6;
   }
 
-  private async byHost(encode: Encode): Promise<number> {
+  async #byHost(encode: Encode): Promise<number> {
     const { device } = this.allocator;
     const encoder = device.createCommandEncoder();
     const pass = encoder.beginComputePass();

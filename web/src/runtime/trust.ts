@@ -1,5 +1,5 @@
-// Trust: a runner that has been found to compute right on this device. A bundle and its options flow in; a runner flows out that has passed the
-// bundle's self-test, now or on an earlier load, with the variants that did not pass switched off, or else an error.
+// Opens a runner that computes correctly on this device: it has passed the bundle's self-test, now or on an earlier
+// load. Variants that did not pass are switched off.
 
 import { BundleError, DeviceError } from "../errors.js";
 import { unlessAborted } from "./abort.js";
@@ -22,23 +22,29 @@ import { rememberedTuning, shippedTuning } from "./tuning_record.js";
 import type { ActivationDtype } from "./variants.js";
 
 export interface TrustOptions extends DeviceOptions {
-  /** When the self-test runs: by default once for a bundle on this adapter, browser and version. */
+  /** When the self-test runs. By default it runs once for each bundle, adapter and browser version. */
   readonly selfTest?: "first-load" | "always" | "never" | undefined;
-  /** Whether variants are timed in the background, where no record of the adapter is there yet. By default on GPUs, not where WebGPU runs on the CPU. */
+  /**
+   * Whether variants are timed in the background if the adapter has no record yet. By default true, except if WebGPU
+   * runs on the CPU.
+   */
   readonly tuning?: boolean | undefined;
-  /** Where what was found out is kept; in the browser by default. */
+  /** Where the results are stored; by default in the browser. */
   readonly notes?: Notes | undefined;
 }
 
 export interface SelfTestInfo {
-  /** "untested": the bundle has no self-test, or it was not to run. */
+  /** "untested": the bundle has no self-test, or it was switched off. */
   readonly state: "passed" | "passed-with-switched-off" | "untested";
-  /** Variants that this device computes wrongly or refuses, and "float16" where no way is right with float16 activations. They do not run. */
+  /**
+   * Variants that this device computes wrongly or refuses, and "float16" if float16 activations are always wrong. They
+   * do not run.
+   */
   readonly switchedOff: readonly string[];
-  /** How far a logit was off at most, relative to the largest; null where nothing was tested. */
+  /** The largest error of a logit, relative to the largest logit; null if nothing was tested. */
   readonly largestDeviation: number | null;
   readonly durationMs: number;
-  /** The test ran on an earlier load. */
+  /** Whether the test ran on an earlier load. */
   readonly remembered: boolean;
 }
 
@@ -48,7 +54,7 @@ export interface TrustedRunner {
   readonly selfTest: SelfTestInfo;
   readonly choices: Choices;
   readonly tuning: TuningEntry | null;
-  /** Where the device's tuning is kept; null where it is not to be measured. */
+  /** Where the device's tuning is stored; null if it is not to be measured. */
   readonly tuningNote: Note | null;
 }
 
@@ -57,10 +63,10 @@ export interface Note {
   write(value: unknown): Promise<void>;
 }
 
-/** What is kept of a self-test. */
+/** The stored result of a self-test. */
 interface Remembered {
   readonly activation: ActivationDtype;
-  /** Whether alternatives were tested too, which run only where tuning prefers them. */
+  /** Whether alternatives were tested too, which run only if tuning prefers them. */
   readonly complete: boolean;
   readonly switchedOff: readonly string[];
   readonly largestDeviation: number;
@@ -75,7 +81,10 @@ const UNTESTED: SelfTestInfo = {
   remembered: false,
 };
 
-/** ``onTest`` is told when the self-test starts. Throws BundleError, DeviceError (also where every way to run the bundle is wrong), or the signal's reason. */
+/**
+ * ``onTest`` is called when the self-test starts. Throws BundleError, DeviceError (also if this device computes the
+ * bundle wrongly with all variants), or the signal's reason.
+ */
 export async function openTrusted(
   bundle: Bundle,
   options: TrustOptions,
@@ -85,13 +94,13 @@ export async function openTrusted(
   const { manifest } = bundle;
   const { selfTest: when = "first-load", notes = browserNotes() } = options;
   const test = when === "never" ? null : manifest.self_test;
-  // Activation dtypes that are wrong here, by how much.
+  // Activation dtypes that this device computes wrongly, with their errors.
   const without = new Map<ActivationDtype, number>();
   let trustsNotes = when === "first-load" && test !== null;
-  // Without tuning, only what runs by itself is tested, and the rest where that is wrong.
+  // Without tuning, only the variants that run by default are tested, and the others if those are wrong.
   let alternatives = false;
   for (let tries = 0; ; tries++) {
-    // A device takes its adapter with it, so each try has its own. Bytes that come again have been counted.
+    // An adapter can open only one device, so each try has its own. The first try has counted the bytes.
     const adapter = tries === 0 && options.adapter !== undefined ? options.adapter : await findAdapter(options.gpu);
     const rest = tries === 0 ? runnerOptions : { ...runnerOptions, onBytes: nothing, onKernel: nothing };
     const note = await noteOf(notes, manifest, adapterEntry(adapter.info));
@@ -101,7 +110,7 @@ export async function openTrusted(
     };
     const mayTune = options.tuning ?? !adapter.info.isFallbackAdapter;
     const noted = trustsNotes ? asRemembered(await note("self-test").read(), manifest) : null;
-    // Tuning would choose among variants that nobody has tested.
+    // Tuning would choose among untested variants.
     const remembered =
       noted !== null && !noted.complete && mayTune && (await tuningOf(noted.activation)) === null ? null : noted;
     const dtypes = manifest.activations.map(({ dtype }) => dtype);
@@ -126,7 +135,8 @@ export async function openTrusted(
     } catch (error) {
       const isRefusal = error instanceof DeviceError && "kernel" in error.details;
       if (!isRefusal || (complete && isLast)) throw error;
-      // The one way that was to run is refused, as by a driver that the notes know nothing of: others may be taken. Or all ways of a dtype are.
+      // The device refused the variants that were to run, for example because of a new driver: others may run. Or it
+      // refused all variants of a dtype.
       if (complete) without.set(activation, Infinity);
       trustsNotes = false;
       alternatives = true;
@@ -142,15 +152,15 @@ export async function openTrusted(
     if (verdict.passed) {
       const off = new Set([...verdict.off, ...runner.refused]);
       const switchedOff = [...without.keys(), ...off];
-      const found: Remembered = {
+      const result: Remembered = {
         activation,
         complete,
         switchedOff,
         largestDeviation: verdict.deviation,
         durationMs: performance.now() - start,
       };
-      await note("self-test").write(found);
-      return { ...opened, choices: { off, front: before.front }, selfTest: infoOf(found, false) };
+      await note("self-test").write(result);
+      return { ...opened, choices: { off, front: before.front }, selfTest: infoOf(result, false) };
     }
     runner.destroy();
     trustsNotes = false;
@@ -163,7 +173,7 @@ export async function openTrusted(
   }
 }
 
-/** Frees the runner where the test cannot end. */
+/** Frees the runner if the test fails with an error. */
 async function verdictOf(
   { runner, device }: Pick<TrustedRunner, "runner" | "device">,
   test: SelfTestEntry,
@@ -191,12 +201,12 @@ async function verdictOf(
   }
 }
 
-/** A runner as the self-test wants it. */
+/** A runner with the interface of the self-test. */
 function testable(runner: Runner): TestedRunner {
   return {
     numPages: runner.limits.pages,
     forwardLogits: (batch) => runner.forwardLogits(batch),
-    likeliest: async (batch) => (await runner.submit(batch)).tokenIds[0] ?? -1,
+    mostLikely: async (batch) => (await runner.submit(batch)).tokenIds[0] ?? -1,
     choose: (choices) => {
       runner.choose(choices);
     },
@@ -218,7 +228,10 @@ function asRemembered(note: unknown, manifest: Manifest): Remembered | null {
   return manifest.activations.some(({ dtype }) => dtype === remembered?.activation) ? (remembered ?? null) : null;
 }
 
-/** Notes about one bundle on one adapter in one version of the browser: a new driver mostly comes with one of these, and a new bundle always does. */
+/**
+ * Notes about one bundle on one adapter in one version of the browser. A new driver usually changes one of these, and a
+ * new bundle always does.
+ */
 async function noteOf(notes: Notes, manifest: Manifest, adapter: AdapterEntry): Promise<(subject: string) => Note> {
   const bundle = await bundleId(manifest);
   const browser = typeof navigator === "undefined" ? "" : navigator.userAgent;
@@ -233,13 +246,15 @@ function wrongDevice(
   without: ReadonlyMap<ActivationDtype, number>,
   tolerances: Readonly<Record<string, number>>,
 ): DeviceError {
-  const found = [...without].map(([dtype, deviation]) => {
+  const deviations = [...without].map(([dtype, deviation]) => {
     const off = Number.isFinite(deviation) ? `off by ${(100 * deviation).toPrecision(3)} %` : "not numbers";
-    return `with ${dtype} activations logits are ${off}, at most ${(100 * (tolerances[dtype] ?? 0)).toPrecision(3)} % is rounding`;
+    const allowed = (100 * (tolerances[dtype] ?? 0)).toPrecision(3);
+    return `with ${dtype} activations logits are ${off}, at most ${allowed} % is rounding`;
   });
   const largestDeviation = Math.max(...without.values());
   return new DeviceError(
-    `${adapter}: this device computes the model wrongly (${found.join("; ")}); update the browser and the graphics driver, or use another device`,
+    `${adapter}: this device computes the model wrongly (${deviations.join("; ")}); ` +
+      "update the browser and the graphics driver, or use another device",
     {
       adapter,
       activations: [...without.keys()],
@@ -249,5 +264,5 @@ function wrongDevice(
 }
 
 function nothing(): void {
-  // What was counted stays.
+  // The first try has counted everything.
 }

@@ -1,7 +1,8 @@
-// Tuning: which variant of a list is fastest on this device? A runner flows in; for each list, rows that go in front of its own flow out.
+// Tuning: measures which variant of each list is fastest on this device, and returns the rows to try before the list's
+// own rows.
 //
-// Measured with the bundle's own weights, one layer after the other, so that caches help as much as in a forward. Each slice of work on the device is
-// short, so that answers and the page's own drawing come in between.
+// It measures with the bundle's own weights, one layer after the other, so that caches have the same effect as in a
+// forward. Each slice of work on the device is short, so that answers and the page's drawing can run in between.
 
 import type { Batch } from "./batch.js";
 import type { Choices } from "./choices.js";
@@ -14,7 +15,7 @@ import { planOf } from "./plan.js";
 import { sequenceBatch } from "./sequence_batch.js";
 import { chooseRow } from "./variants.js";
 
-/** What tuning needs of a runner. */
+/** The interface of a runner for tuning. */
 export interface TimedRunner {
   readonly manifest: Pick<Manifest, "plans" | "embedding" | "context" | "page_size">;
   readonly rows: ReadonlyMap<string, readonly VariantEntry[]>;
@@ -24,53 +25,56 @@ export interface TimedRunner {
 
 export interface TuneOptions {
   readonly choices: Choices;
-  /** A page of the pool whose keys and values nobody needs while tuning works. */
+  /** A page of the pool that no sequence uses during tuning. */
   readonly page: number;
-  /** Resolves when the device has nothing else to do. */
+  /** Resolves when the device has no other work. */
   readonly idle: () => Promise<void>;
   readonly signal: AbortSignal;
 }
 
-/** A size at which variants are compared, and where the fastest is then preferred. */
+/** A size at which variants are compared, and the condition under which the fastest one is then preferred. */
 interface Point {
   readonly tokens: number;
   readonly context: number;
   readonly when: Condition;
 }
 
-/** The time that the device works for tuning, in all. */
+/** The total time of tuning on the device. */
 const BUDGET_MS = 2000;
 const SLICE_MS = 10;
 const MOST_STEPS = 256;
-/** Less than this is not worth to depart from the compiler's choice, and may be chance. */
+/** A variant must be faster by this factor; smaller differences may be chance. */
 const GAIN = 0.95;
-/** A variant that takes so many times as long at first is not measured further. */
+/** A variant that takes this many times as long in its first run is not measured again. */
 const HOPELESS = 4;
-/** Browsers round the device's clock to this. */
+/** Browsers round the device's clock to this value. */
 const CLOCK_MS = 0.1;
 const SHORT_CONTEXT = 256;
 
-/** Throws what the runner throws, and the signal's reason. What has not been measured within the budget stays as it is. */
+/**
+ * Throws what the runner throws, and the signal's reason. Lists that have not been measured within the budget are not
+ * changed.
+ */
 export async function tune(
   runner: TimedRunner,
   options: TuneOptions,
 ): Promise<Readonly<Record<string, readonly TunedRow[]>>> {
-  const found: Record<string, TunedRow[]> = {};
+  const tuned: Record<string, TunedRow[]> = {};
   const stopwatch = new Slices(runner, options);
   const work = [...runner.rows].flatMap(([list, rows]) =>
     points(runner.manifest, list, rows).map((point) => ({ list, rows, point })),
   );
-  // Single tokens first: most of the time goes there.
+  // Single tokens first, because they take most of the time.
   work.sort((a, b) => a.point.tokens - b.point.tokens);
   for (const { list, rows, point } of work) {
     if (stopwatch.spentMs > BUDGET_MS) break;
     const variant = await fastest(stopwatch, list, rows, point, runner, options);
-    if (variant !== null) (found[list] ??= []).push({ when: point.when, variant });
+    if (variant !== null) (tuned[list] ??= []).push({ when: point.when, variant });
   }
-  return found;
+  return tuned;
 }
 
-/** The variant that is faster at this point than the one which would run, or null. */
+/** The variant that is faster at this point than the default one, or null. */
 async function fastest(
   stopwatch: Slices,
   list: string,
@@ -87,7 +91,7 @@ async function fastest(
   if (names.length < 2) return null;
   const times = new Map<string, number>();
   for (const name of names) {
-    // The first run warms up, and says how many make a slice.
+    // The first run warms up, and shows how many runs fit into a slice.
     const once = await stopwatch.perStep(batch, list, name, 1);
     if (once <= HOPELESS * Math.max(Math.min(...times.values()), CLOCK_MS)) times.set(name, once);
   }
@@ -110,7 +114,7 @@ class Slices {
     private readonly options: TuneOptions,
   ) {}
 
-  /** Milliseconds a step; ``before`` is what an earlier run took, of which the shorter counts. */
+  /** The milliseconds for one step: the minimum of this run and ``before``, the time of an earlier run. */
   async perStep(batch: Batch, list: string, variant: string, count: number, before = Infinity): Promise<number> {
     await this.options.idle();
     this.options.signal.throwIfAborted();
@@ -121,7 +125,10 @@ class Slices {
   }
 }
 
-/** Where a list is measured: at one token and at a prefill's chunk, and if it goes by the context's length, at a short and at the longest. */
+/**
+ * The points at which a list is measured: one token and a prefill chunk, and if its rows depend on the context length,
+ * a short and the longest context.
+ */
 function points(manifest: TimedRunner["manifest"], list: string, rows: readonly VariantEntry[]): readonly Point[] {
   if (new Set(rows.map(variantName)).size < 2) return [];
   const { context } = manifest;
@@ -146,7 +153,7 @@ function points(manifest: TimedRunner["manifest"], list: string, rows: readonly 
   ]);
 }
 
-/** The last tokens of a context: it reads the pool's pages and writes to ``page`` alone. */
+/** A batch of the last tokens of a context. It reads the pool's pages and writes only to ``page``. */
 function batchOf({ tokens, context }: Point, pageSize: number, page: number): Batch {
   const start = context - tokens;
   const firstWritten = Math.floor(start / pageSize);

@@ -1,4 +1,4 @@
-// Tuning records: what was measured on an adapter. Records flow in, the one for this device flows out.
+// Tuning records: the measurements on an adapter. These functions find the record for this device.
 
 import type { OpenDevice } from "./device.js";
 import type { AdapterEntry, TuningEntry } from "./manifest.js";
@@ -7,7 +7,10 @@ type Device = Pick<OpenDevice, "activation" | "adapterEntry">;
 
 const PARTS = ["vendor", "architecture", "device", "description"] as const satisfies readonly (keyof AdapterEntry)[];
 
-/** The record whose adapter's every given part is this one's; of several the one that gives most. One that gives no part is of no adapter. */
+/**
+ * The record whose adapter parts all equal those of this device, except empty ones. If several records match, the one
+ * with the most parts. A record without any part matches no adapter.
+ */
 export function shippedTuning(
   records: readonly TuningEntry[],
   { activation, adapterEntry }: Device,

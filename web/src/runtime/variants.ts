@@ -1,5 +1,5 @@
-// Which kernel runs a step. The manifest's rows, the chosen activation dtype and the device's features flow in; the rows that can run flow out,
-// and for one batch the first of them whose condition holds.
+// Selects the kernels of a step: the manifest's rows that this device can run, and for one batch the first of them
+// whose condition holds.
 
 import type { DeviceError } from "../errors.js";
 import { BundleError } from "../errors.js";
@@ -12,7 +12,7 @@ import { planOf } from "./plan.js";
 
 export type ActivationDtype = ActivationEntry["dtype"];
 
-/** The rows of a list that this device can run, in their order. Throws BundleError where there are none. */
+/** The rows of a list that this device can run, in their order. Throws BundleError if there are none. */
 export function usableRows(
   manifest: Manifest,
   list: string,
@@ -35,7 +35,10 @@ export function usableRows(
   return rows;
 }
 
-/** The rows of all lists of a plan, by list: all that the device can run, or those to which a batch comes under ``choices``. */
+/**
+ * The rows of all lists of a plan, by list: all rows that the device can run, or those that a batch can reach under
+ * ``choices``.
+ */
 export function selectRows(
   manifest: Manifest,
   activation: ActivationDtype,
@@ -46,32 +49,32 @@ export function selectRows(
   return new Map(
     [...lists].map((list) => {
       const rows = usableRows(manifest, list, activation, features);
-      const wanted = choices === null ? rows : arrange(rows, list, choices);
-      const names = new Set(wanted.map(variantName));
+      const selected = choices === null ? rows : arrange(rows, list, choices);
+      const names = new Set(selected.map(variantName));
       return [list, rows.filter((row) => names.has(variantName(row)))] as const;
     }),
   );
 }
 
-/** The rows of which no kernel was refused. Throws the refusal where it leaves a list without any. */
+/** The rows without refused kernels. Throws the refusal if a list has no rows left. */
 export function rowsWithout(
   rows: ReadonlyMap<string, readonly VariantEntry[]>,
   refused: ReadonlyMap<string, DeviceError>,
 ): ReadonlyMap<string, readonly VariantEntry[]> {
   return new Map(
     [...rows].map(([list, all]) => {
-      const taken = all.filter(({ kernels }) => !kernels.some((name) => refused.has(name)));
+      const remaining = all.filter(({ kernels }) => !kernels.some((name) => refused.has(name)));
       const refusal =
-        taken.length > 0
+        remaining.length > 0
           ? undefined
           : all.flatMap(({ kernels }) => kernels.flatMap((name) => refused.get(name) ?? []))[0];
       if (refusal !== undefined) throw refusal;
-      return [list, taken] as const;
+      return [list, remaining] as const;
     }),
   );
 }
 
-/** The first row that fits the batch. Throws BundleError where none does. */
+/** The first row that fits the batch. Throws BundleError if no row fits. */
 export function chooseRow<Row extends Pick<VariantEntry, "when">>(rows: readonly Row[], dims: Dims): Row {
   const row = rows.find(({ when }) => holds(when, dims));
   if (row === undefined) {

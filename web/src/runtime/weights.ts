@@ -1,5 +1,6 @@
-// Weights. A bundle's shards flow in, checked one by one; one GPU buffer for each plane of each weight flows out. A shard's bytes are let go once
-// they are on the device, so the host holds a few shards at a time and never the model.
+// Loads the weights: reads and checks the shards one by one, and fills a GPU buffer for each plane of each weight. A
+// shard's bytes are released when they are on the device, so the host holds a few shards at a time and never the entire
+// model.
 
 import type { Allocator } from "./allocator.js";
 import type { Manifest, PlaneEntry } from "./manifest.js";
@@ -7,10 +8,10 @@ import type { Bytes } from "./read_file.js";
 import { inParallel, readFile } from "./read_file.js";
 import type { OnBytes, Source } from "./source.js";
 
-// Shards in memory at a time.
+// The number of shards in memory at a time.
 const SHARDS = 4;
 
-/** Names a weight's plane among all planes. */
+/** The name of a weight's plane among all planes. */
 export function planeKey(weight: string, plane: string): string {
   return `${weight}:${plane}`;
 }
@@ -60,7 +61,8 @@ function planesByShard(manifest: Manifest): readonly (readonly [string, PlaneEnt
 }
 
 function upload(device: GPUDevice, buffer: GPUBuffer, bytes: Bytes, plane: PlaneEntry): void {
-  // A write covers whole 32-bit words; of an odd number of float16 the last bytes go by themselves, filled up with zeros.
+  // Writes consist of 32-bit words. If the number of float16 values is odd, the last one is written separately and
+  // padded with zeros.
   const whole = plane.size - (plane.size % 4);
   device.queue.writeBuffer(buffer, 0, bytes, plane.offset, whole);
   if (whole < plane.size) {

@@ -1,7 +1,8 @@
-// The store of bundles in this origin's file system. Two folders: files/, each named by its SHA-256, so that bundles share what they have in
-// common; and bundles/, one record for each address, which says what of files/ belongs to it.
+// The store of bundles in this origin's file system. It has two folders. files/ holds files named by their SHA-256, so
+// that bundles share equal files. bundles/ holds one record for each address, which lists the files of the bundle.
 //
-// A load holds its bundle's lock together with other loads; who deletes needs it alone. Records are read and written under one lock, the index's.
+// A load holds a shared lock on its bundle; deleting the bundle needs the exclusive lock. Records are read and written
+// under one lock, the lock of the index.
 
 import { StorageError } from "../errors.js";
 import { filesToLoad } from "../runtime/bundle.js";
@@ -19,24 +20,30 @@ import { StoredFile } from "./stored_file.js";
 const FILES = "files";
 const BUNDLES = "bundles";
 
-/** What is stored of one bundle. */
+/** The stored part of one bundle. */
 export interface StoredBundle {
   readonly url: string;
   readonly model: string;
-  /** On this device. What two bundles share counts for each. */
+  /** The size on this device. Files that two bundles share count for each of them. */
   readonly bytes: number;
-  /** It was loaded to its end, and all of it is here: it loads without a network. */
+  /** Whether the bundle was loaded completely and all of its files are stored, so that it loads without a network. */
   readonly complete: boolean;
   readonly lastUsed: Date;
 }
 
-/** ``size`` in bytes is null for kernels, whose size no manifest tells; a device needs only some of them. */
+/**
+ * ``size`` in bytes is null for kernels, because manifests do not contain their sizes; a device needs only some of
+ * them.
+ */
 interface FileReference {
   readonly sha256: string;
   readonly size: number | null;
 }
 
-/** ``files`` are those of the newest manifest, ``older`` those of manifests before it. ``manifest`` is the SHA-256 of the last one loaded to its end. */
+/**
+ * ``files`` are the files of the newest manifest, ``older`` those of earlier manifests only. ``manifest`` is the
+ * SHA-256 of the last manifest that was loaded completely.
+ */
 interface BundleRecord {
   readonly url: string;
   readonly model: string;
@@ -54,7 +61,7 @@ export class BundleStore {
     private readonly locks: LockManager,
   ) {}
 
-  /** The store of this name; null where this browser, or its private mode, has no such file system or no locks. */
+  /** The store of this name; null if this browser, or its private mode, lacks such a file system or locks. */
   static async open(name = "nearfar"): Promise<BundleStore | null> {
     const root = await openFolder(name);
     return root === null || !("locks" in navigator) ? null : BundleStore.at(root, navigator.locks);
@@ -66,35 +73,38 @@ export class BundleStore {
     return new BundleStore(root, await folder(FILES), await folder(BUNDLES), locks);
   }
 
-  /** All bundles of which something is stored, the last used first. */
+  /** All bundles with stored files, the most recently used first. */
   async list(): Promise<StoredBundle[]> {
-    const listed = await Promise.all((await this.records()).map((record) => this.describe(record)));
-    // Where a load failed for want of room, nothing but its record is there.
+    const listed = await Promise.all((await this.#records()).map((record) => this.#describe(record)));
+    // If a load failed for lack of space, only its record is stored.
     return listed
       .filter(({ bytes }) => bytes > 0)
       .sort((one, other) => other.lastUsed.getTime() - one.lastUsed.getTime());
   }
 
-  /** Delete a bundle; files that another has as well stay. False where nothing of this address is stored. Throws StorageError while it is loaded. */
+  /**
+   * Delete a bundle, except files that another bundle also uses. False if nothing is stored for this address. Throws
+   * StorageError while the bundle is being loaded.
+   */
   async delete(url: string | URL): Promise<boolean> {
     const { href } = bundleAddress(url);
-    return this.withIndex(async () => {
-      const records = await this.records();
+    return this.#withIndex(async () => {
+      const records = await this.#records();
       const record = records.find((candidate) => candidate.url === href);
       if (record === undefined) return false;
-      await this.whileUnused([record], async () => {
+      await this.#whileUnused([record], async () => {
         const others = records.filter((candidate) => candidate !== record);
-        await this.removeFiles([...record.files, ...record.older], others);
+        await this.#removeFiles([...record.files, ...record.older], others);
         await remove(this.bundles, await recordName(href));
       });
       return true;
     });
   }
 
-  /** Delete all bundles. Throws StorageError while one of them is loaded. */
+  /** Delete all bundles. Throws StorageError while one of them is being loaded. */
   async clear(): Promise<void> {
-    await this.withIndex(async () => {
-      await this.whileUnused(await this.records(), async () => {
+    await this.#withIndex(async () => {
+      await this.#whileUnused(await this.#records(), async () => {
         for (const folder of [this.files, this.bundles]) {
           const names: string[] = [];
           for await (const name of folder.keys()) names.push(name);
@@ -108,31 +118,37 @@ export class BundleStore {
     return new StoredFile(this.files, sha256);
   }
 
-  /** Run the task while no other tab or worker has this file's lock. Throws the signal's reason where it is aborted while waiting. */
+  /**
+   * Run the task while no other tab or worker has this file's lock. Throws the signal's reason if it is aborted while
+   * waiting.
+   */
   async whileAlone<T>(sha256: string, signal: AbortSignal, task: () => Promise<T>): Promise<T> {
-    return whileHeld(this.locks, this.lockOf("file", sha256), task, signal);
+    return whileHeld(this.locks, this.#lockOf("file", sha256), task, signal);
   }
 
-  /** Keep a bundle from being deleted, until what comes back is called. Throws the signal's reason. */
+  /** Prevent a bundle from being deleted until the returned function is called. Throws the signal's reason. */
   async hold(url: string, signal: AbortSignal): Promise<() => Promise<void>> {
-    return holdShared(this.locks, this.lockOf("bundle", url), signal);
+    return holdShared(this.locks, this.#lockOf("bundle", url), signal);
   }
 
-  /** The manifest that was last loaded to its end, or null. */
+  /** The last manifest that was loaded completely, or null. */
   async manifest(url: string): Promise<Bytes | null> {
-    const hash = (await this.record(url))?.manifest ?? null;
-    return hash === null ? null : this.readSound(hash);
+    const hash = (await this.#record(url))?.manifest ?? null;
+    return hash === null ? null : this.#readSound(hash);
   }
 
-  /** Note that a bundle is being loaded, so that its files stay. Gives the bytes that are missing; throws StorageError where they have no room. */
+  /**
+   * Record that a bundle is being loaded, so that its files are retained. Returns the number of missing bytes; throws
+   * StorageError if there is no space for them.
+   */
   async begin(url: string, manifest: AnyManifest, manifestBytes: Bytes): Promise<number> {
     const files = await referencesOf(manifest, manifestBytes);
     const known = new Set(files.map(({ sha256 }) => sha256));
-    await this.withIndex(async () => {
-      const record = await this.record(url);
+    await this.#withIndex(async () => {
+      const record = await this.#record(url);
       const older =
         record === null ? [] : [...record.files, ...record.older].filter(({ sha256 }) => !known.has(sha256));
-      await this.write({
+      await this.#write({
         url,
         model: manifest.model,
         lastUsed: Date.now(),
@@ -141,37 +157,43 @@ export class BundleStore {
         older,
       });
     });
-    // The first is the manifest, which has come already.
+    // The first file is the manifest, which is already loaded.
     const missing = files
       .slice(1)
-      .map(async (file) => Math.max(0, (file.size ?? 0) - (await this.part(file)).bytes.size));
+      .map(async (file) => Math.max(0, (file.size ?? 0) - (await this.#part(file)).bytes.size));
     const missingBytes = sum(await Promise.all(missing));
     await requireRoom(this.files, missingBytes);
     return missingBytes;
   }
 
-  /** Note that a load came to its end: from now on the bundle loads without a network. True for the first time. Throws StorageError. */
+  /**
+   * Record that a load is complete: from now on the bundle loads without a network. True the first time. Throws
+   * StorageError.
+   */
   async finish(url: string, manifestBytes: Bytes): Promise<boolean> {
     const manifest = await sha256(manifestBytes);
     const stored = this.file(manifest);
     await this.whileAlone(manifest, new AbortController().signal, async () => {
-      if ((await this.readSound(manifest)) !== null) return;
+      if ((await this.#readSound(manifest)) !== null) return;
       await stored.restart(null);
       await stored.append(0, manifestBytes);
       await stored.complete();
     });
-    return this.withIndex(async () => {
-      const record = await this.record(url);
+    return this.#withIndex(async () => {
+      const record = await this.#record(url);
       if (record === null) return false;
-      await this.write({ ...record, manifest, lastUsed: Date.now() });
+      await this.#write({ ...record, manifest, lastUsed: Date.now() });
       return record.manifest === null;
     });
   }
 
-  /** Delete what only older versions of a bundle had, once the newest was loaded to its end and where nobody is loading any. */
+  /**
+   * Delete the files that only older versions of a bundle use, if the newest version was loaded completely and no load
+   * is running.
+   */
   async prune(url: string): Promise<void> {
-    await this.withIndex(async () => {
-      const records = await this.records();
+    await this.#withIndex(async () => {
+      const records = await this.#records();
       const record = records.find((candidate) => candidate.url === url);
       if (
         record === undefined ||
@@ -181,24 +203,24 @@ export class BundleStore {
         return;
       const pruned = { ...record, older: [] };
       const prune = async (): Promise<void> => {
-        await this.removeFiles(record.older, [...records.filter((candidate) => candidate !== record), pruned]);
-        await this.write(pruned);
+        await this.#removeFiles(record.older, [...records.filter((candidate) => candidate !== record), pruned]);
+        await this.#write(pruned);
       };
-      await this.whileUnused([record], prune).catch((error: unknown) => {
-        // Who is loading it prunes at his end.
+      await this.#whileUnused([record], prune).catch((error: unknown) => {
+        // The load that is running prunes when it ends.
         if (!(error instanceof StorageError)) throw error;
       });
     });
   }
 
-  /** Run the task while nobody else changes records. */
-  private async withIndex<T>(task: () => Promise<T>): Promise<T> {
-    return whileHeld(this.locks, this.lockOf("index", ""), task);
+  /** Run the task while no other tab or worker changes records. */
+  async #withIndex<T>(task: () => Promise<T>): Promise<T> {
+    return whileHeld(this.locks, this.#lockOf("index", ""), task);
   }
 
-  /** Run the task while nobody loads these bundles. Never waits, so that it may be called with the index held. */
-  private async whileUnused(records: readonly BundleRecord[], task: () => Promise<void>): Promise<void> {
-    const names = records.map(({ url }) => this.lockOf("bundle", url));
+  /** Run the task while no load uses these bundles. It never waits, so it may be called while the index is locked. */
+  async #whileUnused(records: readonly BundleRecord[], task: () => Promise<void>): Promise<void> {
+    const names = records.map(({ url }) => this.#lockOf("bundle", url));
     await whileFree(this.locks, names, task, (index) => {
       const url = records[index]?.url ?? "";
       return new StorageError(
@@ -208,14 +230,14 @@ export class BundleStore {
     });
   }
 
-  private async removeFiles(files: readonly FileReference[], others: readonly BundleRecord[]): Promise<void> {
+  async #removeFiles(files: readonly FileReference[], others: readonly BundleRecord[]): Promise<void> {
     const used = new Set(others.flatMap(({ files, older }) => [...files, ...older]).map(({ sha256 }) => sha256));
     for (const { sha256 } of files) if (!used.has(sha256)) await this.file(sha256).remove();
   }
 
-  private async describe({ url, model, files, older, manifest, lastUsed }: BundleRecord): Promise<StoredBundle> {
-    const parts = await Promise.all(files.map((file) => this.part(file)));
-    const before = await Promise.all(older.map((file) => this.part(file)));
+  async #describe({ url, model, files, older, manifest, lastUsed }: BundleRecord): Promise<StoredBundle> {
+    const parts = await Promise.all(files.map((file) => this.#part(file)));
+    const before = await Promise.all(older.map((file) => this.#part(file)));
     const complete =
       files.every(({ size }, index) => size === null || parts[index]?.complete) &&
       files.some(({ sha256 }) => sha256 === manifest);
@@ -228,32 +250,32 @@ export class BundleStore {
     };
   }
 
-  private async readSound(hash: string): Promise<Bytes | null> {
+  async #readSound(hash: string): Promise<Bytes | null> {
     const { bytes, complete } = await this.file(hash).part();
     const read = new Uint8Array(await bytes.arrayBuffer());
     return complete && (await sha256(read)) === hash ? read : null;
   }
 
-  private async part({ sha256 }: FileReference): Promise<StoredPart> {
+  async #part({ sha256 }: FileReference): Promise<StoredPart> {
     return this.file(sha256).part();
   }
 
-  private async records(): Promise<BundleRecord[]> {
+  async #records(): Promise<BundleRecord[]> {
     const texts = await Promise.all(
       [...((await filesOf(this.root, BUNDLES))?.values() ?? [])].map((file) => file.text()),
     );
     return texts.map(parseRecord).filter((record) => record !== null);
   }
 
-  private async record(url: string): Promise<BundleRecord | null> {
-    return (await this.records()).find((record) => record.url === url) ?? null;
+  async #record(url: string): Promise<BundleRecord | null> {
+    return (await this.#records()).find((record) => record.url === url) ?? null;
   }
 
-  private async write(record: BundleRecord): Promise<void> {
+  async #write(record: BundleRecord): Promise<void> {
     await writeFile(this.bundles, await recordName(record.url), JSON.stringify(record));
   }
 
-  private lockOf(kind: "index" | "bundle" | "file", name: string): string {
+  #lockOf(kind: "index" | "bundle" | "file", name: string): string {
     return `${this.root.name}/${kind}/${name}`;
   }
 }
@@ -262,7 +284,7 @@ async function recordName(url: string): Promise<string> {
   return `${await sha256(new TextEncoder().encode(url))}.json`;
 }
 
-/** Null for a record whose writing was cut off: its bundle is then as good as not stored. */
+/** Null for a record that was not written completely: its bundle then counts as not stored. */
 function parseRecord(text: string): BundleRecord | null {
   try {
     return JSON.parse(text) as BundleRecord;
@@ -271,7 +293,7 @@ function parseRecord(text: string): BundleRecord | null {
   }
 }
 
-/** The manifest's first. */
+/** The manifest's reference is the first. */
 async function referencesOf(manifest: AnyManifest, manifestBytes: Bytes): Promise<FileReference[]> {
   const sized = filesToLoad(manifest).map(({ sha256, size }) => ({ sha256, size }));
   const kernels = Object.values("kernels" in manifest ? manifest.kernels : {}).map(({ sha256 }) => ({
@@ -279,7 +301,7 @@ async function referencesOf(manifest: AnyManifest, manifestBytes: Bytes): Promis
     size: null,
   }));
   const all = [{ sha256: await sha256(manifestBytes), size: manifestBytes.length }, ...sized, ...kernels];
-  // Two names may stand for the same bytes.
+  // Two names may refer to the same bytes.
   return [...new Map(all.map((reference) => [reference.sha256, reference])).values()];
 }
 

@@ -1,14 +1,18 @@
-// The bundles that this browser keeps, for a page that shows or frees them. Where the browser keeps none, the list is empty.
+// The bundles that this browser stores, for a page that lists or deletes them. If the browser has no store, the list is
+// empty.
 
 import type { StoredBundle } from "./bundle_store.js";
 import { BundleStore } from "./bundle_store.js";
 
 export interface Cache {
-  /** All bundles of which something is stored, the last used first. */
+  /** All bundles with stored files, the most recently used first. */
   list(): Promise<StoredBundle[]>;
-  /** Delete a bundle; files that another has as well stay. False where nothing of it is stored. Throws StorageError while it is loaded. */
+  /**
+   * Delete a bundle, except files that another bundle also uses. False if nothing of it is stored. Throws StorageError
+   * while the bundle is being loaded.
+   */
   delete(url: string | URL): Promise<boolean>;
-  /** Delete all bundles. Throws StorageError while one is loaded. */
+  /** Delete all bundles. Throws StorageError while one of them is being loaded. */
   clear(): Promise<void>;
 }
 

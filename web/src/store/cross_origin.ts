@@ -1,12 +1,13 @@
-// Cross-Origin Storage (https://wicg.github.io/cross-origin-storage/): a browser's store of files by hash, which pages of several origins share. If the
-// browser has it, weights and tokenizers are looked up there before they are downloaded, and stored there afterwards.
+// Cross-Origin Storage (https://wicg.github.io/cross-origin-storage/): a browser's store of files by hash, which pages
+// of several origins share. If the browser has it, weights and tokenizers are looked up there before they are
+// downloaded, and stored there afterwards.
 
 import { problemOf, readFile } from "../runtime/read_file.js";
 import type { Source } from "../runtime/source.js";
 
 /**
- * Who may read what this page stores: pages of the same site (true), of the listed origins as well, or of any origin ("*"), within the browser's rules.
- * False: Cross-Origin Storage is not used.
+ * The pages that may read the files that this page stores: pages of the same site (true), of the listed origins too, or
+ * of any origin ("*"), within the browser's rules. False: Cross-Origin Storage is not used.
  */
 export type CrossOriginStorage = boolean | "*" | readonly string[];
 
@@ -17,7 +18,10 @@ interface Manager {
   ): Promise<FileSystemFileHandle>;
 }
 
-/** The source with Cross-Origin Storage before it, or the source itself if this browser has none. Errors of that storage are as if the file were absent. */
+/**
+ * A source that looks in Cross-Origin Storage first, or the source itself if this browser has no such storage. If the
+ * storage fails, the file counts as absent.
+ */
 export function crossOriginSource(source: Source, sharing: CrossOriginStorage): Source {
   const storage = (globalThis.navigator as { readonly crossOriginStorage?: Manager } | undefined)?.crossOriginStorage;
   if (!sharing || storage === undefined) return source;
@@ -26,7 +30,7 @@ export function crossOriginSource(source: Source, sharing: CrossOriginStorage): 
     open: (file, signal) => source.open(file, signal),
     async read(expected, signal, onBytes) {
       const { sha256: value, size } = expected;
-      // A kernel, whose size no manifest states, is not worth the look-up.
+      // Kernels, whose sizes are not in the manifest, are not worth the look-up.
       if (value === undefined || size === undefined) return readFile(source, expected, signal, onBytes);
       const hash = { algorithm: "SHA-256", value } as const;
       try {
@@ -36,7 +40,7 @@ export function crossOriginSource(source: Source, sharing: CrossOriginStorage): 
           return bytes;
         }
       } catch {
-        // It is not there, or not for this origin, or this page may not use the storage.
+        // The file is absent or not available to this origin, or this page may not use the storage.
       }
       const bytes = await readFile(source, expected, signal, onBytes);
       const save = async (): Promise<void> => {
@@ -48,7 +52,7 @@ export function crossOriginSource(source: Source, sharing: CrossOriginStorage): 
         await writer.write(bytes);
         await writer.close();
       };
-      // The load does not wait for it, and goes on without it if it fails.
+      // The load does not wait for this, and ignores its failure.
       save().catch(() => undefined);
       return bytes;
     },

@@ -1,6 +1,7 @@
-// Locks that all tabs and workers of this origin share. The browser gives one back when its holder ends, however that ends.
+// Locks that all tabs and workers of this origin share. The browser releases a lock when its holder ends for any
+// reason.
 
-/** Run the task while holding a lock, after waiting for it. Throws the signal's reason where it is aborted while waiting. */
+/** Wait for a lock and run the task while holding it. Throws the signal's reason if it is aborted while waiting. */
 export async function whileHeld<T>(
   locks: LockManager,
   name: string,
@@ -11,7 +12,7 @@ export async function whileHeld<T>(
   return await locks.request(name, signal === undefined ? {} : { signal }, task);
 }
 
-/** Run the task while nobody holds any of the locks. Throws what ``inUse`` makes of the first that is held. */
+/** Run the task while holding all of the locks. Throws ``inUse(index)`` if another tab or worker holds one of them. */
 export async function whileFree<T>(
   locks: LockManager,
   names: readonly string[],
@@ -29,12 +30,12 @@ export async function whileFree<T>(
   return await from(0);
 }
 
-/** Hold a lock together with others that hold it so; what comes back gives it free. Throws the signal's reason. */
+/** Hold a shared lock; the returned function releases it. Throws the signal's reason. */
 export async function holdShared(locks: LockManager, name: string, signal: AbortSignal): Promise<() => Promise<void>> {
   signal.throwIfAborted();
-  let letGo: () => void = () => undefined;
+  let release: () => void = () => undefined;
   const gone = new Promise<void>((resolve) => {
-    letGo = resolve;
+    release = resolve;
   });
   let held: Promise<void> = Promise.resolve();
   await new Promise<void>((resolve, reject) => {
@@ -45,7 +46,7 @@ export async function holdShared(locks: LockManager, name: string, signal: Abort
     held.catch(reject);
   });
   return async () => {
-    letGo();
+    release();
     await held;
   };
 }

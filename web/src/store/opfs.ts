@@ -1,4 +1,5 @@
-// The origin private file system: folders and files that belong to this page's origin alone. The runtime's store writes through these few functions.
+// The origin private file system: folders and files of this page's origin. The stores use these functions to write
+// files.
 
 import { StorageError, messageOf } from "../errors.js";
 import type { Bytes } from "../runtime/source.js";
@@ -6,7 +7,9 @@ import { hasRoom, noRoom } from "./quota.js";
 
 export type Folder = FileSystemDirectoryHandle;
 
-/** A folder at the root, made where it is missing; null where this browser or its private mode has no such file system. */
+/**
+ * A folder at the root, created if it is missing; null if this browser, or its private mode, has no such file system.
+ */
 export async function openFolder(name: string): Promise<Folder | null> {
   if (
     typeof navigator === "undefined" ||
@@ -23,7 +26,7 @@ export async function openFolder(name: string): Promise<Folder | null> {
   }
 }
 
-/** The files of a folder, as they are now, by name; null where there is no such folder. */
+/** The current files of a folder, by name; null if the folder does not exist. */
 export async function filesOf(parent: Folder, name: string): Promise<ReadonlyMap<string, File> | null> {
   return whereFound(async () => {
     const folder = await parent.getDirectoryHandle(name);
@@ -35,7 +38,7 @@ export async function filesOf(parent: Folder, name: string): Promise<ReadonlyMap
   });
 }
 
-/** Write a file whole: it is there with all its bytes or not at all. Throws StorageError where it cannot be written. */
+/** Write a file atomically: it exists with all its bytes or not at all. Throws StorageError if it cannot be written. */
 export async function writeFile(folder: Folder, name: string, content: Bytes | string): Promise<void> {
   try {
     const writer = await (await folder.getFileHandle(name, { create: true })).createWritable();
@@ -43,22 +46,22 @@ export async function writeFile(folder: Folder, name: string, content: Bytes | s
       await writer.write(content);
       await writer.close();
     } catch (error) {
-      // Else the temporary file would stay until the page is closed.
+      // Otherwise the temporary file would remain until the page is closed.
       await writer.abort().catch(() => undefined);
       throw error;
     }
   } catch (error) {
-    // Chromium says of a write that goes beyond the quota now that, now that a pipe broke.
+    // For a write beyond the quota, Chromium reports either that, or a broken pipe.
     if (!(await hasRoom(folder, content.length))) throw await noRoom(folder, content.length, { cause: error });
     throw new StorageError(
-      `This browser's storage cannot be written (${messageOf(error)}); load the page again, or load with store: false, which keeps nothing`,
+      `This browser's storage cannot be written (${messageOf(error)}); load the page again, or load with store: false`,
       { file: name },
       { cause: error },
     );
   }
 }
 
-/** Remove a file or a folder with all that is in it, where it is there. */
+/** Remove a file or a folder with its contents, if it exists. */
 export async function remove(folder: Folder, name: string): Promise<void> {
   await whereFound(() => folder.removeEntry(name, { recursive: true }));
 }

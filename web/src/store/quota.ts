@@ -1,20 +1,21 @@
-// The room that the browser gives to this origin, tried out before a download instead of found out at its end.
+// Checks before a download whether the browser has enough storage for this origin.
 //
-// navigator.storage.estimate is not asked: against fingerprinting, Chromium tells every page the same 10 GiB, whatever it then allows. Instead a file
-// is set to the length in question and thrown away, which writes nothing to a disk and takes a few milliseconds.
+// navigator.storage.estimate is not used: against fingerprinting, Chromium reports 10 GiB to every page, whatever it
+// then allows. Instead, a file is set to the required length and deleted, which writes nothing to a disk and takes a
+// few milliseconds.
 
 import { StorageError } from "../errors.js";
 import type { Folder } from "./opfs.js";
 
-// Halvings between none and what is needed: the room is known to a thousandth of the need.
+// Halvings between 0 and the required size: the available space is known to a thousandth of it.
 const HALVINGS = 10;
 
-/** Throws StorageError unless so many bytes more can be stored. */
+/** Throws StorageError unless ``neededBytes`` more bytes can be stored. */
 export async function requireRoom(folder: Folder, neededBytes: number): Promise<void> {
   if (!(await hasRoom(folder, neededBytes))) throw await noRoom(folder, neededBytes);
 }
 
-/** False where the browser says that so many bytes are too many. Any other trouble shows when files are written. */
+/** False if the browser reports that ``bytes`` exceed its quota. Any other problem appears when files are written. */
 export async function hasRoom(folder: Folder, bytes: number): Promise<boolean> {
   if (bytes === 0) return true;
   // Other tabs may be trying at the same time.
@@ -38,14 +39,18 @@ export async function hasRoom(folder: Folder, bytes: number): Promise<boolean> {
 export async function noRoom(folder: Folder, neededBytes: number, options?: ErrorOptions): Promise<StorageError> {
   const availableBytes = await roomBelow(folder, neededBytes);
   const message =
-    `The bundle needs ${megabytes(neededBytes)} more of this browser's storage, which gives this page ${megabytes(availableBytes)}; ` +
-    "free space on this device, delete a stored bundle (cache.list, cache.delete), or load with store: false, which keeps nothing";
+    `The bundle needs ${megabytes(neededBytes)} more of this browser's storage, ` +
+    `and ${megabytes(availableBytes)} are available; ` +
+    "free space on this device, delete a stored bundle (cache.list, cache.delete), or load with store: false";
   return new StorageError(message, { neededBytes, availableBytes }, options);
 }
 
-/** Ask that the browser does not clear this origin when space runs short. It may ask the user, so nothing waits for its answer. */
-export function askToPersist(): void {
-  // Workers have no such call, and Node, whose folders may hold a store, has no storage.
+/**
+ * Request that the browser does not clear this origin when space runs short. The browser may ask the user, so nothing
+ * waits for its answer.
+ */
+export function requestPersistence(): void {
+  // Workers do not have this function, and Node has no navigator.storage.
   if (typeof navigator !== "undefined" && "storage" in navigator && "persist" in navigator.storage)
     void navigator.storage.persist().catch(() => false);
 }

@@ -1,16 +1,17 @@
-// Saved sessions in this origin's file system: one file each, what was said as JSON and after it the keys and values.
+// Saved sessions in this origin's file system: one file for each session, with the messages as JSON, followed by the
+// keys and values.
 
 import { StorageError } from "../errors.js";
 import type { Bytes } from "../runtime/source.js";
 import type { Message } from "../text/chat_template.js";
 import type { Folder } from "./opfs.js";
-import { filesOf, openFolder, remove, writeFile } from "./opfs.js";
+import { filesOf, openFolder, writeFile } from "./opfs.js";
 
 const ROOT = "nearfar-sessions";
 const SESSIONS = "sessions";
 const FORMAT = 1;
 
-/** ``tokenIds`` are those whose keys and values are saved. */
+/** ``tokenIds`` are the tokens whose keys and values are saved. */
 export interface SessionRecord {
   readonly bundle: string;
   readonly activation: string;
@@ -39,7 +40,7 @@ export function packSession(record: SessionRecord, keysAndValues: Bytes): Bytes 
   return bytes;
 }
 
-/** Throws StorageError for bytes that are no session of this format. */
+/** Throws StorageError for bytes that are not a session in this format. */
 export function unpackSession(name: string, bytes: Bytes): SavedSession {
   const length = bytes.length < 4 ? 0 : new DataView(bytes.buffer, bytes.byteOffset).getUint32(0, true);
   try {
@@ -50,7 +51,7 @@ export function unpackSession(name: string, bytes: Bytes): SavedSession {
     return { record, keysAndValues: bytes.slice(4 + length) };
   } catch (error) {
     throw new StorageError(
-      `The saved session '${name}' cannot be read; delete it and save it again`,
+      `The saved session '${name}' cannot be read; save it again`,
       { session: name },
       { cause: error },
     );
@@ -61,12 +62,13 @@ export function noSuchSession(name: string): StorageError {
   return new StorageError(`No session '${name}' is saved here; save one first`, { session: name });
 }
 
-/** The browser's. Throws StorageError where it has none. */
+/** The session storage of the browser. Throws StorageError if it has none. */
 export async function browserSessions(): Promise<SessionStorage> {
   const store = await SessionStore.open();
   if (store === null)
     throw new StorageError(
-      "This browser has no origin private file system here, so sessions cannot be saved; use a current browser, and no private window",
+      "This browser has no origin private file system here, so sessions cannot be saved; use a current browser, " +
+        "and not a private window",
     );
   return store;
 }
@@ -77,30 +79,21 @@ export class SessionStore implements SessionStorage {
     private readonly folder: Folder,
   ) {}
 
-  /** Null where this browser, or its private mode, has no such file system. */
+  /** Null if this browser, or its private mode, has no such file system. */
   static async open(): Promise<SessionStore | null> {
     const root = await openFolder(ROOT);
     return root === null ? null : new SessionStore(root, await root.getDirectoryHandle(SESSIONS, { create: true }));
   }
 
-  /** Throws StorageError where there is no room. */
+  /** Throws StorageError if there is no space. */
   async write(name: string, record: SessionRecord, keysAndValues: Bytes): Promise<void> {
     await writeFile(this.folder, encodeURIComponent(name), packSession(record, keysAndValues));
   }
 
-  /** Throws StorageError where there is none of this name, or it cannot be read. */
+  /** Throws StorageError if no session has this name, or if it cannot be read. */
   async read(name: string): Promise<SavedSession> {
     const file = (await filesOf(this.root, SESSIONS))?.get(encodeURIComponent(name));
     if (file === undefined) throw noSuchSession(name);
     return unpackSession(name, new Uint8Array(await file.arrayBuffer()));
-  }
-
-  /** The names of all that are saved. */
-  async list(): Promise<readonly string[]> {
-    return [...((await filesOf(this.root, SESSIONS)) ?? new Map<string, File>()).keys()].map(decodeURIComponent);
-  }
-
-  async delete(name: string): Promise<void> {
-    await remove(this.folder, encodeURIComponent(name));
   }
 }

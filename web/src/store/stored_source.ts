@@ -1,5 +1,6 @@
-// A source that keeps what it fetches from another one. A file flows out checked, from the store where it is there, else from the network and into
-// the store as it comes; a broken download goes on where it stopped. One tab fetches a file at a time, the others wait and read it from the store.
+// A source that stores the files that it fetches from another source. It reads a file from the store, or else from the
+// network into the store, and checks it. A broken download continues where it stopped. One tab fetches a file at a
+// time; the others wait and read it from the store.
 
 import { BundleError } from "../errors.js";
 import type { AnyManifest } from "../runtime/any_manifest.js";
@@ -8,11 +9,14 @@ import { MANIFEST_FILE } from "../runtime/any_manifest.js";
 import { cancelPart, collect, fileChunks, openPart, problemOf, readFile, wrongSize } from "../runtime/read_file.js";
 import type { Bytes, Expected, OnBytes, Part, Source } from "../runtime/source.js";
 import { BundleStore } from "./bundle_store.js";
-import { askToPersist } from "./quota.js";
+import { requestPersistence } from "./quota.js";
 import type { StoredFile } from "./stored_file.js";
 import { PIECE_BYTES } from "./stored_file.js";
 
-/** Where ``store`` is true, the browser's own; null for none, or where this browser has none. Throws the signal's reason. */
+/**
+ * A source with the given store, or with the browser's default store if ``store`` is true; null if it is false or the
+ * browser has no store. Throws the signal's reason.
+ */
 export async function storedSource(
   source: Source,
   store: boolean | BundleStore,
@@ -23,7 +27,10 @@ export async function storedSource(
   return new StoredSource(source, opened, await opened.hold(source.location, signal));
 }
 
-/** One load of a bundle: `begin` when its manifest is known, `finish` when all was read, and `close` at the end of whatever happened. */
+/**
+ * One load of a bundle. Call `begin` when its manifest is known, `finish` when everything was read, and `close` at the
+ * end in any case.
+ */
 export class StoredSource implements Source {
   #manifest: Bytes = new Uint8Array();
   #isNewest = false;
@@ -43,61 +50,61 @@ export class StoredSource implements Source {
     return this.source.open(file, signal);
   }
 
-  /** Files that are stored whole need no network. */
+  /** Completely stored files need no network. */
   async check(expected: Expected, signal: AbortSignal): Promise<void> {
     if (expected.sha256 !== undefined && (await this.store.file(expected.sha256).part()).complete) return;
     await this.source.check?.(expected, signal);
   }
 
   async read(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
-    const reading = this.readAny(expected, signal, onBytes);
+    const reading = this.#readAny(expected, signal, onBytes);
     this.#reading.add(reading);
     return reading.finally(() => this.#reading.delete(reading));
   }
 
-  /** The bytes that have to come over the network. Throws StorageError where there is no room for them. */
+  /** The number of bytes that must come over the network. Throws StorageError if there is no space for them. */
   async begin(manifest: AnyManifest): Promise<number> {
     return this.store.begin(this.location, manifest, this.#manifest);
   }
 
-  /** All that this device needs of the bundle was read. */
+  /** Call it when all files that this device needs were read. */
   async finish(): Promise<void> {
     const isFirst = await this.store.finish(this.location, this.#manifest);
-    // Once for each bundle: some browsers put the question to the user.
-    if (isFirst) askToPersist();
+    // Only once for each bundle, because some browsers ask the user.
+    if (isFirst) requestPersistence();
   }
 
-  /** Let others delete the bundle again. */
+  /** Allow the bundle to be deleted again. */
   async close(): Promise<void> {
-    // Of a load that failed, other files are just writing what has come of them.
+    // After a failed load, other files may still be writing the bytes that they have received.
     await Promise.allSettled(this.#reading);
     await this.release();
-    // Without a network an older version may have been loaded, while a part of the newest is there already.
+    // Without a network an older version may have been loaded although parts of the newest version are stored.
     if (this.#isNewest) await this.store.prune(this.location);
   }
 
-  private async readAny(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
-    if (expected.file === MANIFEST_FILE) return (this.#manifest = await this.readManifest(signal, onBytes));
+  async #readAny(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
+    if (expected.file === MANIFEST_FILE) return (this.#manifest = await this.#readManifest(signal, onBytes));
     if (expected.sha256 === undefined) return readFile(this.source, expected, signal, onBytes);
     const stored = this.store.file(expected.sha256);
-    const found = await readStored(stored, expected, onBytes);
-    if (found !== null) return found;
+    const bytes = await readStored(stored, expected, onBytes);
+    if (bytes !== null) return bytes;
     return this.store.whileAlone(expected.sha256, signal, async () => {
       // Another tab may have fetched it meanwhile.
       return (
-        (await readStored(stored, expected, onBytes)) ?? (await this.fetchSound(stored, expected, signal, onBytes))
+        (await readStored(stored, expected, onBytes)) ?? (await this.#fetchSound(stored, expected, signal, onBytes))
       );
     });
   }
 
-  /** The server's manifest, and without a network the stored one. */
-  private async readManifest(signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
+  /** The server's manifest; without a network the stored one. */
+  async #readManifest(signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
     try {
       const bytes = await readFile(this.source, { file: MANIFEST_FILE }, signal, onBytes);
       this.#isNewest = true;
       return bytes;
     } catch (error) {
-      // A server that answers, be it that the bundle is gone, is believed.
+      // If a server answers, its answer is final, even if the bundle is gone.
       const isOffline = error instanceof BundleError && !("status" in error.details);
       const stored = isOffline ? await this.store.manifest(this.location) : null;
       if (stored === null) throw error;
@@ -105,14 +112,9 @@ export class StoredSource implements Source {
     }
   }
 
-  /** Fetch a file, and once more from its start where it proves damaged. Throws BundleError where it still is. */
-  private async fetchSound(
-    stored: StoredFile,
-    expected: Expected,
-    signal: AbortSignal,
-    onBytes: OnBytes,
-  ): Promise<Bytes> {
-    // Damaged on this device, or it would have been read.
+  /** Fetch a file. If it is damaged, fetch it once more from the start. Throws BundleError if it is damaged again. */
+  async #fetchSound(stored: StoredFile, expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
+    // A complete file here is damaged, or it would have been read.
     if ((await stored.part()).complete) await stored.remove();
     for (let again = false; ; again = true) {
       const counts = { network: 0, store: 0 };
@@ -120,7 +122,7 @@ export class StoredSource implements Source {
         counts[origin] += bytes;
         onBytes(bytes, origin);
       };
-      const fetched = await this.fetch(stored, expected, signal, count);
+      const fetched = await this.#fetch(stored, expected, signal, count);
       if (!(fetched instanceof BundleError)) {
         await stored.complete();
         return fetched;
@@ -132,8 +134,11 @@ export class StoredSource implements Source {
     }
   }
 
-  /** The bytes, or what is wrong with them. Throws where they cannot be had whole; what has come is then stored. */
-  private async fetch(
+  /**
+   * The bytes, or an error that states what is wrong with them. Throws if the file cannot be fetched completely; the
+   * received bytes are then stored.
+   */
+  async #fetch(
     stored: StoredFile,
     expected: Expected,
     signal: AbortSignal,
@@ -141,8 +146,8 @@ export class StoredSource implements Source {
   ): Promise<Bytes | BundleError> {
     const { file, size } = expected;
     if (size === undefined) {
-      // A kernel: too small to go on with.
-      const part = await this.partOf(file, 0, null, signal);
+      // A kernel is too small to be worth resuming.
+      const part = await this.#partOf(file, 0, null, signal);
       const bytes = await collect(fileChunks(this.source, expected, part, signal), expected, onBytes);
       const problem = await problemOf(bytes, expected);
       if (problem === null) {
@@ -156,7 +161,7 @@ export class StoredSource implements Source {
     let length = await copyInto(whole, part.bytes);
     if (length > 0) onBytes(length, "store");
     if (length < size) {
-      const rest = await this.partOf(file, length, part.etag, signal);
+      const rest = await this.#partOf(file, length, part.etag, signal);
       if (rest.start === 0) {
         if (length > 0) onBytes(-length, "store");
         length = 0;
@@ -177,20 +182,23 @@ export class StoredSource implements Source {
           if (length - written >= PIECE_BYTES) await write();
         }
       } finally {
-        // Whatever ended it, the next load goes on from here.
+        // However the download ended, the next load continues from here.
         await write();
       }
     }
     return (await problemOf(whole.subarray(0, length), expected)) ?? whole;
   }
 
-  private async partOf(file: string, offset: number, etag: string | null, signal: AbortSignal): Promise<Part> {
+  async #partOf(file: string, offset: number, etag: string | null, signal: AbortSignal): Promise<Part> {
     if (this.source.openAt === undefined) return openPart(this.source, file, signal);
     return unlessAborted(this.source.openAt(file, offset, etag, signal), signal, cancelPart);
   }
 }
 
-/** A file that is there, checked again: a disk may err, and SHA-256 takes less time than reading. Null where it is not there or not sound. */
+/**
+ * A stored file, checked again, because disks have errors and SHA-256 takes less time than reading. Null if it is
+ * missing or damaged.
+ */
 async function readStored(stored: StoredFile, expected: Expected, onBytes: OnBytes): Promise<Bytes | null> {
   const part = await stored.part();
   if (!part.complete) return null;
@@ -200,7 +208,10 @@ async function readStored(stored: StoredFile, expected: Expected, onBytes: OnByt
   return bytes;
 }
 
-/** The bytes that are there of a file, into the place of the whole. Gives their count: 0 where they are too many or cannot be read. */
+/**
+ * Copy the stored bytes of a file to the start of ``whole``. Returns their count: 0 if they are too many or cannot be
+ * read.
+ */
 async function copyInto(whole: Bytes, part: Blob): Promise<number> {
   if (part.size > whole.length) return 0;
   const reader = part.stream().getReader();
@@ -214,7 +225,7 @@ async function copyInto(whole: Bytes, part: Blob): Promise<number> {
   }
 }
 
-/** Another tab may be replacing the file just now, or the disk errs: the file then counts as not there. */
+/** Another tab may be replacing the file at this moment, or the disk has an error: the file then counts as missing. */
 function unreadable(): null {
   return null;
 }

@@ -1,4 +1,5 @@
-// @nearfar/web/calls: the calls of a worker's engine over any port, for those who carry the messages some other way, as into an app's web view.
+// @nearfar/web/calls: calls an engine over any port. For applications that transport the messages in another way, for
+// example into an app's web view.
 
 export type { EngineApi } from "../api/engine_api.js";
 export type { EngineInfo } from "../engine.js";

@@ -1,88 +1,77 @@
-// The page's side: connectEngine gives an engine that runs in a worker or a service worker as if it were here.
+// The page's side: connectEngine returns an engine that runs in a worker or a service worker, with the methods of a
+// local one.
 
 import type { EngineApi, EngineWithSessions } from "../api/engine_api.js";
+import type { Completion, GeneratedToken, TokenRequest } from "../engine/request.js";
+import { RequestError } from "../errors.js";
 import type { LoadOptions } from "../load.js";
-import { RequestError, WorkerError } from "../errors.js";
 import type { OnnxOptions } from "../onnx/options.js";
 import { requireSecureContext } from "../runtime/device.js";
-import { hold, whenGone } from "./liveness.js";
-import { Remote } from "./remote.js";
+import type { TuningEntry } from "../runtime/manifest.js";
+import type { WorkerLike } from "./connection.js";
+import { connectWorker } from "./connection.js";
+import type { Remote } from "./remote.js";
 import { RemoteSession } from "./remote_session.js";
-import type { Greeting } from "./wire.js";
 
-/** A Worker, or a service worker: the ``active`` one of a registration. */
-export interface WorkerLike {
-  postMessage(message: unknown, transfer: Transferable[]): void;
-  addEventListener(type: string, listener: (event: Event) => void, options?: { readonly signal: AbortSignal }): void;
-}
+export type { WorkerLike } from "./connection.js";
 
-/** What of LoadOptions can be sent to a worker: a device and a grammar compiler cannot, and ONNX Runtime only by its module's address. */
+/**
+ * The LoadOptions that can be sent to a worker. A device and a grammar compiler cannot be sent. ONNX Runtime is passed
+ * as the address of its module.
+ */
 export interface ConnectOptions extends Omit<LoadOptions, "gpu" | "adapter" | "grammar" | "onnx"> {
   readonly onnx?: (Omit<OnnxOptions, "runtime"> & { readonly runtime: string | URL }) | undefined;
 }
 
+/** A request for token ids that can be sent to a worker. A constraint and a logit processor cannot be sent. */
+export type WorkerTokenRequest = Omit<TokenRequest, "constraint" | "logitProcessor">;
+
+/** An engine in a worker. Its methods do the same as those of `Engine`. */
+export interface WorkerEngine extends EngineWithSessions {
+  generateTokens(request: WorkerTokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined>;
+  exportTuning(): Promise<TuningEntry | null>;
+  /** It frees the memory for all pages that share the engine. */
+  unload(): Promise<boolean>;
+}
+
 const PING_MS = 5_000;
-/** A worker that compiles kernels may be late with an answer, so it takes several pings without one. */
-const MISSED_PINGS = 6;
 
 /**
- * Load the bundle in a worker whose script calls serveEngine. Addresses are relative to the page. Throws what Engine.load throws, and WorkerError
- * where the worker's script does not start; calls that are under way when a worker dies throw WorkerError, at once where the browser has Web Locks.
+ * Load the bundle in a worker whose script calls serveEngine. Addresses are relative to the page. Throws what
+ * Engine.load throws, and WorkerError if the worker's script does not start. If the worker dies, calls that are under
+ * way throw WorkerError, immediately if the browser has Web Locks.
  */
 export async function connectEngine(
   worker: WorkerLike,
   bundle: string | URL | readonly (string | URL)[],
   options: ConnectOptions = {},
-): Promise<EngineWithSessions> {
+): Promise<WorkerEngine> {
   options.signal?.throwIfAborted();
   requireSecureContext();
-  const connection = crypto.randomUUID();
-  const { port1, port2 } = new MessageChannel();
-  const remote = new Remote(port1);
-  const over = new AbortController();
-  const fail = (message: string): void => {
-    over.abort();
-    remote.close(new WorkerError(message));
-  };
-  let isLoaded = false;
-  worker.addEventListener(
-    "error",
-    (event) => {
-      // Later on an uncaught error need not be the end of a worker.
-      if (!isLoaded)
-        fail(
-          `The worker's script failed${"message" in event ? `: ${String(event.message)}` : ""}; see the console, and whether it calls serveEngine`,
-        );
-    },
-    { signal: over.signal },
-  );
-  const gone = (): void => {
-    fail("The worker is gone; start it again and connect again");
-  };
-  port1.addEventListener("close", gone);
-  await hold(connection, "page", over.signal);
-  worker.postMessage({ nearfar: "connect", connection } satisfies Greeting, [port2]);
-  watch(worker, connection, over.signal, fail);
+  const { remote, hello, started, disconnect } = await connectWorker(worker, {
+    script: "calls serveEngine",
+    gone: "start it again and connect again",
+    restarted: "connect again",
+    pingMs: PING_MS,
+  });
   const absolute = (address: string | URL): string =>
     new URL(address, typeof document === "undefined" ? undefined : document.baseURI).href;
   const addresses = (typeof bundle === "string" || bundle instanceof URL ? [bundle] : bundle).map(absolute);
   const { onnx } = options;
   const sent = onnx === undefined ? options : { ...options, onnx: { ...onnx, runtime: absolute(onnx.runtime) } };
-  const disconnect = (message: string): void => {
-    over.abort();
-    // Not every browser tells the worker that the port was closed.
-    remote.call(["disconnect"], []).catch(() => undefined);
-    remote.close(new WorkerError(message));
-  };
   try {
-    await remote.call(["hello"], [{ signal: options.signal }]);
-    whenGone(connection, "worker", over.signal, gone);
+    await hello(options.signal);
     const info = (await remote.call(["load"], [addresses, sent])) as EngineApi["info"];
-    isLoaded = true;
-    const engine = remoteEngine(remote, info, () => {
-      disconnect("The engine was destroyed");
-    });
-    return { ...engine, createSession: (session) => new RemoteSession(remote, session) };
+    started();
+    return {
+      ...remoteEngine(remote, info, () => {
+        disconnect("The engine was destroyed");
+      }),
+      createSession: (session) => new RemoteSession(remote, session),
+      generateTokens: (request) => generateTokens(remote, request),
+      exportTuning: () => remote.call(["exportTuning"], []) as Promise<TuningEntry | null>,
+      unload: () => remote.call(["unload"], []) as Promise<boolean>,
+    };
   } catch (error) {
     disconnect("The engine was not loaded");
     throw error;
@@ -93,12 +82,8 @@ export async function connectEngine(
 export function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: () => void): EngineApi {
   const method =
     (...path: readonly string[]) =>
-    (...args: readonly unknown[]) => {
-      if (args.some((arg) => (Object(arg) as { logitProcessor?: unknown }).logitProcessor !== undefined)) {
-        return Promise.reject(
-          new RequestError("logitProcessor cannot be used with an engine in a worker", { param: "logitProcessor" }),
-        );
-      }
+    async (...args: readonly unknown[]) => {
+      for (const arg of args) requireSendable(arg, "logitProcessor");
       return remote.call(["engine", ...path], args);
     };
   return {
@@ -118,25 +103,21 @@ export function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: (
   };
 }
 
-/** Asks again and again whether the worker still knows the connection, for browsers without locks; it keeps a service worker from being stopped, too. */
-function watch(worker: WorkerLike, connection: string, over: AbortSignal, fail: (message: string) => void): void {
-  let missed = 0;
-  const timer = setInterval(() => {
-    if (++missed > MISSED_PINGS) {
-      fail(
-        `The worker has not answered for ${(PING_MS * MISSED_PINGS) / 1000} seconds; start it again and connect again`,
-      );
-      return;
-    }
-    const { port1, port2 } = new MessageChannel();
-    port1.onmessage = ({ data }: MessageEvent<boolean>) => {
-      missed = 0;
-      port1.close();
-      if (!data) fail("The worker was started anew and does not know this page; connect again");
-    };
-    worker.postMessage({ nearfar: "ping", connection } satisfies Greeting, [port2]);
-  }, PING_MS);
-  over.addEventListener("abort", () => {
-    clearInterval(timer);
-  });
+async function* generateTokens(
+  remote: Remote,
+  request: WorkerTokenRequest,
+): AsyncGenerator<GeneratedToken, Completion, undefined> {
+  for (const option of ["constraint", "logitProcessor"]) requireSendable(request, option);
+  let completion: Completion | null = null;
+  // A stream does not return a value, so the worker passes the completion to a callback before the stream ends.
+  const onEnd = (value: Completion): void => {
+    completion = value;
+  };
+  yield* (await remote.call(["generateTokens"], [request, onEnd])) as AsyncIterable<GeneratedToken>;
+  return completion as unknown as Completion;
+}
+
+function requireSendable(value: unknown, option: string): void {
+  if ((Object(value) as Readonly<Record<string, unknown>>)[option] !== undefined)
+    throw new RequestError(`${option} cannot be used with an engine in a worker`, { param: option });
 }

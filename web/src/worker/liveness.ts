@@ -1,5 +1,6 @@
-// Who is still there: each end of a connection holds a Web Lock for as long as it lives, and waits for the other's. A lock is freed when its holder
-// is terminated, closed or crashed, of which nothing else tells. Where there are no locks, as in Node, nothing is held and nothing is heard.
+// Detects that the other end of a connection is gone. Each end holds a Web Lock while it lives, and waits for the lock
+// of the other end. A lock is freed when its holder is terminated, closed or crashes; no other event reports this.
+// Without Web Locks, as in Node, nothing is detected.
 
 export type End = "page" | "worker";
 
@@ -24,14 +25,14 @@ export function hold(connection: string, end: End, over: AbortSignal): Promise<v
         });
       });
     };
-    // A page that may not use locks, such as a sandboxed one, has none.
+    // A page that may not use locks, such as a sandboxed page, continues without them.
     manager.request(nameOf(connection, end), held).catch(() => {
       resolve();
     });
   });
 }
 
-/** Calls ``gone`` once the other end, which holds its lock by now, does so no more; never after ``over`` aborted. */
+/** Calls ``gone`` when the other end, which must hold its lock already, loses it; never after ``over`` has aborted. */
 export function whenGone(connection: string, end: End, over: AbortSignal, gone: () => void): void {
   const freed = (): void => {
     if (!over.aborted) gone();

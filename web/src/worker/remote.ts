@@ -1,4 +1,4 @@
-// The caller's end of a port: calls flow out with their arguments, results flow back as promises and streams.
+// The caller's end of a port: sends calls, and returns their results as promises and streams.
 
 import { Stream } from "../api/stream.js";
 import { RequestError, messageOf } from "../errors.js";
@@ -12,10 +12,10 @@ interface Call {
   resolve(value: unknown): void;
   reject(error: unknown): void;
   readonly callbacks: readonly ((...args: readonly unknown[]) => unknown)[];
-  /** Aborts when the call has ended: nothing listens to its signals any more. */
+  /** Aborts when the call has ended, which removes the listeners on its signals. */
   readonly ended: AbortController;
   readonly inbox: unknown[];
-  /** Why nothing more comes into the inbox; undefined error for the end. */
+  /** Set when the inbox receives no more items, with the error if there was one. */
   closed: { readonly error?: unknown } | null;
   /** Wakes the reader of the inbox. */
   wake(): void;
@@ -28,14 +28,15 @@ export class Remote {
 
   constructor(private readonly port: WirePort) {
     port.addEventListener("message", ({ data }) => {
-      this.receive(data as FromWorker);
+      this.#receive(data as FromWorker);
     });
     port.start();
   }
 
   /**
-   * Calls the function at ``path`` of what the other side serves. Signals and functions in the arguments work across the port; functions give
-   * nothing back. A result that can be iterated is a Stream. Throws what the function throws, a signal's reason, or what the port was closed with.
+   * Calls the function at ``path`` in the object that the other side serves. Signals and functions in the arguments
+   * work across the port, but functions return nothing. An iterable result becomes a Stream. Throws what the function
+   * throws, a signal's reason, or the error with which the port was closed.
    */
   async call(path: readonly string[], args: readonly unknown[]): Promise<unknown> {
     if (this.#closed !== null) throw this.#closed.error;
@@ -53,7 +54,7 @@ export class Remote {
       wake: () => undefined,
     };
     try {
-      this.post({ type: "call", id, path, args: packed.args }, packed.transfer);
+      this.#post({ type: "call", id, path, args: packed.args }, packed.transfer);
     } catch (error) {
       throw new RequestError(
         `${path.join(".")}: an argument cannot be sent: ${messageOf(error)}`,
@@ -64,44 +65,44 @@ export class Remote {
     this.#calls.set(id, call);
     for (const [index, signal] of packed.signals.entries()) {
       const abort = (): void => {
-        this.post({ type: "abort", id, signal: index, reason: packError(signal.reason) });
+        this.#post({ type: "abort", id, signal: index, reason: packError(signal.reason) });
         call.inbox.length = 0;
-        this.end(id, { error: signal.reason });
+        this.#end(id, { error: signal.reason });
       };
       signal.addEventListener("abort", abort, { signal: call.ended.signal });
     }
     return promise;
   }
 
-  /** Fails whatever waits, and every later call. */
+  /** Fails all calls that wait, and every later call. */
   close(error: Error): void {
     if (this.#closed !== null) return;
     this.#closed = { error };
     this.port.close();
-    for (const id of [...this.#calls.keys()]) this.end(id, { error });
+    for (const id of [...this.#calls.keys()]) this.#end(id, { error });
   }
 
-  private receive(message: FromWorker): void {
+  #receive(message: FromWorker): void {
     const call = this.#calls.get(message.id);
-    // A call that was aborted on this side is not there any more.
+    // The call was aborted on this side.
     if (call === undefined) return;
     switch (message.type) {
       case "value":
         call.resolve(message.value);
-        this.end(message.id, {});
+        this.#end(message.id, {});
         return;
       case "stream":
-        call.resolve(new Stream((left) => this.read(message.id, call, left)));
+        call.resolve(new Stream((signal) => this.#read(message.id, call, signal)));
         return;
       case "item":
         call.inbox.push(message.value);
         call.wake();
         return;
       case "end":
-        this.end(message.id, {});
+        this.#end(message.id, {});
         return;
       case "error":
-        this.end(message.id, { error: unpackError(message.error) });
+        this.#end(message.id, { error: unpackError(message.error) });
         return;
       case "callback":
         call.callbacks[message.callback]?.(...message.args);
@@ -109,15 +110,15 @@ export class Remote {
     }
   }
 
-  private async *read(id: number, call: Call, left: AbortSignal): AsyncGenerator<unknown, void, undefined> {
-    left.addEventListener("abort", () => {
+  async *#read(id: number, call: Call, signal: AbortSignal): AsyncGenerator<unknown, void, undefined> {
+    signal.addEventListener("abort", () => {
       call.wake();
     });
     let granted = 0;
     try {
-      while (!left.aborted) {
+      while (!signal.aborted) {
         if (granted < WINDOW / 2 && call.closed === null) {
-          this.post({ type: "more", id, count: WINDOW - granted });
+          this.#post({ type: "more", id, count: WINDOW - granted });
           granted = WINDOW;
         }
         if (call.inbox.length > 0) {
@@ -132,25 +133,25 @@ export class Remote {
       }
     } finally {
       if (call.closed === null) {
-        this.post({ type: "leave", id });
-        // As where no worker is in between, what was left has ended once the loop is over.
+        this.#post({ type: "leave", id });
+        // As without a worker, the answer has ended when the caller has left the loop.
         while ((call.closed as Call["closed"]) === null) await new Promise<void>((resolve) => (call.wake = resolve));
       }
     }
   }
 
-  private end(id: number, how: { readonly error?: unknown }): void {
+  #end(id: number, how: { readonly error?: unknown }): void {
     const call = this.#calls.get(id);
     if (call === undefined) return;
     this.#calls.delete(id);
     call.ended.abort();
     call.closed = how;
-    // Where the call has its result already, these two do nothing.
+    // These two do nothing if the call already has its result.
     if ("error" in how) call.reject(how.error);
     call.wake();
   }
 
-  private post(message: ToWorker, transfer: readonly Transferable[] = []): void {
+  #post(message: ToWorker, transfer: readonly Transferable[] = []): void {
     this.port.postMessage(message, [...transfer]);
   }
 }

@@ -1,25 +1,23 @@
-// A session of an engine in a worker, with the methods of one on the page. The conversation is kept on both sides, so that `messages` needs no waiting.
+// A session of an engine in a worker, with the methods of a session on the page. Both sides hold the messages, so that
+// `messages` is available without waiting.
 
 import type { SessionApi } from "../api/engine_api.js";
-import { RequestError } from "../errors.js";
+import { Conversation } from "../conversation.js";
 import type { GenerateOptions, GenerationEvent } from "../generation.js";
 import type { SessionOptions } from "../session.js";
 import type { Message } from "../text/chat_template.js";
 import type { Remote } from "./remote.js";
 
-export class RemoteSession implements SessionApi {
+export class RemoteSession extends Conversation implements SessionApi {
   readonly #id = crypto.randomUUID();
   readonly #remote: Remote;
-  /** Rejected if the worker cannot create the session; every later call then throws the same. */
+  /** Rejected if the worker cannot create the session; every later call then throws the same error. */
   readonly #created: Promise<unknown>;
-  #messages: readonly Message[];
-  #answering = false;
-  #closed = false;
 
   /** ``original``: the session that this one is a clone of. */
   constructor(remote: Remote, options: SessionOptions = {}, original?: RemoteSession) {
+    super(options.messages);
     this.#remote = remote;
-    this.#messages = [...(options.messages ?? [])];
     this.#created = remote.call(
       ["sessions", original === undefined ? "create" : "clone"],
       original === undefined ? [this.#id, options] : [original.#id, this.#id],
@@ -27,63 +25,36 @@ export class RemoteSession implements SessionApi {
     this.#created.catch(() => undefined);
   }
 
-  get messages(): readonly Message[] {
-    return this.#messages;
-  }
-
-  get isAnswering(): boolean {
-    return this.#answering;
-  }
-
-  async *generate(
-    content: string,
-    options: Omit<GenerateOptions, "raw"> = {},
-  ): AsyncGenerator<GenerationEvent, void, undefined> {
-    this.requireIdle();
-    const asked: readonly Message[] = [...this.#messages, { role: "user", content }];
-    this.#answering = true;
-    let answer = "";
-    try {
-      for await (const event of (await this.call("generate", content, options)) as AsyncIterable<GenerationEvent>) {
-        answer += event.text;
-        if (event.type === "done") this.#messages = [...asked, { role: "assistant", content: answer }];
-        yield event;
-      }
-    } finally {
-      this.#answering = false;
-    }
-  }
-
   clone(): SessionApi {
     this.requireIdle();
-    return new RemoteSession(this.#remote, { messages: this.#messages }, this);
+    return new RemoteSession(this.#remote, { messages: this.messages }, this);
   }
 
   async save(name: string): Promise<void> {
     this.requireIdle();
-    await this.call("save", name);
+    await this.#call("save", name);
   }
 
   async restore(name: string): Promise<void> {
     this.requireIdle();
-    this.#messages = (await this.call("restore", name)) as readonly Message[];
+    this.replaceMessages((await this.#call("restore", name)) as readonly Message[]);
   }
 
   close(): void {
-    this.#closed = true;
-    this.call("close").catch(() => undefined);
+    this.markClosed();
+    this.#call("close").catch(() => undefined);
   }
 
-  private async call(method: string, ...args: readonly unknown[]): Promise<unknown> {
+  protected async answer(
+    _messages: readonly Message[],
+    content: string,
+    options: GenerateOptions,
+  ): Promise<AsyncIterable<GenerationEvent>> {
+    return (await this.#call("generate", content, options)) as AsyncIterable<GenerationEvent>;
+  }
+
+  async #call(method: string, ...args: readonly unknown[]): Promise<unknown> {
     await this.#created;
     return this.#remote.call(["sessions", method], [this.#id, ...args]);
-  }
-
-  private requireIdle(): void {
-    if (this.#closed) throw new RequestError("The session is closed; create another");
-    if (this.#answering)
-      throw new RequestError(
-        "The session is generating an answer; wait for its end, abort it, or clone the session before",
-      );
   }
 }

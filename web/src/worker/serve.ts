@@ -1,4 +1,4 @@
-// The serving end of a port: calls flow in and are made on an object, what they give flows back.
+// The serving end of a port: receives calls, makes them on an object, and sends the results back.
 
 import { RequestError } from "../errors.js";
 import type { FromWorker, ToWorker, WirePort } from "./wire.js";
@@ -6,15 +6,18 @@ import { isA, packError, transferables, unpack, unpackError } from "./wire.js";
 
 interface Running {
   readonly controllers: Map<number, AbortController>;
-  /** Items that may be sent. */
+  /** The number of items that may be sent. */
   granted: number;
   left: boolean;
-  /** Ends the iteration, where there is one. */
+  /** Ends the iteration, if there is one. */
   stop(): void;
   wake(): void;
 }
 
-/** Serves the functions of ``target``, and of the objects in it, until the port closes. Returns what ends all that runs. */
+/**
+ * Serves the functions of ``target``, and of the objects in it, until the port closes. Returns a function that ends all
+ * running calls.
+ */
 export function serve(port: WirePort, target: object): () => void {
   const calls = new Map<number, Running>();
   const post = (message: FromWorker): void => {
@@ -37,8 +40,8 @@ export function serve(port: WirePort, target: object): () => void {
     };
     const callbackOf =
       (callback: number) =>
-      (...given: readonly unknown[]) => {
-        post({ type: "callback", id, callback, args: given });
+      (...values: readonly unknown[]) => {
+        post({ type: "callback", id, callback, args: values });
       };
     try {
       const result = await find(target, path)(...unpack(args, signalOf, callbackOf));
@@ -53,18 +56,18 @@ export function serve(port: WirePort, target: object): () => void {
 
   async function send(id: number, iterable: AsyncIterable<unknown>, running: Running): Promise<void> {
     post({ type: "stream", id });
-    const wanted = async (): Promise<boolean> => {
+    const isRequested = async (): Promise<boolean> => {
       while (running.granted === 0 && !running.left) await new Promise<void>((resolve) => (running.wake = resolve));
       return !running.left;
     };
-    // Nothing is started before somebody reads.
-    if (await wanted()) {
+    // Nothing starts before the caller reads.
+    if (await isRequested()) {
       const iterator = iterable[Symbol.asyncIterator]();
       running.stop = () => {
         if ("controller" in iterable && iterable.controller instanceof AbortController) iterable.controller.abort();
       };
       try {
-        while (await wanted()) {
+        while (await isRequested()) {
           const result: IteratorResult<unknown, unknown> = await iterator.next();
           if (result.done === true) break;
           running.granted--;
@@ -114,16 +117,16 @@ export function serve(port: WirePort, target: object): () => void {
 
 function find(target: object, path: readonly string[]): (...args: readonly unknown[]) => unknown {
   let owner: unknown = target;
-  let found: unknown = target;
+  let member: unknown = target;
   for (const name of path) {
-    owner = found;
-    found = (Object(owner) as Record<string, unknown>)[name];
+    owner = member;
+    member = (Object(owner) as Record<string, unknown>)[name];
   }
-  if (typeof found !== "function")
+  if (typeof member !== "function")
     throw new RequestError(
       `The worker has no function '${path.join(".")}'; load the same version of the package on both sides`,
     );
-  const method = found as (...args: readonly unknown[]) => unknown;
+  const method = member as (...args: readonly unknown[]) => unknown;
   return (...args) => method.apply(owner, [...args]);
 }
 

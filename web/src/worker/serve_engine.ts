@@ -1,10 +1,12 @@
-// The worker's side: call serveEngine(self) in a worker's or a service worker's script, and pages can connect to it.
+// The worker's side: after a script of a worker or a service worker calls serveEngine(self), pages can connect to it.
 
 import type { EngineApi } from "../api/engine_api.js";
 import { anySignal } from "../api/stream.js";
+import type { Completion, GeneratedToken, TokenRequest } from "../engine/request.js";
 import type { LoadOptions } from "../load.js";
 import { Engine } from "../engine.js";
 import { RequestError } from "../errors.js";
+import type { TuningEntry } from "../runtime/manifest.js";
 import { hold, whenGone } from "./liveness.js";
 import { serve } from "./serve.js";
 import { ServedSessions } from "./served_sessions.js";
@@ -20,12 +22,12 @@ export interface WorkerScope {
 /** Options of every engine that a worker loads, which a page cannot send. */
 export type ServeOptions = Pick<LoadOptions, "grammar">;
 
-/** How long a service worker stays after it last heard of a page. A hidden page's timers fire once a minute. */
+/** How long a service worker stays after a page's last message. The timers of a hidden page fire once a minute. */
 const KEEP_ALIVE_MS = 120_000;
 
-/** What a page calls: see connectEngine. */
+/** The methods that a page calls; see connectEngine. */
 class Connection {
-  readonly sessions = new ServedSessions(() => this.engine);
+  readonly sessions = new ServedSessions(() => this.#require("createSession"));
   #loan: Loan | null = null;
 
   constructor(
@@ -47,6 +49,29 @@ class Connection {
     return this.#loan.engine.info;
   }
 
+  async *generateTokens(
+    request: TokenRequest,
+    onEnd: (completion: Completion) => void,
+  ): AsyncGenerator<GeneratedToken, void, undefined> {
+    onEnd(yield* this.#require("generateTokens").generateTokens(request));
+  }
+
+  exportTuning(): Promise<TuningEntry | null> {
+    return this.#require("exportTuning").exportTuning();
+  }
+
+  unload(): boolean {
+    return this.#require("unload").unload();
+  }
+
+  /** A script's own LoadEngine may return an engine without the methods that EngineApi does not have. */
+  #require<K extends keyof Engine>(method: K): Pick<Engine, K> {
+    const engine = this.engine as EngineApi & Partial<Engine>;
+    if (engine[method] === undefined)
+      throw new RequestError(`The worker's engine has no ${method}; load it with Engine.load`);
+    return engine as unknown as Pick<Engine, K>;
+  }
+
   release(): void {
     this.sessions.closeAll();
     this.#loan?.release();
@@ -55,13 +80,15 @@ class Connection {
 }
 
 /**
- * Serves engines to the pages that connect, to several at once. Pages that name the same bundle share one engine. ``given`` is a replacement for
- * Engine.load or options for it; a service worker needs `grammar` for structured output. Call it while the script starts: a service worker's listeners
- * must be there by then.
+ * Serve engines to all pages that connect. Pages that name the same bundle share one engine. ``loadOrOptions`` is a
+ * replacement for Engine.load, or options for it; a service worker needs `grammar` for structured output. Call
+ * serveEngine while the script starts, because a service worker must add its listeners by then.
  */
-export function serveEngine(scope: WorkerScope, given: LoadEngine | ServeOptions = {}): void {
+export function serveEngine(scope: WorkerScope, loadOrOptions: LoadEngine | ServeOptions = {}): void {
   const load: LoadEngine =
-    typeof given === "function" ? given : async (bundles, options) => Engine.load(bundles, { ...options, ...given });
+    typeof loadOrOptions === "function"
+      ? loadOrOptions
+      : async (bundles, options) => Engine.load(bundles, { ...options, ...loadOrOptions });
   const engines = new SharedEngines(load);
   const connections = new Set<string>();
 
@@ -77,7 +104,7 @@ export function serveEngine(scope: WorkerScope, given: LoadEngine | ServeOptions
     const target = new Connection(engines, over.signal, () => held, disconnect);
     const stop = serve(port, target);
     connections.add(connection);
-    // Either tells, or neither: browsers differ.
+    // Browsers differ: the end of a page causes one of these events, or neither.
     port.addEventListener("close", disconnect);
     whenGone(connection, "page", over.signal, disconnect);
   };

@@ -1,38 +1,36 @@
-// The worker's side of sessions: those of one connection, by the ids that the page gave them.
+// The worker's side of sessions: the sessions of one connection, by the ids that the page chose.
 
-import type { EngineApi, EngineWithSessions, SessionApi } from "../api/engine_api.js";
+import type { EngineWithSessions, SessionApi } from "../api/engine_api.js";
 import { RequestError } from "../errors.js";
 import type { GenerateOptions, GenerationEvent } from "../generation.js";
 import type { SessionOptions } from "../session.js";
 import type { Message } from "../text/chat_template.js";
 
-/** What a page calls; see RemoteSession. */
+/** The methods that a page calls; see RemoteSession. */
 export class ServedSessions {
   readonly #sessions = new Map<string, SessionApi>();
 
-  constructor(private readonly engine: () => EngineApi) {}
+  /** ``engine`` throws RequestError if the engine has no sessions. */
+  constructor(private readonly engine: () => Pick<EngineWithSessions, "createSession">) {}
 
   create(id: string, options: SessionOptions): void {
-    const engine = this.engine() as EngineApi & Partial<EngineWithSessions>;
-    if (engine.createSession === undefined)
-      throw new RequestError("The worker's engine has no sessions; load it with Engine.load");
-    this.#sessions.set(id, engine.createSession(options));
+    this.#sessions.set(id, this.engine().createSession(options));
   }
 
   clone(id: string, copy: string): void {
-    this.#sessions.set(copy, this.find(id).clone());
+    this.#sessions.set(copy, this.#find(id).clone());
   }
 
   generate(id: string, content: string, options: Omit<GenerateOptions, "raw">): AsyncIterable<GenerationEvent> {
-    return this.find(id).generate(content, options);
+    return this.#find(id).generate(content, options);
   }
 
   save(id: string, name: string): Promise<void> {
-    return this.find(id).save(name);
+    return this.#find(id).save(name);
   }
 
   async restore(id: string, name: string): Promise<readonly Message[]> {
-    const session = this.find(id);
+    const session = this.#find(id);
     await session.restore(name);
     return session.messages;
   }
@@ -47,7 +45,7 @@ export class ServedSessions {
     for (const id of [...this.#sessions.keys()]) this.close(id);
   }
 
-  private find(id: string): SessionApi {
+  #find(id: string): SessionApi {
     const session = this.#sessions.get(id);
     if (session === undefined) throw new RequestError("The worker does not know the session; create another");
     return session;

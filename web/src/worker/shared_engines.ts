@@ -1,4 +1,5 @@
-// The engines of a worker, by the addresses of their bundles. Who asks for the same gets the same engine; the last one to leave frees it.
+// The engines of a worker, by the addresses of their bundles. Pages that request the same bundles share one engine; the
+// last page that leaves frees it.
 
 import type { EngineApi } from "../api/engine_api.js";
 import type { LoadOptions, LoadProgress } from "../load.js";
@@ -22,19 +23,22 @@ export class SharedEngines {
 
   constructor(private readonly load: LoadEngine) {}
 
-  /** The options are those of whoever comes first. A load ends when everyone who waits for it has aborted. Throws what loading throws. */
+  /**
+   * The first caller's options apply. A load ends when all callers that wait for it have aborted. Throws the errors of
+   * the load.
+   */
   async borrow(bundles: readonly string[], options: LoadOptions): Promise<Loan> {
     const key = bundles.join(" ");
     const { signal, onProgress = () => undefined } = options;
     signal?.throwIfAborted();
-    const entry = this.#entries.get(key) ?? this.start(key, bundles, options);
+    const entry = this.#entries.get(key) ?? this.#start(key, bundles, options);
     entry.users++;
     entry.listeners.add(onProgress);
     let released = false;
     const release = (): void => {
       if (released) return;
       released = true;
-      if (--entry.users === 0) this.end(key, entry);
+      if (--entry.users === 0) this.#end(key, entry);
     };
     signal?.addEventListener("abort", release, { once: true });
     try {
@@ -50,9 +54,9 @@ export class SharedEngines {
     }
   }
 
-  private start(key: string, bundles: readonly string[], options: LoadOptions): Entry {
+  #start(key: string, bundles: readonly string[], options: LoadOptions): Entry {
     const aborted = new AbortController();
-    // Who starts the load hears of it from its first moment on.
+    // The caller that starts the load receives all of its progress.
     const listeners = new Set<(progress: LoadProgress) => void>(
       options.onProgress === undefined ? [] : [options.onProgress],
     );
@@ -69,14 +73,14 @@ export class SharedEngines {
     return entry;
   }
 
-  private end(key: string, entry: Entry): void {
+  #end(key: string, entry: Entry): void {
     if (this.#entries.get(key) === entry) this.#entries.delete(key);
     entry.aborted.abort();
     entry.engine.then(
       (engine) => {
         engine.destroy();
       },
-      // Whoever waited has been told.
+      // The callers that waited have received the error.
       () => undefined,
     );
   }

@@ -1,27 +1,30 @@
-// What crosses a port: calls one way, results and callbacks the other. Values are structured clones, but for signals, functions and errors,
-// which are written down here and made again on the other side; streams and ports are transferred.
+// The messages on a port: calls in one direction, results and callbacks in the other. Values are structured clones.
+// Signals, functions and errors cannot be cloned, so they are encoded here and recreated on the other side. Streams and
+// ports are transferred.
 
 import type { ErrorJson } from "../errors.js";
 import { errorFromJson, NearfarError, messageOf } from "../errors.js";
 
 export type ToWorker =
   | { readonly type: "call"; readonly id: number; readonly path: readonly string[]; readonly args: readonly unknown[] }
-  /** So many more items of a stream may be sent. */
+  /** The worker may send ``count`` more items of a stream. */
   | { readonly type: "more"; readonly id: number; readonly count: number }
-  /** Nobody reads the stream any more. */
+  /** The reader has left the stream. */
   | { readonly type: "leave"; readonly id: number }
   | { readonly type: "abort"; readonly id: number; readonly signal: number; readonly reason: WireError };
 
 export type FromWorker =
   | { readonly type: "value"; readonly id: number; readonly value: unknown }
-  /** The call's result is to be iterated: items follow once "more" was sent, then "end" or "error". */
+  /** The call's result is a stream: items follow after "more" was sent, then "end" or "error". */
   | { readonly type: "stream"; readonly id: number }
   | { readonly type: "item"; readonly id: number; readonly value: unknown }
   | { readonly type: "end"; readonly id: number }
   | { readonly type: "error"; readonly id: number; readonly error: WireError }
   | { readonly type: "callback"; readonly id: number; readonly callback: number; readonly args: readonly unknown[] };
 
-/** A MessagePort, or what stands for one where messages go another way, as through an app's web view. */
+/**
+ * A MessagePort, or a replacement if messages are transported in another way, for example through an app's web view.
+ */
 export interface WirePort {
   postMessage(message: unknown, transfer: Transferable[]): void;
   addEventListener(type: "message", listener: (event: { readonly data: unknown }) => void): void;
@@ -29,7 +32,10 @@ export interface WirePort {
   close(): void;
 }
 
-/** What a page sends to the worker itself; the reply to a ping, on the port that comes with it, is whether the connection is known. */
+/**
+ * The messages that a page sends to the worker itself. A ping is sent with a port; the reply there is whether the
+ * worker knows the connection.
+ */
 export type Greeting =
   | { readonly nearfar: "connect"; readonly connection: string }
   | { readonly nearfar: "ping"; readonly connection: string };
@@ -38,7 +44,7 @@ export type WireError =
   | { readonly kind: "nearfar"; readonly json: ErrorJson }
   | { readonly kind: "dom" | "error"; readonly name: string; readonly message: string };
 
-/** Where a signal or a function was in the arguments. */
+/** Replaces a signal or a function in the arguments. */
 interface Reference {
   readonly nearfarReference: "signal" | "callback";
   readonly index: number;
@@ -51,7 +57,7 @@ export interface Packed {
   readonly transfer: readonly Transferable[];
 }
 
-/** Arguments for the wire. Looks into plain objects and lists only. */
+/** Encode arguments for the port. Only plain objects and lists are searched for signals and functions. */
 export function pack(args: readonly unknown[]): Packed {
   const signals: AbortSignal[] = [];
   const callbacks: ((...args: readonly unknown[]) => unknown)[] = [];
@@ -67,7 +73,7 @@ export function pack(args: readonly unknown[]): Packed {
   return { args: packed as readonly unknown[], signals, callbacks, transfer: transferables(packed) };
 }
 
-/** The arguments again; ``signal`` and ``callback`` make what stands for those of the other side. */
+/** Decode arguments; ``signal`` and ``callback`` create the replacements for those of the other side. */
 export function unpack(
   args: readonly unknown[],
   signal: (index: number) => AbortSignal,
@@ -82,20 +88,20 @@ export function unpack(
 
 const TRANSFERRED = ["MessagePort", "ReadableStream", "WritableStream", "TransformStream"] as const;
 
-/** Whether it is one of a class that a JavaScript engine outside of browsers may not have. */
+/** Whether a value is an instance of a class that may not exist outside of browsers. */
 export function isA(name: (typeof TRANSFERRED)[number] | "DOMException", value: unknown): boolean {
-  const found = (globalThis as Partial<Record<typeof name, new () => unknown>>)[name];
-  return found !== undefined && value instanceof found;
+  const type = (globalThis as Partial<Record<typeof name, new () => unknown>>)[name];
+  return type !== undefined && value instanceof type;
 }
 
-/** Everything in a value that can only be transferred. Buffers are copied, so that the sender keeps them. */
+/** All parts of a value that can only be transferred. Buffers are copied, so that the sender can still use them. */
 export function transferables(value: unknown): readonly Transferable[] {
-  const found = new Set<Transferable>();
+  const transferred = new Set<Transferable>();
   mapPlain(value, (part) => {
-    if (TRANSFERRED.some((name) => isA(name, part))) found.add(part as Transferable);
+    if (TRANSFERRED.some((name) => isA(name, part))) transferred.add(part as Transferable);
     return part;
   });
-  return [...found];
+  return [...transferred];
 }
 
 export function packError(error: unknown): WireError {
@@ -105,7 +111,10 @@ export function packError(error: unknown): WireError {
   return { kind: "error", name: error instanceof Error ? error.name : "Error", message: messageOf(error) };
 }
 
-/** The error as the class that it was: of our tree, DOMException, TypeError or RangeError; else Error with its name. */
+/**
+ * The error with its original class if that is in our tree, DOMException, TypeError or RangeError; otherwise an Error
+ * with the original name.
+ */
 export function unpackError(error: WireError): Error {
   switch (error.kind) {
     case "nearfar":

@@ -8,7 +8,7 @@ import type { Batch } from "../../src/runtime/batch.js";
 
 const LIMITS = { tokens: 8, sequences: 3, pages: 6, pageSize: 4, context: 24, vocabSize: 100 };
 
-/** Its pages hold token ids, and a text's vector is what its pages hold: (tokens, their sum, the first). */
+/** A runner whose pages hold token ids. A text's vector is (the number of its tokens, their sum, the first token). */
 class PageRunner implements EmbedRunner {
   readonly limits = LIMITS;
   readonly batches: Batch[] = [];
@@ -53,7 +53,7 @@ test("texts of any length share batches and pages within the limits", async () =
   expect(runner.batches.length).toBeLessThan(tokens / LIMITS.tokens + TEXTS.length);
 });
 
-test("while the gate is closed nothing goes to the device", async () => {
+test("while the gate is closed, nothing is sent to the device", async () => {
   const runner = new PageRunner();
   const gate = new Gate();
   const embedder = new Embedder(runner, noOther, gate);
@@ -65,7 +65,7 @@ test("while the gate is closed nothing goes to the device", async () => {
   expect(lists(await vectors)).toEqual(VECTORS);
 });
 
-test("requests at once are answered one after the other, and it is busy until the last", async () => {
+test("simultaneous requests are answered one after the other; the embedder is busy until the last", async () => {
   const embedder = new Embedder(new PageRunner(), noOther);
   const both = Promise.all([embedder.embed(TEXTS), embedder.embed([...TEXTS].reverse())]);
   expect(embedder.isBusy).toBe(true);
@@ -88,7 +88,7 @@ test("a lost device is replaced once", async () => {
   await expect(embedder(() => new PageRunner(0)).embed(TEXTS)).rejects.toThrow("the fake device is lost");
 });
 
-test("an aborted request ends with the signal's reason, and the next is answered", async () => {
+test("an aborted request ends with the signal's reason, and the next request is answered", async () => {
   const embedder = new Embedder(new PageRunner(), noOther);
   const controller = new AbortController();
   const aborted = embedder.embed(TEXTS, controller.signal);

@@ -1,5 +1,5 @@
-// A model that is a hash: the next token follows from all tokens before it, so a page that holds the wrong token gives a wrong answer.
-// tests/conformance/scheduler.json is made with it.
+// A model that is a hash: the next token depends on all tokens before it, so a page with a wrong token causes a wrong
+// answer. tests/conformance/scheduler.json was created with it.
 
 export const VOCAB = 16;
 export const STOP = 0;
@@ -12,7 +12,7 @@ function hashOf(tokens: readonly number[]): number {
   return tokens.reduce((hash, token) => (hash * 31 + token + 1) % 65_521, 0);
 }
 
-/** The log-probability of each token of the vocabulary, that of `nextToken` the largest. */
+/** The log-probability of each token of the vocabulary; that of `nextToken` is the largest. */
 export function logprobsOf(tokens: readonly number[]): readonly number[] {
   const hash = hashOf(tokens);
   const logits = Array.from({ length: VOCAB }, (_, id) => (id === hash % VOCAB ? 5 : ((hash * (id + 3)) % 97) / 20));
@@ -20,7 +20,7 @@ export function logprobsOf(tokens: readonly number[]): readonly number[] {
   return logits.map((logit) => logit - sum);
 }
 
-/** What one request alone is answered with. */
+/** The answer to a single request. */
 export function answerOf(
   prompt: readonly number[],
   maxTokens: number,

@@ -1,10 +1,11 @@
-// A runner whose pages hold token ids: it reads a sequence through its page table, as attention does, and answers by the fake model.
+// A runner whose pages hold token ids: it reads a sequence through its page table, as attention does, and computes the
+// next token with the fake model.
 
 import type { StepRunner } from "../../src/engine/step_runner.js";
 import { DeviceError } from "../../src/errors.js";
 import type { Batch } from "../../src/runtime/batch.js";
 import { SAMPLE_FLAGS } from "../../src/runtime/batch.js";
-import type { RunnerLimits, StepResult, Wanted } from "../../src/runtime/runner.js";
+import type { RunnerLimits, StepResult, ResultOptions } from "../../src/runtime/runner.js";
 import { VOCAB, logprobsOf, nextToken } from "./fake_model.js";
 
 export class FakeRunner implements StepRunner {
@@ -17,7 +18,7 @@ export class FakeRunner implements StepRunner {
   readonly #cells: Int32Array;
   readonly #sampled: Int32Array;
   #lost = false;
-  /** The logits of a batch are on the host. */
+  /** Resolves when the logits of a batch are on the host. */
   #processing = false;
 
   constructor(
@@ -29,7 +30,10 @@ export class FakeRunner implements StepRunner {
     this.#sampled = new Int32Array(limits.sequences).fill(-1);
   }
 
-  async submit(batch: Batch, { logprobs = false, alternatives = false, onLogits }: Wanted = {}): Promise<StepResult> {
+  async submit(
+    batch: Batch,
+    { logprobs = false, alternatives = false, onLogits }: ResultOptions = {},
+  ): Promise<StepResult> {
     if (this.#processing) throw new Error("a batch was submitted between the two parts of another");
     this.batches.push(batch);
     if (onLogits !== undefined) {
@@ -90,10 +94,10 @@ export class FakeRunner implements StepRunner {
     });
   }
 
-  /** Of each sampled row the token, and the log-probabilities (V,) of all. */
+  /** For each sampled row, the token and the log-probabilities (V,) of all tokens. */
   private compute(
     batch: Batch,
-    onLogits: Wanted["onLogits"],
+    onLogits: ResultOptions["onLogits"],
   ): { readonly tokenIds: Int32Array<ArrayBuffer>; readonly rows: readonly (readonly number[])[] } {
     const ids = batch.token_ids.map((id) => (id < 0 ? (this.#sampled[-1 - id] ?? -1) : id));
     batch.slots.forEach((slot, row) => {
@@ -114,7 +118,7 @@ export class FakeRunner implements StepRunner {
       onLogits?.(logits, sample);
       const likeliest = onLogits === undefined ? nextToken(tokens) : logits.indexOf(Math.max(...logits));
       const token = allowed(likeliest, masked ? this.#masks.get(slot) : undefined);
-      // With a temperature, the draw takes part.
+      // With a temperature, the token depends on the draw.
       const settings = batch.sample_settings.slice(sample * 8, sample * 8 + 8);
       const chosen = settings[0] === 0 ? token : (token + Math.floor((settings[4] ?? 0) * VOCAB)) % VOCAB;
       if (slot >= 0) this.#sampled[slot] = chosen;
@@ -124,7 +128,7 @@ export class FakeRunner implements StepRunner {
   }
 }
 
-/** The token, or the next one that the mask lets through. */
+/** The token, or the next one that the mask allows. */
 function allowed(token: number, mask: Int32Array | undefined): number {
   if (mask === undefined) return token;
   for (let step = 0; step < VOCAB; step++) {

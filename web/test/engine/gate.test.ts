@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import { Gate } from "../../src/engine/gate.js";
 
-test("closing waits for what went through, and not for what comes later", async () => {
+test("closing waits for the work that has passed, and not for later work", async () => {
   const gate = new Gate();
   const done: string[] = [];
   let finish: (error?: Error) => void = () => undefined;
@@ -29,7 +29,7 @@ test("closing waits for what went through, and not for what comes later", async 
   expect([gate.isClosed, done]).toEqual([false, ["closed", "opened"]]);
 });
 
-test("who waits stays outside where the gate closes again at once", async () => {
+test("waiting work does not pass if the gate closes again immediately", async () => {
   const gate = new Gate();
   await gate.close();
   let isIn = false;

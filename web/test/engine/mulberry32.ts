@@ -1,4 +1,4 @@
-/** Uniform numbers in [0, 1) from a 32-bit seed; one draw a token. Tommy Ettinger 2017. */
+/** Uniform numbers in [0, 1) from a 32-bit seed; one for each token. Tommy Ettinger 2017. */
 export function mulberry32(seed: number): () => number {
   let state = seed | 0;
   return () => {

@@ -2,7 +2,10 @@ import { expect, test } from "vitest";
 
 import { promptLogprob } from "../../src/engine/prompt_logprobs.js";
 
-/** Two rows of the 20 likeliest of a vocabulary; of the second, ids 100 to 119 with these probabilities each. */
+/**
+ * Two rows with the 20 most likely tokens of a vocabulary. The second row has the ids 100 to 119, each with this
+ * probability.
+ */
 function rows(probability: number) {
   const ids = Int32Array.from({ length: 40 }, (_, index) => (index < 20 ? index : 80 + index));
   const logprobs = Float32Array.from({ length: 40 }, (_, index) =>

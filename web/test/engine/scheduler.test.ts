@@ -1,4 +1,4 @@
-// The scheduler's decisions, against traces that every runtime shares, and its invariants on random ones.
+// Tests the scheduler's decisions with traces that all runtimes share, and its invariants with random traces.
 
 import fc from "fast-check";
 import { readFileSync, writeFileSync } from "node:fs";
@@ -32,14 +32,14 @@ interface TraceConfig {
 }
 
 interface StepRecord {
-  /** [request, first position, positions, 1 where the next token is sampled] */
+  /** [request, first position, positions, 1 if the next token is sampled] */
   readonly rows: readonly (readonly number[])[];
   /** The pages of each row's sequence. */
   readonly pages: readonly (readonly number[])[];
-  /** [request, tokens that were there already] */
+  /** [request, cached tokens] */
   readonly admitted: readonly (readonly number[])[];
   readonly preempted: readonly number[];
-  /** Of each row, the positions that give log-probabilities of the prompt; left out of steps without any. */
+  /** For each row, the positions that give log-probabilities of the prompt; left out of steps without any. */
   readonly prompt_logprobs?: readonly number[];
 }
 
@@ -59,7 +59,7 @@ const PLAIN: Omit<SequenceParams, "maxTokens"> = {
   contextShift: null,
   lockstep: false,
   promptLogprobs: 0,
-  kept: null,
+  retained: null,
 };
 
 function schedulerOf(config: TraceConfig): Scheduler {
@@ -74,7 +74,7 @@ function schedulerOf(config: TraceConfig): Scheduler {
   return new Scheduler(own);
 }
 
-/** Pages hold tokens; a step is computed when it is committed, in order, as on a device. */
+/** Pages that hold tokens. A step is computed when it is committed, in order, as on a device. */
 class Pages {
   readonly cells: number[];
 
@@ -96,7 +96,7 @@ class Pages {
       const known = knownAt.get(step)?.get(sequence) ?? [];
       for (let position = start; position < start + length; position++)
         this.cells[cell(position)] = known[position] ?? sampled.get(sequence) ?? -1;
-      // The prompt's rows sample nothing that may become a token of the answer.
+      // The tokens of the prompt's rows must not become tokens of the answer.
       const unused = new Array<number>(promptLogprobs).fill(-1);
       if (!samplesAnswer(row)) return unused;
       const token = nextToken(
@@ -108,7 +108,7 @@ class Pages {
   }
 }
 
-// The tokens that were known when a step was handed out.
+// The known tokens at the time when a step was built.
 const knownAt = new WeakMap<Step, Map<Sequence, readonly number[]>>();
 
 function run(
@@ -159,7 +159,7 @@ function run(
     if (first !== undefined) {
       for (const event of scheduler.commit(first.step, pages.run(first.step, first.pagesOf, sampled))) {
         if (event.type === "prompt_logprob") logprobs.get(event.sequence)?.push(event.tokenId);
-        // All of the prompt comes before the first token.
+        // All log-probabilities of the prompt arrive before the first token.
         if (event.type === "token" && event.sequence.generated === 1)
           expect(logprobs.get(event.sequence)).toEqual(tokensWithLogprobs(event.sequence));
       }
@@ -174,12 +174,12 @@ function run(
   return { steps, outputs };
 }
 
-/** The prompt's tokens that get a log-probability. */
+/** The tokens of the prompt that get a log-probability. */
 function tokensWithLogprobs({ prompt, params }: Sequence): readonly number[] {
   return prompt.slice(prompt.length - Math.min(params.promptLogprobs, prompt.length - 1));
 }
 
-// WRITE_TRACES=1 writes what the scheduler does now, for a reader to judge.
+// WRITE_TRACES=1 writes the scheduler's current decisions to the file, for review.
 if (process.env.WRITE_TRACES === "1") {
   const written = traces.map(({ name, config: own, requests }) => ({
     name,
@@ -211,7 +211,7 @@ const config = fc
     spare: fc.integer({ min: 0, max: 12 }),
   })
   .map(({ spare, ...rest }) => ({ ...rest, pages: Math.ceil(rest.context / rest.page_size) + spare }));
-// Few beginnings, so that prompts share them.
+// Few prefixes, so that prompts share them.
 const prompt = fc
   .tuple(fc.constantFrom([1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 9], []), fc.array(token, { minLength: 1, maxLength: 8 }))
   .map(([head, tail]) => [...head, ...tail]);
@@ -228,7 +228,7 @@ const trace = fc.tuple(config, fc.array(request, { minLength: 1, maxLength: 7 })
   requests: requests.map((one) => ({ ...one, prompt: one.prompt.slice(0, own.context) })),
 }));
 
-test("random traces: batched is as alone, every request ends, no page is lost or written by two", () => {
+test("random traces: batched answers equal single ones, every request ends, no page is lost or shared wrongly", () => {
   fc.assert(
     fc.property(trace, ({ config: own, requests }) => {
       let scheduler: Scheduler | null = null;
@@ -252,7 +252,9 @@ test("random traces: batched is as alone, every request ends, no page is lost or
   );
 });
 
-/** No page has more or fewer users than are known of, and where a sequence writes next nobody else reads. */
+/**
+ * The number of users of each page is correct, and no other sequence reads the page to which a sequence writes next.
+ */
 function requirePages(scheduler: Scheduler): void {
   const holders = new Map<number, number>();
   const { running, config: own, kv } = scheduler;
@@ -267,7 +269,7 @@ function requirePages(scheduler: Scheduler): void {
   expect(used + pool.free).toBe(pool.size);
   for (const { computed, pages, tokens } of running) {
     expect(pages.length).toBeGreaterThanOrEqual(Math.ceil(computed / own.pageSize));
-    // A page that is not full of known tokens is its sequence's own.
+    // A page that is not full of known tokens has no other users.
     pages.slice(Math.floor(Math.min(computed, tokens.length) / own.pageSize)).forEach((page) => {
       expect(pool.users(page)).toBe(1);
     });

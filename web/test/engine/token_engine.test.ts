@@ -1,7 +1,7 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
 
-import type { KeptSequence } from "../../src/engine/kept_sequence.js";
+import type { RetainedSequence } from "../../src/engine/retained_sequence.js";
 import type { Completion, Constraint, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
 import { drawAt } from "../../src/engine/resolved_sampling.js";
 import { Gate } from "../../src/engine/gate.js";
@@ -13,7 +13,7 @@ import { STOP, VOCAB, answerOf, logprobsOf } from "./fake_model.js";
 import { FakeRunner } from "./fake_runner.js";
 
 const LIMITS: RunnerLimits = { tokens: 8, sequences: 4, pages: 16, pageSize: 4, context: 64, vocabSize: VOCAB };
-// Their answers are long, by the fake model.
+// The fake model gives long answers to these prompts.
 const PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14];
 const OTHERS = [
   [10, 12, 15],
@@ -39,13 +39,13 @@ function answer(engine: TokenEngine, request: Partial<TokenRequest> = {}): Retur
   return collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 6, ...request }));
 }
 
-test("an answer is the model's, and ends at maxTokens", async () => {
+test("an answer equals that of the model, and ends at maxTokens", async () => {
   const { ids, completion } = await answer(engineOn(new FakeRunner(LIMITS)));
   expect(ids).toEqual(answerOf(PROMPT, 6, 64).tokens);
   expect(completion).toEqual({ finishReason: "length", promptTokens: 10, cachedTokens: 0, completionTokens: 6 });
 });
 
-test("a stop token ends the answer and is not told", async () => {
+test("a stop token ends the answer and is not emitted", async () => {
   const { ids } = await answer(engineOn(new FakeRunner(LIMITS)));
   const stop = ids[2] ?? -1;
   const stopped = await answer(engineOn(new FakeRunner(LIMITS)), { stopTokenIds: [stop] });
@@ -53,59 +53,59 @@ test("a stop token ends the answer and is not told", async () => {
   expect(stopped.completion.finishReason).toBe("stop");
 });
 
-test("steps run ahead of what is read: later tokens are fed on the device", async () => {
+test("steps run before earlier ones are read: their tokens are passed on the device", async () => {
   const runner = new FakeRunner(LIMITS);
   await answer(engineOn(runner));
   const fed = runner.batches.filter(({ token_ids }) => token_ids.length === 1 && (token_ids[0] ?? 0) < 0);
   expect(fed.length).toBeGreaterThan(2);
 });
 
-test("a second turn computes new tokens only", async () => {
+test("a second turn computes only its new tokens", async () => {
   const engine = engineOn(new FakeRunner(LIMITS));
   const first = await answer(engine);
   const before = engine.counts.computedTokens;
   const promptIds = [...PROMPT, ...first.ids, 11, 12];
   const second = await answer(engine, { promptIds, maxTokens: 1 });
   expect(second.ids).toEqual(answerOf(promptIds, 1, 64).tokens);
-  // Of 15 computed positions 12 fill pages.
+  // 12 of 15 computed positions fill pages.
   expect(second.completion.cachedTokens).toBe(12);
   expect(engine.counts.computedTokens - before).toBe(promptIds.length - 12);
 });
 
-test("a kept sequence spares the unfilled page as well, and its clone copies that page before it writes", async () => {
+test("a retained sequence also retains the unfilled page, and its clone copies it before writing", async () => {
   const runner = new FakeRunner(LIMITS);
   const engine = engineOn(runner);
-  const kept = engine.keep();
-  const first = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, kept));
-  const clone = engine.keep(kept);
+  const retained = engine.retainedSequence();
+  const first = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, retained));
+  const clone = engine.retainedSequence(retained);
   const promptIds = [...PROMPT, ...first.ids, 3];
   const [one, other] = await Promise.all([
-    collect(engine.generateTokens({ promptIds, maxTokens: 5 }, kept)),
+    collect(engine.generateTokens({ promptIds, maxTokens: 5 }, retained)),
     collect(engine.generateTokens({ promptIds: [...promptIds, 4], maxTokens: 5 }, clone)),
   ]);
   expect(one.ids).toEqual(answerOf(promptIds, 5, 64).tokens);
   expect(other.ids).toEqual(answerOf([...promptIds, 4], 5, 64).tokens);
   expect(one.completion.cachedTokens).toBe(13);
   expect(runner.calls.some((call) => call.startsWith("copy"))).toBe(true);
-  engine.forget(kept);
+  engine.forget(retained);
   engine.forget(clone);
 });
 
-test("a kept sequence can be saved, and restored into another engine", async () => {
+test("a retained sequence can be saved, and restored into another engine", async () => {
   const engine = engineOn(new FakeRunner(LIMITS));
-  const kept = engine.keep();
-  const { ids } = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, kept));
-  const bytes = await engine.readKept(kept);
+  const retained = engine.retainedSequence();
+  const { ids } = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, retained));
+  const bytes = await engine.readRetained(retained);
   const other = engineOn(new FakeRunner(LIMITS));
-  const restored = other.keep();
-  expect(other.writeKept(restored, kept.tokens, bytes)).toBe(true);
+  const restored = other.retainedSequence();
+  expect(other.writeRetained(restored, retained.tokens, bytes)).toBe(true);
   const promptIds = [...PROMPT, ...ids, 5];
   const { ids: next, completion } = await collect(other.generateTokens({ promptIds, maxTokens: 4 }, restored));
   expect(next).toEqual(answerOf(promptIds, 4, 64).tokens);
   expect(completion.cachedTokens).toBe(13);
 });
 
-test("requests made at once share steps and are answered as each alone", async () => {
+test("simultaneous requests share steps, and their answers equal those of single requests", async () => {
   const runner = new FakeRunner(LIMITS);
   const engine = engineOn(runner);
   const prompts = [PROMPT, ...OTHERS];
@@ -116,7 +116,7 @@ test("requests made at once share steps and are answered as each alone", async (
   expect(Math.max(...runner.batches.map(({ seq_starts }) => seq_starts.length - 1))).toBe(3);
 });
 
-test("an aborted answer ends with the signal's reason, and the engine goes on", async () => {
+test("an aborted answer ends with the signal's reason, and the engine still answers", async () => {
   const engine = engineOn(new FakeRunner(LIMITS));
   const controller = new AbortController();
   const tokens = engine.generateTokens({ promptIds: PROMPT, signal: controller.signal });
@@ -126,7 +126,7 @@ test("an aborted answer ends with the signal's reason, and the engine goes on", 
   expect((await answer(engine)).ids).toHaveLength(6);
 });
 
-test("a page is lent only where a sequence that fills the context does without it", async () => {
+test("a page is lent only if a sequence that fills the context does not need it", async () => {
   const limits = { ...LIMITS, context: 16, pages: 4 };
   expect(engineOn(new FakeRunner(limits)).lendPage()).toBeNull();
   const engine = engineOn(new FakeRunner({ ...limits, pages: 5 }));
@@ -146,7 +146,7 @@ test("leaving the loop ends the answer", async () => {
   expect(runner.batches.length).toBeLessThanOrEqual(before + 1);
 });
 
-test("a lost device is replaced in the middle of an answer, which goes on with the same tokens", async () => {
+test("a lost device is replaced during an answer, which continues with the same tokens", async () => {
   const engine = engineOn(new FakeRunner(LIMITS, 4), () => Promise.resolve(new FakeRunner(LIMITS)));
   const sampling = { temperature: 1, seed: 7 };
   const { ids } = await answer(engine, { maxTokens: 12, sampling });
@@ -154,7 +154,7 @@ test("a lost device is replaced in the middle of an answer, which goes on with t
   expect(engine.counts.recoveries).toBe(1);
 });
 
-test("without a new device, every answer fails with what was wrong", async () => {
+test("without a new device, every answer fails with the error of the old one", async () => {
   const engine = engineOn(new FakeRunner(LIMITS, 2));
   const both = [answer(engine), answer(engine)];
   await expect(both[0]).rejects.toMatchObject({ code: "device_error" });
@@ -162,12 +162,12 @@ test("without a new device, every answer fails with what was wrong", async () =>
   await expect(answer(engine)).rejects.toMatchObject({ code: "device_error" });
 });
 
-test("a device that is lost again and again fails at last", async () => {
+test("answers fail if the device is lost repeatedly", async () => {
   const engine = engineOn(new FakeRunner(LIMITS, 0), () => Promise.resolve(new FakeRunner(LIMITS, 0)));
   await expect(answer(engine)).rejects.toMatchObject({ code: "device_error" });
 });
 
-test("a full context ends an answer, or the oldest tokens make way", async () => {
+test("a full context ends an answer, or the oldest tokens are dropped", async () => {
   const limits = { ...LIMITS, context: 16, pages: 4 };
   const ended = await answer(engineOn(new FakeRunner(limits)), { maxTokens: 30 });
   expect(ended.completion.finishReason).toBe("length");
@@ -184,7 +184,7 @@ test("a full context ends an answer, or the oldest tokens make way", async () =>
   );
 });
 
-test("a constraint's mask holds for each token, and its end ends the answer", async () => {
+test("a constraint's mask applies to each token, and its end ends the answer", async () => {
   const accepted: number[] = [];
   let disposed = 0;
   const constraint: Constraint = {
@@ -219,28 +219,25 @@ test.each([
   expect([ids.length, completion.finishReason]).toEqual([3, reason]);
 });
 
-test.each(["mask", "accept"] as const)(
-  "a constraint whose %s fails takes its own answer with it, and no other",
-  async (what) => {
-    const fail = (): never => {
-      throw new Error("no way on");
-    };
-    const constraint: Constraint = {
-      mask: () => null,
-      accept: () => undefined,
-      finished: false,
-      complete: false,
-      dispose: () => undefined,
-      [what]: fail,
-    };
-    const engine = engineOn(new FakeRunner(LIMITS));
-    const [failed, other] = await Promise.allSettled([answer(engine, { constraint }), answer(engine)]);
-    expect(failed).toMatchObject({ status: "rejected", reason: { message: "no way on" } });
-    expect(other).toMatchObject({ status: "fulfilled", value: { ids: answerOf(PROMPT, 6, 64).tokens } });
-  },
-);
+test.each(["mask", "accept"] as const)("a constraint whose %s fails ends only its own answer", async (what) => {
+  const fail = (): never => {
+    throw new Error("the constraint failed");
+  };
+  const constraint: Constraint = {
+    mask: () => null,
+    accept: () => undefined,
+    finished: false,
+    complete: false,
+    dispose: () => undefined,
+    [what]: fail,
+  };
+  const engine = engineOn(new FakeRunner(LIMITS));
+  const [failed, other] = await Promise.allSettled([answer(engine, { constraint }), answer(engine)]);
+  expect(failed).toMatchObject({ status: "rejected", reason: { message: "the constraint failed" } });
+  expect(other).toMatchObject({ status: "fulfilled", value: { ids: answerOf(PROMPT, 6, 64).tokens } });
+});
 
-/** Takes ``tokens`` one after the other, whatever the model computes. */
+/** A logit processor that forces ``tokens`` one after the other. */
 function forcing(
   tokens: readonly number[],
   seen: (number | readonly number[])[],
@@ -252,7 +249,7 @@ function forcing(
   };
 }
 
-test("a logit processor gets the model's logits and each sampled token, and others are answered as alone", async () => {
+test("a logit processor receives logits and each sampled token, and does not change other answers", async () => {
   const engine = engineOn(new FakeRunner(LIMITS));
   const seen: (number | readonly number[])[] = [];
   const [forced, ...others] = await Promise.all([
@@ -265,7 +262,7 @@ test("a logit processor gets the model's logits and each sampled token, and othe
   expect(others.map(({ ids }) => ids)).toEqual(OTHERS.map((prompt) => answerOf(prompt, 6, 64).tokens));
 });
 
-test("a logit processor that joins or ends while steps run ahead changes no other answer", async () => {
+test("a logit processor that starts or ends while steps are in flight does not change other answers", async () => {
   const engine = engineOn(new FakeRunner(LIMITS));
   let isOver = false;
   const long = answer(engine, { maxTokens: 30 }).finally(() => (isOver = true));
@@ -276,7 +273,7 @@ test("a logit processor that joins or ends while steps run ahead changes no othe
   expect((await long).ids).toEqual(answerOf(PROMPT, 30, 64).tokens);
 });
 
-test.each([0, 1])("a logit processor that fails at call %i ends its own answer, and no other", async (failing) => {
+test.each([0, 1])("a logit processor that fails at call %i ends only its own answer", async (failing) => {
   const engine = engineOn(new FakeRunner(LIMITS));
   let calls = 0;
   const logitProcessor = (): void => {
@@ -288,7 +285,7 @@ test.each([0, 1])("a logit processor that fails at call %i ends its own answer, 
   expect(calls).toBe(failing + 1);
 });
 
-test("penalties and biases reach the slot, log-probabilities come back", async () => {
+test("penalties and biases are written to the slot, and log-probabilities are returned", async () => {
   const runner = new FakeRunner(LIMITS);
   const sampling = { repetitionPenalty: 1.2, logitBias: new Map([[3, 2.5]]) };
   const { tokens } = await answer(engineOn(runner), { sampling, logprobs: 2 });
@@ -301,32 +298,36 @@ test("penalties and biases reach the slot, log-probabilities come back", async (
   expect(tokens[0]?.alternatives.map(({ tokenId }) => tokenId)).toEqual([tokens[0]?.tokenId, second]);
 });
 
-/** An answer beside the log-probabilities that it is told of its prompt. */
-async function told(engine: TokenEngine, request: Partial<TokenRequest>, kept: KeptSequence | null = null) {
-  const news: (readonly number[])[] = [];
+/** An answer with the log-probabilities of its prompt. ``before``: the number of reports before its first token. */
+async function answerWithLogprobs(
+  engine: TokenEngine,
+  request: Partial<TokenRequest>,
+  retained: RetainedSequence | null = null,
+) {
+  const reports: (readonly number[])[] = [];
   const tokens = engine.generateTokens(
-    { promptIds: PROMPT, maxTokens: 6, ...request, onPromptLogprobs: (values) => news.push(values) },
-    kept,
+    { promptIds: PROMPT, maxTokens: 6, ...request, onPromptLogprobs: (values) => reports.push(values) },
+    retained,
   );
   const first = await tokens.next();
-  const before = news.length;
+  const before = reports.length;
   const { ids, completion } = await collect(tokens);
-  return { ids: first.done === true ? ids : [first.value.tokenId, ...ids], completion, news, before };
+  return { ids: first.done === true ? ids : [first.value.tokenId, ...ids], completion, reports, before };
 }
 
-function expectExact(news: readonly (readonly number[])[], promptIds: readonly number[], count: number): void {
+function expectExact(reports: readonly (readonly number[])[], promptIds: readonly number[], count: number): void {
   const exact = promptIds
     .map((id, index) => logprobsOf(promptIds.slice(0, index))[id] ?? NaN)
     .slice(promptIds.length - Math.min(count, promptIds.length - 1));
-  expect(news).toEqual([exact.map((value) => expect.closeTo(value, 4) as number)]);
+  expect(reports).toEqual([exact.map((value) => expect.closeTo(value, 4) as number)]);
 }
 
-test("a prompt's log-probabilities are told before the first token, alone and beside others, and the answer is the same", async () => {
+test("a prompt's log-probabilities arrive before the first token and do not change the answer", async () => {
   const runner = new FakeRunner(LIMITS);
-  const alone = await told(engineOn(runner), { promptLogprobs: 5 });
-  expectExact(alone.news, PROMPT, 5);
+  const alone = await answerWithLogprobs(engineOn(runner), { promptLogprobs: 5 });
+  expectExact(alone.reports, PROMPT, 5);
   expect([alone.before, alone.ids]).toEqual([1, answerOf(PROMPT, 6, 64).tokens]);
-  // As many as may be sampled at once, and none of these rows leaves a trace in a slot.
+  // The maximum number of rows is sampled at once, and none of these rows writes to a slot.
   expect(runner.batches.slice(0, 2).map(({ sample_slots }) => sample_slots)).toEqual([
     [-1, 0, -1, 0, -1, 0, -1, 0],
     [-1, 0, 0, 0],
@@ -334,35 +335,39 @@ test("a prompt's log-probabilities are told before the first token, alone and be
   const engine = engineOn(new FakeRunner(LIMITS));
   const prompts = [PROMPT, ...OTHERS, [7]];
   const sampling = { temperature: 1, seed: 5, presencePenalty: 1, logitBias: new Map([[3, 1]]) };
-  const all = await Promise.all(prompts.map((promptIds) => told(engine, { promptIds, sampling, promptLogprobs: 32 })));
-  for (const [index, { news, before, ids, completion }] of all.entries()) {
+  const all = await Promise.all(
+    prompts.map((promptIds) => answerWithLogprobs(engine, { promptIds, sampling, promptLogprobs: 32 })),
+  );
+  for (const [index, { reports, before, ids, completion }] of all.entries()) {
     const promptIds = prompts[index] ?? [];
-    expectExact(news, promptIds, 32);
+    expectExact(reports, promptIds, 32);
     const plain = await answer(engineOn(new FakeRunner(LIMITS)), { promptIds, sampling });
     expect([before, ids, completion]).toEqual([1, plain.ids, plain.completion]);
   }
 });
 
-test("what a cache or a kept sequence holds of a prompt does not change its log-probabilities", async () => {
+test("cached tokens of a prompt do not change its log-probabilities", async () => {
   const engine = engineOn(new FakeRunner(LIMITS));
-  const kept = engine.keep();
-  await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 3 }, kept));
-  for (const [place, cached] of [
+  const retained = engine.retainedSequence();
+  await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 3 }, retained));
+  for (const [sequence, cached] of [
     [null, 4],
-    [kept, 5],
+    [retained, 5],
   ] as const) {
-    const { news, completion } = await told(engine, { promptLogprobs: 4 }, place);
-    expectExact(news, PROMPT, 4);
+    const { reports, completion } = await answerWithLogprobs(engine, { promptLogprobs: 4 }, sequence);
+    expectExact(reports, PROMPT, 4);
     expect(completion.cachedTokens).toBe(cached);
   }
 });
 
-test("an engine that samples a sequence's last row only tells no log-probabilities of prompts, and answers", async () => {
-  const { news, ids } = await told(engineOn(new FakeRunner(LIMITS, Infinity, false)), { promptLogprobs: 4 });
-  expect([news, ids]).toEqual([[], answerOf(PROMPT, 6, 64).tokens]);
+test("an engine that samples only last rows answers without log-probabilities of prompts", async () => {
+  const { reports, ids } = await answerWithLogprobs(engineOn(new FakeRunner(LIMITS, Infinity, false)), {
+    promptLogprobs: 4,
+  });
+  expect([reports, ids]).toEqual([[], answerOf(PROMPT, 6, 64).tokens]);
 });
 
-test("random prompts under want of pages and on a device that is lost are told as each alone", async () => {
+test("random prompts get the same log-probabilities with too few pages and on a lost device", async () => {
   const one = fc.record({
     promptIds: fc.array(fc.integer({ min: 1, max: 15 }), { minLength: 1, maxLength: 20 }),
     promptLogprobs: fc.integer({ min: 0, max: 32 }),
@@ -376,12 +381,12 @@ test("random prompts under want of pages and on a device that is lost are told a
       async (requests, sequences, loseAfter) => {
         const limits = { tokens: 7, sequences, pages: 7, pageSize: 4, context: 28, vocabSize: VOCAB };
         const engine = engineOn(new FakeRunner(limits, loseAfter), () => Promise.resolve(new FakeRunner(limits)));
-        const answers = await Promise.all(requests.map((request) => told(engine, request)));
-        answers.forEach(({ news, ids }, index) => {
+        const answers = await Promise.all(requests.map((request) => answerWithLogprobs(engine, request)));
+        answers.forEach(({ reports, ids }, index) => {
           const { promptIds, promptLogprobs } = requests[index] ?? { promptIds: [], promptLogprobs: 0 };
           expect(ids).toEqual(answerOf(promptIds, 6, limits.context).tokens);
-          if (promptLogprobs === 0) expect(news).toEqual([]);
-          else expectExact(news, promptIds, promptLogprobs);
+          if (promptLogprobs === 0) expect(reports).toEqual([]);
+          else expectExact(reports, promptIds, promptLogprobs);
         });
       },
     ),
@@ -407,7 +412,7 @@ test.each([
   });
 });
 
-test("while the gate is closed nothing goes to the device, and after it answers go on with the same tokens", async () => {
+test("while the gate is closed, the device gets nothing; then answers continue with the same tokens", async () => {
   const runner = new FakeRunner(LIMITS);
   const gate = new Gate();
   const engine = new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP] }, null, gate);
@@ -424,12 +429,12 @@ test("while the gate is closed nothing goes to the device, and after it answers 
   expect(engine.isBusy).toBe(false);
 });
 
-test("the numbers of a seed are the same one by one and at any place", () => {
+test("the numbers of a seed are the same when drawn one by one and at any index", () => {
   const draw = mulberry32(4_000_000_000);
   for (let index = 0; index < 50; index++) expect(drawAt(4_000_000_000, index)).toBe(draw());
 });
 
-test("random conversations on kept sequences, forked and under want of pages, are answered as each alone", async () => {
+test("random conversations with retained sequences, forks and few pages get the answers of single requests", async () => {
   const turn = fc.record({
     who: fc.integer({ min: 0, max: 2 }),
     fork: fc.boolean(),
@@ -442,26 +447,28 @@ test("random conversations on kept sequences, forked and under want of pages, ar
       async (turns, spare) => {
         const limits = { tokens: 5, sequences: 2, pages: 10 + spare, pageSize: 4, context: 40, vocabSize: VOCAB };
         const engine = engineOn(new FakeRunner(limits));
-        const conversations = [0, 1, 2].map(() => ({ kept: engine.keep(), tokens: [] as number[] }));
+        const conversations = [0, 1, 2].map(() => ({ retained: engine.retainedSequence(), tokens: [] as number[] }));
         for (const { who, fork, say } of turns) {
-          const from = conversations[who] ?? { kept: engine.keep(), tokens: [] };
-          // The conversation goes on in its fork, and in itself with other words at the same time.
-          const branches = fork ? [from, { kept: engine.keep(from.kept), tokens: [...from.tokens] }] : [from];
+          const from = conversations[who] ?? { retained: engine.retainedSequence(), tokens: [] };
+          // The conversation continues in its fork and, with other tokens, in itself at the same time.
+          const branches = fork
+            ? [from, { retained: engine.retainedSequence(from.retained), tokens: [...from.tokens] }]
+            : [from];
           await Promise.all(
             branches.map(async (branch, index) => {
               const promptIds = [...branch.tokens, ...say, ...(index === 0 ? [] : [1])].slice(-limits.context);
-              const { ids } = await collect(engine.generateTokens({ promptIds, maxTokens: 3 }, branch.kept));
+              const { ids } = await collect(engine.generateTokens({ promptIds, maxTokens: 3 }, branch.retained));
               expect(ids).toEqual(answerOf(promptIds, 3, limits.context).tokens);
               branch.tokens = [...promptIds, ...ids];
             }),
           );
           const fresh = branches[1];
           if (fresh !== undefined) {
-            engine.forget(from.kept);
+            engine.forget(from.retained);
             conversations[who] = fresh;
           }
         }
-        for (const { kept } of conversations) engine.forget(kept);
+        for (const { retained } of conversations) engine.forget(retained);
       },
     ),
     { numRuns: 150 },

@@ -30,7 +30,7 @@ const { cases } = JSON.parse(
   readFileSync(new URL("../../../tests/conformance/sampling.json", import.meta.url), "utf8"),
 ) as { cases: Case[] };
 
-/** What a case says of its slot, as the device keeps it. */
+/** The slot states of a case, in the device's form. */
 function statesOf({ logits, prompt = [], answer = [], bias = {}, allowed }: Case): SlotStates {
   const counts = new Int32Array(logits.length);
   for (const id of prompt) counts[id] = IN_PROMPT;
@@ -61,14 +61,14 @@ test.each(cases)("conformance: $name", (given) => {
   expect(found).toEqual(tokens);
 });
 
-test("the largest are found in order, the first of equals before the others", () => {
+test("the largest values are found in order, and equal values in their original order", () => {
   const values = Float32Array.from([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]);
   expect([...largest(values, 5)]).toEqual([5, 7, 4, 8, 10]);
   expect([...largest(values, 99)]).toEqual([5, 7, 4, 8, 10, 2, 0, 9, 6, 1, 3]);
   expect([...largest(values, 0)]).toEqual([]);
 });
 
-test("a top_p that many tokens are needed for keeps the fewest likeliest", () => {
+test("a top_p that needs many tokens keeps the smallest set of most likely tokens", () => {
   const logits = Float32Array.from({ length: 1000 }, (_, id) => -((id * 7) % 1000) / 1000);
   const order = largest(logits, 1000);
   const weights = Array.from(order, (id) => Math.exp((logits[id] ?? 0) / 1));
@@ -86,6 +86,6 @@ test("a top_p that many tokens are needed for keeps the fewest likeliest", () =>
   );
 });
 
-test("a logit that is no number gives no token", () => {
+test("a logit that is not a number gives no token", () => {
   expect(chooseToken(Float32Array.from([1, NaN, 2]), settingsAt(settingsRow({}), 0))).toBe(-1);
 });

@@ -1,5 +1,6 @@
-// An ONNX bundle made by hand, for tests that need no compiler and no native library: ONNX Runtime is a stub, whose one-layer "model" keeps each
-// token id as its key and its value, and reads a whole sequence back from the past that it is given. So an answer is wrong as soon as a page is.
+// An ONNX bundle made by hand, for tests without the compiler and native libraries. ONNX Runtime is a stub: its
+// one-layer "model" stores each token id as its key and its value, and reads the entire sequence back from its past
+// input. So a wrong page causes a wrong answer.
 
 import { createHash } from "node:crypto";
 
@@ -66,7 +67,10 @@ class StubTensor implements OnnxTensor {
   ) {}
 }
 
-/** What came to the stub. ``created``: for each session its model's bytes and its options; ``runs``: for each run the new tokens and all of them. */
+/**
+ * The calls of the stub. ``created``: the model's bytes and the options of each session; ``runs``: the new tokens and
+ * all tokens of each run.
+ */
 export interface StubLog {
   readonly created: {
     readonly model: Uint8Array | string;
@@ -76,7 +80,7 @@ export interface StubLog {
   released: number;
 }
 
-/** Throws at a run what ``failure`` gives, where it gives anything. */
+/** A run throws the result of ``failure``, if it returns one. */
 export function stubRuntime(failure: (run: number) => Error | null = () => null): {
   readonly ort: OnnxRuntime;
   readonly log: StubLog;
@@ -115,7 +119,7 @@ function compute(
   const capacity = past?.dims[2] ?? 0;
   const values = (past?.data ?? new Float32Array()) as Float32Array;
   const start = total - ids.length;
-  // The last head and element, so that a head that was copied wrongly is missed.
+  // The last head and element, so that a wrongly copied head is detected.
   const tokens = Array.from({ length: total }, (_, position) =>
     position < start
       ? (values[((HEADS - 1) * capacity + position) * HEAD_DIM + HEAD_DIM - 1] ?? -1)

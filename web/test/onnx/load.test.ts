@@ -18,16 +18,16 @@ function stub(): { readonly onnx: OnnxOptions; readonly log: ReturnType<typeof s
   return { onnx: { runtime: () => Promise.resolve({ default: ort }) }, log };
 }
 
-/** A source, and the files that were asked of it. */
-function watched(source: Source): { readonly source: Source; readonly asked: string[] } {
-  const asked: string[] = [];
+/** A source, and the files that were requested from it. */
+function watched(source: Source): { readonly source: Source; readonly requested: string[] } {
+  const requested: string[] = [];
   return {
-    asked,
-    source: { location: source.location, open: (file, signal) => (asked.push(file), source.open(file, signal)) },
+    requested,
+    source: { location: source.location, open: (file, signal) => (requested.push(file), source.open(file, signal)) },
   };
 }
 
-test("where there is no WebGPU, the bundle in ONNX's form runs, and info says which and why", async () => {
+test("without WebGPU the ONNX bundle runs, and info states which and why", async () => {
   const { onnx, log } = stub();
   const first = watched(webgpu);
   const second = watched(onnxBundle);
@@ -43,9 +43,14 @@ test("where there is no WebGPU, the bundle in ONNX's form runs, and info says wh
   const ids: number[] = [];
   for await (const { tokenId } of engine.generateTokens({ promptIds: [1, 2], maxTokens: 3 })) ids.push(tokenId);
   expect(ids.length).toBeGreaterThan(0);
-  // Of the one nothing but its manifest is downloaded, of the other no file of other tools.
-  expect(first.asked).toEqual(["manifest.json"]);
-  expect(second.asked.sort()).toEqual(["manifest.json", "onnx/model.onnx", "onnx/model.onnx_data", "tokenizer.json"]);
+  // Only the manifest of the first bundle is downloaded, and of the second one no files of other tools.
+  expect(first.requested).toEqual(["manifest.json"]);
+  expect(second.requested.sort()).toEqual([
+    "manifest.json",
+    "onnx/model.onnx",
+    "onnx/model.onnx_data",
+    "tokenizer.json",
+  ]);
   expect(log.created[0]?.options.externalData?.map(({ path }) => path)).toEqual(["model.onnx_data"]);
   engine.destroy();
   await expect.poll(() => log.released).toBe(1);
@@ -57,7 +62,7 @@ if (!hasAdapter && process.env.CI !== undefined)
   throw new Error("Dawn finds no adapter (CI is set, so this is not skipped)");
 
 test.runIf(hasAdapter)(
-  "a device that can runs the WebGPU bundle; where it computes wrongly, the other one runs",
+  "a device with WebGPU runs the WebGPU bundle; if it computes wrongly, the ONNX bundle runs",
   async () => {
     const { onnx, log } = stub();
     const right = await Engine.load([onnxBundle, webgpu], { gpu, onnx });
@@ -80,7 +85,7 @@ test("the order of the bundles does not matter, and alone an ONNX bundle needs n
   expect((await Engine.load([onnxBundle, onnxBundle], { onnx })).info.reason).toBe("no bundle for WebGPU was given");
 });
 
-test("where none runs, the error names the reason of each", async () => {
+test("if no bundle runs, the error states the reason for each", async () => {
   const loading = Engine.load([webgpu, onnxBundle], { gpu: noAdapter });
   await expect(loading).rejects.toThrow(
     /^None of the 2 bundles runs here: This browser has no WebGPU adapter.*no ONNX Runtime was given/,
@@ -88,12 +93,12 @@ test("where none runs, the error names the reason of each", async () => {
   await expect(loading).rejects.toBeInstanceOf(DeviceError);
 });
 
-test("a damaged bundle is no reason to take another", async () => {
+test("a damaged bundle is not replaced by another one", async () => {
   const damaged = memorySource({ ...files, "onnx/model.onnx_data": new Uint8Array(7) });
   await expect(Engine.load([damaged, onnxBundle], { onnx: stub().onnx })).rejects.toBeInstanceOf(BundleError);
 });
 
-test("what is no ONNX Runtime, or cannot be loaded, is named", async () => {
+test("a module that is not ONNX Runtime, or cannot be loaded, is an error that names it", async () => {
   await expect(Engine.load(onnxBundle, { onnx: { runtime: () => Promise.resolve({}) } })).rejects.toThrow(
     "it has no InferenceSession",
   );
@@ -115,9 +120,9 @@ test("a graph for another device is refused, and so are weights that WebAssembly
 });
 
 test.each([
-  [new Error("std::bad_alloc"), "there is no room for the model's 0 MB"],
-  // In WebAssembly the address of an exception.
-  [1234567, "there is no room"],
+  [new Error("std::bad_alloc"), "there is not enough memory for the model's 0 MB"],
+  // In WebAssembly, the address of an exception.
+  [1234567, "there is not enough memory"],
   [new Error("no such operator"), "use the ONNX Runtime of this package's release"],
 ])("a session that cannot be made (%s) is a DeviceError with advice", async (thrown, advice) => {
   const { ort } = stubRuntime();
@@ -128,7 +133,7 @@ test.each([
   await expect(loading).rejects.toBeInstanceOf(DeviceError);
 });
 
-test("what a bundle takes goes by the longest sequence, and a budget makes it shorter", async () => {
+test("the memory plan is for the longest sequence, and a budget makes the sequence shorter", async () => {
   const whole = await Engine.plan(onnxBundle, { maxSequences: 2 });
   expect(whole).toMatchObject({ pages: 3, context: manifest.context, fits: true, keyValueBytes: 3 * whole.pageBytes });
   const small = await Engine.plan(onnxBundle, {

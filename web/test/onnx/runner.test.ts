@@ -24,10 +24,10 @@ async function engineOf(
 async function tokensOf(
   engine: TokenEngine,
   request: TokenRequest,
-  kept?: ReturnType<TokenEngine["keep"]>,
+  retained?: ReturnType<TokenEngine["retainedSequence"]>,
 ): Promise<number[]> {
   const ids: number[] = [];
-  for await (const { tokenId } of engine.generateTokens(request, kept)) ids.push(tokenId);
+  for await (const { tokenId } of engine.generateTokens(request, retained)) ids.push(tokenId);
   return ids;
 }
 
@@ -35,7 +35,7 @@ function prompt(length: number, seed: number): number[] {
   return Array.from({ length }, (_, index) => (index * seed + seed) % VOCAB);
 }
 
-/** What the fake model says, which here ends at no token. */
+/** The answer of the fake model, which has no end token here. */
 function expected(promptIds: readonly number[], maxTokens: number): number[] {
   const all = [...promptIds];
   while (all.length < promptIds.length + maxTokens && all.length <= CONTEXT)
@@ -44,7 +44,7 @@ function expected(promptIds: readonly number[], maxTokens: number): number[] {
 }
 
 test.each(["rows", "in-place"] as const)(
-  "%s: sequences of all lengths, alone and side by side, over chunks and growing pages",
+  "%s: sequences of all lengths are correct, alone and in batches, over chunks and growing pages",
   async (mode) => {
     const { engine, runs } = await engineOf(mode);
     const requests = [1, 63, 64, 65, 127, 128, 129, 190].map((length, index) => ({
@@ -58,39 +58,39 @@ test.each(["rows", "in-place"] as const)(
   },
 );
 
-test("an answer goes on to the end of the context and ends there", async () => {
+test("an answer continues to the end of the context and ends there", async () => {
   const { engine } = await engineOf("rows");
   expect(await tokensOf(engine, { promptIds: prompt(CONTEXT - 2, 5) })).toHaveLength(3);
 });
 
-test("a conversation goes on from its page, forks copy it, and saved ones come back", async () => {
+test("a conversation continues from its page, forks copy it, and saved ones are restored", async () => {
   const { engine, runs } = await engineOf("rows");
-  const kept = engine.keep();
+  const retained = engine.retainedSequence();
   const first = prompt(70, 7);
-  const answer = await tokensOf(engine, { promptIds: first, maxTokens: 5 }, kept);
-  const bytes = await engine.readKept(kept);
-  const saved = kept.tokens;
+  const answer = await tokensOf(engine, { promptIds: first, maxTokens: 5 }, retained);
+  const bytes = await engine.readRetained(retained);
+  const saved = retained.tokens;
   const second = [...first, ...answer, 1, 2, 3];
   const other = [...first, ...answer, 4];
-  const fork = engine.keep(kept);
+  const fork = engine.retainedSequence(retained);
   runs.length = 0;
   const found = await Promise.all([
-    tokensOf(engine, { promptIds: second, maxTokens: 4 }, kept),
+    tokensOf(engine, { promptIds: second, maxTokens: 4 }, retained),
     tokensOf(engine, { promptIds: other, maxTokens: 4 }, fork),
   ]);
   expect(found).toEqual([expected(second, 4), expected(other, 4)]);
-  // Neither computes what was said again.
+  // Neither computes the conversation so far again.
   expect(Math.max(...runs.map(([tokens]) => tokens))).toBeLessThan(6);
-  engine.forget(kept);
+  engine.forget(retained);
   engine.forget(fork);
-  const restored = engine.keep();
-  expect(engine.writeKept(restored, saved, bytes)).toBe(true);
+  const restored = engine.retainedSequence();
+  expect(engine.writeRetained(restored, saved, bytes)).toBe(true);
   runs.length = 0;
   expect(await tokensOf(engine, { promptIds: second, maxTokens: 4 }, restored)).toEqual(expected(second, 4));
   expect(runs[0]?.[0]).toBeLessThan(6);
 });
 
-test("bytes of another model are a RequestError, and a state of a slot that is not there fails the next step", async () => {
+test("bytes of another model are a RequestError, and a state of an unknown slot fails the next step", async () => {
   const { runner } = await engineOf("rows");
   expect(() => {
     runner.writePages([0], new Uint8Array(7));
@@ -100,7 +100,7 @@ test("bytes of another model are a RequestError, and a state of a slot that is n
   expect((await runner.submit(sequenceBatch([1], 0, [0], CONTEXT, true))).tokenIds).toHaveLength(1);
 });
 
-test("a page, a slot or a position that is not there is a RequestError, and the runner goes on", async () => {
+test("an unknown page, slot or position is a RequestError, and the runner still works", async () => {
   const { runner } = await engineOf("rows");
   await expect(runner.submit(sequenceBatch([1], 0, [99], CONTEXT, true))).rejects.toMatchObject({
     code: "request_error",
@@ -114,7 +114,7 @@ test("a page, a slot or a position that is not there is a RequestError, and the 
   expect((await runner.submit(sequenceBatch([1], 0, [0], CONTEXT, true))).tokenIds).toHaveLength(1);
 });
 
-test("penalties, bias, mask and log-probabilities are a slot's own", async () => {
+test("penalties, bias, mask and log-probabilities apply to one slot", async () => {
   const { runner } = await engineOf("rows");
   const batch = (flags: number): ReturnType<typeof sequenceBatch> => ({
     ...sequenceBatch([1], 0, [0], CONTEXT, true),
@@ -134,7 +134,7 @@ test("penalties, bias, mask and log-probabilities are a slot's own", async () =>
   expect((await runner.submit(batch(0))).tokenIds[0]).toBe(token);
 });
 
-test("a step that fails is a DeviceError, and so is all that comes after", async () => {
+test("a step that fails is a DeviceError, and so are all later calls", async () => {
   const { ort } = stubRuntime((run) => (run === 1 ? new Error("no memory") : null));
   const runner = new OnnxRunner(
     ort,
@@ -156,7 +156,7 @@ test("a step that fails is a DeviceError, and so is all that comes after", async
     });
 });
 
-test("a logit processor changes the logits before a token is chosen", async () => {
+test("a logit processor changes the logits before the token is sampled", async () => {
   const { engine } = await engineOf("rows");
   const seen: number[] = [];
   const logitProcessor = (logitsOrToken: Float32Array | number): void => {

@@ -1,4 +1,4 @@
-// A document for React in Node: happy-dom's, beside Node's own globals, which it would replace.
+// A document for React in Node, from happy-dom. Node's own globals, which happy-dom would replace, remain.
 
 import { Window } from "happy-dom";
 import type { ReactNode } from "react";
@@ -10,9 +10,9 @@ export interface Root {
 
 const window = new Window();
 Object.assign(globalThis, { window, document: window.document });
-// Node has one from version 21 on.
+// Node has this global from version 21 on.
 if (typeof navigator === "undefined") Object.assign(globalThis, { navigator: window.navigator });
-// It looks for a document when it is imported.
+// React looks for a document when it is imported.
 const { createRoot } = await import("react-dom/client");
 
 export function root(): Root {
@@ -27,13 +27,13 @@ export function root(): Root {
   };
 }
 
-/** Do something, and let React render what comes of it. */
+/** Do something, and let React render the result. */
 export async function doing(task: () => unknown): Promise<void> {
   await task();
   await settle();
 }
 
-/** Let promises, timers of 0 ms and React's renderings happen. */
+/** Let promises, timers of 0 ms and React's renders run. */
 export async function settle(turns = 10): Promise<void> {
   for (let turn = 0; turn < turns; turn++) await new Promise((resolve) => setTimeout(resolve, 0));
 }

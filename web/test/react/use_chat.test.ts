@@ -63,7 +63,7 @@ test.each([false, true])("an answer is streamed without tearing, StrictMode %s",
   expect(new Set(seen.map(({ id }) => id)).size).toBe(1);
 });
 
-test("status goes from submitted over streaming to ready", async () => {
+test("status changes from submitted to streaming to ready", async () => {
   const { states, last } = await mounted({ engine: adapterEngine("abc").engine });
   void last().send("hi");
   await until(() => last().status === "ready" && last().messages.length === 2);
@@ -76,7 +76,7 @@ test("status goes from submitted over streaming to ready", async () => {
   ]);
 });
 
-test("stop keeps what has come, and the next message goes on from there", async () => {
+test("stop keeps the text so far, and the next message continues from there", async () => {
   const source = new FakeSource(["a".repeat(500), "b"]);
   const { last, texts } = await mounted({ engine: adapterEngineOver(source).engine });
   void last().send("hi");
@@ -123,7 +123,7 @@ test("an error is a state, and regenerate tries again", async () => {
   expect([last().status, last().error, texts()]).toEqual(["ready", null, ["user: hi", "assistant: better"]]);
 });
 
-test("without an engine a message is an error that says what to wait for", async () => {
+test("without an engine a message is an error that states what to wait for", async () => {
   const { last } = await mounted({ engine: null });
   await doing(() => last().send("hi"));
   expect(last()).toMatchObject({
@@ -144,7 +144,7 @@ test("an unmount ends the answer", async () => {
   expect(source.tokens).toBeLessThan(400);
 });
 
-test("text that a hybrid withdraws goes, and thoughts stand apart", async () => {
+test("text that a hybrid withdraws is removed, and reasoning is separate", async () => {
   const chunk = (delta: object, finish: string | null, switchedAt?: number) => ({
     id: "1",
     choices: [{ index: 0, delta, finish_reason: finish }],
@@ -170,7 +170,7 @@ test("text that a hybrid withdraws goes, and thoughts stand apart", async () => 
   });
 });
 
-test("messages can be given and set", async () => {
+test("messages can be passed at the start and set later", async () => {
   const initialMessages = [
     { id: "1", role: "user" as const, content: "old", reasoning: "", finishReason: null, route: null },
   ];

@@ -25,7 +25,7 @@ interface FakeEngine {
   destroy(): void;
 }
 
-/** Loads that the test ends, and a component that records the states it renders. */
+/** Loads that the test ends, and a component that records its rendered states. */
 function setUp() {
   const loads: {
     readonly report: () => void;
@@ -84,7 +84,7 @@ test("an engine is loaded with progress, once for all renders, and freed on unmo
   const engine = loads[0]?.end();
   await settle();
   expect(last()).toMatchObject({ status: "ready", engine });
-  // Another function at each render is no reason to load again.
+  // Another function at each render does not load again.
   await doing(() => {
     render(createElement(Component));
   });
@@ -114,7 +114,7 @@ test("StrictMode loads once and keeps the engine", async () => {
   expect(engine?.destroyed).toBe(1);
 });
 
-test("an unmount in mid-load aborts it, and an engine that comes nevertheless is freed", async () => {
+test("an unmount during a load aborts it, and an engine that is loaded anyway is freed", async () => {
   const { loads, states, Component } = setUp();
   const { render, unmount } = root();
   await doing(() => {
@@ -144,7 +144,7 @@ test("another key frees the engine and loads another one; null frees it and load
     render(createElement(Component, { name: "b" }));
   });
   await settle();
-  // The engine of "a" is never shown as the one of "b".
+  // The engine of "a" is never reported as the engine of "b".
   expect(states.slice(rendered).every(({ engine }) => engine === null)).toBe(true);
   expect([first?.destroyed, loads.length, last().status]).toEqual([1, 2, "loading"]);
   const second = loads[1]?.end();
@@ -157,7 +157,7 @@ test("another key frees the engine and loads another one; null frees it and load
   expect([second?.destroyed, last().status, last().engine]).toEqual([1, "idle", null]);
 });
 
-test("a hybrid, which has close for destroy, is freed on unmount", async () => {
+test("a hybrid, which has close instead of destroy, is freed on unmount", async () => {
   const { nf } = await setUpHybrid();
   const close = vi.spyOn(nf, "close");
   const states: EngineState<Hybrid>[] = [];
@@ -201,7 +201,7 @@ test("on a server nothing is loaded", () => {
   expect([states.map(({ status }) => status), loads.length]).toEqual([["loading"], 0]);
 });
 
-test("an address loads with Engine.load, whose errors come through", async () => {
+test("an address loads with Engine.load, and its errors are reported", async () => {
   const states: EngineState<unknown>[] = [];
   const Component: FC = () => {
     states.push(useEngine("http://localhost:9/none/", { maxSequences: 1, key: "x" }));

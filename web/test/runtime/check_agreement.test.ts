@@ -1,4 +1,4 @@
-// The check of a manifest: whatever is wrong with one is a BundleError before anything is fetched or allocated.
+// The check of a manifest: every fault is a BundleError before anything is fetched or allocated.
 
 import { readFileSync } from "node:fs";
 
@@ -18,7 +18,7 @@ interface Names {
 const NAMES = JSON.parse(
   readFileSync(new URL("../../../tests/conformance/file_names.json", import.meta.url), "utf8"),
 ) as Names;
-/** NEARFAR_FUZZ_EXAMPLES asks for more. */
+/** NEARFAR_FUZZ_EXAMPLES sets a larger number. */
 const MUTATIONS = Number(process.env.NEARFAR_FUZZ_EXAMPLES ?? 500);
 const { manifest } = lettersBundle();
 const plan = planOf(manifest);
@@ -90,7 +90,7 @@ test.each<readonly [string, unknown]>([
   expect(() => checkManifest({ ...manifest, ...(change as object) })).toThrow(BundleError);
 });
 
-test("an expression of many levels is refused without an end of the stack", () => {
+test("an expression with many levels is refused without a stack overflow", () => {
   let nested: unknown = "S";
   for (let level = 0; level < 100_000; level++) nested = ["add", nested, 1];
   const data = JSON.parse(JSON.stringify(manifest)) as { scratch: Record<string, unknown> };
@@ -98,7 +98,7 @@ test("an expression of many levels is refused without an end of the stack", () =
   expect(() => checkManifest(data)).toThrow(BundleError);
 });
 
-test(`of ${MUTATIONS} mutated manifests each is a BundleError or is accepted`, () => {
+test(`each of ${MUTATIONS} mutated manifests is accepted or is a BundleError`, () => {
   const text = JSON.stringify(manifest);
   let state = 1;
   const random = (below: number): number => {
@@ -111,7 +111,7 @@ test(`of ${MUTATIONS} mutated manifests each is a BundleError or is accepted`, (
     const data: unknown = JSON.parse(text);
     for (let change = 0; change <= random(3); change++) mutate(data, random);
     try {
-      // As a file would say it: without holes in lists.
+      // As in a file: without holes in lists.
       checkManifest(JSON.parse(JSON.stringify(data)));
       accepted++;
     } catch (error) {

@@ -35,7 +35,7 @@ test("a condition's equalities are structural, its inequalities are not", () => 
   expect(structural(["and", DECODE, ["==", "B", 1]])).toEqual(["and", DECODE, ["==", "B", 1]]);
 });
 
-test("without choices the rows stay, but for alternatives and what lies behind a row without condition", () => {
+test("without choices the rows are unchanged, except for alternatives and rows after one without a condition", () => {
   expect(arrange(ROWS, "attention", NO_CHOICES).map(variantName)).toEqual(["fused", "split+merge", "tile", "plain"]);
   expect([chosen(decode), chosen(long), chosen(prefill), chosen(ragged)]).toEqual([
     "fused",
@@ -45,19 +45,19 @@ test("without choices the rows stay, but for alternatives and what lies behind a
   ]);
 });
 
-test("a row that is off gives way to the next that fits, also to one of the same condition", () => {
+test("a row that is off is replaced by the next one that fits, even one with the same condition", () => {
   expect(chosen(long, { off: new Set(["split+merge"]) })).toBe("split 2+merge");
   expect(chosen(decode, { off: new Set(["fused", "split+merge", "split 2+merge"]) })).toBe("tile");
   expect(chosen(ragged, { off: new Set(["plain"]) })).toBe("never");
 });
 
-test("where nothing else is left, a row runs beyond the sizes that it was meant for, but never where it is wrong", () => {
+test("without other rows, a row also runs for sizes that it was not meant for, but never if it would be wrong", () => {
   const off = new Set(["split+merge", "split 2+merge", "tile", "plain", "never"]);
   expect(chosen(long, { off })).toBe("fused");
   expect(() => chosen(prefill, { off })).toThrow("no variant fits");
 });
 
-test("a row in front is taken where both its record's condition and its own structural one hold", () => {
+test("a row in front is chosen if both its record's condition and its own structural condition hold", () => {
   const front = { attention: [{ when: ["<=", "T", 64], variant: "split 2+merge" }] } satisfies Choices["front"];
   expect([chosen(decode, { front }), chosen(long, { front }), chosen(prefill, { front })]).toEqual([
     "split 2+merge",
@@ -68,7 +68,7 @@ test("a row in front is taken where both its record's condition and its own stru
   expect(chosen(decode, { front, off: new Set(["split 2+merge"]) })).toBe("fused");
 });
 
-test("of several rows in front the first that fits is taken", () => {
+test("the first of several rows in front that fits is chosen", () => {
   const front: Choices["front"] = {
     attention: [
       { when: null, variant: "gone" },

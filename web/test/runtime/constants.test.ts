@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import { computeConstant } from "../../src/runtime/constants.js";
 
-test("a rope table is scaled cosines and sines of position times frequency, as wide as its frequencies", () => {
+test("a rope table contains the scaled cosines and sines of position times frequency for all frequencies", () => {
   const table = computeConstant({ kind: "rope", shape: [3, 2, 2], inverse_frequencies: [1, 0.01], scale: 1.5 });
   const expected = [0, 1, 2].flatMap((position) =>
     [1, 0.01].flatMap((frequency) => [1.5 * Math.cos(position * frequency), 1.5 * Math.sin(position * frequency)]),

@@ -34,21 +34,21 @@ test("a browser without an adapter is a DeviceError", async () => {
   });
 });
 
-test("only the features and limits that the bundle needs are asked for, and the device's clock", async () => {
-  const asked: GPUDeviceDescriptor[] = [];
+test("only the features and limits that the bundle needs, and the device's clock, are requested", async () => {
+  const requests: GPUDeviceDescriptor[] = [];
   const adapter = {
     features: new Set(["shader-f16", "subgroups", "timestamp-query"]),
     limits: { maxBufferSize: 2 ** 31, maxStorageBufferBindingSize: 2 ** 31 },
     info: { description: "", vendor: "acme", architecture: "one", device: "" },
     requestDevice: (descriptor: GPUDeviceDescriptor) => {
-      asked.push(descriptor);
+      requests.push(descriptor);
       return Promise.resolve({});
     },
   } as unknown as GPUAdapter;
   const { manifest } = lettersBundle({ activations: [HALF, FULL] });
   const opened = await openDevice(manifest, { adapter }, () => 200 * 2 ** 20);
   expect(opened).toMatchObject({ activation: "float16", adapter: "acme one" });
-  expect(asked).toEqual([
+  expect(requests).toEqual([
     {
       label: "nearfar",
       requiredFeatures: ["shader-f16", "timestamp-query"],
@@ -57,18 +57,18 @@ test("only the features and limits that the bundle needs are asked for, and the 
   ]);
 });
 
-test("a variant may need a feature of WGSL itself, which is not asked for", async () => {
+test("a variant may need a feature of WGSL itself, which is not requested", async () => {
   const needs = ["subgroups", "subgroup_id"];
   const { manifest } = lettersBundle({
     variants: { linear: [{ kernels: ["fast"], activation: null, needs, when: null }] },
   });
-  const asked: GPUDeviceDescriptor[] = [];
+  const requests: GPUDeviceDescriptor[] = [];
   const adapter = {
     features: new Set(["subgroups"]),
     limits: {},
     info: { description: "any" },
     requestDevice: (descriptor: GPUDeviceDescriptor) => {
-      asked.push(descriptor);
+      requests.push(descriptor);
       return Promise.resolve({});
     },
   } as unknown as GPUAdapter;
@@ -76,7 +76,7 @@ test("a variant may need a feature of WGSL itself, which is not asked for", asyn
   const unknown = { wgslLanguageFeatures: new Set() } as unknown as GPU;
   expect((await openDevice(manifest, { adapter, gpu: known }, () => 0)).features).toEqual(new Set(needs));
   expect((await openDevice(manifest, { adapter, gpu: unknown }, () => 0)).features).toEqual(new Set(["subgroups"]));
-  expect(asked.map(({ requiredFeatures }) => requiredFeatures)).toEqual([["subgroups"], ["subgroups"]]);
+  expect(requests.map(({ requiredFeatures }) => requiredFeatures)).toEqual([["subgroups"], ["subgroups"]]);
 });
 
 test("a limit beyond the device's is a DeviceError that names it", async () => {

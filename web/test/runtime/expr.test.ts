@@ -16,7 +16,7 @@ const { expr } = fc.letrec<{ expr: Expr }>((tie) => ({
   ),
 }));
 
-/** The same in arithmetic that never rounds. */
+/** The same in exact arithmetic. */
 function naive(expr: Expr): bigint {
   if (typeof expr === "number") return BigInt(expr);
   if (typeof expr === "string") return BigInt(DIMS[expr as keyof typeof DIMS]);
@@ -30,12 +30,12 @@ function naive(expr: Expr): bigint {
   return quotient * b < a ? quotient + 1n : quotient;
 }
 
-test("any expression has the value that exact arithmetic gives", () => {
+test("the value of any expression equals that of exact arithmetic", () => {
   fc.assert(
-    fc.property(expr, (given) => {
-      const exact = naive(given);
+    fc.property(expr, (expression) => {
+      const exact = naive(expression);
       fc.pre(exact > -(2n ** 48n) && exact < 2n ** 48n);
-      expect(evaluate(given, DIMS)).toBe(Number(exact));
+      expect(evaluate(expression, DIMS)).toBe(Number(exact));
     }),
   );
 });
@@ -46,7 +46,7 @@ test("ceildiv rounds up, also below zero", () => {
   expect(evaluate(["ceildiv", 0, 64], {})).toBe(0);
 });
 
-test("a condition compares, joins with and, and is true where there is none", () => {
+test("a condition compares values, joins with and, and is true if it is null", () => {
   expect(holds(null, DIMS)).toBe(true);
   expect(holds(["and", ["<=", "S", 7], [">", "T", ["mul", "S", 2]]], DIMS)).toBe(true);
   expect(holds(["and", ["<", "S", 7], ["==", "R", 1]], DIMS)).toBe(false);

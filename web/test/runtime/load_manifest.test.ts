@@ -8,11 +8,11 @@ const { manifest, files } = lettersBundle();
 const plan = planOf(manifest);
 const SIGNAL = new AbortController().signal;
 
-test("a sound manifest is taken as it is", async () => {
+test("a valid manifest is not changed", async () => {
   expect(await loadManifest(memorySource(files), SIGNAL)).toEqual(manifest);
 });
 
-test("a page instead of a manifest is a BundleError that asks for the address", async () => {
+test("a page instead of a manifest is a BundleError that advises to check the address", async () => {
   const source = memorySource({ "manifest.json": bytesOf("<!doctype html><title>404</title>") });
   await expect(loadManifest(source, SIGNAL)).rejects.toThrow(
     'manifest.json: is not JSON (it starts with "<!doctype html><titl"); check that memory',
@@ -25,7 +25,7 @@ test("another format version is a BundleError that names both", () => {
   );
 });
 
-test("a bundle of the format before plans had names is a BundleError that says what to do", () => {
+test("a bundle in the format without named plans is a BundleError that states what to do", () => {
   const { plans, ...older } = manifest;
   expect(() => checkManifest({ ...older, plan: plans.generate, format_version: 1 })).toThrow(
     "has format version 1, this @nearfar/web reads 2; compile the bundle again, or use the @nearfar/web of its release",

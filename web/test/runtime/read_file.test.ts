@@ -10,7 +10,7 @@ const SIGNAL = new AbortController().signal;
 const BYTES = bytesOf("a shard of weights, ".repeat(20));
 const SOURCE = memorySource({ shard: BYTES });
 
-test("a sound file comes whole, and its progress adds up", async () => {
+test("a valid file is read completely, and its progress adds up", async () => {
   const counts: number[] = [];
   const expected = { file: "shard", size: BYTES.length, sha256: await sha256(BYTES) };
   const read = await readFile(SOURCE, expected, SIGNAL, (count) => counts.push(count));
@@ -46,7 +46,7 @@ test("a truncated file is a BundleError with both sizes", async () => {
   });
 });
 
-test("a file that is too long is refused before it is read whole", async () => {
+test("a file that is too long is refused before it is read completely", async () => {
   await expect(readFile(SOURCE, { file: "shard", size: 150 }, SIGNAL)).rejects.toThrow(
     "shard: has at least 200 bytes, the manifest says 150",
   );
@@ -60,7 +60,7 @@ test("an abort ends a download with its reason", async () => {
   await expect(reading).rejects.toHaveProperty("name", "AbortError");
 });
 
-test("an abort ends a download from a source that hangs and heeds no signal, and closes its stream", async () => {
+test("an abort ends a download from a source that hangs and ignores the signal, and closes its stream", async () => {
   let cancelled = 0;
   const stream = (): ReadableStream<Uint8Array> =>
     new ReadableStream({
@@ -81,7 +81,7 @@ test("an abort ends a download from a source that hangs and heeds no signal, and
   expect(cancelled).toBe(2);
 });
 
-/** Answers from ``starts(offset)`` on with 130 bytes, then the connection breaks; the last answers are whole. */
+/** Responds with 130 bytes from ``starts(offset)`` on, then breaks the connection; the last responses are complete. */
 function breaking(
   starts: (offset: number) => number,
   breaks: number,
@@ -117,7 +117,7 @@ test.each<[string, (offset: number) => number]>([
   expect(counts.reduce((sum, count) => sum + count, 0)).toBe(BYTES.length);
 });
 
-test("a connection that breaks again and again is given up after five tries, each after a longer pause", async () => {
+test("a connection that breaks repeatedly fails after five retries, each after a longer pause", async () => {
   vi.useFakeTimers();
   const times: number[] = [];
   const dead: Source = {
@@ -140,7 +140,7 @@ test("a connection that breaks again and again is given up after five tries, eac
   expect(times).toEqual([250, 750, 1750, 3750, 7750]);
 });
 
-test("a server that refuses the rest is believed at once, and an abort ends the pause", async () => {
+test("a server that refuses the rest is not asked again, and an abort ends the pause", async () => {
   const { source } = breaking((offset) => offset, 9);
   const refusing: Source = { ...source, openAt: () => Promise.reject(new BundleError("gone", { status: 404 })) };
   await expect(readFile(refusing, { file: "shard", size: 400 }, SIGNAL)).rejects.toThrow("gone");

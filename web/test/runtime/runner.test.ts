@@ -1,4 +1,4 @@
-// The runner on a device: Dawn in Node, on whatever adapter Vulkan finds.
+// The runner on a device: Dawn in Node, on any adapter that Vulkan finds.
 
 import { beforeAll, expect, test } from "vitest";
 
@@ -33,7 +33,7 @@ async function newRunner(bundleFiles = files): Promise<Runner> {
   return Runner.create(bundle, device, pool);
 }
 
-/** One new token of each sequence, each sampled into the slot of its number; flags apply to all. */
+/** One new token for each sequence, sampled into the slot with the sequence's index; the flags apply to all. */
 function step(tokenIds: readonly number[], flags = 0): Batch {
   const rows = tokenIds.map((_, row) => row);
   return {
@@ -52,11 +52,11 @@ function step(tokenIds: readonly number[], flags = 0): Batch {
 const idsOf = (results: readonly StepResult[]): readonly (readonly number[])[] =>
   results.map(({ tokenIds }) => [...tokenIds]);
 
-withRunner("limits are those that were asked for", () => {
+withRunner("limits equal the requested ones", () => {
   expect(runner.limits).toEqual({ tokens: 64, sequences: 3, pages: 20, pageSize: 16, context: 256, vocabSize: 8 });
 });
 
-withRunner("steps in flight feed each other on the device, and their results come in order", async () => {
+withRunner("steps in flight pass tokens on the device, and their results arrive in order", async () => {
   const order: number[] = [];
   const batches = [step([0, 1, 2]), step([-1, -2, -3]), step([-3, -2]), step([-2]), step([7])];
   const results = await Promise.all(
@@ -67,7 +67,7 @@ withRunner("steps in flight feed each other on the device, and their results com
   expect(order).toEqual([0, 1, 2, 3, 4]);
 });
 
-withRunner("log-probabilities and the likeliest tokens come where they are wanted", async () => {
+withRunner("log-probabilities and the most likely tokens are returned if they are requested", async () => {
   const [none, logprobs, all] = await Promise.all([
     runner.submit(step([0, 1])),
     runner.submit(step([0, 1]), { logprobs: true }),
@@ -75,12 +75,12 @@ withRunner("log-probabilities and the likeliest tokens come where they are wante
   ]);
   expect(none).toMatchObject({ logprobs: null, alternatives: null });
   const expected = 10 - Math.log(Math.exp(10) + 7);
-  for (const found of [...(logprobs.logprobs ?? []), ...(all.logprobs ?? [])]) expect(found).toBeCloseTo(expected, 5);
+  for (const actual of [...(logprobs.logprobs ?? []), ...(all.logprobs ?? [])]) expect(actual).toBeCloseTo(expected, 5);
   expect([...(all.alternatives?.ids ?? [])]).toEqual([1, 0, 2, 3, 4, 5, 6, 7, 4, 0, 1, 2, 3, 5, 6, 7]);
   expect([...(all.alternatives?.logprobs ?? [])].filter((logit) => logit !== 0)).toEqual([10, 10]);
 });
 
-withRunner("a batch without sampled rows resolves without being read, and later ones see what it did", async () => {
+withRunner("a batch without sampled rows resolves without a read, and later batches see its effects", async () => {
   const silent: Batch = { ...step([3]), sample_rows: [], sample_slots: [], sample_settings: [] };
   expect(await runner.submit(silent, { logprobs: true })).toEqual({
     tokenIds: new Int32Array(),
@@ -93,7 +93,7 @@ withRunner("logits are those of the rows", async () => {
   expect([...(await runner.forwardLogits(step([0, 2])))]).toEqual([0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10]);
 });
 
-withRunner("a slot's bias is in order with the batches before and after it", async () => {
+withRunner("a slot's bias affects only the batches after it", async () => {
   const bias = (id: number): Float32Array<ArrayBuffer> =>
     Float32Array.from({ length: 8 }, (_, each) => (each === id ? 20 : 0));
   const before = runner.submit(step([0, 0], SAMPLE_FLAGS.bias));
@@ -110,7 +110,7 @@ withRunner("a slot's bias is in order with the batches before and after it", asy
   ]);
 });
 
-withRunner("pages are copied, read and written whole", async () => {
+withRunner("complete pages are copied, read and written", async () => {
   const pageBytes = 2 * 16 * 2 * 4;
   const random = Uint8Array.from({ length: 3 * pageBytes }, (_, index) => (index * 37) % 251);
   runner.writePages([4, 19, 7], random);
@@ -125,11 +125,11 @@ withRunner("pages are copied, read and written whole", async () => {
   expect(await runner.readPages([])).toEqual(new Uint8Array());
 });
 
-withRunner("what is out of range is a RequestError", async () => {
+withRunner("values out of range are a RequestError", async () => {
   const request = { code: "request_error" };
   await expect(runner.submit(step([0, 0, 0, 0]))).rejects.toMatchObject({
     ...request,
-    message: "batch: B is 4, this runner takes at most 3; split the batch",
+    message: "batch: B is 4, this runner accepts at most 3; split the batch",
   });
   await expect(runner.submit({ ...step([0]), sample_slots: [3, 0] })).rejects.toMatchObject({
     ...request,
@@ -146,15 +146,15 @@ withRunner("what is out of range is a RequestError", async () => {
   }).toThrow("1 pages of this model are 256 bytes, not 3");
   expect(() => {
     runner.setTokenCounts(3, null);
-  }).toThrow("slot 3 is none of 0 to 2");
+  }).toThrow("slot 3 is not one of 0 to 2");
   expect(() => {
     runner.setTokenMask(0, new Int32Array(2));
-  }).toThrow("2 values are given, a slot has 1");
+  }).toThrow("2 values do not fit a slot of 1");
 });
 
-withRunner("an input of another size than the plan declares is a RequestError that names it", async () => {
+withRunner("an input with a size that differs from the plan is a RequestError that names it", async () => {
   const short = { ...step([1, 2]), positions: [0] };
-  await expect(runner.submit(short)).rejects.toThrow("batch: positions has 1 elements, the plan takes 2");
+  await expect(runner.submit(short)).rejects.toThrow("batch: positions has 1 elements, the plan needs 2");
   const settings = { ...step([1]), sample_settings: [0, 0, 1] };
   await expect(runner.submit(settings)).rejects.toMatchObject({
     code: "request_error",
@@ -162,22 +162,19 @@ withRunner("an input of another size than the plan declares is a RequestError th
   });
 });
 
-withRunner(
-  "a plan with an input that this runtime does not know, and a bundle without the plan, are BundleErrors before the download",
-  async () => {
-    const { manifest } = lettersBundle();
-    const plan = planOf(manifest);
-    const inputs = { ...plan.inputs, pixels: { shape: ["S", 3], dtype: "float32" as const } };
-    await expect(newRunner(lettersBundle({ plans: { generate: { ...plan, inputs } } }).files)).rejects.toThrow(
-      "manifest.json: input pixels is not known here; known: token_ids",
-    );
-    await expect(newRunner(lettersBundle({ plans: { encode: plan } }).files)).rejects.toThrow(
-      "manifest.json: has no plan 'generate', only encode; use a newer @nearfar/web",
-    );
-  },
-);
+withRunner("an unknown input of a plan, and a missing plan, are BundleErrors before the download", async () => {
+  const { manifest } = lettersBundle();
+  const plan = planOf(manifest);
+  const inputs = { ...plan.inputs, pixels: { shape: ["S", 3], dtype: "float32" as const } };
+  await expect(newRunner(lettersBundle({ plans: { generate: { ...plan, inputs } } }).files)).rejects.toThrow(
+    "manifest.json: input pixels is not known here; known: token_ids",
+  );
+  await expect(newRunner(lettersBundle({ plans: { encode: plan } }).files)).rejects.toThrow(
+    "manifest.json: has no plan 'generate', only encode; use a newer @nearfar/web",
+  );
+});
 
-withRunner("a device that is gone resolves lost, and rejects what is in flight and what comes after", async () => {
+withRunner("a lost device resolves `lost`, and rejects batches in flight and later ones", async () => {
   const other = await newRunner();
   const inFlight = other.submit(step([0]));
   other.destroy();

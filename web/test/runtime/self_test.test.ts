@@ -1,4 +1,5 @@
-// The self-test's search on a runner without a device: its lists hold variants that compute rightly, or wrongly for some batches.
+// The self-test's search on a runner without a device: its lists contain variants that compute correctly, or wrongly
+// for some batches.
 
 import { expect, test } from "vitest";
 
@@ -19,7 +20,7 @@ const LENGTH = 20;
 const PROMPT = Array.from({ length: LENGTH }, (_, index) => index * 3);
 const VOCAB = 50;
 
-/** Logits of a prompt's row: they go by all tokens up to it, as the pages hold them. */
+/** The logits of a prompt's row: they depend on all tokens up to it that the pages hold. */
 function rightLogits(tokens: readonly number[]): Float32Array {
   const logits = new Float32Array(VOCAB);
   tokens.forEach((token, index) => {
@@ -68,7 +69,7 @@ class FakeRunner implements TestedRunner {
     return Promise.resolve(logits);
   }
 
-  async likeliest(batch: Batch): Promise<number> {
+  async mostLikely(batch: Batch): Promise<number> {
     const logits = await this.forwardLogits(batch);
     const wrong = this.running(dimsOf(batch, { P: this.numPages }, false)).some(
       (name) => name.startsWith("argmax") && name in this.wrong,
@@ -128,7 +129,7 @@ const LISTS: Lists = {
 };
 const NAMES = Object.values(LISTS).flatMap((rows) => (rows.length > 1 ? rows.map(([name]) => name) : []));
 
-test("a healthy device passes in one full trial and one short one a round", async () => {
+test("a correct device passes in one full trial and one short trial for each round", async () => {
   const { runner, ...verdict } = await run(LISTS, {});
   expect(verdict).toMatchObject({ passed: true, off: new Set() });
   expect(verdict.deviation).toBeLessThan(1e-6);
@@ -136,7 +137,7 @@ test("a healthy device passes in one full trial and one short one a round", asyn
   expect(runner.choices).toEqual(NO_CHOICES);
 });
 
-test("rounding within the tolerance passes, and is told", async () => {
+test("rounding within the tolerance passes, and is reported", async () => {
   const { passed, deviation } = await run(LISTS, { split: 0.005 });
   expect(passed).toBe(true);
   expect(deviation).toBeGreaterThan(1e-4);
@@ -148,12 +149,12 @@ test.each(NAMES)("a wrong '%s' is switched off and nothing else", async (name) =
   for (const S of [1, 20]) expect(runner.running({ S, B: 1, R: 1, T: 20 })).not.toContain(name);
 });
 
-test("a variant that is wrong for single tokens alone, or for many alone, is found", async () => {
+test("a variant that is wrong only for single tokens, or only for many, is found", async () => {
   expect((await run(LISTS, { "qkv tile 2": ({ S = 0 }) => (S === 1 ? 1 : 0) })).off).toEqual(new Set(["qkv tile 2"]));
   expect((await run(LISTS, { "qkv few": ({ S = 0 }) => (S > 1 ? 1 : 0) })).off).toEqual(new Set(["qkv few"]));
 });
 
-test("several wrong variants are all found, also two of one list and where the first of every list is wrong", async () => {
+test("all wrong variants are found, also two in one list, and if the first of every list is wrong", async () => {
   const sets = [
     ["qkv few", "qkv tile"],
     ["qkv few", "fused", "head few"],
@@ -162,7 +163,7 @@ test("several wrong variants are all found, also two of one list and where the f
   sets.push(["qkv few", "qkv few 2", "qkv tile", "fused", "split", "head few"]);
   for (const wrong of sets) {
     const { passed, off } = await run(LISTS, Object.fromEntries(wrong.map((name) => [name, 1])));
-    // Without "plain" only "tile" and the like stand for prefills.
+    // Without "plain", only "tile" and the like can compute prefills.
     expect([wrong, passed, off]).toEqual([
       wrong,
       !wrong.includes("plain"),
@@ -176,14 +177,14 @@ test("infinite and missing logits are wrong", async () => {
   expect((await run(LISTS, { split: -Infinity })).off).toEqual(new Set(["split"]));
 });
 
-test("where the only row of a list is wrong, nothing passes, and the deviation says how far off it is", async () => {
+test("if the only row of a list is wrong, nothing passes, and the deviation is its error", async () => {
   const verdict = await run(LISTS, { embed: 3 });
   expect(verdict).toMatchObject({ passed: false, off: new Set() });
   expect(verdict.deviation).toBeGreaterThan(0.1);
   expect((await run(LISTS, { embed: NaN })).deviation).toBe(Infinity);
 });
 
-test("a variant that writes no keys and values is found, whatever earlier trials left in the pages", async () => {
+test("a variant that does not write keys and values is found, whatever earlier trials wrote to the pages", async () => {
   const lists: Lists = {
     append: [
       ["append", null],

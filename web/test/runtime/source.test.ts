@@ -5,22 +5,22 @@ import { bundleAddress, httpSource } from "../../src/runtime/source.js";
 const SIGNAL = new AbortController().signal;
 const DATA = "0123456789";
 
-interface Asked {
+interface SeenRequest {
   readonly url: string;
   readonly range: string | null;
   readonly ifRange: string | null;
   readonly cache: RequestCache | undefined;
 }
 
-/** A server whose answers are taken from a list, one a request. */
-function answer(...responses: Response[]): Asked[] {
-  const asked: Asked[] = [];
+/** A server that sends the responses of a list, one for each request. */
+function answer(...responses: Response[]): SeenRequest[] {
+  const requests: SeenRequest[] = [];
   vi.stubGlobal("fetch", (url: string, init: RequestInit) => {
     const headers = new Headers(init.headers);
-    asked.push({ url, range: headers.get("Range"), ifRange: headers.get("If-Range"), cache: init.cache });
+    requests.push({ url, range: headers.get("Range"), ifRange: headers.get("If-Range"), cache: init.cache });
     return Promise.resolve(responses.shift() ?? Response.error());
   });
-  return asked;
+  return requests;
 }
 
 function partial(start: number, range: string | null, etag = '"v1"'): Response {
@@ -42,32 +42,32 @@ afterEach(() => {
   vi.unstubAllGlobals();
 });
 
-test("an address is a folder's, and keeps its query", () => {
+test("an address is that of a folder, and keeps its query", () => {
   expect(bundleAddress("https://host/a/bundle?key=1#part").href).toBe("https://host/a/bundle/?key=1");
 });
 
-test("the rest of a file is asked for and taken", async () => {
-  const asked = answer(partial(4, "bytes 4-9/10"));
+test("the rest of a file is requested and used", async () => {
+  const requests = answer(partial(4, "bytes 4-9/10"));
   expect(await openAt(4)).toEqual({ start: 4, etag: '"v1"', text: "456789" });
-  expect(asked).toEqual([
+  expect(requests).toEqual([
     { url: "https://host/bundle/weights/0.bin?key=1", range: "bytes=4-", ifRange: null, cache: "no-store" },
   ]);
 });
 
-test("the page's own server is told of which version the rest is wanted, another is not", async () => {
+test("the version of the file is sent to the page's own server, but not to another server", async () => {
   vi.stubGlobal("location", new URL("https://host/page.html"));
-  const asked = answer(partial(4, "bytes 4-9/10"), partial(4, "bytes 4-9/10"));
+  const requests = answer(partial(4, "bytes 4-9/10"), partial(4, "bytes 4-9/10"));
   await openAt(4, '"v1"');
-  expect(asked[0]?.ifRange).toBe('"v1"');
+  expect(requests[0]?.ifRange).toBe('"v1"');
   vi.stubGlobal("location", new URL("https://elsewhere/page.html"));
   await openAt(4, '"v1"');
-  expect(asked[1]?.ifRange).toBeNull();
+  expect(requests[1]?.ifRange).toBeNull();
 });
 
 test("a server that sends the whole file starts from the beginning", async () => {
-  const asked = answer(new Response(DATA));
+  const requests = answer(new Response(DATA));
   expect(await openAt(4)).toEqual({ start: 0, etag: null, text: DATA });
-  expect(asked.length).toBe(1);
+  expect(requests.length).toBe(1);
 });
 
 test.each([
@@ -75,20 +75,20 @@ test.each([
   ["no range", partial(4, null)],
   ["several ranges", partial(4, "multipart/byteranges")],
   ["that there is no such range", new Response("", { status: 416 })],
-])("where a server answers with %s, the file is asked for whole", async (_, response) => {
-  const asked = answer(response, new Response(DATA));
+])("if a server answers with %s, the entire file is requested", async (_, response) => {
+  const requests = answer(response, new Response(DATA));
   expect(await openAt(4)).toMatchObject({ start: 0, text: DATA });
-  expect(asked.map(({ range }) => range)).toEqual(["bytes=4-", null]);
+  expect(requests.map(({ range }) => range)).toEqual(["bytes=4-", null]);
 });
 
-test("another origin's range that cannot be seen is taken for the one that was asked for", async () => {
+test("a hidden range of another origin counts as the requested one", async () => {
   const response = partial(4, null);
   Object.defineProperty(response, "type", { value: "cors" });
   answer(response);
   expect(await openAt(4)).toMatchObject({ start: 4, text: "456789" });
 });
 
-test("a weak ETag stands for no version", async () => {
+test("a weak ETag is not a version", async () => {
   answer(new Response(DATA, { headers: { ETag: 'W/"v1"' } }));
   expect((await openAt(0)).etag).toBeNull();
 });
@@ -101,8 +101,10 @@ test("a missing file is a BundleError with the status", async () => {
   });
 });
 
-test("without a store, the browser's own copy is taken only where the server says that it is still good", async () => {
-  const asked = answer(new Response(DATA));
+test("without a store, the browser's cached copy is used only if the server confirms it", async () => {
+  const requests = answer(new Response(DATA));
   await httpSource("https://host/bundle/").open("manifest.json", SIGNAL);
-  expect(asked).toEqual([{ url: "https://host/bundle/manifest.json", range: null, ifRange: null, cache: "no-cache" }]);
+  expect(requests).toEqual([
+    { url: "https://host/bundle/manifest.json", range: null, ifRange: null, cache: "no-cache" },
+  ]);
 });

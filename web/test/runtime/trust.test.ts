@@ -1,4 +1,5 @@
-// Self-test and tuning on a device: Dawn in Node, on whatever adapter Vulkan finds, and bundles with variants that are wrong or slow.
+// Self-test and tuning on a device: Dawn in Node, on any adapter that Vulkan finds, and bundles with variants that are
+// wrong or slow.
 
 import { createHash } from "node:crypto";
 
@@ -20,7 +21,7 @@ const withGpu = test.runIf(hasAdapter);
 
 const WRONG = EMBED.replace("u32(id)", "(u32(id) ^ 1u)");
 const NOT_A_NUMBER = EMBED.replace("y[g.y * 8u + l.x] =", "y[g.y * 8u + l.x] = sqrt(f32(u.S) * -1.0) +");
-// It computes the same after a long walk.
+// It computes the same after a long loop.
 const SLOW = EMBED.replace(
   "y[g.y * 8u",
   "var walk = l.x; for (var i = 0; i < 400000; i++) { walk = (walk * 5u + 3u) & 1023u; }\n  if (walk == 4096u) { return; }\n  y[g.y * 8u",
@@ -40,7 +41,7 @@ const row = (name: string, rest: Partial<VariantEntry> = {}): VariantEntry => ({
   ...rest,
 });
 
-/** The letters with other ways to embed. */
+/** The letters bundle with other variants of "embed". */
 function bundleOf(embed: readonly VariantEntry[], changes: Partial<Manifest> = {}): LettersBundle {
   const { variants } = lettersBundle().manifest;
   return lettersBundle({ variants: { ...variants, embed }, ...changes }, KERNELS);
@@ -72,22 +73,22 @@ async function answer(engine: Engine): Promise<readonly number[]> {
 
 const RIGHT = [6, 3, 2, 7, 6];
 
-/** Load, look, answer, free. */
+/** Load a bundle, and return its self-test and its answer. */
 async function selfTestOf(
   bundle: LettersBundle,
   options: LoadOptions = {},
 ): Promise<SelfTestInfo & { ids: readonly number[]; kernels: number | null }> {
   const engine = await load(bundle, options);
-  const found = { ...engine.info.selfTest, ids: await answer(engine), kernels: engine.info.kernels };
+  const result = { ...engine.info.selfTest, ids: await answer(engine), kernels: engine.info.kernels };
   engine.destroy();
-  return found;
+  return result;
 }
 
-withGpu("a healthy bundle passes, and says how near it came", async () => {
-  const found = await selfTestOf(lettersBundle());
-  expect(found).toMatchObject({ state: "passed", switchedOff: [], remembered: false, ids: RIGHT });
-  expect(found.largestDeviation).toBeLessThan(1e-5);
-  expect(found.durationMs).toBeGreaterThan(0);
+withGpu("a correct bundle passes, and reports its deviation", async () => {
+  const result = await selfTestOf(lettersBundle());
+  expect(result).toMatchObject({ state: "passed", switchedOff: [], remembered: false, ids: RIGHT });
+  expect(result.largestDeviation).toBeLessThan(1e-5);
+  expect(result.durationMs).toBeGreaterThan(0);
 });
 
 withGpu.each([
@@ -99,46 +100,49 @@ withGpu.each([
     [row("embed_wrong", { when: ["<=", "S", 4] }), row("embed_wrong"), row("embed_many")],
   ],
 ])("%s that is wrong is switched off, and answers are right", async (_, embed) => {
-  const found = await selfTestOf(bundleOf(embed));
-  expect(found).toMatchObject({ state: "passed-with-switched-off", switchedOff: ["embed_wrong"], ids: RIGHT });
+  const result = await selfTestOf(bundleOf(embed));
+  expect(result).toMatchObject({ state: "passed-with-switched-off", switchedOff: ["embed_wrong"], ids: RIGHT });
 });
 
-withGpu("alternatives are made and tested where they may come to run: where tuning looks for the fastest", async () => {
-  const bundle = bundleOf([row("embed_many"), row("embed_wrong")]);
-  const without = await selfTestOf(bundle);
-  expect(without).toMatchObject({ state: "passed", ids: RIGHT });
-  expect(await selfTestOf(bundle, { tuning: true })).toMatchObject({
-    switchedOff: ["embed_wrong"],
-    kernels: (without.kernels ?? NaN) + 1,
-    ids: RIGHT,
-  });
-  // A note of a load without tuning says nothing of alternatives; one of a load with it does.
-  const notes = new MemoryNotes();
-  await selfTestOf(bundle, { notes });
-  expect(await selfTestOf(bundle, { notes })).toMatchObject({ remembered: true });
-  expect(await selfTestOf(bundle, { notes, tuning: true })).toMatchObject({
-    switchedOff: ["embed_wrong"],
-    remembered: false,
-  });
-  expect(await selfTestOf(bundle, { notes, tuning: true })).toMatchObject({
-    switchedOff: ["embed_wrong"],
-    remembered: true,
-  });
-});
+withGpu(
+  "alternatives are compiled and tested if they may run, which is when tuning looks for the fastest",
+  async () => {
+    const bundle = bundleOf([row("embed_many"), row("embed_wrong")]);
+    const without = await selfTestOf(bundle);
+    expect(without).toMatchObject({ state: "passed", ids: RIGHT });
+    expect(await selfTestOf(bundle, { tuning: true })).toMatchObject({
+      switchedOff: ["embed_wrong"],
+      kernels: (without.kernels ?? NaN) + 1,
+      ids: RIGHT,
+    });
+    // The note of a load without tuning does not cover alternatives; the note of a load with tuning does.
+    const notes = new MemoryNotes();
+    await selfTestOf(bundle, { notes });
+    expect(await selfTestOf(bundle, { notes })).toMatchObject({ remembered: true });
+    expect(await selfTestOf(bundle, { notes, tuning: true })).toMatchObject({
+      switchedOff: ["embed_wrong"],
+      remembered: false,
+    });
+    expect(await selfTestOf(bundle, { notes, tuning: true })).toMatchObject({
+      switchedOff: ["embed_wrong"],
+      remembered: true,
+    });
+  },
+);
 
-withGpu("a variant that the device refuses is switched off, where there is another", async () => {
+withGpu("a variant that the device refuses is switched off if there is another one", async () => {
   const bundle = bundleOf([row("embed_refused"), row("embed_many")]);
   const notes = new MemoryNotes();
   for (const remembered of [false, true]) {
-    const found = await selfTestOf(bundle, { notes });
-    expect(found).toMatchObject({
+    const result = await selfTestOf(bundle, { notes });
+    expect(result).toMatchObject({
       state: "passed-with-switched-off",
       switchedOff: ["embed_refused"],
       ids: RIGHT,
       remembered,
     });
   }
-  // A note of another driver, which took it.
+  // The note of another driver, which accepted it.
   const note = { ...([...notes.kept.values()][0] as object), switchedOff: [] };
   const outdated: Notes = { read: () => Promise.resolve(note), write: () => Promise.resolve() };
   expect(await selfTestOf(bundle, { notes: outdated })).toMatchObject({
@@ -155,7 +159,7 @@ withGpu("a variant that the device refuses is switched off, where there is anoth
 });
 
 withGpu(
-  "what the self-test found is remembered: the next load runs no test and makes no kernel that does not run",
+  "the result of the self-test is stored: the next load runs no test and compiles only kernels that run",
   async () => {
     const bundle = bundleOf([
       row("embed_wrong"),
@@ -180,7 +184,7 @@ withGpu(
       remembered: false,
       switchedOff: first.switchedOff,
     });
-    // Another bundle is another matter.
+    // The note does not apply to another bundle.
     expect(await selfTestOf(bundleOf([row("embed_many")]), { notes })).toMatchObject({
       state: "passed",
       remembered: false,
@@ -188,19 +192,19 @@ withGpu(
   },
 );
 
-withGpu("a note that is not one is as if never made", async () => {
+withGpu("an invalid note is ignored", async () => {
   const notes: Notes = { read: () => Promise.resolve({ activation: "int3" }), write: () => Promise.resolve() };
   expect(await selfTestOf(lettersBundle(), { notes })).toMatchObject({ state: "passed", remembered: false });
 });
 
-withGpu("untested is what it says: where it is not to run, and where the bundle has none", async () => {
+withGpu("the state is untested if the test is switched off, and if the bundle has none", async () => {
   const wrong = bundleOf([row("embed_wrong")]);
   const untested = { state: "untested", switchedOff: [], largestDeviation: null };
   expect(await selfTestOf(wrong, { selfTest: "never" })).toMatchObject(untested);
   expect(await selfTestOf(lettersBundle({ self_test: null }))).toMatchObject(untested);
 });
 
-withGpu("a device that takes the wrong token for the likeliest is found, though its logits are right", async () => {
+withGpu("a device that chooses the wrong token is detected, although its logits are right", async () => {
   const { manifest, files } = lettersBundle();
   const code = new TextDecoder().decode(files["kernels/sample.wgsl"]).replace("i < 8u", "i < 2u");
   const file = bytesOf(code);
@@ -226,7 +230,8 @@ withGpu.each([
   await expect(loading).rejects.toMatchObject({ code: "device_error", details: { activations: ["float32"] } });
 });
 
-// What float16 is called here needs nothing of the device, and is float32: it is about which activation dtype is taken.
+// "float16" here needs no feature of the device and is computed as float32: the tests are about the choice of the
+// activation dtype.
 const BOTH: Partial<Manifest> = {
   activations: [
     { dtype: "float16", needs: [] },
@@ -237,7 +242,7 @@ const HALF = { activation: "float16" } as const;
 const FULL = { activation: "float32" } as const;
 
 withGpu(
-  "where all float16 rows are wrong, the bundle is loaded again with float32, and at once the next time",
+  "if all float16 rows are wrong, the bundle is loaded again with float32, and directly so the next time",
   async () => {
     const bundle = bundleOf([row("embed_wrong", HALF), row("embed_nan", HALF), row("embed_many", FULL)], BOTH);
     const notes = new MemoryNotes();
@@ -253,12 +258,12 @@ withGpu(
   },
 );
 
-withGpu("where the device refuses all float16 rows, float32 takes their place", async () => {
-  const found = await selfTestOf(bundleOf([row("embed_refused", HALF), row("embed_many", FULL)], BOTH));
-  expect(found).toMatchObject({ state: "passed-with-switched-off", switchedOff: ["float16"], ids: RIGHT });
+withGpu("if the device refuses all float16 rows, float32 rows replace them", async () => {
+  const result = await selfTestOf(bundleOf([row("embed_refused", HALF), row("embed_many", FULL)], BOTH));
+  expect(result).toMatchObject({ state: "passed-with-switched-off", switchedOff: ["float16"], ids: RIGHT });
 });
 
-withGpu("where float16 and float32 are both wrong, the error says how far each is off", async () => {
+withGpu("if float16 and float32 are both wrong, the error states the deviation of each", async () => {
   const loading = load(bundleOf([row("embed_wrong", HALF), row("embed_nan", FULL)], BOTH));
   await expect(loading).rejects.toThrow(
     /with float16 activations logits are off by 100 %, .*; with float32 activations logits are not numbers/,
@@ -276,7 +281,7 @@ withGpu("an aborted self-test ends the load with the signal's reason", async () 
   );
 });
 
-// --- tuning ------------------------------------------------------------------------------------------------------------------------------------------
+// --- tuning -------------------------------------------------------------------------------------------------
 
 const SLOW_FIRST = [
   row("embed_slow", { when: ["<=", "S", 4] }),
@@ -285,30 +290,33 @@ const SLOW_FIRST = [
   row("embed_many"),
 ];
 
-withGpu("a slow first choice is passed by, on this load and the next, and the record says so", async () => {
-  const bundle = bundleOf([...SLOW_FIRST, row("embed_wrong")]);
-  const notes = new MemoryNotes();
-  const engine = await load(bundle, { notes, tuning: true });
-  const record = await engine.exportTuning();
-  expect(record?.activation).toBe("float32");
-  expect(Object.keys(record?.variants ?? {})).toEqual(["embed"]);
-  for (const { variant } of record?.variants.embed ?? []) expect(variant).toMatch(/^embed_(few|many)$/);
-  expect(record?.variants.embed?.map(({ when }) => when)).toEqual([
-    ["<=", "S", 1],
-    [">=", "S", 32],
-  ]);
-  expect(await answer(engine)).toEqual(RIGHT);
-  engine.destroy();
+withGpu(
+  "a slow first choice is not used, on this load and the next, and the record contains the faster one",
+  async () => {
+    const bundle = bundleOf([...SLOW_FIRST, row("embed_wrong")]);
+    const notes = new MemoryNotes();
+    const engine = await load(bundle, { notes, tuning: true });
+    const record = await engine.exportTuning();
+    expect(record?.activation).toBe("float32");
+    expect(Object.keys(record?.variants ?? {})).toEqual(["embed"]);
+    for (const { variant } of record?.variants.embed ?? []) expect(variant).toMatch(/^embed_(few|many)$/);
+    expect(record?.variants.embed?.map(({ when }) => when)).toEqual([
+      ["<=", "S", 1],
+      [">=", "S", 32],
+    ]);
+    expect(await answer(engine)).toEqual(RIGHT);
+    engine.destroy();
 
-  const again = await load(bundle, { notes, tuning: true });
-  expect(await again.exportTuning()).toEqual(record);
-  // The slow one still stands for sizes in between.
-  expect(again.info).toMatchObject({ selfTest: { remembered: true, switchedOff: ["embed_wrong"] } });
-  expect(await answer(again)).toEqual(RIGHT);
-  again.destroy();
-});
+    const again = await load(bundle, { notes, tuning: true });
+    expect(await again.exportTuning()).toEqual(record);
+    // The slow one still runs for sizes in between.
+    expect(again.info).toMatchObject({ selfTest: { remembered: true, switchedOff: ["embed_wrong"] } });
+    expect(await answer(again)).toEqual(RIGHT);
+    again.destroy();
+  },
+);
 
-withGpu("a record that the bundle ships for this adapter is taken as it is, and nothing is measured", async () => {
+withGpu("a record that the bundle ships for this adapter is used unchanged, and nothing is measured", async () => {
   const measured = await load(bundleOf(SLOW_FIRST), { tuning: true });
   const record = await measured.exportTuning();
   measured.destroy();
@@ -320,8 +328,8 @@ withGpu("a record that the bundle ships for this adapter is taken as it is, and 
   engine.destroy();
 });
 
-// Wrong answers show that the wrong variant runs, which only the record can have brought about.
-withGpu("the faster variant runs as soon as it is found, and at once where the bundle ships the record", async () => {
+// Wrong answers show that the wrong variant runs, which only the record can have caused.
+withGpu("the faster variant runs as soon as it is found, and immediately if the bundle ships the record", async () => {
   const embed = [row("embed_slow"), row("embed_wrong")];
   const options = { selfTest: "never", tuning: true } as const;
   const measured = await load(bundleOf(embed), options);

@@ -1,4 +1,4 @@
-// Tuning on a runner without a device: each variant takes the time that the test says.
+// Tuning on a runner without a device: each variant takes the time that the test sets.
 
 import { expect, test } from "vitest";
 
@@ -28,7 +28,7 @@ const ROWS = {
   argmax: [row("argmax"), row("argmax 2")],
 };
 
-interface Asked {
+interface SeenRequest {
   readonly name: string;
   readonly batch: Batch;
   readonly count: number;
@@ -38,19 +38,19 @@ class FakeRunner implements TimedRunner {
   readonly manifest: Manifest;
   readonly rows: ReadonlyMap<string, readonly VariantEntry[]> = new Map(Object.entries(ROWS));
   readonly limits = { pages: 64 };
-  readonly asked: Asked[] = [];
+  readonly requests: SeenRequest[] = [];
 
-  /** ``steps``: milliseconds a step of those that are not one. */
+  /** ``steps``: the milliseconds of each step that does not take 1 ms. */
   constructor(private readonly steps: Readonly<Record<string, (batch: Batch) => number>>) {
     const { manifest } = lettersBundle({ context: 1024 });
-    // The hand-made model has no attention; its second step, of as many rows as there are tokens, stands for one.
+    // The hand-made model has no attention; its second step, which has a row for each token, replaces it.
     const plan = planOf(manifest);
     const buffers = { ...plan.buffers, logits: { shape: ["S", 8], dtype: "float32" as const } };
     this.manifest = { ...manifest, plans: { generate: { ...plan, buffers } } };
   }
 
   time(batch: Batch, _list: string, name: string, count: number): Promise<number> {
-    this.asked.push({ name, batch, count });
+    this.requests.push({ name, batch, count });
     return Promise.resolve(count * (this.steps[name]?.(batch) ?? 1));
   }
 }
@@ -68,14 +68,14 @@ function options(changes: Partial<TuneOptions> = {}): TuneOptions {
 const tokensOf = (batch: Batch): number => batch.token_ids.length;
 const contextOf = (batch: Batch): number => (batch.positions.at(-1) ?? 0) + 1;
 
-test("where the compiler's choice is the fastest, or nearly, nothing goes in front", async () => {
+test("if the compiler's choice is the fastest, or nearly so, no row is put in front", async () => {
   expect(await tune(new FakeRunner({}), options())).toEqual({});
   expect(
     await tune(new FakeRunner({ "few 2": () => 0.97, "tile 2": () => 0.97, "argmax 2": () => 3 }), options()),
   ).toEqual({});
 });
 
-test("the fastest goes in front for sizes near to where it was measured", async () => {
+test("the fastest variant is put in front for sizes near the measured one", async () => {
   const fast = {
     "few 2": (batch: Batch) => (tokensOf(batch) === 1 ? 0.5 : 9),
     "tile 2": () => 0.6,
@@ -90,7 +90,7 @@ test("the fastest goes in front for sizes near to where it was measured", async 
   });
 });
 
-test("a list that goes by the context's length is measured at a short and at the longest one, and only with what is right there", async () => {
+test("a list that depends on the context length is measured at a short and the longest context", async () => {
   const runner = new FakeRunner({ "attention short": (batch) => contextOf(batch) / 100, "attention long": () => 2 });
   expect(await tune(runner, options())).toEqual({
     take_rows: [
@@ -98,37 +98,37 @@ test("a list that goes by the context's length is measured at a short and at the
       { when: ["and", ["<=", "S", 1], [">=", "T", 512]], variant: "attention" },
     ],
   });
-  const prefills = runner.asked.filter(({ name, batch }) => name.startsWith("attention") && tokensOf(batch) > 1);
+  const prefills = runner.requests.filter(({ name, batch }) => name.startsWith("attention") && tokensOf(batch) > 1);
   expect(prefills).toEqual([]);
 });
 
-test("it writes to the page that it may write to, and reads pages of the pool", async () => {
+test("tuning writes only to its borrowed page, and reads pages of the pool", async () => {
   const runner = new FakeRunner({});
   await tune(runner, options());
-  for (const { batch } of runner.asked) {
+  for (const { batch } of runner.requests) {
     expect(new Set(batch.slots.map((slot) => slot >> 4))).toEqual(new Set([63]));
     expect(batch.page_ids.length).toBe(Math.ceil(contextOf(batch) / 16));
     expect(Math.max(...batch.page_ids)).toBeLessThan(64);
   }
-  expect(runner.asked.some(({ batch }) => contextOf(batch) === 1024)).toBe(true);
+  expect(runner.requests.some(({ batch }) => contextOf(batch) === 1024)).toBe(true);
 });
 
-test("a slice is short, and a variant that is hopeless at first is not measured again", async () => {
+test("a slice is short, and a variant that is much slower in its first run is not measured again", async () => {
   const times: Readonly<Record<string, number>> = { few: 0.1, "few 2": 0.001, "argmax 2": 6 };
   const runner = new FakeRunner({
     ...Object.fromEntries(Object.entries(times).map(([name, ms]) => [name, () => ms])),
     tile: () => 30,
   });
   await tune(runner, options());
-  const slices = runner.asked
+  const slices = runner.requests
     .filter(({ name }) => name !== "tile")
     .map(({ name, count }) => count * (times[name] ?? 1));
   expect(Math.max(...slices)).toBeLessThanOrEqual(10);
-  expect(runner.asked.filter(({ name, batch }) => name === "tile" && tokensOf(batch) === 1).length).toBe(1);
-  expect(runner.asked.filter(({ name }) => name === "argmax 2").length).toBe(1);
+  expect(runner.requests.filter(({ name, batch }) => name === "tile" && tokensOf(batch) === 1).length).toBe(1);
+  expect(runner.requests.filter(({ name }) => name === "argmax 2").length).toBe(1);
 });
 
-test("variants that are off are not measured, and those that a record puts in front are the ones to beat", async () => {
+test("variants that are off are not measured, and those in front by a record are the reference", async () => {
   const choices: Choices = {
     off: new Set(["few 2", "tile 2", "argmax 2"]),
     front: { embed: [{ when: null, variant: "tile" }] },
@@ -140,18 +140,18 @@ test("variants that are off are not measured, and those that a record puts in fr
       { when: [">=", "S", 32], variant: "few" },
     ],
   });
-  expect(new Set(runner.asked.map(({ name }) => name)).has("few 2")).toBe(false);
+  expect(new Set(runner.requests.map(({ name }) => name)).has("few 2")).toBe(false);
 });
 
-test("it waits for the device to be idle before each slice, and ends when it is told to", async () => {
+test("tuning waits for the device to be idle before each slice, and ends when it is aborted", async () => {
   const controller = new AbortController();
   const runner = new FakeRunner({});
   let waits = 0;
   const idle = (): Promise<void> => {
-    expect(runner.asked.length).toBe(waits++);
+    expect(runner.requests.length).toBe(waits++);
     if (waits === 5) controller.abort(new Error("closed"));
     return Promise.resolve();
   };
   await expect(tune(runner, options({ idle, signal: controller.signal }))).rejects.toThrow("closed");
-  expect(runner.asked.length).toBe(4);
+  expect(runner.requests.length).toBe(4);
 });

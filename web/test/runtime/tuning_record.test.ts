@@ -24,19 +24,19 @@ const records = [
 const find = (adapter: Partial<AdapterEntry>): TuningEntry | null =>
   shippedTuning(records, { activation: "float16", adapterEntry: { ...NAMELESS, ...adapter } });
 
-test("the record that says most about this adapter, and nothing that is not so, is taken", () => {
+test("the record with the most matching parts and no other parts is used", () => {
   expect(find({ vendor: "nvidia", architecture: "ampere" })).toBe(ampere);
   expect(find({ vendor: "nvidia", architecture: "ampere", device: "0x2204", description: "RTX 3090" })).toBe(named);
   expect(find({ vendor: "nvidia", architecture: "ampere", device: "0x2206", description: "RTX 3080" })).toBe(ampere);
   expect(find({ vendor: "nvidia", architecture: "blackwell" })).toBe(nvidia);
 });
 
-test("an adapter of which no record is, or which has no name, gets none", () => {
+test("an adapter without a record, or without a name, gets none", () => {
   expect(find({ vendor: "apple", architecture: "metal-3" })).toBe(null);
   expect(find({})).toBe(null);
 });
 
-test("a remembered record is of the device that reads it", async () => {
+test("a stored record gets the adapter of the device that reads it", async () => {
   const device = { activation: "float16", adapterEntry: named.adapter } as const;
   const variants = { head: [{ when: null, variant: "plain" }] };
   expect(await rememberedTuning({ read: () => Promise.resolve(variants) }, device)).toEqual({ ...named, variants });

@@ -31,7 +31,7 @@ test("rows for another dtype, or for features that the device lacks, are left ou
   expect(names(usableRows(manifest, "linear", "float16", new Set()))).toEqual(["half"]);
 });
 
-test("the rows of a plan are all that the device can run, or those that may run under some choices", () => {
+test("the rows of a plan are all rows that the device can run, or those that may run under given choices", () => {
   const variants = { ...lettersBundle().manifest.variants, embed: manifest.variants.linear ?? [] };
   const letters = lettersBundle({ variants }).manifest;
   const all = selectRows(letters, "float32", new Set(), null);

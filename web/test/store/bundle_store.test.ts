@@ -48,14 +48,14 @@ async function has(text: string): Promise<boolean> {
   return (await store.file(await sha256(bytesOf(text))).part()).complete;
 }
 
-test("begin says what is missing: nothing of a shard that another bundle has, and the rest of a part", async () => {
+test("begin returns the missing bytes: none for a shard that another bundle has, and the rest of a part", async () => {
   await load(A, "shared shard", "shard of a");
   await store.file(await sha256(bytesOf("shard of b"))).append(0, bytesOf("shard"));
   const manifest = await manifestOf("shared shard", "shard of b");
   expect(await store.begin(B, manifest, bytesOf("{}"))).toBe(" of b".length);
 });
 
-test("a load for which there is no room is a StorageError before anything is fetched", async () => {
+test("a load without enough space is a StorageError before anything is fetched", async () => {
   disk.capacity = 5000;
   const manifest = await manifestOf("a".repeat(6000));
   await expect(store.begin(A, manifest, bytesOf("{}"))).rejects.toMatchObject({
@@ -65,7 +65,7 @@ test("a load for which there is no room is a StorageError before anything is fet
   expect(await store.list()).toEqual([]);
 });
 
-test("a bundle is complete once it was loaded to its end, and only then has a manifest to load from", async () => {
+test("a bundle is complete after a complete load, and only then has a stored manifest", async () => {
   const manifest = await manifestOf("shard");
   await store.begin(A, manifest, bytesOf("{}"));
   await put("shard");
@@ -77,7 +77,7 @@ test("a bundle is complete once it was loaded to its end, and only then has a ma
   expect(await store.manifest(A)).toEqual(bytesOf("{}"));
 });
 
-test("deleting a bundle leaves what another one has", async () => {
+test("deleting a bundle does not delete the files of another one", async () => {
   await load(A, "shared shard", "shard of a");
   await load(B, "shared shard", "shard of b");
   expect(await store.delete(A)).toBe(true);
@@ -88,7 +88,7 @@ test("deleting a bundle leaves what another one has", async () => {
   expect(disk.files.size).toBe(0);
 });
 
-test("clear leaves nothing", async () => {
+test("clear deletes everything", async () => {
   await load(A, "shared shard", "shard of a");
   await load(B, "shared shard", "shard of b");
   await store.clear();
@@ -107,7 +107,7 @@ test("a bundle that is being loaded is not deleted", async () => {
   expect(await store.delete(A)).toBe(true);
 });
 
-test("a new version replaces the old one when it was loaded to its end, and until then the old one loads", async () => {
+test("a new version replaces the old one after a complete load, and until then the old one loads", async () => {
   await load(A, "kept shard", "old shard");
   const old = await store.manifest(A);
   const manifest = await manifestOf("kept shard", "new shard");
@@ -122,7 +122,7 @@ test("a new version replaces the old one when it was loaded to its end, and unti
   expect(await store.manifest(A)).toEqual(bytesOf(JSON.stringify(manifest)));
 });
 
-test("an old version that another tab is just loading stays", async () => {
+test("an old version is retained while another tab loads it", async () => {
   await load(A, "old shard");
   const release = await store.hold(A, SIGNAL);
   await load(A, "new shard");
@@ -132,7 +132,7 @@ test("an old version that another tab is just loading stays", async () => {
   expect(await has("old shard")).toBe(false);
 });
 
-test("a stored manifest that the disk damaged is none, until it comes again", async () => {
+test("a damaged stored manifest counts as missing until it is stored again", async () => {
   await load(A, "shard");
   const manifest = await store.manifest(A);
   const path = `nearfar/files/${await sha256(manifest ?? new Uint8Array())}/0`;
@@ -142,7 +142,7 @@ test("a stored manifest that the disk damaged is none, until it comes again", as
   expect(await store.manifest(A)).toEqual(manifest);
 });
 
-test("a record whose writing was cut off counts as none", async () => {
+test("an incompletely written record counts as missing", async () => {
   await load(A, "shard");
   const record = [...disk.files.keys()].find((name) => name.endsWith(".json")) ?? "";
   disk.files.set(record, new Uint8Array());

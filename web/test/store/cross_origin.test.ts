@@ -12,11 +12,13 @@ const BYTES = bytesOf("a shard of weights");
 const EXPECTED = { file: "shard", size: BYTES.length, sha256: await sha256(BYTES) };
 const SIGNAL = new AbortController().signal;
 
-/** navigator.crossOriginStorage as its explainer has it, for one origin: https://github.com/WICG/cross-origin-storage */
+/**
+ * navigator.crossOriginStorage according to its explainer, for one origin: https://github.com/WICG/cross-origin-storage
+ */
 class FakeStorage {
   readonly entries = new Map<string, Bytes>();
   readonly requests: (readonly [string, object | undefined])[] = [];
-  /** What every request fails with, as for a page whose policy does not allow the storage. */
+  /** The error of every request, as on a page whose policy does not allow the storage. */
   failure: DOMException | null = null;
 
   async requestFileHandle(
@@ -26,10 +28,10 @@ class FakeStorage {
     this.requests.push([value, options]);
     if (algorithm !== "SHA-256" || !/^[0-9a-f]{64}$/.test(value)) throw new TypeError("not a hash");
     if (this.failure !== null) throw this.failure;
-    const found = this.entries.get(value);
+    const entry = this.entries.get(value);
     if (options?.create !== true) {
-      if (found === undefined) throw new DOMException("The file was not found", "NotFoundError");
-      return { getFile: () => Promise.resolve(new File([found], value)) };
+      if (entry === undefined) throw new DOMException("The file was not found", "NotFoundError");
+      return { getFile: () => Promise.resolve(new File([entry], value)) };
     }
     let written = bytesOf("");
     const close = async (): Promise<void> => {
@@ -101,13 +103,13 @@ test.each([
   ]);
 });
 
-test("bytes of another hash are not taken, whatever the storage says", async () => {
+test("bytes with another hash are not used, whatever the storage returns", async () => {
   storage.entries.set(EXPECTED.sha256, bytesOf("b shard of weights"));
   expect(await read(true)).toEqual({ bytes: BYTES, network: BYTES.length, store: 0 });
 });
 
 test.each(["NotAllowedError", "QuotaExceededError"])(
-  "a storage that fails with %s is no reason for a load to fail",
+  "a load does not fail if the storage fails with %s",
   async (name) => {
     storage.failure = new DOMException("no", name);
     expect(await read(true)).toMatchObject({ bytes: BYTES, network: BYTES.length });
@@ -133,7 +135,7 @@ test("an aborted read downloads nothing", async () => {
   );
 });
 
-test("turned off, or in a browser without it, the source stays as it is", () => {
+test("if it is turned off, or if the browser does not have it, the source is not changed", () => {
   const source = memorySource({ shard: BYTES });
   expect(crossOriginSource(source, false)).toBe(source);
   for (const navigator of [undefined, {}]) {
@@ -142,7 +144,7 @@ test("turned off, or in a browser without it, the source stays as it is", () => 
   }
 });
 
-test("an engine takes weights and tokenizer from it; a source of its own has to be opted in", async () => {
+test("an engine reads weights and tokenizer from it; for a custom source it must be switched on", async () => {
   const { files } = lettersOnnx();
   const load = async (options: object): Promise<void> => {
     opened = [];

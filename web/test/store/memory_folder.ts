@@ -1,4 +1,4 @@
-// The origin private file system and the locks of a browser, in memory, as far as the store uses them.
+// The parts of a browser's origin private file system and locks that the store uses, in memory.
 
 import type { Folder } from "../../src/store/opfs.js";
 
@@ -6,7 +6,7 @@ import type { Folder } from "../../src/store/opfs.js";
 export interface MemoryDisk {
   readonly root: Folder;
   capacity: number;
-  /** What a write is told that goes beyond it; a truncate is always told the truth. */
+  /** The error of a write beyond the capacity; a truncate always fails with the correct error. */
   fullError: string;
   /** All files by path. */
   readonly files: Map<string, Uint8Array<ArrayBuffer>>;
@@ -95,7 +95,7 @@ export function memoryDisk(): MemoryDisk {
   return disk;
 }
 
-/** Exclusive and shared locks, given in the order in which they are asked for. */
+/** Exclusive and shared locks, granted in the order of their requests. */
 export function memoryLocks(): LockManager {
   const held = new Map<string, { shared: boolean; count: number }>();
   let waiting: (() => void)[] = [];

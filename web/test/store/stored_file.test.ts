@@ -23,13 +23,13 @@ test("pieces become one file, up to the first gap", async () => {
   expect(part).toMatchObject({ etag: '"v1"', complete: false });
 });
 
-test("a piece that was cut off while it was made is a gap", async () => {
+test("an empty piece is a gap", async () => {
   await file.append(0, bytesOf("one"));
   await file.append(3, new Uint8Array());
   expect((await file.part()).bytes.size).toBe(3);
 });
 
-test("nothing is there of a file that was never written, or removed, and removing it again is nothing", async () => {
+test("a file that was never written, or was removed, is empty, and removing it again does nothing", async () => {
   expect(await file.part()).toMatchObject({ etag: null, complete: false });
   await file.append(0, bytesOf("one"));
   await file.complete();
@@ -41,7 +41,7 @@ test("nothing is there of a file that was never written, or removed, and removin
 });
 
 test.each(["QuotaExceededError", "InvalidStateError"])(
-  "no room, told as %s, is a StorageError with the bytes that there are",
+  "a lack of space, reported as %s, is a StorageError with the available bytes",
   async (fullError) => {
     disk.capacity = 1000;
     disk.fullError = fullError;
@@ -55,7 +55,7 @@ test.each(["QuotaExceededError", "InvalidStateError"])(
   },
 );
 
-test("any other trouble of a write is a StorageError with its message", async () => {
+test("any other error of a write is a StorageError with its message", async () => {
   disk.root.getFileHandle = () => Promise.reject(new DOMException("the disk is gone", "UnknownError"));
   disk.root.getDirectoryHandle = () => Promise.resolve(disk.root);
   const error = await file.append(0, bytesOf("one")).catch((error: unknown) => error);

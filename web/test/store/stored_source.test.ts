@@ -15,14 +15,14 @@ const SIGNAL = new AbortController().signal;
 const BYTES = bytesOf("a shard of weights, ".repeat(20));
 const EXPECTED: Expected = { file: "shard", size: BYTES.length, sha256: await sha256(BYTES) };
 
-/** A server of one file, in pieces of 100 bytes: what it was asked, and how its next answers err. */
+/** A server with one file, in pieces of 100 bytes. It records its requests, and its next responses can fail. */
 class Server implements Source {
   readonly location = "https://host/bundle/";
-  readonly asked: (readonly [number, string | null])[] = [];
+  readonly requests: (readonly [number, string | null])[] = [];
   bytes = BYTES;
   etag: string | null = '"v1"';
   ranges = true;
-  /** Of each answer in turn: hang up after so many bytes, end after so many, send them with a flipped bit, or refuse. */
+  /** The faults of the next responses: break the connection or end after a number of bytes, flip a bit, or refuse. */
   faults: (readonly ["cut" | "end", number] | readonly ["flip" | "refuse"])[] = [];
 
   async open(file: string, signal: AbortSignal): Promise<ReadableStream<Uint8Array>> {
@@ -30,7 +30,7 @@ class Server implements Source {
   }
 
   async openAt(file: string, offset: number, etag: string | null, signal: AbortSignal): Promise<Part> {
-    this.asked.push([offset, etag]);
+    this.requests.push([offset, etag]);
     const start = this.ranges ? offset : 0;
     const fault = this.faults.shift();
     if (fault?.[0] === "refuse") throw new BundleError("shard: refused", { status: 410 });
@@ -59,7 +59,7 @@ beforeEach(async () => {
   server = new Server();
 });
 
-/** Read the file as one load does: what came, or the error, and the bytes from each origin. */
+/** Read the file as a load does. Returns the bytes or the error, and the number of bytes from each origin. */
 async function read(
   source: Source = server,
   expected = EXPECTED,
@@ -78,27 +78,27 @@ async function read(
 test("a file comes from the network once, then from the store", async () => {
   expect(await read()).toEqual({ result: BYTES, network: BYTES.length, store: 0 });
   expect(await read()).toEqual({ result: BYTES, network: 0, store: BYTES.length });
-  expect(server.asked).toEqual([[0, null]]);
+  expect(server.requests).toEqual([[0, null]]);
 });
 
-test("what came before a load failed is kept, counts at once, and only the rest of that version is asked for", async () => {
+test("the bytes of a failed load are stored and counted, and only the rest of that version is requested", async () => {
   server.faults = [["cut", 230], ["refuse"]];
   expect((await read()).result).toMatchObject({ code: "bundle_error", details: { status: 410 } });
   expect(await read()).toEqual({ result: BYTES, network: BYTES.length - 230, store: 230 });
-  expect(server.asked).toEqual([
+  expect(server.requests).toEqual([
     [0, null],
     [230, '"v1"'],
     [230, '"v1"'],
   ]);
 });
 
-test("a connection that breaks, or ends early, is made again in the same load, from where it stopped", async () => {
+test("a connection that breaks, or ends early, is resumed in the same load", async () => {
   server.faults = [
     ["cut", 130],
     ["end", 100],
   ];
   expect(await read()).toEqual({ result: BYTES, network: BYTES.length, store: 0 });
-  expect(server.asked).toEqual([
+  expect(server.requests).toEqual([
     [0, null],
     [130, '"v1"'],
     [230, '"v1"'],
@@ -106,7 +106,7 @@ test("a connection that breaks, or ends early, is made again in the same load, f
   expect((await store.file(EXPECTED.sha256 ?? "").part()).complete).toBe(true);
 });
 
-test("files that are stored whole are not looked for on the server, others are", async () => {
+test("completely stored files are not checked on the server, others are", async () => {
   const looked: string[] = [];
   const source = Object.assign(server, { check: ({ file }: Expected) => Promise.resolve(void looked.push(file)) });
   for (let load = 0; load < 2; load++) {
@@ -118,7 +118,7 @@ test("files that are stored whole are not looked for on the server, others are",
   expect(looked).toEqual(["shard"]);
 });
 
-test("an abort ends a read from a source that hangs and heeds no signal", async () => {
+test("an abort ends a read from a source that hangs and ignores the signal", async () => {
   const controller = new AbortController();
   const hanging: Source = { location: server.location, open: () => new Promise(() => undefined) };
   const stored = await storedSource(hanging, store, controller.signal);
@@ -130,7 +130,7 @@ test("an abort ends a read from a source that hangs and heeds no signal", async 
   await stored?.close();
 });
 
-test("an abort keeps what has come", async () => {
+test("an abort retains the received bytes", async () => {
   const controller = new AbortController();
   const stored = await storedSource(server, store, controller.signal);
   const reading = stored?.read(EXPECTED, controller.signal, () => {
@@ -141,7 +141,7 @@ test("an abort keeps what has come", async () => {
   expect(await read()).toMatchObject({ result: BYTES, store: 100 });
 });
 
-test("a load is closed when what has come of its files is written, and not before may it be deleted", async () => {
+test("a load closes when the received bytes are written, and only then may the bundle be deleted", async () => {
   const controller = new AbortController();
   const stored = await storedSource(server, store, controller.signal);
   await stored?.begin({
@@ -169,16 +169,16 @@ test("a server without ranges, and a source without offsets, start again", async
   expect(await read(memorySource({ shard: BYTES }))).toEqual({ result: BYTES, network: BYTES.length, store: 0 });
 });
 
-test("a file that came damaged is fetched once more from its start", async () => {
+test("a file that arrives damaged is fetched once more from its start", async () => {
   server.faults = [["flip"]];
   expect(await read()).toEqual({ result: BYTES, network: BYTES.length, store: 0 });
-  expect(server.asked).toEqual([
+  expect(server.requests).toEqual([
     [0, null],
     [0, null],
   ]);
 });
 
-test("a file that is always damaged is the error of its second answer, and nothing of it stays", async () => {
+test("a file that is always damaged is the error of its second response, and nothing of it is stored", async () => {
   server.faults = [["flip"], ["flip"]];
   const { result, network } = await read();
   expect(result).toMatchObject({ code: "bundle_error", details: { file: "shard", expected: EXPECTED.sha256 } });
@@ -186,23 +186,23 @@ test("a file that is always damaged is the error of its second answer, and nothi
   expect((await store.file(EXPECTED.sha256 ?? "").part()).bytes.size).toBe(0);
 });
 
-test("a file that is too long is left, fetched once more, and an error", async () => {
+test("a file that is too long is fetched once more, and is then an error", async () => {
   server.bytes = bytesOf("x".repeat(BYTES.length + 1));
   expect((await read()).result).toMatchObject({ details: { file: "shard", expected: BYTES.length } });
-  expect(server.asked.length).toBe(2);
+  expect(server.requests.length).toBe(2);
 });
 
-test("a damaged beginning is found at the end, and the file is fetched again", async () => {
+test("a damaged stored part is detected at the end, and the file is fetched again", async () => {
   const file = store.file(EXPECTED.sha256 ?? "");
   await file.append(0, bytesOf("not a shard"));
   expect(await read()).toEqual({ result: BYTES, network: BYTES.length, store: 0 });
-  expect(server.asked.map(([offset]) => offset)).toEqual([11, 0]);
+  expect(server.requests.map(([offset]) => offset)).toEqual([11, 0]);
 });
 
-test("bytes that are all there but were never checked need no network", async () => {
+test("a file with all bytes stored but not checked needs no network", async () => {
   await store.file(EXPECTED.sha256 ?? "").append(0, BYTES);
   expect(await read()).toEqual({ result: BYTES, network: 0, store: BYTES.length });
-  expect(server.asked).toEqual([]);
+  expect(server.requests).toEqual([]);
 });
 
 test("a stored file that the disk flipped or cut is fetched again", async () => {
@@ -221,19 +221,19 @@ test("two loads at once fetch a file once", async () => {
   const [one, other] = await Promise.all([read(), read()]);
   expect([one.result, other.result]).toEqual([BYTES, BYTES]);
   expect(one.network + other.network).toBe(BYTES.length);
-  expect(server.asked.length).toBe(1);
+  expect(server.requests.length).toBe(1);
 });
 
-test("a kernel, whose size no manifest tells, is stored as well", async () => {
+test("a kernel, whose size is not in the manifest, is stored too", async () => {
   const { sha256 } = EXPECTED;
   const kernel = { file: "kernel", ...(sha256 === undefined ? {} : { sha256 }) };
   server.faults = [["flip"]];
   expect(await read(server, kernel)).toMatchObject({ result: BYTES });
   expect(await read(server, kernel)).toMatchObject({ result: BYTES, network: 0 });
-  expect(server.asked.length).toBe(2);
+  expect(server.requests.length).toBe(2);
 });
 
-test("a server's answer about the manifest is believed, its silence is not", async () => {
+test("a server's answer about the manifest is final, but without an answer the stored one is used", async () => {
   const manifest = { file: "manifest.json" };
   const refuses = (status?: number): Source => ({
     location: server.location,
@@ -248,7 +248,7 @@ test("a server's answer about the manifest is believed, its silence is not", asy
   expect((await read({ ...refuses(), location: "https://host/never/" }, manifest)).result).toBeInstanceOf(BundleError);
 });
 
-test("an old version that is loaded without a network leaves the part that has come of the new one", async () => {
+test("loading an old version without a network retains the stored part of the new one", async () => {
   const old = lettersBundle().manifest;
   const manifest = { ...old, shards: [{ file: "shard", size: BYTES.length, sha256: EXPECTED.sha256 ?? "" }] };
   const load = async (source: Source, manifest: Manifest, ends: boolean): Promise<void> => {
@@ -266,13 +266,13 @@ test("an old version that is loaded without a network leaves the part that has c
   await load(serving(old), old, true);
   server.faults = [["cut", 230], ["refuse"]];
   const next = serving(manifest);
-  await load({ ...next, openAt: (...asked) => server.openAt(...asked) }, manifest, false);
+  await load({ ...next, openAt: (...args) => server.openAt(...args) }, manifest, false);
   const offline: Source = { location: server.location, open: () => Promise.reject(new BundleError("no network")) };
   await load(offline, old, true);
   expect((await store.file(EXPECTED.sha256 ?? "").part()).bytes.size).toBe(230);
 });
 
-test("a stored bundle of an older format is refused without a network, with what to do", async () => {
+test("a stored bundle in an older format is refused without a network, and the error states what to do", async () => {
   const { manifest } = lettersBundle();
   const older = { ...manifest, format_version: 1 };
   await store.begin(server.location, older, bytesOf(JSON.stringify(older)));

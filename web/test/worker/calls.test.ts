@@ -3,7 +3,7 @@ import { createContext, runInContext } from "node:vm";
 import { build } from "esbuild";
 import { expect, test } from "vitest";
 
-test("calls need nothing that a JavaScript engine outside of browsers lacks: errors, streams and aborts over a port made by hand", async () => {
+test("errors, streams and aborts over a custom port work in JavaScript engines outside of browsers", async () => {
   const contents = `
     import { Remote, RequestError, serve } from "./src/worker/calls.js";
     const ports = [0, 1].map(() => ({ listeners: [], start() {}, close() {}, addEventListener(_, listener) { this.listeners.push(listener); } }));

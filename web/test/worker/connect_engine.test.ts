@@ -4,12 +4,12 @@ import type { EngineApi } from "../../src/api/engine_api.js";
 import { createLanguageModel } from "../../src/language_model/index.js";
 import type { ChatCompletionCreateParamsNonStreaming } from "../../src/api/types.js";
 import type { LoadOptions } from "../../src/load.js";
+import type { TokenRequest } from "../../src/engine/request.js";
 import { BundleError } from "../../src/errors.js";
 import type { WorkerLike } from "../../src/worker/connect_engine.js";
 import { connectEngine } from "../../src/worker/connect_engine.js";
 import type { LoadEngine } from "../../src/worker/shared_engines.js";
-import type { FakeSource } from "../api/fake_model.js";
-import { fakeEngine, fakeModel } from "../api/fake_model.js";
+import { FakeSource, fakeEngine, fakeModel } from "../api/fake_model.js";
 import { fakeWorker } from "./fake_worker.js";
 
 const BUNDLE = "https://example.org/bundle/";
@@ -51,7 +51,7 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-test("an engine in a worker answers as one here, whole and streamed, with progress", async () => {
+test("an engine in a worker answers like a local one, complete and streamed, with progress", async () => {
   const { load, loads } = loader("hello");
   const phases: string[] = [];
   const engine: EngineApi = await connectEngine(fakeWorker(load), BUNDLE, {
@@ -61,11 +61,11 @@ test("an engine in a worker answers as one here, whole and streamed, with progre
   const whole = await engine.chat.completions.create({ messages, stop: "l" });
   expect(whole.choices[0]?.message.content).toBe("he");
   let text = "";
-  const told: (readonly number[])[] = [];
-  const promptLogprobs = { tokens: 1, tell: (values: readonly number[]) => told.push(values) };
+  const received: (readonly number[])[] = [];
+  const promptLogprobs = { tokens: 1, tell: (values: readonly number[]) => received.push(values) };
   for await (const { choices } of await engine.chat.completions.create({ messages, stream: true }, { promptLogprobs }))
     text += choices[0]?.delta.content ?? "";
-  expect([text, told]).toEqual(["hello", [[-93]]]);
+  expect([text, received]).toEqual(["hello", [[-93]]]);
   expect((await engine.completions.create({ prompt: "x" })).choices[0]?.text).toBe("hello");
   expect(await engine.countTokens("abc")).toBe(4);
   await expect(engine.embeddings.create({ input: "x" })).rejects.toMatchObject({
@@ -84,7 +84,7 @@ test("a session of the Prompt API works on an engine in a worker", async () => {
   engine.destroy();
 });
 
-test("typed errors cross, with their fields", async () => {
+test("typed errors cross the port with their fields", async () => {
   const engine = await connectEngine(fakeWorker(loader("x").load), BUNDLE);
   const wrong = { messages, temperature: 9 } as ChatCompletionCreateParamsNonStreaming;
   await expect(engine.chat.completions.create(wrong)).rejects.toMatchObject({
@@ -114,7 +114,7 @@ test("leaving a loop and aborting a signal end the generation in the worker", as
   engine.destroy();
 });
 
-test("pages that ask for the same bundle share its engine, and the last to leave frees it", async () => {
+test("pages that request the same bundle share its engine, and the last page that leaves frees it", async () => {
   const made = loader("x");
   const worker = fakeWorker(made.load);
   const [first, second] = await Promise.all([connectEngine(worker, BUNDLE), connectEngine(worker, BUNDLE)]);
@@ -130,7 +130,7 @@ test("pages that ask for the same bundle share its engine, and the last to leave
   expect(made.loads).toEqual([BUNDLE, BUNDLE]);
 });
 
-test("a load ends when all who wait for it have aborted, and not before", async () => {
+test("a load ends when all callers that wait for it have aborted, and not before", async () => {
   let signal: AbortSignal | undefined;
   const worker = fakeWorker((_, options: LoadOptions) => {
     ({ signal } = options);
@@ -156,7 +156,7 @@ test("a load ends when all who wait for it have aborted, and not before", async 
   expect(signal?.aborted).toBe(true);
 });
 
-test("a page that is not a secure context gets the reason", async () => {
+test("connecting from a page that is not a secure context fails with the reason", async () => {
   vi.stubGlobal("isSecureContext", false);
   await expect(connectEngine(fakeWorker(loader("x").load), BUNDLE)).rejects.toMatchObject({
     code: "device_error",
@@ -165,13 +165,71 @@ test("a page that is not a secure context gets the reason", async () => {
   vi.unstubAllGlobals();
 });
 
+test("a worker generates token ids, with the completion, log-probabilities of the prompt and a signal", async () => {
+  const { model, source } = fakeModel("hello");
+  const loaded = { ...fakeEngine(model), generateTokens: source.generateTokens.bind(source) };
+  const engine = await connectEngine(
+    fakeWorker(() => Promise.resolve(loaded)),
+    BUNDLE,
+  );
+  const promptLogprobs: (readonly number[])[] = [];
+  const request = { promptIds: [7, 8], maxTokens: 2, logprobs: 1, promptLogprobs: 1 } as const;
+  const tokens = engine.generateTokens({ ...request, onPromptLogprobs: (values) => promptLogprobs.push(values) });
+  const local = new FakeSource(["hello"]).generateTokens(request);
+  for (let done = false; !done;) {
+    const expected = await local.next();
+    expect(await tokens.next()).toEqual(expected);
+    done = expected.done === true;
+  }
+  expect(promptLogprobs).toEqual([[-8]]);
+  const controller = new AbortController();
+  const aborted = engine.generateTokens({ promptIds: [1], signal: controller.signal });
+  await aborted.next();
+  controller.abort();
+  await expect(aborted.next()).rejects.toMatchObject({ name: "AbortError" });
+  await vi.waitFor(() => {
+    expect(source.running).toBe(0);
+  });
+  for (const option of ["constraint", "logitProcessor"]) {
+    const wrong = { promptIds: [1], [option]: () => undefined } as TokenRequest;
+    await expect(engine.generateTokens(wrong).next()).rejects.toMatchObject({ name: "RequestError", param: option });
+  }
+  engine.destroy();
+});
+
+test("tuning is exported from a worker, and its engine is unloaded", async () => {
+  const { model } = fakeModel("x");
+  const record = { adapter: { vendor: "v" }, activation: "f16", variants: { step: "row" } };
+  let unloads = 0;
+  const loaded = {
+    ...fakeEngine(model),
+    exportTuning: () => Promise.resolve(record),
+    // The second call comes while an answer is being generated.
+    unload: () => unloads++ === 0,
+  };
+  const engine = await connectEngine(
+    fakeWorker(() => Promise.resolve(loaded)),
+    BUNDLE,
+  );
+  expect(await engine.exportTuning()).toEqual(record);
+  expect([await engine.unload(), await engine.unload()]).toEqual([true, false]);
+  engine.destroy();
+  const plain = await connectEngine(fakeWorker(loader("x").load), BUNDLE);
+  await expect(plain.unload()).rejects.toMatchObject({
+    name: "RequestError",
+    message: "The worker's engine has no unload; load it with Engine.load",
+  });
+  await expect(plain.generateTokens({ promptIds: [1] }).next()).rejects.toMatchObject({ name: "RequestError" });
+  plain.destroy();
+});
+
 test("calls on a destroyed engine are a WorkerError", async () => {
   const engine = await connectEngine(fakeWorker(loader("x").load), BUNDLE);
   engine.destroy();
   await expect(engine.countTokens("a")).rejects.toMatchObject({ name: "WorkerError", code: "worker_error" });
 });
 
-test("a worker that was started anew does not know the page, which is told so", async () => {
+test("a restarted worker does not know the page, and running calls fail with a WorkerError", async () => {
   vi.useFakeTimers({ toFake: ["setInterval", "clearInterval"] });
   let worker = fakeWorker(loader("a".repeat(1000)).load);
   const address: WorkerLike = {
@@ -189,11 +247,11 @@ test("a worker that was started anew does not know the page, which is told so", 
   vi.advanceTimersByTime(5000);
   await expect(answer).rejects.toMatchObject({
     name: "WorkerError",
-    message: expect.stringContaining("was started anew") as string,
+    message: expect.stringContaining("The worker was restarted; connect again") as string,
   });
 });
 
-test("a worker that answers nothing any more is given up after half a minute", async () => {
+test("a worker that does not answer for 30 seconds fails with a WorkerError", async () => {
   vi.useFakeTimers({ toFake: ["setInterval", "clearInterval"] });
   const connecting = connectEngine({ postMessage: () => undefined, addEventListener: () => undefined }, BUNDLE);
   connecting.catch(() => undefined);
@@ -207,7 +265,7 @@ test("a worker that answers nothing any more is given up after half a minute", a
   });
 });
 
-test("a worker whose script fails is a WorkerError at once", async () => {
+test("a worker whose script fails is a WorkerError immediately", async () => {
   const target = new EventTarget();
   const worker: WorkerLike = { postMessage: () => undefined, addEventListener: target.addEventListener.bind(target) };
   const connecting = connectEngine(worker, BUNDLE);
@@ -218,7 +276,7 @@ test("a worker whose script fails is a WorkerError at once", async () => {
   });
 });
 
-test("a logit processor is refused, as its changes would not come back", async () => {
+test("a logit processor is refused, because its changes would not be returned", async () => {
   const engine = await connectEngine(fakeWorker(loader("x").load), BUNDLE);
   const asking = engine.chat.completions.create({ messages }, { logitProcessor: () => undefined });
   await expect(asking).rejects.toMatchObject({ code: "request_error", details: { param: "logitProcessor" } });

@@ -6,7 +6,7 @@ import { serveEngine } from "../../src/worker/serve_engine.js";
 import type { LoadEngine } from "../../src/worker/shared_engines.js";
 
 export interface FakeWorker extends WorkerLike {
-  /** No more messages come or go, and nobody is told. */
+  /** No more messages are sent or received, and no event reports this. */
   terminate(): void;
 }
 
@@ -14,7 +14,7 @@ export function fakeWorker(given: LoadEngine | ServeOptions): FakeWorker {
   const { port1, port2 } = new MessageChannel();
   serveEngine(port2, given);
   port2.start();
-  // A channel that nobody uses must not keep Node running.
+  // An unused channel must not keep Node running.
   for (const port of [port1, port2]) (port as unknown as { unref(): void }).unref();
   return {
     postMessage: (message, transfer) => {

@@ -7,7 +7,7 @@ import { serve } from "../../src/worker/serve.js";
 
 const pause = (ms = 0): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** Counts for ever, and remembers how far it came and whether it was told to stop. */
+/** Counts for ever, and records the last number and whether the iteration was ended. */
 class Counter {
   made = 0;
   returned = false;
@@ -82,7 +82,7 @@ test.each([
   [new DOMException("stop", "AbortError"), { name: "AbortError" }],
   [new TypeError("wrong"), { name: "TypeError" }],
   [Object.assign(new Error("odd"), { name: "OddError" }), { name: "OddError" }],
-])("an error comes back as the class that it was: %s", async (error, fields) => {
+])("an error arrives with its original class: %s", async (error, fields) => {
   await using({ fail: () => Promise.reject(error) }, async (remote) => {
     const failing = remote.call(["fail"], []);
     await expect(failing).rejects.toBeInstanceOf(error.constructor);
@@ -90,13 +90,13 @@ test.each([
   });
 });
 
-test("a path that leads nowhere is a RequestError", async () => {
+test("an unknown path is a RequestError", async () => {
   await using({}, async (remote) => {
     await expect(remote.call(["a", "b"], [])).rejects.toThrow("has no function 'a.b'");
   });
 });
 
-test("an argument that cannot be sent is a RequestError, and the port works on", async () => {
+test("an argument that cannot be sent is a RequestError, and the port still works", async () => {
   await using({ same: (value: unknown) => value }, async (remote) => {
     await expect(remote.call(["same"], [new WeakMap()])).rejects.toMatchObject({ code: "request_error" });
     expect(await remote.call(["same"], [new Map([[1, 2]])])).toEqual(new Map([[1, 2]]));
@@ -115,13 +115,13 @@ test("buffers are copied, and streams are transferred, both ways", async () => {
 });
 
 test("a signal aborts on both sides, with its own reason on this one", async () => {
-  let told: unknown = null;
+  let received: unknown = null;
   const target = {
     wait: ({ signal }: { signal: AbortSignal }) =>
       new Promise((_, reject) => {
         signal.addEventListener("abort", () => {
-          told = signal.reason;
-          reject(new Error("told"));
+          received = signal.reason;
+          reject(new Error("aborted"));
         });
       }),
   };
@@ -132,12 +132,12 @@ test("a signal aborts on both sides, with its own reason on this one", async () 
     controller.abort(reason);
     await expect(waiting).rejects.toBe(reason);
     await pause(5);
-    expect(told).toMatchObject({ message: "enough" });
+    expect(received).toMatchObject({ message: "enough" });
     await expect(remote.call(["wait"], [{ signal: controller.signal }])).rejects.toBe(reason);
   });
 });
 
-test("what is iterated comes item by item, and no further ahead than the window", async () => {
+test("the items of a stream arrive one by one, and at most one window ahead of the reader", async () => {
   const counter = new Counter();
   await using(counter, async (remote) => {
     const seen: unknown[] = [];
@@ -152,7 +152,7 @@ test("what is iterated comes item by item, and no further ahead than the window"
   });
 });
 
-test("a stream that nobody reads starts nothing", async () => {
+test("a stream without a reader does not start", async () => {
   const counter = new Counter();
   await using(counter, async (remote) => {
     await remote.call(["count"], []);
@@ -184,7 +184,7 @@ test("a signal ends a stream with its reason", async () => {
   });
 });
 
-test("an error in a stream comes after the items before it", async () => {
+test("an error in a stream arrives after the items before it", async () => {
   const target = {
     async *some() {
       yield 1;
@@ -202,7 +202,7 @@ test("an error in a stream comes after the items before it", async () => {
   });
 });
 
-test("closing fails what waits, what streams and what is called later", async () => {
+test("closing fails waiting calls, running streams and later calls", async () => {
   const counter = new Counter();
   const { remote, stop } = connect({ never: () => new Promise(() => undefined), count: () => counter.count() });
   const gone = new WorkerError("gone");

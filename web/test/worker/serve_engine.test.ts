@@ -6,7 +6,7 @@ import { connectEngine } from "../../src/worker/connect_engine.js";
 import { fakeEngine, fakeModel } from "../api/fake_model.js";
 import { fakeWorker } from "./fake_worker.js";
 
-test("a worker's options reach every engine that it loads, beside the page's", async () => {
+test("a worker's options apply to every engine that it loads, together with the page's options", async () => {
   const load = vi.spyOn(Engine, "load").mockResolvedValue(fakeEngine(fakeModel("hello").model) as unknown as Engine);
   const engine = await connectEngine(fakeWorker({ grammar }), "https://example.org/bundle/", { maxSequences: 2 });
   expect(load).toHaveBeenCalledWith(

@@ -1,4 +1,4 @@
-// Sessions of an engine in a worker: the same as on the page, and freed with the connection.
+// Sessions of an engine in a worker work like those on the page, and are freed with the connection.
 
 import { afterEach, expect, test, vi } from "vitest";
 
@@ -33,7 +33,10 @@ async function collect(
   return { text, cached };
 }
 
-/** Two messages, a clone after the first, and a session that was saved and restored: what was said, and what came from kept keys and values. */
+/**
+ * Two messages, a clone after the first, and a session that was saved and restored. Returns the texts, the messages and
+ * the numbers of cached tokens.
+ */
 async function conversation(engine: EngineWithSessions): Promise<unknown[]> {
   const session = engine.createSession({ messages: [{ role: "system", content: "ab" }] });
   const seen: unknown[] = [await collect(session.generate("c", { maxTokens: 3 }))];
@@ -55,7 +58,7 @@ async function conversation(engine: EngineWithSessions): Promise<unknown[]> {
 }
 
 test.runIf(hasAdapter)(
-  "a session in a worker says, keeps, clones, saves and restores what one on the page does",
+  "a session in a worker generates, clones, saves and restores the same as one on the page",
   async () => {
     const disk = memoryDisk();
     vi.stubGlobal("navigator", { userAgent: "test", storage: { getDirectory: () => Promise.resolve(disk.root) } });
@@ -69,18 +72,23 @@ test.runIf(hasAdapter)(
     const expected = await conversation(here);
     expect(expected[0]).toMatchObject({ text: expect.stringMatching(/^[a-h]+$/) as string });
     expect(await conversation(there)).toEqual(expected);
+    const tokens = there.generateTokens({ promptIds: [1, 2], maxTokens: 3 });
+    for await (const token of here.generateTokens({ promptIds: [1, 2], maxTokens: 3 }))
+      expect((await tokens.next()).value).toEqual(token);
+    expect(await tokens.next()).toMatchObject({ done: true, value: { completionTokens: 3 } });
+    expect([await there.unload(), await there.countTokens("a")]).toEqual([true, await here.countTokens("a")]);
     here.destroy();
     there.destroy();
   },
 );
 
-test("an abort and a loop that is left end the answer in the worker, and the session goes on from before it", async () => {
-  const said: (AbortSignal | undefined)[] = [];
+test("an abort or leaving the loop ends the answer in the worker, and the session forgets it", async () => {
+  const signals: (AbortSignal | undefined)[] = [];
   const session = {
     close: () => undefined,
     // eslint-disable-next-line @typescript-eslint/require-await
     async *generate(_: string, { signal }: { signal?: AbortSignal } = {}) {
-      said.push(signal);
+      signals.push(signal);
       for (;;) {
         signal?.throwIfAborted();
         yield { type: "token", text: "a", tokenId: 0 };
@@ -108,7 +116,7 @@ test("an abort and a loop that is left end the answer in the worker, and the ses
   engine.destroy();
 });
 
-test("a page that leaves closes its sessions, and an engine without sessions says so", async () => {
+test("a page that leaves closes its sessions, and an engine without sessions throws an error", async () => {
   const closed: number[] = [];
   let made = 0;
   const createSession = (): SessionApi => {
@@ -134,7 +142,7 @@ test("a page that leaves closes its sessions, and an engine without sessions say
   );
   await expect(plain.createSession().save("x")).rejects.toMatchObject({
     code: "request_error",
-    message: expect.stringContaining("has no sessions") as string,
+    message: expect.stringContaining("has no createSession") as string,
   });
   plain.destroy();
 });

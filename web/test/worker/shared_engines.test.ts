@@ -12,7 +12,7 @@ const FIRST: LoadProgress = {
   totalKernels: 0,
 };
 
-test("who starts a load hears of its first moment", async () => {
+test("the caller that starts a load receives its first progress", async () => {
   const engines = new SharedEngines((_, { onProgress }) => {
     onProgress?.(FIRST);
     return Promise.reject(new Error("no bundle here"));

@@ -1,4 +1,4 @@
-// A worker of its own thread, in Node.
+// A worker in a separate thread, in Node.
 
 import { Worker } from "node:worker_threads";
 
@@ -8,7 +8,7 @@ import { expect, test } from "vitest";
 import type { WorkerLike } from "../../src/worker/connect_engine.js";
 import { connectEngine } from "../../src/worker/connect_engine.js";
 
-test("an engine in another thread answers, and its death fails what waits for it", async () => {
+test("an engine in another thread answers, and calls that wait for it fail when the thread dies", async () => {
   const { outputFiles } = await build({
     entryPoints: [`${import.meta.dirname}/thread.ts`],
     bundle: true,

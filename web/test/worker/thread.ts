@@ -1,4 +1,4 @@
-// The script of a worker of Node: a served engine that dies of the prompt "die".
+// The script of a worker in Node: it serves an engine that ends the process on the prompt "die".
 
 import { parentPort } from "node:worker_threads";
 

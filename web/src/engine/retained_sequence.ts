@@ -1,9 +1,10 @@
-// A kept sequence: what remains of a conversation between two answers. Its pages spare the next answer the prefill, even of the last, partly filled page.
-// They are kept while nobody else needs them; without them the tokens are computed again.
+// A retained sequence: the pages of a conversation between two answers. With them the next answer needs no prefill for
+// the conversation so far, not even for the last, partly filled page. The pages are retained until another sequence
+// needs them; without them the tokens are computed again.
 
 import type { PagePool } from "./page_pool.js";
 
-export class KeptSequence {
+export class RetainedSequence {
   #tokens: readonly number[] = [];
   #pages: number[] = [];
 
@@ -18,15 +19,15 @@ export class KeptSequence {
     return this.#pages;
   }
 
-  /** Take over pages that hold ``tokens``; the caller was a user of each and no longer is. */
+  /** Accept pages that hold ``tokens``. The caller must be a user of each page, and is not a user afterwards. */
   put(tokens: readonly number[], pages: readonly number[]): void {
     this.drop();
     this.#tokens = tokens;
     this.#pages = [...pages];
   }
 
-  /** Pass the first ``count`` pages on to the caller, and release the others. */
-  take(count: number): number[] {
+  /** Pass the first ``count`` pages to the caller, and release the others. */
+  detach(count: number): number[] {
     const pages = this.#pages.splice(0, count);
     this.drop();
     return pages;
@@ -38,9 +39,11 @@ export class KeptSequence {
     this.#tokens = [];
   }
 
-  /** A second one on the same pages; whoever writes to a shared page first gets a copy of it. */
-  clone(): KeptSequence {
-    const clone = new KeptSequence(this.pool);
+  /**
+   * A second retained sequence on the same pages. The first sequence that writes to a shared page gets a copy of it.
+   */
+  clone(): RetainedSequence {
+    const clone = new RetainedSequence(this.pool);
     for (const page of this.#pages) this.pool.share(page);
     clone.put(this.#tokens, this.#pages);
     return clone;
