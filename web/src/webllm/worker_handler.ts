@@ -75,7 +75,7 @@ export class WebWorkerMLCEngineHandler {
       disconnect,
       reload: async (expected, onProgress) => {
         const isKnown = this.#key === JSON.stringify(expected);
-        await this.require(expected, onProgress);
+        await this.requireModels(expected, onProgress);
         if (isKnown)
           onProgress?.({ progress: 1, timeElapsed: 0, text: `Already loaded ${expected.modelId.join(", ")}` });
       },
@@ -85,7 +85,7 @@ export class WebWorkerMLCEngineHandler {
             `The handler has no method '${method}'; load the same version of the package on both sides`,
           );
         if (method === "unload") this.#key = null;
-        if (expected !== null && !WITHOUT_MODEL.includes(method)) await this.require(expected);
+        if (expected !== null && !WITHOUT_MODEL.includes(method)) await this.requireModels(expected);
         return (this.engine[method] as (...args: readonly unknown[]) => unknown)(...args);
       },
     };
@@ -107,7 +107,7 @@ export class WebWorkerMLCEngineHandler {
   }
 
   /** Loads the models unless the engine has them. Throws what `reload` throws. */
-  private async require(expected: Expected, onProgress?: InitProgressCallback): Promise<void> {
+  private async requireModels(expected: Expected, onProgress?: InitProgressCallback): Promise<void> {
     const key = JSON.stringify(expected);
     if (this.#key !== key) {
       this.#key = key;
