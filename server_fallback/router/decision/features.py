@@ -10,10 +10,11 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal, get_args
 
 from .situation import Message
 
-TEXT_FEATURES = (
+TextFeature = Literal[
     "characters",
     "words",
     "digits",
@@ -23,9 +24,13 @@ TEXT_FEATURES = (
     "commas",
     "question",
     "ands",
-)
-PROMPT_SIGNAL = "prompt_mean_logprob"
-SIGNALS = (PROMPT_SIGNAL, "first_entropy", "first_mean_logprob")
+]
+Signal = Literal["prompt_mean_logprob", "first_entropy", "first_mean_logprob"]
+FeatureName = Literal[TextFeature, Signal]
+
+TEXT_FEATURES: tuple[TextFeature, ...] = get_args(TextFeature)
+SIGNALS: tuple[Signal, ...] = get_args(Signal)
+PROMPT_SIGNAL: Signal = "prompt_mean_logprob"
 
 _SPACES = " \t\n\r\f\v"
 _WORD = re.compile(rf"[^{_SPACES}]+")

@@ -12,26 +12,12 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from .entry import ITEMS, WHOLE, Count, Entry
-from .features import SIGNALS, bucket_counts, text_features
+from .features import SIGNALS, FeatureName, bucket_counts, text_features
 from .situation import NearSignals
 
 PREDICTOR_VERSION = 1
 
 Weight = Annotated[float, Field(ge=-1e9, le=1e9)]
-FeatureName = Literal[
-    "characters",
-    "words",
-    "digits",
-    "numbers",
-    "longest_number",
-    "sentences",
-    "commas",
-    "question",
-    "ands",
-    "prompt_mean_logprob",
-    "first_entropy",
-    "first_mean_logprob",
-]
 
 
 class Weights(Entry):

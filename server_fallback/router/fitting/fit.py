@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import cast
 
 import numpy as np
 
 from nearfar.compiler.errors import RequestError
 
-from ..decision.features import SIGNALS, TEXT_FEATURES, bucket_counts, text_features
-from ..decision.predictor import Calibration, FeatureName, Fitted, Predictor, Wanted, Weights
+from ..decision.features import SIGNALS, TEXT_FEATURES, FeatureName, bucket_counts, text_features
+from ..decision.predictor import Calibration, Fitted, Predictor, Wanted, Weights
 from .evaluation import far_first
 from .logistic import Array, Chosen, fit_chosen, fit_platt, sigmoid
 from .pairs import Pair, rights
@@ -98,7 +97,7 @@ def make_design(pairs: Sequence[Pair], buckets: int) -> Design:
     """A signal that no pair has is no feature; where some pairs have it, the others count as their mean."""
     signals = [None if pair.near.signals is None else asdict(pair.near.signals) for pair in pairs]
     used = [name for name in SIGNALS if any(each is not None and each[name] is not None for each in signals)]
-    names = cast(tuple[FeatureName, ...], (*TEXT_FEATURES, *used))
+    names: tuple[FeatureName, ...] = (*TEXT_FEATURES, *used)
     values = np.array(
         [
             [*text_features(pair.prompt).values(), *((each or {}).get(name) for name in used)]

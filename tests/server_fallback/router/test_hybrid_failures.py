@@ -114,6 +114,41 @@ def test_a_request_that_far_blames_is_the_client_s_to_see() -> None:
     assert (len(far.generated), near.asked) == (1, [])
 
 
+CONTEXT_FULL = Reply(
+    400, {"error": {"message": "the maximum context length is 128 tokens", "code": "context_length_exceeded"}}
+)
+
+
+def test_the_client_gets_the_error_of_a_far_side_whose_context_is_full() -> None:
+    near, far = FakeNear(), in_turn(CONTEXT_FULL)
+
+    async def work() -> None:
+        async with hybrid(near, far, policy("prefer-far", breaker={"failures": 1, "open_ms": 60_000})) as opened:
+            # A full context does not open the circuit, so the second request reaches the server too.
+            for _ in range(2):
+                with pytest.raises(RequestError, match="maximum context length is 128 tokens") as raised:
+                    await opened.chat.completions.create(messages=QUESTION)
+                assert raised.value.details["code"] == "context_length_exceeded"
+
+    run(work())
+    assert (len(far.generated), near.asked) == (2, [])
+
+
+@pytest.mark.parametrize("then", ["continue", "restart"])
+def test_near_finishes_its_answer_if_the_far_context_is_full_after_an_escalation(then: str) -> None:
+    near, far = FakeNear("one two three", logprobs=(-0.1, -9.0, -9.0)), in_turn(CONTEXT_FULL)
+    rules = policy(escalation={"then": then, "window_tokens": 2, "min_mean_logprob": -3.0, "warm": "never"})
+    assert told(ask(near, far, rules)) == ("one two three", "near", "prefer", None)
+    assert len(far.generated) == 1
+
+
+def test_nothing_is_sent_to_a_far_side_whose_known_context_is_too_short() -> None:
+    near, far = FakeNear(), FakeFar()
+    question = [{"role": "user", "content": "x" * 200}]
+    assert told(ask(near, far, policy("prefer-far"), messages=question)) == ("near says", "near", "context", None)
+    assert far.generated == []
+
+
 def test_what_may_have_been_paid_for_is_not_sent_again() -> None:
     far = in_turn(breaks_off("one "), Reply(chunks=said("again", usage=FAR_USAGE)))
     with pytest.raises(Unavailable):

@@ -370,6 +370,50 @@ describe("when a side breaks", () => {
     expect(await whole).toMatchObject(result);
   });
 
+  const CONTEXT_FULL = {
+    status: 400,
+    error: { message: "the maximum context length is 128 tokens", code: "context_length_exceeded" },
+  };
+
+  test("the client gets the error of a far side whose context is full", async () => {
+    const { nf, far, source } = await setUp({
+      policy: { mode: "prefer-far", breaker: { failures: 1, open_ms: 60_000 } },
+      far: [CONTEXT_FULL],
+    });
+    // A full context does not open the circuit, so the second request reaches the server too.
+    for (let request = 0; request < 2; request++)
+      await expect(nf.chat.completions.create({ messages: MESSAGES })).rejects.toMatchObject({
+        code: "request_error",
+        message: "the maximum context length is 128 tokens",
+        details: { code: "context_length_exceeded" },
+      });
+    expect([far.chats.length, source.requests.length]).toEqual([2, 0]);
+  });
+
+  test.each(["continue", "restart"])(
+    "near finishes its answer if the far context is full after an escalation: %s",
+    async (then) => {
+      const { nf, far } = await setUp({
+        policy: { escalation: { ...WATCHED, then, warm: "never" } },
+        scripts: [LOST, { text: "EFGH" }],
+        far: [CONTEXT_FULL],
+      });
+      const whole = await nf.chat.completions.create({ messages: MESSAGES });
+      expect(whole.route).toMatchObject({ side: "near", reason: "prefer", switched_at: null });
+      expect(whole.choices[0]?.message.content).toBe("abcdEFGH");
+      expect(far.chats.length).toBe(1);
+    },
+  );
+
+  test("nothing is sent to a far side whose known context is too short", async () => {
+    const far = new FakeFar();
+    far.about = { api_version: 1, models: [{ id: "big", context: 64, tools: true }] };
+    const { nf } = await setUp({ policy: { mode: "prefer-far" }, far });
+    const whole = await nf.chat.completions.create({ messages: MESSAGES, max_tokens: 64 });
+    expect(whole.route).toMatchObject({ side: "near", reason: "context" });
+    expect(far.chats).toEqual([]);
+  });
+
   test("a silent server is given up, and near answers", async () => {
     const { nf, far, clock } = await setUp({
       policy: { mode: "prefer-far", timeouts: { far_first_token_ms: 500 } },
