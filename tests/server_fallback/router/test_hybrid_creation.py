@@ -26,9 +26,9 @@ def refused(near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], *
 @pytest.mark.parametrize(
     ("about", "options", "code", "message"),
     [
-        (Reply(value={"api_version": 2, "models": []}), {}, "api_version", "of version 2, ours of 1"),
-        (Reply(404, {"error": {"message": "nothing here"}}), {}, "api_version", "say which dialect it speaks"),
-        (Reply(401, {"error": {"message": "no"}}), {"api_key": "wrong"}, "wrong_key", "refuses the API key"),
+        (Reply(value={"api_version": 2, "models": []}), {}, "api_version", "uses version 2 of nearfar's API, this client version 1"),
+        (Reply(404, {"error": {"message": "nothing here"}}), {}, "api_version", "set its dialect"),
+        (Reply(401, {"error": {"message": "no"}}), {"api_key": "wrong"}, "wrong_key", "rejects the API key"),
         (
             Reply(value={"api_version": 1, "models": [ABOUT]}),
             {"model": "small"},
@@ -39,7 +39,7 @@ def refused(near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], *
             Reply(value={"api_version": 1, "models": [ABOUT, {**ABOUT, "id": "b"}]}),
             {},
             "unknown_model",
-            "serves big, b; say which",
+            "serves big, b; choose one",
         ),
     ],
 )
@@ -60,7 +60,7 @@ def test_a_far_server_that_can_never_answer_is_told_at_once(
         (FakeNear(), policy("near-only", escalation={"then": "restart"}), {}, "near-only"),
         (FakeNear(), policy("far-only", private={"labels": ["private"]}), {}, "far-only"),
         (None, policy("near-only"), {}, "there is no near side"),
-        (FakeNear(), policy(escalation={"then": "continue"}), {"dialect": "openai"}, "let it restart"),
+        (FakeNear(), policy(escalation={"then": "continue"}), {"dialect": "openai"}, "use restart"),
         (FakeNear(), {"version": 1}, {}, "mode"),
     ],
 )

@@ -227,7 +227,7 @@ def test_whoever_leaves_stops_both_sides() -> None:
             await asyncio.gather(reading, return_exceptions=True)
             await stream.aclose()
             assert near.closed_early == 1
-            assert not [task for task in asyncio.all_tasks() if "Answering" in repr(task)]
+            assert not [task for task in asyncio.all_tasks() if "RunningAnswer" in repr(task)]
 
     run(work())
 

@@ -13,7 +13,7 @@ from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.decision.situation import Situation
 from nearfar.server_fallback.router.decision.speed import FarQueue
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
-from nearfar.server_fallback.router.hybrid_executor import asked_by
+from nearfar.server_fallback.router.hybrid_executor import situation_of
 from nearfar.server_fallback.router.sides.sides import Sides
 from nearfar.server_fallback.router.sides.texts import messages_of
 from nearfar.server_fallback.schema.chat import ChatCompletion
@@ -26,7 +26,7 @@ WEATHER = {"type": "function", "function": {"name": "f", "parameters": {"type": 
 
 async def situation(opened: Hybrid, messages: list[Any]) -> Situation:
     request = read_request({"model": "hybrid", "messages": messages})
-    return await opened.executor.sides.situation(asked_by(request, messages_of(request), ()), request)
+    return await opened.executor.sides.situation(situation_of(request, messages_of(request), ()), request)
 
 
 async def cached(opened: Hybrid, messages: list[Any]) -> tuple[int, int]:
@@ -130,8 +130,8 @@ def test_what_an_answer_waited_in_fars_queue_is_no_part_of_fars_speed(told: dict
 def test_the_queue_is_taken_off_the_seconds_of_either_side() -> None:
     sides = Sides(None, None, Policy.read(policy("auto")))
     usage = Usage(prompt_tokens=500, completion_tokens=11, total_tokens=511, queue_ms=1500)
-    sides.finished("far", usage, 2.0, 3.0)
-    sides.finished("near", usage.model_copy(update={"queue_ms": None}), 2.0, 3.0)
+    sides.record_finished("far", usage, 2.0, 3.0)
+    sides.record_finished("near", usage.model_copy(update={"queue_ms": None}), 2.0, 3.0)
     speeds = [
         (sides._speeds[side].prefill_tokens_per_second, sides._speeds[side].decode_tokens_per_second)
         for side in ("far", "near")

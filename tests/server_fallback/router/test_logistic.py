@@ -8,7 +8,7 @@ import pytest
 from nearfar.server_fallback.router.fitting.logistic import (
     RIDGES,
     Array,
-    fit_chosen,
+    fit_cross_validated,
     fit_logistic,
     fit_platt,
     log_loss,
@@ -60,13 +60,13 @@ def test_where_all_are_alike_only_a_bias_is_left(rights: int, bias: float) -> No
 def test_noise_gets_the_largest_penalty_and_a_signal_a_small_one() -> None:
     rows, right = drawn(400, np.array([4.0, 0.0]), 0.0)
     noise = np.random.default_rng(6).random(400) < 0.5
-    assert fit_chosen(rows, right).ridge == min(RIDGES)
-    assert fit_chosen(rows, noise.astype(np.float64)).ridge == max(RIDGES)
+    assert fit_cross_validated(rows, right).ridge == min(RIDGES)
+    assert fit_cross_validated(rows, noise.astype(np.float64)).ridge == max(RIDGES)
 
 
 def test_out_of_fold_logits_come_from_other_rows() -> None:
     rows, right = drawn(50, np.array([1.0, 1.0]), 0.0)
-    chosen = fit_chosen(rows, right, [1.0])
+    chosen = fit_cross_validated(rows, right, [1.0])
     others = np.arange(50) % 5 != 3
     assert chosen.out_of_fold[3::5] == pytest.approx(fit_logistic(rows[others], right[others], 1.0).logits(rows[3::5]))
 

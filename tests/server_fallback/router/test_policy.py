@@ -91,5 +91,5 @@ def test_a_long_text_is_searched_to_its_end() -> None:
 
 
 def test_a_key_with_a_typo_is_named_and_so_is_what_to_do() -> None:
-    with pytest.raises(RequestError, match=r"^the policy: private\.lables: is not known; correct or remove it$"):
+    with pytest.raises(RequestError, match=r"^the policy: private\.lables: is not a known key; correct or remove it$"):
         Policy.read({"version": 1, "mode": "auto", "private": {"lables": ["health"]}})

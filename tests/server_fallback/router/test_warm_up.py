@@ -20,7 +20,7 @@ from live_server import live_server
 
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.executors.executor import Call
-from nearfar.server_fallback.router.answer.warm_up import prompt_alone
+from nearfar.server_fallback.router.answer.warm_up import prompt_only
 from nearfar.server_fallback.router.decision.budget import FileLedger
 from nearfar.server_fallback.router.decision.situation import Message
 from nearfar.server_fallback.router.hybrid import Hybrid
@@ -120,7 +120,7 @@ def test_far_breaks_it_off_when_it_is_asked_in_earnest_or_the_answer_ends() -> N
 
 def far_knows(opened: Hybrid) -> bool:
     """Whether far is known to have computed the question."""
-    return opened.executor.sides._answered["far"].cached_share([Message("user", "hi")], monotonic()) == 1.0
+    return opened.executor.sides._memories["far"].cached_share([Message("user", "hi")], monotonic()) == 1.0
 
 
 def test_it_takes_a_request_of_the_budget_is_paid_for_and_asks_for_the_prompt_alone(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_the_tools_are_of_the_prompt_and_no_call_is_required_of_one_token(choice
         "guided_regex": "a+",
     }
     asked = ChatCompletionRequest.model_validate(body)
-    alone = prompt_alone(asked)
+    alone = prompt_only(asked)
     assert isinstance(alone, ChatCompletionRequest)
     assert (alone.tools, alone.tool_choice) == (asked.tools, warmed)
     assert (alone.min_tokens, alone.guided_regex) == (None, None)

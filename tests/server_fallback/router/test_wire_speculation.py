@@ -231,7 +231,7 @@ def test_what_drafts_are_not_checked_with_is_refused_before_anything_is_sent() -
             TokenRequest(PROMPT, 4, logprobs=1),
         )
         for request in wrong:
-            with pytest.raises(RequestError, match="ask the far side alone"):
+            with pytest.raises(RequestError, match="send the request to the far side alone"):
                 await said(source, request)
         assert source.counts.sent_bytes == 0
         await near.close()

@@ -121,16 +121,16 @@ function checkSides({ mode, escalation }: Policy, { near, far }: HybridOptions):
   if (far !== null) readParams(far, FAR_OPTIONS);
   if (near === null && (far === null || mode === "near-only"))
     throw new RequestError(
-      `near is null, but the policy's mode is ${mode} and nobody else answers; give a bundle or an engine`,
+      `near is null, but the policy's mode is ${mode} and no other side answers; set near to a bundle or an engine`,
       { param: "near" },
     );
   if (far === null && mode === "far-only")
-    throw new RequestError("far is null, but the policy's mode is far-only; give the server's baseURL", {
+    throw new RequestError("far is null, but the policy's mode is far-only; set far to the server's baseURL", {
       param: "far",
     });
   if (escalation.then === "continue" && far?.dialect === "openai") {
     throw new RequestError(
-      'The policy\'s escalation.then is "continue", but a server of dialect openai starts anew only; make it "restart"',
+      'The policy\'s escalation.then is "continue", but a server of dialect openai can only start over; use "restart"',
       { code: "bad_policy", param: "escalation.then" },
     );
   }

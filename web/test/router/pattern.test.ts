@@ -95,6 +95,6 @@ test("a search that needs too many visits finds its text private", () => {
 test("a pattern of too many states is refused with the limit", () => {
   expect(compilePattern("a{1000}", false).test("a".repeat(1000))).toBe(true);
   expect(() => compilePattern("a{1000}b", false)).toThrow(
-    'the pattern "a{1000}b" needs more than 1000 states; make it shorter, or its counts smaller',
+    'the pattern "a{1000}b" needs more than 1000 states; shorten it or reduce its counts',
   );
 });

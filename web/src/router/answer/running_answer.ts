@@ -252,7 +252,7 @@ class RunningAnswer {
         if (controller.signal.aborted) return;
       }
       if (part.ended === null)
-        throw new Unavailable(`The ${side} side's answer stopped before its end`, { retryable: true });
+        throw new Unavailable(`The ${side} side's answer stopped before the end`, { retryable: true });
       this.ended(side, attempt, part.ended);
     } catch (error) {
       if (signal.aborted) return;
@@ -341,7 +341,7 @@ class RunningAnswer {
   private errorOf({ side, kind, reason }: Fail): unknown {
     if (kind === "timeout" && side !== null)
       return new Unavailable(
-        `The ${side} side said nothing for too long; ask again, or allow it more in the policy's timeouts`,
+        `The ${side} side sent nothing for too long; try again, or raise the policy's timeouts`,
         { code: reason },
       );
     const error = side === null ? undefined : this.#errors[side];

@@ -16,10 +16,10 @@ export function* contradictions(policy: Policy): Found {
     if (policy.budget.far_usd_per_day !== null)
       yield ["budget.far_usd_per_day", "in mode near-only nothing is spent on the far side"];
     if (policy.budget.far_requests_per_day !== null)
-      yield ["budget.far_requests_per_day", "in mode near-only the far side is not asked"];
+      yield ["budget.far_requests_per_day", "in mode near-only the far side gets no requests"];
   }
   if (policy.mode === "prefer-far" && policy.timeouts.hedge_after_ms !== null) {
-    yield ["timeouts.hedge_after_ms", "hedging asks far where near is slow; in mode prefer-far it is asked first"];
+    yield ["timeouts.hedge_after_ms", "hedging asks far if near is slow, but mode prefer-far asks far first"];
   }
   if (policy.mode !== "auto") yield* ofAuto(policy);
 }
@@ -31,7 +31,7 @@ function* ofLabels(policy: Policy): Found {
     ["private.labels", policy.private.labels],
   ] as const) {
     for (const label of labels) {
-      if (seen.has(label)) yield [place, `the label '${label}' stands twice; a label is plain or private`];
+      if (seen.has(label)) yield [place, `the label '${label}' appears twice; a label is either plain or private`];
       seen.add(label);
     }
   }
@@ -56,5 +56,5 @@ function* ofAuto({ mode, device, costs, quality }: Policy): Found {
     "quality.threshold": quality.threshold !== 0,
   };
   for (const [place, given] of Object.entries(isSet))
-    if (given) yield [place, `only mode auto decides by it; the mode is ${mode}`];
+    if (given) yield [place, `only mode auto uses it; the mode is ${mode}`];
 }

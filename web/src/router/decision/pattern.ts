@@ -46,7 +46,7 @@ export function refuseEmptyMatch(pattern: string, compiled: Automaton): void {
 class Parser {
   readonly #characters: readonly string[];
   readonly #parts = new PartBuilder(() =>
-    this.refusal(`needs more than ${MAX_STATES} states; make it shorter, or its counts smaller`),
+    this.refusal(`needs more than ${MAX_STATES} states; shorten it or reduce its counts`),
   );
   #at = 0;
   #depth = 0;
@@ -61,7 +61,7 @@ class Parser {
   parse(): Part {
     if (this.#characters.length > MAX_CHARACTERS) throw this.refusal(`has more than ${MAX_CHARACTERS} characters`);
     const whole = this.alternation();
-    if (this.#at < this.#characters.length) throw this.refusal("has a parenthesis too many");
+    if (this.#at < this.#characters.length) throw this.refusal("has a closing parenthesis without an opening one");
     return whole;
   }
 
@@ -80,7 +80,7 @@ class Parser {
   private quantified(): Part {
     for (const assertion of ASSERTIONS) if (this.take(assertion)) return this.#parts.assertion(assertion);
     const repeated = this.repeated(this.atom());
-    if (["*", "+", "?", "{"].includes(this.peek())) throw this.refusal("repeats what is repeated already");
+    if (["*", "+", "?", "{"].includes(this.peek())) throw this.refusal("has two quantifiers in a row");
     return repeated;
   }
 
@@ -94,7 +94,7 @@ class Parser {
       this.#at += counts[0].length;
       least = Number(counts[1]);
       most = counts[2] === "," ? Infinity : Number(counts[3] ?? least);
-      if (most < least) throw this.refusal("has the ends of a count the wrong way round");
+      if (most < least) throw this.refusal("has a count whose maximum is below its minimum");
     }
     // The lazy form finds the same texts.
     this.take("?");
@@ -117,7 +117,7 @@ class Parser {
       case "*":
       case "+":
       case "?":
-        throw this.refusal("has nothing to repeat");
+        throw this.refusal("has a quantifier without anything to repeat");
       default: {
         this.#at--;
         const [member, isClass] = this.member();
@@ -129,13 +129,13 @@ class Parser {
   private group(): Part {
     if (this.peek() === "?" && !this.take("?:")) {
       throw this.refusal(
-        "has a group that Python and JavaScript read differently: lookaround, names and flags are not taken",
+        "has a group that Python and JavaScript read differently: lookaround, names and flags are not supported",
       );
     }
-    if (++this.#depth > MAX_DEPTH) throw this.refusal("is nested too deep");
+    if (++this.#depth > MAX_DEPTH) throw this.refusal("is nested too deeply");
     const inner = this.alternation();
     this.#depth--;
-    if (!this.take(")")) throw this.refusal("has a group without an end");
+    if (!this.take(")")) throw this.refusal("has a group that is not closed");
     return inner;
   }
 
@@ -150,7 +150,7 @@ class Parser {
         const [end, endsInClass] = this.member();
         const [first = 0, last = 0] = [start[0]?.[0], end[0]?.[0]];
         if (isClass || endsInClass || last < first)
-          throw this.refusal("has a range whose end is no character above its start");
+          throw this.refusal("has a range whose end is not a character above its start");
         member = [[first, last]];
       }
       parts.push(...(isClass ? member : this.cased(member)));
@@ -177,7 +177,7 @@ class Parser {
     }
     const control = CONTROLS[character];
     if (control === undefined && /^[A-Za-z0-9]$/.test(character)) {
-      throw this.refusal(`has \\${character}, which Python and JavaScript read differently, or not at all`);
+      throw this.refusal(`has \\${character}, which Python and JavaScript read differently or reject`);
     }
     return [single(control ?? character), false];
   }
@@ -196,7 +196,7 @@ class Parser {
 
   private written(ranges: Ranges): Part {
     const [first] = ranges;
-    if (first === undefined || isSurrogate(first[0])) throw this.refusal("has a class without a character");
+    if (first === undefined || isSurrogate(first[0])) throw this.refusal("has a class that matches no character");
     return this.#parts.character(ranges);
   }
 

@@ -25,9 +25,9 @@ export function checkPredictor(predictor: Predictor, place: string): void {
   ] as const;
   for (const [name, values, due] of lengths) {
     if (values.length !== due)
-      throw badPolicy(place, `${name} has ${values.length} numbers; features and buckets ask for ${due}`);
+      throw badPolicy(place, `${name} has ${values.length} numbers; features and buckets require ${due}`);
   }
-  if (new Set(features).size < features.length) throw badPolicy(place, "a feature stands twice");
+  if (new Set(features).size < features.length) throw badPolicy(place, "a feature appears twice");
 }
 
 /** ``text`` is the last user message; a signal that is null counts as the mean of those that it was fitted on. */

@@ -76,7 +76,7 @@ class Reader {
     for (const key of required) if (value[key] === undefined) throw badPolicy(at(key), "it is missing");
     const unknown = Object.keys(value).find((key) => !Object.hasOwn(properties, key));
     if (unknown !== undefined)
-      throw badPolicy(at(unknown), `there is no such key; there are ${Object.keys(properties).join(", ")}`);
+      throw badPolicy(at(unknown), `unknown key; the keys are ${Object.keys(properties).join(", ")}`);
     return Object.fromEntries(
       Object.entries(properties).map(([key, schema]) => [
         key,

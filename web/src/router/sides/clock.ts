@@ -32,7 +32,7 @@ export async function withTimeout<T>(
   const cancel = clock.after(milliseconds, () => {
     controller.abort(
       new Unavailable(
-        `The far side did not answer within ${milliseconds} ms; ask again, or allow it more in the policy's timeouts`,
+        `The far side did not answer within ${milliseconds} ms; try again, or raise the policy's timeouts`,
         { retryable: true },
       ),
     );

@@ -123,7 +123,7 @@ export class FarSide implements Side {
   async tokenize(messages: PlainParams["messages"], signal: AbortSignal): Promise<readonly number[]> {
     const { id: model } = await this.reach(signal);
     const { tokens } = await this.#http.post("/tokenize", { model, messages }, signal);
-    if (!isIds(tokens)) throw new Unavailable("The far side's /tokenize gave no token ids", { retryable: false });
+    if (!isIds(tokens)) throw new Unavailable("The far side's /tokenize returned no token ids", { retryable: false });
     return tokens;
   }
 
@@ -159,7 +159,7 @@ export class FarSide implements Side {
       );
     if (said.api_version !== API_VERSION) {
       throw new RequestError(
-        `The far side speaks version ${String(said.api_version)} of nearfar's API, this client ${API_VERSION}; update the older of them`,
+        `The far side uses version ${String(said.api_version)} of nearfar's API, this client version ${API_VERSION}; update the older of them`,
         { code: "api_version" },
       );
     }
@@ -194,7 +194,7 @@ export class FarSide implements Side {
     const names = cards.map(({ id }) => id).join(", ") || "no model";
     const says =
       this.#wanted === null
-        ? `serves ${names}; say which one as far.model`
+        ? `serves ${names}; choose one of them as far.model`
         : `does not serve '${this.#wanted}', but ${names}`;
     throw new RequestError(`The far side ${says}`, { code: "unknown_model", param: "far.model" });
   }

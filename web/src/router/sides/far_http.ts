@@ -38,7 +38,7 @@ export class FarHttp {
     const page = (globalThis as { readonly location?: { readonly href: string } }).location?.href;
     const parsed = URL.canParse(baseURL, page) ? new URL(baseURL, page) : null;
     if (parsed === null || !/^https?:$/.test(parsed.protocol))
-      throw new RequestError(`far.baseURL '${baseURL}' is no URL of a server; write http://host:port/v1`, {
+      throw new RequestError(`far.baseURL '${baseURL}' is not the URL of a server; write http://host:port/v1`, {
         param: "far.baseURL",
       });
     this.#root = parsed.href.replace(/\/+$/, "").replace(/\/v1$/, "");

@@ -94,7 +94,7 @@ export class SpeculatingFar implements Side {
     if (!this.#readsAlike) {
       const theirs = await this.far.tokenize(messages, signal);
       if (theirs.length !== request.promptIds.length || theirs.some((id, index) => id !== request.promptIds[index])) {
-        throw new RequestError("The far side makes other tokens of a chat; is its chat template another one?", {
+        throw new RequestError("The far side makes other tokens from a chat; is its chat template different?", {
           code: "tokenizer_differs",
         });
       }

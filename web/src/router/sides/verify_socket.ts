@@ -76,7 +76,7 @@ export class VerifySocket {
     const page = (globalThis as { readonly location?: { readonly href: string } }).location?.href;
     const parsed = URL.canParse(baseURL, page) ? new URL(baseURL, page) : null;
     if (parsed === null || !/^https?:$/.test(parsed.protocol))
-      throw new RequestError(`far.baseURL '${baseURL}' is no URL of a server; write http://host:port/v1`, {
+      throw new RequestError(`far.baseURL '${baseURL}' is not the URL of a server; write http://host:port/v1`, {
         param: "far.baseURL",
       });
     this.#url = parsed.href.replace(/\/+$/, "").replace(/\/v1$/, "");
@@ -107,7 +107,7 @@ export class VerifySocket {
     const opened = await this.hear("opened", signal);
     if (opened.version !== VERSION) {
       throw new RequestError(
-        `The far side speaks version ${opened.version} of these messages, this client ${VERSION}; update the older of them`,
+        `The far side uses version ${opened.version} of these messages, this client version ${VERSION}; update the older of them`,
         { code: "verify_version" },
       );
     }
@@ -209,7 +209,7 @@ export class VerifySocket {
   }
 
   private nonsense(): Unavailable {
-    return new Unavailable(`${this.#url}: says what is no message of ${PATH}; is it nearfar serve?`, {
+    return new Unavailable(`${this.#url}: sent an invalid message of ${PATH}; is it nearfar serve?`, {
       retryable: false,
     });
   }

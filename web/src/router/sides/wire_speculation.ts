@@ -145,7 +145,7 @@ export function checkRequest({ sampling = {}, constraint, whenFull = "stop", log
   };
   const found = Object.entries(wrong).find(([, given]) => given)?.[0];
   if (found !== undefined)
-    throw new RequestError(`${found}: cannot be given where drafts are checked over the wire; ask the far side alone`, {
+    throw new RequestError(`${found}: not supported when drafts are checked over the wire; send the request to the far side alone`, {
       param: found,
     });
 }
