@@ -20,7 +20,7 @@ async function asked(dialect: Dialect, params: Partial<PlainParams>, scripts?: r
   const far = new FakeFar(scripts);
   const side = new FarSide({ baseURL: FAR, dialect }, far.fetch, new FakeClock());
   const chunks = [];
-  for await (const chunk of side.ask({
+  for await (const chunk of side.answer({
     params: { messages: MESSAGES, ...params },
     from: null,
     logprobs: null,
@@ -73,7 +73,7 @@ test("a redirect is not followed: nothing reaches its target", async () => {
   });
   try {
     const side = new FarSide({ baseURL: urlOf(redirecting) }, globalThis.fetch, new FakeClock());
-    const asking = side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL }).next();
+    const asking = side.answer({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL }).next();
     await expect(asking).rejects.toMatchObject({
       code: "unavailable",
       message: expect.stringContaining("answers with a redirect, which is not followed") as string,
@@ -126,7 +126,12 @@ test("what the server last told of its queue holds for 30 s", async () => {
   const side = new FarSide({ baseURL: FAR }, far.fetch, clock);
   const ask = async (queue?: string): Promise<number> => {
     far.headers = queue === undefined ? {} : { "X-Nearfar-Queue-Ms": queue };
-    for await (const chunk of side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL }))
+    for await (const chunk of side.answer({
+      params: { messages: MESSAGES },
+      from: null,
+      logprobs: null,
+      signal: SIGNAL,
+    }))
       expect(chunk.model).toBe("big");
     return side.queueSeconds;
   };
@@ -153,7 +158,7 @@ test.each([
       ? Promise.resolve(new Response(`: keep-alive\n\ndata: {"error":${said}}\n\n`))
       : far.fetch(url, init);
   const side = new FarSide({ baseURL: FAR }, fetch, new FakeClock());
-  const chunks = side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL });
+  const chunks = side.answer({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL });
   await expect(chunks.next()).rejects.toMatchObject({ code: "unavailable", details: { status, retryable: true } });
 });
 

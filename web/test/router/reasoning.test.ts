@@ -85,7 +85,7 @@ test.each<[Dialect, Partial<PlainParams>, object]>([
   const far = new FakeFar();
   const side = new FarSide({ baseURL: FAR, dialect }, far.fetch, new FakeClock());
   const { signal } = new AbortController();
-  for await (const chunk of side.ask({
+  for await (const chunk of side.answer({
     params: { messages: [THOUGHT], ...params },
     from: null,
     logprobs: null,
@@ -94,7 +94,7 @@ test.each<[Dialect, Partial<PlainParams>, object]>([
     expect(chunk.model).toBe("big");
   expect(far.bodies[0]).toEqual({ model: "big", stream: true, stream_options: { include_usage: true }, ...rest });
   for (const given of [{ enable_thinking: false }, { thinking_token_budget: 0 }]) {
-    const refused = new FarSide({ baseURL: FAR, dialect: "openai" }, far.fetch, new FakeClock()).ask({
+    const refused = new FarSide({ baseURL: FAR, dialect: "openai" }, far.fetch, new FakeClock()).answer({
       params: { messages: [THOUGHT], ...given },
       from: null,
       logprobs: null,

@@ -11,8 +11,8 @@ function asked(url: string): HybridParams {
 }
 
 test("an image needs a side that sees, and goes there as it is", () => {
-  const { facts, params } = readRequest(asked("https://here/a.png"));
-  expect([facts.vision, readRequest({ messages: [{ role: "user", content: "hi" }] }).facts.vision]).toEqual([
+  const { properties, params } = readRequest(asked("https://here/a.png"));
+  expect([properties.vision, readRequest({ messages: [{ role: "user", content: "hi" }] }).properties.vision]).toEqual([
     true,
     false,
   ]);
@@ -20,7 +20,7 @@ test("an image needs a side that sees, and goes there as it is", () => {
 });
 
 test("of an image the URL is searched and not its bytes", () => {
-  const texts = (url: string): readonly string[] => readRequest(asked(url)).facts.texts;
+  const texts = (url: string): readonly string[] => readRequest(asked(url)).properties.texts;
   const bytes = "1234567890ab+/==";
   expect(texts(`data:image/png;base64,${bytes}`)).toContain("data:image/png;base64,");
   expect(texts(`data:image/png;base64,${bytes}`).join(" ")).not.toContain(bytes);
