@@ -84,10 +84,10 @@ export class HybridCompletions {
     signal.throwIfAborted();
     const choice = await this.choose(request, signal);
     if (request.streamed) return new Stream((left) => this.stream(request, choice, anySignal(signal, left)));
-    return this.whole(request, choice, signal);
+    return this.completion(request, choice, signal);
   }
 
-  private async whole(request: HybridRequest, choice: Choice, signal: AbortSignal): Promise<ChatCompletion> {
+  private async completion(request: HybridRequest, choice: Choice, signal: AbortSignal): Promise<ChatCompletion> {
     const chunks: ChatCompletionChunk[] = [];
     for await (const item of this.run(request, choice, signal)) {
       if (item.type === "chunk") chunks.push(item.chunk);

@@ -61,9 +61,9 @@ class Parser {
 
   parse(): Part {
     if (this.#characters.length > MAX_CHARACTERS) throw this.error(`has more than ${MAX_CHARACTERS} characters`);
-    const whole = this.alternation();
+    const pattern = this.alternation();
     if (this.#at < this.#characters.length) throw this.error("has a closing parenthesis without an opening one");
-    return whole;
+    return pattern;
   }
 
   private alternation(): Part {

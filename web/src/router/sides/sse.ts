@@ -25,8 +25,8 @@ export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<
       const lines = (pending + text).split("\n");
       pending = lines.pop() ?? "";
       size += text.length;
-      for (const whole of lines) {
-        const line = whole.endsWith("\r") ? whole.slice(0, -1) : whole;
+      for (const ended of lines) {
+        const line = ended.endsWith("\r") ? ended.slice(0, -1) : ended;
         if (line.startsWith("data:")) data.push(line.slice("data:".length).replace(/^ /, ""));
         else if (line === "" && data.length > 0) {
           yield data.join("\n");
