@@ -1,4 +1,4 @@
-"""The answer machine under any order of events, late ones too: one answer, never two, never none."""
+"""The answer machine with any order of events, late ones too: always exactly one answer or one error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from nearfar.server_fallback.router.answer.events import (
 )
 from nearfar.server_fallback.schema.route import Side
 
-# Mostly what lets an answer go on, for one that fails at once says little.
+# Mostly rules with which an answer goes on, because one that fails at once tests little.
 MOSTLY = st.sampled_from([True, True, True, False])
 RULES = st.builds(
     Rules,
@@ -48,7 +48,7 @@ RULES = st.builds(
     private=MOSTLY.map(lambda mostly: not mostly),
     resumes=st.sampled_from([("near", "far"), ("near",), ("far",), ()]),
 )
-# Whom an event is of: one of all the asks so far, the last first.
+# The attempt of an event: one of all attempts so far, the last first.
 ASK = st.sampled_from([0, 0, 0, 1, 2, 4])
 
 
@@ -58,12 +58,12 @@ class Asked:
     attempt: int
     live: bool = True
     spoke: bool = False
-    # What it goes on from, and what it said since.
+    # The text that it continues, and the text that it has sent since.
     answer: str = ""
 
 
-class Answering(RuleBasedStateMachine):
-    """A driver that keeps its own books, from the effects alone."""
+class AnswerMachineTest(RuleBasedStateMachine):
+    """A driver that tracks the answer from the effects alone."""
 
     @initialize(rules=RULES, side=st.sampled_from(["near", "far"]), standby=MOSTLY)
     def start(self, rules: Rules, side: Side, standby: bool) -> None:
@@ -91,10 +91,10 @@ class Answering(RuleBasedStateMachine):
             [Emit(asked.side, text, tool_call)] if shows else []
         )
         if speaks:
-            # It writes now, and nobody else.
+            # This side writes now, and no other one.
             assert [each for each in self.asks if each.live] == [asked]
 
-    # Rarely, for what follows an early end says little.
+    # Rarely, because little can follow an early end.
     @precondition(lambda self: len(self.asks) > 1)
     @rule(ask=ASK)
     def end(self, ask: int) -> None:
@@ -142,20 +142,20 @@ class Answering(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "state"):
             return
-        # Where nobody says anything more, the timers bring it to its end.
+        # If no side sends anything more, the timers end the answer.
         for _ in range(20):
             if self.timers:
                 self.fire(min(self.timers))
         assert self.aborted or len(self.ends) == 1
 
-    # The driver.
+    # The driver's own checks.
 
     @property
     def over(self) -> bool:
         return self.aborted or len(self.ends) > 0
 
     def pick(self, ask: int) -> Asked:
-        # A private answer whose decision was far has asked nobody.
+        # If the decision was far, a private answer has asked no side.
         return self.asks[-1 - ask % len(self.asks)] if self.asks else Asked("far", 1, live=False)
 
     def fire(self, timer: TimerName) -> None:
@@ -179,7 +179,7 @@ class Answering(RuleBasedStateMachine):
         else:
             assert live, "somebody is asked until the end"
             for asked in self.asks:
-                # Whoever is asked has a timer, so it cannot be waited for without end.
+                # Every running attempt has a timer, so nothing waits forever.
                 assert (
                     not asked.live or ("between_tokens" if asked.spoke else f"{asked.side}_first_token") in self.timers
                 )
@@ -194,9 +194,9 @@ class Answering(RuleBasedStateMachine):
                 assert not (side == "far" and self.given.private)
                 assert side == self.decided or (self.standby and not self.given.private)
                 assert not self.tool_calls, "a tool would be called twice"
-                # What far began to answer may be on the bill.
+                # The client may have to pay for what far began to answer.
                 assert side == "near" or not any(asked.spoke for asked in before)
-                # So many tries for the first part, and for what it resumes or takes over.
+                # The maximum number of tries for the first part, and for a part that a side resumes or takes over.
                 assert attempt <= 2 * (self.given.retries + 1)
                 assert continue_from in (None, self.shown)
                 assert continue_from is None or side in self.given.resumes
@@ -207,7 +207,7 @@ class Answering(RuleBasedStateMachine):
                 assert not self.given.private
                 assert not self.tool_calls
                 assert "never" not in (self.given.then, self.given.warm)
-                # What it was asked for, it has computed.
+                # Far has computed what it was asked for.
                 assert all(asked.side == "near" for asked in self.asks)
                 self.warmed = True
             case Cancel(side):
@@ -216,7 +216,7 @@ class Answering(RuleBasedStateMachine):
             case Emit(side, text, tool_call):
                 assert side == (self.switches[-1].side if self.switches else self.decided)
                 self.withdrawn = False
-                # What stands shown is what the side that writes knows of.
+                # The text shown is the text that the writing side knows.
                 [asked] = [asked for asked in self.asks if asked.live]
                 assert asked.answer == self.shown
                 self.shown += text
@@ -244,5 +244,5 @@ class Answering(RuleBasedStateMachine):
                 pass
 
 
-TestAnswering = Answering.TestCase
+TestAnswering = AnswerMachineTest.TestCase
 TestAnswering.settings = settings(max_examples=300, stateful_step_count=20, deadline=None)

@@ -1,4 +1,4 @@
-// The answer machine under any order of events, late ones too: one answer, never two, never none.
+// The answer machine with any order of events, late ones too: always exactly one answer or one error.
 
 import fc from "fast-check";
 import { expect, test } from "vitest";
@@ -13,7 +13,7 @@ interface Asked {
   readonly attempt: number;
   live: boolean;
   spoke: boolean;
-  /** What it goes on from, and what it said since. */
+  /** The text that it continues, and the text that it has sent since. */
   answer: string;
 }
 
@@ -24,7 +24,7 @@ type Act =
   | { readonly type: "due"; readonly timer: number }
   | { readonly type: "escalate" | "doubt" | "abort" | "start" };
 
-/** A driver that keeps its own books, from the effects alone. */
+/** A driver that tracks the answer from the effects alone. */
 class Driver {
   readonly asks: Asked[] = [];
   readonly timers = new Set<TimerName>();
@@ -126,7 +126,7 @@ class Driver {
     if (this.over || event.type === "abort") {
       expect([live, [...this.timers]]).toEqual([[], []]);
     } else {
-      // Somebody is asked until the end, and whoever is asked has a timer, so it cannot be waited for without end.
+      // Until the end a side is asked, and every running attempt has a timer, so nothing waits forever.
       expect(live.length).toBeGreaterThan(0);
       for (const { side, spoke } of live)
         expect(this.timers).toContain(spoke ? "between_tokens" : `${side}_first_token`);
@@ -135,7 +135,7 @@ class Driver {
   }
 
   #pick(ask: number): Asked {
-    // A private answer whose decision was far has asked nobody.
+    // If the decision was far, a private answer has asked no side.
     return (
       this.asks.at(-1 - (ask % Math.max(1, this.asks.length))) ?? {
         side: "far",
@@ -155,7 +155,7 @@ class Driver {
     expect(effects.filter(({ type }) => type === "emit")).toEqual(
       shows ? [{ type: "emit", side, text, tool_call: toolCall }] : [],
     );
-    // It writes now, and nobody else.
+    // This side writes now, and no other one.
     if (speaks) expect(this.asks.filter((each) => each.live)).toEqual([asked]);
   }
 
@@ -170,9 +170,9 @@ class Driver {
         expect(side === this.decided || (this.standby && !this.rules.private)).toBe(true);
         // A tool would be called twice.
         expect(this.toolCalls).toBe(false);
-        // What far began to answer may be on the bill.
+        // The client may have to pay for what far began to answer.
         expect(side === "far" && before.some((asked) => asked.spoke)).toBe(false);
-        // So many tries for the first part, and for what it resumes or takes over.
+        // The maximum number of tries for the first part, and for a part that a side resumes or takes over.
         expect(attempt).toBeLessThanOrEqual(2 * (this.rules.retries + 1));
         expect(continue_from === null || (continue_from === this.shown && this.rules.resumes.includes(side))).toBe(
           true,
@@ -181,7 +181,7 @@ class Driver {
         return;
       }
       case "warm":
-        // What far may not be asked it may not see ahead either.
+        // A request that far may not get must not be sent ahead either.
         expect([this.warmed, this.rules.private, this.toolCalls]).toEqual([false, false, false]);
         expect(this.standby && this.rules.then !== "never" && this.rules.warm !== "never").toBe(true);
         expect(this.asks.some(({ side }) => side === "far")).toBe(false);
@@ -195,7 +195,7 @@ class Driver {
       }
       case "emit": {
         const [asked] = this.asks.filter((each) => each.live);
-        // What stands shown is what the side that writes knows of.
+        // The text shown is the text that the writing side knows.
         expect(asked?.answer).toBe(this.shown);
         expect(effect.side).toBe(this.switches.at(-1)?.side ?? this.decided);
         this.withdrawn = false;
@@ -251,7 +251,7 @@ const RULES: fc.Arbitrary<Rules> = fc
   })
   .map((rules) => ({ ...DEFAULT_RULES, ...rules }));
 
-// Of one of all the asks so far, the last first.
+// The attempt of an event: one of all attempts so far, the last first.
 const ASK = fc.constantFrom(0, 0, 0, 1, 2, 4);
 const ACT: fc.Arbitrary<Act> = fc.oneof(
   {
@@ -280,7 +280,7 @@ const ACT: fc.Arbitrary<Act> = fc.oneof(
 );
 
 const SPEAKS: Act = { type: "token", ask: 0, text: "a", toolCall: false };
-/** Near goes astray, far breaks in mid-answer, near ends: which chance seldom finds. */
+/** Near goes wrong, far fails in the middle of its answer, near ends: a sequence that random events seldom produce. */
 const TWICE: readonly Act[] = [
   SPEAKS,
   { type: "doubt" },
@@ -302,7 +302,7 @@ test("any order of events gives one answer or one failure", () => {
       (rules, side, standby, acts) => {
         const driver = new Driver(rules, side, standby);
         for (const act of acts) driver.perform(act);
-        // Where nobody says anything more, the timers bring it to its end.
+        // If no side sends anything more, the timers end the answer.
         for (let i = 0; i < 20; i++) for (const timer of [...driver.timers].slice(0, 1)) driver.fire(timer);
         expect(driver.aborted || driver.ends.length === 1).toBe(true);
         seen.add(`${driver.ends[0]?.type ?? "aborted"} ${driver.switches.length}`);
@@ -311,7 +311,7 @@ test("any order of events gives one answer or one failure", () => {
     ),
     { numRuns: 2500, seed: 1, examples: [[{ ...DEFAULT_RULES, then: "continue" }, "near", true, [...TWICE]]] },
   );
-  // The property speaks of answers of every kind.
+  // The property covers answers of every kind.
   expect([...seen]).toEqual(
     expect.arrayContaining([
       "finish 0",

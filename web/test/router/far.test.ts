@@ -1,4 +1,4 @@
-// The far side by itself: what each kind of server is sent, and what is made of what it says.
+// The far side by itself: what each kind of server gets, and how its responses are read.
 
 import type { Server, ServerResponse } from "node:http";
 import { createServer } from "node:http";
@@ -86,18 +86,18 @@ test("a redirect is not followed: nothing reaches its target", async () => {
   }
 });
 
-test("what a page sees of a redirect is told as one", async () => {
+test("an opaque redirect response is reported as a redirect", async () => {
   // A page's fetch gives an opaque response, whose status is 0.
   const opaque = { ok: false, status: 0, type: "opaqueredirect", headers: new Headers() } as Response;
   const side = new FarSide({ baseURL: FAR }, () => Promise.resolve(opaque), new FakeClock());
   await expect(side.reach(SIGNAL)).rejects.toThrow("answers with a redirect");
 });
 
-test("an extension that the server lacks is refused before it is asked", async () => {
+test("an extension that the server lacks is an error before the request is sent", async () => {
   await expect(asked("openai", { top_k: 5 })).rejects.toMatchObject({ code: "request_error", param: "top_k" });
 });
 
-test("what other servers write otherwise comes in OpenAI's form", async () => {
+test("other servers' forms become OpenAI's form", async () => {
   const { chunks } = await asked("openai", {}, [
     {
       deltas: [{ role: "model", content: "a", tool_calls: null }],
@@ -120,7 +120,7 @@ test("what other servers write otherwise comes in OpenAI's form", async () => {
   });
 });
 
-test("what the server last told of its queue holds for 30 s", async () => {
+test("the server's last report of its queue is valid for 30 s", async () => {
   const far = new FakeFar();
   const clock = new FakeClock();
   const side = new FarSide({ baseURL: FAR }, far.fetch, clock);
@@ -151,7 +151,7 @@ test("what the server last told of its queue holds for 30 s", async () => {
 test.each([
   ['{"message":"too many","type":"rate_limit_error"}', 429],
   ['{"message":"shutting down","type":"server_error","code":"unavailable"}', 503],
-])("an error in the middle of a stream is one of ours: %s", async (said, status) => {
+])("an error in the middle of a stream becomes one of ours: %s", async (said, status) => {
   const far = new FakeFar();
   const fetch = (url: string, init: RequestInit): Promise<Response> =>
     url.endsWith("completions")
@@ -162,7 +162,7 @@ test.each([
   await expect(chunks.next()).rejects.toMatchObject({ code: "unavailable", details: { status, retryable: true } });
 });
 
-test("events come whole however their bytes are cut, and what the end cuts short is left out", async () => {
+test("events are complete however their bytes are cut, and an event cut off by the end is left out", async () => {
   const bytes = new TextEncoder().encode(
     ": hi\r\ndata: ä\u2028b\r\n\r\n: keep-alive\n\nevent: x\ndata:1\ndata: 2\n\ndata: cut",
   );

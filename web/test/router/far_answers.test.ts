@@ -1,4 +1,5 @@
-// A far side that filters, talks on, or sends nonsense: an end is an end, and near takes over from a failure.
+// A far side that filters, continues after its end, or sends invalid responses: an end is an end, and near takes over
+// from a failure.
 
 import { readFileSync } from "node:fs";
 
@@ -49,7 +50,7 @@ test("near does not answer what far filtered before its first token", async () =
 
 test.each<[string, string[], object, "openai" | "nearfar", string, string]>([
   [
-    "choices that nobody asked for",
+    "choices that were not requested",
     [said("a"), said("b", null, 1), said("", "stop"), said("c", "stop", 1)],
     {},
     "nearfar",
@@ -66,7 +67,7 @@ test.each<[string, string[], object, "openai" | "nearfar", string, string]>([
     "length",
   ],
   [
-    "one token beyond the limit that nobody counts",
+    "one token beyond the limit without a usage",
     ["a", "b", "c"].map((text) => said(text)).concat(said("", "stop")),
     { max_tokens: 2 },
     "nearfar",
@@ -111,7 +112,7 @@ test.each<[string, FarScript]>([
   expect(await answer(script)).toMatchObject({ text: "near by", end: "stop", side: "near", reason: "far_failed" });
 });
 
-test("near goes on where nonsense follows a text, and whole surrogate pairs are text", async () => {
+test("near continues if an invalid chunk follows a text, and complete surrogate pairs are text", async () => {
   expect(
     await answer({ data: [said("near "), '{"choices":[{"index":0,"delta":{"content":"\\ud800"}}]}'] }),
   ).toMatchObject({ side: "near", reason: "far_failed" });

@@ -1,4 +1,4 @@
-// A request as the router reads it: what of it decides, and what of it is searched for what is private.
+// How the router reads a request: which parts decide, and which texts are searched for private patterns.
 
 import { expect, test } from "vitest";
 
@@ -10,7 +10,7 @@ function asked(url: string): HybridParams {
   return { messages: [{ role: "user", content: [{ type: "text", text: "what is this?" }, image] }] };
 }
 
-test("an image needs a side that sees, and goes there as it is", () => {
+test("an image needs a side that reads images, and is sent unchanged", () => {
   const { properties, params } = readRequest(asked("https://here/a.png"));
   expect([properties.vision, readRequest({ messages: [{ role: "user", content: "hi" }] }).properties.vision]).toEqual([
     true,
@@ -19,7 +19,7 @@ test("an image needs a side that sees, and goes there as it is", () => {
   expect(params.messages).toEqual(asked("https://here/a.png").messages);
 });
 
-test("of an image the URL is searched and not its bytes", () => {
+test("the URL of an image is searched, but not its bytes", () => {
   const texts = (url: string): readonly string[] => readRequest(asked(url)).properties.texts;
   const bytes = "1234567890ab+/==";
   expect(texts(`data:image/png;base64,${bytes}`)).toContain("data:image/png;base64,");
