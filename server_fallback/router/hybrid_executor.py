@@ -120,7 +120,7 @@ class HybridExecutor:
         sides = self.sides
         details = [f"far {sides.far.far.base_url}"] if sides.far is not None else []
         far_running = sides.far.running if sides.far is not None else 0
-        details += [f"{side} left alone" for side, circuit in sides.circuits.items() if circuit.state == "open"]
+        details += [f"{side} circuit open" for side, circuit in sides.circuits.items() if circuit.state == "open"]
         guessed = sides.speculation
         if guessed is not None and guessed.rounds > 0:
             details.append(f"near guessed {guessed.accepted} of far's {guessed.tokens} tokens")

@@ -61,6 +61,6 @@ def _of_auto(policy: Policy) -> Iterator[tuple[str, str]]:
         "quality.predictor": policy.quality.predictor is not None,
         "quality.threshold": policy.quality.threshold != 0,
     }
-    for path, given in is_set.items():
-        if given:
+    for path, is_used in is_set.items():
+        if is_used:
             yield path, f"only mode auto uses it; the mode is {policy.mode}"

@@ -84,7 +84,7 @@ def _visible(text: str) -> str:
     if BOUNDARY in visible:
         # A part may have no visible character, so two boundaries may meet.
         visible = _BOUNDARIES.sub(BOUNDARY, visible)
-        visible = _EARLY_BOUNDARY.sub(lambda found: found[1].replace(BOUNDARY, "") + BOUNDARY, visible)
+        visible = _EARLY_BOUNDARY.sub(lambda match: match[1].replace(BOUNDARY, "") + BOUNDARY, visible)
     return visible
 
 

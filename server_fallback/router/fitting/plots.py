@@ -72,7 +72,7 @@ def plot(evaluation: Evaluation, file: Path) -> None:
     axes.set_xlabel("prompts that the far side answers, %", color=INK)
     axes.set_ylabel("right answers, %", color=INK)
     axes.set_title(
-        f"Right answers by what goes far, {evaluation.prompts:,} prompts", loc="left", color=INK, fontsize=13, pad=28
+        f"Right answers by far share, {evaluation.prompts:,} prompts", loc="left", color=INK, fontsize=13, pad=28
     )
     summary = (
         f"●  the policy's threshold: {share:.0f} % of the prompts go far, {quality:.1f} % of the answers are right"

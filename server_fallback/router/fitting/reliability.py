@@ -52,10 +52,10 @@ def area_under_curve(scores: Array, right: Array) -> float | None:
     if rights_count == 0 or wrongs_count == 0:
         return None
     values, inverse = np.unique(scores, return_inverse=True)
-    found = np.bincount(inverse, weights=right, minlength=len(values))
-    missed = np.bincount(inverse, weights=1 - right, minlength=len(values))
-    below = np.cumsum(missed) - missed
-    return float(np.sum(found * (below + missed / 2)) / (rights_count * wrongs_count))
+    hits = np.bincount(inverse, weights=right, minlength=len(values))
+    misses = np.bincount(inverse, weights=1 - right, minlength=len(values))
+    below = np.cumsum(misses) - misses
+    return float(np.sum(hits * (below + misses / 2)) / (rights_count * wrongs_count))
 
 
 def calibration_error(chances: Array, right: Array) -> float:

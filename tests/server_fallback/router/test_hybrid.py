@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hybrid_sides import QUESTION, FakeFar, FakeNear, ask, hybrid, policy, outcome, run
+from hybrid_sides import QUESTION, FakeFar, FakeNear, ask, hybrid, outcome, policy, run
 
 from nearfar.compiler.errors import RequestError, Unavailable
 from nearfar.server_fallback.router.decision.budget import Spent

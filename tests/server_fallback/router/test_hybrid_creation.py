@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_openai import FakeOpenAI, Reply, running
-from hybrid_sides import ABOUT, QUESTION, FakeFar, FakeNear, hybrid, policy, outcome, run
+from hybrid_sides import ABOUT, QUESTION, FakeFar, FakeNear, hybrid, outcome, policy, run
 
 from nearfar.compiler.errors import RequestError, Unavailable
 from nearfar.server_fallback.router.hybrid import Hybrid

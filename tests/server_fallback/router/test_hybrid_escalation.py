@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_openai import Reply, said
-from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, policy, outcome, run
+from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, outcome, policy, run
 
 from nearfar.server_fallback.router.answer import attempt
 from nearfar.server_fallback.router.decision.privacy import PrivateCheck
@@ -130,7 +130,7 @@ def test_texts_are_searched_once_per_answer(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_prompt_s_log_probability_decides_if_the_predictor_reads_it() -> None:
-    likely, unlikely, untold = (
+    likely, unlikely, unreported = (
         FakeNear(prompt_logprobs=(-0.1, -0.3)),
         FakeNear(prompt_logprobs=(-4.0, -5.0)),
         FakeNear(),
@@ -139,21 +139,21 @@ def test_the_prompt_s_log_probability_decides_if_the_predictor_reads_it() -> Non
     assert outcome(ask(likely, FakeFar(), rules))[1:3] == ("near", "quality")
     assert outcome(ask(unlikely, FakeFar(), rules))[1:3] == ("far", "quality")
     # An unknown value counts as the mean, which gives less than far's chance.
-    assert outcome(ask(untold, FakeFar(), rules))[1:3] == ("far", "quality")
+    assert outcome(ask(unreported, FakeFar(), rules))[1:3] == ("far", "quality")
     assert (likely.prompt_reports, unlikely.prompt_reports) == (1, 1)
     outcome(ask(likely, FakeFar(), policy("auto", quality={"predictor": PREDICTOR})))
     assert likely.prompt_reports == 1
 
 
 @pytest.mark.parametrize(
-    ("near", "outcome"),
+    ("near", "expected"),
     [
         (FakeNear(hangs_at=0), ("far", "far", "near_unavailable", None)),
         (FakeNear(hangs_at=2), ("nefar", "far", "near_timeout", 2)),
     ],
 )
 def test_the_decision_waits_for_near_no_longer_than_its_first_token_may_take(
-    near: FakeNear, outcome: tuple[object, ...]
+    near: FakeNear, expected: tuple[object, ...]
 ) -> None:
     rules = policy(
         "auto", quality={"predictor": PREDICTOR}, timeouts={"near_first_token_ms": 20, "between_tokens_ms": 1000}
@@ -164,5 +164,5 @@ def test_the_decision_waits_for_near_no_longer_than_its_first_token_may_take(
         )
     )
 
-    assert outcome(ask(near, far, rules)) == outcome
+    assert outcome(ask(near, far, rules)) == expected
     assert (len(near.requests), near.closed_early) == (1, 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_openai import Asked, Reply, said
-from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, policy, outcome, run
+from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, outcome, policy, run
 
 from nearfar.compiler.errors import DeviceError, NearfarError, RequestError, Unavailable
 from nearfar.server_fallback.router.answer import attempt

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake_openai import Reply, chunk, said
-from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, ask, hybrid, policy, outcome, run
+from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, ask, hybrid, outcome, policy, run
 
 from nearfar.compiler.errors import RequestError
 

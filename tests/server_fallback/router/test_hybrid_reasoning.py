@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_openai import Reply, chunk, said
-from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, ask, policy, outcome
+from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, ask, outcome, policy
 
 from nearfar.compiler.errors import DeviceError
 from nearfar.server_fallback.router.answer import attempt

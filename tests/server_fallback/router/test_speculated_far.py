@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from byte_executor import ByteExecutor
 from fake_models import FakeModels
-from hybrid_sides import FakeNear, policy, outcome, run
+from hybrid_sides import FakeNear, outcome, policy, run
 from live_server import live_server
 
 from nearfar.server_fallback.api.config import ApiConfig

@@ -18,7 +18,7 @@ from byte_executor import ByteExecutor
 from fake_models import FakeExecutor, FakeModels
 from fake_openai import Reply, running, said
 from hash_runner import PAGE
-from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, hybrid, policy, outcome, run
+from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, hybrid, outcome, policy, run
 from live_server import live_server
 
 from nearfar.server_fallback.api.config import ApiConfig
@@ -96,7 +96,9 @@ class OneAfterAnother(FakeExecutor):
 
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def _said(self, request: ChatCompletionRequest | CompletionRequest, call: Call) -> AsyncGenerator[str, None]:
+    async def _said(
+        self, request: ChatCompletionRequest | CompletionRequest, call: Call
+    ) -> AsyncGenerator[str, None]:
         if request.max_tokens == 1:
             self.requests.append(request)
             try:
@@ -109,11 +111,11 @@ class OneAfterAnother(FakeExecutor):
 
 
 def test_a_warm_up_is_cancelled_when_far_is_asked_or_the_answer_ends() -> None:
-    async def work(near: FakeNear, outcome: tuple[str | None, str]) -> None:
+    async def work(near: FakeNear, expected: tuple[str | None, str]) -> None:
         far = OneAfterAnother()
         near.until = lambda: len(far.requests) == 1  # type: ignore[attr-defined]
         async with served(near, far, rules("always", "restart")) as opened:
-            assert outcome(await opened.chat.completions.create(messages=LONG))[:2] == outcome
+            assert outcome(await opened.chat.completions.create(messages=LONG))[:2] == expected
             while not far.left.is_set():
                 await asyncio.sleep(0.002)
 

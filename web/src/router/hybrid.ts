@@ -64,10 +64,10 @@ export class Hybrid {
    * answer, it resolves once near is ready. Throws RequestError (``details.code``: bad_policy, wrong_key, api_version,
    * unknown_model), Unavailable, and what Engine.load throws.
    */
-  static async create(given: HybridOptions): Promise<Hybrid> {
+  static async create(raw: HybridOptions): Promise<Hybrid> {
     // A missing option and null mean the same.
-    const { near: nearGiven = null, far: farGiven = null, ...rest } = readParams(given, HYBRID_OPTIONS);
-    const options: HybridOptions = { policy: null, ...rest, near: nearGiven, far: farGiven };
+    const { near: nearOption = null, far: farOption = null, ...rest } = readParams(raw, HYBRID_OPTIONS);
+    const options: HybridOptions = { policy: null, ...rest, near: nearOption, far: farOption };
     const {
       clock = SYSTEM_CLOCK,
       device = platformDevice(),

@@ -50,8 +50,8 @@ export interface HybridRequest {
 }
 
 /** Throws RequestError for errors that are found before a side is asked. */
-export function readRequest(given: HybridParams): HybridRequest {
-  const known = readParams(given, HYBRID_PARAMS) as Given<
+export function readRequest(raw: HybridParams): HybridRequest {
+  const known = readParams(raw, HYBRID_PARAMS) as Given<
     Omit<ChatCompletionCreateParamsBase, "messages"> & Routing & { readonly stream?: boolean | undefined }
   >;
   const {
@@ -137,8 +137,8 @@ function withoutBytes(image: unknown): unknown {
 }
 
 /** Every text in a value of any depth, including keys and numbers: everything that could contain something private. */
-function* textsIn(given: unknown): Generator<string, void, undefined> {
-  const pending = [given];
+function* textsIn(root: unknown): Generator<string, void, undefined> {
+  const pending = [root];
   while (pending.length > 0) {
     const value = pending.pop();
     if (typeof value === "string") yield value;

@@ -57,7 +57,7 @@ type Kind = "end" | "boundary" | "word" | "other";
 
 /** How many visits remain for the searches of one request. */
 export class Visits {
-  left = MAX_VISITS;
+  remaining = MAX_VISITS;
 }
 
 /** Makes the parts of one pattern. Throws ``tooLarge()`` for a pattern of more than ``MAX_STATES`` states. */
@@ -109,12 +109,12 @@ export class PartBuilder {
 }
 
 export class Automaton {
-  readonly #found = new State(0, []);
+  readonly #match = new State(0, []);
   readonly #first: State;
   #step = 0;
 
   constructor(pattern: Part) {
-    this.#first = pattern(this.#found);
+    this.#first = pattern(this.#match);
   }
 
   /**
@@ -133,7 +133,7 @@ export class Automaton {
         following = states === null ? null : remembered(sets, states, after);
         if (following?.remembered !== false) set.following.set(point, following);
       }
-      if (following === null || visits.left < 0) return true;
+      if (following === null || visits.remaining < 0) return true;
       if (point < 0) return false;
       set = following;
       at += point > 0xffff ? 2 : 1;
@@ -148,13 +148,13 @@ export class Automaton {
     for (let state = pending.pop(); state !== undefined; state = pending.pop()) {
       if (state.visited === step) continue;
       state.visited = step;
-      visits.left--;
+      visits.remaining--;
       if (state.accepts === null) {
         if (state.assertion === null || holds(state.assertion, before, after))
           for (const next of state.next) pending.push(next);
       } else if (state.accepts(point)) for (const next of state.next) reached.push(next);
     }
-    if (this.#found.visited === step) return null;
+    if (this.#match.visited === step) return null;
     if (after === "boundary") return before === "boundary" ? [] : states;
     return reached;
   }

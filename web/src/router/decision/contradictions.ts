@@ -55,6 +55,6 @@ function* ofAuto({ mode, device, costs, quality }: Policy): Contradictions {
     "quality.predictor": quality.predictor !== null,
     "quality.threshold": quality.threshold !== 0,
   };
-  for (const [path, given] of Object.entries(isSet))
-    if (given) yield [path, `only mode auto uses it; the mode is ${mode}`];
+  for (const [path, isUsed] of Object.entries(isSet))
+    if (isUsed) yield [path, `only mode auto uses it; the mode is ${mode}`];
 }

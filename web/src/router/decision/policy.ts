@@ -45,6 +45,6 @@ function over(
   key: string,
   values: Readonly<Record<string, unknown>>,
 ): Readonly<Record<string, unknown>> {
-  const given = json[key] ?? (json[key] === null ? null : {});
-  return { [key]: isObject(given) ? { ...values, ...given } : given };
+  const explicit = json[key] ?? (json[key] === null ? null : {});
+  return { [key]: isObject(explicit) ? { ...values, ...explicit } : explicit };
 }

@@ -80,7 +80,7 @@ class Reader {
     return Object.fromEntries(
       Object.entries(properties).map(([key, schema]) => [
         key,
-        this.read(schema, value[key] ?? given(value, key, schema), at(key)),
+        this.read(schema, value[key] ?? nullOrDefault(value, key, schema), at(key)),
       ]),
     );
   }
@@ -98,7 +98,7 @@ class Reader {
 }
 
 /** Null for null, the default for a missing key. */
-function given(value: Readonly<Record<string, unknown>>, key: string, schema: Schema): unknown {
+function nullOrDefault(value: Readonly<Record<string, unknown>>, key: string, schema: Schema): unknown {
   return value[key] === null ? null : schema.default;
 }
 

@@ -118,9 +118,13 @@ export class FarSide implements Side {
       return;
     }
     const params = continuedParams(request);
-    const given =
+    const withLogprobs =
       logprobs === null ? params : { ...params, logprobs: true, ...(logprobs > 0 ? { top_logprobs: logprobs } : {}) };
-    for await (const value of this.#http.stream("/v1/chat/completions", chatBody(given, id, this.dialect), signal))
+    for await (const value of this.#http.stream(
+      "/v1/chat/completions",
+      chatBody(withLogprobs, id, this.dialect),
+      signal,
+    ))
       yield chunkOf(value, id);
   }
 
@@ -237,16 +241,16 @@ function choiceOf(value: unknown): ChatCompletionChunk["choices"][number] {
     logprobs,
     finish_reason: end,
   } = object(value) as Partial<ChatCompletionChunk["choices"][number]>;
-  const given = Object.fromEntries(
+  const fields = Object.fromEntries(
     Object.entries(object(delta ?? {})).filter(([, field]) => field !== null),
   ) as ChatCompletionDelta;
   const {
     content = "",
     tool_calls: calls = [],
     reasoning,
-  } = given as { readonly content?: unknown; readonly tool_calls?: unknown; readonly reasoning?: string };
+  } = fields as { readonly content?: unknown; readonly tool_calls?: unknown; readonly reasoning?: string };
   // vLLM's newer name.
-  const thought = given.reasoning_content ?? reasoning ?? "";
+  const thought = fields.reasoning_content ?? reasoning ?? "";
   if (
     typeof content !== "string" ||
     typeof thought !== "string" ||
@@ -256,7 +260,11 @@ function choiceOf(value: unknown): ChatCompletionChunk["choices"][number] {
     throw nonsense("a delta or a finish_reason is of another type");
   return {
     index: index ?? 0,
-    delta: { ...given, ...("role" in given && { role: "assistant" }), ...(thought && { reasoning_content: thought }) },
+    delta: {
+      ...fields,
+      ...("role" in fields && { role: "assistant" }),
+      ...(thought && { reasoning_content: thought }),
+    },
     logprobs: Array.isArray(logprobs?.content) ? logprobs : null,
     finish_reason: end ? ((Object.hasOwn(ENDS, end) ? ENDS[end] : undefined) ?? end) : null,
   };

@@ -60,9 +60,9 @@ export class WireSpeculation implements TokenSource {
    * tokenizer_differs, verify_version, verify_unavailable, wrong_key), Unavailable if the server cannot be reached or
    * breaks off, or the signal's reason.
    */
-  async *generateTokens(given: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
-    checkRequest(given);
-    const request = withSeed(given);
+  async *generateTokens(unseeded: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
+    checkRequest(unseeded);
+    const request = withSeed(unseeded);
     const { signal, stopTokenIds = [], promptIds } = request;
     signal?.throwIfAborted();
     const { baseURL, apiKey = null, draftTokens = 4 } = this.options;
