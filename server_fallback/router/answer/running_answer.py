@@ -381,9 +381,9 @@ class RunningAnswer(Generic[ChunkT]):
         return sides.far_answer(request, call, speculate=self._near_guesses())
 
     def _near_guesses(self) -> bool:
-        """Whether near guesses for far: it may, and it has not failed in this answer."""
-        near_failed = any(attempt.side == "near" and attempt.number > 0 for attempt in self._attempts)
-        return not near_failed and may_guess(self._sides.policy, self._situation)
+        """Whether near guesses for far: it may, and it has not been asked for this answer before."""
+        near_was_asked = any(attempt.side == "near" and attempt.number > 0 for attempt in self._attempts)
+        return not near_was_asked and may_guess(self._sides.policy, self._situation)
 
     async def _continuation(self, text: str) -> ChatCompletionRequest | CompletionRequest:
         """The request with which far continues: by token ids if both sides have the same ones, else by the text."""

@@ -300,7 +300,7 @@ def refusal(reason: str) -> NearfarError:
     return Unavailable(message, code=reason) if lack in PASSING else RequestError(message, code=reason)
 
 
-# Only these may pass by themselves.
+# These conditions may pass, so the same request may succeed later.
 PASSING = ("near_unavailable", "offline", "circuit_open", "budget")
 LACKS = {
     "private": "the request is private, and the side that it is pinned to may not see it",

@@ -172,10 +172,10 @@ function start(state: State, { side, reason, standby }: Start, effects: Effect[]
     effects.push({ type: "fail", side: null, kind: "unavailable", reason: side === null ? reason : "private" });
     return { ...state, phase: "failed" };
   }
-  const status = ask({ ...state, side, reason, standby }, side, effects);
-  if (side === "far") return status;
+  const next = ask({ ...state, side, reason, standby }, side, effects);
+  if (side === "far") return next;
   const { hedge_after_ms, warm: when } = state.rules;
-  const warmed = when === "always" ? warm(status, effects) : status;
+  const warmed = when === "always" ? warm(next, effects) : next;
   return hedge_after_ms !== null && maySwitch(warmed, "far")
     ? setTimer(warmed, "hedge", hedge_after_ms, effects)
     : warmed;

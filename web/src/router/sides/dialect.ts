@@ -71,11 +71,7 @@ const CHAT_ONLY_PARAMS: readonly string[] = [
  */
 export function continuesAsTokens(params: PlainParams): boolean {
   const { response_format: format, tools, logprobs, continue_final_message: continues } = params;
-  if (
-    [params.reasoning_effort, ...THINKING_PARAMS.map((name) => params[name])].some(
-      (unsupported) => unsupported !== undefined,
-    )
-  )
+  if ([params.reasoning_effort, ...THINKING_PARAMS.map((name) => params[name])].some((value) => value !== undefined))
     return false;
   return (
     (format === undefined || format.type === "text") &&
