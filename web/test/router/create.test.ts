@@ -179,16 +179,16 @@ test("a server that turns out to be another one fails like any far side, and nea
 });
 
 test("far answers while a bundle loads, near once it is there, and closing frees it", async () => {
-  const told: string[] = [];
+  const phases: string[] = [];
   const nf = await create(
     new FakeFar(),
     { mode: "prefer-near" },
-    { near: "./bundle/", load: { onProgress: ({ phase }) => told.push(phase) } },
+    { near: "./bundle/", load: { onProgress: ({ phase }) => phases.push(phase) } },
   );
   await turns();
   expect([loads.length, loads[0]?.bundle, nf.near.state]).toEqual([1, "./bundle/", "loading"]);
   loads[0]?.options.onProgress?.(PROGRESS);
-  expect([nf.near.progress, told]).toEqual([PROGRESS, ["download"]]);
+  expect([nf.near.progress, phases]).toEqual([PROGRESS, ["download"]]);
   expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
     side: "far",
     reason: "near_unavailable",

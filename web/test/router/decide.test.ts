@@ -126,8 +126,8 @@ test("every situation is decided, and private requests never go far", () => {
         return;
       }
       const { side, private: isPrivate } = decide(policy, situation);
-      const said = [...situation.messages.map(({ content }) => content), ...situation.texts];
-      const found = policy.private.patterns.length > 0 && said.some((part) => /[0-9]{3}/.test(part));
+      const allTexts = [...situation.messages.map(({ content }) => content), ...situation.texts];
+      const found = policy.private.patterns.length > 0 && allTexts.some((part) => /[0-9]{3}/.test(part));
       if (found || bears.some((label) => policy.private.labels.includes(label))) expect(isPrivate).toBe(true);
       if (isPrivate || policy.mode === "near-only") expect(side).not.toBe("far");
       if (side === "near") expect(situation.near.available && situation.near.circuit !== "open").toBe(true);

@@ -165,10 +165,10 @@ function stream(
   signal: AbortSignal,
 ): ReadableStream<Uint8Array> {
   const head = { id: "chatcmpl-far", object: "chat.completion.chunk", created: 1, model: "theirs" };
-  const said = (delta: { readonly content?: string }) => (plain ? { text: delta.content ?? "" } : { delta });
+  const fieldsOf = (delta: { readonly content?: string }) => (plain ? { text: delta.content ?? "" } : { delta });
   const choice = (delta: object, end: string | null = null): object => ({
     ...head,
-    choices: [{ index: 0, ...said(delta), finish_reason: end }],
+    choices: [{ index: 0, ...fieldsOf(delta), finish_reason: end }],
   });
   const counted = usage ?? { prompt_tokens: 20, completion_tokens: deltas.length };
   const values = [

@@ -16,7 +16,7 @@ import { FAR, FakeClock, FakeFar } from "./fakes.js";
 const MESSAGES = [{ role: "user" as const, content: "hello" }];
 const SIGNAL = new AbortController().signal;
 
-async function asked(dialect: Dialect, params: Partial<PlainParams>, scripts?: readonly FarScript[]) {
+async function exchange(dialect: Dialect, params: Partial<PlainParams>, scripts?: readonly FarScript[]) {
   const far = new FakeFar(scripts);
   const side = new FarSide({ baseURL: FAR, dialect }, far.fetch, new FakeClock());
   const chunks = [];
@@ -46,7 +46,7 @@ test.each<[Dialect, Partial<PlainParams>, object]>([
   ],
   ["vllm", { continue_final_message: true }, { continue_final_message: true, add_generation_prompt: false }],
 ])("a server of dialect %s gets %j under its own names", async (dialect, params, rest) => {
-  const { body, requests } = await asked(dialect, params);
+  const { body, requests } = await exchange(dialect, params);
   expect(body).toEqual({ ...PLAIN, ...rest });
   expect(requests[0]?.url).toBe(
     dialect === "nearfar" ? "http://far.test/v1/nearfar/about" : "http://far.test/v1/models",
@@ -94,11 +94,11 @@ test("an opaque redirect response is reported as a redirect", async () => {
 });
 
 test("an extension that the server lacks is an error before the request is sent", async () => {
-  await expect(asked("openai", { top_k: 5 })).rejects.toMatchObject({ code: "request_error", param: "top_k" });
+  await expect(exchange("openai", { top_k: 5 })).rejects.toMatchObject({ code: "request_error", param: "top_k" });
 });
 
 test("other servers' forms become OpenAI's form", async () => {
-  const { chunks } = await asked("openai", {}, [
+  const { chunks } = await exchange("openai", {}, [
     {
       deltas: [{ role: "model", content: "a", tool_calls: null }],
       finish: "eos_token",
@@ -151,11 +151,11 @@ test("the server's last report of its queue is valid for 30 s", async () => {
 test.each([
   ['{"message":"too many","type":"rate_limit_error"}', 429],
   ['{"message":"shutting down","type":"server_error","code":"unavailable"}', 503],
-])("an error in the middle of a stream becomes one of ours: %s", async (said, status) => {
+])("an error in the middle of a stream becomes one of ours: %s", async (error, status) => {
   const far = new FakeFar();
   const fetch = (url: string, init: RequestInit): Promise<Response> =>
     url.endsWith("completions")
-      ? Promise.resolve(new Response(`: keep-alive\n\ndata: {"error":${said}}\n\n`))
+      ? Promise.resolve(new Response(`: keep-alive\n\ndata: {"error":${error}}\n\n`))
       : far.fetch(url, init);
   const side = new FarSide({ baseURL: FAR }, fetch, new FakeClock());
   const chunks = side.answer({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL });

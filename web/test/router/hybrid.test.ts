@@ -153,10 +153,10 @@ describe("who answers", () => {
       clock.stride = 1000;
       const answer = JSON.stringify((await ask(MESSAGES)).choices[0]?.message);
       clock.stride = 0;
-      const firstSeconds = async (said: string): Promise<number> => {
+      const firstSeconds = async (chat: string): Promise<number> => {
         const { route } = await ask([
           QUESTION,
-          JSON.parse(said) as ChatCompletionMessageParam,
+          JSON.parse(chat) as ChatCompletionMessageParam,
           { role: "user", content: "and 1 more?" },
         ]);
         expect(route?.side).toBe(side);
@@ -197,10 +197,10 @@ describe("who answers", () => {
         (await nf.chat.completions.create({ messages: MESSAGES })).route?.scores ?? {};
       return { first: first ?? NaN, later: (total ?? NaN) - (first ?? NaN) };
     };
-    const [untold, told] = [await secondsAfter({}), await secondsAfter({ queue_ms: 500 })];
+    const [unqueued, queued] = [await secondsAfter({}), await secondsAfter({ queue_ms: 500 })];
     // Half a second less for 20 tokens; this prompt has 33.
-    expect(untold.first - told.first).toBeCloseTo((0.5 * 33) / 20, 9);
-    expect(told.later).toBeCloseTo(untold.later, 9);
+    expect(unqueued.first - queued.first).toBeCloseTo((0.5 * 33) / 20, 9);
+    expect(queued.later).toBeCloseTo(unqueued.later, 9);
     expect((await secondsAfter({ queue_ms: 1e9 })).first).toBeNaN();
   });
 
@@ -213,17 +213,17 @@ describe("who answers", () => {
       reason: "tools",
     });
     expect(far.bodies[0]?.tools).toEqual(tools);
-    const asked: unknown[] = [];
+    const calls: unknown[] = [];
     const counting = {
       ...engine,
-      countTokens: (...args: readonly unknown[]) => Promise.resolve(asked.push(args) + 4999),
+      countTokens: (...args: readonly unknown[]) => Promise.resolve(calls.push(args) + 4999),
     };
     const other = await setUp({ near: counting });
     await expect(other.nf.chat.completions.create({ messages: MESSAGES, tools })).rejects.toMatchObject({
       code: "request_error",
       details: { code: "context" },
     });
-    expect(asked).toEqual([[MESSAGES, { continueFinalMessage: undefined, tools }]]);
+    expect(calls).toEqual([[MESSAGES, { continueFinalMessage: undefined, tools }]]);
   });
 
   test("texts are searched once per answer", async () => {
@@ -457,7 +457,7 @@ describe("when a side breaks", () => {
       far,
     });
     const reasons = [];
-    for (let asked = 0; asked < 3; asked++)
+    for (let request = 0; request < 3; request++)
       reasons.push((await nf.chat.completions.create({ messages: MESSAGES })).route?.reason);
     expect([reasons, far.chats.length]).toEqual([["far_failed", "far_failed", "circuit_open"], 2]);
     await clock.pass(1000);

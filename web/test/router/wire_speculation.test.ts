@@ -24,10 +24,10 @@ function answerOf(prompt: readonly number[], count: number): number[] {
   return tokens.slice(prompt.length);
 }
 
-/** Guesses right except where ``wrongAt`` is true; ``asked`` has its requests. */
+/** Guesses right except where ``wrongAt`` is true; ``requests`` has its requests. */
 class FakeNear implements NearTokens {
   readonly info: { readonly context: number };
-  readonly asked: TokenRequest[] = [];
+  readonly requests: TokenRequest[] = [];
   running = 0;
 
   constructor(
@@ -39,14 +39,14 @@ class FakeNear implements NearTokens {
   }
 
   async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
-    this.asked.push(request);
+    this.requests.push(request);
     this.running += 1;
     const tokens = [...request.promptIds];
     try {
       for (let count = 0; count < (request.maxTokens ?? Infinity); count++) {
         await Promise.resolve();
         request.signal?.throwIfAborted();
-        if (this.asked.length > this.failAt) throw new DeviceError("lost");
+        if (this.requests.length > this.failAt) throw new DeviceError("lost");
         const token = nextToken(tokens);
         tokens.push(this.wrongAt(tokens.length) ? (token + 1) % 16 : token);
         yield { tokenId: tokens[tokens.length - 1] ?? 0, logprob: null, alternatives: [] };
@@ -197,7 +197,7 @@ test("correct guesses take one round for five tokens, and none is made twice", a
   const from = source(near);
   await said(from);
   expect(from.counts).toEqual({ rounds: 4, drafted: 16, accepted: 16, tokens: TOKENS });
-  expect(near.asked.map(({ promptIds, maxTokens }) => [promptIds.length - PROMPT.length, maxTokens])).toEqual([
+  expect(near.requests.map(({ promptIds, maxTokens }) => [promptIds.length - PROMPT.length, maxTokens])).toEqual([
     [0, 4],
     [4, 5],
     [9, 5],
