@@ -38,8 +38,8 @@ class ByteRunner(HashRunner):
 
     def _sample(self, tokens: list[int], slot: int, flags: int, settings: list[float]) -> int:  # noqa: ARG002
         temperature, draw = settings[0], settings[4]
-        said = (next_token(tokens) + int(draw * VOCAB) * (temperature > 0)) % VOCAB
-        token = END if said == STOP else ord("a") + said - 1
+        offset = (next_token(tokens) + int(draw * VOCAB) * (temperature > 0)) % VOCAB
+        token = END if offset == STOP else ord("a") + offset - 1
         if self._wrong_every and len(tokens) % self._wrong_every == 0:
             token = ord("z")
         if slot >= 0:

@@ -96,9 +96,7 @@ class OneAfterAnother(FakeExecutor):
 
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def _said(
-        self, request: ChatCompletionRequest | CompletionRequest, call: Call
-    ) -> AsyncGenerator[str, None]:
+    async def _said(self, request: ChatCompletionRequest | CompletionRequest, call: Call) -> AsyncGenerator[str, None]:
         if request.max_tokens == 1:
             self.requests.append(request)
             try:
