@@ -105,15 +105,17 @@ test("a missing network is not an error if near may answer, and far is asked lat
   });
 });
 
+/** A fetch that never answers, and rejects when it is aborted. */
+const silent = (_: string, { signal }: RequestInit): Promise<Response> =>
+  new Promise((__, reject) =>
+    signal?.addEventListener("abort", () => {
+      reject(signal.reason as Error);
+    }),
+  );
+
 test("a silent far side does not delay an engine that is ready by more than a second, and answers later", async () => {
   const clock = new FakeClock();
   const far = new FakeFar();
-  const silent = (_: string, { signal }: RequestInit): Promise<Response> =>
-    new Promise((__, reject) =>
-      signal?.addEventListener("abort", () => {
-        reject(signal.reason as Error);
-      }),
-    );
   let isSilent = true;
   const fetch = (url: string, init: RequestInit): Promise<Response> =>
     isSilent ? silent(url, init) : far.fetch(url, init);
@@ -132,19 +134,13 @@ test("a silent far side does not delay an engine that is ready by more than a se
   await clock.pass(60_000);
 });
 
-test("a silent far side is waited for while the bundle loads, and a second longer", async () => {
+test("a silent far side delays creation while the bundle loads, and one second longer", async () => {
   const clock = new FakeClock();
-  const fetch = (_: string, { signal }: RequestInit): Promise<Response> =>
-    new Promise((__, reject) =>
-      signal?.addEventListener("abort", () => {
-        reject(signal.reason as Error);
-      }),
-    );
   let created = false;
   const creating = create(
     new FakeFar(),
     { timeouts: { far_first_token_ms: 20_000 } },
-    { clock, fetch, near: "./bundle/" },
+    { clock, fetch: silent, near: "./bundle/" },
   ).then((nf) => {
     created = true;
     return nf;
