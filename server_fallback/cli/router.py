@@ -124,7 +124,7 @@ async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], envi
 
     from nearfar.compiler.cli.phases import progress_bars
 
-    from ..router.fitting.ask_both import ask_both
+    from ..router.fitting.query_both import query_both
 
     right = {"near": 0, "far": 0}
     async with AsyncExitStack() as opened:
@@ -138,7 +138,7 @@ async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], envi
         bars = opened.enter_context(progress_bars())
         bars.start()
         task = bars.add_task("prompts", total=len(prompts))
-        asked = ask_both(
+        asked = query_both(
             prompts, near, far, far_model=far_model, max_tokens=options.max_tokens, concurrency=options.concurrency
         )
         async with aclosing(asked) as pairs:

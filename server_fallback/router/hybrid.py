@@ -1,4 +1,4 @@
-"""Hybrid: OpenAI's chat client over a pair of sides. Questions flow in, answers with their route flow out.
+"""Hybrid: OpenAI's chat client over a pair of sides. Each answer has the route that it took.
 
 hybrid = await Hybrid.create(near="demo", far=Far("http://host:8000"), policy={"version": 1, "mode": "prefer-near"})
 answer = await hybrid.chat.completions.create(messages=[{"role": "user", "content": "what is 27 + 58?"}])
@@ -33,7 +33,10 @@ from .sides.wire_speculation import WireCounts
 
 
 class Hybrid:
-    """``chat.completions.create`` takes OpenAI's parameters and ours. Made by `create`, used in one event loop, closed by `close`."""
+    """``chat.completions.create`` accepts OpenAI's parameters and ours.
+
+    Create it with `create`, use it in one event loop, and close it with `close`.
+    """
 
     def __init__(self, executor: HybridExecutor, name: str) -> None:
         self.executor = executor
@@ -49,12 +52,12 @@ class Hybrid:
         ledger: Ledger | None = None,
         hints: Callable[[], DeviceHints] = DeviceHints,
     ) -> Hybrid:
-        """``near``: a bundle, a Hugging Face folder or name, "demo", or an executor, which is closed in the end.
+        """``near``: a bundle, a Hugging Face folder or name, "demo", or an executor, which `close` closes too.
 
-        ``ledger`` None: what the policy's budget allows is counted in a file of the cache folder, for each far server. ``hints`` tells of
-        this machine's battery and temperature before each decision. Raises RequestError with the code "bad_policy", "api_version",
-        "wrong_key" or "unknown_model", and what opening the near model raises. That the far side is offline is no error where near
-        may answer.
+        ``ledger`` None: a file in the cache folder, one for each far server, counts what the policy's budget allows.
+        ``hints`` returns this machine's battery and temperature before each decision. Raises RequestError with the code
+        "bad_policy", "api_version", "wrong_key" or "unknown_model", and the errors of opening the near model. An
+        offline far side is not an error if near may answer.
         """
         name = default_name(str(near)) if isinstance(near, str | Path) else "hybrid"
 
@@ -62,7 +65,7 @@ class Hybrid:
             if not isinstance(near, str | Path):
                 assert near is not None
                 return near
-            # It brings the engine and its libraries.
+            # This imports the engine and its libraries.
             from ..executors.local_opener import LocalOpener, LocalOptions
 
             opening = await LocalOpener(LocalOptions()).prepare(str(near), name)
@@ -73,7 +76,9 @@ class Hybrid:
 
     @property
     def speculation(self) -> WireCounts | None:
-        """What near guessed for far so far; None where the policy has no speculation, or one of the sides takes no part in it."""
+        """What near has guessed for far so far; None if the policy has no speculation, or if one of the sides does not
+        support it.
+        """
         return self.executor.sides.speculation
 
     async def close(self) -> None:
@@ -110,8 +115,9 @@ class Completions:
     ) -> ChatCompletion | AsyncGenerator[ChatCompletionChunk, None]:
         """A ChatCompletion, or with ``stream`` its chunks, the usage last; closing them ends the answer.
 
-        ``parameters`` are those of `RoutedChatRequest`: OpenAI's, ``labels``, ``pin`` and ``language`` of the request, and ``labels`` in
-        messages; ``model`` may be left out. Raises RequestError for wrong ones, and what stops the answer.
+        ``parameters`` are those of `RoutedChatRequest`: OpenAI's, ``labels``, ``pin`` and ``language`` of the request,
+        and ``labels`` in messages; ``model`` is optional. Raises RequestError for wrong parameters, and the error that
+        stops the answer.
         """
         request = read_request({"model": self._name, **parameters})
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -120,7 +126,10 @@ class Completions:
 
 
 def read_request(parameters: Mapping[str, Any]) -> RoutedChatRequest:
-    """Messages may be those of an answer, as OpenAI's client takes them back. Raises RequestError whose ``param`` names the place."""
+    """Messages may be those of an earlier answer, as OpenAI's client accepts them too.
+
+    Raises RequestError; ``param`` is the path of the value.
+    """
     messages = parameters.get("messages")
     if isinstance(messages, Sequence):
         plain = [
@@ -131,5 +140,5 @@ def read_request(parameters: Mapping[str, Any]) -> RoutedChatRequest:
         return RoutedChatRequest.model_validate(parameters)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise RequestError(f"{place or 'the request'}: {first['msg']}", param=place) from None
+        path = ".".join(str(part) for part in first["loc"])
+        raise RequestError(f"{path or 'the request'}: {first['msg']}", param=path) from None

@@ -1,4 +1,6 @@
-"""The executor over a pair of sides: each request is answered near or far, as the policy says, and every answer tells its route."""
+"""The executor over a pair of sides: each request is answered near or far, as the policy decides, and every answer has
+its route.
+"""
 
 from __future__ import annotations
 
@@ -25,40 +27,40 @@ from ..schema.routed import (
     unlabelled_embedding,
 )
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from .answer.answering import Answering
 from .answer.forms import ChatForm, CompletionForm
+from .answer.running_answer import RunningAnswer
 from .decision.situation import FarState, Message, NearState, Situation
 from .sides.continued import limits
-from .sides.sides import Sides, lacking
+from .sides.sides import Sides, refusal
 from .sides.texts import messages_of, other_texts
 
 
 class HybridExecutor:
-    """An `Executor`, of one answer a request. The sides are the executor's from now on, which closes them in the end."""
+    """An `Executor` that gives one answer per request. It owns the sides and closes them."""
 
     def __init__(self, sides: Sides, name: str) -> None:
         self.sides, self._name = sides, name
 
     @property
     def context(self) -> int:
-        """Of the side that takes more; 0 where it is not known."""
+        """The longer context of the two sides; 0 if it is not known."""
         sides = self.sides
         near = sides.near.executor.context if sides.near is not None else 0
-        far = (sides.far.known.context or 0) if sides.far is not None and sides.far.known is not None else 0
+        far = (sides.far.model.context or 0) if sides.far is not None and sides.far.model is not None else 0
         return max(near, far)
 
     async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
         one_answer(request)
-        asked = asked_by(request, messages_of(request), await asyncio.to_thread(other_texts, request))
-        asked = replace(
-            asked,
+        situation = situation_of(request, messages_of(request), await asyncio.to_thread(other_texts, request))
+        situation = replace(
+            situation,
             max_tokens=min(limits(request).values(), default=None),
             tools=bool(request.tools) and request.tool_choice != "none",
             vision=any(message.images for message in request.messages),
         )
         plain = unlabelled_chat(request)
-        answering = Answering(self.sides, plain, asked, ChatForm(self._name, plain), call)
-        async with aclosing(answering.chunks()) as chunks:
+        answer = RunningAnswer(self.sides, plain, situation, ChatForm(self._name, plain), call)
+        async with aclosing(answer.chunks()) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -66,30 +68,32 @@ class HybridExecutor:
         one_answer(request)
         if request.echo or request.suffix or request.best_of not in (None, 1):
             raise RequestError(
-                "echo, best_of and suffix are not supported where two sides may answer; leave them out", param="echo"
+                "echo, best_of and suffix are not supported when two sides may answer; remove them", param="echo"
             )
         prompt = Message("user", await self._text(request.prompt))
-        asked = replace(asked_by(request, (prompt,), other_texts(request)), max_tokens=request.max_tokens)
+        situation = replace(situation_of(request, (prompt,), other_texts(request)), max_tokens=request.max_tokens)
         plain = unlabelled_completion(request)
-        answering = Answering(self.sides, plain, asked, CompletionForm(self._name, plain), call)
-        async with aclosing(answering.chunks()) as chunks:
+        answer = RunningAnswer(self.sides, plain, situation, CompletionForm(self._name, plain), call)
+        async with aclosing(answer.chunks()) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
-        """By near where it embeds: vectors of two models do not compare. Else by far, where the texts may leave."""
+        """Near embeds if it can, because vectors of two models are not comparable; else far does, if the texts may
+        leave the device.
+        """
         sides, plain = self.sides, unlabelled_embedding(request)
         messages = tuple(Message("user", text) for text in await self._texts(request.input))
-        asked = asked_by(request, messages, (request.user,) if request.user is not None else ())
-        if sides.near is not None and sides.near.embeds and asked.pin != "far":
+        situation = situation_of(request, messages, (request.user,) if request.user is not None else ())
+        if sides.near is not None and sides.near.embeds and situation.pin != "far":
             answer = await sides.near.executor.embed(plain, call)
             return answer.model_copy(update={"model": self._name})
-        private = await sides.is_private(asked)
-        decision = await sides.decide(replace(asked, far=await sides.far_state()), private=private)
+        private = await sides.is_private(situation)
+        decision = await sides.decide(replace(situation, far=await sides.far_state()), private=private)
         if decision.side != "far" or sides.far is None:
-            raise lacking(decision.reason)
-        if not await sides.take():
-            raise lacking("budget")
+            raise refusal(decision.reason)
+        if not await sides.reserve_request():
+            raise refusal("budget")
         answer = await sides.far.embed(plain, call)
         await sides.pay(answer.usage.prompt_tokens, 0)
         return answer.model_copy(update={"model": self._name})
@@ -97,62 +101,66 @@ class HybridExecutor:
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         """Near's tokens."""
         if self.sides.near is None:
-            raise RequestError(f"{self._name}: has no near side, whose tokens could be told", param="model")
+            raise RequestError(f"{self._name}: has no near side to read or write tokens", param="model")
         return await self.sides.near.executor.tokenize(request)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         if self.sides.near is None:
-            raise RequestError(f"{self._name}: has no near side, whose tokens could be told", param="model")
+            raise RequestError(f"{self._name}: has no near side to read or write tokens", param="model")
         return await self.sides.near.executor.detokenize(request)
 
     def abilities(self) -> Abilities:
-        """What holds whichever side answers, so nobody shares an answer with a pair by token ids."""
+        """What holds for both sides.
+
+        A pair reports no tokenizer, so no other server shares an answer with it by token ids.
+        """
         return Abilities(tokenizer_sha256=None, vocab_size=None, tools=self.sides.calls_tools, embeds=False)
 
     def state(self) -> ExecutorState:
         sides = self.sides
-        told = [f"far {sides.far.far.base_url}"] if sides.far is not None else []
-        there = sides.far.running if sides.far is not None else 0
-        told += [f"{side} left alone" for side, circuit in sides.circuits.items() if circuit.state == "open"]
+        details = [f"far {sides.far.far.base_url}"] if sides.far is not None else []
+        far_running = sides.far.running if sides.far is not None else 0
+        details += [f"{side} circuit open" for side, circuit in sides.circuits.items() if circuit.state == "open"]
         guessed = sides.speculation
         if guessed is not None and guessed.rounds > 0:
-            told.append(f"near guessed {guessed.accepted} of far's {guessed.tokens} tokens")
+            details.append(f"near guessed {guessed.accepted} of far's {guessed.tokens} tokens")
         if sides.near is None:
-            return ExecutorState(ready=sides.circuits["far"].admits, detail=", ".join(told), running=there)
+            return ExecutorState(ready=sides.circuits["far"].admits, detail=", ".join(details), running=far_running)
         near = sides.near.executor.state()
-        return replace(near, detail=", ".join([f"near {near.detail}", *told]), running=near.running + there)
+        return replace(near, detail=", ".join([f"near {near.detail}", *details]), running=near.running + far_running)
 
     async def close(self) -> None:
         await self.sides.close()
 
-    async def _texts(self, given: str | list[int] | list[str] | list[list[int]]) -> list[str]:
-        if isinstance(given, str):
-            return [given]
-        ids = [part for part in given if isinstance(part, int)]
-        if len(ids) == len(given):
+    async def _texts(self, inputs: str | list[int] | list[str] | list[list[int]]) -> list[str]:
+        if isinstance(inputs, str):
+            return [inputs]
+        ids = [part for part in inputs if isinstance(part, int)]
+        if len(ids) == len(inputs):
             return [await self._text(ids)]
         return [
-            part if isinstance(part, str) else await self._text(part) for part in given if not isinstance(part, int)
+            part if isinstance(part, str) else await self._text(part) for part in inputs if not isinstance(part, int)
         ]
 
     async def _text(self, prompt: str | list[int] | list[str] | list[list[int]]) -> str:
-        """Token ids are near's; whether they are private is seen in their text."""
+        """The text of a prompt. Token ids are near's, and their text decides whether they are private."""
         if isinstance(prompt, str):
             return prompt
         ids = [part for part in prompt if isinstance(part, int)]
         if len(ids) != len(prompt):
             raise RequestError(
-                "one prompt a request, where two sides may answer; ask for each by itself", param="prompt"
+                "only one prompt per request is supported when two sides may answer; send one request for each",
+                param="prompt",
             )
         if self.sides.near is None:
             raise RequestError(
-                f"{self._name}: has no near side, whose token ids these could be; give a text", param="prompt"
+                f"{self._name}: has no near side, so token ids have no meaning; send a text", param="prompt"
             )
         return await self.sides.near.text_of(ids)
 
 
-def asked_by(request: BaseModel, messages: tuple[Message, ...], texts: tuple[str, ...]) -> Situation:
-    """What the request tells of the situation; both sides are filled in later."""
+def situation_of(request: BaseModel, messages: tuple[Message, ...], texts: tuple[str, ...]) -> Situation:
+    """The part of the situation that is known from the request; both sides are filled in later."""
     routed = (
         request if isinstance(request, RoutedChatRequest | RoutedCompletionRequest | RoutedEmbeddingRequest) else None
     )
@@ -168,8 +176,8 @@ def asked_by(request: BaseModel, messages: tuple[Message, ...], texts: tuple[str
 
 
 def one_answer(request: GenerationRequest) -> None:
-    """Several answers could come from different sides, and an answer has one route."""
+    """Several answers could come from different sides, but a response has only one route."""
     if request.n not in (None, 1):
         raise RequestError(
-            f"n is {request.n}; where two sides may answer, a request gets one answer: ask n times", param="n"
+            f"n is {request.n}; when two sides may answer, a request gets one answer; send n requests", param="n"
         )

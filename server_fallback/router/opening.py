@@ -1,4 +1,4 @@
-"""Opening a pair of sides: what the policy needs is checked, the far server is asked what it serves, then the near model is opened."""
+"""Opens a pair of sides: checks what the policy needs, queries the far server's models, then opens the near model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .sides.sides import DeviceHints, Sides
 
 
 class HybridOpener:
-    """Implements `Opener`: each near model that ``near`` opens makes a pair with the same far side."""
+    """Implements `Opener`: each near model that ``near`` opens forms a pair with the same far side."""
 
     def __init__(self, near: Opener, far: Far | None, policy: Policy) -> None:
         self._near, self._far, self._policy = near, far, policy
@@ -45,16 +45,16 @@ async def open_hybrid(
     ledger: Ledger | None = None,
     hints: Callable[[], DeviceHints] = DeviceHints,
 ) -> HybridExecutor:
-    """As `Hybrid.create`; ``near`` opens the near model. Where anything fails, nothing is left open."""
+    """As `Hybrid.create`; ``near`` opens the near model. If anything fails, nothing stays open."""
     require_sides(policy, near=near is not None, far=far)
     async with AsyncExitStack() as opened:
         far_side = FarSide(far) if far is not None else None
         if far_side is not None:
             opened.push_async_callback(far_side.close)
-        if far is not None and ledger is None and counts(policy):
-            ledger = FileLedger(ledger_place(far))
+        if far is not None and ledger is None and has_budget(policy):
+            ledger = FileLedger(ledger_path(far))
         sides = Sides(None, far_side, policy, ledger, hints)
-        # What is wrong with the far side is told before the near model takes its time.
+        # Errors of the far side are reported before the near model spends time on loading.
         await sides.check(near_may_answer=near is not None)
         if near is not None:
             sides.open_near(NearSide(await near(), name))
@@ -66,27 +66,28 @@ def require_sides(policy: Policy, *, near: bool, far: Far | None) -> None:
     """Raises RequestError with the code "bad_policy" for a policy that these sides cannot follow."""
     if policy.mode == "near-only" and not near:
         raise RequestError(
-            "the policy's mode is near-only, but there is no near side; give near", code="bad_policy", param="mode"
+            "the policy's mode is near-only, but there is no near side; set near", code="bad_policy", param="mode"
         )
     if policy.mode == "far-only" and far is None:
         raise RequestError(
-            "the policy's mode is far-only, but there is no far side; give far", code="bad_policy", param="mode"
+            "the policy's mode is far-only, but there is no far side; set far", code="bad_policy", param="mode"
         )
     if not near and far is None:
-        raise RequestError("there is neither a near nor a far side; give near, far or both", code="bad_policy")
+        raise RequestError("there is neither a near nor a far side; set near, far or both", code="bad_policy")
     if policy.escalation.then == "continue" and far is not None and far.dialect == "openai":
         raise RequestError(
-            "the policy's escalation.then is continue, which OpenAI's own parameters cannot ask for; let it restart, or use a far server "
-            "of the dialect nearfar or vllm",
-            code="bad_policy", param="escalation.then",
-        )  # fmt: skip
+            "the policy's escalation.then is continue, which OpenAI's own parameters do not support; use restart, or a "
+            "far server of the dialect nearfar or vllm",
+            code="bad_policy",
+            param="escalation.then",
+        )
 
 
-def counts(policy: Policy) -> bool:
+def has_budget(policy: Policy) -> bool:
     return policy.budget.far_requests_per_day is not None or policy.budget.far_usd_per_day is not None
 
 
-def ledger_place(far: Far) -> Path:
-    """By server and key: who pays is known by it."""
+def ledger_path(far: Far) -> Path:
+    """One file for each server and key, because the key identifies who pays."""
     digest = sha256(f"{far.base_url.rstrip('/')} {far.api_key}".encode()).hexdigest()
     return cache_folder() / f"far-spent-{digest[:16]}.json"

@@ -40,7 +40,7 @@ from nearfar.server_fallback.router.answer.signals import SIGNAL_TOKENS, near_si
 from nearfar.server_fallback.router.decision.decide import decide
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.decision.situation import FarState, Message, NearSignals, NearState, Situation
-from nearfar.server_fallback.router.fitting import ask_both
+from nearfar.server_fallback.router.fitting import query_both
 from nearfar.server_fallback.router.fitting.prompts import Prompt
 
 TIMEOUT_MS = 180_000
@@ -270,8 +270,8 @@ async def near_signals_in_python(bundle: Path, prompts: Sequence[str]) -> dict[s
     for prompt in prompts:
         told: list[float] = []
         call = Call("signals", observe_prompt_logprobs=told.extend)
-        asked = ask_both.request("near", Prompt(prompt=prompt), SIGNAL_TOKENS, logprobs=True)
-        _, tokens, _ = await ask_both.answer(near, asked, call)
+        asked = query_both.request("near", Prompt(prompt=prompt), SIGNAL_TOKENS, logprobs=True)
+        _, tokens, _ = await query_both.answer(near, asked, call)
         found[prompt] = near_signals(tokens, told)
     await near.close()
     return found

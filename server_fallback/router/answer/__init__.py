@@ -1,1 +1,1 @@
-"""One answer that two sides may write, from the first ask to its end."""
+"""One answer that two sides may write, from the first request to its end."""

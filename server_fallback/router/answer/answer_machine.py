@@ -1,22 +1,23 @@
-"""The answer machine: what becomes of one answer that two sides may write.
+"""The answer machine: the course of one answer that two sides may write.
 
-`begin(rules)` is the first state; `step(state, event)` gives the next one and what the driver is to do, in order. Pure: it knows neither
-time nor HTTP nor devices, only the events that it is told. web/src/router/answer/answer_machine.ts is the same machine, and
-tests/conformance/router_traces.json holds both to the same effects.
+`begin(rules)` is the first state. `step(state, event)` returns the next state and the effects that the driver must
+carry out, in order. The machine is pure: it receives events and knows nothing about time, HTTP or devices.
+web/src/router/answer/answer_machine.ts is the same machine, and tests/conformance/router_traces.json requires the same
+effects of both.
 
 choosing --first token--> running --another side is asked--> switching --its first token--> running --> done
     |                        |                                   |                             |
     +------------------------+------------- failed / aborted ----+-----------------------------+
 
-What it keeps to, whatever happens:
-- one finish or one fail, and nothing after; after an abort neither.
-- Only the side that writes is shown. Of two that were asked at once (hedging) the first that speaks writes.
-- A side is asked again only before its first token, and never for a request that it blames. A side that failed for good is asked no more.
-  Far ends only by failing, once it writes, so each side is switched to once at most.
-- Far computes the prompt ahead (warm) at most once, before it is asked, and for no private request.
-- After a part of a tool call was shown nothing is switched: it would be called twice.
-- In the middle of the reasoning no side goes on from another's: what was shown is withdrawn.
-- Until another side's first token, what was shown stands, so an escalation to a far side that then fails costs no text.
+These rules always hold:
+- There is one finish or one fail, and nothing after it. After an abort there is neither.
+- Only the side that writes is shown. If two sides were asked at once (hedging), the one with the first token writes.
+- A side is asked again only before its first token, and never for a request that it rejects. A side that failed for
+  good is not asked again. Once far writes, it stops only by failing, so each side is switched to at most once.
+- Far computes the prompt ahead (warm) at most once, before it is asked, and never for a private request.
+- After part of a tool call was shown, there is no switch: the tool would be called twice.
+- No side continues another side's unfinished reasoning: what was shown is withdrawn.
+- The text shown remains until another side's first token, so an escalation to a far side that fails loses no text.
 """
 
 from __future__ import annotations
@@ -57,16 +58,17 @@ Phase = Literal["choosing", "running", "switching", "done", "failed", "aborted"]
 
 SIDES: tuple[Side, ...] = ("near", "far")
 ENDED: frozenset[Phase] = frozenset(("done", "failed", "aborted"))
-SAYS_NOTHING_OF_HEALTH = frozenset(("overloaded", "request"))
+HEALTH_NEUTRAL = frozenset(("overloaded", "request"))
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the policy says of a running answer, and what is known of the request. Times in milliseconds.
+    """What the policy allows during an answer, and what is known about the request. Times are in milliseconds.
 
-    ``then``: what an escalation does. ``warm``: when far computes the prompt of an answer that may go over to it. ``retries``: how often
-    a side is asked again before its first token. ``private``: far is never asked.
-    ``resumes``: the sides that can go on from given text; another starts anew, and what was shown is withdrawn.
+    ``then``: what an escalation does. ``warm``: when far computes the prompt of an answer that may be handed over to
+    it. ``retries``: how often a side is asked again before its first token. ``private``: far is never asked.
+    ``resumes``: the sides that can continue a given text; any other side starts over, and the text shown so far is
+    withdrawn.
     """
 
     then: Literal["never", "continue", "restart"] = "never"
@@ -83,25 +85,27 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A side in this answer. ``attempts`` in all, ``tries`` of the part it was asked for last; ``live``: the last attempt may still speak.
+class SideStatus:
+    """The status of one side in this answer.
 
-    ``spoke``: the last attempt has. ``failed``: for good.
+    ``attempts``: all attempts. ``tries``: the attempts at the part that the side was last asked for. ``live``: the last
+    attempt may still send tokens. ``started``: the last attempt has sent a token. ``failed``: the side failed for good.
     """
 
     attempts: int = 0
     tries: int = 0
     live: bool = False
-    spoke: bool = False
+    started: bool = False
     failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``side`` writes, or is the first to be asked; ``reason`` and ``switched_at`` are the answer's route with it. ``text`` stands shown.
+    """``side`` writes, or is the first to be asked; with ``reason`` and ``switched_at`` it is the answer's route.
+    ``text`` is the text shown so far.
 
-    ``reasoning``: a part of the reasoning stands shown too. ``next_reason``: why a side other than ``side`` would write; ``restart``: it
-    starts anew. ``warmed``: far was to compute the prompt.
+    ``reasoning``: part of the reasoning is shown too. ``next_reason``: why a side other than ``side`` would write.
+    ``restart``: that side starts over. ``warmed``: far was already asked to compute the prompt.
     """
 
     rules: Rules
@@ -113,8 +117,8 @@ class State:
     tool_calls: bool = False
     reasoning: bool = False
     standby: bool = False
-    near: Asked = field(default_factory=Asked)
-    far: Asked = field(default_factory=Asked)
+    near: SideStatus = field(default_factory=SideStatus)
+    far: SideStatus = field(default_factory=SideStatus)
     next_reason: SwitchReason | None = None
     restart: bool = False
     warmed: bool = False
@@ -126,7 +130,10 @@ def begin(rules: Rules) -> State:
 
 
 def step(state: State, event: Event) -> tuple[State, tuple[Effect, ...]]:
-    """The state after an event, and what is to be done. Nothing, where a side speaks that runs no longer, or after the end."""
+    """Return the state after an event and the effects to carry out.
+
+    There are no effects after the end of the answer, or for an event of an attempt that no longer runs.
+    """
     effects: list[Effect] = []
     if state.phase not in ENDED:
         state = _after(state, event, effects)
@@ -134,11 +141,11 @@ def step(state: State, event: Event) -> tuple[State, tuple[Effect, ...]]:
 
 
 def timed_side(timer: TimerName, state: State) -> Side | None:
-    """The side that a timer waits for; the hedge's is None."""
+    """The side that a timer waits for; None for the hedge timer."""
     return {"near_first_token": "near", "far_first_token": "far", "between_tokens": state.side}.get(timer)
 
 
-# Each of these gives the next state and adds what is to be done to ``effects``.
+# Each of these functions returns the next state and appends to ``effects``.
 
 
 def _after(state: State, event: Event, effects: list[Effect]) -> State:
@@ -146,10 +153,10 @@ def _after(state: State, event: Event, effects: list[Effect]) -> State:
         case Start():
             return _start(state, event, effects) if state.side is None else state
         case Token() | End() | Failed():
-            asked = _asked(state, event.side)
-            if not asked.live or asked.attempts != event.attempt:
+            status = _status(state, event.side)
+            if not status.live or status.attempts != event.attempt:
                 return state
-            return _said(state, event, effects)
+            return _side_event(state, event, effects)
         case Tick(timer):
             return _tick(state, timer, effects) if timer in state.timers else state
         case Escalate():
@@ -158,7 +165,7 @@ def _after(state: State, event: Event, effects: list[Effect]) -> State:
             near_writes = state.phase == "running" and state.side == "near"
             return _warm(state, effects) if near_writes and state.rules.warm == "doubt" else state
         case Abort():
-            return replace(_silence(state, effects), phase="aborted")
+            return replace(_stop_all(state, effects), phase="aborted")
 
 
 def _start(state: State, event: Start, effects: list[Effect]) -> State:
@@ -173,11 +180,11 @@ def _start(state: State, event: Start, effects: list[Effect]) -> State:
     return state
 
 
-def _said(state: State, event: Token | End | Failed, effects: list[Effect]) -> State:
+def _side_event(state: State, event: Token | End | Failed, effects: list[Effect]) -> State:
     match event:
         case Token(side, _, text, tool_call, reasoning):
-            if not _asked(state, side).spoke:
-                state = _writes(state, side, effects)
+            if not _status(state, side).started:
+                state = _begin_writing(state, side, effects)
             if text or tool_call or reasoning:
                 effects.append(Emit(side, text, tool_call))
             state = replace(
@@ -188,9 +195,9 @@ def _said(state: State, event: Token | End | Failed, effects: list[Effect]) -> S
             )
             return _set_timer(state, "between_tokens", state.rules.between_tokens_ms, effects)
         case End(side, _, finish_reason):
-            if not _asked(state, side).spoke:
-                state = _writes(state, side, effects)
-            state = _silence(_with(state, side, replace(_asked(state, side), live=False)), effects)
+            if not _status(state, side).started:
+                state = _begin_writing(state, side, effects)
+            state = _stop_all(_with(state, side, replace(_status(state, side), live=False)), effects)
             effects.append(CircuitOutcome(side, "succeeded"))
             effects.append(Finish(finish_reason, side, state.reason, state.switched_at))
             return replace(state, phase="done")
@@ -200,24 +207,25 @@ def _said(state: State, event: Token | End | Failed, effects: list[Effect]) -> S
             )
 
 
-def _writes(state: State, side: Side, effects: list[Effect]) -> State:
-    """The side speaks for the first time since it was asked: from now on it alone writes."""
+def _begin_writing(state: State, side: Side, effects: list[Effect]) -> State:
+    """The side sends its first token since it was asked: from now on only this side writes."""
     other = _other(side)
-    if _asked(state, other).live:
+    if _status(state, other).live:
         state = _cancel(state, other, effects)
     state = _stop_timer(_stop_timer(state, _first_token_timer(side), effects), "hedge", effects)
-    # Before its own first token a side that resumes its answer changes nothing; nor is there anything to withdraw where nothing was shown.
+    # A side that resumes its own answer changes nothing before its first token. If nothing was shown, there is nothing
+    # to withdraw.
     withdraws = state.restart and (state.text != "" or state.reasoning)
     if withdraws:
         effects.append(Withdraw())
     if withdraws or side != state.side:
         assert state.next_reason is not None
-        # Where no text stands, either none was shown, or the switch before withdrew it.
+        # If no text is shown, either none was shown before, or an earlier switch withdrew it.
         at = 0 if withdraws else len(state.text) if state.text else state.switched_at
         effects.append(Switch(side, state.next_reason, at))
         text, reasoning = ("", False) if withdraws else (state.text, state.reasoning)
         state = replace(state, side=side, reason=state.next_reason, switched_at=at, text=text, reasoning=reasoning)
-    state = _with(state, side, replace(_asked(state, side), spoke=True))
+    state = _with(state, side, replace(_status(state, side), started=True))
     return replace(state, phase="running", next_reason=None, restart=False)
 
 
@@ -230,23 +238,24 @@ def _failed(
     *,
     retryable: bool = False,
 ) -> State:
-    asked, other = _asked(state, side), _other(side)
+    status, other = _status(state, side), _other(side)
     state = _stop_timer(state, _first_token_timer(side), effects)
-    if asked.spoke:
+    if status.started:
         state = _stop_timer(state, "between_tokens", effects)
-    if kind not in SAYS_NOTHING_OF_HEALTH:
+    if kind not in HEALTH_NEUTRAL:
         effects.append(CircuitOutcome(side, "failed"))
-    if retryable and kind != "request" and not asked.spoke and asked.tries <= state.rules.retries:
-        return _ask(state, side, effects, tries=asked.tries + 1)
-    state = _with(state, side, replace(asked, live=False, failed=True))
-    if _asked(state, other).live:
-        # Both were asked: the other goes on alone.
+    if retryable and kind != "request" and not status.started and status.tries <= state.rules.retries:
+        return _ask(state, side, effects, tries=status.tries + 1)
+    state = _with(state, side, replace(status, live=False, failed=True))
+    if _status(state, other).live:
+        # Both sides were asked: the other one goes on alone.
         return state if other == state.side else replace(state, next_reason=reason)
-    # A request that is at fault from the start is the client's to see; where one side took it, that side's answer is worth more.
+    # The client must see the error of a request that is wrong from the start. If one side accepted the request, its
+    # answer matters more.
     blamed = kind == "request" and state.phase == "choosing"
     if not blamed and _may_take_over(state, other):
         return _switch(state, other, reason, effects, anew=False)
-    state = _silence(state, effects)
+    state = _stop_all(state, effects)
     effects.append(Fail(side, kind, reason))
     return replace(state, phase="failed")
 
@@ -271,7 +280,7 @@ def _escalate(state: State, event: Escalate, effects: list[Effect]) -> State:
 
 
 def _warm(state: State, effects: list[Effect]) -> State:
-    """Let far compute the prompt, where the answer may go over to it and it has not seen the request yet."""
+    """Let far compute the prompt, if the answer may be handed over to it and it has not received the request yet."""
     if state.rules.then == "never" or state.warmed or state.far.attempts > 0 or not _may_switch(state, "far"):
         return state
     effects.append(Warm())
@@ -279,7 +288,7 @@ def _warm(state: State, effects: list[Effect]) -> State:
 
 
 def _switch(state: State, to: Side, reason: SwitchReason, effects: list[Effect], *, anew: bool) -> State:
-    """Ask the other side to write on. What was shown stands until it does."""
+    """Ask the other side to write on. The text shown so far remains until that side sends a token."""
     state = _stop_timer(state, "hedge", effects)
     phase: Phase = "choosing" if state.phase == "choosing" else "switching"
     restart = anew or to not in state.rules.resumes or (state.reasoning and state.text == "")
@@ -287,9 +296,9 @@ def _switch(state: State, to: Side, reason: SwitchReason, effects: list[Effect],
 
 
 def _ask(state: State, side: Side, effects: list[Effect], *, tries: int = 1) -> State:
-    attempt = _asked(state, side).attempts + 1
+    attempt = _status(state, side).attempts + 1
     effects.append(Ask(side, None if state.restart or state.text == "" else state.text, attempt))
-    state = _with(state, side, Asked(attempt, tries, live=True))
+    state = _with(state, side, SideStatus(attempt, tries, live=True))
     ms = state.rules.near_first_token_ms if side == "near" else state.rules.far_first_token_ms
     return _set_timer(state, _first_token_timer(side), ms, effects)
 
@@ -297,13 +306,13 @@ def _ask(state: State, side: Side, effects: list[Effect], *, tries: int = 1) -> 
 def _cancel(state: State, side: Side, effects: list[Effect]) -> State:
     effects.append(Cancel(side))
     state = _stop_timer(state, _first_token_timer(side), effects)
-    return _with(state, side, replace(_asked(state, side), live=False))
+    return _with(state, side, replace(_status(state, side), live=False))
 
 
-def _silence(state: State, effects: list[Effect]) -> State:
-    """Nothing runs any more."""
+def _stop_all(state: State, effects: list[Effect]) -> State:
+    """Stop both sides and all timers."""
     for side in SIDES:
-        if _asked(state, side).live:
+        if _status(state, side).live:
             state = _cancel(state, side, effects)
     for timer in state.timers:
         effects.append(CancelTimer(timer))
@@ -325,14 +334,15 @@ def _stop_timer(state: State, name: TimerName, effects: list[Effect]) -> State:
 def _may_switch(state: State, to: Side) -> bool:
     if to == "far" and state.rules.private:
         return False
-    return state.standby and not state.tool_calls and not _asked(state, to).failed
+    return state.standby and not state.tool_calls and not _status(state, to).failed
 
 
 def _may_take_over(state: State, to: Side) -> bool:
-    """Whether a side goes on where the other failed."""
+    """Whether a side may go on after the other one failed."""
     if to == "far":
         return state.rules.far_takes_over and _may_switch(state, "far")
-    # Near was well when it was escalated, and nothing was shown of another side since: it resumes its own answer.
+    # Near was well when its answer was escalated, and no other side has shown anything since: near resumes its own
+    # answer.
     return (state.rules.near_continues or state.side == "near") and _may_switch(state, "near")
 
 
@@ -344,9 +354,9 @@ def _first_token_timer(side: Side) -> TimerName:
     return "near_first_token" if side == "near" else "far_first_token"
 
 
-def _asked(state: State, side: Side) -> Asked:
+def _status(state: State, side: Side) -> SideStatus:
     return state.near if side == "near" else state.far
 
 
-def _with(state: State, side: Side, asked: Asked) -> State:
-    return replace(state, near=asked) if side == "near" else replace(state, far=asked)
+def _with(state: State, side: Side, status: SideStatus) -> State:
+    return replace(state, near=status) if side == "near" else replace(state, far=status)

@@ -1,4 +1,4 @@
-"""Attempt: a side that was asked, once. What it says is told by `answering`, what it cost is known at the end."""
+"""Attempt: one request to one side. `running_answer` handles what the side sends; the cost is known at the end."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from nearfar.compiler.errors import NearfarError
 
 from ...schema.common import Usage
 from ...schema.route import Side
-from ..sides.said import Said
+from ..sides.answer_piece import AnswerPiece
 
-# Before a second attempt, between half and all of it; twice as much before each further one.
+# The wait before a second attempt is between half of this and all of it. It doubles with each further attempt.
 RETRY_SECONDS = 0.1
 
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """``number`` counts the side's attempts in this answer from 1; 0: it was asked before the decision. ``start`` is where in the answer it
-    goes on, in characters. ``sent``: it was asked indeed. ``refused``: nothing
-    came of it, so it cost nothing.
+    """``number`` counts the attempts of this side in this answer from 1; 0 is a request before the decision. ``start``
+    is the offset in the answer, in characters, at which this attempt continues. ``sent``: the request really left.
+    ``refused``: nothing came back, so it cost nothing.
 
-    ``num_tokens`` and ``ids`` are of what it said; of a server that does not list its tokens, pieces count. ``prompt_logprobs`` are of the
-    prompt's last tokens, where they were asked for and are told.
+    ``num_tokens`` and ``ids`` describe what the side sent; if a server does not list its tokens, pieces of text count.
+    ``prompt_logprobs`` belong to the last tokens of the prompt, if they were requested and the side reports them.
     """
 
     side: Side
     number: int
     start: int = 0
-    began: float = field(default_factory=monotonic)
+    requested_at: float = field(default_factory=monotonic)
     task: asyncio.Task[None] | None = None
     sent: bool = False
     refused: bool = False
@@ -43,17 +43,17 @@ class Attempt:
     usage: Usage | None = None
 
     @property
-    def spoke(self) -> bool:
+    def started(self) -> bool:
         return self.first_token_seconds is not None
 
-    def hear(self, said: Said) -> None:
-        if said.says_something and self.first_token_seconds is None:
-            self.first_token_seconds = monotonic() - self.began
-        self.num_tokens += said.num_tokens
-        self.finish_reason = said.finish_reason or self.finish_reason
-        self.usage = said.usage or self.usage
+    def record(self, piece: AnswerPiece) -> None:
+        if piece.has_content and self.first_token_seconds is None:
+            self.first_token_seconds = monotonic() - self.requested_at
+        self.num_tokens += piece.num_tokens
+        self.finish_reason = piece.finish_reason or self.finish_reason
+        self.usage = piece.usage or self.usage
 
-    def hear_prompt(self, logprobs: Sequence[float]) -> None:
+    def record_prompt_logprobs(self, logprobs: Sequence[float]) -> None:
         self.prompt_logprobs = logprobs
 
     def stop(self) -> None:
@@ -62,8 +62,11 @@ class Attempt:
 
 
 def retry_seconds(number: int, error: NearfarError | None) -> float:
-    """How long to wait before attempt ``number`` after an error: a spread, so that what one failure threw back does not come again all at
-    once, and no less than the server asks for."""
-    asked = error.details.get("retry_after_seconds") if error is not None else None
+    """How long to wait before attempt ``number`` after an error.
+
+    The wait is random, so that requests that failed together do not return together. It is at least as long as the
+    server asks for.
+    """
+    requested = error.details.get("retry_after_seconds") if error is not None else None
     spread: float = RETRY_SECONDS * 2 ** (number - 2) * random.uniform(0.5, 1.0)
-    return max(spread, float(asked)) if isinstance(asked, int | float) else spread
+    return max(spread, float(requested)) if isinstance(requested, int | float) else spread

@@ -1,8 +1,9 @@
-"""What happens to one answer, and what its driver is to do: events flow into `answer_machine.step`, effects flow out.
+"""The events of one answer, and the effects that its driver must carry out: the input and output of
+`answer_machine.step`.
 
-Both are data. Their JSON form is an object of their fields with a ``type``, the same in both languages: it is what
-tests/conformance/router_traces.json is written in. A side is "near" or "far"; ``attempt`` counts what was asked of that side in this
-answer, from 1, so that what a cancelled or failed attempt says late is told apart from what the next one says.
+Both are data. Their JSON form is an object of their fields and a ``type``, the same in both languages;
+tests/conformance/router_traces.json uses it. A side is "near" or "far". ``attempt`` counts the attempts of that side in
+this answer from 1, to distinguish late output of a cancelled or failed attempt from output of the next one.
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ from typing import Any, Literal
 from ...schema.route import Side
 
 EscalationReason = Literal["escalated_logprob", "escalated_entropy", "escalated_repetition", "escalated_schema"]
-# Why another side writes than the one that was decided for.
+# Why another side writes than the one that was chosen.
 SwitchReason = Literal[EscalationReason, "near_failed", "far_failed", "near_late", "near_timeout", "far_timeout"]
 TimerName = Literal["near_first_token", "far_first_token", "between_tokens", "hedge"]
-# connection: none, or it broke. overloaded: 429 or 503. server: it answers with another 5xx, or with nonsense. unauthorized: 401 or 403.
-# request: it says that the request is at fault (another 4xx). device: lost, or out of memory.
+# connection: no connection, or it broke. overloaded: 429 or 503. server: another 5xx, or a response that is not in
+# OpenAI's form. unauthorized: 401 or 403. request: the side rejects the request as wrong (another 4xx). device: lost,
+# or out of memory.
 FailureKind = Literal["connection", "overloaded", "server", "unauthorized", "request", "device"]
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The decision. ``side`` None: nobody may or can. ``standby``: the other side may be asked too, should it come to that.
+    """The decision. ``side`` is None if no side may or can answer. ``standby``: the other side may be asked too if
+    necessary.
 
-    ``standby`` holds where no hard rule forbids the other side: the request is not pinned, and with a pin to the other side the decision
-    would be that side.
+    ``standby`` is true if no hard rule forbids the other side: the request is not pinned, and with a pin to the other
+    side the decision would be that side.
     """
 
     side: Side | None
@@ -37,9 +40,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token came (a chunk with a role alone is none). ``text`` is "" while a character is incomplete.
+    """A token arrived. A chunk with only a role is not a token. ``text`` is "" while a character is incomplete.
 
-    ``tool_call``: a part of a tool call is in it. ``reasoning``: a part of the reasoning is, which ``text`` does not hold.
+    ``tool_call``: it contains part of a tool call. ``reasoning``: it contains part of the reasoning, which is not in
+    ``text``.
     """
 
     side: Side
@@ -51,7 +55,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The side has answered."""
+    """The side has finished its answer."""
 
     side: Side
     attempt: int
@@ -60,7 +64,10 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The side says nothing more. ``retryable``: to ask the same again may help (no connection, 429, 503)."""
+    """The side failed and sends nothing more.
+
+    ``retryable``: the same request may succeed if it is sent again (no connection, 429, 503).
+    """
 
     side: Side
     attempt: int
@@ -70,26 +77,26 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A timer is due that an effect asked for. Not sent for one that was cancelled or started anew since."""
+    """A timer that an effect started is due. A timer that was cancelled or restarted since sends no tick."""
 
     timer: TimerName
 
 
 @dataclass(frozen=True, slots=True)
 class Escalate:
-    """The near answer goes astray (see `watch.Watch`)."""
+    """The near answer goes wrong (see `watch.Watch`)."""
 
     reason: EscalationReason
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """The near answer begins to go astray (see `watch.Watch.doubts`)."""
+    """The near answer begins to go wrong (see `watch.Watch.doubts`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Whoever asked has left."""
+    """The client has left."""
 
 
 Event = Start | Token | End | Failed | Tick | Escalate | Doubt | Abort
@@ -97,9 +104,10 @@ Event = Start | Token | End | Failed | Tick | Escalate | Doubt | Abort
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send the request to a side. ``continue_from``: it goes on from this text, which counts towards ``max_tokens``; None: from the start.
+    """Send the request to a side. ``continue_from``: the side continues this text, which counts towards ``max_tokens``;
+    None: it starts from the beginning.
 
-    Where the side asks for patience (Retry-After), a second attempt may wait for as long as the timer of its first token lasts.
+    If the side asks to wait (Retry-After), a second attempt may wait for as long as the timer of its first token runs.
     """
 
     side: Side
@@ -109,19 +117,25 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """Let far compute the prompt, and show nothing. It is no attempt: nothing waits for it, and that it fails is no event."""
+    """Let far compute the prompt, and show nothing.
+
+    This is not an attempt: nothing waits for it, and its failure is not an event.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop what was asked of the side last. What it still says is ignored."""
+    """Stop the last attempt of the side. Ignore what it still sends."""
 
     side: Side
 
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Show the token of this event. It is an effect of that event alone, so the driver passes on what else came with it."""
+    """Show the token of this event.
+
+    The effect belongs to that event alone, so the driver also passes on the event's other content.
+    """
 
     side: Side
     text: str
@@ -130,12 +144,15 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """All the text that was shown no longer holds; what follows starts anew. The switch follows."""
+    """All text shown so far is withdrawn, and the answer starts over. A switch follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """From now on another side writes. ``at``: characters (code points) that stand before; None where nothing had been shown."""
+    """Another side writes from now on.
+
+    ``at``: the number of characters (code points) shown before; None if nothing had been shown.
+    """
 
     side: Side
     reason: SwitchReason
@@ -144,7 +161,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The answer is whole. ``side``, ``reason`` and ``switched_at`` are its route."""
+    """The answer is complete. ``side``, ``reason`` and ``switched_at`` are its route."""
 
     finish_reason: str
     side: Side
@@ -154,7 +171,10 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """There is no answer. ``side``: whose failure is the error, the last one; None: no side was to be asked (``reason`` says why)."""
+    """The answer failed.
+
+    ``side``: the side whose failure, the last one, is the error; None: no side could be asked, and ``reason`` says why.
+    """
 
     side: Side | None
     kind: FailureKind | Literal["timeout", "unavailable"]
@@ -163,7 +183,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """Send a `Tick` in so many milliseconds. A timer of that name that still runs starts anew."""
+    """Send a `Tick` after ``ms`` milliseconds. If a timer of that name is running, it restarts."""
 
     name: TimerName
     ms: int
@@ -176,7 +196,10 @@ class CancelTimer:
 
 @dataclass(frozen=True, slots=True)
 class CircuitOutcome:
-    """Tell the side's circuit how it went. A side that was cancelled, is overloaded or blames the request says nothing about its health."""
+    """Report the outcome to the side's circuit.
+
+    A side that was cancelled, is overloaded or rejects the request reveals nothing about its health.
+    """
 
     side: Side
     outcome: Literal["succeeded", "failed"]
@@ -210,7 +233,7 @@ EFFECTS: Mapping[type[Effect], str] = {
 
 
 def event_of_json(value: Mapping[str, Any]) -> Event:
-    """Raises KeyError for a type that is none, and TypeError for fields that are not those of its type."""
+    """Raises KeyError for an unknown type, and TypeError if the fields do not match the type."""
     return EVENTS[value["type"]](**{name: field for name, field in value.items() if name != "type"})
 
 

@@ -1,4 +1,4 @@
-"""Failures: what an error of a side means to the answer machine, and what the machine's failure means to the client."""
+"""Failures: what an error of a side means to the answer machine, and which error the client gets in the end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ...schema.route import Side
 from .answer_machine import Rules
 from .events import Fail, FailureKind
 
-# A server, or a proxy before it, that has too much to do.
+# The server, or a proxy in front of it, is overloaded.
 OVERLOADED = (429, 503, 529)
-# What is wrong with the far side whatever it is asked, so near may well answer.
-OF_THE_SERVER: Mapping[object, FailureKind] = {
+# Errors that every request to the far side would get, so near may well answer.
+SERVER_FAULTS: Mapping[object, FailureKind] = {
     "wrong_key": "unauthorized",
     "api_version": "server",
     "unknown_model": "server",
@@ -21,23 +21,23 @@ OF_THE_SERVER: Mapping[object, FailureKind] = {
 
 
 def failure_of(side: Side, error: NearfarError, rules: Rules) -> tuple[FailureKind, bool]:
-    """The kind of failure, and whether to ask the same again may help before the policy's patience ends."""
+    """The kind of failure, and whether a retry may succeed within the time limits of the policy."""
     kind, retryable = _failure_of(side, error)
-    wait, patience_ms = (
+    wait, limit_ms = (
         error.details.get("retry_after_seconds"),
         rules.near_first_token_ms if side == "near" else rules.far_first_token_ms,
     )
-    return kind, retryable and not (isinstance(wait, int | float) and wait * 1000 >= patience_ms)
+    return kind, retryable and not (isinstance(wait, int | float) and wait * 1000 >= limit_ms)
 
 
 def _failure_of(side: Side, error: NearfarError) -> tuple[FailureKind, bool]:
     status = error.details.get("status")
     if status in (401, 403):
         return "unauthorized", False
-    if side == "far" and error.details.get("code") in OF_THE_SERVER:
-        return OF_THE_SERVER[error.details.get("code")], False
+    if side == "far" and error.details.get("code") in SERVER_FAULTS:
+        return SERVER_FAULTS[error.details.get("code")], False
     if side == "far" and status == 404:
-        # It has no such model or route, of which the client knows nothing.
+        # The server does not have this model or route. The client did not choose them, so the request is not to blame.
         return "server", False
     if isinstance(error, RequestError):
         return "request", False
@@ -50,13 +50,13 @@ def _failure_of(side: Side, error: NearfarError) -> tuple[FailureKind, bool]:
     return "server", False
 
 
-def failure_told(fail: Fail, rules: Rules, error: NearfarError | None) -> NearfarError:
-    """The last failure as the client sees it."""
+def client_error(fail: Fail, rules: Rules, error: NearfarError | None) -> NearfarError:
+    """The error that the client gets for the last failure."""
     if fail.kind == "timeout" or error is None:
         first = rules.near_first_token_ms if fail.side == "near" else rules.far_first_token_ms
         return Unavailable(
-            f"{fail.side}: no token came in time (the policy allows {first} ms for the first, {rules.between_tokens_ms} ms between two); "
-            "ask again, or allow it more time",
+            f"{fail.side}: no token came in time (the policy allows {first} ms for the first, "
+            f"{rules.between_tokens_ms} ms between two); try again, or allow more time",
             code=fail.reason,
-        )  # fmt: skip
+        )
     return error

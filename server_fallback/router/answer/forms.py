@@ -1,4 +1,6 @@
-"""The client's form of an answer: what sides say flows in, chunks of one chat or completion flow out, with the route where it changes."""
+"""The client's form of an answer: makes chunks of one chat or completion from the pieces of the sides, with the route
+whenever it changes.
+"""
 
 from __future__ import annotations
 
@@ -11,38 +13,52 @@ from ...schema.chat import ChatCompletionChunk, ChatCompletionRequest, ChatLogpr
 from ...schema.common import FinishReason, TokenLogprob, Usage
 from ...schema.completions import CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest
 from ...schema.route import Route
-from ..sides.said import Said
+from ..sides.answer_piece import AnswerPiece
 
 ChunkT = TypeVar("ChunkT", ChatCompletionChunk, CompletionChunk)
 ChunkOut = TypeVar("ChunkOut", ChatCompletionChunk, CompletionChunk, covariant=True)
 
 
 class Form(Protocol[ChunkOut]):
-    """``route`` is given where it is due. ``start``: how many characters of the answer stand before. ``first``: nothing was shown yet."""
+    """``route`` is set if this chunk must carry it.
 
-    def piece(self, said: Said, start: int, route: Route | None, *, first: bool) -> Iterator[ChunkOut]: ...
+    ``start``: the number of characters of the answer before this piece. ``first``: nothing was shown yet.
+    """
 
-    def ending(self, finish_reason: str, usage: Usage, route: Route, *, first: bool) -> Iterator[ChunkOut]:
-        """The last chunks: the end, then the usage."""
+    def chunks(self, piece: AnswerPiece, start: int, route: Route | None, *, first: bool) -> Iterator[ChunkOut]: ...
+
+    def last_chunks(self, finish_reason: str, usage: Usage, route: Route, *, first: bool) -> Iterator[ChunkOut]:
+        """The last chunks: first the finish_reason, then the usage."""
 
 
 class ChatForm:
-    """``top``: of each token so many alternatives are shown, None for no log-probabilities."""
+    """``top``: the number of alternatives shown for each token; None for no log-probabilities."""
 
     def __init__(self, model: str, request: ChatCompletionRequest) -> None:
         self._model, self._id, self._created = model, f"chatcmpl-{uuid4()}", int(time.time())
         self._top = (request.top_logprobs or 0) if request.logprobs else None
 
-    def piece(self, said: Said, start: int, route: Route | None, *, first: bool) -> Iterator[ChatCompletionChunk]:  # noqa: ARG002
+    def chunks(
+        self,
+        piece: AnswerPiece,
+        start: int,  # noqa: ARG002
+        route: Route | None,
+        *,
+        first: bool,
+    ) -> Iterator[ChatCompletionChunk]:
         if first:
             yield self._chunk(Delta(role="assistant", content=""), route=route)
             route = None
-        shown = None if self._top is None or not said.tokens else ChatLogprobs(content=trimmed(said.tokens, self._top))
-        content = None if (said.tool_calls or said.reasoning) and not said.text else said.text
-        delta = Delta(content=content, reasoning_content=said.reasoning or None, tool_calls=said.tool_calls)
+        shown = (
+            None if self._top is None or not piece.tokens else ChatLogprobs(content=trimmed(piece.tokens, self._top))
+        )
+        content = None if (piece.tool_calls or piece.reasoning) and not piece.text else piece.text
+        delta = Delta(content=content, reasoning_content=piece.reasoning or None, tool_calls=piece.tool_calls)
         yield self._chunk(delta, logprobs=shown, route=route)
 
-    def ending(self, finish_reason: str, usage: Usage, route: Route, *, first: bool) -> Iterator[ChatCompletionChunk]:
+    def last_chunks(
+        self, finish_reason: str, usage: Usage, route: Route, *, first: bool
+    ) -> Iterator[ChatCompletionChunk]:
         if first:
             yield self._chunk(Delta(role="assistant", content=""), route=route)
         yield self._chunk(Delta(), finish_reason=finish_reason, route=route)
@@ -63,17 +79,17 @@ class ChatForm:
 
 
 class CompletionForm:
-    """As `ChatForm`."""
+    """See `ChatForm`."""
 
     def __init__(self, model: str, request: CompletionRequest) -> None:
         self._model, self._id, self._created = model, f"cmpl-{uuid4()}", int(time.time())
         self._top = request.logprobs
 
-    def piece(self, said: Said, start: int, route: Route | None, *, first: bool) -> Iterator[CompletionChunk]:  # noqa: ARG002
-        shown = None if self._top is None or not said.tokens else listed(trimmed(said.tokens, self._top), start)
-        yield self._chunk(CompletionChoice(index=0, text=said.text, logprobs=shown), route=route)
+    def chunks(self, piece: AnswerPiece, start: int, route: Route | None, *, first: bool) -> Iterator[CompletionChunk]:  # noqa: ARG002
+        shown = None if self._top is None or not piece.tokens else listed(trimmed(piece.tokens, self._top), start)
+        yield self._chunk(CompletionChoice(index=0, text=piece.text, logprobs=shown), route=route)
 
-    def ending(self, finish_reason: str, usage: Usage, route: Route, *, first: bool) -> Iterator[CompletionChunk]:  # noqa: ARG002
+    def last_chunks(self, finish_reason: str, usage: Usage, route: Route, *, first: bool) -> Iterator[CompletionChunk]:  # noqa: ARG002
         yield self._chunk(CompletionChoice(index=0, text="", finish_reason=finish_reason), route=route)
         yield self._chunk(usage=usage, route=route)
 
@@ -86,7 +102,7 @@ class CompletionForm:
 
 
 def trimmed(tokens: Sequence[TokenLogprob], top: int) -> list[TokenLogprob]:
-    """With as many alternatives as the client asked for; the router asks for its own."""
+    """The tokens with as many alternatives as the client requested; the router may have requested more."""
     return [token.model_copy(update={"top_logprobs": token.top_logprobs[:top]}) for token in tokens]
 
 

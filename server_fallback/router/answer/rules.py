@@ -1,4 +1,4 @@
-"""The rules of one answer: what the policy and the far server allow it. They flow into `answer_machine.begin`."""
+"""The rules of one answer: what the policy and the far server allow. `answer_machine.begin` reads them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def rules_of(sides: Sides, request: ChatCompletionRequest | CompletionRequest, *
     alone = policy.mode in ("near-only", "far-only")
     return Rules(
         then=policy.escalation.then,
-        # A server of the dialect openai tells nothing of a cache.
+        # A server of the dialect openai does not report a cache.
         warm="never" if sides.far is None or sides.far.far.dialect == "openai" else policy.escalation.warm,
         near_continues=fallback.near_continues and not alone,
         far_takes_over=fallback.far_takes_over and not alone,
@@ -31,11 +31,11 @@ def rules_of(sides: Sides, request: ChatCompletionRequest | CompletionRequest, *
 
 
 def resuming(sides: Sides, request: ChatCompletionRequest | CompletionRequest) -> tuple[Side, ...]:
-    """The sides that can go on from what was answered so far."""
+    """The sides that can continue an answer."""
     if isinstance(request, CompletionRequest):
-        # Other tokens than near's would mean another text.
+        # A prompt of near's token ids would be another text for far.
         return ("near", "far") if isinstance(request.prompt, str) else ()
-    # A grammar would begin anew in the middle of the text.
+    # A grammar would start over in the middle of the text.
     if structured(request):
         return ()
     return ("near",) if sides.far is None or sides.far.far.dialect == "openai" else ("near", "far")

@@ -1,7 +1,7 @@
-"""Near signals: how likely the near model finds the prompt, and how sure it is of the first tokens of its own answer. Log-probabilities
-flow in, three numbers flow out.
+"""Near signals: how likely the prompt is to the near model, and how sure the model is of the first tokens of its own
+answer.
 
-The tokens are not wasted: a near answer goes on from them.
+The tokens are not wasted: if near answers, it continues from them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ SIGNAL_TOKENS = 4
 
 
 def near_signals(tokens: Sequence[TokenLogprob], prompt_logprobs: Sequence[float] = ()) -> NearSignals:
-    """The signals of an answer that begins with these tokens, of which the first 4 count, to a prompt whose last tokens were so likely.
+    """The signals of an answer that begins with ``tokens``, of which the first 4 count, and of a prompt whose last
+    tokens have ``prompt_logprobs``.
 
-    What is not known is null: the answer's signals where it has no token, the prompt's where an engine tells nothing of it.
+    Unknown values are None: the signals of the answer if it has no token, and that of the prompt if the engine does not
+    report its log-probabilities.
     """
     first = tokens[:SIGNAL_TOKENS]
     return NearSignals(

@@ -1,4 +1,4 @@
-"""Timers: those that the answer machine asks for. A name and a time flow in, and when it is due a `Due` flows out, once."""
+"""The timers that the answer machine sets. When one is due, it sends a `Due` once."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from .events import TimerName
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A timer that was not stopped or started anew since has its last ``serial``."""
+    """The timer is due, unless it was stopped or restarted since: then its ``serial`` is no longer the current one."""
 
     timer: TimerName
     serial: int
 
 
 class Timers:
-    """``tell`` gets what is due, in the running event loop."""
+    """Calls ``notify`` with each `Due`, in the running event loop."""
 
-    def __init__(self, tell: Callable[[Due], object]) -> None:
-        self._tell = tell
+    def __init__(self, notify: Callable[[Due], object]) -> None:
+        self._notify = notify
         self._running: dict[TimerName, tuple[int, asyncio.TimerHandle]] = {}
         self._serial = 0
 
     def set(self, name: TimerName, ms: int) -> None:
         self.stop(name)
         self._serial += 1
-        handle = asyncio.get_running_loop().call_later(ms / 1000, self._tell, Due(name, self._serial))
+        handle = asyncio.get_running_loop().call_later(ms / 1000, self._notify, Due(name, self._serial))
         self._running[name] = (self._serial, handle)
 
     def stop(self, name: TimerName) -> None:
         if name in self._running:
             self._running.pop(name)[1].cancel()
 
-    def rings(self, due: Due) -> bool:
-        """Whether what was told still holds; the timer is over then."""
+    def expire(self, due: Due) -> bool:
+        """Whether this is the current `Due` of a running timer. If so, the timer ends."""
         serial, _ = self._running.get(due.timer, (None, None))
         if serial != due.serial:
             return False

@@ -1,7 +1,7 @@
-"""WarmUp: far computes the prompt of an answer that near writes, so that a hand-over finds it in far's cache.
+"""WarmUp: far computes the prompt of an answer that near writes, so that the prompt is in far's cache at a hand-over.
 
-The request flows out as it is, but for what an answer is checked and measured with, and of the answer one token is asked for; nothing of it
-is shown. What is wrong with far shows when it is asked in earnest, so no failure is told.
+The request is sent without the fields that check or measure an answer. It asks for one token, which is never shown. If
+something is wrong with far, the next real request shows it, so failures are not reported here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from ..sides.sides import Sides
 
 
 class WarmUp:
-    """Of one answer, whose request must not be private. ``conversation`` is what far then has computed."""
+    """The warm-up of one answer, whose request must not be private.
+
+    ``conversation`` is what far has computed afterwards.
+    """
 
     def __init__(
         self,
@@ -30,16 +33,16 @@ class WarmUp:
         call: Call,
         conversation: Sequence[Message],
     ) -> None:
-        self._sides, self._request, self._call, self._conversation = sides, prompt_alone(request), call, conversation
+        self._sides, self._request, self._call, self._conversation = sides, prompt_only(request), call, conversation
         self._usage: Usage | None = None
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
-        """Break it off where it still runs. What far has computed stays in its cache."""
+        """Cancel the warm-up if it still runs. What far has computed stays in far's cache."""
         self._task.cancel()
 
     async def ended(self) -> None:
-        """After `stop`: wait until nothing of it runs, and pay for it."""
+        """After `stop`: wait until it has ended, and pay for it."""
         await asyncio.gather(self._task, return_exceptions=True)
         if self._usage is not None:
             await self._sides.pay(self._usage.prompt_tokens, self._usage.completion_tokens)
@@ -47,19 +50,19 @@ class WarmUp:
     async def _run(self) -> None:
         sides = self._sides
         assert sides.far is not None
-        if sides.circuits["far"].state != "closed" or not await sides.take():
+        if sides.circuits["far"].state != "closed" or not await sides.reserve_request():
             return
         try:
-            async with aclosing(sides.far.ask(self._request, self._call)) as answer:
-                async for said in answer:
-                    self._usage = said.usage or self._usage
+            async with aclosing(sides.far.answer(self._request, self._call)) as answer:
+                async for piece in answer:
+                    self._usage = piece.usage or self._usage
         except NearfarError:
             return
-        sides.answered("far", self._conversation, "")
+        sides.record_conversation("far", self._conversation, "")
 
 
-# What says how an answer ends, and what it may be.
-ENDS_AND_FORMS = (
+# The fields that determine how an answer ends and which format it has.
+END_AND_FORMAT_FIELDS = (
     "stop",
     "min_tokens",
     "structured_outputs",
@@ -70,11 +73,13 @@ ENDS_AND_FORMS = (
 )
 
 
-def prompt_alone(request: ChatCompletionRequest | CompletionRequest) -> ChatCompletionRequest | CompletionRequest:
-    """The same prompt, and one token of an answer without a form."""
+def prompt_only(request: ChatCompletionRequest | CompletionRequest) -> ChatCompletionRequest | CompletionRequest:
+    """The same prompt, with an answer of one token and without a format."""
     if isinstance(request, CompletionRequest):
-        return request.model_copy(update={**dict.fromkeys((*ENDS_AND_FORMS, "logprobs")), "max_tokens": 1})
-    without = dict.fromkeys((*ENDS_AND_FORMS, "response_format", "logprobs", "top_logprobs", "max_completion_tokens"))
-    # One token is no call, so none may be required; without tools it would be another prompt.
+        return request.model_copy(update={**dict.fromkeys((*END_AND_FORMAT_FIELDS, "logprobs")), "max_tokens": 1})
+    without = dict.fromkeys(
+        (*END_AND_FORMAT_FIELDS, "response_format", "logprobs", "top_logprobs", "max_completion_tokens")
+    )
+    # One token cannot be a tool call, so none may be required. Without the tools it would be another prompt.
     choice = "none" if request.tool_choice == "none" else None
     return request.model_copy(update={**without, "max_tokens": 1, "tool_choice": choice})

@@ -1,7 +1,7 @@
-"""The watch: whether a near answer goes astray, token by token.
+"""The watch: detects, token by token, a near answer that goes wrong.
 
-Tokens flow in with what the model thought of them; the reason to escalate flows out, where there is one. web/src/router/answer/watch.ts is
-the same, and tests/conformance/router_traces.json holds both to the same reasons.
+It reads tokens with the model's log-probabilities and returns the reason to escalate, if any.
+web/src/router/answer/watch.ts is the same, and tests/conformance/router_traces.json requires the same reasons of both.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """By the policy's rules. Windows are the last ``window_tokens`` tokens; logprobs and entropies (nats) are means over them.
+    """Applies the escalation rules of the policy. A window is the last ``window_tokens`` tokens; logprobs and entropies
+    (in nats) are means over a window.
 
-    ``doubts``: a token made it likely that a reason will come, half of what makes one over at least half a window. It stays so.
+    ``doubts``: a token has made an escalation likely, which is half of the threshold over at least half a window. Once
+    true, it stays true.
     """
 
     def __init__(self, rules: Escalation) -> None:
@@ -34,7 +36,10 @@ class Watch:
     def add(
         self, text: str, logprob: float | None = None, alternatives: Sequence[float] | None = None
     ) -> EscalationReason | None:
-        """A token of the answer: its text, its logprob, and the logprobs of the most likely tokens. None: not known, it is in no window."""
+        """Add a token of the answer: its text, its logprob, and the logprobs of the most likely tokens.
+
+        None: not known, so it is in no window.
+        """
         rules = self._rules
         self._texts.append(text)
         if logprob is not None:
@@ -55,7 +60,7 @@ class Watch:
         )
 
     def schema_failed(self) -> EscalationReason | None:
-        """The answer fits its schema no longer."""
+        """The answer can no longer match its schema."""
         return "escalated_schema" if self._rules.failing_schema else None
 
     def _begins_to_stray(self) -> bool:
@@ -81,22 +86,22 @@ class Watch:
 
 
 def entropy(logprobs: Sequence[float]) -> float:
-    """Of the most likely tokens, in nats. What they leave of the probability counts as one more token."""
+    """The entropy in nats, from the most likely tokens. The remaining probability counts as one more token."""
     total, rest = 0.0, 1.0
     for logprob in logprobs:
         probability = math.exp(logprob)
-        # 0 log 0 is 0, also where the logprob is -inf.
+        # 0 log 0 is 0, also if the logprob is -inf.
         total -= probability * logprob if probability > 0 else 0.0
         rest -= probability
     return total - rest * math.log(rest) if rest > 0 else total
 
 
 def mean(window: deque[float], at_least: int) -> float | None:
-    """None of fewer tokens: a few say nothing."""
+    """None for fewer than ``at_least`` tokens, because a few tokens prove nothing."""
     if len(window) < at_least:
         return None
     total = 0.0
-    # Not sum(), which compensates for rounding where JavaScript does not.
+    # Not sum(), which compensates for rounding; JavaScript does not.
     for value in window:
         total += value
     return total / len(window)

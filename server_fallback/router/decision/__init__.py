@@ -1,1 +1,1 @@
-"""Who answers: a policy and a situation flow in, a decision flows out. Pure, and in no need of a side."""
+"""Decides who answers, from a policy and a situation. Pure: it needs no side."""

@@ -1,7 +1,8 @@
-"""The ledger: what the far side was asked for today and what it cost, in a small file that processes share. A day is a UTC day.
+"""The ledger: today's requests to the far side and their cost, in a small file that processes share. A day is a UTC
+day.
 
-Requests are counted when far is asked, dollars when an answer has ended. A file that cannot be read as a ledger begins anew: it bounds
-what is spent, and must not keep answers from coming.
+A request counts when it is sent, its dollars when the answer has ended. If a file cannot be read as a ledger, counting
+starts at zero: the ledger bounds what is spent, and must not prevent answers.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ class Ledger(Protocol):
     def today(self) -> Spent: ...
 
     def add(self, *, usd: float = 0.0, requests: int = 0) -> Spent:
-        """What is spent today with this."""
+        """Add to today's spending and return the total."""
         ...
 
 
 class FileLedger:
-    """A Ledger in ``path``, whose folder is made. ``clock`` in seconds since 1970. Raises OutputError where it cannot be written."""
+    """A Ledger in the file ``path``; its folder is created.
+
+    ``clock`` returns seconds since 1970. Raises OutputError if the file cannot be written.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time) -> None:
         self._path = path
@@ -68,7 +72,7 @@ class FileLedger:
             return None
 
     def _write(self, spent: Spent) -> None:
-        # Who reads meanwhile finds the old file or the new one, whole.
+        # A process that reads meanwhile gets either the old file or the complete new one.
         written = self._path.with_name(f"{self._path.name}.new")
         written.write_text(
             json.dumps({"day": self._day(), "usd": spent.usd, "requests": spent.requests}), encoding="utf-8"
@@ -86,7 +90,7 @@ class _Entry:
 
 
 def entry_of(text: str | None, day: str) -> Spent:
-    """What a ledger's text has for a day, nothing where it is of another one."""
+    """The spending of ``day`` in a ledger's text; nothing if the text is of another day."""
     if text is None:
         return Spent()
     try:

@@ -1,4 +1,4 @@
-"""What contradicts itself in a policy whose values are each allowed: a policy flows in, places and what is wrong there flow out."""
+"""Contradictions in a policy whose values are each allowed: yields the path of each and what is wrong there."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def contradictions(policy: Policy) -> Iterator[tuple[str, str]]:
         if policy.budget.far_usd_per_day is not None:
             yield "budget.far_usd_per_day", "in mode near-only nothing is spent on the far side"
         if policy.budget.far_requests_per_day is not None:
-            yield "budget.far_requests_per_day", "in mode near-only the far side is not asked"
+            yield "budget.far_requests_per_day", "in mode near-only the far side gets no requests"
     if policy.mode == "prefer-far" and policy.timeouts.hedge_after_ms is not None:
-        yield "timeouts.hedge_after_ms", "hedging asks far where near is slow; in mode prefer-far it is asked first"
+        yield "timeouts.hedge_after_ms", "hedging asks far if near is slow, but mode prefer-far asks far first"
     if policy.mode != "auto":
         yield from _of_auto(policy)
 
 
 def _of_labels(policy: Policy) -> Iterator[tuple[str, str]]:
     seen: set[str] = set()
-    for place, labels in (("labels", policy.labels), ("private.labels", policy.private.labels)):
+    for path, labels in (("labels", policy.labels), ("private.labels", policy.private.labels)):
         for label in labels:
             if label in seen:
-                yield place, f"the label {label!r} stands twice; a label is plain or private"
+                yield path, f"the label {label!r} appears twice; a label is either plain or private"
             seen.add(label)
 
 
@@ -61,6 +61,6 @@ def _of_auto(policy: Policy) -> Iterator[tuple[str, str]]:
         "quality.predictor": policy.quality.predictor is not None,
         "quality.threshold": policy.quality.threshold != 0,
     }
-    for place, given in is_set.items():
-        if given:
-            yield place, f"only mode auto decides by it; the mode is {policy.mode}"
+    for path, is_used in is_set.items():
+        if is_used:
+            yield path, f"only mode auto uses it; the mode is {policy.mode}"

@@ -1,4 +1,4 @@
-"""Costs: how long each side would take, and what far would charge. A policy and a situation flow in; what is not known is None."""
+"""Costs: how long each side would take, and what far would charge. Unknown values are None."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 from .policy import Policy
 from .situation import SideState, Situation
 
-# Of an answer whose length nobody bounds.
+# The expected length of an answer without a limit.
 EXPECTED_TOKENS = 64
 
 
 class Times(NamedTuple):
-    """In seconds from asking."""
+    """In seconds after the request is sent."""
 
     first_token_seconds: float | None
     total_seconds: float | None
@@ -30,7 +30,7 @@ def far_times(situation: Situation) -> Times:
 
 
 def far_usd(policy: Policy, situation: Situation) -> float | None:
-    """What is in a cache costs the same."""
+    """The expected price of far's answer. Cached tokens cost the same."""
     if situation.far.prompt_tokens is None:
         return None
     prompt = situation.far.prompt_tokens * policy.price.prompt_usd_per_million

@@ -1,6 +1,8 @@
-"""The decision: a policy and a situation flow in, who answers and why flows out. Pure, and total: every situation has an answer.
+"""The decision: who answers a request, and why, from a policy and a situation. Pure and total: every situation has a
+result.
 
-Hard rules first (private, the mode, what a side lacks, a pin), then preference, then what the device, the clock, costs and predictor say.
+Hard rules come first (private, the mode, what a side lacks, a pin), then preference, then the device, the time limits,
+the costs and the predictor.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _THERMALS: tuple[Thermal, ...] = get_args(Thermal)
 
 
 def decide(policy: Policy, situation: Situation, *, private: bool | None = None) -> Decision:
-    """``private`` is what a decision about the same request found; None: it is found here, which takes its time with long texts.
+    """``private`` is the result of an earlier decision about the same request; None: it is determined here, which takes
+    time for long texts.
 
     Raises RequestError with the code "unknown_label" for a label that the policy does not have, and for nothing else.
     """
@@ -42,7 +45,10 @@ def decide(policy: Policy, situation: Situation, *, private: bool | None = None)
 
 
 def score(policy: Policy, situation: Situation) -> Scores:
-    """What is expected of both sides, whether or not they may answer. Without a predictor both are taken to be right."""
+    """What is expected of both sides, whether or not they may answer.
+
+    Without a predictor both sides are assumed to be right.
+    """
     near, far = near_times(situation), far_times(situation)
     usd = far_usd(policy, situation)
     rights = None
@@ -68,25 +74,27 @@ def score(policy: Policy, situation: Situation) -> Scores:
 
 
 def may_guess(policy: Policy, situation: Situation) -> bool:
-    """Whether near may guess tokens for far, which answers: it could answer itself, and its device need not be spared."""
+    """Whether near may guess tokens for far's answer: near could answer itself, and its device need not be spared."""
     return _near_lack(policy, situation) is None and _hinted(policy, situation.near) is None
 
 
 def _check_labels(policy: Policy, situation: Situation) -> None:
     known = {*policy.labels, *policy.private.labels}
-    places = [("labels", situation.labels)]
-    places += [(f"messages[{number}].labels", message.labels) for number, message in enumerate(situation.messages)]
-    for place, labels in places:
+    labels_by_path = [("labels", situation.labels)]
+    labels_by_path += [
+        (f"messages[{number}].labels", message.labels) for number, message in enumerate(situation.messages)
+    ]
+    for path, labels in labels_by_path:
         for label in labels:
             if label not in known:
                 has = ", ".join(sorted(known)) or "none"
                 raise RequestError(
-                    f"{place}: the policy has no label {label!r}; it has {has}", code="unknown_label", param=place
+                    f"{path}: the policy has no label {label!r}; it has {has}", code="unknown_label", param=path
                 )
 
 
 def _near_lack(policy: Policy, situation: Situation) -> Lack | None:
-    """The first thing that near lacks; None where it may answer."""
+    """The first thing that near lacks; None if it may answer."""
     if policy.mode == "far-only":
         return "mode"
     if not situation.near.available:
@@ -126,12 +134,12 @@ def _lack(side: SideState, situation: Situation) -> Lack | None:
 
 
 def _hard(pin: Side | None, near: Lack | None, far: Lack | None) -> Choice | None:
-    """None where both sides may answer and no pin says which."""
+    """None if both sides may answer and the request is not pinned."""
     pinned = near if pin == "near" else far if pin == "far" else None
     if pinned is not None:
         return None, "private" if pinned == "private" else cast(PinnedLack, f"pinned_{pinned}")
     if near is not None and far is not None:
-        # Far is looked at last, unless it was out from the start.
+        # Far is checked last, unless it was ruled out from the start.
         return None, near if far in ("private", "mode") else far
     if near is not None:
         return "far", near
@@ -147,7 +155,7 @@ def _preferred(policy: Policy) -> Choice | None:
 
 
 def _hinted(policy: Policy, near: NearState) -> Choice | None:
-    """By the device: whether it should be spared."""
+    """Whether the device should be spared."""
     least, hottest = policy.device.min_battery, policy.device.max_thermal
     if least is not None and near.battery is not None and near.battery < least and not near.charging:
         return "far", "battery"
@@ -163,7 +171,7 @@ def _in_time(costs: Costs, scores: Scores) -> Choice | None:
 
 
 def _is_late(costs: Costs, first: float | None, total: float | None) -> bool:
-    """What is not known is not late."""
+    """Unknown times are not late."""
     most_first, most_total = costs.max_first_token_seconds, costs.max_total_seconds
     late_first = first is not None and most_first is not None and first > most_first
     return late_first or (total is not None and most_total is not None and total > most_total)

@@ -1,4 +1,4 @@
-"""A decision: who answers, and why. Drivers put it into every answer as its route (`schema/route.py`)."""
+"""A decision: who answers, and why. Every answer carries it as its route (`schema/route.py`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from ...schema.route import Side
 
-# What takes a side out of the choice, or takes all of them out.
+# Why a side, or the last remaining side, cannot answer.
 Lack = Literal[
     "private", "mode", "near_unavailable", "offline", "circuit_open", "context", "tools", "vision", "language", "budget"
 ]
@@ -27,8 +27,10 @@ DecisionReason = Lack | PinnedLack | Literal["pinned", "prefer", "battery", "the
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What was expected of both sides; None where it is not known. ``*_right`` are probabilities, ``gain`` is what far is worth above
-    near, in the unit of the policy's threshold.
+    """What was expected of both sides; None if it is not known.
+
+    ``*_right`` are probabilities. ``gain`` is how much more far's answer is worth than near's, in the unit of the
+    policy's threshold.
     """
 
     near_right: float | None = None
@@ -46,8 +48,9 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``side`` is None where nobody may or can answer; ``reason`` then says what stopped the last side. A private answer is near's or
-    nobody's, to its end.
+    """``side`` is None if no side may or can answer; ``reason`` then says what ruled out the last side.
+
+    A private request is answered by near or not at all.
     """
 
     side: Side | None

@@ -1,6 +1,6 @@
-"""What all parts of a policy have in common: strict, frozen, and numbers as JSON has them.
+"""The base of all parts of a policy: strict, frozen, with numbers as in JSON.
 
-JSON, and JavaScript with it, knows one kind of number: 100.0 is a whole number here too. True and "1" are none.
+JSON and JavaScript have one kind of number, so 100.0 is a whole number here too. True and "1" are not numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 def whole(value: object) -> object:
     if isinstance(value, bool):
-        raise ValueError("a number is due")
+        raise ValueError("must be a number")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -20,7 +20,7 @@ def items(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-# Both stand last in an annotation, so that the limits before them are part of the schema.
+# Both come last in an annotation, so that the limits before them are part of the schema.
 WHOLE = BeforeValidator(whole)
 ITEMS = BeforeValidator(items)
 Count = Annotated[int, Field(ge=0, le=1_000_000_000), WHOLE]

@@ -1,7 +1,8 @@
-"""Features: what the predictor sees of a request. The last user message flows in, numbers flow out, the same in both languages.
+"""Features: the numbers that the predictor reads from the last user message, the same in both languages.
 
-Text features are counted by ASCII's rules, whatever the script: [0-9] are digits, ASCII's white space separates words. Counts stand as
-log1p. Buckets count words and pairs of neighbours by a hash, so that a predictor knows phrases without a list of them.
+Text features follow ASCII's rules for every script: [0-9] are digits, and ASCII's white space separates words. Counts
+are log1p values. Buckets count words and pairs of adjacent words by a hash, so that a predictor knows phrases without a
+list of them.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal, get_args
 
 from .situation import Message
 
-TEXT_FEATURES = (
+TextFeature = Literal[
     "characters",
     "words",
     "digits",
@@ -23,9 +25,13 @@ TEXT_FEATURES = (
     "commas",
     "question",
     "ands",
-)
-PROMPT_SIGNAL = "prompt_mean_logprob"
-SIGNALS = (PROMPT_SIGNAL, "first_entropy", "first_mean_logprob")
+]
+Signal = Literal["prompt_mean_logprob", "first_entropy", "first_mean_logprob"]
+FeatureName = Literal[TextFeature, Signal]
+
+TEXT_FEATURES: tuple[TextFeature, ...] = get_args(TextFeature)
+SIGNALS: tuple[Signal, ...] = get_args(Signal)
+PROMPT_SIGNAL: Signal = "prompt_mean_logprob"
 
 _SPACES = " \t\n\r\f\v"
 _WORD = re.compile(rf"[^{_SPACES}]+")
@@ -38,12 +44,12 @@ _FNV_OFFSET, _FNV_PRIME = 0x811C9DC5, 0x01000193
 
 
 def last_user_text(messages: Sequence[Message]) -> str:
-    """The text that features are of; empty where no message is a user's."""
+    """The text from which features are computed; empty if there is no user message."""
     return next((message.content for message in reversed(messages) if message.role == "user"), "")
 
 
 def text_features(text: str) -> dict[str, float]:
-    """Each of TEXT_FEATURES by name."""
+    """The value of each of TEXT_FEATURES by its name."""
     numbers = [len(run) for run in _NUMBER.findall(text)]
     counts = {
         "characters": len(text),
@@ -60,8 +66,11 @@ def text_features(text: str) -> dict[str, float]:
 
 
 def bucket_counts(text: str, buckets: int) -> dict[int, int]:
-    """How many terms fall into each bucket; buckets without one are left out. Terms are lowercased words, numbers as so many "#" as they
-    have digits, and each two neighbours joined by a space. FNV-1a of 32 bits: Fowler, Noll and Vo, draft-eastlake-fnv."""
+    """Count the terms in each bucket; empty buckets are left out.
+
+    Terms are lowercased words, numbers as one "#" for each digit, and each two adjacent terms joined by a space. The
+    hash is FNV-1a of 32 bits: Fowler, Noll and Vo, draft-eastlake-fnv.
+    """
     if buckets == 0:
         return {}
     terms = ["#" * len(term) if term[0].isdigit() else term for term in _TERM.findall(text.translate(_LOWER))]

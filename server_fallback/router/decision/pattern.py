@@ -1,9 +1,9 @@
-r"""Patterns of private texts: the regular expressions that Python's re and JavaScript's RegExp read alike, compiled for the library regex,
-which searches without the interpreter's lock and within a time limit.
+r"""Patterns of private texts: the regular expressions that Python's re and JavaScript's RegExp read alike. They are
+compiled for the library regex, which searches without the interpreter's lock and within a time limit.
 
-Characters, `.`, `[...]`, `(...)`, `(?:...)`, `|`, `* + ? {n} {n,} {n,m}` and their lazy forms, `^` and `$` (the ends of the text), `\b \B
-\d \D \w \W \s \S` in ASCII's meaning, `\t \n \r \f \v \xHH \uHHHH`, and a backslash before any sign. All else (lookaround, back
-references, named groups, flags) is refused.
+Characters, `.`, `[...]`, `(...)`, `(?:...)`, `|`, `* + ? {n} {n,} {n,m}` and their lazy forms, `^` and `$` (the ends of
+the text), `\b \B \d \D \w \W \s \S` in ASCII's meaning, `\t \n \r \f \v \xHH \uHHHH`, and a backslash before any sign.
+Everything else (lookaround, back references, named groups, flags) is an error.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from ...text.grammar.characters import ANY, Ranges, single, subtract, union
 from .readings import BOUNDARY
 
 MAX_CHARACTERS = 1000
-# Of the automaton that the pattern stands for; a counted part has the states of all its copies. automaton.ts has the same limit.
+# The maximum for the automaton of a pattern; a counted part has the states of all its copies. automaton.ts has the same
+# limit.
 MAX_STATES = 1000
 MAX_DEPTH = 50
-# Ranges are widened to both cases for the scripts up to here: Latin, Greek, Cyrillic.
+# Ranges are extended to both cases for the scripts up to here: Latin, Greek, Cyrillic.
 LAST_CASED = 0x52F
 
 _CLASSES: dict[str, Ranges] = {
@@ -31,17 +32,17 @@ _CLASSES: dict[str, Ranges] = {
 }
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _COUNTS = re.compile(r"\{([0-9]{1,4})(,([0-9]{1,4})?)?\}")
-# How often at least and at most; None is without end.
+# The minimum and maximum number of repetitions; None is unlimited.
 _QUANTIFIERS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _CODES = {"x": re.compile("[0-9a-fA-F]{2}"), "u": re.compile("[0-9a-fA-F]{4}")}
 
 
-# The regular expression of a part of a pattern, and how many states it needs.
+# The regular expression of a part of a pattern, and the number of states that it needs.
 _Part = tuple[str, int]
 
 
 def read_pattern(pattern: str) -> str:
-    """The pattern as it is. Raises ValueError that says what is outside the subset, or that it would match an empty text."""
+    """Return the pattern unchanged. Raises ValueError if it is outside the subset or matches an empty text."""
     if compile_pattern(pattern, ignore_case=False).search(""):
         raise ValueError(
             f"the pattern {json.dumps(pattern, ensure_ascii=False)} matches the empty text, and so every text"
@@ -51,7 +52,8 @@ def read_pattern(pattern: str) -> str:
 
 @lru_cache(maxsize=256)
 def compile_pattern(pattern: str, *, ignore_case: bool, boundaries: bool = False) -> regex.Pattern[str]:
-    """With ``boundaries``, a match may go on over a `readings.BOUNDARY`, and there every assertion holds: ^, $, \\b and \\B.
+    """With ``boundaries``, a match may continue over a `readings.BOUNDARY`, and every assertion (^, $, \\b and \\B)
+    holds there.
 
     Raises ValueError as `read_pattern` does.
     """
@@ -59,7 +61,7 @@ def compile_pattern(pattern: str, *, ignore_case: bool, boundaries: bool = False
 
 
 class _Parser:
-    """Writes every character as its code point, so that nothing is left for an engine to read in its own way."""
+    """Writes every character as its code point, so that no engine can interpret it differently."""
 
     def __init__(self, pattern: str, ignore_case: bool, boundaries: bool) -> None:
         self._pattern = pattern
@@ -70,17 +72,17 @@ class _Parser:
 
     def parse(self) -> str:
         if len(self._pattern) > MAX_CHARACTERS:
-            raise self._refusal(f"has more than {MAX_CHARACTERS} characters")
+            raise self._error(f"has more than {MAX_CHARACTERS} characters")
         expression, states = self._alternation()
         if self._position < len(self._pattern):
-            raise self._refusal("has a parenthesis too many")
+            raise self._error("has a closing parenthesis without an opening one")
         if states > MAX_STATES:
-            raise self._refusal(f"needs more than {MAX_STATES} states; make it shorter, or its counts smaller")
+            raise self._error(f"needs more than {MAX_STATES} states; shorten it or reduce its counts")
         return expression
 
     def _alternation(self) -> _Part:
         branches = [self._sequence()]
-        while self._take("|"):
+        while self._accept("|"):
             branches.append(self._sequence())
         states = sum(states for _, states in branches)
         return "|".join(expression for expression, _ in branches), states + (len(branches) > 1)
@@ -92,33 +94,33 @@ class _Parser:
         return "".join(expression for expression, _ in parts), sum(states for _, states in parts) or 1
 
     def _quantified(self) -> _Part:
-        # In re, \B matches no empty text (until Python 3.14); in JavaScript it does.
-        for written, meant in (("^", r"\A"), ("$", r"\Z"), (r"\b", r"\b"), (r"\B", r"(?!\b)")):
-            if self._take(written):
-                # A lookahead matches in one way alone, so this adds no backtracking.
-                return rf"(?={meant}|(?<=\x0b)|\x0b)" if self._boundaries else meant, 1
+        # In re, \B does not match an empty text (until Python 3.14); in JavaScript it does.
+        for written, assertion in (("^", r"\A"), ("$", r"\Z"), (r"\b", r"\b"), (r"\B", r"(?!\b)")):
+            if self._accept(written):
+                # A lookahead matches in only one way, so this adds no backtracking.
+                return rf"(?={assertion}|(?<=\x0b)|\x0b)" if self._boundaries else assertion, 1
         expression, states = self._atom()
-        least, most, quantifier = self._quantifier()
+        minimum, maximum, quantifier = self._quantifier()
         if self._peek() in ("*", "+", "?", "{"):
-            raise self._refusal("repeats what is repeated already")
-        # Each optional copy is reached from a state of its own, and so is the end of a loop.
-        more = 1 if most is None or most == 0 else most - least
-        return expression + quantifier, states * (max(least, 1) if most is None else most) + more
+            raise self._error("has two quantifiers in a row")
+        # Each optional copy has one state before it, and so does the end of a loop.
+        more = 1 if maximum is None or maximum == 0 else maximum - minimum
+        return expression + quantifier, states * (max(minimum, 1) if maximum is None else maximum) + more
 
     def _quantifier(self) -> tuple[int, int | None, str]:
-        """How often at least, how often at most (None: without end), and as it is written."""
+        """The minimum and maximum number of repetitions (None: unlimited), and the quantifier as written."""
         if self._peek() in _QUANTIFIERS:
             quantifier = self._next()
-            least, most = _QUANTIFIERS[quantifier]
+            minimum, maximum = _QUANTIFIERS[quantifier]
         elif counts := _COUNTS.match(self._pattern, self._position):
             self._position = counts.end()
-            quantifier, least = counts[0], int(counts[1])
-            most = int(counts[3]) if counts[3] else None if counts[2] else least
-            if most is not None and most < least:
-                raise self._refusal("has the ends of a count the wrong way round")
+            quantifier, minimum = counts[0], int(counts[1])
+            maximum = int(counts[3]) if counts[3] else None if counts[2] else minimum
+            if maximum is not None and maximum < minimum:
+                raise self._error("has a count whose maximum is below its minimum")
         else:
             return 1, 1, ""
-        return least, most, quantifier + ("?" if self._take("?") else "")
+        return minimum, maximum, quantifier + ("?" if self._accept("?") else "")
 
     def _atom(self) -> _Part:
         character = self._next()
@@ -126,50 +128,50 @@ class _Parser:
             case "(":
                 return self._group()
             case "[":
-                return self._written(self._bracket()), 1
+                return self._expression(self._bracket()), 1
             case ".":
-                return self._written(subtract(ANY, single("\n"))), 1
+                return self._expression(subtract(ANY, single("\n"))), 1
             case "]" | "{" | "}":
-                raise self._refusal(f"has a {character} that must be written \\{character}")
+                raise self._error(f"has a {character} that must be written \\{character}")
             case "*" | "+" | "?":
-                raise self._refusal("has nothing to repeat")
+                raise self._error("has a quantifier without anything to repeat")
             case _:
                 self._position -= 1
                 member, is_class = self._member()
-                return self._written(member if is_class else self._cased(member)), 1
+                return self._expression(member if is_class else self._both_cases(member)), 1
 
     def _group(self) -> _Part:
-        if self._peek() == "?" and not self._take("?:"):
-            raise self._refusal(
-                "has a group that Python and JavaScript read differently: lookaround, names and flags are not taken"
+        if self._peek() == "?" and not self._accept("?:"):
+            raise self._error(
+                "has a group that Python and JavaScript read differently: lookaround, names and flags are not supported"
             )
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise self._refusal("is nested too deep")
+            raise self._error("is nested too deeply")
         inner, states = self._alternation()
         self._depth -= 1
-        if not self._take(")"):
-            raise self._refusal("has a group without an end")
+        if not self._accept(")"):
+            raise self._error("has a group that is not closed")
         return f"(?:{inner})", states
 
     def _bracket(self) -> Ranges:
-        negated = self._take("^")
+        negated = self._accept("^")
         parts: list[tuple[int, int]] = []
-        while not self._take("]"):
+        while not self._accept("]"):
             member, is_class = self._member()
             if self._peek() == "-" and self._pattern[self._position + 1 : self._position + 2] != "]":
                 self._position += 1
                 end, ends_in_class = self._member()
                 if is_class or ends_in_class or end[0][0] < member[0][0]:
-                    raise self._refusal("has a range whose end is no character above its start")
+                    raise self._error("has a range whose end is not a character above its start")
                 member = ((member[0][0], end[0][0]),)
-            parts += member if is_class else self._cased(member)
+            parts += member if is_class else self._both_cases(member)
         if not parts:
-            raise self._refusal("has an empty [], or a ] in it that must be written \\]")
+            raise self._error("has an empty [], or a ] in it that must be written \\]")
         return subtract(ANY, parts) if negated else union(parts)
 
     def _member(self) -> tuple[Ranges, bool]:
-        """Characters, and whether they are a class: those are as they are in either case."""
+        """Characters, and whether they are a class: a class is used as it is, whatever the case."""
         character = self._next()
         if character != "\\":
             return single(character), False
@@ -180,15 +182,15 @@ class _Parser:
         if character in _CODES:
             code = _CODES[character].match(self._pattern, self._position)
             if code is None or 0xD800 <= int(code[0], 16) <= 0xDFFF:
-                raise self._refusal(f"has a \\{character} without the digits of a character")
+                raise self._error(f"has a \\{character} without the digits of a character")
             self._position = code.end()
             return single(chr(int(code[0], 16))), False
         if character.isascii() and character.isalnum() and character not in _CONTROLS:
-            raise self._refusal(f"has \\{character}, which Python and JavaScript read differently, or not at all")
+            raise self._error(f"has \\{character}, which Python and JavaScript read differently or reject")
         return single(_CONTROLS.get(character, character)), False
 
-    def _cased(self, ranges: Ranges) -> Ranges:
-        """With the other case of each character, where case is ignored."""
+    def _both_cases(self, ranges: Ranges) -> Ranges:
+        """The ranges with the other case of each character, if case is ignored."""
         if not self._ignore_case:
             return ranges
         both = [*ranges]
@@ -197,12 +199,12 @@ class _Parser:
                 both += [(ord(form), ord(form)) for form in cases(chr(point))]
         return union(both)
 
-    def _written(self, ranges: Ranges) -> str:
+    def _expression(self, ranges: Ranges) -> str:
         if not ranges or 0xD800 <= ranges[0][0] <= 0xDFFF:
-            raise self._refusal("has a class without a character")
+            raise self._error("has a class that matches no character")
         if not self._boundaries:
             return _class(ranges)
-        # Only the optional one after a character matches a boundary, so that there is one way to match it.
+        # A boundary matches only as the optional character after another one, so that there is one way to match it.
         others = subtract(ranges, single(BOUNDARY))
         return rf"(?:{_class(others)}\x0b?)" if others else "(?!)"
 
@@ -212,17 +214,17 @@ class _Parser:
     def _next(self) -> str:
         character = self._peek()
         if not character:
-            raise self._refusal("ends too early")
+            raise self._error("ends too early")
         self._position += 1
         return character
 
-    def _take(self, text: str) -> bool:
+    def _accept(self, text: str) -> bool:
         if not self._pattern.startswith(text, self._position):
             return False
         self._position += len(text)
         return True
 
-    def _refusal(self, problem: str) -> ValueError:
+    def _error(self, problem: str) -> ValueError:
         return ValueError(f"the pattern {json.dumps(self._pattern[:80], ensure_ascii=False)} {problem}")
 
 
@@ -231,7 +233,7 @@ def _class(ranges: Ranges) -> str:
 
 
 def cases(character: str) -> set[str]:
-    """A character in both cases; such as become two by it are left out."""
+    """A character in both cases, without those that become two characters."""
     forms = {character, character.lower(), character.upper()}
     forms |= {form.lower() for form in forms} | {form.upper() for form in forms}
     return {form for form in forms if len(form) == 1}

@@ -1,7 +1,7 @@
-"""The predictor: how likely each side answers a request right. A text and near's signals flow in, two probabilities flow out.
+"""The predictor: the probabilities that each side answers a request correctly, from a text and near's signals.
 
-For each side two logistic functions: one of the features, and one of its logit, by which Platt calibrates (Platt 1999, "Probabilistic
-outputs for support vector machines"). The weights are part of a policy.
+Each side has two logistic functions: one of the features, and one of its logit, which is Platt's calibration (Platt
+1999, "Probabilistic outputs for support vector machines"). The weights are part of a policy.
 """
 
 from __future__ import annotations
@@ -12,30 +12,16 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from .entry import ITEMS, WHOLE, Count, Entry
-from .features import SIGNALS, bucket_counts, text_features
+from .features import SIGNALS, FeatureName, bucket_counts, text_features
 from .situation import NearSignals
 
 PREDICTOR_VERSION = 1
 
 Weight = Annotated[float, Field(ge=-1e9, le=1e9)]
-FeatureName = Literal[
-    "characters",
-    "words",
-    "digits",
-    "numbers",
-    "longest_number",
-    "sentences",
-    "commas",
-    "question",
-    "ands",
-    "prompt_mean_logprob",
-    "first_entropy",
-    "first_mean_logprob",
-]
 
 
 class Weights(Entry):
-    """One weight a feature, then one a bucket."""
+    """One weight for each feature, then one for each bucket."""
 
     weights: Annotated[tuple[Weight, ...], ITEMS]
     bias: Weight
@@ -49,14 +35,14 @@ class Calibration(Entry):
 
 
 class Wanted(Entry):
-    """What the threshold was chosen for: one of the two."""
+    """The target that the threshold was chosen for: one of the two."""
 
     quality: Annotated[float, Field(ge=0, le=1)] | None = None
     far_share: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class Fitted(Entry):
-    """Where the weights come from; nothing is decided by it. ``date`` is ISO 8601."""
+    """Where the weights come from; no decision depends on it. ``date`` is ISO 8601."""
 
     pairs: Count
     date: str
@@ -64,7 +50,7 @@ class Fitted(Entry):
 
 
 class Rights(NamedTuple):
-    """Probabilities of a right answer."""
+    """The probabilities of a correct answer."""
 
     near: float
     far: float
@@ -90,9 +76,9 @@ class Predictor(Entry):
         lengths += [("near.weights", self.near.weights, weights), ("far.weights", self.far.weights, weights)]
         for name, values, due in lengths:
             if len(values) != due:
-                raise ValueError(f"{name} has {len(values)} numbers; features and buckets ask for {due}")
+                raise ValueError(f"{name} has {len(values)} numbers; features and buckets require {due}")
         if len(set(self.features)) < len(self.features):
-            raise ValueError("a feature stands twice")
+            raise ValueError("a feature appears twice")
         return self
 
     def rights(self, text: str, signals: NearSignals | None) -> Rights:
@@ -104,14 +90,18 @@ class Predictor(Entry):
         )
 
     def inputs(self, text: str, signals: NearSignals | None) -> list[tuple[int, float]]:
-        """What the weights are multiplied with, as (number of the weight, value); what is left out is zero. A signal that is None counts
-        as the mean, which is zero too.
+        """The inputs of the weights, as (index of the weight, value); missing ones are zero.
+
+        A signal that is None counts as the mean, which is zero too.
         """
-        values = {**text_features(text), **({name: getattr(signals, name) for name in SIGNALS} if signals else {})}
+        values: dict[str, float | None] = {
+            **text_features(text),
+            **({name: getattr(signals, name) for name in SIGNALS} if signals else {}),
+        }
         standard = [
-            (number, (values[name] - self.mean[number]) / self.scale[number])
-            for number, name in enumerate(self.features)
-            if values.get(name) is not None
+            (index, (value - self.mean[index]) / self.scale[index])
+            for index, name in enumerate(self.features)
+            if (value := values.get(name)) is not None
         ]
         counts = sorted(bucket_counts(text, self.buckets).items())
         return [*standard, *((len(self.features) + bucket, math.log1p(count)) for bucket, count in counts)]

@@ -1,8 +1,7 @@
-"""The policy's format for others: JSON Schema for editors and tools, TypeScript for the browser's router. Both are written from
-`policy.py`.
+"""Writes the policy's format for other tools: JSON Schema for editors, and TypeScript for the browser's router.
 
 ``python -m nearfar.server_fallback.router.decision.schema json`` prints policy.schema.json, ``... typescript`` prints
-web/src/router/decision/policy_schema.ts. They are committed, and a test compares.
+web/src/router/decision/policy_schema.ts. Both are generated from `policy.py` and committed; a test compares them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from .entry import Entry
 from .policy import Policy
 
 HEADER = """\
-// The policy's types and JSON Schema. Written by server_fallback/router/decision/schema.py from policy.py and predictor.py: change those.
+// The policy's types and JSON Schema, written by server_fallback/router/decision/schema.py.
+// To change them, edit policy.py and predictor.py there.
 """
 
 
@@ -30,7 +30,7 @@ def json_schema() -> str:
 
 
 def typescript() -> str:
-    """The types, and the schema without what is for readers only."""
+    """The types, and the schema without the parts that are only for readers."""
     modules = {**vars(predictor), **vars(policy)}
     classes = [
         entry
@@ -42,7 +42,7 @@ def typescript() -> str:
 
 
 def plain(schema: Any) -> Any:
-    """Without titles and descriptions. A property may bear such a name; none of ours does."""
+    """The schema without titles and descriptions. A property could have such a name, but none of ours does."""
     if isinstance(schema, dict):
         return {key: plain(value) for key, value in schema.items() if key not in ("title", "description")}
     return [plain(item) for item in schema] if isinstance(schema, list) else schema

@@ -1,7 +1,7 @@
-"""A situation: all that a decision depends on, measured before it. What flows in are facts of the request, of both sides and of the device.
+"""A situation: everything that a decision depends on, about the request, both sides and the device, measured before the
+decision.
 
-Numbers that are not known are None, and nothing is decided on them. Drivers make situations; `Situation.from_json` reads one as strictly
-as a policy.
+Unknown numbers are None, and no rule depends on them. `Situation.from_json` is as strict as the policy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nearfar.compiler.errors import RequestError
 
 from ...schema.route import Side
 
-# "half-open": one request is let through; who asks for a second one meanwhile says "open".
+# "half-open": one request is let through; meanwhile the state for any other request is "open".
 CircuitState = Literal["closed", "open", "half-open"]
 Thermal = Literal["nominal", "fair", "serious", "critical"]
 
@@ -25,7 +25,10 @@ _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """``content`` is all of its text, the parts joined by nothing. ``parts`` are these if there are several, otherwise ()."""
+    """``content`` is all the text, its parts joined by nothing.
+
+    ``parts`` are the texts of the parts if there are several, otherwise ().
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -37,8 +40,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideState:
-    """What is told of either side. ``context`` in tokens, None for no limit known; ``languages`` as BCP 47's first part ("en"), None for
-    all."""
+    """What is known about either side.
+
+    ``context`` is in tokens, None if no limit is known; ``languages`` are first parts of BCP 47 tags ("en"), None for
+    all.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -56,7 +62,7 @@ class SideState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearState(SideState):
-    """``battery`` from 0 to 1."""
+    """``battery`` is from 0 to 1."""
 
     available: bool
     battery: float | None = None
@@ -76,8 +82,9 @@ class FarState(SideState):
 
 @dataclass(frozen=True, slots=True)
 class NearSignals:
-    """What the near model itself says of the prompt: the mean log-probability of its tokens, and of its own first up to 4 answer tokens
-    the mean log-probability and the mean entropy; in nats."""
+    """The near model's own view of the prompt, in nats: the mean log-probability of the prompt's tokens, and the mean
+    log-probability and mean entropy of the first 4 tokens, or fewer, of its own answer.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -88,10 +95,10 @@ class NearSignals:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """``texts`` is every other text that would leave with the request: arguments of tool calls, tool definitions, schemas, stop strings,
-    names.
+    """``texts`` are all other texts that would leave the device with the request: arguments of tool calls, tool
+    definitions, schemas, stop strings, names.
 
-    ``tools`` and ``vision`` tell what the request needs.
+    ``tools`` and ``vision``: whether the request needs them.
     """
 
     __pydantic_config__ = _STRICT
@@ -110,14 +117,14 @@ class Situation:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Situation:
-        """Raises RequestError for a key that is not known, or a value of another type."""
+        """Raises RequestError for an unknown key, or a value of another type."""
         try:
             return _adapter().validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"])
+            path = ".".join(str(part) for part in first["loc"])
             raise RequestError(
-                f"the situation's {place or 'JSON'}: {first['msg']}", code="bad_situation", param=place
+                f"the situation's {path or 'JSON'}: {first['msg']}", code="bad_situation", param=path
             ) from None
 
 

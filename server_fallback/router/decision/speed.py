@@ -1,6 +1,7 @@
 """Speed and FarQueue: how fast a side has been lately, and how long requests wait at the far server. Pure.
 
-Speed averages the time of a token and not the rate, because a mean of rates hides the answers that stalled, and these matter most.
+Speed averages the time per token and not the rate, because a mean of rates hides the answers that stalled, and these
+matter most.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from ...schema.about import QUEUE_HEADER
 NEWEST_WEIGHT = 0.3
 # A queue changes faster than an app sends requests, so an older report says nothing about now.
 REPORT_SECONDS = 30.0
-# Longer than any queue in milliseconds, and no more digits than a number has.
+# Longer than any queue in milliseconds, and within the precision of a number.
 MAX_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An answer that ended well. ``computed_tokens`` are the prompt's without those of the cache. Seconds are from asking, waiting in a
-    queue not counted. ``round_trip_seconds`` is None where it was not measured, and for near.
+    """An answer that ended well.
+
+    ``computed_tokens`` are the prompt's tokens that were not in the cache. Seconds count from the request, without the
+    time in a queue. ``round_trip_seconds`` is None if it was not measured, and for near.
     """
 
     computed_tokens: int
@@ -33,7 +36,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A side's. None where nothing is known yet."""
+    """The speed of a side. None if nothing is known yet."""
 
     prefill_tokens_per_second: float | None = None
     decode_tokens_per_second: float | None = None
@@ -71,7 +74,7 @@ class FarQueue:
 
 
 def _rate(old: float | None, tokens: int, seconds: float) -> float | None:
-    """The old one where this tells nothing: no token, or no time that a clock could see."""
+    """The old rate if this answer shows nothing: no token, or no time that a clock could measure."""
     if tokens < 1 or seconds <= 0:
         return old
     return 1 / _mean(None if old is None else 1 / old, seconds / tokens)

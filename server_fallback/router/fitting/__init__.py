@@ -1,1 +1,1 @@
-"""What both sides answered flows in; a predictor for the policy, and what it is worth, flow out. For `nearfar router`."""
+"""Makes a predictor for the policy from the answers of both sides, and evaluates it. For `nearfar router`."""

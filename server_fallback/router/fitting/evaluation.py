@@ -1,13 +1,15 @@
-"""What a router is worth on logged pairs: the quality that each policy reaches with a share of the requests on the far side.
+"""Evaluates a router on logged pairs: the quality that each policy reaches with a share of the requests sent far.
 
-With scores that say which prompts go far first, the far share runs from 0 to 1 and the quality from the near side's to the far side's:
+Scores determine which prompts are sent far first. The far share then runs from 0 to 1, and the quality from the near
+side's to the far side's. The figures are those of RouteLLM (Ong et al. 2024, section 3):
 
-    PGR(c) = (quality with the share c on the far side - near quality) / (far quality - near quality)    performance gap recovered
+    PGR(c) = (quality with the share c on the far side - near quality) / (far quality - near quality)
+             the performance gap recovered
     APGR   = the mean of PGR over all shares from 0 to 1
-    CPT(p) = the least share with which PGR reaches p
+    CPT(p) = the smallest share at which PGR reaches p
 
-as in RouteLLM (Ong et al. 2024, section 3). A random router has PGR(c) = c, so an APGR of 0.5. Prompts with equal scores go far together
-in a random order: between the ends of such a group the quality is on a line.
+A random router has PGR(c) = c, so an APGR of 0.5. Prompts with equal scores are sent far together in a random order:
+between the ends of such a group the quality is on a line.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ CPT_LEVELS = (0.5, 0.8)
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Knots of a policy's quality by far share, both rising from share 0 to 1; straight between them."""
+    """The points of a policy's quality by far share, both rising from share 0 to 1; straight lines between them."""
 
     shares: Array
     qualities: Array
@@ -42,9 +44,12 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
-    """One policy's figures, each with its 95 % bootstrap interval over prompts. ``ahead`` is by how much the first policy's APGR is above
-    this one's. ``quality`` is that at the far share of the first policy's threshold."""
+class PolicyFigures:
+    """The figures of one policy, each with its 95 % bootstrap interval over prompts.
+
+    ``ahead``: the first policy's APGR minus this one's. ``quality``: the quality at the far share that the first
+    policy's threshold gives.
+    """
 
     curve: Curve
     apgr: float
@@ -60,9 +65,11 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """``far_share`` is what the threshold sends to the far side, ``quality`` how much of all is right then."""
+    """``far_share`` is the share that the threshold sends to the far side; ``quality`` is the share of right answers
+    then.
+    """
 
-    policies: Mapping[str, Worth]
+    policies: Mapping[str, PolicyFigures]
     near_quality: float
     far_quality: float
     far_share: float
@@ -70,7 +77,7 @@ class Evaluation:
     prompts: int
 
     def to_json(self) -> dict[str, object]:
-        """All figures; the curves are for the plot."""
+        """All figures without the curves, which are for the plot."""
         figures = asdict(self)
         for worth in figures["policies"].values():
             del worth["curve"]
@@ -78,16 +85,17 @@ class Evaluation:
 
 
 def all_scores(pairs: Sequence[Pair], policy: Policy) -> Mapping[str, Array]:
-    """Score pairs, (n,) by name, with a policy's predictor and with baselines; a higher score goes far earlier.
+    """Score pairs, (n,) by name, with a policy's predictor and with baselines; prompts with higher scores are sent far
+    first.
 
-    "auto", the gain that the predictor expects, comes first; then "random"; "length", the characters of the prompt; "confidence", how
-    unsure the near model is of the first tokens of its own answer; and "oracle", which knows who was right. Raises RequestError for a
-    policy without a predictor.
+    "auto", the gain that the predictor expects, comes first; then "random"; "length", the characters of the prompt;
+    "confidence", how unsure the near model is of the first tokens of its own answer; and "oracle", which knows who was
+    right. Raises RequestError for a policy without a predictor.
     """
     predictor = policy.quality.predictor
     if policy.mode != "auto" or predictor is None:
         raise RequestError(
-            "the policy decides nothing by quality; give one of 'nearfar router fit': mode auto, with a predictor"
+            "the policy decides nothing by quality; use one from 'nearfar router fit', with mode auto and a predictor"
         )
     near_right, far_right = rights(pairs)
     chances = [predictor.rights(pair.prompt, pair.near.signals) for pair in pairs]
@@ -99,29 +107,30 @@ def all_scores(pairs: Sequence[Pair], policy: Policy) -> Mapping[str, Array]:
         "auto": np.array([chance.far - chance.near for chance in chances]),
         "random": np.zeros(len(pairs)),
         "length": np.array([len(pair.prompt) for pair in pairs], np.float64),
-        # One that is not known counts as the mean, as in the predictor.
+        # An unknown value counts as the mean, as in the predictor.
         "confidence": -np.where(np.isnan(logprobs), known.mean() if len(known) else 0.0, logprobs),
         "oracle": far_right - near_right,
     }
 
 
 def evaluate(near_right: Array, far_right: Array, scores: Mapping[str, Array], threshold: float) -> Evaluation:
-    """near_right, far_right (n,) of 0 and 1; scores (n,) by policy: a higher one goes far earlier. ``threshold`` is of the first policy's.
+    """near_right, far_right (n,) are 0 or 1; scores (n,) by policy: prompts with higher scores are sent far first.
+    ``threshold`` is the first policy's.
 
-    Raises RequestError where the far side is not better than the near side.
+    Raises RequestError if the far side is not better than the near side.
     """
     near_quality, far_quality = float(near_right.mean()), float(far_right.mean())
     if far_quality <= near_quality:
         raise RequestError(
-            f"the far side is right on {far_quality:.1%} of the prompts and the near side on {near_quality:.1%}: there is no gap to "
-            "recover, so a router is worth nothing here; take a better far model, or harder prompts"
+            f"the far side is right on {far_quality:.1%} of the prompts and the near side on {near_quality:.1%}: "
+            "there is no gap to recover, so a router has no use here; use a better far model, or harder prompts"
         )
     gains = far_right - near_right
     leader = next(iter(scores))
     sent = scores[leader] > threshold
     share, count = float(sent.mean()), len(gains)
     weights = np.random.default_rng(SEED).multinomial(count, np.full(count, 1 / count), RESAMPLES).astype(np.float64)
-    # Without a gap in a resample nothing can be recovered of it.
+    # A resample without a gap has nothing to recover.
     weights = weights[weights @ gains > 0]
     curves = {name: make_curve(near_quality, gains, score) for name, score in scores.items()}
     resampled = {name: measure(gains, score, weights) for name, score in scores.items()}
@@ -130,7 +139,7 @@ def evaluate(near_right: Array, far_right: Array, scores: Mapping[str, Array], t
     for name in scores:
         apgr, cpt50, cpt80 = (float(value) for value in exact[name])
         apgr_95, cpt50_95, cpt80_95 = (interval(values) for values in resampled[name])
-        policies[name] = Worth(
+        policies[name] = PolicyFigures(
             curve=curves[name],
             apgr=apgr,
             apgr_95=apgr_95,
@@ -155,7 +164,7 @@ def make_curve(near_quality: float, gains: Array, scores: Array) -> Curve:
 
 
 def measure(gains: Array, scores: Array, weights: Array) -> Array:
-    """APGR, CPT(50 %) and CPT(80 %), (3, b), of b weightings of the prompts. gains, scores (n,), weights (b, n)."""
+    """APGR, CPT(50 %) and CPT(80 %), (3, b), for b weightings of the prompts. gains, scores (n,), weights (b, n)."""
     order, ends = far_first(scores)
     weights = weights[:, order]
     totals = weights.sum(axis=1, keepdims=True)
@@ -168,17 +177,21 @@ def measure(gains: Array, scores: Array, weights: Array) -> Array:
 
 
 def first_reaching(shares: Array, recovered: Array, level: float) -> Array:
-    """The least share with which each row's line reaches a level that its end has reached; shares, recovered (b, k) -> (b,)."""
+    """The smallest share at which each row's line reaches a level that its end has reached; shares, recovered (b, k) ->
+    (b,).
+    """
     rows = np.arange(len(shares))
     right = np.maximum(np.argmax(recovered >= level - 1e-12, axis=1), 1)
     below, above = recovered[rows, right - 1], recovered[rows, right]
     part = np.clip((level - below) / np.where(above > below, above - below, 1.0), 0.0, 1.0)
-    found: Array = shares[rows, right - 1] + part * (shares[rows, right] - shares[rows, right - 1])
-    return found
+    least: Array = shares[rows, right - 1] + part * (shares[rows, right] - shares[rows, right - 1])
+    return least
 
 
 def far_first(scores: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The order (n,) from the highest score down, and how many prompts there are up to the end of each group of equals."""
+    """The order (n,) from the highest score down, and the number of prompts up to the end of each group of equal
+    scores.
+    """
     order = np.argsort(-scores, kind="stable").astype(np.int64)
     ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True)) + 1
     return order, ends.astype(np.int64)

@@ -1,7 +1,7 @@
-"""Fitting: logged pairs flow in, a predictor with a threshold and a report of how good it is flow out.
+"""Fitting: makes a predictor with a threshold, and a report of its quality, from logged pairs.
 
-For each side one logistic regression of "was it right" on the features of `predictor`; the penalty is chosen by cross-validation, and
-Platt's calibration and the threshold are chosen on scores of pairs that the regression was not fitted on.
+Each side has one logistic regression of "was it right" on the features of `predictor`. Cross-validation chooses the
+penalty. Platt's calibration and the threshold are chosen on scores of pairs that the regression was not fitted on.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import cast
 
 import numpy as np
 
 from nearfar.compiler.errors import RequestError
 
-from ..decision.features import SIGNALS, TEXT_FEATURES, bucket_counts, text_features
-from ..decision.predictor import Calibration, FeatureName, Fitted, Predictor, Wanted, Weights
+from ..decision.features import SIGNALS, TEXT_FEATURES, FeatureName, bucket_counts, text_features
+from ..decision.predictor import Calibration, Fitted, Predictor, Wanted, Weights
 from .evaluation import far_first
-from .logistic import Array, Chosen, fit_chosen, fit_platt, sigmoid
+from .logistic import Array, CrossValidated, fit_cross_validated, fit_platt, sigmoid
 from .pairs import Pair, rights
 from .reliability import SideReport, report
 
-# On 2,000 pairs of the demo models, out of fold, the AUC of "near is right" was 0.927 with 256, 0.935 with 512 and 0.943 with 1024.
+# On 2,000 pairs of the demo models, out of fold, the AUC of "near is right" was 0.927 with 256, 0.935 with 512 and
+# 0.943 with 1024.
 BUCKETS = 1024
-LEAST_PAIRS = 20
-LEAST_SCALE = 1e-9
+MIN_PAIRS = 20
+MIN_SCALE = 1e-9
 WORD = re.compile("[a-z]+")
-# A policy is read by browsers: so many digits are enough.
+# Browsers load policies, so numbers are short: this many digits are enough.
 DIGITS = 6
 
 
@@ -47,16 +47,16 @@ class FitResult:
 
 
 def fit(pairs: Sequence[Pair], *, wanted: Wanted | None = None, buckets: int = BUCKETS) -> FitResult:
-    """``wanted``: the quality to reach with as few far requests as can be, or the share of requests that may go far. None: far wherever it
-    is likelier right.
+    """``wanted``: the quality to reach with as few far requests as possible, or the share of requests that may be sent
+    far. None: far answers whenever it is likelier to be right.
 
-    Raises RequestError for too few pairs, or a quality that the two sides do not reach together.
+    Raises RequestError for too few pairs, or for a quality that the two sides cannot reach together.
     """
-    if len(pairs) < LEAST_PAIRS:
-        raise RequestError(f"{len(pairs)} pairs are too few to fit on; log at least {LEAST_PAIRS}, better 1,000")
+    if len(pairs) < MIN_PAIRS:
+        raise RequestError(f"{len(pairs)} pairs are too few to fit on; log at least {MIN_PAIRS}, better 1,000")
     design = make_design(pairs, buckets)
     near_right, far_right = rights(pairs)
-    near, far = fit_chosen(design.rows, near_right), fit_chosen(design.rows, far_right)
+    near, far = fit_cross_validated(design.rows, near_right), fit_cross_validated(design.rows, far_right)
     near_platt, far_platt = fit_platt(near.out_of_fold, near_right), fit_platt(far.out_of_fold, far_right)
     near_chance, far_chance = calibrated(near.out_of_fold, near_platt), calibrated(far.out_of_fold, far_platt)
     gains = far_chance - near_chance
@@ -95,10 +95,10 @@ class Design:
 
 
 def make_design(pairs: Sequence[Pair], buckets: int) -> Design:
-    """A signal that no pair has is no feature; where some pairs have it, the others count as their mean."""
+    """A signal that no pair has is not a feature; if some pairs have it, the others count as their mean."""
     signals = [None if pair.near.signals is None else asdict(pair.near.signals) for pair in pairs]
     used = [name for name in SIGNALS if any(each is not None and each[name] is not None for each in signals)]
-    names = cast(tuple[FeatureName, ...], (*TEXT_FEATURES, *used))
+    names: tuple[FeatureName, ...] = (*TEXT_FEATURES, *used)
     values = np.array(
         [
             [*text_features(pair.prompt).values(), *((each or {}).get(name) for name in used)]
@@ -107,8 +107,8 @@ def make_design(pairs: Sequence[Pair], buckets: int) -> Design:
         np.float64,
     )
     mean, scale = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
-    # What is the same in all pairs tells nothing, whatever it is divided by.
-    scale[scale < LEAST_SCALE] = 1.0
+    # A value that is the same in all pairs shows nothing, so any scale will do.
+    scale[scale < MIN_SCALE] = 1.0
     counts = np.zeros((len(pairs), buckets))
     for index, pair in enumerate(pairs):
         for bucket, count in bucket_counts(pair.prompt, buckets).items():
@@ -117,7 +117,7 @@ def make_design(pairs: Sequence[Pair], buckets: int) -> Design:
 
 
 def choose_threshold(gains: Array, near_right: Array, far_right: Array, wanted: Wanted | None) -> float:
-    """Far answers where its gain is above this; gains (n,) are out of fold."""
+    """Far answers if its gain is above this threshold; gains (n,) are out of fold."""
     if wanted is None:
         return 0.0
     order, ends = far_first(gains)
@@ -131,15 +131,15 @@ def choose_threshold(gains: Array, near_right: Array, far_right: Array, wanted: 
         enough = ends[qualities >= wanted.quality - 1e-12]
         if len(enough) == 0:
             raise RequestError(
-                f"both sides together reach a quality of at most {qualities.max():.3f} on these pairs, so {wanted.quality} is out of "
-                "reach; want less, or take a better far model",
+                f"both sides together reach a quality of at most {qualities.max():.3f} on these pairs, so "
+                f"{wanted.quality} is out of reach; lower it, or use a better far model",
                 param="wanted_quality",
             )
         chosen = int(enough[0])
     ranked = gains[order]
     if chosen == 0:
         return 1.0
-    # Between the last that goes far and the first that stays.
+    # Halfway between the last prompt that is sent far and the first that is not.
     return -1.0 if chosen == len(gains) else float(ranked[chosen - 1] + ranked[chosen]) / 2
 
 
@@ -148,7 +148,7 @@ def calibrated(logits: Array, platt: tuple[float, float]) -> Array:
 
 
 def bucket_labels(pairs: Sequence[Pair], buckets: int) -> list[str]:
-    """Each bucket by the word that is most often in it, for people; others share it."""
+    """Name each bucket, for people, by its most frequent word; other words share the bucket."""
     words = Counter(word for pair in pairs for word in WORD.findall(pair.prompt.lower()))
     labels: dict[int, str] = {}
     for word, _ in words.most_common():
@@ -156,7 +156,7 @@ def bucket_labels(pairs: Sequence[Pair], buckets: int) -> list[str]:
     return [labels.get(bucket, f"bucket {bucket}") for bucket in range(buckets)]
 
 
-def weights_of(chosen: Chosen) -> Weights:
+def weights_of(chosen: CrossValidated) -> Weights:
     return Weights(weights=short(chosen.regression.weights), bias=short([chosen.regression.bias])[0])
 
 

@@ -1,6 +1,6 @@
 """Logistic regression with an L2 penalty, by Newton's method; and Platt's calibration of its scores.
 
-Rows of numbers and whether each was right flow in, weights flow out. Nothing here is random.
+Nothing here is random.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-# From the largest, so that each fit starts near its end.
+# From the largest down, so that each fit starts near its solution.
 RIDGES = (300.0, 30.0, 10.0, 3.0, 1.0, 0.3)
 FOLDS = 5
-MOST_STEPS = 50
+MAX_STEPS = 50
 TOLERANCE = 1e-7
-# Where classes can be told apart without a fault, a bias that has no penalty would rise for ever.
-LEAST_CURVATURE = 1e-9
+# If the classes are perfectly separable, a bias without a penalty would grow forever.
+MIN_CURVATURE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,10 @@ class Logistic:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """A regression on all rows, the penalty that cross-validation chose for it, and the logits (n,) of each row by a regression on the
-    folds that it is not in."""
+class CrossValidated:
+    """A regression on all rows, the penalty that cross-validation chose for it, and for each row the logit (n,) of a
+    regression on the other folds.
+    """
 
     regression: Logistic
     ridge: float
@@ -45,7 +46,7 @@ class Chosen:
 
 
 def sigmoid(logits: Array) -> Array:
-    # Of this form neither end overflows.
+    # In this form neither end overflows.
     return 0.5 * (1.0 + np.tanh(0.5 * logits))
 
 
@@ -55,10 +56,11 @@ def log_loss(logits: Array, right: Array) -> float:
 
 
 def fit_logistic(rows: Array, right: Array, ridge: float, start: Logistic | None = None) -> Logistic:
-    """The weights that minimise sum(cross entropy) + ridge / 2 * |weights|^2; the bias has no penalty. rows (n, d), right (n,) -> (d,).
+    """The weights that minimise sum(cross entropy) + ridge / 2 * |weights|^2; the bias has no penalty. rows (n, d),
+    right (n,) -> (d,).
 
-    Where all are right or all are wrong, the weights are 0 and the bias is the logit of (rights + 1) / (n + 2). From ``start`` the way is
-    shorter, and the end the same.
+    If all rows are right or all are wrong, the weights are 0 and the bias is the logit of (rights + 1) / (n + 2). A
+    ``start`` makes the fit faster and does not change its result.
     """
     count, width = len(rows), int(rows.shape[1])
     rights = float(right.sum())
@@ -75,13 +77,13 @@ def fit_logistic(rows: Array, right: Array, ridge: float, start: Logistic | None
         return count * log_loss(x @ at, right) + 0.5 * float(np.sum(penalty * at**2))
 
     value = loss(point)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         probability = sigmoid(x @ point)
         gradient = x.T @ (probability - right) + penalty * point
-        hessian = (x * (probability * (1 - probability))[:, None]).T @ x + np.diag(penalty + LEAST_CURVATURE)
+        hessian = (x * (probability * (1 - probability))[:, None]).T @ x + np.diag(penalty + MIN_CURVATURE)
         step = np.linalg.solve(hessian, gradient)
         size = 1.0
-        # Far from the minimum a whole step may go past it.
+        # Far from the minimum a full step may overshoot it.
         while (new := loss(point - size * step)) > value and size > 1e-6:
             size /= 2
         point = point - size * step
@@ -91,37 +93,41 @@ def fit_logistic(rows: Array, right: Array, ridge: float, start: Logistic | None
     return Logistic(point[:width], float(point[width]))
 
 
-def fit_chosen(rows: Array, right: Array, ridges: Sequence[float] = RIDGES) -> Chosen:
-    """A regression with the penalty whose cross entropy is least on rows that it was not fitted on. Row i is in fold i mod 5."""
-    # What is 0 in every row has the weight 0; of few pairs' buckets that is most.
+def fit_cross_validated(rows: Array, right: Array, ridges: Sequence[float] = RIDGES) -> CrossValidated:
+    """A regression with the penalty that has the smallest cross entropy on rows that it was not fitted on.
+
+    Row i is in fold i mod 5.
+    """
+    # A column that is 0 in every row has the weight 0. With few pairs, most buckets are such columns.
     used = rows.any(axis=0)
     width, rows = rows.shape[1], rows[:, used]
     folds = np.arange(len(right)) % FOLDS
-    found = {ridge: np.zeros(len(right)) for ridge in ridges}
+    held_out = {ridge: np.zeros(len(right)) for ridge in ridges}
     for fold in range(FOLDS):
         inside, fitted = folds != fold, None
         for ridge in ridges:
             fitted = fit_logistic(rows[inside], right[inside], ridge, fitted)
-            found[ridge][~inside] = fitted.logits(rows[~inside])
-    best = min(ridges, key=lambda ridge: log_loss(found[ridge], right))
+            held_out[ridge][~inside] = fitted.logits(rows[~inside])
+    best = min(ridges, key=lambda ridge: log_loss(held_out[ridge], right))
     fitted = fit_logistic(rows, right, best)
     weights = np.zeros(width)
     weights[used] = fitted.weights
-    return Chosen(Logistic(weights, fitted.bias), best, found[best])
+    return CrossValidated(Logistic(weights, fitted.bias), best, held_out[best])
 
 
 def fit_platt(logits: Array, right: Array) -> tuple[float, float]:
-    """(a, b) of sigmoid(a * logit + b), with Platt's smoothed targets (Platt 1999; Lin, Lin & Weng 2007), so that no side is certain.
+    """(a, b) of sigmoid(a * logit + b), with Platt's smoothed targets (Platt 1999; Lin, Lin & Weng 2007), so that no
+    probability is 0 or 1.
 
-    (1, 0) where all are right or all are wrong, or the logits are all the same. Logits that are high where the answer is wrong tell
-    nothing: a is never below 0.
+    (1, 0) if all rows are right, all are wrong, or all logits are equal. Logits that are higher for wrong answers are
+    useless, so a is never below 0.
     """
     rights = float(right.sum())
     wrongs = len(right) - rights
     if rights == 0 or wrongs == 0 or np.ptp(logits) == 0:
         return 1.0, 0.0
     targets = np.where(right > 0.5, (rights + 1) / (rights + 2), 1 / (wrongs + 2))
-    # A penalty far below what the rows say keeps scores that tell the classes apart without a fault finite.
+    # A penalty much smaller than the data keeps the weights finite if the scores separate the classes perfectly.
     fitted = fit_logistic(logits[:, None], targets, 1e-6)
     if fitted.weights[0] < 0:
         return 0.0, float(np.log(targets.mean() / (1 - targets.mean())))

@@ -1,4 +1,7 @@
-"""Pairs: what both sides answered to one prompt, and whether that was right; the router's training data, one JSON object a line."""
+"""Pairs: the answers of both sides to one prompt, and whether they were right.
+
+They are the router's training data, one JSON object per line.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ Array = npt.NDArray[np.float64]
 
 
 class FarAnswer(JsonLine):
-    """``right`` is null until somebody judges it. ``seconds`` from asking to the end, beside whatever else was asked at once."""
+    """``right`` is null until somebody judges the answer.
+
+    ``seconds`` is from the request to the end of the answer, while other requests ran too.
+    """
 
     answer: str
     right: bool | None = None
@@ -29,7 +35,7 @@ class NearAnswer(FarAnswer):
 
 
 class Pair(JsonLine):
-    """``task`` names a kind of prompt, for tables; null where it has none."""
+    """``task`` names a kind of prompt, for tables; null if it has none."""
 
     prompt: str
     task: str | None = None
@@ -38,20 +44,24 @@ class Pair(JsonLine):
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Pairs that were judged. Raises RequestError for a line that cannot be read, no line, or one whose answers were not judged."""
+    """Read judged pairs.
+
+    Raises RequestError for a line that cannot be read, for a file without pairs, and for answers that were not judged.
+    """
     pairs = Pair.read(path)
     if not pairs:
-        raise RequestError(f"{path}: has no pair; make some with 'nearfar router log'")
+        raise RequestError(f"{path}: has no pairs; create some with 'nearfar router log'")
     for number, pair in enumerate(pairs, 1):
         for side, answer in (("near", pair.near), ("far", pair.far)):
             if answer.right is None:
                 raise RequestError(
-                    f"{path}: pair {number}: {side}.right is null; log prompts that have 'expected', or let a judge write true or false"
+                    f"{path}: pair {number}: {side}.right is null; log prompts that have 'expected', or let a judge "
+                    "write true or false"
                 )
     return pairs
 
 
 def rights(pairs: Sequence[Pair]) -> tuple[Array, Array]:
-    """Whether near and far were right, (n,) each of 0 and 1."""
+    """Whether near and far were right: (n,) each, 0 or 1."""
     near, far = (np.array([getattr(pair, side).right for pair in pairs], np.float64) for side in ("near", "far"))
     return near, far

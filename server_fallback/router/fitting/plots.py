@@ -1,4 +1,4 @@
-"""Plots: an evaluation flows in, a picture of quality by far share flows out."""
+"""Plots the quality of each policy by its far share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .evaluation import Evaluation
 INK, MUTED, GRID = "#1f2430", "#6b7280", "#e5e7eb"
 
 
-class Look(NamedTuple):
+class LineStyle(NamedTuple):
     label: str
     color: str
     width: float
@@ -20,17 +20,20 @@ class Look(NamedTuple):
 
 
 # In the order of the legend.
-LOOKS = {
-    "oracle": Look("oracle, which knows who is right", "#9ca3af", 1.5, "--"),
-    "auto": Look("the router", "#2563eb", 2.8),
-    "confidence": Look("near's confidence alone", "#d97706", 1.6),
-    "length": Look("the prompt's length alone", "#059669", 1.6),
-    "random": Look("random", "#9ca3af", 1.5, ":"),
+LINE_STYLES = {
+    "oracle": LineStyle("oracle, which knows who is right", "#9ca3af", 1.5, "--"),
+    "auto": LineStyle("the router", "#2563eb", 2.8),
+    "confidence": LineStyle("near's confidence alone", "#d97706", 1.6),
+    "length": LineStyle("the prompt's length alone", "#059669", 1.6),
+    "random": LineStyle("random", "#9ca3af", 1.5, ":"),
 }
 
 
 def plot(evaluation: Evaluation, file: Path) -> None:
-    """Write a PNG, or what the file's name ends in. Raises ToolError without matplotlib, OutputError where the file cannot be written."""
+    """Write a PNG, or the format that the file's extension names.
+
+    Raises ToolError without matplotlib, OutputError if the file cannot be written.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -38,15 +41,15 @@ def plot(evaluation: Evaluation, file: Path) -> None:
     figure = Figure(figsize=(8.4, 5.2), layout="constrained", facecolor="white")
     axes = figure.add_subplot()
     near, far = 100 * evaluation.near_quality, 100 * evaluation.far_quality
-    for name, look in reversed(LOOKS.items()):
-        worth = evaluation.policies[name]
+    for name, style in reversed(LINE_STYLES.items()):
+        figures = evaluation.policies[name]
         axes.plot(
-            100 * worth.curve.shares,
-            100 * worth.curve.qualities,
-            color=look.color,
-            linewidth=look.width,
-            linestyle=look.dashes,
-            label=f"{look.label}   {worth.apgr:.2f}",
+            100 * figures.curve.shares,
+            100 * figures.curve.qualities,
+            color=style.color,
+            linewidth=style.width,
+            linestyle=style.dashes,
+            label=f"{style.label}   {figures.apgr:.2f}",
             solid_capstyle="round",
         )
     for level, text in ((near, f"all near  {near:.1f} %"), (far, f"all far  {far:.1f} %")):
@@ -59,7 +62,7 @@ def plot(evaluation: Evaluation, file: Path) -> None:
         [share],
         [quality],
         "o",
-        color=LOOKS["auto"].color,
+        color=LINE_STYLES["auto"].color,
         markersize=9,
         markeredgecolor="white",
         markeredgewidth=1.6,
@@ -69,13 +72,18 @@ def plot(evaluation: Evaluation, file: Path) -> None:
     axes.set_xlabel("prompts that the far side answers, %", color=INK)
     axes.set_ylabel("right answers, %", color=INK)
     axes.set_title(
-        f"Right answers by what goes far, {evaluation.prompts:,} prompts", loc="left", color=INK, fontsize=13, pad=28
+        f"Right answers by far share, {evaluation.prompts:,} prompts", loc="left", color=INK, fontsize=13, pad=28
     )
     summary = (
         f"●  the policy's threshold: {share:.0f} % of the prompts go far, {quality:.1f} % of the answers are right"
     )
     axes.annotate(
-        summary, (0, 1), xycoords="axes fraction", xytext=(0, 10), textcoords="offset points", color=LOOKS["auto"].color
+        summary,
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 10),
+        textcoords="offset points",
+        color=LINE_STYLES["auto"].color,
     )
     axes.grid(axis="both", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -97,5 +105,5 @@ def plot(evaluation: Evaluation, file: Path) -> None:
         figure.savefig(file, dpi=144)
     except (OSError, ValueError) as error:
         raise OutputError(
-            f"--plot {file}: cannot be written: {reason_of(error)}; give a .png or .svg in a folder that is there"
+            f"--plot {file}: cannot be written: {reason_of(error)}; use a .png or .svg in an existing folder"
         ) from error

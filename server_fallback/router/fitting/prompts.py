@@ -1,4 +1,4 @@
-"""Prompts to log: what an application's users ask, and how to tell a right answer. A file of JSON lines flows in."""
+"""Prompts to log, from a file of JSON lines: what an application's users ask, and how to recognise a right answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Line = TypeVar("Line", bound="JsonLine")
 
 
 class JsonLine(BaseModel):
-    """One line of a file. A key that is not known is an error, and so is a value of another type."""
+    """One line of a file. An unknown key and a value of another type are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @classmethod
     def read(cls, path: Path) -> list[Self]:
-        """All lines of a file. Raises RequestError for one that cannot be read, and names its line."""
+        """Read all lines of a file. Raises RequestError, which names the line, for one that cannot be read."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -36,9 +36,11 @@ class JsonLine(BaseModel):
 
 
 class Prompt(JsonLine):
-    """``expected`` is the only right answer, or ``accepted`` a regular expression that every right answer matches as a whole.
+    """``expected`` is the only right answer; or ``accepted`` is a regular expression that matches every right answer as
+    a whole.
 
-    Without either nobody knows what is right: the log then says null, for a judge to fill in. ``task`` names a kind of prompt, for tables.
+    Without either, it is not known what is right: the log then has null, for a judge to fill in. ``task`` names a kind
+    of prompt, for tables.
     """
 
     prompt: str = Field(min_length=1)
@@ -56,16 +58,16 @@ class Prompt(JsonLine):
         return pattern
 
     def is_right(self, answer: str) -> bool | None:
-        """Whether an answer is right, None where that is not known. White space around answers does not count."""
+        """Whether an answer is right; None if that is not known. White space around answers does not count."""
         if self.accepted is not None:
             return re.fullmatch(self.accepted, answer.strip()) is not None
         return None if self.expected is None else answer.strip() == self.expected.strip()
 
 
-def parse(validate: Callable[[str], Line], line: str, where: str) -> Line:
+def parse(validate: Callable[[str], Line], line: str, location: str) -> Line:
     try:
         return validate(line)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise RequestError(f"{where}: {place or 'the line'}: {first['msg']}") from error
+        path = ".".join(str(part) for part in first["loc"])
+        raise RequestError(f"{location}: {path or 'the line'}: {first['msg']}") from error

@@ -1,4 +1,4 @@
-"""Reliability: how good probabilities are. Probabilities and what came true flow in, figures for people flow out."""
+"""Reliability: compares probabilities with what came true, in figures for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .logistic import Array, Chosen
+from .logistic import Array, CrossValidated
 
 BINS = 10
 TOP = 8
@@ -15,10 +15,11 @@ TOP = 8
 
 @dataclass(frozen=True, slots=True)
 class SideReport:
-    """How good one side's probabilities are, out of fold. ``right`` is the share of pairs in which it was right.
+    """How good one side's probabilities are, out of fold. ``right`` is the share of pairs in which the side was right.
 
-    ``auc`` is None where all were right or all wrong. ``brier`` is the mean squared error, ``calibration_error`` the expected calibration
-    error in 10 bins of equal width (Naeini et al. 2015). ``top`` are the largest weights with what they are of; ``ridge`` is the penalty.
+    ``auc`` is None if all were right or all wrong. ``brier`` is the mean squared error, ``calibration_error`` the
+    expected calibration error in 10 bins of equal width (Naeini et al. 2015). ``top`` are the largest weights with the
+    names of their features; ``ridge`` is the penalty.
     """
 
     right: float
@@ -29,7 +30,7 @@ class SideReport:
     top: tuple[tuple[str, float], ...]
 
 
-def report(chosen: Chosen, chances: Array, right: Array, labels: Sequence[str]) -> SideReport:
+def report(chosen: CrossValidated, chances: Array, right: Array, labels: Sequence[str]) -> SideReport:
     weights = chosen.regression.weights
     largest = sorted(range(len(weights)), key=lambda index: -abs(weights[index]))[:TOP]
     return SideReport(
@@ -43,16 +44,18 @@ def report(chosen: Chosen, chances: Array, right: Array, labels: Sequence[str]) 
 
 
 def area_under_curve(scores: Array, right: Array) -> float | None:
-    """The probability that a right one has a higher score than a wrong one; equal scores count half (Hanley & McNeil 1982)."""
+    """The probability that a right answer has a higher score than a wrong one; equal scores count half (Hanley & McNeil
+    1982).
+    """
     rights_count = float(right.sum())
     wrongs_count = len(right) - rights_count
     if rights_count == 0 or wrongs_count == 0:
         return None
     values, inverse = np.unique(scores, return_inverse=True)
-    found = np.bincount(inverse, weights=right, minlength=len(values))
-    missed = np.bincount(inverse, weights=1 - right, minlength=len(values))
-    below = np.cumsum(missed) - missed
-    return float(np.sum(found * (below + missed / 2)) / (rights_count * wrongs_count))
+    hits = np.bincount(inverse, weights=right, minlength=len(values))
+    misses = np.bincount(inverse, weights=1 - right, minlength=len(values))
+    below = np.cumsum(misses) - misses
+    return float(np.sum(hits * (below + misses / 2)) / (rights_count * wrongs_count))
 
 
 def calibration_error(chances: Array, right: Array) -> float:

@@ -1,1 +1,1 @@
-"""The two sides of a pair, and what is told from one to the other: requests flow in, what a side says flows out."""
+"""The two sides of a pair, and how an answer is handed over between them."""

@@ -1,4 +1,4 @@
-"""A request that goes on from what was answered so far: as text, for any server that continues a message, or as token ids."""
+"""Builds a request that continues an answer: as text, for any server that continues a message, or as token ids."""
 
 from __future__ import annotations
 
@@ -10,31 +10,35 @@ from ...schema.common import GenerationRequest
 from ...schema.completions import CompletionRequest
 from ...text.response_format import structured_outputs
 
-# What both kinds of requests take.
-ALIKE = set(GenerationRequest.model_fields) - {"stream", "stream_options", "n"}
+# The fields that both kinds of requests have.
+SHARED_FIELDS = set(GenerationRequest.model_fields) - {"stream", "stream_options", "n"}
 
 
 def continued(
     request: ChatCompletionRequest | CompletionRequest, text: str, num_tokens: int, reasoning: str = ""
 ) -> ChatCompletionRequest | CompletionRequest:
-    """``num_tokens``: how many of ``max_tokens`` the text took, with the ``reasoning`` before it. A completion must be of a text."""
-    left = {name: max(1, limit - num_tokens) for name, limit in limits(request).items()}
+    """Continue after ``text``.
+
+    ``num_tokens``: the tokens of ``max_tokens`` that the text and the ``reasoning`` before it used. A completion must
+    have a text prompt.
+    """
+    remaining = {name: max(1, limit - num_tokens) for name, limit in limits(request).items()}
     if request.min_tokens is not None:
-        left["min_tokens"] = max(0, request.min_tokens - num_tokens)
+        remaining["min_tokens"] = max(0, request.min_tokens - num_tokens)
     if isinstance(request, CompletionRequest):
         assert isinstance(request.prompt, str)
-        return request.model_copy(update={**left, "prompt": request.prompt + text})
+        return request.model_copy(update={**remaining, "prompt": request.prompt + text})
     messages = list(request.messages)
     if request.continue_final_message:
         # The client began the answer itself.
-        begun = messages.pop()
-        text, reasoning = begun.text + text, (begun.reasoning_content or "") + reasoning
+        prefix = messages.pop()
+        text, reasoning = prefix.text + text, (prefix.reasoning_content or "") + reasoning
     messages.append(Message(role="assistant", content=text, reasoning_content=reasoning or None))
-    return request.model_copy(update={**left, "messages": messages, "continue_final_message": True})
+    return request.model_copy(update={**remaining, "messages": messages, "continue_final_message": True})
 
 
-def begun(request: ChatCompletionRequest | CompletionRequest) -> tuple[str, ...]:
-    """What the client wrote of the text that the answer continues: a completion's prompt, or the beginning of the answer."""
+def client_prefix(request: ChatCompletionRequest | CompletionRequest) -> tuple[str, ...]:
+    """The client's text that the answer continues: a completion's prompt, or the beginning of the answer."""
     if isinstance(request, CompletionRequest):
         return (request.prompt,) if isinstance(request.prompt, str) else ()
     return (request.messages[-1].text,) if request.continue_final_message else ()
@@ -43,21 +47,22 @@ def begun(request: ChatCompletionRequest | CompletionRequest) -> tuple[str, ...]
 def continued_ids(
     request: ChatCompletionRequest, prompt_ids: Sequence[int], answer_ids: Sequence[int]
 ) -> CompletionRequest:
-    """The same answer as a completion of token ids. The request must be `plain`."""
+    """The same answer as a completion of token ids. `continues_as_tokens` must be true of the request."""
     limit = min(limits(request).values(), default=None)
     min_tokens = None if request.min_tokens is None else max(0, request.min_tokens - len(answer_ids))
-    fields: dict[str, Any] = {name: value for name in ALIKE if (value := getattr(request, name)) is not None}
+    fields: dict[str, Any] = {name: value for name in SHARED_FIELDS if (value := getattr(request, name)) is not None}
     return CompletionRequest(
         **{**fields, "min_tokens": min_tokens},
         prompt=[*prompt_ids, *answer_ids],
-        # A completion that says nothing gets as much as the context holds, as a chat does.
+        # A completion without a limit may fill the context, as a chat may.
         max_tokens=None if limit is None else max(1, limit - len(answer_ids)),
     )
 
 
-def plain(request: ChatCompletionRequest | CompletionRequest) -> bool:
-    """Whether a chat is nothing but tokens after tokens: no tools, no form, no log-probabilities, no answer that the client began, no bound
-    on the reasoning."""
+def continues_as_tokens(request: ChatCompletionRequest | CompletionRequest) -> bool:
+    """Whether a chat's answer can be continued as plain token ids: it has no tools, no format, no log-probabilities, no
+    beginning by the client and no bound on the reasoning.
+    """
     return isinstance(request, ChatCompletionRequest) and not (
         request.tools
         or structured(request)
@@ -68,14 +73,14 @@ def plain(request: ChatCompletionRequest | CompletionRequest) -> bool:
     )
 
 
-def templated(request: ChatCompletionRequest) -> bool:
-    """Whether the request gives variables to the chat template, which near's count of the prompt's tokens leaves out."""
-    given = (request.chat_template_kwargs, request.enable_thinking, request.reasoning_effort, request.verbosity)
-    return any(each is not None for each in given)
+def sets_template_variables(request: ChatCompletionRequest) -> bool:
+    """Whether the request sets variables of the chat template, which near's count of the prompt's tokens leaves out."""
+    fields = (request.chat_template_kwargs, request.enable_thinking, request.reasoning_effort, request.verbosity)
+    return any(each is not None for each in fields)
 
 
 def structured(request: ChatCompletionRequest | CompletionRequest) -> bool:
-    """Whether the answer has a form, which a server applies from where it starts."""
+    """Whether the answer has a format, which a server applies from where it starts."""
     formatted = isinstance(request, ChatCompletionRequest) and not isinstance(
         request.response_format, TextFormat | None
     )
@@ -83,7 +88,7 @@ def structured(request: ChatCompletionRequest | CompletionRequest) -> bool:
 
 
 def limits(request: ChatCompletionRequest | CompletionRequest) -> dict[str, int]:
-    given = {"max_tokens": request.max_tokens}
+    fields = {"max_tokens": request.max_tokens}
     if isinstance(request, ChatCompletionRequest):
-        given["max_completion_tokens"] = request.max_completion_tokens
-    return {name: limit for name, limit in given.items() if limit is not None}
+        fields["max_completion_tokens"] = request.max_completion_tokens
+    return {name: limit for name, limit in fields.items() if limit is not None}

@@ -1,6 +1,7 @@
-"""The far side: a server of the same routes. Requests flow in, what it says flows out; every failure is one of our errors.
+"""The far side: a server with the same routes. Every failure is one of our errors.
 
-Nothing is sent before somebody asks: no checks run beside the requests, so that a private answer leaves no trace at all.
+Nothing is sent before there is a request: no health checks run beside the requests, so a private answer leaves no trace
+at all.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ from ...schema.completions import CompletionChunk, CompletionRequest
 from ...schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ...schema.tokenize import TokenizeRequest, TokenizeResponse
 from ..decision.speed import FarQueue
-from .said import Said, said_in_chat, said_in_completion
+from .answer_piece import AnswerPiece, piece_of_chat, piece_of_completion
 
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """Where the far side is. ``base_url`` with or without /v1; ``model`` None for the only one there. ``dialect``: what it takes beside
-    OpenAI's parameters; "nearfar" is `nearfar serve`. ``vision``: its model sees images, which no server tells."""
+    """The address of the far side.
+
+    ``base_url`` with or without /v1; ``model`` None for the server's only model. ``dialect``: what the server accepts
+    besides OpenAI's parameters; "nearfar" is `nearfar serve`. ``vision``: its model reads images, which no server
+    reports.
+    """
 
     base_url: str
     api_key: str | None = None
@@ -43,8 +48,10 @@ class Far:
 
 @dataclass(frozen=True, slots=True)
 class FarModel:
-    """What the server says of the model; None where it does not say it. ``round_trip_seconds`` is how long it took to say it; ``verify``:
-    it checks drafts over the wire."""
+    """What the server reports about the model; None if it does not report it.
+
+    ``round_trip_seconds`` is the time of that request; ``verify``: the server checks drafts over the wire.
+    """
 
     id: str
     context: int | None
@@ -55,12 +62,12 @@ class FarModel:
 
 
 class FarSide:
-    """``known`` is None until the server has answered once."""
+    """``model`` is None until the server has answered once."""
 
     def __init__(self, far: Far) -> None:
-        """Raises RequestError for a URL that is none."""
+        """Raises RequestError for an invalid URL."""
         self.far = far
-        self.known: FarModel | None = None
+        self.model: FarModel | None = None
         self._upstream: Upstream = make_upstream(far.base_url, far.api_key, any_request_id=far.dialect != "openai")
         self._queue = FarQueue()
         self._upstream.observe_headers = lambda headers: self._queue.update(headers, monotonic())
@@ -68,110 +75,116 @@ class FarSide:
 
     @property
     def running(self) -> int:
-        """Requests under way."""
+        """The number of requests that are running."""
         return self._upstream.outstanding
 
     @property
     def queue_seconds(self) -> float:
-        """How long a request waits for the server's device, as far as it told lately."""
+        """How long a request waits for the server's device, by the server's last report."""
         return self._queue.seconds(monotonic())
 
-    async def opened(self, call: Call | None = None) -> FarModel:
-        """What the server says of the model, asked for once.
+    async def reach(self, call: Call | None = None) -> FarModel:
+        """What the server reports about the model; it is requested until it has succeeded once.
 
-        Raises RequestError with the code "api_version" for a server of other extensions than ours or none, "wrong_key", and
-        "unknown_model"; and Unavailable where it does not answer now.
+        Raises RequestError with the code "api_version" for a server without our extensions or with another version of
+        them, "wrong_key", or "unknown_model"; and Unavailable if the server does not answer now.
         """
         async with self._opening:
-            if self.known is None:
+            if self.model is None:
                 call = call or Call("about")
-                began = monotonic()
+                requested_at = monotonic()
                 path = "/v1/nearfar/about" if self.far.dialect == "nearfar" else "/v1/models"
                 try:
-                    told = await self._upstream.ask("GET", path, None, call)
+                    response = await self._upstream.ask("GET", path, None, call)
                 except NearfarError as error:
                     raise self._explained(error) from error
-                cards = self._about(told) if self.far.dialect == "nearfar" else listed(told)
-                self.known = self._chosen(cards, monotonic() - began)
-            return self.known
+                cards = self._about(response) if self.far.dialect == "nearfar" else listed_models(response)
+                self.model = self._chosen(cards, monotonic() - requested_at)
+            return self.model
 
-    async def ask(self, request: ChatCompletionRequest | CompletionRequest, call: Call) -> AsyncGenerator[Said, None]:
-        """Raises as `Upstream.stream`, and as `opened` where nothing was asked before."""
-        known = await self.opened(call)
+    async def answer(
+        self, request: ChatCompletionRequest | CompletionRequest, call: Call
+    ) -> AsyncGenerator[AnswerPiece, None]:
+        """Raises the errors of `Upstream.stream`, and those of `reach` if the server was not reached before."""
+        model = await self.reach(call)
         body = generation_body(
-            request, known.id, self.far.dialect, priority=call.priority if self.far.dialect == "nearfar" else None
+            request, model.id, self.far.dialect, priority=call.priority if self.far.dialect == "nearfar" else None
         )
         chat = isinstance(request, ChatCompletionRequest)
         values = self._upstream.stream("/v1/chat/completions" if chat else "/v1/completions", body, call)
         async with (
             aclosing(values),
-            aclosing(in_our_form(values, known.id, bounds_of(request, self.far.dialect))) as chunks,
+            aclosing(in_our_form(values, model.id, bounds_of(request, self.far.dialect))) as chunks,
         ):
             async for chunk in chunks:
                 if chat:
-                    yield said_in_chat(checked(ChatCompletionChunk, chunk, known.id))
+                    yield piece_of_chat(checked(ChatCompletionChunk, chunk, model.id))
                 else:
-                    yield said_in_completion(checked(CompletionChunk, chunk, known.id))
+                    yield piece_of_completion(checked(CompletionChunk, chunk, model.id))
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
-        known = await self.opened(call)
-        body = request.model_dump(mode="json", exclude_none=True) | {"model": known.id}
-        return checked(EmbeddingResponse, await self._upstream.ask("POST", "/v1/embeddings", body, call), known.id)
+        model = await self.reach(call)
+        body = request.model_dump(mode="json", exclude_none=True) | {"model": model.id}
+        return checked(EmbeddingResponse, await self._upstream.ask("POST", "/v1/embeddings", body, call), model.id)
 
     async def tokenize(self, request: TokenizeRequest, call: Call) -> TokenizeResponse:
-        """A server of the dialect "nearfar" has it."""
-        known = await self.opened(call)
-        body = request.model_dump(mode="json", exclude_none=True) | {"model": known.id}
-        return checked(TokenizeResponse, await self._upstream.ask("POST", "/tokenize", body, call), known.id)
+        """Only servers of the dialect "nearfar" have this route."""
+        model = await self.reach(call)
+        body = request.model_dump(mode="json", exclude_none=True) | {"model": model.id}
+        return checked(TokenizeResponse, await self._upstream.ask("POST", "/tokenize", body, call), model.id)
 
     async def close(self) -> None:
         await self._upstream.close()
 
-    def _about(self, told: Mapping[str, Any]) -> list[FarModel]:
-        if told.get("api_version") != API_VERSION:
+    def _about(self, response: Mapping[str, Any]) -> list[FarModel]:
+        if response.get("api_version") != API_VERSION:
             raise RequestError(
-                f"{self._upstream.url}: its extensions are of version {told.get('api_version')!r}, ours of {API_VERSION}; "
-                "update the older of the two",
+                f"{self._upstream.url}: uses version {response.get('api_version')!r} of nearfar's API, this client "
+                f"version {API_VERSION}; update the older of them",
                 code="api_version",
-            )  # fmt: skip
-        models = checked(About, told, self._upstream.url).models
+            )
+        models = checked(About, response, self._upstream.url).models
         return [FarModel(each.id, each.context, each.tokenizer_sha256, each.tools, 0.0, each.verify) for each in models]
 
     def _chosen(self, cards: list[FarModel], seconds: float) -> FarModel:
-        wanted = self.far.model
-        found = next(
-            (card for card in cards if card.id == wanted), cards[0] if wanted is None and len(cards) == 1 else None
+        requested = self.far.model
+        match = next(
+            (card for card in cards if card.id == requested),
+            cards[0] if requested is None and len(cards) == 1 else None,
         )
-        if found is None:
+        if match is None:
             names = ", ".join(card.id for card in cards) or "no model"
             message = (
-                f"serves {names}; say which one (model, --far-model)"
-                if wanted is None
-                else f"does not serve {wanted!r}, but {names}"
+                f"serves {names}; choose one of them (model, --far-model)"
+                if requested is None
+                else f"does not serve {requested!r}, but {names}"
             )
             raise RequestError(f"{self._upstream.url}: {message}", code="unknown_model", param="model")
-        return replace(found, round_trip_seconds=seconds)
+        return replace(match, round_trip_seconds=seconds)
 
     def _explained(self, error: NearfarError) -> NearfarError:
         status = error.details.get("status")
         if status in (401, 403):
             return RequestError(
-                f"{self._upstream.url}: refuses the API key that it was sent; give the right one",
+                f"{self._upstream.url}: rejects the API key; give the right one",
                 code="wrong_key",
                 status=status,
             )
         if status == 404:
             return RequestError(
-                f"{self._upstream.url}: has no /v1/nearfar/about, so it is no nearfar server or an older one; update it, or say which "
-                "dialect it speaks: openai or vllm",
+                f"{self._upstream.url}: has no /v1/nearfar/about, so it is an older nearfar server or another kind; "
+                "update it, or set its dialect: openai or vllm",
                 code="api_version",
-            )  # fmt: skip
+            )
         return error
 
 
-def listed(told: Mapping[str, Any]) -> list[FarModel]:
-    """Of OpenAI's list of models; servers of most kinds tell ``max_model_len``, and none whether the model calls tools."""
-    data = told.get("data")
+def listed_models(response: Mapping[str, Any]) -> list[FarModel]:
+    """The models of OpenAI's list.
+
+    Most kinds of servers report ``max_model_len``; none reports whether the model calls tools.
+    """
+    data = response.get("data")
     cards = [card for card in data if isinstance(card, dict) and "id" in card] if isinstance(data, list) else []
     return [
         FarModel(

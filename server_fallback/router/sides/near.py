@@ -1,4 +1,4 @@
-"""The near side: a model on this machine. Requests flow in, what it says flows out, and what it thought of each token where that counts."""
+"""The near side: a model on this machine. It also returns the model's log-probabilities if they are needed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...executors.executor import Abilities, Call, Executor, TellsAbilities
 from ...schema.chat import ChatCompletionRequest
 from ...schema.completions import CompletionRequest
 from ...schema.tokenize import DetokenizeRequest, TokenizeRequest
-from .said import Said, said_in_chat, said_in_completion
+from .answer_piece import AnswerPiece, piece_of_chat, piece_of_completion
 
-# What decoding a token may need of the tokens after it.
+# Decoding a token may need up to this many tokens after it.
 UNDECIDED_TOKENS = 8
 
 
 class NearSide:
-    """The executor is this side's from now on, which closes it in the end."""
+    """Owns the executor and closes it."""
 
     def __init__(self, executor: Executor, name: str) -> None:
         self.executor, self.name = executor, name
@@ -30,19 +30,22 @@ class NearSide:
 
     @property
     def available(self) -> bool:
-        """To generate text."""
+        """Whether it can generate text now."""
         return self.executor.state().ready and not self.embeds
 
-    async def ask(
+    async def answer(
         self, request: ChatCompletionRequest | CompletionRequest, call: Call, logprobs: int | None
-    ) -> AsyncGenerator[Said, None]:
-        """``logprobs``: of each token, and of so many alternatives, whatever the client wants to see. Raises as `Executor`."""
+    ) -> AsyncGenerator[AnswerPiece, None]:
+        """``logprobs``: return each token's log-probability and this many alternatives, whatever the client requested.
+
+        Raises as `Executor`.
+        """
         if isinstance(request, CompletionRequest):
             if logprobs is not None:
                 request = request.model_copy(update={"logprobs": max(logprobs, request.logprobs or 0)})
             async with aclosing(self.executor.complete(request, call)) as completion:
                 async for part in completion:
-                    yield said_in_completion(part)
+                    yield piece_of_completion(part)
             return
         if logprobs is not None and (request.logprobs or request.top_logprobs is None):
             request = request.model_copy(
@@ -50,18 +53,21 @@ class NearSide:
             )
         async with aclosing(self.executor.chat(request, call)) as chat:
             async for chunk in chat:
-                yield said_in_chat(chunk)
+                yield piece_of_chat(chunk)
 
     async def prompt_ids(self, request: ChatCompletionRequest | CompletionRequest) -> Sequence[int] | None:
-        """The prompt's tokens; None for one that the model cannot read, which is told where it is asked."""
+        """The prompt's tokens; None if the model cannot read the prompt.
+
+        The request for an answer reports that error.
+        """
         if isinstance(request, CompletionRequest):
             if not isinstance(request.prompt, str):
                 return [part for part in request.prompt if isinstance(part, int)]
-            asked = TokenizeRequest(model=self.name, prompt=request.prompt)
+            body = TokenizeRequest(model=self.name, prompt=request.prompt)
         else:
-            asked = TokenizeRequest(model=self.name, messages=request.messages, tools=request.tools)
+            body = TokenizeRequest(model=self.name, messages=request.messages, tools=request.tools)
         try:
-            return (await self.executor.tokenize(asked)).tokens
+            return (await self.executor.tokenize(body)).tokens
         except RequestError:
             return None
 
@@ -70,9 +76,9 @@ class NearSide:
         return (await self.executor.detokenize(DetokenizeRequest(model=self.name, tokens=list(token_ids)))).prompt
 
     async def ids_of(self, text: str, token_ids: Sequence[int]) -> list[int] | None:
-        """Those of an answer's tokens that ``text`` is made of; None where it is not made of them alone.
+        """The tokens of an answer that make up ``text`` exactly; None if no leading part of them does.
 
-        The last tokens may not have come out as text yet, or stand for what is no text.
+        The text of the last tokens may not be complete yet, or they may be tokens without a text.
         """
         for end in range(len(token_ids), max(0, len(token_ids) - UNDECIDED_TOKENS), -1):
             if await self.text_of(token_ids[:end]) == text:

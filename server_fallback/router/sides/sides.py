@@ -1,4 +1,6 @@
-"""Sides: near and far, and what all of their answers share: the policy, circuits, speeds, the last conversations, what was spent today."""
+"""Sides: near and far, and the state that all answers share: the policy, circuits, speeds, the last conversations,
+today's spending.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +28,24 @@ from ..decision.prefix_memory import PrefixMemory
 from ..decision.situation import CircuitState, FarState, NearState, Situation, Thermal
 from ..decision.situation import Message as WrittenMessage
 from ..decision.speed import Finished, Speed
+from .answer_piece import AnswerPiece
 from .far import FarSide
 from .near import NearSide
-from .said import Said
 from .speculated_far import SpeculatedFar
 from .texts import conversation_of
 from .wire_speculation import WireCounts
 
-# Searches for private patterns at the same time.
+# The number of concurrent searches for private patterns.
 SEARCHES = 4
 # Computing the features of this many characters takes less than 10 ms.
 LONG_TEXT_CHARACTERS = 20_000
-# One message, whose tokens show whether both sides write chats alike.
+# One message, whose tokens show whether both sides format chats alike.
 PROBE = [Message(role="user", content="a")]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceHints:
-    """Of the machine that near runs on; None where it is not known. ``battery`` from 0 to 1."""
+    """The state of the machine that near runs on; None if it is not known. ``battery`` is from 0 to 1."""
 
     battery: float | None = None
     charging: bool | None = None
@@ -51,7 +53,10 @@ class DeviceHints:
 
 
 class Sides:
-    """Of ``near`` and ``far`` one may be None. ``ledger`` None: nothing is counted. ``hints`` is asked before each decision."""
+    """One of ``near`` and ``far`` may be None.
+
+    ``ledger`` None: nothing is counted. ``hints`` is called before each decision.
+    """
 
     def __init__(
         self,
@@ -69,9 +74,9 @@ class Sides:
             for side in ("near", "far")
         }
         self._speeds: dict[Side, Speed] = {"near": Speed(), "far": Speed()}
-        self._answered: dict[Side, PrefixMemory] = {"near": PrefixMemory(), "far": PrefixMemory()}
+        self._memories: dict[Side, PrefixMemory] = {"near": PrefixMemory(), "far": PrefixMemory()}
         self._near_queue_seconds = 0.0
-        # Between looking at what is left of the budget and taking from it.
+        # Held between the check of the remaining budget and the reservation.
         self.spending = asyncio.Lock()
         # Leaves threads of the event loop to others, whatever clients send.
         self._searches = asyncio.Semaphore(SEARCHES)
@@ -79,7 +84,7 @@ class Sides:
         self._speculated: SpeculatedFar | None = None
 
     def open_near(self, near: NearSide) -> None:
-        """Near comes later where the far side is asked first what it serves."""
+        """Set the near side, which opens after the far side has reported what it serves."""
         self.near, speculation = near, self.policy.speculation
         if speculation is not None and self.far is not None and self.far.far.dialect == "nearfar":
             is_private = self.matches_private if self.policy.private.patterns else None
@@ -87,65 +92,71 @@ class Sides:
 
     @property
     def speculation(self) -> WireCounts | None:
-        """What near guessed for far; None where the policy has no speculation, or one of the sides takes no part in it."""
+        """What near guessed for far; None if the policy has no speculation, or one of the sides does not support it."""
         return None if self._speculated is None else self._speculated.counts
 
     @property
     def calls_tools(self) -> bool:
-        """Whether either side does."""
-        far = self.far is not None and (self.far.known is None or self.far.known.tools)
+        """Whether at least one side calls tools."""
+        far = self.far is not None and (self.far.model is None or self.far.model.tools)
         return far or (self.near is not None and (self.near.abilities is None or self.near.abilities.tools))
 
     async def check(self, *, near_may_answer: bool) -> None:
-        """Ask the far server what it serves. Raises RequestError for what can never be; that it is offline now is an error where near may
-        not answer instead."""
+        """Query what the far server serves.
+
+        Raises RequestError if it can never answer. A server that is offline now is an error only if near may not answer
+        instead.
+        """
         if self.far is None or self.policy.mode == "near-only":
             return
         try:
-            known = await self.far.opened()
+            model = await self.far.reach()
         except Unavailable:
             self.circuits["far"].failed(certain=True)
             if not near_may_answer or self.policy.mode == "far-only":
                 raise
             return
-        self._speeds["far"] = replace(self._speeds["far"], round_trip_seconds=known.round_trip_seconds)
+        self._speeds["far"] = replace(self._speeds["far"], round_trip_seconds=model.round_trip_seconds)
 
     async def is_private(self, situation: Situation) -> bool:
-        """Whether the policy forbids that it leaves the device. Found in a thread, for long texts take up to seconds."""
+        """Whether the policy forbids that the request leaves the device.
+
+        Runs in a thread, because long texts take up to seconds.
+        """
         check = self.policy.private_check
-        return await self._searched(lambda: check.is_private(situation))
+        return await self._search(lambda: check.is_private(situation))
 
     async def matches_private(self, *parts: str) -> bool:
-        """Whether a private pattern is in a text of these parts. Found in a thread, as by `is_private`."""
+        """Whether a text of these parts matches a private pattern. Runs in a thread, as `is_private`."""
         check = self.policy.private_check
-        return await self._searched(lambda: check.matches(*parts))
+        return await self._search(lambda: check.matches(*parts))
 
     async def decide(self, situation: Situation, *, private: bool) -> Decision:
-        """As `decide.decide`. In a thread if a predictor reads a long text, which takes up to a second."""
+        """As `decide.decide`. Runs in a thread if a predictor reads a long text, which takes up to a second."""
         if self.policy.quality.predictor is None or len(last_user_text(situation.messages)) <= LONG_TEXT_CHARACTERS:
             return decide(self.policy, situation, private=private)
         return await asyncio.to_thread(decide, self.policy, situation, private=private)
 
-    async def situation(self, asked: Situation, request: ChatCompletionRequest | CompletionRequest) -> Situation:
-        """``asked`` with what is known of both sides now. Nothing is sent to the far side."""
+    async def situation(self, situation: Situation, request: ChatCompletionRequest | CompletionRequest) -> Situation:
+        """``situation`` with what is known about both sides now. Nothing is sent to the far side."""
         ids = await self.near.prompt_ids(request) if self.near is not None else None
         near, far = self._near_state(ids), await self.far_state()
         if ids is None:
-            return replace(asked, near=near, far=far)
-        cached = self._cached_tokens(conversation_of(request, asked.messages), len(ids))
-        # Of other tokens than near's the number is much the same.
+            return replace(situation, near=near, far=far)
+        cached = self._cached_tokens(conversation_of(request, situation.messages), len(ids))
+        # Far's own tokens would be about as many.
         far = replace(far, prompt_tokens=len(ids), cached_tokens=cached["far"])
-        return replace(asked, near=replace(near, cached_tokens=cached["near"]), far=far)
+        return replace(situation, near=replace(near, cached_tokens=cached["near"]), far=far)
 
     async def far_state(self) -> FarState:
         spent = await self._spent()
         if self.far is None:
             return FarState(online=False)
-        known, speed = self.far.known, self._speeds["far"]
+        model, speed = self.far.model, self._speeds["far"]
         return FarState(
             online=True,
-            context=known.context if known is not None else None,
-            tools=known is None or known.tools,
+            context=model.context if model is not None else None,
+            tools=model is None or model.tools,
             vision=self.far.far.vision,
             languages=self.policy.languages.far,
             prefill_tokens_per_second=speed.prefill_tokens_per_second,
@@ -158,24 +169,24 @@ class Sides:
         )
 
     async def same_tokens(self, call: Call) -> bool:
-        """Whether both sides make the same token ids of the same chat. Asks the far side, once."""
+        """Whether both sides make the same token ids from the same chat. Queries the far side once."""
         if self._same_tokens is None:
-            self._same_tokens = await self._find_same_tokens(call)
+            self._same_tokens = await self._compare_tokens(call)
         return self._same_tokens
 
-    def ask_far(
-        self, request: ChatCompletionRequest | CompletionRequest, call: Call, *, guessed: bool
-    ) -> AsyncGenerator[Said, None]:
-        """As `FarSide.ask`. ``guessed``: near may guess far's tokens, where the policy says so."""
+    def far_answer(
+        self, request: ChatCompletionRequest | CompletionRequest, call: Call, *, speculate: bool
+    ) -> AsyncGenerator[AnswerPiece, None]:
+        """As `FarSide.answer`. ``speculate``: near may guess far's tokens if the policy has speculation."""
         assert self.far is not None
         return (
-            self._speculated.ask(request, call)
-            if guessed and self._speculated is not None
-            else self.far.ask(request, call)
+            self._speculated.answer(request, call)
+            if speculate and self._speculated is not None
+            else self.far.answer(request, call)
         )
 
-    async def take(self) -> bool:
-        """Take a request from today's budget; False where it is spent."""
+    async def reserve_request(self) -> bool:
+        """Reserve a request of today's budget; False if the budget is spent."""
         if self._ledger is None:
             return True
         async with self.spending:
@@ -192,26 +203,29 @@ class Sides:
         if self._ledger is not None and usd > 0:
             await asyncio.to_thread(self._ledger.add, usd=usd)
 
-    def finished(self, side: Side, usage: Usage, first_token_seconds: float, total_seconds: float) -> None:
-        """An answer that one side gave from its beginning to its end. What it waited in the side's queue is no part of the side's speed."""
+    def record_finished(self, side: Side, usage: Usage, first_token_seconds: float, total_seconds: float) -> None:
+        """Record an answer that one side wrote from beginning to end.
+
+        The time in the side's queue does not count towards its speed.
+        """
         queue_seconds = (usage.queue_ms or 0.0) / 1000
         cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else 0
-        known = self.far.known if side == "far" and self.far is not None else None
+        model = self.far.model if side == "far" and self.far is not None else None
         self._speeds[side] = self._speeds[side].after(
             Finished(
                 max(0, usage.prompt_tokens - cached),
                 usage.completion_tokens,
                 max(0.0, first_token_seconds - queue_seconds),
                 max(0.0, total_seconds - queue_seconds),
-                known.round_trip_seconds if known is not None else None,
+                model.round_trip_seconds if model is not None else None,
             )
         )
         if side == "near":
             self._near_queue_seconds = queue_seconds
 
-    def answered(self, side: Side, conversation: Sequence[WrittenMessage], answer: str) -> None:
-        """Whoever wrote the end of an answer has computed all of it."""
-        self._answered[side].remember(conversation, answer, monotonic())
+    def record_conversation(self, side: Side, conversation: Sequence[WrittenMessage], answer: str) -> None:
+        """Record a conversation. The side that wrote the end of an answer has computed all of it."""
+        self._memories[side].remember(conversation, answer, monotonic())
 
     async def close(self) -> None:
         if self.far is not None:
@@ -219,7 +233,7 @@ class Sides:
         if self.near is not None:
             await self.near.close()
 
-    async def _searched(self, search: Callable[[], bool]) -> bool:
+    async def _search(self, search: Callable[[], bool]) -> bool:
         if not self.policy.private.patterns:
             return search()
         async with self._searches:
@@ -237,7 +251,7 @@ class Sides:
             prompt_tokens=None if ids is None else len(ids),
             prefill_tokens_per_second=speed.prefill_tokens_per_second,
             decode_tokens_per_second=speed.decode_tokens_per_second,
-            # As long as the last one waited, where there is a queue now.
+            # The estimate is the wait of the last request, if there is a queue now.
             queue_seconds=self._near_queue_seconds if state.waiting else 0.0,
             circuit=self._circuit_state("near"),
             battery=hints.battery,
@@ -249,12 +263,12 @@ class Sides:
         now = monotonic()
         return {
             side: math.floor(prompt_tokens * memory.cached_share(conversation, now))
-            for side, memory in self._answered.items()
+            for side, memory in self._memories.items()
         }
 
     def _circuit_state(self, side: Side) -> CircuitState:
         circuit = self.circuits[side]
-        # While the one trial is under way, nobody else is let through.
+        # While the one trial request runs, no other request is let through.
         return circuit.state if circuit.admits else "open"
 
     def _is_spent(self, spent: Spent) -> bool:
@@ -265,37 +279,39 @@ class Sides:
     async def _spent(self) -> Spent:
         return Spent() if self._ledger is None else await asyncio.to_thread(self._ledger.today)
 
-    async def _find_same_tokens(self, call: Call) -> bool:
+    async def _compare_tokens(self, call: Call) -> bool:
         if self.near is None or self.far is None or self.near.abilities is None:
             return False
         ours = self.near.abilities.tokenizer_sha256
-        if ours is None or (await self.far.opened(call)).tokenizer_sha256 != ours:
+        if ours is None or (await self.far.reach(call)).tokenizer_sha256 != ours:
             return False
-        asked = TokenizeRequest(model=self.near.name, messages=PROBE)
+        probe = TokenizeRequest(model=self.near.name, messages=PROBE)
         try:
-            # The tokenizers are the same; the chat templates need not be.
-            return (await self.near.executor.tokenize(asked)).tokens == (await self.far.tokenize(asked, call)).tokens
+            # The tokenizers are the same; the chat templates may differ.
+            return (await self.near.executor.tokenize(probe)).tokens == (await self.far.tokenize(probe, call)).tokens
         except RequestError:
             return False
 
 
-def lacking(reason: str) -> NearfarError:
-    """The error where nobody may or can answer: the request's fault, or one that may pass."""
+def refusal(reason: str) -> NearfarError:
+    """The error if no side may or can answer: the request's fault, or a condition that may pass."""
     lack = reason.removeprefix("pinned_")
-    told = f"{LACKS[lack]}; it is pinned" if lack != reason else LACKS[lack]
-    return Unavailable(told, code=reason) if lack in PASSING else RequestError(told, code=reason)
+    message = f"{LACKS[lack]}; it is pinned" if lack != reason else LACKS[lack]
+    return Unavailable(message, code=reason) if lack in PASSING else RequestError(message, code=reason)
 
 
+# These conditions may pass, so the same request may succeed later.
 PASSING = ("near_unavailable", "offline", "circuit_open", "budget")
 LACKS = {
     "private": "the request is private, and the side that it is pinned to may not see it",
     "mode": "the policy's mode forbids this side",
     "near_unavailable": "the near model cannot answer now, and the far side may not or cannot",
     "offline": "there is no far side, and the near one may not or cannot answer",
-    "circuit_open": "the side that may answer has failed and is left alone for a while; ask again soon",
-    "context": "prompt and answer exceed the maximum context length of the side that may answer; shorten the prompt, or ask for less",
-    "tools": "the side that may answer calls no tools; leave tools out",
-    "vision": "the side that may answer sees no images; leave them out",
-    "language": "the side that may answer does not speak this language",
-    "budget": "what the policy allows the far side in a day is spent, and the near side may not or cannot answer",
+    "circuit_open": "the side that may answer has failed and gets no requests for a while; try again soon",
+    "context": "prompt and answer exceed the maximum context length of the side that may answer; shorten the prompt, "
+    "or request fewer tokens",
+    "tools": "the side that may answer does not call tools; remove tools",
+    "vision": "the side that may answer does not read images; remove them",
+    "language": "the side that may answer does not know this language",
+    "budget": "today's budget for the far side is spent, and the near side may not or cannot answer",
 }

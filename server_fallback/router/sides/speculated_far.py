@@ -1,7 +1,8 @@
-"""SpeculatedFar: far's answers, whose tokens near guesses several at a time. A request flows in; what far would have said alone flows out.
+"""SpeculatedFar: far's answers, with several tokens at a time guessed by near. The answer is the one that far alone
+would give.
 
-Near's own chat pipeline runs over `WireSpeculation` in place of near's engine, so an answer has the form of any other. What cannot be
-guessed or checked far is asked for as ever.
+Near's own chat pipeline runs over `WireSpeculation` in place of near's engine, so an answer has the usual form. If a
+request cannot be guessed or checked, far answers it as usual.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ from nearfar.compiler.errors import RequestError
 from ...executors.executor import Call, Drafts
 from ...schema.chat import ChatCompletionRequest
 from ...schema.completions import CompletionRequest
-from .continued import plain
+from .answer_piece import AnswerPiece, piece_of_chat
+from .continued import continues_as_tokens
 from .far import FarSide
 from .near import NearSide
-from .said import Said, said_in_chat
 from .wire_speculation import FarModel, WireCounts, WireSpeculation
 
-# Refusals that hold for every request to this far side.
+# Refusals that apply to every request to this far side.
 NEVER_CHECKED = ("verify_unavailable", "verify_version", "tokenizer_differs")
 
 
 class SpeculatedFar:
-    """``same_tokens``: whether both sides make the same token ids of the same chat. ``is_private``: whether a text may not leave, in which
-    case near's guesses that complete it do not; None if all may. ``counts`` are of all answers that near guessed for."""
+    """``same_tokens``: whether both sides make the same token ids from the same chat.
+
+    ``is_private``: whether a text may not leave the device; near's guesses that complete such a text are not sent. None
+    if all texts may leave. ``counts`` are totals of all answers that near guessed for.
+    """
 
     def __init__(
         self,
@@ -42,58 +46,72 @@ class SpeculatedFar:
         self._refused = False
         self.counts = WireCounts()
 
-    async def ask(self, request: ChatCompletionRequest | CompletionRequest, call: Call) -> AsyncGenerator[Said, None]:
-        """As `FarSide.ask`. A refusal before the first token is no error: far is asked for the whole answer."""
+    async def answer(
+        self, request: ChatCompletionRequest | CompletionRequest, call: Call
+    ) -> AsyncGenerator[AnswerPiece, None]:
+        """As `FarSide.answer`.
+
+        A refusal before the first token is not an error: far is asked for the complete answer.
+        """
         drafts = self._near.executor
         if (
             isinstance(drafts, Drafts)
             and isinstance(request, ChatCompletionRequest)
             and await self._may_guess(request, call)
         ):
-            spoke = False
+            started = False
             try:
                 async with aclosing(self._guessed(drafts, request, call)) as guessed:
-                    async for said in guessed:
-                        spoke = True
-                        yield said
+                    async for piece in guessed:
+                        started = True
+                        yield piece
                 return
             except RequestError as error:
-                if spoke:
+                if started:
                     raise
                 self._refused = self._refused or error.details.get("code") in NEVER_CHECKED
-        async with aclosing(self._far.ask(request, call)) as answer:
-            async for said in answer:
-                yield said
+        async with aclosing(self._far.answer(request, call)) as answer:
+            async for piece in answer:
+                yield piece
 
     async def _may_guess(self, request: ChatCompletionRequest, call: Call) -> bool:
-        if self._refused or not plain(request) or weighted(request) or not self._near.available:
+        if self._refused or not continues_as_tokens(request) or changes_sampling(request) or not self._near.available:
             return False
-        return (await self._far.opened(call)).verify and await self._same_tokens(call)
+        return (await self._far.reach(call)).verify and await self._same_tokens(call)
 
-    async def _guessed(self, drafts: Drafts, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[Said, None]:
-        far, known = self._far.far, await self._far.opened(call)
-        assert known.tokenizer_sha256 is not None
-        there = FarModel(far.base_url, known.id, known.tokenizer_sha256, far.api_key)
+    async def _guessed(
+        self, drafts: Drafts, request: ChatCompletionRequest, call: Call
+    ) -> AsyncGenerator[AnswerPiece, None]:
+        far, model = self._far.far, await self._far.reach(call)
+        assert model.tokenizer_sha256 is not None
+        far_model = FarModel(far.base_url, model.id, model.tokenizer_sha256, far.api_key)
         source = WireSpeculation(
-            drafts.drafter, there, self._draft_tokens, self.counts, None if self._is_private is None else self._may_send
+            drafts.drafter,
+            far_model,
+            self._draft_tokens,
+            self.counts,
+            None if self._is_private is None else self._may_send,
         )
-        # These are not near's tokens, and what they wait for is not near's queue.
+        # These are not near's tokens, and they do not wait in near's queue.
         unobserved = replace(call, observe_queue=None, observe_token=None, observe_prompt_logprobs=None)
         async with aclosing(drafts.chat_from(source, request, unobserved)) as chunks:
             async for chunk in chunks:
-                said = said_in_chat(chunk)
-                if said.usage is not None:
-                    said = replace(said, usage=said.usage.model_copy(update={"queue_ms": None}))
-                if said.says_something or said.finish_reason is not None or said.usage is not None:
-                    yield said
+                piece = piece_of_chat(chunk)
+                if piece.usage is not None:
+                    piece = replace(piece, usage=piece.usage.model_copy(update={"queue_ms": None}))
+                if piece.has_content or piece.finish_reason is not None or piece.usage is not None:
+                    yield piece
 
     async def _may_send(self, token_ids: Sequence[int]) -> bool:
         assert self._is_private is not None
         return not await self._is_private(await self._near.text_of(token_ids))
 
 
-def weighted(request: ChatCompletionRequest) -> bool:
-    """Whether what was said before, or the client, changes how likely tokens are or which end the answer: drafts are not checked so."""
+def changes_sampling(request: ChatCompletionRequest) -> bool:
+    """Whether earlier tokens or the client change the probabilities of tokens, or which tokens end the answer.
+
+    Drafts of such requests cannot be checked.
+    """
     penalties = (request.frequency_penalty or 0) != 0 or (request.presence_penalty or 0) != 0
     ends = bool(request.stop_token_ids or request.min_tokens or request.ignore_eos)
     return penalties or (request.repetition_penalty or 1) != 1 or bool(request.logit_bias) or ends

@@ -1,4 +1,6 @@
-"""What of a request a decision sees: its messages and labels, and every other text that would leave with it."""
+"""The texts of a request that a decision reads: its messages with their labels, and every other text that would leave
+the device with it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from ...schema.common import GenerationRequest
 from ...text.response_format import structured_outputs
 from ..decision.situation import Message
 
-# What only claims to be base64 is a text.
+# A URL that only claims to be base64 is searched as text.
 _BEFORE_BYTES = re.compile(r"data:[^,]*;base64,(?=[A-Za-z0-9+/]*={0,2}\Z)")
 
 
@@ -35,7 +37,7 @@ def messages_of(request: ChatCompletionRequest) -> tuple[Message, ...]:
 
 
 def parts_of(message: ChatMessage) -> tuple[str, ...]:
-    """The texts of a message of several parts."""
+    """The texts of a message's parts, if its content is a list."""
     return (
         tuple(part.text for part in message.content if isinstance(part, TextPart))
         if isinstance(message.content, list)
@@ -44,7 +46,7 @@ def parts_of(message: ChatMessage) -> tuple[str, ...]:
 
 
 def conversation_of(request: GenerationRequest, messages: Sequence[Message]) -> tuple[Message, ...]:
-    """``messages``, which are those of the request, as a `PrefixMemory` compares them: with their tool calls."""
+    """``messages``, which are those of the request, with their tool calls, as a `PrefixMemory` compares them."""
     if not isinstance(request, ChatCompletionRequest):
         return tuple(messages)
     pairs = zip(messages, request.messages, strict=True)
@@ -54,7 +56,7 @@ def conversation_of(request: GenerationRequest, messages: Sequence[Message]) -> 
 
 
 def with_calls(text: str, calls: Sequence[ToolCall | AnswerToolCall]) -> str:
-    """A message's text and, as JSON, its tool calls."""
+    """A message's text followed by its tool calls as JSON."""
     return (
         text + json.dumps([call.model_dump() for call in calls], ensure_ascii=False, separators=(",", ":"))
         if calls
@@ -63,19 +65,20 @@ def with_calls(text: str, calls: Sequence[ToolCall | AnswerToolCall]) -> str:
 
 
 def other_texts(request: GenerationRequest) -> tuple[str, ...]:
-    """Images' URLs, names, tools, calls, forms, template variables, stop strings: all that the client wrote beside messages' texts.
+    """Images' URLs, names, tools, calls, formats, template variables, stop strings: everything that the client wrote
+    besides the messages' texts.
 
     It may take long, so call it in a thread.
     """
-    found = [*stops(request), *([request.user] if request.user is not None else [])]
+    texts = [*stops(request), *([request.user] if request.user is not None else [])]
     if request.seed is not None:
-        found.append(str(request.seed))
+        texts.append(str(request.seed))
     for _, form in structured_outputs(request):
-        found += strings(form.model_dump(by_alias=True, exclude_none=True))
-        found += within_json(form.json_) if isinstance(form.json_, str) else ()
+        texts += strings(form.model_dump(by_alias=True, exclude_none=True))
+        texts += within_json(form.json_) if isinstance(form.json_, str) else ()
     if isinstance(request, ChatCompletionRequest):
         for message in request.messages:
-            found += [
+            texts += [
                 text
                 for text in (
                     message.name,
@@ -87,26 +90,26 @@ def other_texts(request: GenerationRequest) -> tuple[str, ...]:
                 if text is not None
             ]
             for part in message.images:
-                found += strings(
+                texts += strings(
                     {**part.image_url.model_dump(exclude_none=True), "url": without_bytes(part.image_url.url)}
                 )
             for call in message.tool_calls or ():
-                found += [call.id, call.function.name, call.function.arguments, *within_json(call.function.arguments)]
+                texts += [call.id, call.function.name, call.function.arguments, *within_json(call.function.arguments)]
         for tool in request.tools or ():
-            found += strings([tool.function.name, tool.function.description, tool.function.parameters])
-        found += strings(request.chat_template_kwargs or {})
+            texts += strings([tool.function.name, tool.function.description, tool.function.parameters])
+        texts += strings(request.chat_template_kwargs or {})
         if isinstance(request.tool_choice, NamedToolChoice):
-            found.append(request.tool_choice.function.name)
+            texts.append(request.tool_choice.function.name)
         match request.response_format:
             case JsonSchemaFormat(json_schema=schema):
-                found += strings([schema.name, schema.description, schema.schema_])
+                texts += strings([schema.name, schema.description, schema.schema_])
             case RegexFormat(pattern=text) | GrammarFormat(grammar=text):
-                found.append(text)
-    return tuple(found)
+                texts.append(text)
+    return tuple(texts)
 
 
 def without_bytes(url: str) -> str:
-    """The URL of an image without the bytes that it holds in base64, in which a pattern is found by chance alone."""
+    """The URL of an image without its base64 bytes, in which a pattern would match only by chance."""
     head = _BEFORE_BYTES.match(url)
     return url if head is None else head.group()
 
@@ -116,7 +119,7 @@ def stops(request: GenerationRequest) -> list[str]:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """All texts in a JSON value, however deep it is, the keys of its objects too."""
+    """All texts in a JSON value of any depth, including the keys of its objects."""
     pending = [value]
     while pending:
         value = pending.pop()
@@ -133,7 +136,10 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def within_json(text: str) -> Iterable[str]:
-    """The texts of a JSON value without their escapes; nothing if it is not JSON. The text itself is searched anyway."""
+    """The texts of a JSON value without their escapes; nothing if it is not JSON.
+
+    The text itself is searched anyway.
+    """
     try:
         return strings(json.loads(text))
     except (ValueError, RecursionError):

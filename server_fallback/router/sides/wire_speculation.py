@@ -1,7 +1,8 @@
-"""Speculation across the wire: a near model guesses tokens, a far one with the same tokenizer says which hold, several at a time.
+"""Speculation across the wire: a near model guesses several tokens at a time, and a far model with the same tokenizer
+checks them.
 
-A token request flows in; the far model's tokens flow out, those that it would have said alone, greedy or sampled with a seed. What it gains
-is the far side's: fewer forwards a token. `schema/verify.py` has the messages. Leviathan et al. 2023.
+The tokens are those that the far model alone would give, greedy or sampled with a seed. The far side gains: it needs
+fewer forwards per token. `schema/verify.py` defines the messages. Leviathan et al. 2023.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from ...schema.verify import PROTOCOL, VERSION, VerifyAccepted, VerifyDraft, Ver
 from .near_drafts import NearDrafts
 
 PATH = "/v1/nearfar/verify"
-# Of a client's frame: its header with the mask, and two bytes of length where the message is longer.
+# The size of a client's frame header: with the mask, and with two bytes of length for a longer message.
 FRAME_BYTES, LONG_FRAME_BYTES, LONG_MESSAGE = 6, 8, 125
 OPEN_SECONDS = 20.0
 # This many tokens of the answer before the guesses are searched together with them.
-ASKED_TOKENS = 256
-# What a tokenizer takes.
+SEARCHED_TOKENS = 256
+# Larger numbers are not token ids of any tokenizer.
 MAX_TOKEN_ID = 1 << 31
-# What a server closes with, beside the HTTP status of the error.
+# Added to the HTTP status of an error, it is the server's close code.
 CLOSE_CODES = 4000
 
-Said = TypeVar("Said", VerifyOpened, VerifyAccepted)
+MessageT = TypeVar("MessageT", VerifyOpened, VerifyAccepted)
 MESSAGES: TypeAdapter[VerifyOpened | VerifyAccepted | VerifyError] = TypeAdapter(
     VerifyOpened | VerifyAccepted | VerifyError
 )
@@ -46,7 +47,10 @@ MESSAGES: TypeAdapter[VerifyOpened | VerifyAccepted | VerifyError] = TypeAdapter
 
 @dataclass(frozen=True, slots=True)
 class FarModel:
-    """``url`` of the server, with or without /v1; ``model`` is its name for it. ``tokenizer_sha256`` is of the near tokenizer.json."""
+    """``url`` of the server, with or without /v1; ``model`` is the server's name for the model.
+
+    ``tokenizer_sha256`` is the hash of the near tokenizer.json.
+    """
 
     url: str
     model: str
@@ -60,7 +64,9 @@ class FarModel:
 
 @dataclass(slots=True)
 class WireCounts:
-    """Of all answers: rounds, tokens guessed, of these the right ones, tokens in all; bytes on the wire with the frames' headers."""
+    """Totals of all answers: rounds, guessed tokens, accepted guesses, all tokens, and bytes on the wire with the
+    frames' headers.
+    """
 
     rounds: int = 0
     drafted: int = 0
@@ -72,9 +78,10 @@ class WireCounts:
 
 @dataclass(slots=True)
 class WireSpeculation:
-    """A `TokenSource`: the far model's answers, guessed by the near engine, which stays its owner's.
+    """A `TokenSource`: the far model's answers, guessed by the near engine, which the caller still owns.
 
-    ``may_send`` is asked about the end of the answer with the guesses behind it, before these leave; None if all may.
+    ``may_send`` gets the end of the answer with the guesses after it, before the guesses are sent; None if all may be
+    sent.
     """
 
     near: VerifyingSource
@@ -86,15 +93,15 @@ class WireSpeculation:
     async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
         """As `TokenEngine.generate`. Closing it early ends the answer on both sides.
 
-        Raises RequestError for what cannot be guessed or checked: its details' ``code`` is "tokenizer_differs", "verify_version",
-        "verify_unavailable" (the server, or its model, checks no drafts) or "wrong_key"; Unavailable where the server cannot be reached
-        or breaks off.
+        Raises RequestError for requests that cannot be guessed or checked: its details' ``code`` is
+        "tokenizer_differs", "verify_version", "verify_unavailable" (the server, or its model, does not check drafts) or
+        "wrong_key"; Unavailable if the server cannot be reached or breaks off.
         """
         request = checkable(request)
         started = time.monotonic()
         first_at: float | None = None
         count, cached = 0, 0
-        answer = deque[int](maxlen=ASKED_TOKENS)
+        answer = deque[int](maxlen=SEARCHED_TOKENS)
         async with self._connected(request) as (socket, opened):
             drafts = NearDrafts(self.near, request, min(self.draft_tokens, opened.max_drafts))
             try:
@@ -102,23 +109,23 @@ class WireSpeculation:
                     guesses = await drafts.next()
                     if guesses and self.may_send is not None and not await self.may_send([*answer, *guesses]):
                         guesses = []
-                    await self._say(socket, VerifyDraft(type="draft", tokens=guesses))
-                    drafts.go_on()
-                    said = await self._hear(socket, VerifyAccepted)
-                    if not all(0 <= token_id < MAX_TOKEN_ID for token_id in said.tokens):
-                        raise Unavailable(f"{self.far.url}: says what is no token; is it nearfar serve?")
-                    answer.extend(said.tokens)
-                    await drafts.learn(said.tokens)
-                    self._count(guesses, said)
-                    cached = cached if count else said.cached_tokens
+                    await self._send(socket, VerifyDraft(type="draft", tokens=guesses))
+                    drafts.draft_ahead()
+                    accepted = await self._receive(socket, VerifyAccepted)
+                    if not all(0 <= token_id < MAX_TOKEN_ID for token_id in accepted.tokens):
+                        raise Unavailable(f"{self.far.url}: sent an invalid token id; is it nearfar serve?")
+                    answer.extend(accepted.tokens)
+                    await drafts.accept(accepted.tokens)
+                    self._count(guesses, accepted)
+                    cached = cached if count else accepted.cached_tokens
                     first_at = first_at or time.monotonic()
-                    reason: FinishReason | None = said.finish_reason
-                    for token_id in said.tokens:
+                    reason: FinishReason | None = accepted.finish_reason
+                    for token_id in accepted.tokens:
                         if token_id in request.stop_token_ids:
                             reason = "stop"
                             break
                         if count == request.max_tokens:
-                            # A server is not trusted to stop where it should.
+                            # Do not rely on the server to stop at the limit.
                             reason = "length"
                             break
                         count += 1
@@ -147,17 +154,23 @@ class WireSpeculation:
                 open_timeout=OPEN_SECONDS,
             )
         except InvalidStatus as error:
-            # A server that does not know the address says 403 or 404; ours tells what is wrong when the connection stands.
-            status, message = error.response.status_code, "the server has no /v1/nearfar/verify, or lets nobody in here"
+            # A server without this route responds 403 or 404. Our server reports errors after the connection is open.
+            status, message = (
+                error.response.status_code,
+                "the server has no /v1/nearfar/verify, or refuses access to it",
+            )
             code = "verify_unavailable" if status in (403, 404) else None
             raise far_error(self.far.url, status, ErrorDetail(message=message, type="", code=code)) from error
         except (OSError, TimeoutError, WebSocketException) as error:
             raise Unavailable(f"{self.far.url}: cannot be reached ({error}); is the server running?") from error
         try:
-            await self._say(socket, self._opening(request))
-            opened = await self._hear(socket, VerifyOpened)
+            await self._send(socket, self._opening(request))
+            opened = await self._receive(socket, VerifyOpened)
             if opened.version != VERSION:
-                message = f"{self.far.url}: speaks version {opened.version} of these messages, this client {VERSION}; update the older"
+                message = (
+                    f"{self.far.url}: uses version {opened.version} of these messages, this client version {VERSION}; "
+                    "update the older of them"
+                )
                 raise RequestError(message, code="verify_version")
             yield socket, opened
         finally:
@@ -180,16 +193,16 @@ class WireSpeculation:
             priority=request.priority or None,
         )
 
-    async def _say(self, socket: ClientConnection, message: VerifyOpen | VerifyDraft) -> None:
+    async def _send(self, socket: ClientConnection, message: VerifyOpen | VerifyDraft) -> None:
         text = message.model_dump_json(exclude_none=True)
         self.counts.sent_bytes += len(text) + (FRAME_BYTES if len(text) <= LONG_MESSAGE else LONG_FRAME_BYTES)
         try:
             await socket.send(text)
         except ConnectionClosed:
-            # Why is what the server said before.
+            # The server's last message has the reason.
             return
 
-    async def _hear(self, socket: ClientConnection, kind: type[Said]) -> Said:
+    async def _receive(self, socket: ClientConnection, kind: type[MessageT]) -> MessageT:
         try:
             text = await socket.recv()
         except ConnectionClosed as error:
@@ -197,31 +210,34 @@ class WireSpeculation:
         # The server's frames have no mask.
         self.counts.received_bytes += len(text) + (FRAME_BYTES if len(text) <= LONG_MESSAGE else LONG_FRAME_BYTES) - 4
         try:
-            said: Answer = MESSAGES.validate_json(text)
+            message: Answer = MESSAGES.validate_json(text)
         except ValidationError as error:
             raise Unavailable(
-                f"{self.far.url}: says what is no message of /v1/nearfar/verify; is it nearfar serve?"
+                f"{self.far.url}: sent an invalid message of /v1/nearfar/verify; is it nearfar serve?"
             ) from error
-        if isinstance(said, VerifyError):
+        if isinstance(message, VerifyError):
             await socket.wait_closed()
-            raise far_error(self.far.url, (socket.close_code or 0) - CLOSE_CODES, said.error)
-        if not isinstance(said, kind):
-            raise Unavailable(f"{self.far.url}: says {type(said).__name__} where {kind.__name__} is due")
-        return said
+            raise far_error(self.far.url, (socket.close_code or 0) - CLOSE_CODES, message.error)
+        if not isinstance(message, kind):
+            raise Unavailable(f"{self.far.url}: sent {type(message).__name__} instead of {kind.__name__}")
+        return message
 
-    def _count(self, guesses: list[int], said: VerifyAccepted) -> None:
+    def _count(self, guesses: list[int], accepted: VerifyAccepted) -> None:
         counts = self.counts
         counts.rounds += 1
         counts.drafted += len(guesses)
-        counts.tokens += len(said.tokens)
-        counts.accepted += sum(guess == token for guess, token in zip(guesses, said.tokens, strict=False))
+        counts.tokens += len(accepted.tokens)
+        counts.accepted += sum(guess == token for guess, token in zip(guesses, accepted.tokens, strict=False))
 
 
 def checkable(request: TokenRequest) -> TokenRequest:
-    """With a seed that both sides share. Raises RequestError for what drafts are not checked with."""
+    """The request with a seed that both sides share.
+
+    Raises RequestError for parameters that drafts cannot be checked with.
+    """
     sampling = request.sampling
     penalties = sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
-    wrong: Mapping[str, Any] = {
+    options: Mapping[str, Any] = {
         "penalties": penalties,
         "logit_bias": sampling.logit_bias,
         "constraint": request.constraint is not None,
@@ -233,17 +249,19 @@ def checkable(request: TokenRequest) -> TokenRequest:
         "prompt_logprobs": request.prompt_logprobs > 0,
         "adapter": request.adapter is not None,
     }
-    found = ", ".join(name for name, given in wrong.items() if given)
-    if found:
+    unsupported = ", ".join(name for name, is_set in options.items() if is_set)
+    if unsupported:
         raise RequestError(
-            f"{found}: cannot be given where drafts are checked over the wire; ask the far side alone", param=found
+            f"{unsupported}: not supported when drafts are checked over the wire; "
+            "send the request to the far side alone",
+            param=unsupported,
         )
     seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
     return replace(request, sampling=replace(sampling, seed=seed))
 
 
 def far_error(url: str, status: int, error: ErrorDetail) -> NearfarError:
-    """The server's refusal, by the HTTP status that it stands for, as an error of ours."""
+    """The server's refusal as one of our errors, by the HTTP status that it stands for."""
     message, param = f"{url}: {error.message}", {} if error.param is None else {"param": error.param}
     if status in (401, 403) and error.code != "verify_unavailable":
         return RequestError(f"{message}; give the right API key", code="wrong_key")

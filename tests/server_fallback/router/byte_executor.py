@@ -1,4 +1,4 @@
-"""An executor of our own engine over a model that is a hash and whose tokens are bytes: everything is real but the device."""
+"""An executor of our own engine over a hash model whose tokens are bytes: only the device is fake."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ MODEL = TokenModel(vocab_size=VOCAB_SIZE, end_token_ids=frozenset({END}), contex
 
 
 class ByteRunner(HashRunner):
-    """It says the letters a to o. ``wrong_every``: another letter after each so many tokens."""
+    """Generates the letters a to o. ``wrong_every``: every nth token is another letter."""
 
     def __init__(self, *, verify: bool = True, wrong_every: int = 0) -> None:
-        # Rows beyond one a sequence are for drafts.
+        # Rows beyond one per sequence are for drafts.
         super().__init__(Limits(tokens=48, sequences=4, rows=20 if verify else 4, pages=64), threaded=True)
         self._states["token_counts"] = np.zeros((4, VOCAB_SIZE), np.int32)
         self._states["logit_bias"] = np.zeros((4, VOCAB_SIZE), np.float32)
@@ -38,8 +38,8 @@ class ByteRunner(HashRunner):
 
     def _sample(self, tokens: list[int], slot: int, flags: int, settings: list[float]) -> int:  # noqa: ARG002
         temperature, draw = settings[0], settings[4]
-        said = (next_token(tokens) + int(draw * VOCAB) * (temperature > 0)) % VOCAB
-        token = END if said == STOP else ord("a") + said - 1
+        offset = (next_token(tokens) + int(draw * VOCAB) * (temperature > 0)) % VOCAB
+        token = END if offset == STOP else ord("a") + offset - 1
         if self._wrong_every and len(tokens) % self._wrong_every == 0:
             token = ord("z")
         if slot >= 0:
@@ -48,9 +48,9 @@ class ByteRunner(HashRunner):
 
 
 class ByteExecutor(LocalExecutor):
-    """``requests`` and ``usages`` are those of its chats, the usages in the order of their ends.
+    """``requests`` and ``usages`` are those of its chats, the usages in the order in which the chats end.
 
-    ``refusal``: it refuses to check drafts with this code, ``refused`` times so far.
+    ``refusal``: it refuses to check drafts with this code; ``refused`` counts the refusals so far.
     """
 
     def __init__(self, folder: Path, *, template: str = TEMPLATE, refusal: str | None = None, **runner: Any) -> None:

@@ -1,4 +1,4 @@
-"""A near model and a far server that do what a test says, and the hybrid over them."""
+"""A scripted near model and a scripted far server, and the hybrid over them."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ FAR_USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 
 @dataclass
 class FakeNear:
-    """Says ``text``, a character a token, or goes on with what of it is not in the request yet; stands still before token ``hangs_at``, and
-    raises ``error`` before token ``error_at``. ``calls``: one tool call instead. Its first
-    ``reasons`` characters are reasoning.
+    """Generates ``text``, one token per character, or continues with the part that is not in the request yet. It hangs
+    before token ``hangs_at``, and raises ``error`` before token ``error_at``. ``calls``: it generates one tool call
+    instead. Its first ``reasons`` characters are reasoning.
 
-    ``logprobs`` are those of the first tokens, -0.1 of the rest; ``prompt_logprobs`` the prompt's, told to who asks, so many times.
-    ``asked`` has the requests, ``closed_early`` counts answers that were.
+    ``logprobs`` are those of the first tokens, -0.1 for the rest. ``prompt_logprobs`` are the prompt's, and
+    ``prompt_reports`` counts how often they were requested. ``requests`` are all requests, ``closed_early`` counts the
+    answers that were closed early.
     """
 
     text: str = "near says"
@@ -59,10 +60,10 @@ class FakeNear:
     reasons: int = 0
     logprobs: tuple[float, ...] = ()
     prompt_logprobs: tuple[float, ...] = ()
-    told_of_prompt: int = 0
+    prompt_reports: int = 0
     embeds: bool = False
     context: int = 512
-    asked: list[ChatCompletionRequest | CompletionRequest | EmbeddingRequest] = field(default_factory=list)
+    requests: list[ChatCompletionRequest | CompletionRequest | EmbeddingRequest] = field(default_factory=list)
     closed_early: int = 0
     closed: bool = False
 
@@ -112,7 +113,7 @@ class FakeNear:
         yield CompletionChunk(id="near", created=1, model="tiny", choices=[], usage=usage)
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
-        self.asked.append(request)
+        self.requests.append(request)
         return EmbeddingResponse(
             data=[Embedding(index=0, embedding=[1.0])],
             model="tiny",
@@ -142,15 +143,15 @@ class FakeNear:
         self.closed = True
 
     def _start(self, before: Any) -> int:
-        """How much of the text the request has already, at its end."""
+        """The length of the leading part of the text with which the request ends."""
         return next((size for size in range(len(self.text), 0, -1) if str(before).endswith(self.text[:size])), 0)
 
     async def _characters(
         self, request: ChatCompletionRequest | CompletionRequest, call: Call, start: int
     ) -> AsyncGenerator[tuple[int, str], None]:
-        self.asked.append(request)
+        self.requests.append(request)
         if call.observe_prompt_logprobs is not None:
-            self.told_of_prompt += 1
+            self.prompt_reports += 1
             call.observe_prompt_logprobs(self.prompt_logprobs)
         try:
             for index, character in list(enumerate(self.text))[start:]:
@@ -172,12 +173,12 @@ def token_logprob(text: str, logprob: float, top: int) -> TokenLogprob:
 
 
 def prompt_ids(messages: list[dict[str, Any]]) -> list[int]:
-    """What the chat template makes of messages on both sides."""
+    """The output of the chat template on both sides."""
     return [ord(character) for message in messages for character in f"<{message['content']}>"]
 
 
 class FakeFar(FakeOpenAI):
-    """A nearfar server: ``answer`` makes the reply to what is generated. ``asked`` leaves out /v1/nearfar/about and /tokenize."""
+    """A nearfar server: ``answer`` makes the reply to a request for tokens. ``asked`` has all requests."""
 
     def __init__(
         self, answer: Callable[[Asked], Reply] = lambda _: Reply(chunks=said("far ", "says", usage=FAR_USAGE))
@@ -188,7 +189,7 @@ class FakeFar(FakeOpenAI):
 
     @property
     def generated(self) -> list[dict[str, Any]]:
-        """The bodies of what was to be generated."""
+        """The bodies of the requests for tokens."""
         return [asked.body or {} for asked in self.asked if asked.path in ("/v1/chat/completions", "/v1/completions")]
 
     def _reply(self, asked: Asked) -> Reply:
@@ -227,7 +228,7 @@ async def hybrid(
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Within 10 seconds, so that what hangs fails."""
+    """Limited to 10 seconds, so that a hanging test fails."""
 
     async def limited() -> Result:
         async with asyncio.timeout(10):
@@ -237,7 +238,7 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def ask(near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], **parameters: Any) -> ChatCompletion:
-    """One whole answer."""
+    """One complete answer."""
 
     async def work() -> ChatCompletion:
         async with hybrid(near, far, rules) as opened:
@@ -247,7 +248,7 @@ def ask(near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], **par
     return run(work())
 
 
-def told(answer: ChatCompletion) -> tuple[str | None, str, str, int | None]:
+def outcome(answer: ChatCompletion) -> tuple[str | None, str, str, int | None]:
     """An answer's text, side, reason and switched_at."""
     assert answer.route is not None
     return answer.choices[0].message.content, answer.route.side, answer.route.reason, answer.route.switched_at

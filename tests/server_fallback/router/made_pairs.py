@@ -1,4 +1,4 @@
-"""Pairs of two made-up sides: near is right where the prompt is easy, far nearly always."""
+"""Pairs of two made-up sides: near is right if the prompt is easy, far is nearly always right."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def made_pairs(count: int, *, seed: int = 0, near_when_hard: float = 0.05, signa
         hard = rng.random() < 0.4
         prompt = f"{'solve' if hard else 'say'} {rng.choice(FILLERS)} {rng.choice(FILLERS)}"
         near = rng.random() < (near_when_hard if hard else 0.95)
-        told = NearSignals(first_entropy=rng.random(), first_mean_logprob=-rng.random()) if signals else None
+        near_signals = NearSignals(first_entropy=rng.random(), first_mean_logprob=-rng.random()) if signals else None
         pairs.append(
             Pair(
                 prompt=prompt,
-                near=NearAnswer(answer="", right=near, seconds=0.1, signals=told),
+                near=NearAnswer(answer="", right=near, seconds=0.1, signals=near_signals),
                 far=FarAnswer(answer="", right=rng.random() < 0.9, seconds=0.2),
             )
         )

@@ -1,4 +1,4 @@
-"""The answer machine under any order of events, late ones too: one answer, never two, never none."""
+"""The answer machine with any order of events, late ones too: always exactly one answer or one error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from nearfar.server_fallback.router.answer.events import (
 )
 from nearfar.server_fallback.schema.route import Side
 
-# Mostly what lets an answer go on, for one that fails at once says little.
+# Mostly rules with which an answer goes on, because one that fails at once tests little.
 MOSTLY = st.sampled_from([True, True, True, False])
 RULES = st.builds(
     Rules,
@@ -48,28 +48,28 @@ RULES = st.builds(
     private=MOSTLY.map(lambda mostly: not mostly),
     resumes=st.sampled_from([("near", "far"), ("near",), ("far",), ()]),
 )
-# Whom an event is of: one of all the asks so far, the last first.
+# The attempt of an event: one of all attempts so far, the last first.
 ASK = st.sampled_from([0, 0, 0, 1, 2, 4])
 
 
 @dataclass
-class Asked:
+class Tracked:
     side: Side
     attempt: int
     live: bool = True
-    spoke: bool = False
-    # What it goes on from, and what it said since.
+    started: bool = False
+    # The text that it continues, and the text that it has sent since.
     answer: str = ""
 
 
-class Answering(RuleBasedStateMachine):
-    """A driver that keeps its own books, from the effects alone."""
+class AnswerMachineTest(RuleBasedStateMachine):
+    """A driver that tracks the answer from the effects alone."""
 
     @initialize(rules=RULES, side=st.sampled_from(["near", "far"]), standby=MOSTLY)
     def start(self, rules: Rules, side: Side, standby: bool) -> None:
         self.given, self.decided, self.standby = rules, side, standby
         self.state = begin(rules)
-        self.asks: list[Asked] = []
+        self.asks: list[Tracked] = []
         self.timers: set[TimerName] = set()
         self.switches: list[Switch] = []
         self.shown, self.tool_calls, self.withdrawn = "", False, False
@@ -83,33 +83,33 @@ class Answering(RuleBasedStateMachine):
 
     @rule(ask=ASK, text=st.sampled_from(["", "a", "é👍"]), tool_call=st.sampled_from([False, False, False, True]))
     def token(self, ask: int, text: str, tool_call: bool) -> None:
-        asked = self.pick(ask)
-        effects = self.send(Token(asked.side, asked.attempt, text, tool_call))
-        speaks = asked.live and not self.over_before
-        shows = speaks and (text != "" or tool_call)
+        tracked = self.pick(ask)
+        effects = self.send(Token(tracked.side, tracked.attempt, text, tool_call))
+        is_shown = tracked.live and not self.over_before
+        shows = is_shown and (text != "" or tool_call)
         assert [effect for effect in effects if isinstance(effect, Emit)] == (
-            [Emit(asked.side, text, tool_call)] if shows else []
+            [Emit(tracked.side, text, tool_call)] if shows else []
         )
-        if speaks:
-            # It writes now, and nobody else.
-            assert [each for each in self.asks if each.live] == [asked]
+        if is_shown:
+            # This side writes now, and no other one.
+            assert [each for each in self.asks if each.live] == [tracked]
 
-    # Rarely, for what follows an early end says little.
+    # Rarely, because little can follow an early end.
     @precondition(lambda self: len(self.asks) > 1)
     @rule(ask=ASK)
     def end(self, ask: int) -> None:
-        asked = self.pick(ask)
-        was_live, asked.live = asked.live, False
-        self.send(End(asked.side, asked.attempt, "stop"))
+        tracked = self.pick(ask)
+        was_live, tracked.live = tracked.live, False
+        self.send(End(tracked.side, tracked.attempt, "stop"))
         assert not was_live or self.over
 
     @rule(ask=ASK, kind=st.sampled_from(["connection", "overloaded", "server", "device", "request"]), retryable=MOSTLY)
     def failed(self, ask: int, kind: str, retryable: bool) -> None:
-        asked = self.pick(ask)
-        was_live, asked.live = asked.live, False
-        effects = self.send(Failed(asked.side, asked.attempt, kind, retryable))  # type: ignore[arg-type]
-        again = [effect for effect in effects if isinstance(effect, Ask) and effect.side == asked.side]
-        assert not again or (was_live and retryable and kind != "request" and not asked.spoke)
+        tracked = self.pick(ask)
+        was_live, tracked.live = tracked.live, False
+        effects = self.send(Failed(tracked.side, tracked.attempt, kind, retryable))  # type: ignore[arg-type]
+        again = [effect for effect in effects if isinstance(effect, Ask) and effect.side == tracked.side]
+        assert not again or (was_live and retryable and kind != "request" and not tracked.started)
 
     @precondition(lambda self: self.timers)
     @rule(index=st.integers(0, 2))
@@ -120,15 +120,15 @@ class Answering(RuleBasedStateMachine):
 
     @rule(reason=st.sampled_from(["escalated_logprob", "escalated_schema"]))
     def escalate(self, reason: str) -> None:
-        speaking = [asked.side for asked in self.asks if asked.live and asked.spoke]
+        writing = [tracked.side for tracked in self.asks if tracked.live and tracked.started]
         effects = self.send(Escalate(reason))  # type: ignore[arg-type]
-        assert not effects or (speaking == ["near"] and self.given.then != "never")
+        assert not effects or (writing == ["near"] and self.given.then != "never")
 
     @rule()
     def doubt(self) -> None:
-        speaking = [asked.side for asked in self.asks if asked.live and asked.spoke]
+        writing = [tracked.side for tracked in self.asks if tracked.live and tracked.started]
         effects = self.send(Doubt())
-        assert not effects or (effects == (Warm(),) and speaking == ["near"] and self.given.warm == "doubt")
+        assert not effects or (effects == (Warm(),) and writing == ["near"] and self.given.warm == "doubt")
 
     @precondition(lambda self: len(self.asks) > 2)
     @rule()
@@ -137,26 +137,26 @@ class Answering(RuleBasedStateMachine):
         self.aborted = True
         assert all(isinstance(effect, Cancel | CancelTimer) for effect in effects)
         assert not self.timers
-        assert not any(asked.live for asked in self.asks)
+        assert not any(tracked.live for tracked in self.asks)
 
     def teardown(self) -> None:
         if not hasattr(self, "state"):
             return
-        # Where nobody says anything more, the timers bring it to its end.
+        # If no side sends anything more, the timers end the answer.
         for _ in range(20):
             if self.timers:
                 self.fire(min(self.timers))
         assert self.aborted or len(self.ends) == 1
 
-    # The driver.
+    # The driver's own checks.
 
     @property
     def over(self) -> bool:
         return self.aborted or len(self.ends) > 0
 
-    def pick(self, ask: int) -> Asked:
-        # A private answer whose decision was far has asked nobody.
-        return self.asks[-1 - ask % len(self.asks)] if self.asks else Asked("far", 1, live=False)
+    def pick(self, ask: int) -> Tracked:
+        # If the decision was far, a private answer has asked no side.
+        return self.asks[-1 - ask % len(self.asks)] if self.asks else Tracked("far", 1, live=False)
 
     def fire(self, timer: TimerName) -> None:
         self.timers.remove(timer)
@@ -170,57 +170,60 @@ class Answering(RuleBasedStateMachine):
             assert not self.ends, "after the end comes nothing"
             self.act(effect)
         if isinstance(event, Token) and not self.over_before:
-            for asked in self.asks:
-                asked.spoke = asked.spoke or (asked.live and (asked.side, asked.attempt) == (event.side, event.attempt))
-        live = {asked.side for asked in self.asks if asked.live}
+            for tracked in self.asks:
+                tracked.started = tracked.started or (
+                    tracked.live and (tracked.side, tracked.attempt) == (event.side, event.attempt)
+                )
+        live = {tracked.side for tracked in self.asks if tracked.live}
         if self.over or isinstance(event, Abort):
             assert not live
             assert not self.timers
         else:
-            assert live, "somebody is asked until the end"
-            for asked in self.asks:
-                # Whoever is asked has a timer, so it cannot be waited for without end.
+            assert live, "a side is asked until the end"
+            for tracked in self.asks:
+                # Every running attempt has a timer, so nothing waits forever.
                 assert (
-                    not asked.live or ("between_tokens" if asked.spoke else f"{asked.side}_first_token") in self.timers
+                    not tracked.live
+                    or ("between_tokens" if tracked.started else f"{tracked.side}_first_token") in self.timers
                 )
         return effects
 
     def act(self, effect: Effect) -> None:
         match effect:
             case Ask(side, continue_from, attempt):
-                before = [asked for asked in self.asks if asked.side == side]
+                before = [tracked for tracked in self.asks if tracked.side == side]
                 assert attempt == len(before) + 1
-                assert not any(asked.live for asked in before)
+                assert not any(tracked.live for tracked in before)
                 assert not (side == "far" and self.given.private)
                 assert side == self.decided or (self.standby and not self.given.private)
                 assert not self.tool_calls, "a tool would be called twice"
-                # What far began to answer may be on the bill.
-                assert side == "near" or not any(asked.spoke for asked in before)
-                # So many tries for the first part, and for what it resumes or takes over.
+                # The client may have to pay for what far began to answer.
+                assert side == "near" or not any(tracked.started for tracked in before)
+                # The maximum number of tries for the first part, and for a part that a side resumes or takes over.
                 assert attempt <= 2 * (self.given.retries + 1)
                 assert continue_from in (None, self.shown)
                 assert continue_from is None or side in self.given.resumes
-                self.asks.append(Asked(side, attempt, answer=continue_from or ""))
+                self.asks.append(Tracked(side, attempt, answer=continue_from or ""))
             case Warm():
                 assert not self.warmed
                 assert self.standby
                 assert not self.given.private
                 assert not self.tool_calls
                 assert "never" not in (self.given.then, self.given.warm)
-                # What it was asked for, it has computed.
-                assert all(asked.side == "near" for asked in self.asks)
+                # Far has computed what it was asked for.
+                assert all(tracked.side == "near" for tracked in self.asks)
                 self.warmed = True
             case Cancel(side):
-                [asked] = [asked for asked in self.asks if asked.side == side and asked.live]
-                asked.live = False
+                [tracked] = [tracked for tracked in self.asks if tracked.side == side and tracked.live]
+                tracked.live = False
             case Emit(side, text, tool_call):
                 assert side == (self.switches[-1].side if self.switches else self.decided)
                 self.withdrawn = False
-                # What stands shown is what the side that writes knows of.
-                [asked] = [asked for asked in self.asks if asked.live]
-                assert asked.answer == self.shown
+                # The text shown is the text that the writing side knows.
+                [tracked] = [tracked for tracked in self.asks if tracked.live]
+                assert tracked.answer == self.shown
                 self.shown += text
-                asked.answer = self.shown
+                tracked.answer = self.shown
                 self.tool_calls = self.tool_calls or tool_call
             case Withdraw():
                 assert self.shown
@@ -244,5 +247,5 @@ class Answering(RuleBasedStateMachine):
                 pass
 
 
-TestAnswering = Answering.TestCase
-TestAnswering.settings = settings(max_examples=300, stateful_step_count=20, deadline=None)
+TestAnswerMachine = AnswerMachineTest.TestCase
+TestAnswerMachine.settings = settings(max_examples=300, stateful_step_count=20, deadline=None)

@@ -1,4 +1,4 @@
-"""The ledger of what the far side costs: days, processes, and files that are none."""
+"""The ledger of the far side's cost: days, processes and invalid files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nearfar.server_fallback.router.decision.budget import FileLedger, Spent
 LATE = 1795391999.0
 
 
-def test_the_ledger_adds_up_and_is_kept(tmp_path: Path) -> None:
+def test_the_ledger_adds_up_and_is_stored(tmp_path: Path) -> None:
     ledger = FileLedger(tmp_path / "deep/ledger.json", clock=lambda: LATE)
     assert ledger.today() == Spent()
     assert ledger.add(requests=1) == Spent(0.0, 1)
@@ -23,7 +23,7 @@ def test_the_ledger_adds_up_and_is_kept(tmp_path: Path) -> None:
     assert FileLedger(tmp_path / "deep/ledger.json", clock=lambda: LATE).today() == Spent(0.25, 1)
 
 
-def test_a_utc_day_begins_anew(tmp_path: Path) -> None:
+def test_each_utc_day_starts_at_zero(tmp_path: Path) -> None:
     now = [LATE]
     ledger = FileLedger(tmp_path / "ledger.json", clock=lambda: now[0])
     ledger.add(usd=1.0, requests=3)
@@ -33,7 +33,7 @@ def test_a_utc_day_begins_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"day": "2026-11-22", "usd": "1", "requests": 1}', "\udcff"])
-def test_a_file_that_is_no_ledger_begins_anew(tmp_path: Path, content: str) -> None:
+def test_an_invalid_ledger_file_starts_at_zero(tmp_path: Path, content: str) -> None:
     file = tmp_path / "ledger.json"
     file.write_bytes(content.encode("utf-8", "surrogateescape"))
     ledger = FileLedger(file, clock=lambda: LATE)
@@ -41,7 +41,7 @@ def test_a_file_that_is_no_ledger_begins_anew(tmp_path: Path, content: str) -> N
     assert ledger.add(requests=2) == ledger.today() == Spent(0.0, 2)
 
 
-def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         FileLedger(tmp_path / "file/ledger.json").add(requests=1)

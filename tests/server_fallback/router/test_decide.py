@@ -1,4 +1,4 @@
-"""The decision: the cases that both languages have in common, and what holds of any policy and situation."""
+"""The decision: the cases that both languages share, and properties of any policy and situation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nearfar.server_fallback.router.decision.speed import Finished, Speed
 
 
 class Numbers(dict[str, float | None]):
-    """Equal to what has these numbers to 1e-9, and None where they are."""
+    """Equal to values with these numbers to 1e-9, and with None in the same fields."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, dict) and all(
@@ -31,7 +31,7 @@ class Numbers(dict[str, float | None]):
 
 
 @pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: case["name"])
-def test_decisions_are_those_of_the_conformance_cases(case: dict[str, Any]) -> None:
+def test_decisions_match_the_conformance_cases(case: dict[str, Any]) -> None:
     if "error" in case:
         with pytest.raises(RequestError) as caught:
             decide(Policy.read(case["policy"]), situation_of(case["situation"]))
@@ -43,14 +43,14 @@ def test_decisions_are_those_of_the_conformance_cases(case: dict[str, Any]) -> N
     assert decision["scores"] == Numbers(expected["scores"])
 
 
-def test_every_reason_is_met_by_a_case() -> None:
+def test_every_reason_has_a_case() -> None:
     reasons = {reason for kind in get_args(DecisionReason) for reason in get_args(kind) or [kind]}
     assert {case["decision"]["reason"] for case in VECTORS["cases"] if "decision" in case} == reasons
     assert {f"pinned_{lack}" for lack in get_args(Lack) if lack != "private"} == set(get_args(PinnedLack))
 
 
 @pytest.mark.parametrize("case", VECTORS["features"], ids=lambda case: case["text"])
-def test_features_are_those_of_the_conformance_cases(case: dict[str, Any]) -> None:
+def test_features_match_the_conformance_cases(case: dict[str, Any]) -> None:
     assert text_features(case["text"]) == pytest.approx(case["features"], rel=1e-9)
     assert {str(bucket): count for bucket, count in bucket_counts(case["text"], case["buckets"]).items()} == case[
         "counts"
@@ -58,7 +58,7 @@ def test_features_are_those_of_the_conformance_cases(case: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("case", VECTORS["speeds"], ids=lambda case: case["name"])
-def test_speeds_are_those_of_the_conformance_cases(case: dict[str, Any]) -> None:
+def test_speeds_match_the_conformance_cases(case: dict[str, Any]) -> None:
     speed = Speed()
     for finished in case["finished"]:
         speed = speed.after(Finished(**finished))
@@ -133,15 +133,15 @@ situations = st.builds(
 
 @settings(max_examples=150)
 @given(policy=st.sampled_from(POLICIES), situation=situations)
-def test_every_situation_is_decided_and_what_is_private_never_goes_far(policy: Policy, situation: Situation) -> None:
+def test_every_situation_is_decided_and_private_requests_never_go_far(policy: Policy, situation: Situation) -> None:
     bears = {*situation.labels, *(label for message in situation.messages for label in message.labels)}
     if not bears <= {*policy.labels, *policy.private.labels}:
         with pytest.raises(RequestError, match="no label 'private'"):
             decide(policy, situation)
         return
     decision = decide(policy, situation)
-    said = [*(message.content for message in situation.messages), *situation.texts]
-    found = policy.private.patterns and any(re.search("[0-9]{3}", text) for text in said)
+    texts = [*(message.content for message in situation.messages), *situation.texts]
+    found = policy.private.patterns and any(re.search("[0-9]{3}", text) for text in texts)
     if found or bears & set(policy.private.labels):
         assert decision.private
     if decision.private or policy.mode == "near-only":

@@ -8,12 +8,13 @@ import pytest
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.router.fitting.evaluation import evaluate
 
-# Far is better on the first two, as good on the third, and worse on the last: near is right on half, far on three quarters.
+# Far is better on the first two, equal on the third, and worse on the last: near is right on half of them, far on three
+# quarters.
 NEAR, FAR = np.array([0.0, 0.0, 1.0, 1.0]), np.array([1.0, 1.0, 1.0, 0.0])
 SCORES = {"made": np.array([4.0, 2.0, 1.0, 3.0]), "random": np.zeros(4), "oracle": FAR - NEAR}
 
 
-def test_a_hand_made_router() -> None:
+def test_figures_of_a_router_computed_by_hand() -> None:
     made = evaluate(NEAR, FAR, SCORES, 3.5).policies["made"]
     assert made.curve.shares.tolist() == [0, 0.25, 0.5, 0.75, 1]
     assert made.curve.qualities.tolist() == [0.5, 0.75, 0.5, 0.75, 0.75]
@@ -36,14 +37,14 @@ def test_an_oracle_recovers_more_than_the_gap() -> None:
     assert (oracle.cpt50, oracle.cpt80) == pytest.approx((0.125, 0.2))
 
 
-def test_a_threshold_sends_what_is_above_it() -> None:
+def test_a_threshold_sends_prompts_with_higher_scores_far() -> None:
     found = evaluate(NEAR, FAR, SCORES, 3.0)
     assert (found.far_share, found.quality) == (0.25, 0.75)
     assert (found.near_quality, found.far_quality, found.prompts) == (0.5, 0.75, 4)
     assert found.policies["oracle"].ahead == pytest.approx(0.625 - 1.375)
 
 
-def test_intervals_hold_the_figure_and_shrink_with_more_prompts() -> None:
+def test_intervals_contain_the_figure_and_shrink_with_more_prompts() -> None:
     def width(times: int) -> float:
         scores = {name: np.tile(each, times) for name, each in SCORES.items()}
         made = evaluate(np.tile(NEAR, times), np.tile(FAR, times), scores, 3.5).policies["made"]

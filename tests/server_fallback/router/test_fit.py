@@ -34,11 +34,11 @@ def test_a_predictor_learns_who_is_right(fitted: FitResult) -> None:
     assert fitted.threshold == 0
 
 
-def test_words_that_decide_are_told(fitted: FitResult) -> None:
+def test_the_report_names_the_words_that_decide(fitted: FitResult) -> None:
     assert {'"say"', '"solve"'} <= {name for name, _ in fitted.near.top}
 
 
-def test_on_new_pairs_probabilities_come_true(fitted: FitResult) -> None:
+def test_probabilities_are_calibrated_on_new_pairs(fitted: FitResult) -> None:
     new = made_pairs(2000, seed=1)
     chances = np.array([fitted.predictor.rights(pair.prompt, pair.near.signals).near for pair in new])
     right = np.array([pair.near.right for pair in new])
@@ -47,7 +47,7 @@ def test_on_new_pairs_probabilities_come_true(fitted: FitResult) -> None:
         assert chances[inside].mean() == pytest.approx(right[inside].mean(), abs=0.04)
 
 
-def test_a_signal_that_no_pair_has_is_no_feature(fitted: FitResult) -> None:
+def test_a_signal_that_no_pair_has_is_not_a_feature(fitted: FitResult) -> None:
     assert [name for name in fitted.predictor.features if "first" in name or "prompt" in name] == [
         "first_entropy",
         "first_mean_logprob",
@@ -73,29 +73,29 @@ def test_wanted_far_shares_and_qualities_are_met() -> None:
     assert sent(quality=1.0) == [True, False, True, False]
 
 
-def test_equal_gains_go_together() -> None:
+def test_prompts_with_equal_gains_go_to_the_same_side() -> None:
     threshold = choose_threshold(np.array([0.5, 0.5, 0.1]), np.zeros(3), np.ones(3), Wanted(far_share=0.4))
     assert threshold >= 0.5
 
 
-def test_a_quality_out_of_reach_says_what_is_in_reach() -> None:
+def test_the_error_for_an_unreachable_quality_names_the_maximum() -> None:
     with pytest.raises(RequestError, match=r"at most 0\.\d+ on these pairs, so 1\.0 is out of reach"):
         fit(made_pairs(100), wanted=Wanted(quality=1.0), buckets=16)
 
 
-def test_a_side_that_is_always_right_is_expected_to_be() -> None:
+def test_a_side_that_is_always_right_gets_a_high_probability() -> None:
     pairs = [pair.model_copy(update={"far": pair.far.model_copy(update={"right": True})}) for pair in PAIRS[:50]]
     found = fit(pairs, buckets=16)
     assert found.far.auc is None
     assert found.predictor.rights("solve", None).far == pytest.approx(51 / 52)
 
 
-def test_too_few_pairs_are_refused() -> None:
+def test_too_few_pairs_are_an_error() -> None:
     with pytest.raises(RequestError, match="19 pairs are too few"):
         fit(PAIRS[:19])
 
 
-def test_the_demos_policy_knows_what_near_cannot_do() -> None:
+def test_the_demo_policy_predicts_what_near_cannot_do() -> None:
     policy = Policy.read(DEMO_POLICY)
     assert policy.quality.predictor is not None
     easy, hard = (

@@ -1,4 +1,4 @@
-"""The gateway: OpenAI's API over both sides, asked by OpenAI's own client and by hand."""
+"""The gateway: OpenAI's API over both sides, called by OpenAI's own client and by hand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KEY = "sk-web-12345678"
 
 @contextmanager
 def elsewhere(far: FakeFar) -> Iterator[None]:
-    """While the far server runs in a thread of its own."""
+    """While the far server runs in its own thread."""
     started = Event()
     stops: list[Callable[[], object]] = []
 
@@ -61,7 +61,7 @@ def elsewhere(far: FakeFar) -> Iterator[None]:
 
 @contextmanager
 def served(near: FakeNear, far: FakeFar, rules: dict[str, Any]) -> Iterator[openai.OpenAI]:
-    """OpenAI's client of a gateway on a port of its own."""
+    """OpenAI's client for a gateway on its own port."""
     ready: list[Registry] = []
     began = Event()
 
@@ -112,10 +112,10 @@ def test_openais_client_gets_one_answer_across_a_switch() -> None:
         assert (route["side"], route["reason"], route["switched_at"]) == ("near", "far_failed", 8)
 
 
-async def asked(
+async def responses(
     near: FakeNear, far: FakeFar, rules: dict[str, Any], *bodies: tuple[str, dict[str, Any]]
 ) -> list[httpx.Response]:
-    """The answers to one request after the other."""
+    """The answers to requests sent one after the other."""
     async with running(far), gateway(near, Far(far.url), rules) as app, client_of(app) as client:
         return [await (client.post(path, json=body) if body else client.get(path)) for path, body in bodies]
 
@@ -126,10 +126,14 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
 
 def test_the_header_names_the_side_and_the_metrics_count_routes_and_switches() -> None:
     far = FakeFar(lambda _: Reply(chunks=said("one ", usage=FAR_USAGE), breaks_after=2))
-    work = asked(
-        FakeNear("one two"), far, policy("prefer-far"),
-        ("/v1/chat/completions", BODY), ("/v1/chat/completions", {**BODY, "stream": True, "pin": "near"}), ("/metrics", {}),
-    )  # fmt: skip
+    work = responses(
+        FakeNear("one two"),
+        far,
+        policy("prefer-far"),
+        ("/v1/chat/completions", BODY),
+        ("/v1/chat/completions", {**BODY, "stream": True, "pin": "near"}),
+        ("/metrics", {}),
+    )
     whole, stream, metrics = run(work)
     assert whole.json()["choices"][0]["message"]["content"] == "one two"
     assert (whole.headers["x-nearfar-route"], stream.headers["x-nearfar-route"]) == ("near", "near")
@@ -138,14 +142,14 @@ def test_the_header_names_the_side_and_the_metrics_count_routes_and_switches() -
     assert 'nearfar:switches_total{from="far",reason="far_failed",to="near"} 1.0' in metrics.text
 
 
-def test_completions_are_routed_and_go_on_elsewhere_too() -> None:
+def test_completions_are_routed_and_continued_by_the_other_side() -> None:
     near, far = (
         FakeNear("one two", DeviceError("lost"), error_at=4),
         FakeFar(lambda _: Reply(chunks=completion("tw", "o"))),
     )
     body = {"model": "tiny", "prompt": "say: ", "max_tokens": 9}
     whole, stream = run(
-        asked(near, far, policy(), ("/v1/completions", body), ("/v1/completions", {**body, "stream": True}))
+        responses(near, far, policy(), ("/v1/completions", body), ("/v1/completions", {**body, "stream": True}))
     )
     assert whole.json()["choices"][0]["text"] == "one two"
     assert whole.json()["route"]["switched_at"] == 4
@@ -159,7 +163,7 @@ def test_a_client_that_leaves_ends_both_sides() -> None:
     async def work() -> None:
         async with running(far), gateway(near, Far(far.url), policy()) as app, client_of(app) as client:
             asking = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
-            while not near.asked:
+            while not near.requests:
                 await asyncio.sleep(0)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
@@ -169,9 +173,9 @@ def test_a_client_that_leaves_ends_both_sides() -> None:
     run(work())
 
 
-def test_what_may_not_be_routed_so_names_the_parameter() -> None:
+def test_the_error_for_unsupported_routing_names_the_parameter() -> None:
     refusals = run(
-        asked(
+        responses(
             FakeNear(), FakeFar(), policy(),
             ("/v1/chat/completions", {**BODY, "n": 2}),
             ("/v1/chat/completions", {**BODY, "labels": ["unheard"]}),
@@ -200,10 +204,10 @@ def test_a_plain_server_does_not_know_labels_and_pins() -> None:
     assert run(work()) == ["Unknown parameter: 'pin'.", "Unknown parameter: 'messages[0].labels'."]
 
 
-def test_embeddings_are_near_s_where_near_embeds() -> None:
+def test_near_embeds_if_it_can() -> None:
     near, far = FakeNear(embeds=True), FakeFar()
     near_answer, text = run(
-        asked(
+        responses(
             near,
             far,
             policy(),
@@ -212,7 +216,7 @@ def test_embeddings_are_near_s_where_near_embeds() -> None:
         )
     )
     assert near_answer.json()["data"][0]["embedding"] == [1.0]
-    # It generates nothing, so the far side answers.
+    # Near generates nothing, so the far side answers.
     assert text.json()["route"]["reason"] == "near_unavailable"
     vectors = {
         "object": "list",
@@ -221,7 +225,7 @@ def test_embeddings_are_near_s_where_near_embeds() -> None:
         "usage": {"prompt_tokens": 1, "total_tokens": 1},
     }
     (far_answer,) = run(
-        asked(
+        responses(
             FakeNear(),
             FakeFar(lambda _: Reply(value=vectors)),
             policy(),
@@ -243,7 +247,7 @@ def test_embeddings_are_near_s_where_near_embeds() -> None:
         (("--far", "http://a", "--policy", "good", "--port", "-1"), "choose others"),
     ],
 )
-def test_options_that_cannot_be_met_say_why(
+def test_options_that_cannot_be_met_explain_why(
     arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = tmp_path / "policy.json"
@@ -253,7 +257,7 @@ def test_options_that_cannot_be_met_say_why(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_gateway_prints_where_requests_go() -> None:
+def test_the_gateway_prints_both_sides() -> None:
     rules = Policy.read(policy("auto", private={"labels": ["private", "health"], "patterns": ["[0-9]{9}"]}))
     assert routes("demo", Far("http://far:8000", model="big"), rules) == (
         "routing by auto: near is demo, far is big at http://far:8000; "

@@ -1,11 +1,11 @@
-"""Hybrid as its users meet it: who answers, what the answer tells of it, and what is sent to whom."""
+"""Hybrid as its users see it: who answers, what the answer reports, and what is sent to which side."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from hybrid_sides import QUESTION, FakeFar, FakeNear, ask, hybrid, policy, run, told
+from hybrid_sides import QUESTION, FakeFar, FakeNear, ask, hybrid, outcome, policy, run
 
 from nearfar.compiler.errors import RequestError, Unavailable
 from nearfar.server_fallback.router.decision.budget import Spent
@@ -14,13 +14,13 @@ from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
 
 
-def test_an_answer_tells_who_gave_it_and_why() -> None:
+def test_an_answer_reports_its_side_and_reason() -> None:
     near, far = FakeNear(), FakeFar()
-    assert told(ask(near, far, policy("prefer-near"))) == ("near says", "near", "prefer", None)
-    assert told(ask(near, far, policy("prefer-far"))) == ("far says", "far", "prefer", None)
-    assert told(ask(near, far, policy("prefer-near"), pin="far")) == ("far says", "far", "pinned", None)
-    assert told(ask(near, None, policy("near-only"))) == ("near says", "near", "mode", None)
-    assert told(ask(None, far, policy("far-only"))) == ("far says", "far", "mode", None)
+    assert outcome(ask(near, far, policy("prefer-near"))) == ("near says", "near", "prefer", None)
+    assert outcome(ask(near, far, policy("prefer-far"))) == ("far says", "far", "prefer", None)
+    assert outcome(ask(near, far, policy("prefer-near"), pin="far")) == ("far says", "far", "pinned", None)
+    assert outcome(ask(near, None, policy("near-only"))) == ("near says", "near", "mode", None)
+    assert outcome(ask(None, far, policy("far-only"))) == ("far says", "far", "mode", None)
     assert near.closed
 
 
@@ -39,30 +39,30 @@ def test_a_stream_has_the_route_on_its_first_and_its_last_chunks() -> None:
 
 def test_a_request_goes_to_a_side_that_knows_its_language() -> None:
     far, rules = FakeFar(), policy("prefer-near", languages={"near": ["en", "fr"]})
-    assert told(ask(FakeNear(), far, rules, language="fr"))[1:3] == ("near", "prefer")
-    assert told(ask(FakeNear(), far, rules, language="de"))[1:3] == ("far", "language")
+    assert outcome(ask(FakeNear(), far, rules, language="fr"))[1:3] == ("near", "prefer")
+    assert outcome(ask(FakeNear(), far, rules, language="de"))[1:3] == ("far", "language")
     with pytest.raises(RequestError) as caught:
         ask(FakeNear(), far, policy("prefer-near", languages={"near": ["en"], "far": ["fr"]}), language="de")
     assert caught.value.details["code"] == "language"
 
 
-def test_an_image_goes_to_a_side_that_sees_as_it_is() -> None:
+def test_an_image_is_sent_unchanged_to_a_side_that_reads_images() -> None:
     near, far = FakeNear(), FakeFar()
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, image]}]
 
     async def work() -> tuple[object, ...]:
         async with hybrid(near, far, policy("prefer-near"), vision=True) as opened:
-            return told(await opened.chat.completions.create(messages=messages))
+            return outcome(await opened.chat.completions.create(messages=messages))
 
     assert run(work()) == ("far says", "far", "vision", None)
-    assert (near.asked, far.generated[0]["messages"]) == ([], messages)
+    assert (near.requests, far.generated[0]["messages"]) == ([], messages)
     with pytest.raises(RequestError) as caught:
         ask(near, FakeFar(), policy("prefer-far"), messages=messages)
     assert caught.value.details["code"] == "vision"
 
 
-def test_what_decides_the_side_stays_here() -> None:
+def test_labels_pins_and_languages_are_not_sent() -> None:
     far = FakeFar()
     messages = [{"role": "user", "content": "hi", "labels": ["open"]}]
     ask(
@@ -79,7 +79,7 @@ def test_what_decides_the_side_stays_here() -> None:
     assert set(far.generated[0]) == {"model", "stream", "stream_options", "temperature"}
 
 
-def test_logprobs_are_shown_as_far_as_they_are_asked_for() -> None:
+def test_only_requested_logprobs_are_shown() -> None:
     escalation = {"then": "continue", "max_mean_entropy": 5.0}
     quiet = ask(FakeNear(), FakeFar(), policy(escalation=escalation))
     assert quiet.choices[0].logprobs is None
@@ -100,14 +100,14 @@ def test_logprobs_are_shown_as_far_as_they_are_asked_for() -> None:
         ({"temprature": 1}, RequestError, None),
     ],
 )
-def test_what_nobody_may_answer_is_an_error_with_a_code(
+def test_a_request_that_no_side_may_answer_is_an_error_with_a_code(
     parameters: dict[str, object], kind: type[Exception], code: str | None
 ) -> None:
     near, far = FakeNear(context=20), FakeFar()
     with pytest.raises(kind) as raised:
         ask(near, far, policy(), **{"pin": "near", **parameters})
     assert getattr(raised.value, "details", {}).get("code") == code
-    assert (near.asked, far.generated) == ([], [])
+    assert (near.requests, far.generated) == ([], [])
 
 
 class CountedLedger:
@@ -124,7 +124,7 @@ class CountedLedger:
         return self.spent
 
 
-def test_what_a_day_allows_the_far_side_is_spent_and_not_more() -> None:
+def test_the_daily_budget_is_spent_and_not_exceeded() -> None:
     far, ledger = FakeFar(), CountedLedger()
     rules = policy(
         "prefer-far",
@@ -144,12 +144,12 @@ def test_what_a_day_allows_the_far_side_is_spent_and_not_more() -> None:
 
     assert run(work()) == [("far", "prefer"), ("far", "prefer"), ("near", "budget")]
     assert len(far.generated) == 2
-    # 7 prompt tokens at a dollar and 3 of the answer at ten cents, twice.
+    # Twice: 7 prompt tokens at one dollar and 3 tokens of the answer at ten cents.
     assert ledger.spent.usd == pytest.approx(14.6)
     assert ledger.spent.requests == 2
 
 
-def test_many_requests_at_once_spend_no_more() -> None:
+def test_concurrent_requests_do_not_exceed_the_budget() -> None:
     far = FakeFar()
 
     async def work() -> list[str]:
@@ -164,7 +164,7 @@ def test_many_requests_at_once_spend_no_more() -> None:
     assert len(far.generated) == 2
 
 
-def test_the_next_decision_knows_how_fast_both_sides_were() -> None:
+def test_the_next_decision_uses_the_speed_of_both_sides() -> None:
     async def work() -> dict[str, float | None]:
         async with hybrid(FakeNear("a few tokens"), FakeFar(), policy()) as opened:
             for _ in range(2):

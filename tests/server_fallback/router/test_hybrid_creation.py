@@ -1,4 +1,4 @@
-"""What Hybrid.create finds before the first question."""
+"""The errors that Hybrid.create reports before the first request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_openai import FakeOpenAI, Reply, running
-from hybrid_sides import ABOUT, QUESTION, FakeFar, FakeNear, hybrid, policy, run, told
+from hybrid_sides import ABOUT, QUESTION, FakeFar, FakeNear, hybrid, outcome, policy, run
 
 from nearfar.compiler.errors import RequestError, Unavailable
 from nearfar.server_fallback.router.hybrid import Hybrid
@@ -26,9 +26,14 @@ def refused(near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], *
 @pytest.mark.parametrize(
     ("about", "options", "code", "message"),
     [
-        (Reply(value={"api_version": 2, "models": []}), {}, "api_version", "of version 2, ours of 1"),
-        (Reply(404, {"error": {"message": "nothing here"}}), {}, "api_version", "say which dialect it speaks"),
-        (Reply(401, {"error": {"message": "no"}}), {"api_key": "wrong"}, "wrong_key", "refuses the API key"),
+        (
+            Reply(value={"api_version": 2, "models": []}),
+            {},
+            "api_version",
+            "uses version 2 of nearfar's API, this client version 1",
+        ),
+        (Reply(404, {"error": {"message": "nothing here"}}), {}, "api_version", "set its dialect"),
+        (Reply(401, {"error": {"message": "no"}}), {"api_key": "wrong"}, "wrong_key", "rejects the API key"),
         (
             Reply(value={"api_version": 1, "models": [ABOUT]}),
             {"model": "small"},
@@ -39,11 +44,11 @@ def refused(near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], *
             Reply(value={"api_version": 1, "models": [ABOUT, {**ABOUT, "id": "b"}]}),
             {},
             "unknown_model",
-            "serves big, b; say which",
+            "serves big, b; choose one",
         ),
     ],
 )
-def test_a_far_server_that_can_never_answer_is_told_at_once(
+def test_a_far_server_that_can_never_answer_is_an_error_at_creation(
     about: Reply, options: dict[str, Any], code: str, message: str
 ) -> None:
     near, far = FakeNear(), FakeFar()
@@ -51,7 +56,7 @@ def test_a_far_server_that_can_never_answer_is_told_at_once(
     error = refused(near, far, policy(), **options)
     assert error.details["code"] == code
     assert message in error.message
-    assert near.asked == []
+    assert near.requests == []
 
 
 @pytest.mark.parametrize(
@@ -60,11 +65,11 @@ def test_a_far_server_that_can_never_answer_is_told_at_once(
         (FakeNear(), policy("near-only", escalation={"then": "restart"}), {}, "near-only"),
         (FakeNear(), policy("far-only", private={"labels": ["private"]}), {}, "far-only"),
         (None, policy("near-only"), {}, "there is no near side"),
-        (FakeNear(), policy(escalation={"then": "continue"}), {"dialect": "openai"}, "let it restart"),
+        (FakeNear(), policy(escalation={"then": "continue"}), {"dialect": "openai"}, "use restart"),
         (FakeNear(), {"version": 1}, {}, "mode"),
     ],
 )
-def test_a_policy_that_cannot_be_followed_is_told_at_once(
+def test_a_policy_that_cannot_be_followed_is_an_error_at_creation(
     near: FakeNear | None, rules: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     far = FakeFar()
@@ -82,9 +87,9 @@ def test_without_a_network_near_answers_and_far_is_asked_again_later() -> None:
         await far.die()
         rules = policy("prefer-far", breaker={"open_ms": 20})
         async with await Hybrid.create(near=FakeNear(), far=Far(far.url), policy=rules) as opened:
-            assert told(await opened.chat.completions.create(messages=QUESTION))[1:3] == ("near", "circuit_open")
+            assert outcome(await opened.chat.completions.create(messages=QUESTION))[1:3] == ("near", "circuit_open")
             async with running(far):
-                while (answer := told(await opened.chat.completions.create(messages=QUESTION)))[1] == "near":
+                while (answer := outcome(await opened.chat.completions.create(messages=QUESTION)))[1] == "near":
                     continue
                 assert answer == ("far says", "far", "prefer", None)
 
@@ -99,7 +104,7 @@ def test_without_a_network_a_policy_that_needs_far_is_an_error() -> None:
         run(work())
 
 
-def test_servers_of_other_kinds_are_known_by_their_list_of_models() -> None:
+def test_other_servers_are_read_from_their_list_of_models() -> None:
     server = FakeOpenAI()
 
     async def work() -> None:
@@ -108,6 +113,6 @@ def test_servers_of_other_kinds_are_known_by_their_list_of_models() -> None:
             await Hybrid.create(near=None, far=Far(server.url, dialect="vllm"), policy=policy("far-only")) as opened,
         ):
             assert opened.executor.context == 128
-            assert told(await opened.chat.completions.create(messages=QUESTION))[0] == "hi"
+            assert outcome(await opened.chat.completions.create(messages=QUESTION))[0] == "hi"
 
     run(work())

@@ -1,4 +1,4 @@
-"""Near answers that go astray, and near's own view of a prompt before the decision."""
+"""Near answers that go wrong, and near's own view of a prompt before the decision."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_openai import Reply, said
-from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, policy, run, told
+from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, outcome, policy, run
 
 from nearfar.server_fallback.router.answer import attempt
 from nearfar.server_fallback.router.decision.privacy import PrivateCheck
@@ -15,9 +15,9 @@ from nearfar.server_fallback.schema.chat import ChatCompletionChunk
 
 UNSURE = {"window_tokens": 2, "min_mean_logprob": -1.0, "repetition": None}
 NO_LOGPROB = {"min_mean_logprob": None}
-# Sure of the first four characters, and no longer of the fifth and sixth.
+# Sure of the first four characters, but not of the fifth and sixth.
 LOGPROBS = (-0.1, -0.1, -0.1, -0.1, -3.0, -3.0)
-# Right where near is sure of its first tokens; far is right seven times in eight.
+# Near is right if it is sure of its first tokens; far is right seven times in eight.
 PREDICTOR = {
     "version": 1,
     "features": ["first_mean_logprob"],
@@ -43,19 +43,19 @@ def test_far_continues_an_answer_that_near_is_not_sure_of() -> None:
     near, far = FakeNear("one twenty", logprobs=LOGPROBS, hangs_at=8), continuing("wo")
     answer = ask(near, far, policy(escalation={"then": "continue", **UNSURE}), max_tokens=10)
     # The mean of -0.1 and -3 is below -1.
-    assert told(answer) == ("one two", "far", "escalated_logprob", 5)
+    assert outcome(answer) == ("one two", "far", "escalated_logprob", 5)
     assert far.generated[0]["prompt"] == [ord(character) for character in "<hi>one t"]
     assert far.generated[0]["max_tokens"] == 5
     assert near.closed_early == 1
     assert answer.usage.completion_tokens == 5 + FAR_USAGE["completion_tokens"]
 
 
-def test_a_restarted_answer_is_far_s_alone() -> None:
+def test_a_restarted_answer_is_entirely_far_s() -> None:
     near, far = FakeNear("one twenty", logprobs=LOGPROBS), FakeFar(lambda _: Reply(chunks=said("two", usage=FAR_USAGE)))
 
     async def work() -> list[ChatCompletionChunk]:
         async with hybrid(near, far, policy(escalation={"then": "restart", **UNSURE})) as opened:
-            assert told(await opened.chat.completions.create(messages=QUESTION)) == (
+            assert outcome(await opened.chat.completions.create(messages=QUESTION)) == (
                 "two",
                 "far",
                 "escalated_logprob",
@@ -82,39 +82,39 @@ def test_a_restarted_answer_is_far_s_alone() -> None:
 def test_repetition_and_doubt_escalate(near: FakeNear, escalation: dict[str, Any], reason: str) -> None:
     far = FakeFar(lambda _: Reply(chunks=said("two", usage=FAR_USAGE)))
     answer = ask(near, far, policy(escalation={"then": "restart", **escalation}))
-    assert told(answer) == ("two", "far", reason, 0)
+    assert outcome(answer) == ("two", "far", reason, 0)
 
 
 @pytest.mark.parametrize("parameters", [{"pin": "near"}, {"labels": ["private"]}, {"max_tokens": 6}])
-def test_what_must_stay_near_or_has_no_token_left_is_not_escalated(parameters: dict[str, Any]) -> None:
+def test_answers_that_must_stay_near_or_have_no_tokens_left_are_not_escalated(parameters: dict[str, Any]) -> None:
     text = "one tw" if "max_tokens" in parameters else "one twenty"
     near, far = FakeNear(text, logprobs=LOGPROBS), continuing("!")
     rules = policy(escalation={"then": "continue", **UNSURE, "window_tokens": 6, "min_mean_logprob": -1.05})
-    assert told(ask(near, far, rules, **parameters))[:2] == (text, "near")
+    assert outcome(ask(near, far, rules, **parameters))[:2] == (text, "near")
     assert far.generated == []
 
 
-def test_where_far_cannot_go_on_near_resumes_its_own_answer() -> None:
+def test_near_resumes_its_own_answer_if_far_cannot_continue_it() -> None:
     near, far = FakeNear("one twenty", logprobs=LOGPROBS), FakeFar(lambda _: Reply(500, {"error": {"message": "bug"}}))
     answer = ask(near, far, policy(escalation={"then": "continue", **UNSURE}))
-    assert told(answer) == ("one twenty", "near", "prefer", None)
+    assert outcome(answer) == ("one twenty", "near", "prefer", None)
     assert len(far.generated) == 1
 
 
-def test_near_s_first_tokens_decide_and_are_kept() -> None:
+def test_near_s_first_tokens_decide_and_are_not_computed_twice() -> None:
     sure, unsure = FakeNear("near says"), FakeNear("near says", logprobs=(-4.0,) * 4, hangs_at=5)
     rules = policy("auto", quality={"predictor": PREDICTOR})
     answer = ask(sure, FakeFar(), rules)
-    assert told(answer) == ("near says", "near", "quality", None)
-    assert (len(sure.asked), sure.closed_early) == (1, 0)
+    assert outcome(answer) == ("near says", "near", "quality", None)
+    assert (len(sure.requests), sure.closed_early) == (1, 0)
     assert answer.choices[0].logprobs is None
     assert answer.route is not None
     assert answer.route.scores["near_right"] == pytest.approx(0.982, abs=1e-3)
-    assert told(ask(unsure, FakeFar(), rules)) == ("far says", "far", "quality", None)
-    assert (len(unsure.asked), unsure.closed_early) == (1, 1)
+    assert outcome(ask(unsure, FakeFar(), rules)) == ("far says", "far", "quality", None)
+    assert (len(unsure.requests), unsure.closed_early) == (1, 1)
 
 
-def test_texts_are_searched_once_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_searched_once_per_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[Situation] = []
     is_private = PrivateCheck.is_private
 
@@ -125,35 +125,35 @@ def test_texts_are_searched_once_an_answer(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(PrivateCheck, "is_private", counted)
     # The decision, the one with near's signals, and whether far may be asked too.
     answer = ask(FakeNear(), FakeFar(), policy("auto", quality={"predictor": PREDICTOR}, private={"patterns": ["x"]}))
-    assert told(answer)[1:3] == ("near", "quality")
+    assert outcome(answer)[1:3] == ("near", "quality")
     assert len(searched) == 1
 
 
-def test_how_likely_near_finds_the_prompt_decides_where_the_predictor_looks_at_it() -> None:
-    likely, unlikely, untold = (
+def test_the_prompt_s_log_probability_decides_if_the_predictor_reads_it() -> None:
+    likely, unlikely, unreported = (
         FakeNear(prompt_logprobs=(-0.1, -0.3)),
         FakeNear(prompt_logprobs=(-4.0, -5.0)),
         FakeNear(),
     )
     rules = policy("auto", quality={"predictor": {**PREDICTOR, "features": ["prompt_mean_logprob"]}})
-    assert told(ask(likely, FakeFar(), rules))[1:3] == ("near", "quality")
-    assert told(ask(unlikely, FakeFar(), rules))[1:3] == ("far", "quality")
-    # It counts as the mean where it is not told, which is less than far's chance.
-    assert told(ask(untold, FakeFar(), rules))[1:3] == ("far", "quality")
-    assert (likely.told_of_prompt, unlikely.told_of_prompt) == (1, 1)
-    told(ask(likely, FakeFar(), policy("auto", quality={"predictor": PREDICTOR})))
-    assert likely.told_of_prompt == 1
+    assert outcome(ask(likely, FakeFar(), rules))[1:3] == ("near", "quality")
+    assert outcome(ask(unlikely, FakeFar(), rules))[1:3] == ("far", "quality")
+    # An unknown value counts as the mean, which gives less than far's chance.
+    assert outcome(ask(unreported, FakeFar(), rules))[1:3] == ("far", "quality")
+    assert (likely.prompt_reports, unlikely.prompt_reports) == (1, 1)
+    outcome(ask(likely, FakeFar(), policy("auto", quality={"predictor": PREDICTOR})))
+    assert likely.prompt_reports == 1
 
 
 @pytest.mark.parametrize(
-    ("near", "outcome"),
+    ("near", "expected"),
     [
         (FakeNear(hangs_at=0), ("far", "far", "near_unavailable", None)),
         (FakeNear(hangs_at=2), ("nefar", "far", "near_timeout", 2)),
     ],
 )
-def test_near_is_not_waited_for_longer_than_its_first_token_may_take(
-    near: FakeNear, outcome: tuple[object, ...]
+def test_the_decision_waits_for_near_no_longer_than_its_first_token_may_take(
+    near: FakeNear, expected: tuple[object, ...]
 ) -> None:
     rules = policy(
         "auto", quality={"predictor": PREDICTOR}, timeouts={"near_first_token_ms": 20, "between_tokens_ms": 1000}
@@ -164,5 +164,5 @@ def test_near_is_not_waited_for_longer_than_its_first_token_may_take(
         )
     )
 
-    assert told(ask(near, far, rules)) == outcome
-    assert (len(near.asked), near.closed_early) == (1, 1)
+    assert outcome(ask(near, far, rules)) == expected
+    assert (len(near.requests), near.closed_early) == (1, 1)

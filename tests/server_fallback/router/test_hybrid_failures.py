@@ -1,4 +1,4 @@
-"""Sides that die, hang, are full or late: there is one answer, and it is whole."""
+"""Sides that fail, hang, are full or late: there is always one complete answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_openai import Asked, Reply, said
-from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, policy, run, told
+from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, outcome, policy, run
 
 from nearfar.compiler.errors import DeviceError, NearfarError, RequestError, Unavailable
 from nearfar.server_fallback.router.answer import attempt
@@ -23,38 +23,38 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_turn(*replies: Reply) -> FakeFar:
-    """The last one from then on."""
+    """Sends the replies in turn, and the last one from then on."""
     left: Iterator[Reply] = iter(replies)
     return FakeFar(lambda _: next(left, replies[-1]))
 
 
 def breaks_off(*texts: str) -> Reply:
-    """After these texts."""
+    """The connection breaks after these texts."""
     return Reply(chunks=said(*texts, usage=FAR_USAGE), breaks_after=len(texts) + 1)
 
 
-def test_far_dies_in_mid_answer_and_near_goes_on_from_there() -> None:
+def test_near_continues_the_text_of_a_far_side_that_fails() -> None:
     near, far = FakeNear("one two three"), in_turn(breaks_off("one ", "two "))
     answer = ask(near, far, policy("prefer-far"), max_tokens=20, min_tokens=5)
-    assert told(answer) == ("one two three", "near", "far_failed", 8)
-    request = near.asked[0]
+    assert outcome(answer) == ("one two three", "near", "far_failed", 8)
+    request = near.requests[0]
     assert request.continue_final_message  # type: ignore[union-attr]
     assert (request.max_tokens, request.min_tokens) == (18, 3)  # type: ignore[union-attr]
-    # Both parts were answered.
+    # Both parts are in the usage.
     assert answer.usage.completion_tokens == 2 + 5
     assert len(far.generated) == 1
 
 
 def test_near_takes_over_from_a_server_that_redirects() -> None:
     far = in_turn(Reply(307, b"", headers={"Location": "http://127.0.0.1:9/v1/chat/completions"}))
-    assert told(ask(FakeNear("one"), far, policy("prefer-far"))) == ("one", "near", "far_failed", None)
+    assert outcome(ask(FakeNear("one"), far, policy("prefer-far"))) == ("one", "near", "far_failed", None)
     assert len(far.generated) == 1
 
 
-def test_near_dies_in_mid_answer_and_far_goes_on_by_token_ids() -> None:
+def test_far_continues_by_token_ids_if_near_fails() -> None:
     near, far = FakeNear("one two", LOST, error_at=4), FakeFar(lambda _: Reply(chunks=completion("tw", "o")))
     answer = ask(near, far, policy(), max_tokens=20, min_tokens=6, temperature=0.25, stop="x")
-    assert told(answer) == ("one two", "far", "near_failed", 4)
+    assert outcome(answer) == ("one two", "far", "near_failed", 4)
     assert [asked.path for asked in far.asked if asked.path != "/v1/nearfar/about"] == ["/tokenize", "/v1/completions"]
     assert far.generated[0]["prompt"] == [ord(character) for character in "<hi>one "]
     assert [far.generated[0][name] for name in ("max_tokens", "min_tokens", "temperature", "stop")] == [
@@ -66,55 +66,90 @@ def test_near_dies_in_mid_answer_and_far_goes_on_by_token_ids() -> None:
 
 
 @pytest.mark.parametrize("other", [{"tools": [{"type": "function", "function": {"name": "f"}}]}, {"logprobs": True}])
-def test_what_token_ids_cannot_ask_for_goes_on_as_text(other: dict[str, Any]) -> None:
+def test_requests_that_token_ids_cannot_express_are_continued_as_text(other: dict[str, Any]) -> None:
     near, far = FakeNear("one two", LOST, error_at=4), FakeFar(lambda _: Reply(chunks=said("two", usage=FAR_USAGE)))
-    assert told(ask(near, far, policy(), **other)) == ("one two", "far", "near_failed", 4)
+    assert outcome(ask(near, far, policy(), **other)) == ("one two", "far", "near_failed", 4)
     assert far.generated[0]["messages"] == [*QUESTION, {"role": "assistant", "content": "one "}]
     assert far.generated[0]["continue_final_message"] is True
 
 
-def test_an_answer_with_a_form_begins_anew_elsewhere() -> None:
+def test_an_answer_with_a_format_starts_over_on_the_other_side() -> None:
     near, far = FakeNear("[1, 2]", LOST, error_at=3), FakeFar(lambda _: Reply(chunks=said("[3]", usage=FAR_USAGE)))
     answer = ask(near, far, policy(), response_format={"type": "json_object"})
-    assert told(answer) == ("[3]", "far", "near_failed", 0)
+    assert outcome(answer) == ("[3]", "far", "near_failed", 0)
     assert far.generated[0]["messages"] == QUESTION
 
 
-def test_after_a_part_of_a_tool_call_nobody_else_goes_on() -> None:
+def test_no_side_takes_over_after_part_of_a_tool_call() -> None:
     near, far = FakeNear("{}", LOST, error_at=1, calls=True), FakeFar()
     with pytest.raises(DeviceError, match="the device is lost"):
         ask(near, far, policy(), tools=[{"type": "function", "function": {"name": "f"}}])
     assert far.generated == []
 
 
-def test_a_policy_may_forbid_that_the_other_side_goes_on() -> None:
+def test_a_policy_may_forbid_the_other_side_to_take_over() -> None:
     far = in_turn(breaks_off("one "))
     with pytest.raises(Unavailable, match="the connection broke"):
         ask(FakeNear(), far, policy("prefer-far", fallback={"near_continues": False}))
 
 
-def test_a_full_far_side_is_asked_once_more_and_then_near_answers() -> None:
+def test_an_overloaded_far_side_is_asked_again_once_and_then_near_answers() -> None:
     full = Reply(429, {"error": {"message": "full"}})
     far = in_turn(full, Reply(chunks=said("well", usage=FAR_USAGE)))
-    assert told(ask(FakeNear(), far, policy("prefer-far"))) == ("well", "far", "prefer", None)
+    assert outcome(ask(FakeNear(), far, policy("prefer-far"))) == ("well", "far", "prefer", None)
     far = in_turn(full)
-    assert told(ask(FakeNear(), far, policy("prefer-far"))) == ("near says", "near", "far_failed", None)
+    assert outcome(ask(FakeNear(), far, policy("prefer-far"))) == ("near says", "near", "far_failed", None)
     assert len(far.generated) == 2
-    # To wait for that long would be of no use.
+    # Waiting for that long would be useless.
     far = in_turn(Reply(429, {"error": {"message": "full"}}, headers={"Retry-After": "30"}))
-    assert told(ask(FakeNear(), far, policy("prefer-far"))) == ("near says", "near", "far_failed", None)
+    assert outcome(ask(FakeNear(), far, policy("prefer-far"))) == ("near says", "near", "far_failed", None)
     assert len(far.generated) == 1
 
 
-def test_a_request_that_far_blames_is_the_client_s_to_see() -> None:
+def test_the_client_gets_the_error_of_a_request_that_far_rejects() -> None:
     near, far = FakeNear(), in_turn(Reply(400, {"error": {"message": "no such stop", "param": "stop"}}))
     with pytest.raises(RequestError, match="no such stop") as raised:
         ask(near, far, policy("prefer-far"))
     assert raised.value.details["param"] == "stop"
-    assert (len(far.generated), near.asked) == (1, [])
+    assert (len(far.generated), near.requests) == (1, [])
 
 
-def test_what_may_have_been_paid_for_is_not_sent_again() -> None:
+CONTEXT_FULL = Reply(
+    400, {"error": {"message": "the maximum context length is 128 tokens", "code": "context_length_exceeded"}}
+)
+
+
+def test_the_client_gets_the_error_of_a_far_side_whose_context_is_full() -> None:
+    near, far = FakeNear(), in_turn(CONTEXT_FULL)
+
+    async def work() -> None:
+        async with hybrid(near, far, policy("prefer-far", breaker={"failures": 1, "open_ms": 60_000})) as opened:
+            # A full context does not open the circuit, so the second request reaches the server too.
+            for _ in range(2):
+                with pytest.raises(RequestError, match="maximum context length is 128 tokens") as raised:
+                    await opened.chat.completions.create(messages=QUESTION)
+                assert raised.value.details["code"] == "context_length_exceeded"
+
+    run(work())
+    assert (len(far.generated), near.requests) == (2, [])
+
+
+@pytest.mark.parametrize("then", ["continue", "restart"])
+def test_near_finishes_its_answer_if_the_far_context_is_full_after_an_escalation(then: str) -> None:
+    near, far = FakeNear("one two three", logprobs=(-0.1, -9.0, -9.0)), in_turn(CONTEXT_FULL)
+    rules = policy(escalation={"then": then, "window_tokens": 2, "min_mean_logprob": -3.0, "warm": "never"})
+    assert outcome(ask(near, far, rules)) == ("one two three", "near", "prefer", None)
+    assert len(far.generated) == 1
+
+
+def test_nothing_is_sent_to_a_far_side_whose_known_context_is_too_short() -> None:
+    near, far = FakeNear(), FakeFar()
+    question = [{"role": "user", "content": "x" * 200}]
+    assert outcome(ask(near, far, policy("prefer-far"), messages=question)) == ("near says", "near", "context", None)
+    assert far.generated == []
+
+
+def test_a_request_that_far_began_to_answer_is_not_sent_again() -> None:
     far = in_turn(breaks_off("one "), Reply(chunks=said("again", usage=FAR_USAGE)))
     with pytest.raises(Unavailable):
         ask(None, far, policy("far-only", retries=5))
@@ -123,15 +158,20 @@ def test_what_may_have_been_paid_for_is_not_sent_again() -> None:
 
 def test_a_late_near_side_loses_to_far_and_is_stopped() -> None:
     near, far = FakeNear(hangs_at=0), FakeFar()
-    assert told(ask(near, far, policy(timeouts={"hedge_after_ms": 1}))) == ("far says", "far", "near_late", None)
+    assert outcome(ask(near, far, policy(timeouts={"hedge_after_ms": 1}))) == ("far says", "far", "near_late", None)
     assert near.closed_early == 1
 
 
-def test_who_says_nothing_for_too_long_is_left() -> None:
+def test_the_other_side_takes_over_from_a_silent_side() -> None:
     near, far = FakeNear("one two", hangs_at=4), FakeFar(lambda _: Reply(chunks=completion("two")))
-    assert told(ask(near, far, policy(timeouts={"between_tokens_ms": 500}))) == ("one two", "far", "near_timeout", 4)
+    assert outcome(ask(near, far, policy(timeouts={"between_tokens_ms": 500}))) == (
+        "one two",
+        "far",
+        "near_timeout",
+        4,
+    )
     hung = FakeFar(lambda _: Reply(hangs=True))
-    assert told(ask(FakeNear(), hung, policy("prefer-far", timeouts={"far_first_token_ms": 20})))[1:3] == (
+    assert outcome(ask(FakeNear(), hung, policy("prefer-far", timeouts={"far_first_token_ms": 20})))[1:3] == (
         "near",
         "far_timeout",
     )
@@ -140,24 +180,24 @@ def test_who_says_nothing_for_too_long_is_left() -> None:
     assert raised.value.details["code"] == "near_timeout"
 
 
-def test_when_both_fail_the_last_failure_is_told() -> None:
+def test_if_both_sides_fail_the_last_failure_is_reported() -> None:
     with pytest.raises(DeviceError, match="the device is lost"):
         ask(FakeNear(error=LOST), in_turn(Reply(500, {"error": {"message": "bug"}})), policy("prefer-far"))
 
 
-def test_a_side_that_fails_is_left_alone_for_a_while() -> None:
+def test_a_side_that_fails_gets_no_requests_for_a_while() -> None:
     far = in_turn(Reply(500, {"error": {"message": "bug"}}))
 
     async def work() -> list[tuple[str, str]]:
         async with hybrid(FakeNear(), far, policy("prefer-far", breaker={"failures": 2, "open_ms": 60_000})) as opened:
             answers = [await opened.chat.completions.create(messages=QUESTION) for _ in range(3)]
-        return [told(answer)[1:3] for answer in answers]
+        return [outcome(answer)[1:3] for answer in answers]
 
     assert run(work()) == [("near", "far_failed"), ("near", "far_failed"), ("near", "circuit_open")]
     assert len(far.generated) == 2
 
 
-def test_one_request_tries_a_side_that_was_left_alone() -> None:
+def test_one_request_tries_a_side_whose_circuit_was_open() -> None:
     hung = Reply(hangs=True)
     far = in_turn(Reply(500, {"error": {"message": "bug"}}), hung)
 
@@ -169,7 +209,7 @@ def test_one_request_tries_a_side_that_was_left_alone() -> None:
             trial = asyncio.create_task(opened.chat.completions.create(messages=QUESTION))
             while len(far.generated) < 2:
                 await asyncio.sleep(0)
-            assert told(await opened.chat.completions.create(messages=QUESTION))[1:3] == ("near", "circuit_open")
+            assert outcome(await opened.chat.completions.create(messages=QUESTION))[1:3] == ("near", "circuit_open")
             trial.cancel()
             await asyncio.gather(trial, return_exceptions=True)
 
@@ -177,12 +217,12 @@ def test_one_request_tries_a_side_that_was_left_alone() -> None:
     assert len(far.generated) == 2
 
 
-def test_whoever_leaves_stops_both_sides() -> None:
+def test_closing_an_answer_stops_both_sides() -> None:
     near, far = FakeNear("one two", hangs_at=4), FakeFar(lambda _: Reply(hangs=True))
 
     async def work() -> None:
         async with hybrid(near, far, policy(timeouts={"hedge_after_ms": 1})) as opened:
-            # The hedge goes out while near still thinks, and loses.
+            # The hedge is sent while near has no token yet, and loses.
             near.hangs_at = 0
             stream = await opened.chat.completions.create(messages=QUESTION, stream=True)
             reading = asyncio.create_task(anext(stream))
@@ -192,12 +232,12 @@ def test_whoever_leaves_stops_both_sides() -> None:
             await asyncio.gather(reading, return_exceptions=True)
             await stream.aclose()
             assert near.closed_early == 1
-            assert not [task for task in asyncio.all_tasks() if "Answering" in repr(task)]
+            assert not [task for task in asyncio.all_tasks() if "RunningAnswer" in repr(task)]
 
     run(work())
 
 
-def test_a_deadline_ends_the_answer_whoever_writes() -> None:
+def test_a_deadline_ends_the_answer_of_either_side() -> None:
     far = FakeFar(lambda _: Reply(hangs=True))
 
     async def work() -> None:
@@ -209,7 +249,7 @@ def test_a_deadline_ends_the_answer_whoever_writes() -> None:
     assert raised.value.code == "deadline_exceeded"
 
 
-def test_a_switch_is_told_in_the_stream_where_it_happens() -> None:
+def test_the_stream_reports_a_switch_where_it_happens() -> None:
     def reply(_: Asked) -> Reply:
         return breaks_off("one ", "two ")
 

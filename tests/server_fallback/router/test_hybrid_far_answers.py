@@ -1,4 +1,6 @@
-"""A far side that filters, talks on, or sends nonsense: an end is an end, and near takes over from a failure."""
+"""A far side that filters, continues after its end, or sends invalid responses: an end is an end, and near takes over
+from a failure.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake_openai import Reply, chunk, said
-from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, ask, hybrid, policy, run, told
+from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, ask, hybrid, outcome, policy, run
 
 from nearfar.compiler.errors import RequestError
 
@@ -31,25 +33,25 @@ def filtered(*texts: str) -> list[Any]:
 def test_near_does_not_continue_a_filtered_text(reply: Reply) -> None:
     near = FakeNear("one two")
     answer = ask(near, FakeFar(lambda _: reply), policy("prefer-far"))
-    assert told(answer) == ("one ", "far", "prefer", None)
+    assert outcome(answer) == ("one ", "far", "prefer", None)
     assert answer.choices[0].finish_reason == "content_filter"
-    assert near.asked == []
+    assert near.requests == []
 
 
 @pytest.mark.parametrize("texts", [(), ("one ",)])
-def test_a_server_that_hangs_after_its_end_has_answered(texts: tuple[str, ...]) -> None:
+def test_a_server_that_hangs_after_the_finish_reason_has_answered(texts: tuple[str, ...]) -> None:
     near, far = (
         FakeNear("one two"),
         FakeFar(lambda _: Reply(chunks=[*filtered(*texts), *[chunk()] * 9], seconds_between=0.05)),
     )
     answer = ask(near, far, policy("prefer-far", timeouts={"far_first_token_ms": 150, "between_tokens_ms": 150}))
-    assert (answer.choices[0].finish_reason, near.asked) == ("content_filter", [])
+    assert (answer.choices[0].finish_reason, near.requests) == ("content_filter", [])
 
 
-def test_what_far_says_beyond_its_answer_is_left_out() -> None:
+def test_text_beyond_far_s_answer_is_left_out() -> None:
     chunks = [chunk("b", index=1), *said(*"abcd"), chunk("more")]
     answer = ask(FakeNear(), FakeFar(lambda _: Reply(chunks=chunks)), policy("prefer-far"), max_tokens=2)
-    assert told(answer) == ("ab", "far", "prefer", None)
+    assert outcome(answer) == ("ab", "far", "prefer", None)
     assert [choice.finish_reason for choice in answer.choices] == ["length"]
 
 
@@ -72,8 +74,8 @@ def test_what_far_says_beyond_its_answer_is_left_out() -> None:
         Reply(500, b"[" * 100_000),
     ],
 )
-def test_near_takes_over_from_nonsense(reply: Reply) -> None:
-    assert told(ask(FakeNear(), FakeFar(lambda _: reply), policy("prefer-far"))) == (
+def test_near_takes_over_from_invalid_responses(reply: Reply) -> None:
+    assert outcome(ask(FakeNear(), FakeFar(lambda _: reply), policy("prefer-far"))) == (
         "near says",
         "near",
         "far_failed",
@@ -81,12 +83,12 @@ def test_near_takes_over_from_nonsense(reply: Reply) -> None:
     )
 
 
-def test_near_goes_on_where_nonsense_follows_a_text() -> None:
+def test_near_continues_if_an_invalid_chunk_follows_a_text() -> None:
     far = FakeFar(lambda _: Reply(chunks=[chunk("near "), chunk("\ud800")]))
-    assert told(ask(FakeNear(), far, policy("prefer-far"))) == ("near says", "near", "far_failed", 5)
+    assert outcome(ask(FakeNear(), far, policy("prefer-far"))) == ("near says", "near", "far_failed", 5)
 
 
-def test_a_wrong_usage_is_no_failure() -> None:
+def test_a_wrong_usage_is_not_a_failure() -> None:
     chunks = [
         *said("hi"),
         {
@@ -96,10 +98,10 @@ def test_a_wrong_usage_is_no_failure() -> None:
         },
     ]
     answer = ask(None, FakeFar(lambda _: Reply(chunks=chunks)), policy("far-only"))
-    assert (told(answer)[0], answer.usage.total_tokens) == ("hi", 0)
+    assert (outcome(answer)[0], answer.usage.total_tokens) == ("hi", 0)
 
 
-def test_an_error_that_cannot_be_written_is_told_all_the_same() -> None:
+def test_an_error_with_invalid_characters_is_still_reported() -> None:
     with pytest.raises(RequestError, match=r"\? is wrong") as raised:
         ask(None, FakeFar(lambda _: Reply(400, b'{"error": {"message": "\\ud800 is wrong"}}')), policy("far-only"))
     assert raised.value.message.isprintable()
@@ -109,16 +111,16 @@ def test_an_error_that_cannot_be_written_is_told_all_the_same() -> None:
     "about",
     [Reply(value={"api_version": 9}), Reply(value={"api_version": 1, "models": []}), Reply(404, {}), Reply(401, {})],
 )
-def test_near_answers_where_far_turns_out_to_be_another_server(about: Reply) -> None:
+def test_near_answers_if_far_turns_out_to_be_another_server(about: Reply) -> None:
     far = FakeFar()
     far.about = Reply(503, {})
 
     async def work() -> None:
         async with hybrid(FakeNear(), far, policy("prefer-far", breaker={"failures": 9, "open_ms": 1})) as opened:
             far.about = about
-            # It is left alone for a moment.
+            # The circuit is open for a moment.
             await asyncio.sleep(0.01)
             answer = await opened.chat.completions.create(messages=[{"role": "user", "content": "hi"}])
-            assert told(answer)[1:3] == ("near", "far_failed")
+            assert outcome(answer)[1:3] == ("near", "far_failed")
 
     run(work())

@@ -1,4 +1,4 @@
-"""Nothing private leaves: every byte that goes to the far side is recorded, and there is none."""
+"""Nothing private leaves the device: the far side records every byte that it gets, and gets none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.router.sides.texts import other_texts
 
 SECRET = "my number is 123-45-6789"
-# Everything that could make a request leave, all at once.
+# Every setting that could make a request leave, all at once.
 EAGER = policy(
     "prefer-far",
     private={"labels": ["private"], "patterns": [r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b"]},
@@ -37,7 +37,7 @@ TOOL_OF_A_NAME = {"type": "function", "function": {"name": "save"}}
 
 
 class Wire:
-    """A connection to a server that keeps what goes there."""
+    """A connection to a server that records what it gets."""
 
     def __init__(self) -> None:
         self.bytes = b""
@@ -75,7 +75,7 @@ class Wire:
 
 @asynccontextmanager
 async def recorded(near: FakeNear, rules: dict[str, Any] = EAGER, **options: Any) -> AsyncIterator[tuple[Hybrid, Wire]]:
-    """A hybrid that has met its far side, and what it sends there from then on. ``options`` are those of Far."""
+    """A hybrid that has reached its far side, and what it sends there from then on. ``options`` are those of Far."""
     far, wire = FakeFar(), Wire()
     async with (
         running(far),
@@ -136,7 +136,7 @@ def test_a_private_request_is_answered_near_and_nothing_is_sent(parameters: dict
         (FakeNear(logprobs=(-9.0,) * 9, error=DeviceError("lost"), error_at=6), None),
     ],
 )
-def test_however_near_fails_a_private_answer_is_lost_before_it_leaves(near: FakeNear, hedge: int | None) -> None:
+def test_a_private_answer_never_leaves_however_near_fails(near: FakeNear, hedge: int | None) -> None:
     rules = (
         EAGER
         if hedge is None
@@ -151,7 +151,7 @@ def test_however_near_fails_a_private_answer_is_lost_before_it_leaves(near: Fake
     run(work())
 
 
-def test_what_near_wrote_does_not_leave_where_it_is_private() -> None:
+def test_private_text_that_near_wrote_does_not_leave() -> None:
     near = FakeNear("123-45-6789 it is", logprobs=(-0.1,) * 11 + (-9.0,))
     rules = {
         **EAGER,
@@ -169,7 +169,7 @@ def test_what_near_wrote_does_not_leave_where_it_is_private() -> None:
     run(work())
 
 
-def test_what_the_client_began_and_near_completed_does_not_leave() -> None:
+def test_private_text_that_near_completed_does_not_leave() -> None:
     near = FakeNear("6789 it is", logprobs=(-0.1,) * 4 + (-9.0,))
     rules = {
         **EAGER,
@@ -186,7 +186,7 @@ def test_what_the_client_began_and_near_completed_does_not_leave() -> None:
     run(work())
 
 
-def test_a_private_request_that_is_pinned_to_far_is_refused() -> None:
+def test_a_private_request_pinned_to_far_is_an_error() -> None:
     async def work() -> None:
         async with recorded(FakeNear()) as (opened, _):
             with pytest.raises(RequestError) as raised:
@@ -198,7 +198,7 @@ def test_a_private_request_that_is_pinned_to_far_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("text", "url"), [("hi", "https://here/123-45-6789.png"), (SECRET, "https://here/a.png")])
-def test_an_image_that_is_private_is_seen_by_nobody(text: str, url: str) -> None:
+def test_a_private_image_is_sent_to_no_side(text: str, url: str) -> None:
     near = FakeNear()
     parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url}}]
 
@@ -206,14 +206,14 @@ def test_an_image_that_is_private_is_seen_by_nobody(text: str, url: str) -> None
         async with recorded(near, vision=True) as (opened, _):
             with pytest.raises(RequestError) as raised:
                 await opened.chat.completions.create(messages=[{"role": "user", "content": parts}])
-            # Near may answer, and sees nothing.
+            # Near may answer, but does not read images.
             assert raised.value.details["code"] == "vision"
 
     run(work())
-    assert near.asked == []
+    assert near.requests == []
 
 
-def test_of_an_image_the_url_is_searched_and_not_its_bytes() -> None:
+def test_the_url_of_an_image_is_searched_but_not_its_bytes() -> None:
     def texts(url: str) -> tuple[str, ...]:
         parts = [{"type": "image_url", "image_url": {"url": url, "detail": "low"}}]
         return other_texts(read_request({"model": "tiny", "messages": [{"role": "user", "content": parts}]}))
@@ -228,8 +228,8 @@ def test_of_an_image_the_url_is_searched_and_not_its_bytes() -> None:
         assert text in texts(text)
 
 
-def test_other_requests_go_on_while_a_long_text_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pattern backtracks without end, so the search takes as long as it may."""
+def test_other_requests_run_while_a_long_text_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pattern backtracks endlessly, so the search takes its maximum time."""
     monkeypatch.setattr(privacy, "SEARCH_SECONDS", 0.3)
     turns = 0
 
@@ -263,12 +263,12 @@ def test_other_requests_go_on_while_a_long_text_is_searched(monkeypatch: pytest.
         {"chat_template_kwargs": {"about": [{"user": SECRET}]}},
     ],
 )
-def test_forms_and_template_variables_are_searched(given: dict[str, Any]) -> None:
+def test_formats_and_template_variables_are_searched(given: dict[str, Any]) -> None:
     request = read_request({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **given})
     assert any(SECRET in text for text in other_texts(request))
 
 
-def test_the_gateway_keeps_private_texts_from_far_and_from_its_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_private_texts_reach_neither_far_nor_the_gateway_s_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     far, wire, near = FakeFar(), Wire(), FakeNear("the answer to it")
 
@@ -285,7 +285,7 @@ def test_the_gateway_keeps_private_texts_from_far_and_from_its_log(caplog: pytes
                 assert [answer.json()["route"]["reason"] for answer in answers] == ["private"] * 3
                 near.error = DeviceError("lost")
                 assert (await client.post("/v1/chat/completions", json=body)).status_code == 500
-                # Near makes no embeddings.
+                # Near does not embed.
                 refused = await client.post("/v1/embeddings", json={"model": "tiny", "input": ["x", SECRET]})
                 assert refused.json()["error"]["code"] == "near_unavailable"
 

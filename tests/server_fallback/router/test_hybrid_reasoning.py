@@ -1,4 +1,4 @@
-"""Reasoning passes through a pair of sides, and stands once whichever side goes on."""
+"""Reasoning passes through a pair of sides, and appears once, whichever side goes on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_openai import Reply, chunk, said
-from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, ask, policy, told
+from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, ask, outcome, policy
 
 from nearfar.compiler.errors import DeviceError
 from nearfar.server_fallback.router.answer import attempt
@@ -20,7 +20,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reasoned(*parts: dict[str, str]) -> Reply:
-    """A far answer of these deltas."""
+    """A far answer with these deltas."""
     deltas = []
     for part in parts:
         each = chunk("")
@@ -38,26 +38,26 @@ def test_fars_reasoning_passes_under_either_name(key: str) -> None:
 
 def test_nears_reasoning_passes() -> None:
     answer = ask(FakeNear("Hm.Yes.", reasons=3), None, policy("near-only"))
-    assert (answer.choices[0].message.reasoning_content, told(answer)[0]) == ("Hm.", "Yes.")
+    assert (answer.choices[0].message.reasoning_content, outcome(answer)[0]) == ("Hm.", "Yes.")
 
 
-def test_near_dies_in_its_reasoning_and_far_starts_anew() -> None:
+def test_far_starts_over_if_near_fails_in_its_reasoning() -> None:
     near = FakeNear("Hm.Yes.", LOST, error_at=2, reasons=3)
     far = FakeFar(lambda _: reasoned({"reasoning_content": "So."}, {"content": "No."}))
     answer = ask(near, far, policy())
-    assert told(answer) == ("No.", "far", "near_failed", 0)
+    assert outcome(answer) == ("No.", "far", "near_failed", 0)
     assert answer.choices[0].message.reasoning_content == "So."
     assert [message["role"] for message in far.generated[0]["messages"]] == ["user"]
 
 
-def test_near_dies_after_its_reasoning_and_far_goes_on_from_both() -> None:
+def test_far_continues_reasoning_and_text_if_near_fails_later() -> None:
     near, far = FakeNear("Hm.Yes.", LOST, error_at=5, reasons=3), FakeFar(lambda _: reasoned({"content": "s."}))
     answer = ask(near, far, policy(), max_tokens=20)
-    assert told(answer) == ("Yes.", "far", "near_failed", 2)
+    assert outcome(answer) == ("Yes.", "far", "near_failed", 2)
     assert answer.choices[0].message.reasoning_content == "Hm."
     [*_, begun] = far.generated[0]["messages"]
     assert begun == {"role": "assistant", "content": "Ye", "reasoning_content": "Hm."}
-    # The reasoning takes its part of the limit.
+    # The reasoning counts towards the limit.
     assert (far.generated[0]["max_tokens"], far.generated[0]["continue_final_message"]) == (15, True)
 
 
@@ -73,8 +73,8 @@ def test_private_reasoning_does_not_leave() -> None:
 @pytest.mark.parametrize(
     "given", [{"reasoning_effort": "low"}, {"enable_thinking": False}, {"chat_template_kwargs": {"a": 1}}]
 )
-def test_what_changes_the_prompt_is_handed_over_as_text(given: dict[str, Any]) -> None:
+def test_requests_with_template_variables_are_handed_over_as_text(given: dict[str, Any]) -> None:
     near, far = FakeNear("one two", LOST, error_at=4), FakeFar(lambda _: Reply(chunks=said("two", usage=FAR_USAGE)))
-    assert told(ask(near, far, policy(), **given)) == ("one two", "far", "near_failed", 4)
+    assert outcome(ask(near, far, policy(), **given)) == ("one two", "far", "near_failed", 4)
     assert far.generated[0]["messages"][-1]["content"] == "one "
     assert far.generated[0].items() >= given.items()

@@ -1,4 +1,6 @@
-"""What is known of both sides before a decision: the far side's queue, and how much of a prompt each has computed before."""
+"""What is known about both sides before a decision: the far side's queue, and how much of a prompt each has computed
+before.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.decision.situation import Situation
 from nearfar.server_fallback.router.decision.speed import FarQueue
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
-from nearfar.server_fallback.router.hybrid_executor import asked_by
+from nearfar.server_fallback.router.hybrid_executor import situation_of
 from nearfar.server_fallback.router.sides.sides import Sides
 from nearfar.server_fallback.router.sides.texts import messages_of
 from nearfar.server_fallback.schema.chat import ChatCompletion
@@ -26,7 +28,7 @@ WEATHER = {"type": "function", "function": {"name": "f", "parameters": {"type": 
 
 async def situation(opened: Hybrid, messages: list[Any]) -> Situation:
     request = read_request({"model": "hybrid", "messages": messages})
-    return await opened.executor.sides.situation(asked_by(request, messages_of(request), ()), request)
+    return await opened.executor.sides.situation(situation_of(request, messages_of(request), ()), request)
 
 
 async def cached(opened: Hybrid, messages: list[Any]) -> tuple[int, int]:
@@ -38,12 +40,12 @@ def answered(text: str) -> list[dict[str, str]]:
     return [*FIRST, {"role": "assistant", "content": text}, {"role": "user", "content": "And now?"}]
 
 
-def test_who_answered_has_the_conversation_and_the_other_side_has_not() -> None:
+def test_only_the_side_that_answered_has_the_conversation_cached() -> None:
     async def work() -> None:
         async with hybrid(FakeNear("near"), FakeFar(), policy("prefer-near")) as opened:
             assert await cached(opened, FIRST) == (0, 0)
             await opened.chat.completions.create(messages=FIRST)
-            # 18 tokens in all; then 34 of 16 + 4 + 8 characters, of which 20 are known.
+            # First 18 tokens in all; then 34, from 16 + 4 + 8 characters, of which 20 are known.
             assert await cached(opened, FIRST) == (18, 0)
             assert await cached(opened, answered("near")) == (34 * 20 // 28, 0)
             await opened.chat.completions.create(messages=answered("near"), pin="far")
@@ -52,7 +54,7 @@ def test_who_answered_has_the_conversation_and_the_other_side_has_not() -> None:
     run(work())
 
 
-def test_a_private_conversation_is_remembered_by_near_alone() -> None:
+def test_only_near_has_a_private_conversation_cached() -> None:
     async def work() -> tuple[int, int]:
         async with hybrid(FakeNear("near"), FakeFar(), policy("prefer-far")) as opened:
             await opened.chat.completions.create(messages=FIRST, labels=["private"])
@@ -61,12 +63,12 @@ def test_a_private_conversation_is_remembered_by_near_alone() -> None:
     assert run(work()) == (18, 0)
 
 
-def test_an_answer_that_far_went_on_with_is_far_s_and_whole() -> None:
+def test_far_has_the_complete_conversation_that_it_continued() -> None:
     near = FakeNear("near", error=DeviceError("gone"), error_at=2)
     far = FakeFar(lambda _: Reply(chunks=said("xt", usage=FAR_USAGE)))
 
     async def work() -> tuple[int, int]:
-        # Another tokenizer, so that it goes on from the text.
+        # Another tokenizer, so that far continues from the text.
         far.about = Reply(value={"api_version": 1, "models": [{**ABOUT, "tokenizer_sha256": "other"}]})
         async with hybrid(near, far, policy("prefer-near")) as opened:
             answer: ChatCompletion = await opened.chat.completions.create(messages=FIRST)
@@ -76,7 +78,7 @@ def test_an_answer_that_far_went_on_with_is_far_s_and_whole() -> None:
     assert run(work()) == (0, 34 * 20 // 28)
 
 
-def test_a_tool_call_is_part_of_what_is_remembered() -> None:
+def test_a_tool_call_is_part_of_the_cached_conversation() -> None:
     async def work() -> tuple[int, int]:
         async with hybrid(FakeNear("{}", calls=True), None, policy("near-only")) as opened:
             answer: ChatCompletion = await opened.chat.completions.create(messages=FIRST, tools=[WEATHER])
@@ -87,16 +89,16 @@ def test_a_tool_call_is_part_of_what_is_remembered() -> None:
             return same[0], (await cached(opened, [*FIRST, message]))[0]
 
     whole, changed = run(work())
-    # All 18 and the 6 of a message without a content.
+    # All 18, and the 6 of a message without a content.
     assert whole == 24
     assert 0 < changed < whole
 
 
-def test_the_far_queue_is_what_the_server_told_last() -> None:
-    told = iter(["1500", "40"])
+def test_the_far_queue_is_the_server_s_last_report() -> None:
+    reports = iter(["1500", "40"])
 
     def reply(_: object) -> Reply:
-        return Reply(chunks=said("hi", usage=FAR_USAGE), headers={QUEUE: next(told)})
+        return Reply(chunks=said("hi", usage=FAR_USAGE), headers={QUEUE: next(reports)})
 
     async def work() -> list[float]:
         far = FakeFar(reply)
@@ -112,26 +114,26 @@ def test_the_far_queue_is_what_the_server_told_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "known"),
+    ("usage", "known"),
     [({}, True), ({"queue_ms": None}, True), ({"queue_ms": 3_600_000}, False), ({"queue_ms": -1}, True)],
 )
-def test_what_an_answer_waited_in_fars_queue_is_no_part_of_fars_speed(told: dict[str, Any], known: bool) -> None:
+def test_the_wait_in_fars_queue_does_not_count_towards_fars_speed(usage: dict[str, Any], known: bool) -> None:
     async def work() -> float | None:
-        far = FakeFar(lambda _: Reply(chunks=said("far ", "says", usage={**FAR_USAGE, **told}), seconds_between=0.001))
+        far = FakeFar(lambda _: Reply(chunks=said("far ", "says", usage={**FAR_USAGE, **usage}), seconds_between=0.001))
         async with hybrid(FakeNear(), far, policy("prefer-far")) as opened:
             answer: ChatCompletion = await opened.chat.completions.create(messages=FIRST)
             assert answer.usage.queue_ms == (None if known else 3_600_000)
             return (await situation(opened, FIRST)).far.decode_tokens_per_second
 
-    # An hour is more than the answer took, so nothing is left of it.
+    # The wait of one hour is longer than the answer took, so no time remains.
     assert (run(work()) is not None) == known
 
 
-def test_the_queue_is_taken_off_the_seconds_of_either_side() -> None:
+def test_queue_time_is_subtracted_for_either_side() -> None:
     sides = Sides(None, None, Policy.read(policy("auto")))
     usage = Usage(prompt_tokens=500, completion_tokens=11, total_tokens=511, queue_ms=1500)
-    sides.finished("far", usage, 2.0, 3.0)
-    sides.finished("near", usage.model_copy(update={"queue_ms": None}), 2.0, 3.0)
+    sides.record_finished("far", usage, 2.0, 3.0)
+    sides.record_finished("near", usage.model_copy(update={"queue_ms": None}), 2.0, 3.0)
     speeds = [
         (sides._speeds[side].prefill_tokens_per_second, sides._speeds[side].decode_tokens_per_second)
         for side in ("far", "near")
@@ -139,10 +141,10 @@ def test_the_queue_is_taken_off_the_seconds_of_either_side() -> None:
     assert speeds == [(1000.0, 10.0), (250.0, 10.0)]
 
 
-@pytest.mark.parametrize("told", ["", "-5", "1.5", "1e3", "soon", "٣", "9" * 13])
-def test_a_queue_that_is_no_number_of_milliseconds_is_not_heard(told: str) -> None:
+@pytest.mark.parametrize("header", ["", "-5", "1.5", "1e3", "soon", "٣", "9" * 13])
+def test_an_invalid_queue_header_is_ignored(header: str) -> None:
     queue = FarQueue()
     queue.update({"X-Nearfar-Queue-Ms": "700"}, 0.0)
-    queue.update({"X-Nearfar-Queue-Ms": told}, 1.0)
+    queue.update({"X-Nearfar-Queue-Ms": header}, 1.0)
     assert queue.seconds(30.0) == 0.7
     assert queue.seconds(30.5) == 0.0

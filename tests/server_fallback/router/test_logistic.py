@@ -1,4 +1,4 @@
-"""The regression against weights that are known, and against its own conditions."""
+"""The regression against known weights, and against its own conditions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from nearfar.server_fallback.router.fitting.logistic import (
     RIDGES,
     Array,
-    fit_chosen,
+    fit_cross_validated,
     fit_logistic,
     fit_platt,
     log_loss,
@@ -17,13 +17,13 @@ from nearfar.server_fallback.router.fitting.logistic import (
 
 
 def drawn(count: int, weights: Array, bias: float) -> tuple[Array, Array]:
-    """Normal rows, and rights drawn with the probabilities of the weights."""
+    """Normally distributed rows, with results drawn by the probabilities of the weights."""
     rng = np.random.default_rng(5)
     rows = rng.standard_normal((count, len(weights)))
     return rows, (rng.random(count) < sigmoid(rows @ weights + bias)).astype(np.float64)
 
 
-def test_known_weights_are_found() -> None:
+def test_known_weights_are_recovered() -> None:
     weights = np.array([1.5, -2.0, 0.0])
     rows, right = drawn(20_000, weights, 0.5)
     found = fit_logistic(rows, right, 1e-3)
@@ -33,7 +33,7 @@ def test_known_weights_are_found() -> None:
 
 
 @pytest.mark.parametrize("ridge", [1e-3, 1.0, 100.0])
-def test_no_direction_leads_down_from_what_is_found(ridge: float) -> None:
+def test_the_fit_is_a_minimum_in_every_direction(ridge: float) -> None:
     rows, right = drawn(300, np.array([3.0, -1.0, 0.5, 0.0]), -1.0)
     found = fit_logistic(rows, right, ridge)
     wrong = sigmoid(found.logits(rows)) - right
@@ -41,7 +41,7 @@ def test_no_direction_leads_down_from_what_is_found(ridge: float) -> None:
     assert wrong.sum() == pytest.approx(0, abs=1e-2)
 
 
-def test_classes_without_a_fault_between_them_have_finite_weights() -> None:
+def test_separable_classes_have_finite_weights() -> None:
     rows = np.array([[-1.0], [-0.5], [0.5], [1.0]])
     found = fit_logistic(rows, np.array([0.0, 0.0, 1.0, 1.0]), 1e-3)
     assert np.isfinite(found.weights).all()
@@ -49,7 +49,7 @@ def test_classes_without_a_fault_between_them_have_finite_weights() -> None:
 
 
 @pytest.mark.parametrize(("rights", "bias"), [(0, np.log(1 / 9)), (8, np.log(9 / 1))])
-def test_where_all_are_alike_only_a_bias_is_left(rights: int, bias: float) -> None:
+def test_only_a_bias_remains_if_all_rows_are_alike(rights: int, bias: float) -> None:
     right = np.array([1.0] * rights + [0.0] * (8 - rights))
     found = fit_logistic(np.eye(8), right, 1.0)
     assert found.weights.tolist() == [0.0] * 8
@@ -60,23 +60,23 @@ def test_where_all_are_alike_only_a_bias_is_left(rights: int, bias: float) -> No
 def test_noise_gets_the_largest_penalty_and_a_signal_a_small_one() -> None:
     rows, right = drawn(400, np.array([4.0, 0.0]), 0.0)
     noise = np.random.default_rng(6).random(400) < 0.5
-    assert fit_chosen(rows, right).ridge == min(RIDGES)
-    assert fit_chosen(rows, noise.astype(np.float64)).ridge == max(RIDGES)
+    assert fit_cross_validated(rows, right).ridge == min(RIDGES)
+    assert fit_cross_validated(rows, noise.astype(np.float64)).ridge == max(RIDGES)
 
 
 def test_out_of_fold_logits_come_from_other_rows() -> None:
     rows, right = drawn(50, np.array([1.0, 1.0]), 0.0)
-    chosen = fit_chosen(rows, right, [1.0])
+    chosen = fit_cross_validated(rows, right, [1.0])
     others = np.arange(50) % 5 != 3
     assert chosen.out_of_fold[3::5] == pytest.approx(fit_logistic(rows[others], right[others], 1.0).logits(rows[3::5]))
 
 
-def test_scores_that_mislead_are_not_turned_round() -> None:
+def test_misleading_scores_are_not_inverted() -> None:
     logits, right = np.array([2.0, 1.0, -1.0, -2.0]), np.array([0.0, 0.0, 1.0, 1.0])
     assert fit_platt(logits, right) == pytest.approx((0.0, 0.0))
 
 
-def test_calibration_undoes_what_made_scores_too_sure() -> None:
+def test_calibration_corrects_overconfident_scores() -> None:
     rows, right = drawn(20_000, np.array([2.0]), 0.3)
     honest = rows[:, 0] * 2.0 + 0.3
     a, b = fit_platt(3.0 * honest + 1.0, right)

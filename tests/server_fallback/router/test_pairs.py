@@ -10,10 +10,13 @@ from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.router.fitting.pairs import read_pairs
 from nearfar.server_fallback.router.fitting.prompts import Prompt
 
-PAIR = '{"prompt": "2+2", "near": {"answer": "5", "right": false, "seconds": 0.1}, "far": {"answer": "4", "right": RIGHT, "seconds": 1}}'
+PAIR = (
+    '{"prompt": "2+2", "near": {"answer": "5", "right": false, "seconds": 0.1}, '
+    '"far": {"answer": "4", "right": RIGHT, "seconds": 1}}'
+)
 
 
-def test_right_is_what_was_expected_or_accepted() -> None:
+def test_an_expected_or_accepted_answer_is_right() -> None:
     assert Prompt(prompt="p", expected="4").is_right(" 4\n") is True
     assert Prompt(prompt="p", expected="4").is_right("44") is False
     assert Prompt(prompt="p", accepted="[0-9]+").is_right("44 ") is True

@@ -1,4 +1,4 @@
-"""The policy as a file: what is generated from its classes, the examples of the README, and files that cannot be read."""
+"""The policy as a file: what is generated from its classes, the examples of the README, and unreadable files."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ ROUTER = ROOT / "server_fallback/router"
 EXAMPLES = re.findall(r"```json\n(.*?)```", (ROUTER / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_what_is_generated_from_the_policy_is_committed() -> None:
+def test_the_files_generated_from_the_policy_are_committed() -> None:
     assert (ROUTER / "decision/policy.schema.json").read_text(encoding="utf-8") == json_schema()
     assert (ROOT / "web/src/router/decision/policy_schema.ts").read_text(encoding="utf-8") == typescript()
 
 
-def test_every_policy_that_is_taken_is_valid_in_its_schema() -> None:
+def test_every_accepted_policy_is_valid_in_its_schema() -> None:
     validator = jsonschema_rs.Draft202012Validator(json.loads(json_schema()))
     policies = [case["policy"] for case in VECTORS["cases"] if "decision" in case]
     assert [policy for policy in policies if not validator.is_valid(policy)] == []
     assert not validator.is_valid({"version": 1, "mode": "auto", "retries": 11})
 
 
-def test_a_policy_that_was_read_is_read_again_to_itself() -> None:
+def test_reading_a_policy_again_changes_nothing() -> None:
     for case in VECTORS["cases"]:
         if "decision" in case:
             policy = Policy.read(case["policy"])
@@ -64,7 +64,7 @@ def test_a_policy_is_read_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff\xfe", b'{"version": NaN, "mode": "auto"}', b'"auto"'])
-def test_a_file_that_holds_no_policy_is_a_bad_policy(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_a_policy_is_a_bad_policy(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "policy.json"
     file.write_bytes(content)
     with pytest.raises(RequestError, match=r"policy\.json") as caught:
@@ -78,18 +78,18 @@ NOT_IN_JSON: list[Any] = [{"mode": {1, 2}}, {"mode": "auto", "version": object()
 @pytest.mark.parametrize(
     "source", ["no/such/file.json", "\0", *NOT_IN_JSON], ids=["no file", "no path", "a set", "an object"]
 )
-def test_what_is_no_file_and_no_json_is_a_bad_policy(source: Any) -> None:
+def test_a_missing_file_or_invalid_json_is_a_bad_policy(source: Any) -> None:
     with pytest.raises(RequestError) as caught:
         Policy.read(source)
     assert caught.value.details["code"] == "bad_policy"
 
 
-def test_a_long_text_is_searched_to_its_end() -> None:
+def test_a_long_text_is_searched_completely() -> None:
     check = PrivateCheck.of((), (r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b",), ignore_case=True)
     assert check.matches("x" * 100_000 + " 123-45-6789")
     assert not check.matches("\\u00e9 \\" * 50_000)
 
 
-def test_a_key_with_a_typo_is_named_and_so_is_what_to_do() -> None:
-    with pytest.raises(RequestError, match=r"^the policy: private\.lables: is not known; correct or remove it$"):
+def test_the_error_names_a_mistyped_key_and_what_to_do() -> None:
+    with pytest.raises(RequestError, match=r"^the policy: private\.lables: is not a known key; correct or remove it$"):
         Policy.read({"version": 1, "mode": "auto", "private": {"lables": ["health"]}})

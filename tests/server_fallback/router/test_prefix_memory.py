@@ -1,4 +1,4 @@
-"""What a side likely computed before, as tests/conformance/router_prefix.json has it, which the browser's router runs too."""
+"""What a side has likely computed before, by the vectors that the browser's router runs too (router_prefix.json)."""
 
 import json
 from pathlib import Path
@@ -13,12 +13,12 @@ CASES = json.loads((Path(__file__).parents[2] / "conformance/router_prefix.json"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_a_prefix_memory_shares_what_the_vectors_say(case: dict[str, Any]) -> None:
+def test_a_prefix_memory_matches_the_vectors(case: dict[str, Any]) -> None:
     memory = PrefixMemory()
-    for told in case["remembered"]:
-        memory.remember(messages_of(told), told["answer"], told["now"])
+    for case_answer in case["remembered"]:
+        memory.remember(messages_of(case_answer), case_answer["answer"], case_answer["now"])
     assert memory.cached_share(messages_of(case), case["now"]) == case["share"]
 
 
-def messages_of(told: dict[str, Any]) -> list[Message]:
-    return [Message(each["role"], each["content"], tuple(each.get("labels", ()))) for each in told["messages"]]
+def messages_of(case: dict[str, Any]) -> list[Message]:
+    return [Message(each["role"], each["content"], tuple(each.get("labels", ()))) for each in case["messages"]]

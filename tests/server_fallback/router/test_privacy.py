@@ -1,4 +1,4 @@
-"""What is private stays private, however it is split into parts and whatever nobody sees stands in it."""
+"""Private texts stay private, however they are split into parts and whatever invisible characters they contain."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PATTERNS = (
     r"k(?:ey)?\s*=\s*[^ ]{2,4}",
 )
 CHECK = PrivateCheck.of((), PATTERNS, ignore_case=True)
-# Every one of these, of all planes.
+# All such characters of all planes.
 IGNORABLE = "".join(regex.findall(r"[\p{DI}\p{Cf}\u2800]|(?![\t-\r\x85])\p{Cc}", "".join(map(chr, range(0x110000)))))
 
 
 @pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: case["name"])
-def test_texts_are_private_as_the_conformance_cases_say(case: dict[str, Any]) -> None:
+def test_private_texts_match_the_conformance_cases(case: dict[str, Any]) -> None:
     check = PrivateCheck.of((), (case["pattern"],), ignore_case=case.get("ignore_case", True))
     assert check.matches(*case["parts"]) is case["private"]
 
@@ -47,7 +47,7 @@ EXAMPLES: dict[str, Any] = json.loads(
 )
 
 
-def test_the_chat_pages_patterns_find_their_examples_and_no_counterexample() -> None:
+def test_the_chat_pages_patterns_match_their_examples_but_no_counterexample() -> None:
     all_of_them = PrivateCheck.of((), tuple(row["pattern"] for row in EXAMPLES["patterns"]), ignore_case=True)
     for row in EXAMPLES["patterns"]:
         one = PrivateCheck.of((), (row["pattern"],), ignore_case=True)
@@ -55,9 +55,9 @@ def test_the_chat_pages_patterns_find_their_examples_and_no_counterexample() -> 
         assert [text for text in row["clear"] if all_of_them.matches(text)] == []
 
 
-def test_a_pattern_of_too_many_states_is_refused_with_the_limit() -> None:
+def test_the_error_of_a_pattern_with_too_many_states_names_the_limit() -> None:
     assert compile_pattern("a{1000}", ignore_case=False).search("a" * 1000)
-    with pytest.raises(ValueError, match="needs more than 1000 states; make it shorter, or its counts smaller"):
+    with pytest.raises(ValueError, match="needs more than 1000 states; shorten it or reduce its counts"):
         compile_pattern("a{1000}b", ignore_case=False)
 
 
@@ -79,7 +79,7 @@ expressions = st.recursive(
 @settings(max_examples=200)
 @given(pattern=expressions, text=st.text("ab1- \n", max_size=12))
 def test_a_pattern_finds_what_the_standard_library_finds(pattern: str, text: str) -> None:
-    # In re, $ is also before a line feed at the end; \B matches no empty text.
+    # In re, $ also matches before a line feed at the end, and \B does not match an empty text.
     native = re.compile(pattern.replace("$", r"\Z").replace(r"\B", r"(?!\b)"), re.ASCII)
     assert bool(compile_pattern(pattern, ignore_case=False).search(text)) is bool(native.search(text))
 
@@ -100,7 +100,7 @@ others = st.lists(st.text("a1 -.\u00e9\n", max_size=4), max_size=3)
 
 @settings(max_examples=150)
 @given(text=st.sampled_from(FOUND), before=others, after=others, data=st.data())
-def test_no_split_and_nothing_ignorable_makes_a_private_text_public(
+def test_neither_splits_nor_ignorable_characters_make_a_private_text_public(
     text: str, before: list[str], after: list[str], data: st.DataObject
 ) -> None:
     assert CHECK.matches(text)
@@ -115,8 +115,8 @@ def test_no_split_and_nothing_ignorable_makes_a_private_text_public(
     assert CHECK.matches(*before, *parts, *after)
 
 
-def test_a_search_ends_in_time_and_holds_up_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pattern backtracks without end; the standard library's re would hold the interpreter's lock meanwhile."""
+def test_a_search_ends_in_time_and_blocks_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pattern backtracks endlessly; the standard library's re would hold the interpreter's lock meanwhile."""
     monkeypatch.setattr(privacy, "SEARCH_SECONDS", 0.2)
     answers, beats = [], 0
     check = PrivateCheck.of((), ("(a+)+b",), ignore_case=False)
@@ -143,7 +143,7 @@ def test_a_long_text_is_normalized_in_short_pieces(unit: str, monkeypatch: pytes
         return unicodedata.normalize(form, text)
 
     monkeypatch.setattr(readings, "unicodedata", SimpleNamespace(normalize=normalize))
-    # What grows too long is private without a search.
+    # A text that grows too long is private without a search.
     assert CHECK.matches(unit * (200_000 // len(unit))) is (unit == "\ufdfa")
     assert 0 < longest_piece <= readings.PIECE_CHARACTERS + readings.MAX_UNCUT
     assert longest_run <= readings.MAX_MARKS

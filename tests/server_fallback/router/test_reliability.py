@@ -1,4 +1,4 @@
-"""Figures of probabilities, by hand."""
+"""Figures of probabilities, computed by hand."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from nearfar.server_fallback.router.fitting.reliability import area_under_curve, calibration_error
 
 
-def test_equal_scores_count_half_of_a_right_order() -> None:
-    # Of four pairs of a right and a wrong one three are in order, and one is equal.
+def test_equal_scores_count_half() -> None:
+    # Of the four pairs of a right and a wrong answer, three are in order and one is equal.
     assert area_under_curve(np.array([0.1, 0.4, 0.4, 0.8]), np.array([0.0, 1.0, 0.0, 1.0])) == pytest.approx(3.5 / 4)
 
 
-def test_without_a_wrong_one_there_is_no_order() -> None:
+def test_the_auc_is_unknown_without_a_wrong_answer() -> None:
     assert area_under_curve(np.array([0.1, 0.4]), np.ones(2)) is None
 
 

@@ -1,4 +1,4 @@
-"""nearfar router log, fit and eval, one after the other: a tiny near model, and a far side whose answers are known."""
+"""nearfar router log, fit and eval in sequence: a tiny near model, and a far side whose answers are known."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ def far_answer(asked: Asked) -> Reply:
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    """Far says 42 to everything, which is right for what is to be solved; near says anything else, which is right for the others."""
+    """Far always answers 42, which is right for the prompts to solve; near answers anything else, which is right for
+    the others.
+    """
     lines: list[dict[str, Any]] = [
         {"prompt": f"solve {index} now", "expected": "forty two", "task": "solve"} for index in range(HARD)
     ]
     lines += [{"prompt": f"say {index}", "accepted": "(?s)(?!forty).*", "task": "say"} for index in range(EASY)]
     file = tmp_path / "prompts.jsonl"
-    # Folds are by place, so kinds must not be in a regular order.
+    # Folds go by index, so the kinds must not be in a regular order.
     file.write_text("\n".join(json.dumps(line) for line in sorted(lines, key=lambda line: json.dumps(line)[::-1])))
     return file
 
@@ -41,7 +43,7 @@ def near(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tiny_bundle)
 
 
-def test_from_prompts_to_a_policy_that_pays(
+def test_log_fit_and_eval_give_a_policy_that_improves_answers(
     near: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs, policy, drawn = tmp_path / "pairs.jsonl", tmp_path / "policy.json", tmp_path / "eval.png"
@@ -98,7 +100,7 @@ def test_from_prompts_to_a_policy_that_pays(
         (("eval", "PAIRS", "--policy", "none.json"), "none.json"),
     ],
 )
-def test_what_cannot_be_done_says_why(
+def test_errors_explain_the_reason(
     arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     side = {"answer": "", "right": True, "seconds": 0.0}
@@ -113,7 +115,7 @@ def test_what_cannot_be_done_says_why(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_pairs_of_an_earlier_run_stay_where_a_side_cannot_be_opened(
+def test_pairs_of_an_earlier_run_remain_if_a_side_cannot_be_opened(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts, pairs, new = tmp_path / "prompts.jsonl", tmp_path / "pairs.jsonl", tmp_path / "new.jsonl"

@@ -1,4 +1,4 @@
-"""The answer machine and the watch, against traces that every language shares."""
+"""The answer machine and the watch, against traces that all languages share."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ NOTHING_WATCHED = {"min_mean_logprob": None, "max_mean_entropy": None, "repetiti
 
 
 @pytest.mark.parametrize("case", GIVEN["watch"], ids=lambda case: case["name"])
-def test_the_watch_finds_the_reasons_and_doubts_of_a_case(case: dict[str, Any]) -> None:
+def test_the_watch_returns_the_reasons_and_doubts_of_a_case(case: dict[str, Any]) -> None:
     watch = Watch(Escalation.model_validate({**NOTHING_WATCHED, **case["rules"]}))
     heard = [(watch.add(text, logprob, alternatives), watch.doubts) for text, logprob, alternatives in case["tokens"]]
     assert heard == list(zip(case["reasons"], case["doubts"], strict=True))
 
 
-def test_a_failing_schema_is_a_reason_where_the_policy_says_so() -> None:
+def test_a_failing_schema_escalates_if_the_policy_says_so() -> None:
     assert Watch(Escalation()).schema_failed() == "escalated_schema"
     assert Watch(Escalation(failing_schema=False)).schema_failed() is None
 
 
-def test_a_token_that_cannot_be_is_sure_of_nothing() -> None:
+def test_the_entropy_of_an_impossible_token_is_zero() -> None:
     watch = Watch(Escalation(window_tokens=1, min_mean_logprob=-50.0, max_mean_entropy=0.1, repetition=None))
     assert watch.add("a", float("-inf"), [0.0, float("-inf")]) == "escalated_logprob"
     assert watch.add("a", 0.0, [0.0, float("-inf")]) is None
 
 
-def test_an_event_of_an_unknown_type_or_field_is_refused() -> None:
+def test_an_event_with_an_unknown_type_or_field_is_an_error() -> None:
     with pytest.raises(KeyError):
         event_of_json({"type": "begin"})
     with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""What near's first tokens tell, by hand."""
+"""The signals of near's first tokens, computed by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def token(probability: float, *others: float) -> TokenLogprob:
 
 
 def test_the_first_four_tokens_count() -> None:
-    # Half of the second one's probability is left for tokens that are not listed.
+    # Half of the second token's probability remains for tokens that are not listed.
     sure, torn = token(1.0), token(0.5)
     signals = near_signals([sure, torn, sure, torn, torn, torn])
     assert signals.first_mean_logprob == pytest.approx(-math.log(2) / 2)
@@ -25,11 +25,11 @@ def test_the_first_four_tokens_count() -> None:
     assert signals.prompt_mean_logprob is None
 
 
-def test_the_prompt_s_mean_is_of_all_that_is_told_of_it() -> None:
-    told = near_signals([token(1.0)], [-1.0, -2.0, -6.0])
-    assert told == NearSignals(prompt_mean_logprob=-3.0, first_entropy=0.0, first_mean_logprob=0.0)
+def test_the_prompt_s_mean_is_over_all_reported_tokens() -> None:
+    signals = near_signals([token(1.0)], [-1.0, -2.0, -6.0])
+    assert signals == NearSignals(prompt_mean_logprob=-3.0, first_entropy=0.0, first_mean_logprob=0.0)
     assert near_signals([], [-1.0]) == NearSignals(prompt_mean_logprob=-1.0)
 
 
-def test_an_empty_answer_tells_nothing() -> None:
+def test_an_empty_answer_has_no_signals() -> None:
     assert near_signals([]) == NearSignals()

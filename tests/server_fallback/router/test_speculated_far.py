@@ -1,4 +1,6 @@
-"""Near guesses what far says: the answer is far's own in fewer rounds, and what cannot be checked is asked for as ever."""
+"""Near guesses far's tokens: the answer is far's own in fewer rounds, and requests that cannot be checked are answered
+as usual.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 from byte_executor import ByteExecutor
 from fake_models import FakeModels
-from hybrid_sides import FakeNear, policy, run, told
+from hybrid_sides import FakeNear, outcome, policy, run
 from live_server import live_server
 
 from nearfar.server_fallback.api.config import ApiConfig
@@ -22,7 +24,7 @@ from nearfar.server_fallback.router.sides.sides import DeviceHints
 from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionChunk
 
 RULES = policy("prefer-far", speculation={"draft_tokens": 4})
-# Its answer by the hash model is long.
+# The hash model's answer to it is long.
 QUESTION = [{"role": "user", "content": "what is it?"}]
 GREEDY: dict[str, Any] = {"messages": QUESTION, "temperature": 0, "max_tokens": 24}
 
@@ -40,7 +42,7 @@ async def pair(
 
 
 async def alone(far: ByteExecutor, **asked: Any) -> ChatCompletion:
-    """Far's own answer, on an engine of its own."""
+    """Far's own answer, from an engine of its own."""
     async with pair(FakeNear(), far) as opened:
         answer: ChatCompletion = await opened.chat.completions.create(**{**GREEDY, **asked})
         return answer
@@ -59,9 +61,9 @@ def test_answers_are_fars_own_in_fewer_rounds_than_tokens(
             assert opened.speculation.rounds == 0
             answer: ChatCompletion = await opened.chat.completions.create(**{**GREEDY, **asked})
             assert answer.choices == expected.choices
-            assert told(answer)[1:] == ("far", "prefer", None)
+            assert outcome(answer)[1:] == ("far", "prefer", None)
             assert answer.usage.total_tokens == expected.usage.total_tokens
-            # How long its rounds waited nobody tells.
+            # The wait of its rounds is not reported.
             assert (expected.usage.queue_ms is None, answer.usage.queue_ms) == ("stop" in asked, None)
             counts = opened.speculation
             assert 0 < counts.rounds < answer.usage.completion_tokens
@@ -72,13 +74,13 @@ def test_answers_are_fars_own_in_fewer_rounds_than_tokens(
     run(work())
 
 
-def test_guesses_that_complete_something_private_do_not_leave(tmp_path: Path) -> None:
+def test_guesses_that_complete_private_text_are_not_sent(tmp_path: Path) -> None:
     async def work() -> None:
         expected = await alone(ByteExecutor(tmp_path / "alone"))
         near, far = ByteExecutor(tmp_path / "near"), ByteExecutor(tmp_path / "far")
         async with pair(near, far, {**RULES, "private": {"patterns": ["[a-z]{6}"]}}) as opened:
             assert (await opened.chat.completions.create(**GREEDY)).choices == expected.choices
-            # The first four guesses alone are not private.
+            # The first four guesses by themselves are not private.
             assert opened.speculation is not None
             assert opened.speculation.drafted == 4
 
@@ -101,13 +103,13 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
         {"labels": ["private"]},
     ],
 )
-def test_what_is_not_plain_or_not_fars_is_not_guessed(asked: dict[str, Any], tmp_path: Path) -> None:
+def test_only_plain_answers_of_far_are_guessed(asked: dict[str, Any], tmp_path: Path) -> None:
     async def work() -> None:
         near, far = ByteExecutor(tmp_path / "near"), ByteExecutor(tmp_path / "far")
         async with pair(near, far) as opened:
             answer = await opened.chat.completions.create(**{**GREEDY, **asked})
             side = "near" if {"pin", "labels"} & asked.keys() else "far"
-            assert told(answer)[1] == side
+            assert outcome(answer)[1] == side
             assert (len(near.requests), len(far.requests)) == ((1, 0) if side == "near" else (0, 1))
             assert opened.speculation is not None
             assert astuple(opened.speculation) == (0,) * 6
@@ -119,27 +121,27 @@ def test_what_is_not_plain_or_not_fars_is_not_guessed(asked: dict[str, Any], tmp
     ("near", "far", "options"),
     [({}, {"verify": False}, {}), ({"template": "other"}, {}, {}), ({}, {}, {"dialect": "openai"}), (None, {}, {})],
 )
-def test_a_pair_that_cannot_guess_is_asked_as_ever(
+def test_far_answers_as_usual_if_near_cannot_guess(
     near: dict[str, Any] | None, far: dict[str, Any], options: dict[str, Any], tmp_path: Path
 ) -> None:
     async def work() -> None:
         guessing = FakeNear() if near is None else ByteExecutor(tmp_path / "near", **near)
         there = ByteExecutor(tmp_path / "far", **far)
         async with pair(guessing, there, **options) as opened:
-            assert told(await opened.chat.completions.create(**GREEDY))[1] == "far"
+            assert outcome(await opened.chat.completions.create(**GREEDY))[1] == "far"
             assert len(there.requests) == 1
             assert opened.speculation is None or opened.speculation.rounds == 0
 
     run(work())
 
 
-def test_near_does_not_guess_where_its_device_is_to_be_spared(tmp_path: Path) -> None:
+def test_near_does_not_guess_if_its_device_must_be_spared(tmp_path: Path) -> None:
     rules = policy("auto", device={"min_battery": 0.2}, speculation={"draft_tokens": 4})
 
     async def work() -> None:
         near, far = ByteExecutor(tmp_path / "near"), ByteExecutor(tmp_path / "far")
         async with pair(near, far, rules, hints=DeviceHints(battery=0.1, charging=False)) as opened:
-            assert told(await opened.chat.completions.create(**GREEDY))[1:3] == ("far", "battery")
+            assert outcome(await opened.chat.completions.create(**GREEDY))[1:3] == ("far", "battery")
             assert (len(near.requests), len(far.requests)) == (0, 1)
             assert opened.speculation is not None
             assert opened.speculation.rounds == 0
@@ -151,19 +153,19 @@ def test_near_does_not_guess_where_its_device_is_to_be_spared(tmp_path: Path) ->
     ("code", "again"),
     [("verify_unavailable", False), ("verify_version", False), ("tokenizer_differs", False), ("else", True)],
 )
-def test_a_refusal_before_the_first_token_is_no_error(code: str, again: bool, tmp_path: Path) -> None:
+def test_a_refusal_before_the_first_token_is_not_an_error(code: str, again: bool, tmp_path: Path) -> None:
     async def work() -> None:
         near, far = ByteExecutor(tmp_path / "near"), ByteExecutor(tmp_path / "far", refusal=code)
         async with pair(near, far) as opened:
             for _ in range(2):
-                assert told(await opened.chat.completions.create(**GREEDY))[1:3] == ("far", "prefer")
+                assert outcome(await opened.chat.completions.create(**GREEDY))[1:3] == ("far", "prefer")
             assert len(far.requests) == 2
             assert far.refused == (2 if again else 1)
 
     run(work())
 
 
-def test_an_answer_that_goes_over_is_not_guessed(tmp_path: Path) -> None:
+def test_an_answer_that_is_handed_over_is_not_guessed(tmp_path: Path) -> None:
     rules = policy(
         escalation={"then": "restart", "warm": "never", "min_mean_logprob": -1.0, "window_tokens": 1},
         speculation={"draft_tokens": 4},
@@ -172,7 +174,7 @@ def test_an_answer_that_goes_over_is_not_guessed(tmp_path: Path) -> None:
     async def work() -> None:
         near, far = ByteExecutor(tmp_path / "near"), ByteExecutor(tmp_path / "far")
         async with pair(near, far, rules) as opened:
-            assert told(await opened.chat.completions.create(**GREEDY))[1:3] == ("far", "escalated_logprob")
+            assert outcome(await opened.chat.completions.create(**GREEDY))[1:3] == ("far", "escalated_logprob")
             assert opened.speculation is not None
             assert opened.speculation.rounds == 0
 

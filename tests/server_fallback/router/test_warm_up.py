@@ -1,4 +1,7 @@
-"""Far computes the prompt of an answer that near writes: a hand-over finds it there; it is asked once, and never for what is private."""
+"""Far computes the prompt of an answer that near writes: a hand-over finds it in the cache.
+
+Far is asked once, and never for a private request.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from byte_executor import ByteExecutor
 from fake_models import FakeExecutor, FakeModels
 from fake_openai import Reply, running, said
 from hash_runner import PAGE
-from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, hybrid, policy, run, told
+from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, hybrid, outcome, policy, run
 from live_server import live_server
 
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.executors.executor import Call
-from nearfar.server_fallback.router.answer.warm_up import prompt_alone
+from nearfar.server_fallback.router.answer.warm_up import prompt_only
 from nearfar.server_fallback.router.decision.budget import FileLedger
 from nearfar.server_fallback.router.decision.situation import Message
 from nearfar.server_fallback.router.hybrid import Hybrid
@@ -29,7 +32,7 @@ from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionRe
 from nearfar.server_fallback.schema.completions import CompletionRequest
 
 LONG = [{"role": "user", "content": "what is it that near does not know and far does, which is larger?"}]
-# In doubt from the third character on, and astray with the fourth.
+# Doubt from the third character on, and escalation with the fourth.
 LOGPROBS = (-0.1, -0.1, -1.2, -3.0)
 
 
@@ -39,7 +42,7 @@ def rules(warm: str, then: str = "continue", mode: str = "prefer-near", **more: 
 
 @dataclass
 class PatientNear(FakeNear):
-    """Before its fourth character it waits until something is so."""
+    """Before its fourth character it waits until a condition is true."""
 
     until: Callable[[], bool] = lambda: True
 
@@ -71,7 +74,7 @@ def test_a_hand_over_finds_the_prompt_in_fars_cache(warm: str, then: str, tmp_pa
             answer: ChatCompletion = await opened.chat.completions.create(
                 messages=LONG, stop=["qq"], temperature=0, max_tokens=9
             )
-        assert told(answer)[1:3] == ("far", "escalated_logprob")
+        assert outcome(answer)[1:3] == ("far", "escalated_logprob")
         await far.close()
         handed_over = far.usages[-1].prompt_tokens_details
         assert handed_over is not None
@@ -89,7 +92,7 @@ def test_a_hand_over_finds_the_prompt_in_fars_cache(warm: str, then: str, tmp_pa
 
 @dataclass
 class OneAfterAnother(FakeExecutor):
-    """It computes a prompt until whoever asked has left, and only then answers."""
+    """It computes a prompt until the client has left, and only then answers."""
 
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -105,12 +108,12 @@ class OneAfterAnother(FakeExecutor):
             yield piece
 
 
-def test_far_breaks_it_off_when_it_is_asked_in_earnest_or_the_answer_ends() -> None:
-    async def work(near: FakeNear, outcome: tuple[str | None, str]) -> None:
+def test_a_warm_up_is_cancelled_when_far_is_asked_or_the_answer_ends() -> None:
+    async def work(near: FakeNear, expected: tuple[str | None, str]) -> None:
         far = OneAfterAnother()
         near.until = lambda: len(far.requests) == 1  # type: ignore[attr-defined]
         async with served(near, far, rules("always", "restart")) as opened:
-            assert told(await opened.chat.completions.create(messages=LONG))[:2] == outcome
+            assert outcome(await opened.chat.completions.create(messages=LONG))[:2] == expected
             while not far.left.is_set():
                 await asyncio.sleep(0.002)
 
@@ -120,10 +123,10 @@ def test_far_breaks_it_off_when_it_is_asked_in_earnest_or_the_answer_ends() -> N
 
 def far_knows(opened: Hybrid) -> bool:
     """Whether far is known to have computed the question."""
-    return opened.executor.sides._answered["far"].cached_share([Message("user", "hi")], monotonic()) == 1.0
+    return opened.executor.sides._memories["far"].cached_share([Message("user", "hi")], monotonic()) == 1.0
 
 
-def test_it_takes_a_request_of_the_budget_is_paid_for_and_asks_for_the_prompt_alone(tmp_path: Path) -> None:
+def test_a_warm_up_counts_in_the_budget_is_paid_for_and_computes_only_the_prompt(tmp_path: Path) -> None:
     given = rules(
         "doubt",
         "restart",
@@ -146,7 +149,7 @@ def test_it_takes_a_request_of_the_budget_is_paid_for_and_asks_for_the_prompt_al
             await Hybrid.create(near=near, far=Far(far.url), policy=given, ledger=ledger) as opened,
         ):
             near.until = lambda: far_knows(opened)
-            assert told(await opened.chat.completions.create(messages=QUESTION, **asked))[:2] == ("far", "far")
+            assert outcome(await opened.chat.completions.create(messages=QUESTION, **asked))[:2] == ("far", "far")
         first, second = far.generated
         assert first == {
             "model": "big",
@@ -164,7 +167,7 @@ def test_it_takes_a_request_of_the_budget_is_paid_for_and_asks_for_the_prompt_al
 
 
 @pytest.mark.parametrize(("choice", "warmed"), [("required", None), ("auto", None), ("none", "none")])
-def test_the_tools_are_of_the_prompt_and_no_call_is_required_of_one_token(choice: str, warmed: str | None) -> None:
+def test_a_warm_up_sends_the_tools_but_requires_no_call(choice: str, warmed: str | None) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     body = {
         "model": "big",
@@ -175,13 +178,13 @@ def test_the_tools_are_of_the_prompt_and_no_call_is_required_of_one_token(choice
         "guided_regex": "a+",
     }
     asked = ChatCompletionRequest.model_validate(body)
-    alone = prompt_alone(asked)
+    alone = prompt_only(asked)
     assert isinstance(alone, ChatCompletionRequest)
     assert (alone.tools, alone.tool_choice) == (asked.tools, warmed)
     assert (alone.min_tokens, alone.guided_regex) == (None, None)
 
 
-def test_a_budget_that_is_spent_leaves_it(tmp_path: Path) -> None:
+def test_a_spent_budget_prevents_a_warm_up(tmp_path: Path) -> None:
     async def work() -> None:
         far, near, ledger = FakeFar(), PatientNear("abcdef"), FileLedger(tmp_path / "ledger.json")
         given = rules("always", budget={"far_requests_per_day": 1})
@@ -191,7 +194,7 @@ def test_a_budget_that_is_spent_leaves_it(tmp_path: Path) -> None:
             await Hybrid.create(near=near, far=Far(far.url), policy=given, ledger=ledger) as opened,
         ):
             for _ in range(2):
-                assert told(await opened.chat.completions.create(messages=QUESTION))[:2] == ("abcdef", "near")
+                assert outcome(await opened.chat.completions.create(messages=QUESTION))[:2] == ("abcdef", "near")
         assert len(far.generated) == 1
 
     run(work())
@@ -207,7 +210,7 @@ def test_a_budget_that_is_spent_leaves_it(tmp_path: Path) -> None:
         ("never", {}, {}),
     ],
 )
-def test_nothing_is_sent_ahead_where_it_may_not_be(
+def test_no_warm_up_is_sent_if_it_is_not_allowed(
     warm: str, options: dict[str, Any], parameters: dict[str, Any]
 ) -> None:
     async def work() -> list[dict[str, Any]]:
@@ -215,18 +218,21 @@ def test_nothing_is_sent_ahead_where_it_may_not_be(
         async with hybrid(
             FakeNear("abcdef", logprobs=(-0.1, -1.2, -0.3)), far, rules(warm, "restart"), **options
         ) as opened:
-            assert told(await opened.chat.completions.create(messages=QUESTION, **parameters))[:2] == ("abcdef", "near")
+            assert outcome(await opened.chat.completions.create(messages=QUESTION, **parameters))[:2] == (
+                "abcdef",
+                "near",
+            )
         return far.generated
 
     assert run(work()) == []
 
 
-def test_its_failure_is_nobodys() -> None:
+def test_a_failed_warm_up_is_not_reported() -> None:
     async def work() -> None:
         far = FakeFar(lambda _: Reply(500, {"error": {"message": "bug"}}))
         near = PatientNear("abcdef", until=lambda: len(far.generated) == 1)
         async with hybrid(near, far, rules("always", breaker={"failures": 1})) as opened:
-            assert told(await opened.chat.completions.create(messages=QUESTION))[:2] == ("abcdef", "near")
+            assert outcome(await opened.chat.completions.create(messages=QUESTION))[:2] == ("abcdef", "near")
             assert opened.executor.sides.circuits["far"].state == "closed"
             assert not far_knows(opened)
 

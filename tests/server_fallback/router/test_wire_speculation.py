@@ -1,4 +1,6 @@
-"""A near engine that guesses and a server that checks, over a socket: the answers are the far model's, whatever near says."""
+"""A near engine that guesses and a server that checks, over a socket: the answers are the far model's, whatever near
+guesses.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ REQUEST = TokenRequest(PROMPT, 20)
 
 
 class WrongNowAndThen(HashRunner):
-    """As the far model, but for every third token."""
+    """The same as the far model, except for every third token."""
 
     def _sample(self, tokens: list[int], slot: int, flags: int, settings: list[float]) -> int:
         token = super()._sample(tokens, slot, flags, settings)
@@ -77,7 +79,7 @@ def test_answers_are_the_far_models_alone_in_fewer_forwards(near_runner: type[Ha
             assert [(tokens, end.finish_reason) for tokens, end in answers] == expected
             assert source.counts.tokens == sum(len(tokens) for tokens, _ in answers)
             if near_runner is HashRunner:
-                # None is wrong, but a step that has no room for all guesses checks the first of them.
+                # No guess is wrong, but a step without room for all guesses checks only the first of them.
                 assert source.counts.accepted > 0.8 * source.counts.drafted
                 assert source.counts.rounds < source.counts.tokens
             else:
@@ -88,7 +90,7 @@ def test_answers_are_the_far_models_alone_in_fewer_forwards(near_runner: type[Ha
     run(work())
 
 
-def test_what_is_guessed_ahead_is_the_next_draft_where_all_holds() -> None:
+def test_guesses_made_ahead_are_the_next_draft_if_all_are_accepted() -> None:
     ((tokens, _),) = alone(HashRunner(LIMITS), MODEL, [REQUEST])
 
     async def work() -> None:
@@ -98,14 +100,14 @@ def test_what_is_guessed_ahead_is_the_next_draft_where_all_holds() -> None:
             source = WireSpeculation(near, far(server), 3)
             assert (await said(source))[0] == tokens
             assert (source.counts.rounds, source.counts.accepted) == (5, 15)
-        # Near computes its prompt and each token but the last once, and nothing again.
+        # Near computes its prompt and each token but the last exactly once.
         assert sum(len(batch.token_ids) for batch in runner.batches) <= len(PROMPT) + len(tokens)
         await near.close()
 
     run(work())
 
 
-def test_a_near_side_that_fails_or_is_full_leaves_the_answer_to_far() -> None:
+def test_far_answers_alone_if_near_fails_or_is_full() -> None:
     ((tokens, reason),) = alone(HashRunner(LIMITS), MODEL, [REQUEST])
     full = replace(MODEL, context=len(PROMPT) + 3)
 
@@ -128,7 +130,7 @@ def test_a_near_side_that_fails_or_is_full_leaves_the_answer_to_far() -> None:
 
 
 class WithoutLimit(WireSpeculation):
-    """Its far side does not stop where it should."""
+    """The far side does not stop at the limit."""
 
     def _opening(self, request: TokenRequest) -> VerifyOpen:
         return WireSpeculation._opening(self, replace(request, max_tokens=None))
@@ -199,7 +201,7 @@ def test_a_stop_token_of_the_request_ends_the_answer() -> None:
         (VerifyingExecutor, {}, {"url": "http://127.0.0.1:9"}, Unavailable, None),
     ],
 )
-def test_what_the_far_side_refuses_is_an_error_by_its_kind(
+def test_refusals_of_the_far_side_are_typed_errors(
     executor: type[FakeExecutor],
     config: dict[str, Any],
     options: dict[str, Any],
@@ -221,7 +223,7 @@ def test_what_the_far_side_refuses_is_an_error_by_its_kind(
     run(work())
 
 
-def test_what_drafts_are_not_checked_with_is_refused_before_anything_is_sent() -> None:
+def test_parameters_that_drafts_do_not_support_are_errors_before_anything_is_sent() -> None:
     async def work() -> None:
         near = TokenEngine(HashRunner(LIMITS), MODEL)
         source = WireSpeculation(near, FarModel("http://127.0.0.1:9", "fake", "5ha"))
@@ -231,7 +233,7 @@ def test_what_drafts_are_not_checked_with_is_refused_before_anything_is_sent() -
             TokenRequest(PROMPT, 4, logprobs=1),
         )
         for request in wrong:
-            with pytest.raises(RequestError, match="ask the far side alone"):
+            with pytest.raises(RequestError, match="send the request to the far side alone"):
                 await said(source, request)
         assert source.counts.sent_bytes == 0
         await near.close()

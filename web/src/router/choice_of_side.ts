@@ -1,5 +1,5 @@
-// The choice of a side for a request: the request's facts and what is known of both sides flow in; the decision, and whether the other side may be asked
-// too, flow out.
+// Chooses a side for a request from what is known about the request and both sides, and finds out whether the other
+// side may be asked too.
 
 import { decide } from "./decision/decide.js";
 import type { Decision } from "./decision/decision.js";
@@ -12,15 +12,15 @@ import type { NearSignals, Situation } from "./decision/situation.js";
 export interface Choice {
   readonly decision: Decision;
   readonly situation: Situation;
-  /** The other side may be asked, should it come to that. */
+  /** The other side may be asked if necessary. */
   readonly standby: boolean;
 }
 
-/** What is known of both sides before a request. */
+/** What is known about both sides before a request. */
 export interface Known {
   readonly near: Omit<Situation["near"], keyof Pick<DeviceHints, "battery" | "charging" | "thermal">>;
   readonly far: Omit<Situation["far"], "online">;
-  readonly farGiven: boolean;
+  readonly hasFar: boolean;
   readonly device: DeviceHints;
 }
 
@@ -30,12 +30,12 @@ const SIGNALS: readonly string[] = [
   "first_mean_logprob",
 ] satisfies (keyof NearSignals)[];
 
-export function situationOf({ facts }: HybridRequest, { near, far, farGiven, device }: Known): Situation {
+export function situationOf({ properties }: HybridRequest, { near, far, hasFar, device }: Known): Situation {
   const { online, ...hints } = device;
-  return { ...facts, near: { ...near, ...hints }, far: { ...far, online: farGiven && online }, near_signals: null };
+  return { ...properties, near: { ...near, ...hints }, far: { ...far, online: hasFar && online }, near_signals: null };
 }
 
-/** ``isPrivate``: whether the request is. Throws RequestError for an unknown label. */
+/** ``isPrivate``: whether the request is private. Throws RequestError for an unknown label. */
 export function choose(policy: Policy, situation: Situation, isPrivate: boolean): Choice {
   const decision = decide(policy, situation, isPrivate);
   const { side } = decision;
@@ -51,7 +51,10 @@ function mayAnswer(policy: Policy, situation: Situation, side: Side, isPrivate: 
   return decide(policy, { ...situation, pin: side }, isPrivate).side === side;
 }
 
-/** Whether near's first tokens could change the decision: the policy's predictor reads them, and nothing but quality and costs decides. */
+/**
+ * Whether near's first tokens could change the decision: the policy's predictor reads them, and only quality or costs
+ * decide.
+ */
 export function wantsSignals({ quality: { predictor } }: Policy, { decision, standby }: Choice): boolean {
   return (
     standby &&
@@ -60,12 +63,14 @@ export function wantsSignals({ quality: { predictor } }: Policy, { decision, sta
   );
 }
 
-/** Whether near is asked for the log-probabilities of the prompt's tokens too, which its engine must then compute anew. */
+/**
+ * Whether near must report the log-probabilities of the prompt's tokens too, which its engine must then compute again.
+ */
 export function wantsPromptLogprobs({ quality: { predictor } }: Policy): boolean {
   return predictor?.features.includes("prompt_mean_logprob") === true;
 }
 
-/** Whether near could answer if its model were there. */
+/** Whether near could answer if its model were loaded. */
 export function waitsForNear(policy: Policy, { decision, situation }: Choice): boolean {
   if (decision.side !== null || situation.near.available) return false;
   return (

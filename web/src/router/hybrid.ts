@@ -1,5 +1,5 @@
-// Hybrid: one client over two sides, an engine on this device ("near") and a server ("far"). A policy and chats flow in; answers in OpenAI's form flow out,
-// each with the route that it took.
+// Hybrid: one client over two sides, an engine on this device ("near") and a server ("far"). Answers are in OpenAI's
+// form, each with the route that it took.
 
 import { readParams } from "../api/params.js";
 import type { Engine } from "../engine.js";
@@ -16,7 +16,7 @@ import { FarSide } from "./sides/far.js";
 import type { Fetch } from "./sides/far_http.js";
 import { HybridCompletions } from "./hybrid_completions.js";
 import { FAR_OPTIONS, HYBRID_OPTIONS } from "./hybrid_options.js";
-import type { LoadNear, NearGiven } from "./sides/near.js";
+import type { LoadNear, NearOption } from "./sides/near.js";
 import { NearSide } from "./sides/near.js";
 import { PrivateCheck } from "./decision/privacy.js";
 import type { Policy } from "./decision/policy.js";
@@ -26,24 +26,27 @@ import type { SocketClass } from "./sides/verify_socket.js";
 import type { WireCounts } from "./sides/wire_speculation.js";
 
 export interface HybridOptions {
-  /** An engine, the promise of one that loads, a bundle's address (or several, as Engine.load takes them), or nothing. */
-  readonly near: NearGiven | null;
+  /**
+   * An engine, the promise of one that is loading, a bundle's address (or several, as Engine.load accepts them), or
+   * null.
+   */
+  readonly near: NearOption | null;
   readonly far: FarOptions | null;
-  /** What the policy's file holds. */
+  /** The content of the policy's file. */
   readonly policy: unknown;
-  /** For a bundle's address: as Engine.load takes them. */
+  /** The options of Engine.load for a bundle's address. */
   readonly load?: LoadOptions | undefined;
   readonly fetch?: Fetch | undefined;
-  /** For a policy's `speculation`; the platform's where it is not given. */
+  /** For a policy with `speculation`. Default: the platform's. */
   readonly WebSocket?: SocketClass | undefined;
-  /** What the far side cost today; kept in localStorage where it is not given and there is one. */
+  /** Counts today's cost of the far side. Default: stored in localStorage if there is one. */
   readonly ledger?: Ledger | undefined;
   readonly device?: DeviceSource | undefined;
   readonly clock?: Clock | undefined;
 }
 
 export class Hybrid {
-  /** As OpenAI's client has it: chat.completions.create. */
+  /** As in OpenAI's client: chat.completions.create. */
   readonly chat: { readonly completions: HybridCompletions };
 
   private constructor(
@@ -56,14 +59,15 @@ export class Hybrid {
   }
 
   /**
-   * Resolves once the far side has said what it serves. If near may answer, it also resolves when far cannot be reached, or says nothing for a second while
-   * near is ready; a bundle goes on loading meanwhile. If only near may answer, it resolves once near is there. Throws RequestError (``details.code``: bad_policy, wrong_key, api_version, unknown_model),
-   * Unavailable, and what Engine.load throws.
+   * Resolves once the far side has reported what it serves. If near may answer, it also resolves when far cannot be
+   * reached, or sends nothing for a second while near is ready; a bundle goes on loading meanwhile. If only near may
+   * answer, it resolves once near is ready. Throws RequestError (``details.code``: bad_policy, wrong_key, api_version,
+   * unknown_model), Unavailable, and what Engine.load throws.
    */
-  static async create(given: HybridOptions): Promise<Hybrid> {
-    // What is left out and what is null are the same.
-    const { near: nearGiven = null, far: farGiven = null, ...rest } = readParams(given, HYBRID_OPTIONS);
-    const options: HybridOptions = { policy: null, ...rest, near: nearGiven, far: farGiven };
+  static async create(raw: HybridOptions): Promise<Hybrid> {
+    // A missing option and null mean the same.
+    const { near: nearOption = null, far: farOption = null, ...rest } = readParams(raw, HYBRID_OPTIONS);
+    const options: HybridOptions = { policy: null, ...rest, near: nearOption, far: farOption };
     const {
       clock = SYSTEM_CLOCK,
       device = platformDevice(),
@@ -92,28 +96,28 @@ export class Hybrid {
     }
   }
 
-  /** The engine on this device: whether it is there, and how far its load is. */
+  /** The engine on this device: whether it is ready, and the progress of its load. */
   get near(): Pick<NearSide, "state" | "progress" | "error" | "info" | "settled"> {
     return this.nearSide;
   }
 
-  /** What the server serves; null while it was not reached. */
+  /** What the server serves; null until it was reached. */
   get far(): FarModel | null {
     return this.farSide?.model ?? null;
   }
 
-  /** What near guessed for far, and how much of it held; null where the policy has no `speculation`. */
+  /** What near guessed for far, and how many guesses were accepted; null if the policy has no `speculation`. */
   get speculation(): WireCounts | null {
     return this.speculating?.counts ?? null;
   }
 
-  /** Ends a load, and frees the engine where it was loaded here. */
+  /** Ends a load, and frees the engine if it was loaded here. */
   close(): void {
     this.nearSide.close();
   }
 }
 
-/** Its code comes with the first bundle that is given by its address: a page that passes an engine has no need of it. */
+/** The engine's code is loaded with the first bundle address: a page that passes an engine does not need it. */
 const loadEngine: LoadNear = async (bundle, options): Promise<Engine> =>
   (await import("../index.js")).Engine.load(bundle, options);
 
@@ -121,22 +125,22 @@ function checkSides({ mode, escalation }: Policy, { near, far }: HybridOptions):
   if (far !== null) readParams(far, FAR_OPTIONS);
   if (near === null && (far === null || mode === "near-only"))
     throw new RequestError(
-      `near is null, but the policy's mode is ${mode} and nobody else answers; give a bundle or an engine`,
+      `near is null, but the policy's mode is ${mode} and no other side answers; set near to a bundle or an engine`,
       { param: "near" },
     );
   if (far === null && mode === "far-only")
-    throw new RequestError("far is null, but the policy's mode is far-only; give the server's baseURL", {
+    throw new RequestError("far is null, but the policy's mode is far-only; set far to the server's baseURL", {
       param: "far",
     });
   if (escalation.then === "continue" && far?.dialect === "openai") {
     throw new RequestError(
-      'The policy\'s escalation.then is "continue", but a server of dialect openai starts anew only; make it "restart"',
+      'The policy\'s escalation.then is "continue", but a server of dialect openai can only start over; use "restart"',
       { code: "bad_policy", param: "escalation.then" },
     );
   }
 }
 
-/** Its code comes where the policy wants it. */
+/** The code is loaded only if the policy has `speculation`. */
 async function speculatingFar(
   far: FarSide,
   near: NearSide,
@@ -155,10 +159,13 @@ async function speculatingFar(
   });
 }
 
-/** How long a far side that says nothing may delay an engine that is ready to answer, in milliseconds. */
+/** How long a silent far side may delay an engine that is ready to answer, in milliseconds. */
 const FAR_GRACE_MS = 1000;
 
-/** If near may answer, a missing network is not an error, and a silent far side is waited for only until near is ready; it is asked again with the next chat. */
+/**
+ * If near may answer, a missing network is not an error, and the router waits for a silent far side only until near is
+ * ready. The next chat asks far again.
+ */
 async function reach(far: FarSide, near: NearSide, { timeouts }: Policy, clock: Clock): Promise<void> {
   const reaching = withTimeout(clock, timeouts.far_first_token_ms, (signal) => far.reach(signal)).catch(
     (error: unknown) => {

@@ -1,4 +1,4 @@
-// chat.completions.create over two sides: a request flows in, is decided, runs, and its one answer flows out with its route.
+// chat.completions.create over two sides: decides each request and runs its answer, which has its route.
 
 import { foldChat } from "../api/chat_completions.js";
 import { Stream, anySignal } from "../api/stream.js";
@@ -28,8 +28,8 @@ import { readRequest } from "./request.js";
 import type { AnswerItem, Observer, Part } from "./answer/running_answer.js";
 import { runAnswer } from "./answer/running_answer.js";
 import { SideRecord, rates } from "./answer/side_record.js";
-import type { Side as Answering, SideRequest } from "./sides/sides.js";
-import { begunText } from "./sides/sides.js";
+import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
+import { clientPrefix } from "./sides/sides.js";
 import type { Situation } from "./decision/situation.js";
 import { UNKNOWN_SIDE } from "./decision/situation.js";
 import { warmUp } from "./answer/warm_up.js";
@@ -39,16 +39,16 @@ export interface Wiring {
   readonly policy: Policy;
   readonly near: NearSide;
   readonly far: FarSide | null;
-  /** Far with near's guesses; null where the policy wants none. */
-  readonly speculating: Answering | null;
+  /** Far with near's guesses; null if the policy has no speculation. */
+  readonly speculating: AnsweringSide | null;
   readonly ledger: Ledger;
   readonly device: DeviceSource;
   readonly clock: Clock;
 }
 
-/** The most alternatives of a token that are told. */
+/** The maximum number of alternatives of a token that engines report. */
 const ALTERNATIVES = 20;
-/** Of a text whose tokens nobody here can count. */
+/** An estimate for a text whose tokens cannot be counted here. */
 const BYTES_PER_TOKEN = 4;
 
 export class HybridCompletions {
@@ -65,8 +65,9 @@ export class HybridCompletions {
   }
 
   /**
-   * Answers a chat. With ``stream: true`` a Stream of chunks, which generates while it is read; else the whole answer. Where near alone may answer and
-   * still loads, it waits. Throws RequestError, Unavailable, what a side throws that nobody stands in for, or the signal's reason.
+   * Answers a chat. With ``stream: true`` it returns a Stream of chunks, which generates while it is read; otherwise
+   * the complete answer. If only near may answer and it is still loading, it waits. Throws RequestError, Unavailable,
+   * the error of a side if the other side cannot take over, or the signal's reason.
    */
   create(params: HybridParamsNonStreaming, options?: Pick<RequestOptions, "signal">): Promise<ChatCompletion>;
   create(params: HybridParamsStreaming, options?: Pick<RequestOptions, "signal">): Promise<Stream<ChatCompletionChunk>>;
@@ -83,10 +84,10 @@ export class HybridCompletions {
     signal.throwIfAborted();
     const choice = await this.choose(request, signal);
     if (request.streamed) return new Stream((left) => this.stream(request, choice, anySignal(signal, left)));
-    return this.whole(request, choice, signal);
+    return this.completion(request, choice, signal);
   }
 
-  private async whole(request: HybridRequest, choice: Choice, signal: AbortSignal): Promise<ChatCompletion> {
+  private async completion(request: HybridRequest, choice: Choice, signal: AbortSignal): Promise<ChatCompletion> {
     const chunks: ChatCompletionChunk[] = [];
     for await (const item of this.run(request, choice, signal)) {
       if (item.type === "chunk") chunks.push(item.chunk);
@@ -102,7 +103,7 @@ export class HybridCompletions {
     signal: AbortSignal,
   ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     for await (const item of this.run(request, choice, signal)) {
-      // What is withdrawn is told by the next chunk's route.
+      // The next chunk's route reports that the text was withdrawn.
       if (item.type === "withdraw") continue;
       const { usage, ...chunk } = item.chunk;
       if (request.includeUsage) yield { ...chunk, usage: usage ?? null };
@@ -144,7 +145,10 @@ export class HybridCompletions {
     yield* this.remembered(request, items);
   }
 
-  /** The items as they are. Once the answer is whole, the side that ended it is taken to have the conversation in its cache. */
+  /**
+   * Passes the items on. Once the answer is complete, it is assumed that the side that ended it has the conversation in
+   * its cache.
+   */
   private async *remembered(
     request: HybridRequest,
     items: AsyncIterable<AnswerItem>,
@@ -218,12 +222,12 @@ export class HybridCompletions {
         spent_usd_today: spent.usd,
         requests_today: spent.requests,
       },
-      farGiven: far !== null,
+      hasFar: far !== null,
       device: await device.read(),
     });
   }
 
-  /** Near's first tokens, for at most as long as its first token may take. */
+  /** Waits for near's first tokens, for at most the time limit of its first token. */
   private async chooseAgain(first: Choice, held: HeldAnswer, signal: AbortSignal): Promise<Choice> {
     const { policy, clock } = this.wiring;
     let cancel = (): void => undefined;
@@ -249,20 +253,23 @@ export class HybridCompletions {
     const { policy, near } = this.wiring;
     const wantsPrompt = wantsPromptLogprobs(policy);
     return new HeldAnswer(
-      (option) => near.ask({ params, from: null, logprobs, signal: until }, wantsPrompt ? option : undefined),
+      (option) => near.answer({ params, from: null, logprobs, signal: until }, wantsPrompt ? option : undefined),
       controller,
     );
   }
 
-  /** What each side is asked for: what the caller wants to see, and of near what the watch or the predictor reads. */
+  /**
+   * The log-probabilities that each side must report: those that the caller requested, and for near those that the
+   * watch or the predictor reads.
+   */
   private logprobs({ params }: HybridRequest, choice: Choice): Readonly<Record<Side, number | null>> {
     const { policy } = this.wiring;
     const { escalation } = policy;
     const shown = params.logprobs === true ? (params.top_logprobs ?? 0) : null;
     if (!choice.standby) return { near: shown, far: shown };
     const watched = escalation.then === "never" ? null : escalation.max_mean_entropy === null ? 0 : ALTERNATIVES;
-    const wanted = wantsSignals(policy, choice) ? ALTERNATIVES : watched;
-    return { near: shown === null ? wanted : Math.max(shown, wanted ?? 0), far: shown };
+    const needed = wantsSignals(policy, choice) ? ALTERNATIVES : watched;
+    return { near: shown === null ? needed : Math.max(shown, needed ?? 0), far: shown };
   }
 
   private async warm(request: HybridRequest, signal: AbortSignal): Promise<void> {
@@ -286,32 +293,32 @@ export class HybridCompletions {
   private rules({ params }: HybridRequest, isPrivate: boolean): Rules {
     const { escalation, fallback, timeouts, retries } = this.wiring.policy;
     const isOpenAi = this.wiring.far?.dialect === "openai";
-    // A grammar starts anew with each side, so what one of them began under it cannot be gone on with.
+    // A grammar starts over with each side, so no side can continue an answer that another one began under it.
     const resumes: readonly Side[] = isConstrained(params) ? [] : isOpenAi ? ["near"] : ["near", "far"];
-    // Such a server does not tell what it keeps.
+    // Such a server does not report its cache.
     const warm = isOpenAi ? "never" : escalation.warm;
     return { then: escalation.then, warm, ...fallback, ...timeouts, retries, private: isPrivate, resumes };
   }
 
-  /** Near guesses where it may and far was chosen, not for a far side that stands in for it. */
-  private farOf({ decision, situation }: Choice): Answering | null {
+  /** Near guesses only if it may and far was chosen, not for a far side that takes over from near. */
+  private farOf({ decision, situation }: Choice): AnsweringSide | null {
     const { policy, far, speculating } = this.wiring;
     return decision.side === "far" && mayGuess(policy, situation) ? (speculating ?? far) : far;
   }
 
-  /** The far side, which never gets a text of near's that has something private in it. */
-  private guarded(far: Answering | null): Answering {
+  /** The far side, which never receives near's text if that contains something private. */
+  private guarded(far: AnsweringSide | null): AnsweringSide {
     const check = this.#private;
     return {
-      ask: (request: SideRequest) => {
+      answer: (request: SideRequest) => {
         if (far === null) throw new Unavailable("There is no far side", { retryable: false });
         const { from } = request;
         if (
           from !== null &&
-          (check.matches(begunText(request.params) ?? "", from.text) || check.matches(from.reasoning ?? ""))
+          (check.matches(clientPrefix(request.params) ?? "", from.text) || check.matches(from.reasoning ?? ""))
         )
           throw new RequestError("What near wrote is private, so it does not leave this device", { code: "private" });
-        return far.ask({
+        return far.answer({
           ...request,
           from:
             request.from === null
@@ -336,7 +343,7 @@ export class HybridCompletions {
   private observer({ situation }: Choice, wasHeld: boolean): Observer {
     const { ledger, policy, far } = this.wiring;
     return {
-      asked: (side) => {
+      requested: (side) => {
         this.#records[side].circuit.begin();
         if (side === "far") ledger.add({ requests: 1 });
       },
@@ -344,36 +351,39 @@ export class HybridCompletions {
         if (outcome === "succeeded") this.#records[side].circuit.succeeded();
         else this.#records[side].circuit.failed();
       },
-      over: (side, part) => {
+      ended: (side, part) => {
         this.#records[side].circuit.ended();
         if (side === "far") ledger.add({ usd: costOf(part, situation.far.prompt_tokens ?? 0, policy) });
-        // What was held did not take the time that it seems to.
-        if (part.whole && !(side === "near" && wasHeld))
+        // The time of a held answer is not the time of its generation.
+        if (part.complete && !(side === "near" && wasHeld))
           this.#records[side].learn(part, side === "far" ? (far?.roundTripSeconds ?? null) : null);
       },
     };
   }
 }
 
-/** In US dollars. Of a part that was broken off the tokens that came are counted, and its prompt as it was expected; where none came it cost nothing. */
+/**
+ * In US dollars. For a part that was broken off, the tokens that arrived and the expected prompt count; if no token
+ * arrived, it cost nothing.
+ */
 function costOf({ usage, tokens }: Part, expectedPrompt: number, { price }: Policy): number {
   return usdOf(price, usage ?? { prompt_tokens: tokens === 0 ? 0 : expectedPrompt, completion_tokens: tokens });
 }
 
-/** Near's answer where it has begun already, for the first time that it is asked from the start. */
-function heldFirst(held: HeldAnswer, near: NearSide): Answering {
-  let isTaken = false;
+/** Near with its held answer: the first request from the start gets that answer. */
+function heldFirst(held: HeldAnswer, near: NearSide): AnsweringSide {
+  let isUsed = false;
   return {
-    ask: (request) => {
-      if (isTaken || request.from !== null) return near.ask(request);
-      isTaken = true;
+    answer: (request) => {
+      if (isUsed || request.from !== null) return near.answer(request);
+      isUsed = true;
       return held.chunks(request.signal);
     },
   };
 }
 
-function conversationOf({ facts, params }: HybridRequest): readonly PrefixMessage[] {
-  return facts.messages.map(({ role, content }, index) => ({
+function conversationOf({ properties, params }: HybridRequest): readonly PrefixMessage[] {
+  return properties.messages.map(({ role, content }, index) => ({
     role,
     content: textWithCalls(content, params.messages[index]?.tool_calls),
   }));
@@ -383,8 +393,8 @@ function textWithCalls(text: string, calls: readonly unknown[] = []): string {
   return calls.length === 0 ? text : `${text}${JSON.stringify(calls)}`;
 }
 
-function estimatedTokens({ facts }: HybridRequest): number {
-  const bytes = facts.messages.reduce((sum, { content }) => sum + new TextEncoder().encode(content).length, 0);
+function estimatedTokens({ properties }: HybridRequest): number {
+  const bytes = properties.messages.reduce((sum, { content }) => sum + new TextEncoder().encode(content).length, 0);
   return Math.ceil(bytes / BYTES_PER_TOKEN);
 }
 

@@ -1,11 +1,12 @@
-// What Hybrid.create takes, and what its chats take: what is misspelt is refused, lest a label or a limit go unheeded.
+// The options of Hybrid.create and of its chats. Unknown names are errors, so that no misspelt label or limit is
+// ignored.
 
 import type { Check, Checks } from "../api/params.js";
 import { CHAT_PARAMS, anything, boolean, check, isStrings, object, only, text } from "../api/params.js";
 import type { FarOptions } from "./sides/far.js";
 import type { HybridOptions } from "./hybrid.js";
 
-/** What Hybrid.create takes. */
+/** The options of Hybrid.create. */
 export const HYBRID_OPTIONS: Checks = {
   near: anything,
   far: object,
@@ -18,7 +19,7 @@ export const HYBRID_OPTIONS: Checks = {
   clock: object,
 } satisfies Record<keyof HybridOptions, Check>;
 
-/** What its `far` takes; FarSide says more of the address and the dialect. */
+/** The options of `far`; FarSide checks the address and the dialect. */
 export const FAR_OPTIONS: Checks = {
   baseURL: anything,
   apiKey: text,
@@ -27,7 +28,7 @@ export const FAR_OPTIONS: Checks = {
   vision: boolean,
 } satisfies Record<keyof FarOptions, Check>;
 
-/** What a chat takes that two sides could answer. */
+/** The parameters of a chat that two sides can answer. */
 export const HYBRID_PARAMS: Checks = {
   ...CHAT_PARAMS,
   labels: check("a list of strings", isStrings),

@@ -1,5 +1,5 @@
-// A request as it comes to the router: OpenAI's parameters with labels and a pin flow in; what may be sent to a side, and what a decision has to know of
-// it, flow out. What is for the router alone goes no further than this.
+// Reads a request to the router: OpenAI's parameters with labels and a pin. It separates what may be sent to a side
+// from what only the router reads.
 
 import type { Given } from "../api/params.js";
 import { isStrings, readParams, shown } from "../api/params.js";
@@ -16,20 +16,20 @@ import type { PlainParams } from "./sides/sides.js";
 import type { Side } from "./decision/decision.js";
 import type { Situation } from "./decision/situation.js";
 
-/** What only claims to be base64 is a text. */
+/** A URL that only claims to be base64 is searched as text. */
 const BEFORE_BYTES = /^data:[^,]*;base64,(?=[A-Za-z0-9+/]*={0,2}$)/;
 
-/** What a request to Hybrid has beside OpenAI's parameters. */
+/** The parameters of Hybrid besides OpenAI's. */
 interface Routing {
   readonly messages: readonly (ChatCompletionMessageParam & {
-    /** Of the policy; they stay here. */
+    /** Labels of the policy; they are never sent. */
     readonly labels?: readonly string[] | null | undefined;
   })[];
-  /** Of the policy; they stay here. */
+  /** Labels of the policy; they are never sent. */
   readonly labels?: readonly string[] | null | undefined;
   /** Only this side may answer. */
   readonly pin?: Side | null | undefined;
-  /** What the answering model must know, as BCP 47's first part ("en"). */
+  /** The language that the answering model must know, as the first part of a BCP 47 tag ("en"). */
   readonly language?: string | null | undefined;
 }
 
@@ -42,16 +42,16 @@ export interface HybridRequest {
   readonly streamed: boolean;
   readonly includeUsage: boolean;
   readonly signal: AbortSignal | undefined;
-  /** What a situation says of the request. */
-  readonly facts: Pick<
+  /** The part of a situation that is known from the request. */
+  readonly properties: Pick<
     Situation,
     "messages" | "labels" | "texts" | "pin" | "max_tokens" | "tools" | "vision" | "language"
   >;
 }
 
-/** Throws RequestError for what is wrong before anybody is asked. */
-export function readRequest(given: HybridParams): HybridRequest {
-  const known = readParams(given, HYBRID_PARAMS) as Given<
+/** Throws RequestError for errors that are found before a side is asked. */
+export function readRequest(raw: HybridParams): HybridRequest {
+  const known = readParams(raw, HYBRID_PARAMS) as Given<
     Omit<ChatCompletionCreateParamsBase, "messages"> & Routing & { readonly stream?: boolean | undefined }
   >;
   const {
@@ -66,7 +66,7 @@ export function readRequest(given: HybridParams): HybridRequest {
     ...rest
   } = known;
   if (n !== 1)
-    throw new RequestError(`n is ${n}, but each answer is routed by itself; ask once for each`, { param: "n" });
+    throw new RequestError(`n is ${n}, but each answer is routed by itself; send n requests`, { param: "n" });
   if (rest.max_tokens !== undefined && rest.max_completion_tokens !== undefined) {
     throw new RequestError("max_tokens and max_completion_tokens mean the same; give one of them", {
       param: "max_tokens",
@@ -76,7 +76,7 @@ export function readRequest(given: HybridParams): HybridRequest {
     throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
   const read = labelled.map(readLabels);
   const messages = read.map(({ message }) => message);
-  const facts = {
+  const properties = {
     labels,
     pin,
     messages: read.map(({ message, labels: own }) => ({
@@ -99,11 +99,11 @@ export function readRequest(given: HybridParams): HybridRequest {
     streamed: stream,
     includeUsage: streamOptions?.include_usage === true,
     signal,
-    facts,
+    properties,
   };
 }
 
-/** A message without its labels, and these. */
+/** A message without its labels, and the labels. */
 function readLabels(
   { labels, ...message }: Routing["messages"][number],
   index: number,
@@ -116,7 +116,7 @@ function readLabels(
   return { message, labels: own };
 }
 
-/** A message without the text that ``textOf`` gives, and without its role. */
+/** A message without its role and without the text that ``textOf`` returns. */
 function besideItsText(message: ChatCompletionMessageParam): unknown {
   const { content } = message;
   const parts = Array.isArray(content)
@@ -130,15 +130,15 @@ function besideItsText(message: ChatCompletionMessageParam): unknown {
   return { ...message, role: undefined, content: undefined, parts };
 }
 
-/** An image whose URL is without the bytes that it holds in base64, in which a pattern is found by chance alone. */
+/** An image whose URL is without its base64 bytes, in which a pattern would match only by chance. */
 function withoutBytes(image: unknown): unknown {
   if (typeof image !== "object" || image === null || !("url" in image) || typeof image.url !== "string") return image;
   return { ...image, url: BEFORE_BYTES.exec(image.url)?.[0] ?? image.url };
 }
 
-/** Every text in a value, however deep it is, keys and numbers too: whatever could carry something private. */
-function* textsIn(given: unknown): Generator<string, void, undefined> {
-  const pending = [given];
+/** Every text in a value of any depth, including keys and numbers: everything that could contain something private. */
+function* textsIn(root: unknown): Generator<string, void, undefined> {
+  const pending = [root];
   while (pending.length > 0) {
     const value = pending.pop();
     if (typeof value === "string") yield value;

@@ -1,4 +1,5 @@
-// @nearfar/web/speculation: guesses of an engine on this device, checked by a server. hybrid.js loads it where a policy has `speculation`.
+// @nearfar/web/speculation: guesses of an engine on this device, checked by a server. hybrid.js loads it if a policy
+// has `speculation`.
 
 export type { ErrorCode, ErrorDetails, ErrorJson } from "../errors.js";
 export { NearfarError, RequestError, Unavailable } from "../errors.js";

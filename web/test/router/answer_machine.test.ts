@@ -1,4 +1,4 @@
-// The answer machine under any order of events, late ones too: one answer, never two, never none.
+// The answer machine with any order of events, late ones too: always exactly one answer or one error.
 
 import fc from "fast-check";
 import { expect, test } from "vitest";
@@ -8,12 +8,12 @@ import { DEFAULT_RULES, begin, step } from "../../src/router/answer/answer_machi
 import type { Side } from "../../src/router/decision/decision.js";
 import type { Effect, Event, FailureKind, Switch, TimerName } from "../../src/router/answer/events.js";
 
-interface Asked {
+interface Tracked {
   readonly side: Side;
   readonly attempt: number;
   live: boolean;
-  spoke: boolean;
-  /** What it goes on from, and what it said since. */
+  started: boolean;
+  /** The text that it continues, and the text that it has sent since. */
   answer: string;
 }
 
@@ -24,9 +24,9 @@ type Act =
   | { readonly type: "due"; readonly timer: number }
   | { readonly type: "escalate" | "doubt" | "abort" | "start" };
 
-/** A driver that keeps its own books, from the effects alone. */
+/** A driver that tracks the answer from the effects alone. */
 class Driver {
-  readonly asks: Asked[] = [];
+  readonly asks: Tracked[] = [];
   readonly timers = new Set<TimerName>();
   readonly switches: Switch[] = [];
   readonly ends: Effect[] = [];
@@ -56,21 +56,21 @@ class Driver {
         this.#token(this.#pick(act.ask), act.text, act.toolCall);
         return;
       case "end": {
-        const asked = this.#pick(act.ask);
-        const wasLive = asked.live;
-        asked.live = false;
-        this.send({ type: "end", side: asked.side, attempt: asked.attempt, finish_reason: "stop" });
+        const tracked = this.#pick(act.ask);
+        const wasLive = tracked.live;
+        tracked.live = false;
+        this.send({ type: "end", side: tracked.side, attempt: tracked.attempt, finish_reason: "stop" });
         expect(!wasLive || this.over).toBe(true);
         return;
       }
       case "failed": {
         const { kind, retryable } = act;
-        const asked = this.#pick(act.ask);
-        const wasLive = asked.live;
-        asked.live = false;
-        const effects = this.send({ type: "failed", side: asked.side, attempt: asked.attempt, kind, retryable });
-        const again = effects.some((effect) => effect.type === "ask" && effect.side === asked.side);
-        expect(!again || (wasLive && retryable && kind !== "request" && !asked.spoke)).toBe(true);
+        const tracked = this.#pick(act.ask);
+        const wasLive = tracked.live;
+        tracked.live = false;
+        const effects = this.send({ type: "failed", side: tracked.side, attempt: tracked.attempt, kind, retryable });
+        const again = effects.some((effect) => effect.type === "ask" && effect.side === tracked.side);
+        expect(!again || (wasLive && retryable && kind !== "request" && !tracked.started)).toBe(true);
         return;
       }
       case "due": {
@@ -79,13 +79,13 @@ class Driver {
         return;
       }
       case "escalate": {
-        const nearSpeaks = this.asks.some(({ side, live, spoke }) => side === "near" && live && spoke);
+        const nearSpeaks = this.asks.some(({ side, live, started }) => side === "near" && live && started);
         const effects = this.send({ type: "escalate", reason: "escalated_logprob" });
         expect(effects.length === 0 || (nearSpeaks && this.rules.then !== "never")).toBe(true);
         return;
       }
       case "doubt": {
-        const nearSpeaks = this.asks.some(({ side, live, spoke }) => side === "near" && live && spoke);
+        const nearSpeaks = this.asks.some(({ side, live, started }) => side === "near" && live && started);
         const effects = this.send({ type: "doubt" });
         expect(effects.length === 0 || (nearSpeaks && this.rules.warm === "doubt")).toBe(true);
         return;
@@ -119,88 +119,88 @@ class Driver {
       this.#act(effect);
     }
     if (event.type === "token" && !wasOver) {
-      for (const asked of this.asks)
-        asked.spoke ||= asked.live && asked.side === event.side && asked.attempt === event.attempt;
+      for (const tracked of this.asks)
+        tracked.started ||= tracked.live && tracked.side === event.side && tracked.attempt === event.attempt;
     }
-    const live = this.asks.filter((asked) => asked.live);
+    const live = this.asks.filter((tracked) => tracked.live);
     if (this.over || event.type === "abort") {
       expect([live, [...this.timers]]).toEqual([[], []]);
     } else {
-      // Somebody is asked until the end, and whoever is asked has a timer, so it cannot be waited for without end.
+      // Until the end a side is tracked, and every running attempt has a timer, so nothing waits forever.
       expect(live.length).toBeGreaterThan(0);
-      for (const { side, spoke } of live)
-        expect(this.timers).toContain(spoke ? "between_tokens" : `${side}_first_token`);
+      for (const { side, started } of live)
+        expect(this.timers).toContain(started ? "between_tokens" : `${side}_first_token`);
     }
     return effects;
   }
 
-  #pick(ask: number): Asked {
-    // A private answer whose decision was far has asked nobody.
+  #pick(ask: number): Tracked {
+    // If the decision was far, a private answer has asked no side.
     return (
       this.asks.at(-1 - (ask % Math.max(1, this.asks.length))) ?? {
         side: "far",
         attempt: 1,
         live: false,
-        spoke: false,
+        started: false,
         answer: "",
       }
     );
   }
 
-  #token(asked: Asked, text: string, toolCall: boolean): void {
-    const { side, attempt } = asked;
-    const speaks = asked.live && !this.over;
+  #token(tracked: Tracked, text: string, toolCall: boolean): void {
+    const { side, attempt } = tracked;
+    const isShown = tracked.live && !this.over;
     const effects = this.send({ type: "token", side, attempt, text, tool_call: toolCall });
-    const shows = speaks && (text !== "" || toolCall);
+    const shows = isShown && (text !== "" || toolCall);
     expect(effects.filter(({ type }) => type === "emit")).toEqual(
       shows ? [{ type: "emit", side, text, tool_call: toolCall }] : [],
     );
-    // It writes now, and nobody else.
-    if (speaks) expect(this.asks.filter((each) => each.live)).toEqual([asked]);
+    // This side writes now, and no other one.
+    if (isShown) expect(this.asks.filter((each) => each.live)).toEqual([tracked]);
   }
 
   #act(effect: Effect): void {
     switch (effect.type) {
       case "ask": {
         const { side, attempt, continue_from } = effect;
-        const before = this.asks.filter((asked) => asked.side === side);
+        const before = this.asks.filter((tracked) => tracked.side === side);
         expect(attempt).toBe(before.length + 1);
-        expect(before.some((asked) => asked.live)).toBe(false);
+        expect(before.some((tracked) => tracked.live)).toBe(false);
         expect(side === "far" && this.rules.private).toBe(false);
         expect(side === this.decided || (this.standby && !this.rules.private)).toBe(true);
         // A tool would be called twice.
         expect(this.toolCalls).toBe(false);
-        // What far began to answer may be on the bill.
-        expect(side === "far" && before.some((asked) => asked.spoke)).toBe(false);
-        // So many tries for the first part, and for what it resumes or takes over.
+        // The client may have to pay for what far began to answer.
+        expect(side === "far" && before.some((tracked) => tracked.started)).toBe(false);
+        // The maximum number of tries for the first part, and for a part that a side resumes or takes over.
         expect(attempt).toBeLessThanOrEqual(2 * (this.rules.retries + 1));
         expect(continue_from === null || (continue_from === this.shown && this.rules.resumes.includes(side))).toBe(
           true,
         );
-        this.asks.push({ side, attempt, live: true, spoke: false, answer: continue_from ?? "" });
+        this.asks.push({ side, attempt, live: true, started: false, answer: continue_from ?? "" });
         return;
       }
       case "warm":
-        // What far may not be asked it may not see ahead either.
+        // A request that far may not get must not be sent ahead either.
         expect([this.warmed, this.rules.private, this.toolCalls]).toEqual([false, false, false]);
         expect(this.standby && this.rules.then !== "never" && this.rules.warm !== "never").toBe(true);
         expect(this.asks.some(({ side }) => side === "far")).toBe(false);
         this.warmed = true;
         return;
       case "cancel": {
-        const live = this.asks.filter((asked) => asked.side === effect.side && asked.live);
+        const live = this.asks.filter((tracked) => tracked.side === effect.side && tracked.live);
         expect(live).toHaveLength(1);
-        for (const asked of live) asked.live = false;
+        for (const tracked of live) tracked.live = false;
         return;
       }
       case "emit": {
-        const [asked] = this.asks.filter((each) => each.live);
-        // What stands shown is what the side that writes knows of.
-        expect(asked?.answer).toBe(this.shown);
+        const [tracked] = this.asks.filter((each) => each.live);
+        // The text shown is the text that the writing side knows.
+        expect(tracked?.answer).toBe(this.shown);
         expect(effect.side).toBe(this.switches.at(-1)?.side ?? this.decided);
         this.withdrawn = false;
         this.shown += effect.text;
-        if (asked !== undefined) asked.answer = this.shown;
+        if (tracked !== undefined) tracked.answer = this.shown;
         this.toolCalls ||= effect.tool_call;
         return;
       }
@@ -251,7 +251,7 @@ const RULES: fc.Arbitrary<Rules> = fc
   })
   .map((rules) => ({ ...DEFAULT_RULES, ...rules }));
 
-// Of one of all the asks so far, the last first.
+// The attempt of an event: one of all attempts so far, the last first.
 const ASK = fc.constantFrom(0, 0, 0, 1, 2, 4);
 const ACT: fc.Arbitrary<Act> = fc.oneof(
   {
@@ -279,15 +279,15 @@ const ACT: fc.Arbitrary<Act> = fc.oneof(
   { weight: 1, arbitrary: fc.constantFrom<Act>({ type: "abort" }, { type: "start" }) },
 );
 
-const SPEAKS: Act = { type: "token", ask: 0, text: "a", toolCall: false };
-/** Near goes astray, far breaks in mid-answer, near ends: which chance seldom finds. */
+const WRITES: Act = { type: "token", ask: 0, text: "a", toolCall: false };
+/** Near goes wrong, far fails in the middle of its answer, near ends: a sequence that random events seldom produce. */
 const TWICE: readonly Act[] = [
-  SPEAKS,
+  WRITES,
   { type: "doubt" },
   { type: "escalate" },
-  SPEAKS,
+  WRITES,
   { type: "failed", ask: 0, kind: "server", retryable: false },
-  SPEAKS,
+  WRITES,
   { type: "end", ask: 0 },
 ];
 
@@ -302,7 +302,7 @@ test("any order of events gives one answer or one failure", () => {
       (rules, side, standby, acts) => {
         const driver = new Driver(rules, side, standby);
         for (const act of acts) driver.perform(act);
-        // Where nobody says anything more, the timers bring it to its end.
+        // If no side sends anything more, the timers end the answer.
         for (let i = 0; i < 20; i++) for (const timer of [...driver.timers].slice(0, 1)) driver.fire(timer);
         expect(driver.aborted || driver.ends.length === 1).toBe(true);
         seen.add(`${driver.ends[0]?.type ?? "aborted"} ${driver.switches.length}`);
@@ -311,7 +311,7 @@ test("any order of events gives one answer or one failure", () => {
     ),
     { numRuns: 2500, seed: 1, examples: [[{ ...DEFAULT_RULES, then: "continue" }, "near", true, [...TWICE]]] },
   );
-  // The property speaks of answers of every kind.
+  // The property covers answers of every kind.
   expect([...seen]).toEqual(
     expect.arrayContaining([
       "finish 0",

@@ -1,4 +1,4 @@
-// Whatever the sides do: one answer or one error, in which every text is of the side that wrote it, and nothing private leaves.
+// Whatever the sides do: one answer or one error. Every text is of the side that wrote it, and nothing private leaves.
 
 import fc from "fast-check";
 import { expect, test } from "vitest";
@@ -9,7 +9,7 @@ import type { FarScript, NearScript } from "./fakes.js";
 import { FAR, FakeClock, FakeFar, MemoryLedger, near } from "./fakes.js";
 
 const MESSAGES = [{ role: "user" as const, content: "a secret?" }];
-// Near writes in small letters, far in capitals.
+// Near writes in lower case, far in capitals.
 const nearScript: fc.Arbitrary<NearScript> = fc.record({
   text: fc.stringMatching(/^[a-z]{0,6}$/),
   logprobs: fc.array(fc.constantFrom(-0.1, -9), { minLength: 1, maxLength: 6 }),
@@ -93,9 +93,9 @@ test("any order of failures gives one answer or one error", async () => {
         await clock.pass(60_000);
         const error = await result;
         expect(error === null ? ends : error instanceof NearfarError && ends === 0).toBe(error === null ? 1 : true);
-        // Each side's pieces stand in its own letters, in the order of what it was told to say.
+        // Each side's pieces are in its own letters, in the order of its script.
         expect(text).toMatch(/^[a-z]*[A-Z]*[a-z]*$/);
-        // Nobody is left running.
+        // Nothing is left running.
         expect(source.running).toBe(0);
         const stuck = far.chats.filter((_, index) => isStuck(fars[Math.min(index, fars.length - 1)]));
         expect(stuck.every(({ aborted }) => aborted)).toBe(true);

@@ -1,4 +1,4 @@
-// The ledger of what the far side costs: days, and texts that are none.
+// The ledger of the far side's cost: days, and invalid texts.
 
 import { expect, test } from "vitest";
 
@@ -12,7 +12,7 @@ function memoryStore(text?: string): LedgerStore {
   return { getItem: (key) => items.get(key) ?? null, setItem: (key, value) => void items.set(key, value) };
 }
 
-test("the ledger adds up, is kept, and begins anew with a UTC day", () => {
+test("the ledger adds up, is stored, and starts at zero with each UTC day", () => {
   const store = memoryStore();
   let now = LATE;
   const ledger = new StoredLedger(store, "ledger", () => now);
@@ -25,7 +25,7 @@ test("the ledger adds up, is kept, and begins anew with a UTC day", () => {
   expect(ledger.add({ requests: 1 })).toEqual({ usd: 0, requests: 1 });
 });
 
-test("what Python's ledger wrote is read", () => {
+test("a ledger that Python wrote is read", () => {
   const ledger = new StoredLedger(
     memoryStore('{"day": "2026-11-22", "usd": 0.5, "requests": 3}'),
     "ledger",
@@ -35,7 +35,7 @@ test("what Python's ledger wrote is read", () => {
 });
 
 test.each(["", "{", "[]", "null", '{"day": "2026-11-22", "usd": "1", "requests": 1}'])(
-  "a text that is no ledger begins anew: %s",
+  "an invalid text starts at zero: %s",
   (text) => {
     const ledger = new StoredLedger(memoryStore(text), "ledger", () => LATE);
     expect(ledger.today()).toEqual({ usd: 0, requests: 0 });
@@ -43,7 +43,7 @@ test.each(["", "{", "[]", "null", '{"day": "2026-11-22", "usd": "1", "requests":
   },
 );
 
-test("a ledger counts on where the browser refuses its storage", () => {
+test("a ledger goes on counting if the browser refuses its storage", () => {
   const kept = new Map<string, string>();
   let refuses = false;
   const allowed = <T>(value: T): T => {

@@ -1,4 +1,4 @@
-// When a side is asked, left alone, and tried again.
+// When a side gets requests, gets none, and is tried again.
 
 import { beforeEach, expect, test } from "vitest";
 
@@ -38,7 +38,7 @@ test("a policy says how many failures open it, and for how long", () => {
   expect(circuit.msUntilTrial).toBe(60_000);
 });
 
-test("nobody listening opens it at once", () => {
+test("a missing server opens it at once", () => {
   const circuit = new Circuit({ clock });
   circuit.failed({ certain: true });
   expect(circuit.state).toBe("open");

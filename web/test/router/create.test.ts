@@ -1,4 +1,4 @@
-// Hybrid.create: what is wrong is found there, and what may yet come right is not held against it.
+// Hybrid.create: permanent errors are found there, and temporary ones are not errors.
 
 import { beforeEach, expect, test, vi } from "vitest";
 
@@ -19,7 +19,7 @@ const PROGRESS: LoadProgress = {
   totalKernels: 0,
 };
 
-/** What Engine.load was asked, and what it is to give. */
+/** What Engine.load was called with, and what it will return. */
 const loads: {
   readonly bundle: unknown;
   readonly options: LoadOptions;
@@ -87,7 +87,7 @@ test.each([
   ).rejects.toMatchObject({ code: "request_error", details });
 });
 
-test("a missing network is none where near may answer, and far is asked later", async () => {
+test("a missing network is not an error if near may answer, and far is asked later", async () => {
   const far = Object.assign(new FakeFar(), { reachable: false });
   const nf = await create(far, { retries: 0 });
   expect([nf.far, (await nf.chat.completions.create({ messages: MESSAGES })).route?.reason]).toEqual([
@@ -105,15 +105,17 @@ test("a missing network is none where near may answer, and far is asked later", 
   });
 });
 
+/** A fetch that never answers, and rejects when it is aborted. */
+const silent = (_: string, { signal }: RequestInit): Promise<Response> =>
+  new Promise((__, reject) =>
+    signal?.addEventListener("abort", () => {
+      reject(signal.reason as Error);
+    }),
+  );
+
 test("a silent far side does not delay an engine that is ready by more than a second, and answers later", async () => {
   const clock = new FakeClock();
   const far = new FakeFar();
-  const silent = (_: string, { signal }: RequestInit): Promise<Response> =>
-    new Promise((__, reject) =>
-      signal?.addEventListener("abort", () => {
-        reject(signal.reason as Error);
-      }),
-    );
   let isSilent = true;
   const fetch = (url: string, init: RequestInit): Promise<Response> =>
     isSilent ? silent(url, init) : far.fetch(url, init);
@@ -128,23 +130,17 @@ test("a silent far side does not delay an engine that is ready by more than a se
   expect(nf.far).toBeNull();
   isSilent = false;
   expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far" });
-  // The question that was left open ends by its own timeout, and nobody trips over it.
+  // The query that was left open ends by its own timeout, and its error is handled.
   await clock.pass(60_000);
 });
 
-test("a silent far side is waited for while the bundle loads, and a second longer", async () => {
+test("a silent far side delays creation while the bundle loads, and one second longer", async () => {
   const clock = new FakeClock();
-  const fetch = (_: string, { signal }: RequestInit): Promise<Response> =>
-    new Promise((__, reject) =>
-      signal?.addEventListener("abort", () => {
-        reject(signal.reason as Error);
-      }),
-    );
   let created = false;
   const creating = create(
     new FakeFar(),
     { timeouts: { far_first_token_ms: 20_000 } },
-    { clock, fetch, near: "./bundle/" },
+    { clock, fetch: silent, near: "./bundle/" },
   ).then((nf) => {
     created = true;
     return nf;
@@ -168,7 +164,7 @@ test("far answers on a page without crypto.randomUUID, as over http", async () =
   });
 });
 
-test("a server that proves to be another later fails as far does, and near answers", async () => {
+test("a server that turns out to be another one fails like any far side, and near answers", async () => {
   const far = Object.assign(new FakeFar(), { reachable: false });
   const nf = await create(far, {});
   Object.assign(far, { reachable: true, about: { api_version: 2, models: [] } });
@@ -179,16 +175,16 @@ test("a server that proves to be another later fails as far does, and near answe
 });
 
 test("far answers while a bundle loads, near once it is there, and closing frees it", async () => {
-  const told: string[] = [];
+  const phases: string[] = [];
   const nf = await create(
     new FakeFar(),
     { mode: "prefer-near" },
-    { near: "./bundle/", load: { onProgress: ({ phase }) => told.push(phase) } },
+    { near: "./bundle/", load: { onProgress: ({ phase }) => phases.push(phase) } },
   );
   await turns();
   expect([loads.length, loads[0]?.bundle, nf.near.state]).toEqual([1, "./bundle/", "loading"]);
   loads[0]?.options.onProgress?.(PROGRESS);
-  expect([nf.near.progress, told]).toEqual([PROGRESS, ["download"]]);
+  expect([nf.near.progress, phases]).toEqual([PROGRESS, ["download"]]);
   expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
     side: "far",
     reason: "near_unavailable",
@@ -204,7 +200,7 @@ test("far answers while a bundle loads, near once it is there, and closing frees
   expect([nf.near.state, destroyed]).toEqual(["none", 1]);
 });
 
-test("what only near may answer waits for the bundle, or for its own signal", async () => {
+test("a request that only near may answer waits for the bundle, or for its own signal", async () => {
   const far = new FakeFar();
   const nf = await create(far, {}, { near: "./bundle/" });
   const private_ = nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] });
@@ -219,7 +215,7 @@ test("what only near may answer waits for the bundle, or for its own signal", as
   expect(far.chats).toEqual([]);
 });
 
-test("a bundle that cannot be loaded leaves far, and says why to what may not leave", async () => {
+test("if a bundle cannot be loaded, far answers, and private requests get the reason", async () => {
   const nf = await create(new FakeFar(), { mode: "prefer-near" }, { near: "./bundle/" });
   await turns();
   loads[0]?.reject(new BundleError("no manifest"));
@@ -231,7 +227,7 @@ test("a bundle that cannot be loaded leaves far, and says why to what may not le
   await expect(nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] })).rejects.toThrow(/no manifest/);
 });
 
-test("the promise of an engine is waited for, and its engine is not freed with the router", async () => {
+test("a promised engine is awaited, and not freed with the router", async () => {
   let destroyed = 0;
   const engine = { ...near({ text: "near by" }).engine, destroy: () => destroyed++ };
   let give: (engine: EngineApi) => void = () => undefined;
@@ -252,7 +248,7 @@ test("the promise of an engine is waited for, and its engine is not freed with t
   expect([loads.length, nf.near.state, destroyed]).toEqual([0, "none", 0]);
 });
 
-test("an engine that does not come leaves far, and says why to what may not leave", async () => {
+test("if a promised engine fails, far answers, and private requests get the reason", async () => {
   const nf = await create(
     new FakeFar(),
     { mode: "prefer-near" },
@@ -265,14 +261,14 @@ test("an engine that does not come leaves far, and says why to what may not leav
   await expect(nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] })).rejects.toThrow(/no manifest/);
 });
 
-test("where near alone may answer creation waits for the bundle, and throws what loading throws", async () => {
+test("if only near may answer, creation waits for the bundle, and throws its error", async () => {
   const creating = create(new FakeFar(), { mode: "near-only" }, { near: "./bundle/" });
   await turns();
   loads[0]?.reject(new BundleError("no manifest"));
   await expect(creating).rejects.toMatchObject({ code: "bundle_error" });
 });
 
-test("closing before the bundle is there ends its load", async () => {
+test("closing before the bundle is loaded ends its load", async () => {
   const nf = await create(new FakeFar(), {}, { near: "./bundle/" });
   await turns();
   nf.close();

@@ -1,4 +1,4 @@
-// The decision: the cases that both languages have in common, and what holds of any situation.
+// The decision: the cases that both languages share, and properties of any situation.
 
 import fc from "fast-check";
 import { expect, test } from "vitest";
@@ -11,7 +11,7 @@ import type { Situation } from "../../src/router/decision/situation.js";
 import { UNKNOWN_SPEED, speedAfter } from "../../src/router/decision/speed.js";
 import { VECTORS, situationOf } from "./cases.js";
 
-/** That every number, and every null, is as expected to 1e-9. */
+/** Requires every number, and every null, to be as expected to 1e-9. */
 function expectNumbers(
   found: Readonly<Record<string, unknown>>,
   expected: Readonly<Record<string, number | null>>,
@@ -56,7 +56,7 @@ test.each(VECTORS.speeds)("speed: $name", ({ finished, speed }) => {
   expectNumbers({ ...finished.reduce(speedAfter, UNKNOWN_SPEED) }, { ...speed });
 });
 
-test("a parsed policy is parsed again to itself", () => {
+test("parsing a parsed policy again changes nothing", () => {
   for (const { policy, decision } of VECTORS.cases) {
     if (decision === undefined) continue;
     const once = parsePolicy(policy);
@@ -116,7 +116,7 @@ const situations: fc.Arbitrary<Situation> = fc.record({
   near_signals: fc.constant(null),
 });
 
-test("every situation is decided, and what is private never goes far", () => {
+test("every situation is decided, and private requests never go far", () => {
   fc.assert(
     fc.property(fc.constantFrom(...POLICIES), situations, (policy, situation) => {
       const bears = [...situation.labels, ...situation.messages.flatMap((message) => message.labels)];
@@ -126,8 +126,8 @@ test("every situation is decided, and what is private never goes far", () => {
         return;
       }
       const { side, private: isPrivate } = decide(policy, situation);
-      const said = [...situation.messages.map(({ content }) => content), ...situation.texts];
-      const found = policy.private.patterns.length > 0 && said.some((part) => /[0-9]{3}/.test(part));
+      const allTexts = [...situation.messages.map(({ content }) => content), ...situation.texts];
+      const found = policy.private.patterns.length > 0 && allTexts.some((part) => /[0-9]{3}/.test(part));
       if (found || bears.some((label) => policy.private.labels.includes(label))) expect(isPrivate).toBe(true);
       if (isPrivate || policy.mode === "near-only") expect(side).not.toBe("far");
       if (side === "near") expect(situation.near.available && situation.near.circuit !== "open").toBe(true);

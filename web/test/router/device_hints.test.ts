@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import { platformDevice } from "../../src/router/decision/device_hints.js";
 
-test("the battery and the network are told where the browser tells them", async () => {
+test("the battery and the network are reported if the browser reports them", async () => {
   const battery = { level: 0.4, charging: false };
   expect(await platformDevice({ onLine: false, getBattery: () => Promise.resolve(battery) }).read()).toEqual({
     online: false,

@@ -1,4 +1,4 @@
-// A WebSocket whose server is the test: what a client sends is kept and answered.
+// A WebSocket whose server is the test: it records what a client sends, and answers.
 
 import type { SocketLike } from "../../src/router/sides/verify_socket.js";
 
@@ -49,7 +49,7 @@ export abstract class FakeSocket implements SocketLike {
     this.onmessage?.({ data: typeof message === "string" ? message : JSON.stringify(message) });
   }
 
-  /** As the server does: why, then a close with the status. */
+  /** As the server does: the reason, then a close with the status. */
   protected refuse(code: string, status: number): void {
     this.say({ type: "error", error: { message: code, type: "invalid_request_error", code } });
     this.onclose?.({ code: 4000 + status });

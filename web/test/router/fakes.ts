@@ -1,5 +1,5 @@
-// What the router is tried on: a clock that goes when it is told to, a far server that remembers every byte and breaks as a script says, and engines
-// that say what they are told to.
+// Fakes for the router's tests: a clock that only tests advance, a far server that records every byte and fails by a
+// script, and engines with scripted answers.
 
 import type { EngineApi } from "../../src/api/engine_api.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
@@ -11,7 +11,7 @@ export class FakeClock implements Clock {
   #now = 0;
   readonly #timers = new Set<{ readonly at: number; readonly then: () => void }>();
 
-  /** What every look at the clock takes. */
+  /** The time that every look at the clock takes. */
   stride = 0;
 
   now(): number {
@@ -30,7 +30,7 @@ export class FakeClock implements Clock {
     };
   }
 
-  /** Lets time pass, and what waits for it happen. */
+  /** Lets time pass and runs the timers that become due. */
   async pass(milliseconds: number): Promise<void> {
     const until = this.#now + milliseconds;
     for (;;) {
@@ -46,12 +46,15 @@ export class FakeClock implements Clock {
   }
 }
 
-/** Turns of the event loop: what has been started gets as far as it can without time. */
+/** Turns of the event loop: everything that was started runs as far as it can without time. */
 export async function turns(count = 30): Promise<void> {
   for (let turn = 0; turn < count; turn++) await new Promise((resolve) => setImmediate(resolve));
 }
 
-/** How the far server answers a chat. ``then`` comes after the texts: the end, a broken connection, or nothing at all. ``data``: events as they are sent instead. */
+/**
+ * How the far server answers a chat. ``then`` follows the texts: the end, a broken connection, or nothing at all.
+ * ``data``: raw events to send instead.
+ */
 export type FarScript =
   | {
       readonly texts?: readonly string[];
@@ -84,15 +87,15 @@ export class FakeFar {
     models: [{ id: "big", context: 4096, tokenizer_sha256: null, vocab_size: 512, tools: true, verify: false }],
   };
   key: string | null = null;
-  /** Of any chat's prompt. */
+  /** The token ids of any chat's prompt. */
   promptIds: readonly number[] = [1, 2, 3];
-  /** Of its good answers. */
+  /** The headers of its successful answers. */
   headers: Readonly<Record<string, string>> = {};
 
-  /** Chats are answered in turn; the last script again and again. */
+  /** Chats are answered in turn, and by the last script from then on. */
   constructor(private readonly scripts: readonly FarScript[] = [{ texts: ["far", " away"] }]) {}
 
-  /** All that ever left, as one text. */
+  /** All requests as one text. */
   get sent(): string {
     return JSON.stringify(this.requests);
   }
@@ -162,10 +165,10 @@ function stream(
   signal: AbortSignal,
 ): ReadableStream<Uint8Array> {
   const head = { id: "chatcmpl-far", object: "chat.completion.chunk", created: 1, model: "theirs" };
-  const said = (delta: { readonly content?: string }) => (plain ? { text: delta.content ?? "" } : { delta });
+  const fieldsOf = (delta: { readonly content?: string }) => (plain ? { text: delta.content ?? "" } : { delta });
   const choice = (delta: object, end: string | null = null): object => ({
     ...head,
-    choices: [{ index: 0, ...said(delta), finish_reason: end }],
+    choices: [{ index: 0, ...fieldsOf(delta), finish_reason: end }],
   });
   const counted = usage ?? { prompt_tokens: 20, completion_tokens: deltas.length };
   const values = [
@@ -204,9 +207,9 @@ function stream(
 /** How the engine answers: tokens with their log-probabilities; then the end, an error, or nothing. */
 export interface NearScript {
   readonly text: string;
-  /** Of each byte's token, the last one for all that follow; -0.1 where it is not given. */
+  /** One for each byte's token; the last one applies to all later tokens. Default: -0.1. */
   readonly logprobs?: readonly number[];
-  /** What is told of the prompt where it is asked for; nothing where it is not given. */
+  /** The prompt's log-probabilities, if they are requested. Default: none. */
   readonly promptLogprobs?: readonly number[];
   readonly then?: "end" | "hang" | Error;
 }
@@ -284,7 +287,7 @@ export class MemoryLedger implements Ledger {
   }
 }
 
-/** An engine that ought to be held to a grammar, and is not. */
+/** An engine whose grammar constrains nothing. */
 export function lawless(...scripts: readonly NearScript[]): EngineApi {
   const grammar = {
     constraint: () =>

@@ -1,4 +1,4 @@
-// The far side by itself: what each kind of server is sent, and what is made of what it says.
+// The far side by itself: what each kind of server gets, and how its responses are read.
 
 import type { Server, ServerResponse } from "node:http";
 import { createServer } from "node:http";
@@ -16,11 +16,11 @@ import { FAR, FakeClock, FakeFar } from "./fakes.js";
 const MESSAGES = [{ role: "user" as const, content: "hello" }];
 const SIGNAL = new AbortController().signal;
 
-async function asked(dialect: Dialect, params: Partial<PlainParams>, scripts?: readonly FarScript[]) {
+async function exchange(dialect: Dialect, params: Partial<PlainParams>, scripts?: readonly FarScript[]) {
   const far = new FakeFar(scripts);
   const side = new FarSide({ baseURL: FAR, dialect }, far.fetch, new FakeClock());
   const chunks = [];
-  for await (const chunk of side.ask({
+  for await (const chunk of side.answer({
     params: { messages: MESSAGES, ...params },
     from: null,
     logprobs: null,
@@ -46,7 +46,7 @@ test.each<[Dialect, Partial<PlainParams>, object]>([
   ],
   ["vllm", { continue_final_message: true }, { continue_final_message: true, add_generation_prompt: false }],
 ])("a server of dialect %s gets %j under its own names", async (dialect, params, rest) => {
-  const { body, requests } = await asked(dialect, params);
+  const { body, requests } = await exchange(dialect, params);
   expect(body).toEqual({ ...PLAIN, ...rest });
   expect(requests[0]?.url).toBe(
     dialect === "nearfar" ? "http://far.test/v1/nearfar/about" : "http://far.test/v1/models",
@@ -73,7 +73,7 @@ test("a redirect is not followed: nothing reaches its target", async () => {
   });
   try {
     const side = new FarSide({ baseURL: urlOf(redirecting) }, globalThis.fetch, new FakeClock());
-    const asking = side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL }).next();
+    const asking = side.answer({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL }).next();
     await expect(asking).rejects.toMatchObject({
       code: "unavailable",
       message: expect.stringContaining("answers with a redirect, which is not followed") as string,
@@ -86,19 +86,19 @@ test("a redirect is not followed: nothing reaches its target", async () => {
   }
 });
 
-test("what a page sees of a redirect is told as one", async () => {
+test("an opaque redirect response is reported as a redirect", async () => {
   // A page's fetch gives an opaque response, whose status is 0.
   const opaque = { ok: false, status: 0, type: "opaqueredirect", headers: new Headers() } as Response;
   const side = new FarSide({ baseURL: FAR }, () => Promise.resolve(opaque), new FakeClock());
   await expect(side.reach(SIGNAL)).rejects.toThrow("answers with a redirect");
 });
 
-test("an extension that the server lacks is refused before it is asked", async () => {
-  await expect(asked("openai", { top_k: 5 })).rejects.toMatchObject({ code: "request_error", param: "top_k" });
+test("an extension that the server lacks is an error before the request is sent", async () => {
+  await expect(exchange("openai", { top_k: 5 })).rejects.toMatchObject({ code: "request_error", param: "top_k" });
 });
 
-test("what other servers write otherwise comes in OpenAI's form", async () => {
-  const { chunks } = await asked("openai", {}, [
+test("other servers' forms become OpenAI's form", async () => {
+  const { chunks } = await exchange("openai", {}, [
     {
       deltas: [{ role: "model", content: "a", tool_calls: null }],
       finish: "eos_token",
@@ -120,13 +120,18 @@ test("what other servers write otherwise comes in OpenAI's form", async () => {
   });
 });
 
-test("what the server last told of its queue holds for 30 s", async () => {
+test("the server's last report of its queue is valid for 30 s", async () => {
   const far = new FakeFar();
   const clock = new FakeClock();
   const side = new FarSide({ baseURL: FAR }, far.fetch, clock);
   const ask = async (queue?: string): Promise<number> => {
     far.headers = queue === undefined ? {} : { "X-Nearfar-Queue-Ms": queue };
-    for await (const chunk of side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL }))
+    for await (const chunk of side.answer({
+      params: { messages: MESSAGES },
+      from: null,
+      logprobs: null,
+      signal: SIGNAL,
+    }))
       expect(chunk.model).toBe("big");
     return side.queueSeconds;
   };
@@ -146,18 +151,18 @@ test("what the server last told of its queue holds for 30 s", async () => {
 test.each([
   ['{"message":"too many","type":"rate_limit_error"}', 429],
   ['{"message":"shutting down","type":"server_error","code":"unavailable"}', 503],
-])("an error in the middle of a stream is one of ours: %s", async (said, status) => {
+])("an error in the middle of a stream becomes one of ours: %s", async (error, status) => {
   const far = new FakeFar();
   const fetch = (url: string, init: RequestInit): Promise<Response> =>
     url.endsWith("completions")
-      ? Promise.resolve(new Response(`: keep-alive\n\ndata: {"error":${said}}\n\n`))
+      ? Promise.resolve(new Response(`: keep-alive\n\ndata: {"error":${error}}\n\n`))
       : far.fetch(url, init);
   const side = new FarSide({ baseURL: FAR }, fetch, new FakeClock());
-  const chunks = side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL });
+  const chunks = side.answer({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL });
   await expect(chunks.next()).rejects.toMatchObject({ code: "unavailable", details: { status, retryable: true } });
 });
 
-test("events come whole however their bytes are cut, and what the end cuts short is left out", async () => {
+test("events are complete however their bytes are cut, and an event cut off by the end is left out", async () => {
   const bytes = new TextEncoder().encode(
     ": hi\r\ndata: ä\u2028b\r\n\r\n: keep-alive\n\nevent: x\ndata:1\ndata: 2\n\ndata: cut",
   );

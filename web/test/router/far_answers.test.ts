@@ -1,4 +1,5 @@
-// A far side that filters, talks on, or sends nonsense: an end is an end, and near takes over from a failure.
+// A far side that filters, continues after its end, or sends invalid responses: an end is an end, and near takes over
+// from a failure.
 
 import { readFileSync } from "node:fs";
 
@@ -7,11 +8,11 @@ import { expect, test } from "vitest";
 import type { FarScript } from "./fakes.js";
 import { MESSAGES, setUp } from "./hybrid_set_up.js";
 
-const said = (content: string, finish_reason: string | null = null, index = 0): string =>
+const chunkOf = (content: string, finish_reason: string | null = null, index = 0): string =>
   JSON.stringify({ id: "c", created: 1, choices: [{ index, delta: { content }, finish_reason }] });
 const usage = (completion_tokens: number): string =>
   JSON.stringify({ id: "c", created: 1, choices: [], usage: { prompt_tokens: 3, completion_tokens } });
-const FILTERED = [said("one "), said("", "content_filter")];
+const FILTERED = [chunkOf("one "), chunkOf("", "content_filter")];
 const DEEP = `${"[".repeat(100_000)}${"]".repeat(100_000)}`;
 
 async function answer(script: FarScript, params: object = {}, dialect: "openai" | "nearfar" = "nearfar") {
@@ -33,13 +34,13 @@ test.each<[string, FarScript]>([
   ["and breaks off", { data: FILTERED, then: "break" }],
   ["and fails", { data: [...FILTERED, '{"error":{"message":"filtered","code":500}}'] }],
   ["and hangs", { data: FILTERED, then: "hang" }],
-  ["and talks on", { data: [...FILTERED, ...Array.from({ length: 40 }, () => said("more"))], then: "hang" }],
+  ["and talks on", { data: [...FILTERED, ...Array.from({ length: 40 }, () => chunkOf("more"))], then: "hang" }],
 ])("near does not continue the text of a far side that filters it %s", async (_, script) => {
   expect(await answer(script)).toEqual({ text: "one ", end: "content_filter", side: "far", reason: "prefer", near: 0 });
 });
 
 test("near does not answer what far filtered before its first token", async () => {
-  expect(await answer({ data: [said("", "content_filter")], then: "hang" })).toMatchObject({
+  expect(await answer({ data: [chunkOf("", "content_filter")], then: "hang" })).toMatchObject({
     text: "",
     end: "content_filter",
     side: "far",
@@ -49,25 +50,25 @@ test("near does not answer what far filtered before its first token", async () =
 
 test.each<[string, string[], object, "openai" | "nearfar", string, string]>([
   [
-    "choices that nobody asked for",
-    [said("a"), said("b", null, 1), said("", "stop"), said("c", "stop", 1)],
+    "choices that were not requested",
+    [chunkOf("a"), chunkOf("b", null, 1), chunkOf("", "stop"), chunkOf("c", "stop", 1)],
     {},
     "nearfar",
     "a",
     "stop",
   ],
-  ["text after the end", [said("a", "stop"), said("b"), usage(1)], {}, "nearfar", "a", "stop"],
+  ["text after the end", [chunkOf("a", "stop"), chunkOf("b"), usage(1)], {}, "nearfar", "a", "stop"],
   [
     "one token beyond the limit",
-    ["a", "b", "c"].map((text) => said(text)).concat(said("", "stop"), usage(3)),
+    ["a", "b", "c"].map((text) => chunkOf(text)).concat(chunkOf("", "stop"), usage(3)),
     { max_tokens: 2 },
     "nearfar",
     "ab",
     "length",
   ],
   [
-    "one token beyond the limit that nobody counts",
-    ["a", "b", "c"].map((text) => said(text)).concat(said("", "stop")),
+    "one token beyond the limit without a usage",
+    ["a", "b", "c"].map((text) => chunkOf(text)).concat(chunkOf("", "stop")),
     { max_tokens: 2 },
     "nearfar",
     "ab",
@@ -75,7 +76,7 @@ test.each<[string, string[], object, "openai" | "nearfar", string, string]>([
   ],
   [
     "many tokens beyond the limit",
-    ["a", "b", "c", "d", "e"].map((text) => said(text)).concat(usage(1)),
+    ["a", "b", "c", "d", "e"].map((text) => chunkOf(text)).concat(usage(1)),
     { max_tokens: 2 },
     "nearfar",
     "ab",
@@ -86,7 +87,7 @@ test.each<[string, string[], object, "openai" | "nearfar", string, string]>([
 });
 
 test("a piece that was held back belongs to the answer, and so do pieces of tokens", async () => {
-  const data = ["a", "b", "c"].map((text) => said(text)).concat(said("", "stop"));
+  const data = ["a", "b", "c"].map((text) => chunkOf(text)).concat(chunkOf("", "stop"));
   expect(await answer({ data: [...data, usage(2)] }, { max_tokens: 2 })).toMatchObject({ text: "abc", end: "stop" });
   expect(await answer({ data }, { max_tokens: 2 }, "openai")).toMatchObject({ text: "abc", end: "stop" });
 });
@@ -111,9 +112,9 @@ test.each<[string, FarScript]>([
   expect(await answer(script)).toMatchObject({ text: "near by", end: "stop", side: "near", reason: "far_failed" });
 });
 
-test("near goes on where nonsense follows a text, and whole surrogate pairs are text", async () => {
+test("near continues if an invalid chunk follows a text, and complete surrogate pairs are text", async () => {
   expect(
-    await answer({ data: [said("near "), '{"choices":[{"index":0,"delta":{"content":"\\ud800"}}]}'] }),
+    await answer({ data: [chunkOf("near "), '{"choices":[{"index":0,"delta":{"content":"\\ud800"}}]}'] }),
   ).toMatchObject({ side: "near", reason: "far_failed" });
   expect(
     await answer({
@@ -140,8 +141,8 @@ test.each(BOUNDS)(
   "an answer is cut at max_tokens, whatever its length claims to be: $name",
   async ({ limit, counts_pieces, pieces, counted, text, finish_reason }) => {
     const data = [
-      ...pieces.map((piece) => said(piece)),
-      said("", "stop"),
+      ...pieces.map((piece) => chunkOf(piece)),
+      chunkOf("", "stop"),
       ...(counted === null ? [] : [usage(counted)]),
     ];
     expect(await answer({ data }, { max_tokens: limit }, counts_pieces ? "nearfar" : "openai")).toMatchObject({

@@ -1,4 +1,4 @@
-// Hybrid as a page uses it: who answers, what becomes of an answer whose side breaks, and what never leaves.
+// Hybrid as a page uses it: who answers, what happens if a side fails, and what never leaves the device.
 
 import { describe, expect, test, vi } from "vitest";
 
@@ -9,7 +9,7 @@ import type { NearScript } from "./fakes.js";
 import { FakeFar, lawless, near, turns } from "./fakes.js";
 import { MESSAGES, QUESTION, SURE, read, setUp, shown } from "./hybrid_set_up.js";
 
-/** Sure of its first three tokens, and of none after them. */
+/** Sure of its first three tokens, but not of those after them. */
 const LOST: NearScript = { text: "abcdefgh", logprobs: [-0.1, -0.1, -0.1, -9] };
 const BY_FIRST_TOKENS = {
   version: 1,
@@ -60,7 +60,7 @@ describe("who answers", () => {
     expect(new Set(chunks.map(({ id }) => id)).size).toBe(1);
   });
 
-  test("near-only never asks the server anything, and far-only has no use for an engine", async () => {
+  test("near-only never sends anything to the server, and far-only needs no engine", async () => {
     const { nf, far } = await setUp({ policy: { mode: "near-only" } });
     expect((await nf.chat.completions.create({ messages: MESSAGES })).route?.reason).toBe("mode");
     expect(far.requests).toEqual([]);
@@ -70,7 +70,7 @@ describe("who answers", () => {
     );
   });
 
-  test("without a network near answers, and a request pinned to far is told so", async () => {
+  test("without a network near answers, and a request pinned to far gets an error", async () => {
     const { nf } = await setUp({ policy: { mode: "prefer-far" }, hints: { online: false } });
     expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
       side: "near",
@@ -109,7 +109,7 @@ describe("who answers", () => {
     });
   });
 
-  test("a request goes to a side that knows its language, which stays here", async () => {
+  test("a request goes to a side that knows its language, and the language is not sent", async () => {
     const { nf, far } = await setUp({ policy: { mode: "prefer-near", languages: { near: ["en", "fr"] } } });
     expect((await nf.chat.completions.create({ messages: MESSAGES, language: "fr" })).route).toMatchObject({
       side: "near",
@@ -122,7 +122,7 @@ describe("who answers", () => {
     expect(far.sent).not.toMatch(/language/);
   });
 
-  test("what was measured of earlier answers is in the scores", async () => {
+  test("measurements of earlier answers are in the scores", async () => {
     const { nf, clock } = await setUp({ policy: { mode: "prefer-far" } });
     const ask = async (content: string): Promise<Route["scores"] | undefined> =>
       (await nf.chat.completions.create({ messages: [{ role: "user", content }], max_tokens: 10 })).route?.scores;
@@ -140,7 +140,7 @@ describe("who answers", () => {
   });
 
   test.each(["near", "far"] as const)(
-    "what %s answered of a chat lately takes no time again, calls of tools too",
+    "the part of a chat that %s answered lately costs no time again, tool calls included",
     async (side) => {
       const call = {
         tool_calls: [{ index: 0, id: "call_1", type: "function", function: { name: "add", arguments: '{"a":1}' } }],
@@ -153,10 +153,10 @@ describe("who answers", () => {
       clock.stride = 1000;
       const answer = JSON.stringify((await ask(MESSAGES)).choices[0]?.message);
       clock.stride = 0;
-      const firstSeconds = async (said: string): Promise<number> => {
+      const firstSeconds = async (chat: string): Promise<number> => {
         const { route } = await ask([
           QUESTION,
-          JSON.parse(said) as ChatCompletionMessageParam,
+          JSON.parse(chat) as ChatCompletionMessageParam,
           { role: "user", content: "and 1 more?" },
         ]);
         expect(route?.side).toBe(side);
@@ -184,7 +184,7 @@ describe("who answers", () => {
     expect((await firstSeconds()) - before).toBeCloseTo(1.5, 9);
   });
 
-  test("what far waited in its queue is no part of its speed", async () => {
+  test("the wait in far's queue does not count towards its speed", async () => {
     const secondsAfter = async (queue: object) => {
       const { nf, clock } = await setUp({
         policy: { mode: "prefer-far" },
@@ -197,14 +197,14 @@ describe("who answers", () => {
         (await nf.chat.completions.create({ messages: MESSAGES })).route?.scores ?? {};
       return { first: first ?? NaN, later: (total ?? NaN) - (first ?? NaN) };
     };
-    const [untold, told] = [await secondsAfter({}), await secondsAfter({ queue_ms: 500 })];
+    const [unqueued, queued] = [await secondsAfter({}), await secondsAfter({ queue_ms: 500 })];
     // Half a second less for 20 tokens; this prompt has 33.
-    expect(untold.first - told.first).toBeCloseTo((0.5 * 33) / 20, 9);
-    expect(told.later).toBeCloseTo(untold.later, 9);
+    expect(unqueued.first - queued.first).toBeCloseTo((0.5 * 33) / 20, 9);
+    expect(queued.later).toBeCloseTo(unqueued.later, 9);
     expect((await secondsAfter({ queue_ms: 1e9 })).first).toBeNaN();
   });
 
-  test("tools go to the side that knows them, and count as part of the prompt", async () => {
+  test("tools go to the side that supports them, and count as part of the prompt", async () => {
     const tools = [{ type: "function", function: { name: "add" } }];
     const { engine } = near(SURE);
     const { nf, far } = await setUp({ near: { ...engine, info: { ...engine.info, tools: false } } });
@@ -213,20 +213,20 @@ describe("who answers", () => {
       reason: "tools",
     });
     expect(far.bodies[0]?.tools).toEqual(tools);
-    const asked: unknown[] = [];
+    const calls: unknown[] = [];
     const counting = {
       ...engine,
-      countTokens: (...args: readonly unknown[]) => Promise.resolve(asked.push(args) + 4999),
+      countTokens: (...args: readonly unknown[]) => Promise.resolve(calls.push(args) + 4999),
     };
     const other = await setUp({ near: counting });
     await expect(other.nf.chat.completions.create({ messages: MESSAGES, tools })).rejects.toMatchObject({
       code: "request_error",
       details: { code: "context" },
     });
-    expect(asked).toEqual([[MESSAGES, { continueFinalMessage: undefined, tools }]]);
+    expect(calls).toEqual([[MESSAGES, { continueFinalMessage: undefined, tools }]]);
   });
 
-  test("texts are searched once an answer", async () => {
+  test("texts are searched once per answer", async () => {
     const searched = vi.spyOn(PrivateCheck.prototype, "isPrivate");
     // The decision, the one with near's signals, and for each whether far may be asked too.
     const { nf } = await setUp({
@@ -237,7 +237,7 @@ describe("who answers", () => {
     searched.mockRestore();
   });
 
-  test("several answers at once are refused", async () => {
+  test("several answers in one request are an error", async () => {
     const { nf } = await setUp();
     await expect(nf.chat.completions.create({ messages: MESSAGES, n: 2 })).rejects.toMatchObject({
       code: "request_error",
@@ -245,7 +245,7 @@ describe("who answers", () => {
     });
   });
 
-  test("near's first tokens decide where the predictor reads them, and are not computed twice", async () => {
+  test("near's first tokens decide if the predictor reads them, and are not computed twice", async () => {
     const policy = { mode: "auto", quality: { predictor: BY_FIRST_TOKENS, threshold: 0.1 } };
     const sure = await setUp({ policy });
     expect(shown(await read(sure.nf))).toBe("near by");
@@ -283,7 +283,7 @@ describe("who answers", () => {
 });
 
 describe("when a side breaks", () => {
-  test("far dies in mid-answer, and near goes on from its text", async () => {
+  test("far fails in the middle of an answer, and near continues its text", async () => {
     const policy = { mode: "prefer-far", price: { prompt_usd_per_million: 1, completion_usd_per_million: 10 } };
     const { nf, source, ledger } = await setUp({
       policy,
@@ -302,11 +302,11 @@ describe("when a side breaks", () => {
     );
     // Two of the ten tokens were far's.
     expect(source.requests[0]?.maxTokens).toBe(8);
-    // It is paid for, as far as it came: 33 characters of a prompt are as many of this tokenizer's tokens.
+    // It is paid for as far as it arrived: 33 characters of a prompt are 33 tokens of this tokenizer.
     expect(ledger.spent).toEqual({ requests: 1, usd: (33 * 1 + 2 * 10) / 1e6 });
   });
 
-  test("near's device is lost, and far goes on from its text", async () => {
+  test("near's device is lost, and far continues its text", async () => {
     const { nf, far } = await setUp({
       scripts: [{ text: "near, ", then: new DeviceError("lost") }],
       far: [{ texts: ["then far"] }],
@@ -320,7 +320,7 @@ describe("when a side breaks", () => {
     });
   });
 
-  test("a server of OpenAI's routes only starts anew, and what near wrote is withdrawn", async () => {
+  test("a server of dialect openai starts over, and near's text is withdrawn", async () => {
     const { nf, far } = await setUp({
       scripts: [{ text: "near, ", then: new DeviceError("lost") }],
       dialect: "openai",
@@ -347,7 +347,7 @@ describe("when a side breaks", () => {
     expect(far.chats.length).toBe(2);
   });
 
-  test("a server with too much to do is asked again after the time that it asks for", async () => {
+  test("an overloaded server is asked again after the time that it asks for", async () => {
     const { nf, far, clock } = await setUp({
       policy: { mode: "prefer-far" },
       far: [{ status: 429, headers: { "Retry-After": "3" } }, { texts: ["far", " away"] }],
@@ -370,7 +370,51 @@ describe("when a side breaks", () => {
     expect(await whole).toMatchObject(result);
   });
 
-  test("a silent server is given up, and near answers", async () => {
+  const CONTEXT_FULL = {
+    status: 400,
+    error: { message: "the maximum context length is 128 tokens", code: "context_length_exceeded" },
+  };
+
+  test("the client gets the error of a far side whose context is full", async () => {
+    const { nf, far, source } = await setUp({
+      policy: { mode: "prefer-far", breaker: { failures: 1, open_ms: 60_000 } },
+      far: [CONTEXT_FULL],
+    });
+    // A full context does not open the circuit, so the second request reaches the server too.
+    for (let request = 0; request < 2; request++)
+      await expect(nf.chat.completions.create({ messages: MESSAGES })).rejects.toMatchObject({
+        code: "request_error",
+        message: "the maximum context length is 128 tokens",
+        details: { code: "context_length_exceeded" },
+      });
+    expect([far.chats.length, source.requests.length]).toEqual([2, 0]);
+  });
+
+  test.each(["continue", "restart"])(
+    "near finishes its answer if the far context is full after an escalation: %s",
+    async (then) => {
+      const { nf, far } = await setUp({
+        policy: { escalation: { ...WATCHED, then, warm: "never" } },
+        scripts: [LOST, { text: "EFGH" }],
+        far: [CONTEXT_FULL],
+      });
+      const whole = await nf.chat.completions.create({ messages: MESSAGES });
+      expect(whole.route).toMatchObject({ side: "near", reason: "prefer", switched_at: null });
+      expect(whole.choices[0]?.message.content).toBe("abcdEFGH");
+      expect(far.chats.length).toBe(1);
+    },
+  );
+
+  test("nothing is sent to a far side whose known context is too short", async () => {
+    const far = new FakeFar();
+    far.about = { api_version: 1, models: [{ id: "big", context: 64, tools: true }] };
+    const { nf } = await setUp({ policy: { mode: "prefer-far" }, far });
+    const whole = await nf.chat.completions.create({ messages: MESSAGES, max_tokens: 64 });
+    expect(whole.route).toMatchObject({ side: "near", reason: "context" });
+    expect(far.chats).toEqual([]);
+  });
+
+  test("near answers if the server stays silent", async () => {
     const { nf, far, clock } = await setUp({
       policy: { mode: "prefer-far", timeouts: { far_first_token_ms: 500 } },
       far: ["silent"],
@@ -381,7 +425,7 @@ describe("when a side breaks", () => {
     expect(far.chats[0]?.aborted).toBe(true);
   });
 
-  test("a server that stalls in mid-answer is left, and near goes on", async () => {
+  test("near continues if the server stalls in the middle of an answer", async () => {
     const { nf, clock } = await setUp({
       policy: { mode: "prefer-far", timeouts: { between_tokens_ms: 300 } },
       scripts: [{ text: " near" }],
@@ -406,14 +450,14 @@ describe("when a side breaks", () => {
     expect(source.running).toBe(0);
   });
 
-  test("a side that keeps failing is left alone, then tried with one request", async () => {
+  test("a side that keeps failing gets no requests for a while, then one trial request", async () => {
     const far = new FakeFar(["refused", "refused", { texts: ["far", " away"] }]);
     const { nf, clock } = await setUp({
       policy: { mode: "prefer-far", retries: 0, breaker: { failures: 2, open_ms: 1000 } },
       far,
     });
     const reasons = [];
-    for (let asked = 0; asked < 3; asked++)
+    for (let request = 0; request < 3; request++)
       reasons.push((await nf.chat.completions.create({ messages: MESSAGES })).route?.reason);
     expect([reasons, far.chats.length]).toEqual([["far_failed", "far_failed", "circuit_open"], 2]);
     await clock.pass(1000);
@@ -423,7 +467,7 @@ describe("when a side breaks", () => {
     });
   });
 
-  test("where both fail the error is the last one's", async () => {
+  test("if both fail, the error is that of the last one", async () => {
     const { nf } = await setUp({
       policy: { retries: 0 },
       scripts: [{ text: "", then: new DeviceError("lost") }],
@@ -436,7 +480,7 @@ describe("when a side breaks", () => {
     });
   });
 
-  test("after a part of a tool call nobody else goes on", async () => {
+  test("no side takes over after part of a tool call", async () => {
     const call = {
       tool_calls: [{ index: 0, id: "call_1", type: "function", function: { name: "add", arguments: '{"a":' } }],
     };
@@ -472,7 +516,7 @@ describe("when a side breaks", () => {
 });
 
 describe("escalation", () => {
-  test("an answer that goes astray goes on with far, from its text", async () => {
+  test("far continues the text of an answer that goes wrong", async () => {
     const { nf, far, source } = await setUp({
       policy: { escalation: WATCHED },
       scripts: [LOST],
@@ -486,15 +530,15 @@ describe("escalation", () => {
       { side: "far", reason: "escalated_logprob", at: 4 },
     ]);
     expect(far.bodies[0]?.messages?.at(-1)).toEqual({ role: "assistant", content: "abcd" });
-    // What the watch read is not the caller's.
+    // The log-probabilities that the watch read are not the caller's.
     expect(chunks.every(({ choices }) => (choices[0]?.logprobs ?? null) === null)).toBe(true);
-    // Far's prompt has near's four tokens, which are the answer's.
+    // Far's prompt contains near's four tokens, which belong to the answer.
     expect(chunks.at(-1)?.usage).toEqual({ prompt_tokens: 16, completion_tokens: 6, total_tokens: 22 });
     await turns();
     expect(source.running).toBe(0);
   });
 
-  test("a server of the same tokenizer goes on from near's very tokens", async () => {
+  test("a server with the same tokenizer continues from near's own tokens", async () => {
     const far = new FakeFar([{ texts: ["…", "far"] }]);
     const about = {
       api_version: 1,
@@ -522,7 +566,7 @@ describe("escalation", () => {
     });
   });
 
-  test("with restart far starts anew, and the whole answer has nothing of near's", async () => {
+  test("with restart far starts over, and the complete answer has nothing of near's", async () => {
     const { nf, far } = await setUp({ policy: { escalation: { ...WATCHED, then: "restart" } }, scripts: [LOST] });
     const whole = await nf.chat.completions.create({ messages: MESSAGES });
     expect(whole.choices[0]?.message.content).toBe("far away");
@@ -530,7 +574,7 @@ describe("escalation", () => {
     expect(far.bodies[0]?.messages).toEqual(MESSAGES);
   });
 
-  test("where far then fails near goes on with its own answer", async () => {
+  test("if far then fails, near goes on with its own answer", async () => {
     const { nf } = await setUp({
       policy: { escalation: WATCHED, retries: 0 },
       scripts: [LOST, { text: "ij" }],
@@ -540,7 +584,7 @@ describe("escalation", () => {
     expect([whole.choices[0]?.message.content, whole.route?.side]).toEqual(["abcdij", "near"]);
   });
 
-  test("an answer that is not the JSON that was asked for is given again by far, from its start", async () => {
+  test("far answers again from the start if near's answer is not the requested JSON", async () => {
     const { nf, far } = await setUp({
       policy: { escalation: WATCHED },
       near: lawless({ text: "no JSON" }),
@@ -552,7 +596,7 @@ describe("escalation", () => {
     expect(far.bodies[0]).not.toHaveProperty("continue_final_message");
   });
 
-  test("the caller's own log-probabilities are given, with as many alternatives as were asked for", async () => {
+  test("the caller gets the requested log-probabilities, with the requested number of alternatives", async () => {
     const { nf } = await setUp({ policy: { escalation: { ...WATCHED, max_mean_entropy: 9 } } });
     const whole = await nf.chat.completions.create({ messages: MESSAGES, logprobs: true });
     expect(
@@ -619,7 +663,7 @@ describe("what is private", () => {
       },
     ],
     ["a number in a schema", { tools: [tool], tool_choice: "none" }],
-  ])("%s: nothing of it leaves, whatever breaks", async (_, params) => {
+  ])("%s: nothing private leaves, whatever fails", async (_, params) => {
     for (const scripts of [[SURE], broken]) {
       const { nf, far, clock } = await setUp({
         policy: { ...policy, mode: "prefer-near", timeouts: { hedge_after_ms: 1 } },
@@ -638,7 +682,7 @@ describe("what is private", () => {
     }
   });
 
-  test("what near writes itself is held back too: far does not go on from a private text", async () => {
+  test("near's own private text does not leave: far does not continue it", async () => {
     const { nf, far } = await setUp({
       policy: { ...policy, mode: "prefer-near" },
       scripts: [{ text: "078-05-1120 ", then: new DeviceError("lost") }],
@@ -650,7 +694,7 @@ describe("what is private", () => {
     expect([far.chats.length, far.sent.includes("078")]).toEqual([0, false]);
   });
 
-  test("what near completes of a beginning that the client wrote is held back", async () => {
+  test("private text that near completed from the client's beginning does not leave", async () => {
     const { nf, far } = await setUp({
       policy: { ...policy, mode: "prefer-near" },
       scripts: [{ text: "1120 ", then: new DeviceError("lost") }],
@@ -662,7 +706,7 @@ describe("what is private", () => {
     expect(far.chats).toEqual([]);
   });
 
-  test("labels and pins never leave with what may leave, and neither do cookies", async () => {
+  test("labels, pins and cookies are never sent", async () => {
     const { nf, far } = await setUp({ policy });
     await nf.chat.completions.create({
       messages: [{ ...QUESTION, labels: ["work"] }],
@@ -677,7 +721,7 @@ describe("what is private", () => {
     expect(far.chats[0]?.headers).toEqual({ "Content-Type": "application/json", Authorization: "Bearer secret" });
   });
 
-  test("a private request that is pinned to far is refused, and a label that nobody knows as well", async () => {
+  test("a private request pinned to far is an error, and so is an unknown label", async () => {
     const { nf } = await setUp({ policy });
     await expect(
       nf.chat.completions.create({ messages: MESSAGES, labels: ["private"], pin: "far" }),

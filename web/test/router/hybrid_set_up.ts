@@ -53,7 +53,7 @@ export async function read(nf: Hybrid, rest: object = {}): Promise<ChatCompletio
   return chunks;
 }
 
-/** The text of a stream, as a page shows it: what a restart withdraws goes. */
+/** The text of a stream as a page shows it, without the text that a restart withdraws. */
 export function shown(chunks: readonly ChatCompletionChunk[]): string {
   let text = "";
   for (const { choices, route } of chunks) {

@@ -1,4 +1,4 @@
-// Patterns: they find what native engines find, in linear time, and those that would be too large are refused.
+// Patterns: they match what native engines match, in linear time, and patterns that would be too large are errors.
 
 import fc from "fast-check";
 import { expect, test } from "vitest";
@@ -6,7 +6,7 @@ import { expect, test } from "vitest";
 import { compilePattern } from "../../src/router/decision/pattern.js";
 import { PrivateCheck } from "../../src/router/decision/privacy.js";
 
-/** A pattern, and the regular expression that says the same of texts with boundaries: JavaScript's own. */
+/** A pattern, and the equivalent JavaScript regular expression for texts with boundaries. */
 interface Expression {
   readonly pattern: string;
   readonly across: string;
@@ -61,7 +61,7 @@ test("a pattern finds what the native engine finds, with boundaries and without"
 });
 
 const LONG = 100_000;
-/** No two places look alike, so a search meets ever new sets of states. */
+/** No two parts of the text are alike, so a search always meets new sets of states. */
 const RANDOM = Array.from({ length: LONG }, (_, index) =>
   Math.imul(index ^ (index >>> 3), 0x9e3779b1) < 0 ? "a" : "b",
 ).join("");
@@ -78,23 +78,23 @@ test.each([
   const start = process.cpuUsage();
   check.matches(text);
   const { user } = process.cpuUsage(start);
-  // Of the processor's time; a backtracking engine takes minutes, or years.
+  // In processor time; a backtracking engine takes minutes or years.
   expect(user).toBeLessThan(5_000_000);
 });
 
-test("nested loops are decided, not given up", () => {
+test("nested loops are searched completely", () => {
   const check = PrivateCheck.of({ labels: [], patterns: ["(a+)+$"], ignore_case: false });
   expect([check.matches(`${"a".repeat(LONG)}b`), check.matches("a".repeat(LONG))]).toEqual([false, true]);
 });
 
-test("a search that needs too many visits finds its text private", () => {
+test("a text is private if its search needs too many visits", () => {
   const texts = Array.from({ length: 3 }, () => RANDOM);
   expect(PrivateCheck.of({ labels: [], patterns: ["a.{0,490}c"], ignore_case: false }).matches(...texts)).toBe(true);
 });
 
-test("a pattern of too many states is refused with the limit", () => {
+test("the error of a pattern with too many states names the limit", () => {
   expect(compilePattern("a{1000}", false).test("a".repeat(1000))).toBe(true);
   expect(() => compilePattern("a{1000}b", false)).toThrow(
-    'the pattern "a{1000}b" needs more than 1000 states; make it shorter, or its counts smaller',
+    'the pattern "a{1000}b" needs more than 1000 states; shorten it or reduce its counts',
   );
 });

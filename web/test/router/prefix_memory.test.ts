@@ -25,6 +25,6 @@ const { cases } = JSON.parse(
 
 test.each(cases)("conformance: $name", ({ remembered, messages, now, share }) => {
   const memory = new PrefixMemory();
-  for (const { messages: asked, answer, now: at } of remembered) memory.remember(asked, answer, at);
+  for (const { messages: earlier, answer, now: at } of remembered) memory.remember(earlier, answer, at);
   expect(memory.cachedShare(messages, now)).toBe(share);
 });

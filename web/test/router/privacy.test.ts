@@ -1,4 +1,4 @@
-// What is private stays private, however it is split into parts and whatever nobody sees stands in it.
+// Private texts stay private, however they are split into parts and whatever invisible characters they contain.
 
 import { readFileSync } from "node:fs";
 
@@ -45,16 +45,16 @@ const FOUND = [
   "\\u0031\\u00323-45-6789",
   "e\u0301te\u0301",
 ];
-/** Every one of these, of all planes. */
+/** All such characters of all planes. */
 const IGNORABLE = Array.from({ length: 0x110000 }, (_, point) => String.fromCodePoint(point)).filter((character) =>
   /[\p{DI}\p{Cf}\u2800]|(?![\t-\r\x85])\p{Cc}/u.test(character),
 );
 
-test("no split and nothing ignorable makes a private text public", () => {
+test("neither splits nor ignorable characters make a private text public", () => {
   const others = fc.array(fc.string({ unit: fc.constantFrom(...Array.from("a1 -.\u00e9\n")), maxLength: 4 }), {
     maxLength: 3,
   });
-  // After each character: whether a part ends there, and what stands there that nobody sees.
+  // After each character: whether a part ends there, and which invisible characters follow.
   const places = fc.array(
     fc.record({
       cut: fc.boolean(),

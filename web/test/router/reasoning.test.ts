@@ -1,4 +1,4 @@
-// Reasoning passes through the router, and stands once whichever side goes on.
+// Reasoning passes through the router, and appears once, whichever side goes on.
 
 import { expect, test } from "vitest";
 
@@ -30,7 +30,7 @@ test.each(["reasoning_content", "reasoning"])("far's reasoning passes as %s", as
   expect(usage.completion_tokens_details).toEqual({ reasoning_tokens: 3 });
 });
 
-test("near's device is lost in its reasoning, and far starts anew", async () => {
+test("near's device is lost in its reasoning, and far starts over", async () => {
   const { nf, far } = await setUp({
     near: reasoner({ reasoning_content: "Hm" }),
     far: [{ deltas: [{ reasoning_content: "So." }, { content: "No." }] }],
@@ -41,7 +41,7 @@ test("near's device is lost in its reasoning, and far starts anew", async () => 
   expect(far.bodies[0]?.messages).toEqual([QUESTION]);
 });
 
-test("near's device is lost after its reasoning, and far goes on from both", async () => {
+test("near's device is lost after its reasoning, and far continues both", async () => {
   const near = reasoner({ reasoning_content: "Hm." }, { content: "Ye" });
   const { nf, far } = await setUp({ near, far: [{ texts: ["s."] }] });
   const { choices, route } = await nf.chat.completions.create({ messages: MESSAGES, max_tokens: 20 });
@@ -85,7 +85,7 @@ test.each<[Dialect, Partial<PlainParams>, object]>([
   const far = new FakeFar();
   const side = new FarSide({ baseURL: FAR, dialect }, far.fetch, new FakeClock());
   const { signal } = new AbortController();
-  for await (const chunk of side.ask({
+  for await (const chunk of side.answer({
     params: { messages: [THOUGHT], ...params },
     from: null,
     logprobs: null,
@@ -94,7 +94,7 @@ test.each<[Dialect, Partial<PlainParams>, object]>([
     expect(chunk.model).toBe("big");
   expect(far.bodies[0]).toEqual({ model: "big", stream: true, stream_options: { include_usage: true }, ...rest });
   for (const given of [{ enable_thinking: false }, { thinking_token_budget: 0 }]) {
-    const refused = new FarSide({ baseURL: FAR, dialect: "openai" }, far.fetch, new FakeClock()).ask({
+    const refused = new FarSide({ baseURL: FAR, dialect: "openai" }, far.fetch, new FakeClock()).answer({
       params: { messages: [THOUGHT], ...given },
       from: null,
       logprobs: null,
@@ -104,7 +104,7 @@ test.each<[Dialect, Partial<PlainParams>, object]>([
   }
 });
 
-/** A near engine that says these deltas and then loses its device. */
+/** A near engine that sends these deltas and then loses its device. */
 function reasoner(...deltas: readonly ChatCompletionDelta[]): EngineApi {
   async function* chunks(): AsyncGenerator<ChatCompletionChunk> {
     for (const delta of deltas) {

@@ -1,4 +1,4 @@
-// The answer machine and the watch, against traces that every language shares.
+// The answer machine and the watch, against traces that all languages share.
 
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
@@ -57,12 +57,12 @@ describe("the watch", () => {
     expect(seen).toEqual(reasons.map((reason, index) => [reason, doubts[index]]));
   });
 
-  test("a failing schema is a reason where the policy says so", () => {
+  test("a failing schema escalates if the policy says so", () => {
     expect(new Watch(UNWATCHED).schemaFailed()).toBe("escalated_schema");
     expect(new Watch({ ...UNWATCHED, failing_schema: false }).schemaFailed()).toBeNull();
   });
 
-  test("a token that cannot be is sure of nothing", () => {
+  test("the entropy of an impossible token is zero", () => {
     const watch = new Watch({ ...UNWATCHED, window_tokens: 1, min_mean_logprob: -50, max_mean_entropy: 0.1 });
     expect(watch.add({ text: "a", logprob: -Infinity, alternatives: [0, -Infinity] })).toBe("escalated_logprob");
     expect(watch.add({ text: "a", logprob: 0, alternatives: [0, -Infinity] })).toBeNull();

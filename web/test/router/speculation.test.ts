@@ -1,4 +1,5 @@
-// Near guesses for far inside Hybrid: the answer is the far model's own, and whatever cannot be guessed or checked is asked of far as ever.
+// Near guesses for far inside Hybrid: the answer is the far model's own, and requests that cannot be guessed or checked
+// are answered by far as usual.
 
 import { beforeEach, expect, test } from "vitest";
 
@@ -25,7 +26,7 @@ function bytes(text: string): readonly number[] {
   return [...new TextEncoder().encode(text)];
 }
 
-/** Knows the answer but for every fifth of its tokens. */
+/** Knows the answer except for every fifth of its tokens. */
 class Guesser implements TokenSource {
   readonly requests: TokenRequest[] = [];
   failure: Error | null = null;
@@ -47,7 +48,7 @@ class Guesser implements TokenSource {
   }
 }
 
-/** The far model behind /v1/nearfar/verify, which says ANSWER. */
+/** The far model behind /v1/nearfar/verify, which generates ANSWER. */
 class Verifier extends FakeSocket {
   static sockets: Verifier[] = [];
   #left = bytes(ANSWER);
@@ -86,7 +87,7 @@ function refusing(code: string, status: number): SocketClass {
   };
 }
 
-/** A proxy that lets no WebSocket through. */
+/** A proxy that does not let WebSockets through. */
 class Blocked extends Verifier {
   protected override connect(): void {
     this.onclose?.({ code: 1006 });
@@ -134,7 +135,7 @@ async function speculating({
   return { ...(await setUp({ policy: { ...POLICY, ...policy }, near, far, WebSocket, hints })), guesser };
 }
 
-test("the answer is the far model's own, in fewer rounds than it has tokens, and counts as any answer of far's", async () => {
+test("the answer is the far model's own, in fewer rounds than tokens, and counts as far's", async () => {
   const { nf, far, ledger, guesser } = await speculating({
     policy: { price: { prompt_usd_per_million: 1, completion_usd_per_million: 10 } },
   });
@@ -168,7 +169,7 @@ test("the answer is the far model's own, in fewer rounds than it has tokens, and
     prompt: PROMPT,
     temperature: 0.5,
   });
-  // Both sides draw their tokens with the same numbers.
+  // Both sides sample their tokens with the same random numbers.
   const seed = Number(socket?.sent[0]?.seed);
   expect(seed).toBeGreaterThanOrEqual(0);
   for (const { promptIds, sampling } of guesser.requests)
@@ -176,7 +177,7 @@ test("the answer is the far model's own, in fewer rounds than it has tokens, and
   expect([socket?.closed, plain.nf.speculation]).toEqual([true, null]);
 });
 
-test("what both sides make of a chat is compared once", async () => {
+test("the token ids of both sides are compared once", async () => {
   const { nf, far } = await speculating();
   for (const chunks of [await read(nf), await read(nf)]) expect(shown(chunks)).toBe(ANSWER);
   expect(far.requests.map(({ url }) => new URL(url).pathname)).toEqual(["/v1/nearfar/about", "/tokenize"]);
@@ -198,7 +199,7 @@ test.each<[string, Setup, number]>([
   ["says that its messages are of another version", { WebSocket: refusing("verify_version", 400) }, 1],
   ["says that its tokenizer is another", { WebSocket: refusing("tokenizer_differs", 400) }, 1],
   ["cannot be reached by a WebSocket", { WebSocket: Blocked }, 1],
-])("a server that %s is asked as ever, from then on", async (_, setup, sockets) => {
+])("a server that %s answers as usual from then on", async (_, setup, sockets) => {
   const { nf, far, ledger } = await speculating(setup);
   for (const chunks of [await read(nf), await read(nf)]) expect(shown(chunks)).toBe(ANSWER);
   expect([far.chats.length, Verifier.sockets.length, ledger.spent.requests]).toEqual([2, sockets, 2]);
@@ -210,7 +211,7 @@ test.each<[string, Setup, number]>([
   });
 });
 
-test("guesses that complete something private do not leave", async () => {
+test("guesses that complete private text are not sent", async () => {
   const { nf } = await speculating({ policy: { private: { patterns: ["85"] } } });
   const { choices } = await nf.chat.completions.create({ messages: MESSAGES });
   expect(choices[0]?.message.content).toBe(ANSWER);
@@ -220,7 +221,7 @@ test("guesses that complete something private do not leave", async () => {
   expect(nf.speculation?.drafted).toBeLessThan(all.speculation?.drafted ?? 0);
 });
 
-test("a server that is gone is no reason to guess no more once it is back", async () => {
+test("guessing resumes once a missing server is back", async () => {
   const down = { is: true };
   class Sometimes extends Verifier {
     protected override connect(): void {
@@ -251,12 +252,12 @@ test.each([
     "an answer that is to go on",
     { messages: [...MESSAGES, { role: "assistant", content: "far" }], continue_final_message: true },
   ],
-])("with %s far is asked as ever", async (_, params) => {
+])("with %s far answers as usual", async (_, params) => {
   const { nf, far } = await speculating();
   expect(shown(await read(nf, params))).toBe(ANSWER);
   expect(far.requests.map(({ url }) => new URL(url).pathname)).toEqual(["/v1/nearfar/about", "/v1/chat/completions"]);
   expect(Verifier.sockets).toEqual([]);
-  // It says nothing of the next one.
+  // It sends nothing about the next one.
   await read(nf);
   expect(Verifier.sockets.length).toBe(1);
 });
@@ -271,7 +272,7 @@ test("nothing of a private request goes over a socket", async () => {
   expect([far.requests.length, Verifier.sockets.length]).toEqual([before, 0]);
 });
 
-test("near does not guess for a far side that stands in for it", async () => {
+test("near does not guess for a far side that takes over from it", async () => {
   const { nf, far, guesser } = await speculating({ policy: { mode: "prefer-near" } });
   guesser.failure = new DeviceError("lost");
   expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({
@@ -287,7 +288,7 @@ test("near does not guess what it could not have answered", async () => {
   expect([far.chats.length, Verifier.sockets.length]).toEqual([1, 0]);
 });
 
-test("near does not guess where its device is to be spared", async () => {
+test("near does not guess if its device must be spared", async () => {
   const { nf, far } = await speculating({
     policy: { mode: "auto", device: { min_battery: 0.2 } },
     hints: { battery: 0.1, charging: false },
@@ -299,7 +300,7 @@ test("near does not guess where its device is to be spared", async () => {
   expect([far.chats.length, Verifier.sockets.length]).toEqual([1, 0]);
 });
 
-test("where near cannot guess the answer comes token by token", async () => {
+test("if near cannot guess, the answer comes token by token", async () => {
   const { nf, guesser } = await speculating();
   guesser.failure = new DeviceError("lost");
   expect(shown(await read(nf))).toBe(ANSWER);

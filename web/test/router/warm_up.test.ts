@@ -1,4 +1,4 @@
-// A warm far cache: far computes the prompt of an answer that near writes, once at most, and shows nothing of it.
+// A warm far cache: far computes the prompt of an answer that near writes, at most once, and shows nothing of it.
 
 import { expect, test } from "vitest";
 
@@ -10,7 +10,7 @@ import { turns } from "./fakes.js";
 import { MESSAGES, QUESTION, read, setUp, shown } from "./hybrid_set_up.js";
 
 const LONG: NearScript = { text: "near by and by and by" };
-/** Half as unsure as what is escalated, from the second token on. */
+/** Half as unsure as an escalation requires, from the second token on. */
 const DOUBTFUL: NearScript = { text: LONG.text, logprobs: [-0.1, -2] };
 const ESCALATION = { then: "continue", window_tokens: 2, min_mean_logprob: -3 };
 const USAGE = { prompt_tokens: 20, completion_tokens: 1 };
@@ -49,7 +49,7 @@ test("a doubt lets far compute the prompt, once: paid for, and nothing of it is 
 test.each<["required" | "none", "none" | undefined]>([
   ["required", undefined],
   ["none", "none"],
-])("with tool_choice %s the tools are of the prompt, and no call is required of one token", (tool_choice, warmed) => {
+])("with tool_choice %s a warm-up sends the tools but requires no call", (tool_choice, warmed) => {
   const tools: ChatCompletionTool[] = [{ type: "function", function: { name: "f" } }];
   expect(promptOnly({ messages: MESSAGES, tools, tool_choice })).toMatchObject({
     tools,
@@ -58,7 +58,7 @@ test.each<["required" | "none", "none" | undefined]>([
   });
 });
 
-test("what far computed ahead is taken to be in its cache", async () => {
+test("the prompt that far computed ahead counts as cached", async () => {
   const { nf, clock } = await setUp({
     policy: { escalation: { ...ESCALATION, warm: "always" } },
     scripts: [DOUBTFUL],
@@ -90,7 +90,7 @@ test.each([
   expect(far.chats.length).toBe(chats);
 });
 
-test("a server that does not tell what it keeps computes nothing ahead", async () => {
+test("a server that does not report its cache computes nothing ahead", async () => {
   const { nf, far } = await setUp({
     policy: { escalation: { ...ESCALATION, then: "restart", warm: "always" } },
     scripts: [DOUBTFUL],
@@ -118,7 +118,7 @@ test.each([
   }
 });
 
-test("what is left of the budget is for one", async () => {
+test("the remaining budget is reserved for one request", async () => {
   const { nf, far, ledger } = await setUp({
     policy: { escalation: ESCALATION, budget: { far_requests_per_day: 1 } },
     scripts: [DOUBTFUL],
@@ -128,7 +128,7 @@ test("what is left of the budget is for one", async () => {
   expect([far.chats.length, ledger.spent.requests]).toEqual([1, 1]);
 });
 
-test("far is not bothered while it is tried out after failures", async () => {
+test("no warm-up is sent while far is on trial after failures", async () => {
   const policy = { escalation: { ...ESCALATION, warm: "always" }, breaker: { failures: 1, open_ms: 1000 }, retries: 0 };
   const { nf, far, clock } = await setUp({ policy, far: [{ status: 500 }, { texts: ["far"] }] });
   await expect(read(nf, { pin: "far" })).rejects.toMatchObject({ code: "unavailable" });
@@ -137,7 +137,7 @@ test("far is not bothered while it is tried out after failures", async () => {
   expect(far.chats.length).toBe(1);
 });
 
-test("that it failed is told to nobody, and nothing is held against far", async () => {
+test("a failed warm-up is not reported, and does not count against far", async () => {
   const policy = { escalation: { ...ESCALATION, warm: "always" }, breaker: { failures: 1 } };
   const { nf, ledger } = await setUp({ policy, scripts: [LONG], far: [{ status: 500 }, { texts: ["far", " away"] }] });
   expect(shown(await read(nf))).toBe(LONG.text);
@@ -145,7 +145,7 @@ test("that it failed is told to nobody, and nothing is held against far", async 
   expect(ledger.spent.requests).toBe(2);
 });
 
-test("what still runs is broken off when far is asked in earnest, and not begun again", async () => {
+test("a running warm-up is cancelled when far is asked, and not started again", async () => {
   const scripts: readonly NearScript[] = [
     { text: "abcdefgh", logprobs: [-0.1, -2, -2, -9], then: new DeviceError("lost") },
   ];
@@ -166,7 +166,7 @@ test("what still runs is broken off when far is asked in earnest, and not begun 
   ]);
 });
 
-test("what still runs is broken off when the answer ends, or is left", async () => {
+test("a running warm-up is cancelled when the answer ends or is closed", async () => {
   const { nf, far } = await setUp({ policy: { escalation: { ...ESCALATION, warm: "always" } }, far: ["silent"] });
   await read(nf);
   expect(far.chats.map(({ aborted }) => aborted)).toEqual([true]);

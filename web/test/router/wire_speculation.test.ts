@@ -1,4 +1,4 @@
-// A near model that guesses and a server that checks, the server made up here: the answers are the server's, whatever near says.
+// A near model that guesses and a fake server that checks: the answers are the server's, whatever near guesses.
 
 import { expect, test } from "vitest";
 
@@ -13,7 +13,7 @@ import { FakeSocket } from "./fake_socket.js";
 const PROMPT = [3, 1, 4];
 const TOKENS = 20;
 
-/** The far model's next token: it follows from all before it. */
+/** The far model's next token: it depends on all tokens before it. */
 function nextToken(tokens: readonly number[]): number {
   return tokens.reduce((value, token) => (value * 31 + token + 1) % 65_521, 0) % 16;
 }
@@ -24,10 +24,10 @@ function answerOf(prompt: readonly number[], count: number): number[] {
   return tokens.slice(prompt.length);
 }
 
-/** Says what ``wrongAt`` does not spoil; ``asked`` are its requests. */
+/** Guesses right except where ``wrongAt`` is true; ``requests`` has its requests. */
 class FakeNear implements NearTokens {
   readonly info: { readonly context: number };
-  readonly asked: TokenRequest[] = [];
+  readonly requests: TokenRequest[] = [];
   running = 0;
 
   constructor(
@@ -39,14 +39,14 @@ class FakeNear implements NearTokens {
   }
 
   async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
-    this.asked.push(request);
+    this.requests.push(request);
     this.running += 1;
     const tokens = [...request.promptIds];
     try {
       for (let count = 0; count < (request.maxTokens ?? Infinity); count++) {
         await Promise.resolve();
         request.signal?.throwIfAborted();
-        if (this.asked.length > this.failAt) throw new DeviceError("lost");
+        if (this.requests.length > this.failAt) throw new DeviceError("lost");
         const token = nextToken(tokens);
         tokens.push(this.wrongAt(tokens.length) ? (token + 1) % 16 : token);
         yield { tokenId: tokens[tokens.length - 1] ?? 0, logprob: null, alternatives: [] };
@@ -58,7 +58,7 @@ class FakeNear implements NearTokens {
   }
 }
 
-/** The server's side of one connection. ``sockets`` are all that were opened. */
+/** The server's side of one connection. ``sockets`` has all that were opened. */
 class Server extends FakeSocket {
   static sockets: Server[] = [];
   #tokens: number[] = [];
@@ -97,7 +97,7 @@ class Server extends FakeSocket {
   }
 }
 
-/** Does what it is told instead of answering a message of this type. */
+/** Sends the scripted message instead of answering a message of this type. */
 function socketThat(
   type: string,
   does: (socket: {
@@ -179,7 +179,7 @@ test("tokens beyond the limit are cut", async () => {
   expect([tokens, end.finishReason, end.completionTokens]).toEqual([answerOf(PROMPT, TOKENS), "length", TOKENS]);
 });
 
-test("guesses that may not be sent are not", async () => {
+test("guesses that may not be sent are not sent", async () => {
   Server.sockets = [];
   const from = new WireSpeculation(new FakeNear(), {
     baseURL: "http://far:8000/v1",
@@ -192,12 +192,12 @@ test("guesses that may not be sent are not", async () => {
   expect(from.counts).toEqual({ rounds: 16, drafted: 4, accepted: 4, tokens: TOKENS });
 });
 
-test("right guesses take a round for five tokens, and none is made twice", async () => {
+test("correct guesses take one round for five tokens, and none is made twice", async () => {
   const near = new FakeNear();
   const from = source(near);
   await said(from);
   expect(from.counts).toEqual({ rounds: 4, drafted: 16, accepted: 16, tokens: TOKENS });
-  expect(near.asked.map(({ promptIds, maxTokens }) => [promptIds.length - PROMPT.length, maxTokens])).toEqual([
+  expect(near.requests.map(({ promptIds, maxTokens }) => [promptIds.length - PROMPT.length, maxTokens])).toEqual([
     [0, 4],
     [4, 5],
     [9, 5],
@@ -205,7 +205,7 @@ test("right guesses take a round for five tokens, and none is made twice", async
   ]);
 });
 
-test("the key is named among the protocols, in base64url", async () => {
+test("the key is sent as a protocol, in base64url", async () => {
   await said(source(new FakeNear()));
   const [socket] = Server.sockets;
   expect(socket?.url).toBe("ws://far:8000/v1/nearfar/verify");
@@ -285,13 +285,13 @@ test.each([
     "5ha",
     { code: "unavailable" },
   ],
-])("%s is an error by its kind", async (_, Socket, sha256, error) => {
+])("%s is a typed error", async (_, Socket, sha256, error) => {
   const near = new FakeNear();
   await expect(said(source(near, Socket, sha256))).rejects.toMatchObject(error);
   expect(near.running).toBe(0);
 });
 
-test("a server that is not there is Unavailable", async () => {
+test("a missing server is Unavailable", async () => {
   class Refused extends Server {
     protected override connect(): void {
       this.onclose?.({ code: 1006 });
@@ -319,7 +319,7 @@ test("the signal, and leaving the loop, end both sides", async () => {
   expect(near.running).toBe(0);
 });
 
-test("what drafts are not checked with is refused before anything is sent", async () => {
+test("parameters that drafts do not support are errors before anything is sent", async () => {
   const from = source(new FakeNear());
   for (const wrong of [{ sampling: { repetitionPenalty: 2 } }, { whenFull: { keep: 1 } }, { logprobs: 1 }]) {
     await expect(said(from, wrong)).rejects.toMatchObject({ code: "request_error" });

@@ -1,21 +1,23 @@
-// The answer machine: what becomes of one answer that two sides may write.
+// The answer machine: the course of one answer that two sides may write.
 //
-// begin(rules) is the first state; step(state, event) gives the next one and what the driver is to do, in order. Pure: it knows neither time nor HTTP
-// nor devices, only the events that it is told. server_fallback/router/answer/answer_machine.py is the same machine, and
-// tests/conformance/router_traces.json holds both to the same effects.
+// begin(rules) is the first state. step(state, event) returns the next state and the effects that the driver must carry
+// out, in order. The machine is pure: it receives events and knows nothing about time, HTTP or devices.
+// server_fallback/router/answer/answer_machine.py is the same machine, and tests/conformance/router_traces.json
+// requires the same effects of both.
 //
 // choosing --first token--> running --another side is asked--> switching --its first token--> running --> done
 //     |                        |                                   |                             |
 //     +------------------------+------------- failed / aborted ----+-----------------------------+
 //
-// What it keeps to, whatever happens:
-// - one finish or one fail, and nothing after; after an abort neither.
-// - Only the side that writes is shown. Of two that were asked at once (hedging) the first that speaks writes.
-// - A side is asked again only before its first token, and never for a request that it blames. A side that failed for good is asked no more.
-//   Far ends only by failing, once it writes, so each side is switched to once at most.
-// - Far computes the prompt ahead at most once, before it is asked, and never for a private request.
-// - After a part of a tool call was shown nothing is switched: it would be called twice.
-// - Until another side's first token, what was shown stands, so an escalation to a far side that then fails costs no text.
+// These rules always hold:
+// - There is one finish or one fail, and nothing after it. After an abort there is neither.
+// - Only the side that writes is shown. If two sides were asked at once (hedging), the one with the first token writes.
+// - A side is asked again only before its first token, and never for a request that it rejects. A side that failed for
+//   good is not asked again. Once far writes, it stops only by failing, so each side is switched to at most once.
+// - Far computes the prompt ahead (warm) at most once, before it is asked, and never for a private request.
+// - After part of a tool call was shown, there is no switch: the tool would be called twice.
+// - No side continues another side's unfinished reasoning: what was shown is withdrawn.
+// - The text shown remains until another side's first token, so an escalation to a far side that fails loses no text.
 
 import type { Side } from "../decision/decision.js";
 import type {
@@ -33,11 +35,11 @@ import type {
 
 export type Phase = "choosing" | "running" | "switching" | "done" | "failed" | "aborted";
 
-/** What the policy says of a running answer, and what is known of the request. Times in milliseconds. */
+/** What the policy allows during an answer, and what is known about the request. Times are in milliseconds. */
 export interface Rules {
   /** What an escalation does. */
   readonly then: "never" | "continue" | "restart";
-  /** When far computes the prompt of an answer that near writes: from the start, or once it begins to go astray. */
+  /** When far computes the prompt of an answer that near writes: from the start, or once it begins to go wrong. */
   readonly warm: "never" | "doubt" | "always";
   readonly near_continues: boolean;
   readonly far_takes_over: boolean;
@@ -47,9 +49,9 @@ export interface Rules {
   readonly hedge_after_ms: number | null;
   /** How often a side is asked again before its first token. */
   readonly retries: number;
-  /** Far is never asked. */
+  /** Far is never status. */
   readonly private: boolean;
-  /** The sides that can go on from given text; another starts anew, and what was shown is withdrawn. */
+  /** The sides that can continue a given text; any other side starts over, and the text shown so far is withdrawn. */
   readonly resumes: readonly Side[];
 }
 
@@ -67,47 +69,47 @@ export const DEFAULT_RULES: Rules = {
   resumes: ["near", "far"],
 };
 
-/** A side in this answer. */
-export interface Asked {
+/** The status of one side in this answer. */
+export interface SideStatus {
   readonly attempts: number;
-  /** Attempts at the part that it was asked for last. */
+  /** The attempts at the part that the side was last asked for. */
   readonly tries: number;
-  /** The last attempt may still speak. */
+  /** The last attempt may still send tokens. */
   readonly live: boolean;
-  /** The last attempt has spoken. */
-  readonly spoke: boolean;
-  /** For good. */
+  /** The last attempt has sent a token. */
+  readonly started: boolean;
+  /** The side failed for good. */
   readonly failed: boolean;
 }
 
 export interface State {
   readonly rules: Rules;
   readonly phase: Phase;
-  /** Who writes, or is the first to be asked; with reason and switchedAt the answer's route. */
+  /** The side that writes, or is the first to be asked; with reason and switchedAt it is the answer's route. */
   readonly side: Side | null;
   readonly reason: string;
   readonly switchedAt: number | null;
-  /** What stands shown. */
+  /** The text shown so far. */
   readonly text: string;
   readonly toolCalls: boolean;
-  /** A part of the reasoning stands shown too: in the middle of it no side goes on from another's. */
+  /** Part of the reasoning is shown too: until it ends, no other side can continue it. */
   readonly reasoning: boolean;
   readonly standby: boolean;
-  readonly near: Asked;
-  readonly far: Asked;
+  readonly near: SideStatus;
+  readonly far: SideStatus;
   /** Why a side other than `side` would write. */
   readonly nextReason: SwitchReason | null;
-  /** It starts anew. */
+  /** That side starts over. */
   readonly restart: boolean;
-  /** Far was told to compute the prompt. */
+  /** Far was already asked to compute the prompt. */
   readonly warmed: boolean;
   readonly timers: readonly TimerName[];
 }
 
 const SIDES: readonly Side[] = ["near", "far"];
 const ENDED: ReadonlySet<Phase> = new Set<Phase>(["done", "failed", "aborted"]);
-const SAYS_NOTHING_OF_HEALTH: ReadonlySet<string> = new Set<FailureKind>(["overloaded", "request"]);
-const UNASKED: Asked = { attempts: 0, tries: 0, live: false, spoke: false, failed: false };
+const HEALTH_NEUTRAL: ReadonlySet<string> = new Set<FailureKind>(["overloaded", "request"]);
+const NOT_ASKED: SideStatus = { attempts: 0, tries: 0, live: false, started: false, failed: false };
 
 export function begin(rules: Rules): State {
   return {
@@ -120,8 +122,8 @@ export function begin(rules: Rules): State {
     toolCalls: false,
     reasoning: false,
     standby: false,
-    near: UNASKED,
-    far: UNASKED,
+    near: NOT_ASKED,
+    far: NOT_ASKED,
     nextReason: null,
     restart: false,
     warmed: false,
@@ -129,13 +131,16 @@ export function begin(rules: Rules): State {
   };
 }
 
-/** The state after an event, and what is to be done. Nothing, where a side speaks that runs no longer, or after the end. */
+/**
+ * Returns the state after an event and the effects to carry out. There are no effects after the end of the answer, or
+ * for an event of an attempt that no longer runs.
+ */
 export function step(state: State, event: Event): readonly [State, readonly Effect[]] {
   const effects: Effect[] = [];
   return [ENDED.has(state.phase) ? state : after(state, event, effects), effects];
 }
 
-// Each of these gives the next state and adds what is to be done to `effects`.
+// Each of these functions returns the next state and appends to `effects`.
 
 function after(state: State, event: Event, effects: Effect[]): State {
   switch (event.type) {
@@ -144,8 +149,8 @@ function after(state: State, event: Event, effects: Effect[]): State {
     case "token":
     case "end":
     case "failed": {
-      const asked = state[event.side];
-      return asked.live && asked.attempts === event.attempt ? said(state, event, effects) : state;
+      const status = state[event.side];
+      return status.live && status.attempts === event.attempt ? sideEvent(state, event, effects) : state;
     }
     case "tick":
       return state.timers.includes(event.timer) ? tick(state, event.timer, effects) : state;
@@ -156,7 +161,7 @@ function after(state: State, event: Event, effects: Effect[]): State {
         ? warm(state, effects)
         : state;
     case "abort":
-      return { ...silence(state, effects), phase: "aborted" };
+      return { ...stopAll(state, effects), phase: "aborted" };
     default:
       return event satisfies never;
   }
@@ -167,21 +172,21 @@ function start(state: State, { side, reason, standby }: Start, effects: Effect[]
     effects.push({ type: "fail", side: null, kind: "unavailable", reason: side === null ? reason : "private" });
     return { ...state, phase: "failed" };
   }
-  const asked = ask({ ...state, side, reason, standby }, side, effects);
-  if (side === "far") return asked;
+  const next = ask({ ...state, side, reason, standby }, side, effects);
+  if (side === "far") return next;
   const { hedge_after_ms, warm: when } = state.rules;
-  const warmed = when === "always" ? warm(asked, effects) : asked;
+  const warmed = when === "always" ? warm(next, effects) : next;
   return hedge_after_ms !== null && maySwitch(warmed, "far")
     ? setTimer(warmed, "hedge", hedge_after_ms, effects)
     : warmed;
 }
 
-function said(before: State, event: Token | End | Failed, effects: Effect[]): State {
+function sideEvent(before: State, event: Token | End | Failed, effects: Effect[]): State {
   const { side } = event;
   if (event.type === "failed") {
     return failed(before, side, event.kind, side === "near" ? "near_failed" : "far_failed", effects, event.retryable);
   }
-  const state = before[side].spoke ? before : writes(before, side, effects);
+  const state = before[side].started ? before : beginWriting(before, side, effects);
   switch (event.type) {
     case "token": {
       const { text, tool_call, reasoning = false } = event;
@@ -195,7 +200,7 @@ function said(before: State, event: Token | End | Failed, effects: Effect[]): St
       return setTimer(shown, "between_tokens", state.rules.between_tokens_ms, effects);
     }
     case "end": {
-      const ended = silence({ ...state, [side]: { ...state[side], live: false } }, effects);
+      const ended = stopAll({ ...state, [side]: { ...state[side], live: false } }, effects);
       const { reason, switchedAt } = ended;
       effects.push({ type: "circuit", side, outcome: "succeeded" });
       effects.push({ type: "finish", finish_reason: event.finish_reason, side, reason, switched_at: switchedAt });
@@ -206,23 +211,24 @@ function said(before: State, event: Token | End | Failed, effects: Effect[]): St
   }
 }
 
-/** The side speaks for the first time since it was asked: from now on it alone writes. */
-function writes(before: State, side: Side, effects: Effect[]): State {
+/** The side sends its first token since it was asked: from now on only this side writes. */
+function beginWriting(before: State, side: Side, effects: Effect[]): State {
   const other = otherThan(side);
   let state = before[other].live ? cancel(before, other, effects) : before;
   state = stopTimer(stopTimer(state, FIRST_TOKEN[side], effects), "hedge", effects);
-  // Before its own first token a side that resumes its answer changes nothing; nor is there anything to withdraw where nothing was shown.
+  // A side that resumes its own answer changes nothing before its first token. If nothing was shown, there is nothing
+  // to withdraw.
   const { nextReason } = state;
   const withdraws = state.restart && (state.text !== "" || state.reasoning);
   if (withdraws) effects.push({ type: "withdraw" });
   if (nextReason !== null && (withdraws || side !== state.side)) {
     const text = withdraws ? "" : state.text;
-    // Where no text stands, either none was shown, or the switch before withdrew it.
+    // If no text is shown, either none was shown before, or an earlier switch withdrew it.
     const at = withdraws ? 0 : text === "" ? state.switchedAt : codePoints(text);
     effects.push({ type: "switch", side, reason: nextReason, at });
     state = { ...state, side, reason: nextReason, switchedAt: at, text, reasoning: state.reasoning && !withdraws };
   }
-  return { ...state, [side]: { ...state[side], spoke: true }, phase: "running", nextReason: null, restart: false };
+  return { ...state, [side]: { ...state[side], started: true }, phase: "running", nextReason: null, restart: false };
 }
 
 function failed(
@@ -233,20 +239,21 @@ function failed(
   effects: Effect[],
   retryable = false,
 ): State {
-  const asked = before[side];
+  const status = before[side];
   const other = otherThan(side);
   let state = stopTimer(before, FIRST_TOKEN[side], effects);
-  if (asked.spoke) state = stopTimer(state, "between_tokens", effects);
-  if (!SAYS_NOTHING_OF_HEALTH.has(kind)) effects.push({ type: "circuit", side, outcome: "failed" });
-  if (retryable && kind !== "request" && !asked.spoke && asked.tries <= state.rules.retries)
-    return ask(state, side, effects, asked.tries + 1);
-  state = { ...state, [side]: { ...asked, live: false, failed: true } };
-  // Both were asked: the other goes on alone.
+  if (status.started) state = stopTimer(state, "between_tokens", effects);
+  if (!HEALTH_NEUTRAL.has(kind)) effects.push({ type: "circuit", side, outcome: "failed" });
+  if (retryable && kind !== "request" && !status.started && status.tries <= state.rules.retries)
+    return ask(state, side, effects, status.tries + 1);
+  state = { ...state, [side]: { ...status, live: false, failed: true } };
+  // Both sides were asked: the other one goes on alone.
   if (state[other].live) return other === state.side ? state : { ...state, nextReason: reason };
-  // A request that is at fault from the start is the client's to see; where one side took it, that side's answer is worth more.
+  // The client must see the error of a request that is wrong from the start. If one side accepted the request, its
+  // answer matters more.
   const blamed = kind === "request" && state.phase === "choosing";
   if (!blamed && mayTakeOver(state, other)) return switchTo(state, other, reason, effects, false);
-  state = silence(state, effects);
+  state = stopAll(state, effects);
   effects.push({ type: "fail", side, kind, reason });
   return { ...state, phase: "failed" };
 }
@@ -259,7 +266,7 @@ function tick(before: State, timer: TimerName, effects: Effect[]): State {
   return side === null ? state : timedOut(state, side, effects);
 }
 
-/** The side that a timer waits for; null for the hedge's. */
+/** The side that a timer waits for; null for the hedge timer. */
 export function timedSide(timer: TimerName, { side }: State): Side | null {
   switch (timer) {
     case "hedge":
@@ -292,7 +299,7 @@ function escalate(state: State, { reason }: Escalate, effects: Effect[]): State 
   return switchTo(stopped, "far", reason, effects, state.rules.then === "restart");
 }
 
-/** Ask the other side to write on. What was shown stands until it does. */
+/** Ask the other side to write on. The text shown so far remains until that side sends a token. */
 function switchTo(before: State, to: Side, reason: SwitchReason, effects: Effect[], anew: boolean): State {
   const state = stopTimer(before, "hedge", effects);
   const phase = state.phase === "choosing" ? "choosing" : "switching";
@@ -305,7 +312,7 @@ function ask(state: State, side: Side, effects: Effect[], tries = 1): State {
   effects.push({ type: "ask", side, continue_from: state.restart || state.text === "" ? null : state.text, attempt });
   const ms = side === "near" ? state.rules.near_first_token_ms : state.rules.far_first_token_ms;
   return setTimer(
-    { ...state, [side]: { ...UNASKED, attempts: attempt, tries, live: true } },
+    { ...state, [side]: { ...NOT_ASKED, attempts: attempt, tries, live: true } },
     FIRST_TOKEN[side],
     ms,
     effects,
@@ -324,8 +331,8 @@ function cancel(state: State, side: Side, effects: Effect[]): State {
   return { ...stopped, [side]: { ...stopped[side], live: false } };
 }
 
-/** Nothing runs any more. */
-function silence(before: State, effects: Effect[]): State {
+/** Stop both sides and all timers. */
+function stopAll(before: State, effects: Effect[]): State {
   let state = before;
   for (const side of SIDES) if (state[side].live) state = cancel(state, side, effects);
   for (const name of state.timers) effects.push({ type: "cancel_timer", name });
@@ -348,10 +355,11 @@ function maySwitch(state: State, to: Side): boolean {
   return state.standby && !state.toolCalls && !state[to].failed;
 }
 
-/** Whether a side goes on where the other failed. */
+/** Whether a side may go on after the other one failed. */
 function mayTakeOver(state: State, to: Side): boolean {
   if (to === "far") return state.rules.far_takes_over && maySwitch(state, "far");
-  // Near was well when it was escalated, and nothing was shown of another side since: it resumes its own answer.
+  // Near was well when its answer was escalated, and no other side has shown anything since: near resumes its own
+  // answer.
   return (state.rules.near_continues || state.side === "near") && maySwitch(state, "near");
 }
 

@@ -1,10 +1,10 @@
-// Circuit: whether a side is asked. One that fails is left alone for a while, then tried with a single request before it gets more.
+// Circuit: whether a side may get requests. A side that fails gets none for a while, then a single trial request.
 //
-// closed  --failures-->  open  --after a while-->  half-open  --one request succeeds-->  closed
+// closed  --failures-->  open  --after a wait-->  half-open  --one request succeeds-->  closed
 //                         ^                            |
-//                         +------ it fails, and the while doubles
+//                         +------ it fails, and the wait doubles
 
-/** So many failures one after the other open the circuit; a single one may be a kept connection that went stale. */
+/** This number of failures in a row opens the circuit. A single one may be a kept connection that went stale. */
 export const FAILURES_TO_OPEN = 3;
 export const FIRST_WAIT_MS = 1_000;
 export const LONGEST_WAIT_MS = 30_000;
@@ -12,10 +12,10 @@ export const LONGEST_WAIT_MS = 30_000;
 export type CircuitState = "closed" | "open" | "half-open";
 
 export interface CircuitOptions {
-  /** Failures in a row that open it. */
+  /** The number of failures in a row that opens the circuit. */
   readonly failures?: number | undefined;
   readonly firstWaitMs?: number | undefined;
-  /** The wait doubles up to here; never below firstWaitMs. */
+  /** The wait doubles up to this, but is never below firstWaitMs. */
   readonly longestWaitMs?: number | undefined;
   /** In milliseconds. */
   readonly clock?: (() => number) | undefined;
@@ -48,7 +48,7 @@ export class Circuit {
     return this.#clock() < this.#openUntil ? "open" : "half-open";
   }
 
-  /** Whether a request may go there now. */
+  /** Whether a request may be sent now. */
   get admits(): boolean {
     return this.state === "closed" || (this.state === "half-open" && !this.#trying);
   }
@@ -57,7 +57,7 @@ export class Circuit {
     return this.#openUntil === null ? 0 : Math.max(0, this.#openUntil - this.#clock());
   }
 
-  /** A request goes there. While the circuit is half-open it is the trial, until `ended`. */
+  /** A request is sent. While the circuit is half-open, it is the trial, until `ended`. */
   begin(): void {
     this.#trying ||= this.state === "half-open";
   }
@@ -69,19 +69,19 @@ export class Circuit {
     this.#trying = false;
   }
 
-  /** certain: nobody listens there, so one failure is enough. */
+  /** certain: no server is there, so one failure is enough. */
   failed({ certain = false }: { readonly certain?: boolean } = {}): void {
     this.#failures++;
     const wasClosed = this.#openUntil === null;
     if (wasClosed && !certain && this.#failures < this.#failuresToOpen) return;
-    // Requests that were under way when it opened fail late; they say nothing new.
+    // Requests that were running when the circuit opened fail late; they show nothing new.
     if (this.state === "open") return;
     if (!wasClosed) this.#waitMs = Math.min(2 * this.#waitMs, this.#longestWaitMs);
     this.#openUntil = this.#clock() + this.#waitMs;
     this.#trying = false;
   }
 
-  /** The request is over, however it went: the next may be the trial, if one is still needed. */
+  /** The request is over, whatever its outcome. The next one may be the trial, if one is still needed. */
   ended(): void {
     this.#trying = false;
   }

@@ -1,25 +1,28 @@
-// What happens to one answer, and what its driver is to do: events flow into step() of answer_machine.ts, effects flow out.
+// The events of one answer, and the effects that its driver must carry out: the input and output of step() in
+// answer_machine.ts.
 //
-// Both are plain data with the keys of their JSON form, the same in both languages: tests/conformance/router_traces.json is written in it. A side
-// is "near" or "far"; attempt counts what was asked of that side in this answer, from 1, so that what a cancelled or failed attempt says late is
-// told apart from what the next one says.
+// Both are plain data with the keys of their JSON form, the same in both languages;
+// tests/conformance/router_traces.json uses it. A side is "near" or "far". attempt counts the attempts of that side in
+// this answer from 1, to distinguish late output of a cancelled or failed attempt from output of the next one.
 
 import type { Side } from "../decision/decision.js";
 
 export type EscalationReason = "escalated_logprob" | "escalated_entropy" | "escalated_repetition" | "escalated_schema";
-/** Why another side writes than the one that was decided for. */
+/** Why another side writes than the one that was chosen. */
 export type SwitchReason =
   EscalationReason | "near_failed" | "far_failed" | "near_late" | "near_timeout" | "far_timeout";
 export type TimerName = "near_first_token" | "far_first_token" | "between_tokens" | "hedge";
 /**
- * connection: none, or it broke. overloaded: 429 or 503. server: it answers with another 5xx, or with nonsense. unauthorized: 401 or 403.
- * request: it says that the request is at fault (another 4xx). device: lost, or out of memory.
+ * connection: no connection, or it broke. overloaded: 429 or 503. server: another 5xx, or a response that is not in
+ * OpenAI's form. unauthorized: 401 or 403. request: the side rejects the request as wrong (another 4xx). device: lost,
+ * or out of memory.
  */
 export type FailureKind = "connection" | "overloaded" | "server" | "unauthorized" | "request" | "device";
 
 /**
- * The decision. side null: nobody may or can. standby: the other side may be asked too, should it come to that. It holds where no hard rule
- * forbids the other side: the request is not pinned, and with a pin to the other side the decision would be that side.
+ * The decision. side is null if no side may or can answer. standby: the other side may be asked too if necessary. It is
+ * true if no hard rule forbids the other side: the request is not pinned, and with a pin to the other side the decision
+ * would be that side.
  */
 export interface Start {
   readonly type: "start";
@@ -28,7 +31,10 @@ export interface Start {
   readonly standby: boolean;
 }
 
-/** A token came (a chunk with a role alone is none). text is "" while a character is incomplete. tool_call, reasoning: a part of a tool call, or of the reasoning, is in it. */
+/**
+ * A token arrived. A chunk with only a role is not a token. text is "" while a character is incomplete. tool_call,
+ * reasoning: it contains part of a tool call, or of the reasoning, which is not in text.
+ */
 export interface Token {
   readonly type: "token";
   readonly side: Side;
@@ -38,7 +44,7 @@ export interface Token {
   readonly reasoning?: boolean;
 }
 
-/** The side has answered. */
+/** The side has finished its answer. */
 export interface End {
   readonly type: "end";
   readonly side: Side;
@@ -46,7 +52,10 @@ export interface End {
   readonly finish_reason: string;
 }
 
-/** The side says nothing more. retryable: to ask the same again may help (no connection, 429, 503). */
+/**
+ * The side failed and sends nothing more. retryable: the same request may succeed if it is sent again (no connection,
+ * 429, 503).
+ */
 export interface Failed {
   readonly type: "failed";
   readonly side: Side;
@@ -55,24 +64,24 @@ export interface Failed {
   readonly retryable: boolean;
 }
 
-/** A timer is due that an effect asked for. Not sent for one that was cancelled or started anew since. */
+/** A timer that an effect started is due. A timer that was cancelled or restarted since sends no tick. */
 export interface Tick {
   readonly type: "tick";
   readonly timer: TimerName;
 }
 
-/** The near answer goes astray (see Watch). */
+/** The near answer goes wrong (see Watch). */
 export interface Escalate {
   readonly type: "escalate";
   readonly reason: EscalationReason;
 }
 
-/** The near answer begins to go astray (see Watch.doubts). */
+/** The near answer begins to go wrong (see Watch.doubts). */
 export interface Doubt {
   readonly type: "doubt";
 }
 
-/** Whoever asked has left. */
+/** The client has left. */
 export interface Abort {
   readonly type: "abort";
 }
@@ -80,8 +89,9 @@ export interface Abort {
 export type Event = Start | Token | End | Failed | Tick | Escalate | Doubt | Abort;
 
 /**
- * Send the request to a side. continue_from: it goes on from this text, which counts towards max_tokens; null: from the start. Where the side asks
- * for patience (Retry-After), a second attempt may wait for as long as the timer of its first token lasts.
+ * Send the request to a side. continue_from: the side continues this text, which counts towards max_tokens; null: it
+ * starts from the beginning. If the side asks to wait (Retry-After), a second attempt may wait for as long as the timer
+ * of its first token runs.
  */
 export interface Ask {
   readonly type: "ask";
@@ -91,20 +101,23 @@ export interface Ask {
 }
 
 /**
- * Let far compute the prompt, and show nothing of what it says, so that it begins at once should it be asked. It is no attempt: nothing follows from its
- * failure. Once at most, and never after far was asked.
+ * Let far compute the prompt, and show nothing, so that far can start at once if it is asked. This is not an attempt:
+ * its failure has no consequences. It happens at most once, and never after far was asked.
  */
 export interface Warm {
   readonly type: "warm";
 }
 
-/** Stop what was asked of the side last. What it still says is ignored. */
+/** Stop the last attempt of the side. Ignore what it still sends. */
 export interface Cancel {
   readonly type: "cancel";
   readonly side: Side;
 }
 
-/** Show the token of this event. It is an effect of that event alone, so the driver passes on what else came with it. */
+/**
+ * Show the token of this event. The effect belongs to that event alone, so the driver also passes on the event's other
+ * content.
+ */
 export interface Emit {
   readonly type: "emit";
   readonly side: Side;
@@ -112,12 +125,15 @@ export interface Emit {
   readonly tool_call: boolean;
 }
 
-/** All the text that was shown no longer holds; what follows starts anew. The switch follows. */
+/** All text shown so far is withdrawn, and the answer starts over. A switch follows. */
 export interface Withdraw {
   readonly type: "withdraw";
 }
 
-/** From now on another side writes. at: characters (code points) that stand before; null where nothing had been shown. */
+/**
+ * Another side writes from now on. at: the number of characters (code points) shown before; null if nothing had been
+ * shown.
+ */
 export interface Switch {
   readonly type: "switch";
   readonly side: Side;
@@ -125,7 +141,7 @@ export interface Switch {
   readonly at: number | null;
 }
 
-/** The answer is whole. side, reason and switched_at are its route. */
+/** The answer is complete. side, reason and switched_at are its route. */
 export interface Finish {
   readonly type: "finish";
   readonly finish_reason: string;
@@ -134,7 +150,10 @@ export interface Finish {
   readonly switched_at: number | null;
 }
 
-/** There is no answer. side: whose failure is the error, the last one; null: no side was to be asked (reason of the decision). */
+/**
+ * The answer failed. side: the side whose failure, the last one, is the error; null: no side could be asked, and reason
+ * says why.
+ */
 export interface Fail {
   readonly type: "fail";
   readonly side: Side | null;
@@ -142,7 +161,7 @@ export interface Fail {
   readonly reason: string;
 }
 
-/** Send a tick in so many milliseconds. A timer of that name that still runs starts anew. */
+/** Send a tick after ms milliseconds. If a timer of that name is running, it restarts. */
 export interface Timer {
   readonly type: "timer";
   readonly name: TimerName;
@@ -154,7 +173,10 @@ export interface CancelTimer {
   readonly name: TimerName;
 }
 
-/** Tell the side's circuit how it went. A side that was cancelled, is overloaded or blames the request says nothing about its health. */
+/**
+ * Report the outcome to the side's circuit. A side that was cancelled, is overloaded or rejects the request reveals
+ * nothing about its health.
+ */
 export interface CircuitOutcome {
   readonly type: "circuit";
   readonly side: Side;

@@ -1,4 +1,4 @@
-// What an error of a side means for the answer: the error flows in, its kind flows out as the answer machine knows it.
+// What an error of a side means to the answer machine.
 
 import { DeviceError, NearfarError, RequestError, Unavailable, WorkerError } from "../../errors.js";
 import type { Side } from "../decision/decision.js";
@@ -6,14 +6,14 @@ import type { FailureKind } from "./events.js";
 
 export interface Failure {
   readonly kind: FailureKind;
-  /** To ask the same again may help. */
+  /** The same request may succeed if it is sent again. */
   readonly retryable: boolean;
-  /** How long the side asks to be left alone; null where it does not say. */
+  /** How long the side asks to wait; null if it does not say. */
   readonly waitMs: number | null;
 }
 
-/** What is wrong with the far side however it is asked: near may well answer. */
-const OF_THE_SERVER: Readonly<Record<string, FailureKind>> = {
+/** Errors that every request to the far side would get, so near may well answer. */
+const SERVER_FAULTS: Readonly<Record<string, FailureKind>> = {
   wrong_key: "unauthorized",
   api_version: "server",
   unknown_model: "server",
@@ -32,9 +32,9 @@ export function failureOf(side: Side, error: unknown): Failure {
 
 function kindOf(side: Side, error: NearfarError, status: unknown): FailureKind {
   if (error instanceof DeviceError || error instanceof WorkerError) return "device";
-  // It has no such model or route, of which the caller knows nothing.
+  // The server does not have this model or route. The caller did not choose them, so the request is not to blame.
   if (side === "far" && status === 404) return "server";
-  if (error instanceof RequestError) return OF_THE_SERVER[String(error.details.code)] ?? "request";
+  if (error instanceof RequestError) return SERVER_FAULTS[String(error.details.code)] ?? "request";
   if (!(error instanceof Unavailable)) return side === "near" ? "device" : "server";
   if (status === 429 || status === 503) return "overloaded";
   return typeof status === "number" || error.details.retryable !== true ? "server" : "connection";

@@ -1,8 +1,9 @@
-// Whether a whole answer fits the format that was asked for, as far as that can be told without a validator: what shall be JSON must be JSON.
+// Whether a complete answer has the requested format, as far as that can be checked without a validator: JSON must
+// parse.
 
 import type { PlainParams } from "../sides/sides.js";
 
-/** Null where no format was asked for that could fail. */
+/** Null if no format was requested that could fail. */
 export function fitsFormat({ response_format: format }: PlainParams): ((text: string) => boolean) | null {
   switch (format?.type) {
     case "json_object":
@@ -17,7 +18,7 @@ export function fitsFormat({ response_format: format }: PlainParams): ((text: st
   }
 }
 
-/** Whether a grammar holds the answer from its first token on. */
+/** Whether a grammar constrains the answer from its first token on. */
 export function isConstrained({ response_format: format, tool_choice: choice }: PlainParams): boolean {
   return (format !== undefined && format.type !== "text") || choice === "required" || typeof choice === "object";
 }

@@ -1,13 +1,13 @@
-// A near answer that has begun before it is known whether near shall answer: its first tokens say how sure the model is. They are held, and are the
-// answer's beginning where near answers, so that nothing is computed twice.
+// A near answer that begins before the decision, because its first tokens show how sure the model is. They are held; if
+// near is chosen, they become the beginning of the answer, so nothing is computed twice.
 
 import type { ChatCompletionChunk, PromptLogprobsOption } from "../../api/types.js";
 import type { NearSignals } from "../decision/situation.js";
 import { entropy } from "./watch.js";
 
-/** A sure model's first tokens tell as much as more of them, and the user waits for them. */
+/** More tokens of a sure model would show no more, and the user waits for them. */
 const TOKENS = 4;
-/** Of the prompt: its end says most of what is to come. */
+/** The last tokens of the prompt: its end predicts most of what follows. */
 const PROMPT_TOKENS = 32;
 
 export class HeldAnswer {
@@ -15,10 +15,13 @@ export class HeldAnswer {
   readonly #iterator: AsyncIterator<ChatCompletionChunk, void, undefined>;
   #failure: { readonly error: unknown } | null = null;
   #promptLogprobs: readonly number[] = [];
-  /** Null where no token came. A failure is told to whoever reads the answer. */
+  /** Null if no token came. The reader of the answer gets the failure. */
   readonly signals: Promise<NearSignals | null>;
 
-  /** The chunks that ``ask`` gives must end when ``controller`` aborts; it may ask for the prompt's log-probabilities by what it is given. */
+  /**
+   * The chunks that ``ask`` returns must end when ``controller`` aborts. It may use its argument to request the
+   * prompt's log-probabilities.
+   */
   constructor(
     ask: (promptLogprobs: PromptLogprobsOption) => AsyncGenerator<ChatCompletionChunk, void, undefined>,
     private readonly controller: AbortController,
@@ -30,7 +33,7 @@ export class HeldAnswer {
     this.signals = this.readFirst();
   }
 
-  /** The whole answer, once. */
+  /** The complete answer; to be read once. */
   async *chunks(signal: AbortSignal): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const stop = (): void => {
       this.controller.abort(signal.reason);
@@ -52,7 +55,7 @@ export class HeldAnswer {
     }
   }
 
-  /** It is not wanted any more. */
+  /** The answer is no longer needed. */
   drop(): void {
     this.controller.abort();
   }

@@ -1,5 +1,5 @@
-// One answer as it runs: the answer machine decides, and here its effects are carried out. Chunks of the sides flow in; chunks of the one answer flow out,
-// and word of what is withdrawn.
+// One running answer: carries out the effects of the answer machine. It yields the chunks of the answer, and notices of
+// text that is withdrawn.
 
 import type {
   ChatCompletionChunk,
@@ -17,46 +17,46 @@ import type { Side } from "../decision/decision.js";
 import type { Effect, Event, Fail, TimerName } from "./events.js";
 import { failureOf } from "./failure.js";
 import { ShownAnswer } from "./shown_answer.js";
-import type { AnswerSoFar, PlainParams, Side as Answering } from "../sides/sides.js";
+import type { AnswerSoFar, PlainParams, Side as AnsweringSide } from "../sides/sides.js";
 import type { Watch } from "./watch.js";
 
-/** What is told of the sides while they answer. */
+/** Gets reports about the sides while they answer. */
 export interface Observer {
-  asked(side: Side): void;
+  requested(side: Side): void;
   circuit(side: Side, outcome: "succeeded" | "failed"): void;
-  /** A side says no more, for whatever reason. */
-  over(side: Side, part: Part): void;
+  /** A side sends nothing more, for whatever reason. */
+  ended(side: Side, part: Part): void;
 }
 
-/** What a side gave when it was asked once. Times in milliseconds of the clock. */
+/** What one attempt of a side returned. Times are in milliseconds of the clock. */
 export interface Part {
-  readonly askedAt: number;
+  readonly requestedAt: number;
   readonly firstAt: number | null;
   readonly lastAt: number | null;
-  /** As many as were counted. */
+  /** The number of tokens that were counted. */
   readonly tokens: number;
-  /** Null where the side did not tell. */
+  /** Null if the side did not report it. */
   readonly usage: CompletionUsage | null;
   /** It was not broken off. */
-  readonly whole: boolean;
+  readonly complete: boolean;
 }
 
 export interface AnswerJob {
   readonly params: PlainParams;
   readonly decision: Decision;
-  /** The other side may be asked too. */
+  /** Whether the other side may be asked too. */
   readonly standby: boolean;
   readonly rules: Rules;
-  readonly sides: Readonly<Record<Side, Answering>>;
-  /** Lets far compute the prompt. Never rejected. */
+  readonly sides: Readonly<Record<Side, AnsweringSide>>;
+  /** Lets far compute the prompt. It never rejects. */
   readonly warm: (signal: AbortSignal) => Promise<void>;
-  /** Null where near answers are not watched. */
+  /** Null if near answers are not watched. */
   readonly watch: Watch | null;
-  /** Whether a whole near answer fits the response format; null where there is none. */
+  /** Whether a complete near answer matches the response format; null if there is none. */
   readonly fits: ((text: string) => boolean) | null;
-  /** What each side is asked for; null for none. The caller sees those that it asked for. */
+  /** The log-probabilities that each side must report; null for none. The caller gets those that it requested. */
   readonly logprobs: Readonly<Record<Side, number | null>>;
-  /** Of each token so many are shown; null where log-probabilities are not. */
+  /** The number of alternatives shown for each token; null for no log-probabilities. */
   readonly shownAlternatives: number | null;
   readonly clock: Clock;
   readonly observer: Observer;
@@ -66,10 +66,10 @@ export interface AnswerJob {
 export type AnswerItem =
   { readonly type: "chunk"; readonly chunk: ChatCompletionChunk } | { readonly type: "withdraw" };
 
-/** Before a side is asked again, between half and all of it. */
+/** The wait before a second attempt is between half of this and all of it. */
 const RETRY_MS = 100;
 
-/** ``ended``: its finish_reason, once that came. */
+/** ``ended``: its finish_reason, once that has arrived. */
 type OpenPart = { -readonly [K in keyof Part]: Part[K] } & {
   readonly from: AnswerSoFar | null;
   readonly controller: AbortController;
@@ -77,8 +77,9 @@ type OpenPart = { -readonly [K in keyof Part]: Part[K] } & {
 };
 
 /**
- * Yields the chunks of the answer, the last with its usage and no choices. Asks nobody before it is iterated; leaving the loop ends it. Throws what the side
- * throws that was to answer last, Unavailable where none was, or the signal's reason.
+ * Yields the chunks of the answer, the last with its usage and no choices. It sends nothing before it is iterated;
+ * leaving the loop ends the answer. Throws the error of the last side that was to answer, Unavailable if there was
+ * none, or the signal's reason.
  */
 export async function* runAnswer(job: AnswerJob): AsyncGenerator<AnswerItem, void, undefined> {
   const answer = new RunningAnswer(job);
@@ -101,7 +102,7 @@ class RunningAnswer {
   readonly #parts: Partial<Record<Side, OpenPart>> = {};
   readonly #errors: Partial<Record<Side, unknown>> = {};
   readonly #timers = new Map<TimerName, () => void>();
-  /** Breaks off the warm-up. */
+  /** Aborts the warm-up. */
   readonly #warming = new AbortController();
   readonly #items: AnswerItem[] = [];
   #closed: { readonly error?: unknown } | null = null;
@@ -125,7 +126,7 @@ class RunningAnswer {
     this.send({ type: "start", side, reason, standby: this.job.standby });
   }
 
-  /** Ends it where it is, if it is not over. */
+  /** Ends the answer if it is not over. */
   abort(): void {
     if (this.#closed !== null) return;
     this.send({ type: "abort" });
@@ -142,7 +143,7 @@ class RunningAnswer {
     }
   }
 
-  /** ``chunk`` is what a token event came with. */
+  /** ``chunk`` is the chunk of a token event. */
   private send(event: Event, chunk?: ChatCompletionChunk): void {
     const [state, effects] = step(this.#state, event);
     this.#state = state;
@@ -153,9 +154,9 @@ class RunningAnswer {
     const { job } = this;
     switch (effect.type) {
       case "ask":
-        // What it has computed stays in the server's cache.
+        // What the warm-up has computed stays in the server's cache.
         if (effect.side === "far") this.#warming.abort();
-        void this.listen(
+        void this.receive(
           effect.side,
           effect.attempt,
           effect.continue_from === null ? null : this.#shown.soFar(effect.continue_from),
@@ -178,7 +179,7 @@ class RunningAnswer {
         this.#shown.switched();
         return;
       case "finish":
-        this.#shown.finish(effect.finish_reason as ChatFinishReason, wholeUsage(this.#parts[effect.side]));
+        this.#shown.finish(effect.finish_reason as ChatFinishReason, totalUsage(this.#parts[effect.side]));
         this.close({});
         return;
       case "fail":
@@ -213,51 +214,51 @@ class RunningAnswer {
       this.send({ type: "tick", timer });
       return;
     }
-    // The answer is whole; nobody waits longer for its usage.
+    // The answer is complete; the router does not wait longer for its usage.
     this.ended(side, this.#state[side].attempts, part.ended);
     part.controller.abort();
   }
 
-  /** Asks a side, and tells the machine what it says. */
-  private async listen(side: Side, attempt: number, from: AnswerSoFar | null): Promise<void> {
+  /** Sends the request to a side and passes its output to the machine. */
+  private async receive(side: Side, attempt: number, from: AnswerSoFar | null): Promise<void> {
     const { params, sides, logprobs, clock, observer } = this.job;
     const controller = new AbortController();
     const { signal } = controller;
     const part: OpenPart = {
-      askedAt: clock.now(),
+      requestedAt: clock.now(),
       firstAt: null,
       lastAt: null,
       tokens: 0,
       usage: null,
-      whole: false,
+      complete: false,
       from,
       controller,
       ended: null,
     };
     const earlier = this.#errors[side];
     this.#parts[side] = part;
-    let isAsked = false;
+    let isRequested = false;
     try {
-      if (attempt > 1 && earlier !== undefined) await this.patience(side, earlier, signal);
+      if (attempt > 1 && earlier !== undefined) await this.waitToRetry(side, earlier, signal);
       signal.throwIfAborted();
-      const chunks = sides[side].ask({ params, from, logprobs: logprobs[side], signal });
-      observer.asked(side);
-      isAsked = true;
+      const chunks = sides[side].answer({ params, from, logprobs: logprobs[side], signal });
+      observer.requested(side);
+      isRequested = true;
       for await (const chunk of chunks) {
         if (signal.aborted) return;
         part.usage = chunk.usage ?? part.usage;
         part.ended = chunk.choices[0]?.finish_reason ?? part.ended;
-        this.hear(side, attempt, part, chunk);
-        // What it said may have been reason enough to stop it.
+        this.handleChunk(side, attempt, part, chunk);
+        // The last chunk may have stopped the side.
         if (controller.signal.aborted) return;
       }
       if (part.ended === null)
-        throw new Unavailable(`The ${side} side's answer stopped before its end`, { retryable: true });
+        throw new Unavailable(`The ${side} side's answer stopped before the end`, { retryable: true });
       this.ended(side, attempt, part.ended);
     } catch (error) {
       if (signal.aborted) return;
       if (part.ended !== null) {
-        // The answer was whole before the connection broke.
+        // The answer was complete before the connection broke.
         this.ended(side, attempt, part.ended);
         return;
       }
@@ -266,12 +267,14 @@ class RunningAnswer {
       const inTime = waitMs === null || waitMs < this.job.rules[`${side}_first_token_ms`];
       this.send({ type: "failed", side, attempt, kind, retryable: retryable && inTime });
     } finally {
-      if (isAsked) observer.over(side, part);
+      if (isRequested) observer.ended(side, part);
     }
   }
 
-  /** What the side asked for, or a spread, so that what one failure threw back does not come again all at once. */
-  private async patience(side: Side, error: unknown, signal: AbortSignal): Promise<void> {
+  /**
+   * Waits as long as the side asks for, or a random time, so that requests that failed together do not return together.
+   */
+  private async waitToRetry(side: Side, error: unknown, signal: AbortSignal): Promise<void> {
     const milliseconds = failureOf(side, error).waitMs ?? RETRY_MS * (0.5 + Math.random() / 2);
     await new Promise<void>((resolve) => {
       const cancel = this.job.clock.after(milliseconds, resolve);
@@ -282,13 +285,13 @@ class RunningAnswer {
     });
   }
 
-  private hear(side: Side, attempt: number, part: OpenPart, chunk: ChatCompletionChunk): void {
+  private handleChunk(side: Side, attempt: number, part: OpenPart, chunk: ChatCompletionChunk): void {
     const choice = chunk.choices[0];
     if (choice === undefined) return;
     const { content = "", tool_calls: calls = [], reasoning_content: thought = "" } = choice.delta;
     const isSilent = content + thought === "" && calls.length === 0;
     const tokens = choice.logprobs?.content ?? [];
-    // A chunk with the role alone, or with the end alone, is no token.
+    // A chunk with only a role or only an end is not a token.
     if (isSilent && tokens.length === 0) return;
     part.lastAt = this.job.clock.now();
     part.firstAt ??= part.lastAt;
@@ -298,7 +301,7 @@ class RunningAnswer {
       chunk,
     );
     if (this.#state.phase !== "running" || this.#state.side !== side) return;
-    // It was not shown: its tokens come with the next text.
+    // Nothing was shown of it: its tokens come with the next text.
     if (isSilent) this.#shown.wait(tokens);
     if (side === "near") this.watch(tokens);
   }
@@ -322,7 +325,7 @@ class RunningAnswer {
   private ended(side: Side, attempt: number, finishReason: string): void {
     const { watch, fits } = this.job;
     const part = this.#parts[side];
-    if (part !== undefined) part.whole = true;
+    if (part !== undefined) part.complete = true;
     const runs = side === "near" && this.#state.side === "near" && this.#state.phase === "running";
     const reason =
       runs && fits !== null && !this.#state.toolCalls && !fits(this.#state.text)
@@ -340,10 +343,9 @@ class RunningAnswer {
 
   private errorOf({ side, kind, reason }: Fail): unknown {
     if (kind === "timeout" && side !== null)
-      return new Unavailable(
-        `The ${side} side said nothing for too long; ask again, or allow it more in the policy's timeouts`,
-        { code: reason },
-      );
+      return new Unavailable(`The ${side} side sent nothing for too long; try again, or raise the policy's timeouts`, {
+        code: reason,
+      });
     const error = side === null ? undefined : this.#errors[side];
     if (error !== undefined) return error;
     return new Unavailable(`Nobody can answer: ${reason}`, { code: reason });
@@ -364,11 +366,11 @@ class RunningAnswer {
   }
 }
 
-/** The whole answer's usage, as the side that ended it counts: what it went on from was its prompt. */
-function wholeUsage(part: OpenPart | undefined): CompletionUsage {
-  const before = part?.from?.tokens ?? 0;
-  const told = part?.usage ?? { prompt_tokens: 0, completion_tokens: part?.tokens ?? 0 };
-  const prompt = Math.max(0, told.prompt_tokens - (part?.usage === null ? 0 : before));
-  const completion = told.completion_tokens + before;
-  return { ...told, prompt_tokens: prompt, completion_tokens: completion, total_tokens: prompt + completion };
+/** The usage of the complete answer, as the last side counts it: the text that it continued was part of its prompt. */
+function totalUsage(part: OpenPart | undefined): CompletionUsage {
+  const earlier = part?.from?.tokens ?? 0;
+  const counted = part?.usage ?? { prompt_tokens: 0, completion_tokens: part?.tokens ?? 0 };
+  const prompt = Math.max(0, counted.prompt_tokens - (part?.usage === null ? 0 : earlier));
+  const completion = counted.completion_tokens + earlier;
+  return { ...counted, prompt_tokens: prompt, completion_tokens: completion, total_tokens: prompt + completion };
 }

@@ -1,5 +1,5 @@
-// What of an answer is shown: chunks of whichever side writes flow in, chunks of the one answer flow out, under one id, each with what belongs to it: the
-// role, the log-probabilities that were asked for, the route where it is due.
+// The part of an answer that is shown: makes the chunks of one answer, under one id, from the chunks of either side. It
+// adds the role, the requested log-probabilities, and the route whenever it changes.
 
 import type {
   ChatCompletionChunk,
@@ -15,7 +15,7 @@ import type { AnswerSoFar } from "../sides/sides.js";
 
 export interface ShownOptions {
   readonly clock: Clock;
-  /** Of each token so many are shown; null where log-probabilities are not. */
+  /** The number of alternatives shown for each token; null for no log-probabilities. */
   readonly alternatives: number | null;
   readonly push: (chunk: ChatCompletionChunk) => void;
   readonly route: () => Route;
@@ -28,16 +28,16 @@ export class ShownAnswer {
   #roleDue = true;
   #routeDue = true;
   #model = "";
-  /** Tokens without a text of their own. */
+  /** Tokens without a text of their own yet. */
   #waiting: ChatCompletionTokenLogprob[] = [];
-  /** The tokens of what stands: how many, and those that were told one by one. */
+  /** The tokens of the text shown: their number, and those that were listed with log-probabilities. */
   #tokens = 0;
-  #told: ChatCompletionTokenLogprob[] = [];
+  #listed: ChatCompletionTokenLogprob[] = [];
   #reasoning = "";
 
   constructor(private readonly options: ShownOptions) {
     const { clock } = options;
-    // Not randomUUID, which a page has only over https: elsewhere near cannot answer, but far can.
+    // Not randomUUID, which pages have only over https: elsewhere near cannot answer, but far can.
     const id = Math.random().toString(36).slice(2);
     this.#head = { id: `chatcmpl-${id}`, created: Math.floor(clock.date() / 1000), object: "chat.completion.chunk" };
     this.#startedAt = clock.now();
@@ -48,7 +48,7 @@ export class ShownAnswer {
     const tokens = this.tokensWith(choice.logprobs?.content ?? []);
     this.#firstAt ??= this.options.clock.now();
     this.#tokens += Math.max(1, tokens.length);
-    this.#told.push(...tokens);
+    this.#listed.push(...tokens);
     this.#model = model;
     const { content, tool_calls: calls, reasoning_content: thought } = choice.delta;
     this.#reasoning += thought ?? "";
@@ -60,7 +60,7 @@ export class ShownAnswer {
     this.push(delta, { logprobs: this.logprobsOf(tokens), finish_reason: null }, this.#routeDue);
   }
 
-  /** Tokens that nothing was shown of: they come with the next text. */
+  /** Tokens without a shown text: they come with the next text. */
   wait(tokens: readonly ChatCompletionTokenLogprob[]): void {
     this.#waiting.push(...tokens);
   }
@@ -73,15 +73,15 @@ export class ShownAnswer {
 
   withdraw(): void {
     this.#tokens = 0;
-    this.#told = [];
+    this.#listed = [];
     this.#reasoning = "";
   }
 
-  /** What stands shown, which is ``text``. */
+  /** What is shown of the answer; its text is ``text``. */
   soFar(text: string): AnswerSoFar {
-    const ids = this.#told.flatMap(({ token_id: id }) => (id === undefined ? [] : [id]));
-    // Of a token that a stop string or a cut character held back a part may be shown: then the text alone says where it stands.
-    const isAll = ids.length === this.#told.length && this.#told.map(({ token }) => token).join("") === text;
+    const ids = this.#listed.flatMap(({ token_id: id }) => (id === undefined ? [] : [id]));
+    // A stop string or a cut character can hold back part of a token. Then only the text shows how far the answer is.
+    const isAll = ids.length === this.#listed.length && this.#listed.map(({ token }) => token).join("") === text;
     return { text, reasoning: this.#reasoning, tokenIds: isAll ? ids : null, tokens: this.#tokens };
   }
 
@@ -95,17 +95,17 @@ export class ShownAnswer {
       total_ms: now - this.#startedAt,
       tokens_per_second: speed,
     };
-    // A reader tells by a chunk before the last that a text was withdrawn, also where nothing came after it.
+    // A chunk before the last one tells the reader that a text was withdrawn, even if no text followed.
     if (this.#routeDue) this.push({ content: "" }, { logprobs: null, finish_reason: null }, true);
     this.push({}, { logprobs: this.logprobsOf(this.tokensWith([])), finish_reason: finishReason }, true, { timings });
     this.options.push({ ...this.#head, model: this.#model, choices: [], usage });
   }
 
-  /** The tokens, after those that waited. */
-  private tokensWith(told: readonly ChatCompletionTokenLogprob[]): readonly ChatCompletionTokenLogprob[] {
-    const tokens = [...this.#waiting, ...told];
+  /** The tokens after those that waited. */
+  private tokensWith(tokens: readonly ChatCompletionTokenLogprob[]): readonly ChatCompletionTokenLogprob[] {
+    const all = [...this.#waiting, ...tokens];
     this.#waiting = [];
-    return tokens;
+    return all;
   }
 
   private logprobsOf(tokens: readonly ChatCompletionTokenLogprob[]): ChatCompletionLogprobs | null {
@@ -123,14 +123,14 @@ export class ShownAnswer {
     withRoute: boolean,
     more: Partial<ChatCompletionChunk> = {},
   ): void {
-    const whole = this.#roleDue ? { role: "assistant" as const, ...delta } : delta;
+    const deltaWithRole = this.#roleDue ? { role: "assistant" as const, ...delta } : delta;
     const route = withRoute ? { route: this.options.route() } : {};
     this.#roleDue = false;
     if (withRoute) this.#routeDue = false;
     this.options.push({
       ...this.#head,
       model: this.#model,
-      choices: [{ index: 0, delta: whole, ...rest }],
+      choices: [{ index: 0, delta: deltaWithRole, ...rest }],
       ...more,
       ...route,
     });

@@ -1,4 +1,4 @@
-// What was seen of a side over its answers: whether it is well, how fast it is, and what it has likely kept of them. Parts of answers flow in; a situation is told of it.
+// What is known about a side from its answers: its health, its speed, and what its cache likely holds.
 
 import type { Circuit } from "./circuit.js";
 import { PrefixMemory } from "../decision/prefix_memory.js";
@@ -17,15 +17,18 @@ export class SideRecord {
     return this.#speed;
   }
 
-  /** For a situation: "half-open" for the one request that is let through, "open" for those beside it. */
+  /** The state for a situation: "half-open" for the one trial request, meanwhile "open" for all others. */
   get circuitState(): CircuitState {
     return this.circuit.admits ? this.circuit.state : "open";
   }
 
-  /** A part of an answer that ended well. What it waited in a queue says nothing of the side's speed, and is told by itself. */
-  learn({ askedAt, firstAt, lastAt, tokens, usage }: Part, roundTripSeconds: number | null): void {
+  /**
+   * Records a part of an answer that ended well. The time in a queue does not count towards the side's speed; the queue
+   * is reported separately.
+   */
+  learn({ requestedAt, firstAt, lastAt, tokens, usage }: Part, roundTripSeconds: number | null): void {
     if (firstAt === null || lastAt === null || usage === null) return;
-    const startedAt = askedAt + Math.max(0, usage.queue_ms ?? 0);
+    const startedAt = requestedAt + Math.max(0, usage.queue_ms ?? 0);
     this.#speed = speedAfter(this.#speed, {
       computed_tokens: Math.max(0, usage.prompt_tokens - (usage.prompt_tokens_details?.cached_tokens ?? 0)),
       completion_tokens: Math.max(tokens, usage.completion_tokens),
@@ -36,7 +39,7 @@ export class SideRecord {
   }
 }
 
-/** The speeds, as a situation has them. */
+/** The speeds in the form of a situation. */
 export function rates({
   prefill_tokens_per_second,
   decode_tokens_per_second,

@@ -1,5 +1,6 @@
-// A warm-up: far computes the prompt of an answer that near writes, so that it begins at once should it be asked. It says one token, which nobody sees. It
-// is paid for like an answer; what is wrong with far shows when it is asked in earnest, so that it failed is told to nobody.
+// A warm-up: far computes the prompt of an answer that near writes, so that far can start at once if it is asked. It
+// generates one token, which is not shown. It is paid for like an answer. If something is wrong with far, the next real
+// request shows it, so failures are not reported here.
 
 import type { CompletionUsage } from "../../api/types.js";
 import type { Ledger } from "../decision/budget.js";
@@ -22,7 +23,7 @@ export interface WarmUp {
   readonly now: () => number;
 }
 
-/** Does nothing where far is left alone or today's budget is spent. */
+/** Does nothing if far's circuit is not closed or today's budget is spent. */
 export async function warmUp(
   { params, conversation, far, record, ledger, policy, now }: WarmUp,
   signal: AbortSignal,
@@ -31,19 +32,19 @@ export async function warmUp(
   ledger.add({ requests: 1 });
   let usage: CompletionUsage | null = null;
   try {
-    for await (const chunk of far.ask({ params: promptOnly(params), from: null, logprobs: null, signal }))
+    for await (const chunk of far.answer({ params: promptOnly(params), from: null, logprobs: null, signal }))
       usage = chunk.usage ?? usage;
     record.memory.remember(conversation, "", now());
   } catch {
-    // Nobody waits for it.
+    // Nothing waits for the warm-up.
   } finally {
     if (usage !== null) ledger.add({ usd: usdOf(policy.price, usage) });
   }
 }
 
-/** The same prompt; a token is the least that a server says, and nothing holds it to a form. */
+/** The same prompt, with one token, the least that a server generates, and without a format. */
 export function promptOnly(params: PlainParams): PlainParams {
-  // One token is no call, so none may be required; without tools it would be another prompt.
+  // One token cannot be a tool call, so none may be required. Without the tools it would be another prompt.
   const choice = params.tool_choice === "none" ? params.tool_choice : undefined;
   return {
     ...params,

@@ -1,15 +1,19 @@
-// The watch: whether a near answer goes astray, token by token.
+// The watch: detects, token by token, a near answer that goes wrong.
 //
-// Tokens flow in with what the model thought of them; the reason to escalate flows out, where there is one, and sooner than that whether there are
-// doubts. server_fallback/router/answer/watch.py is the same, and tests/conformance/router_traces.json holds both to the same reasons.
+// It reads tokens with the model's log-probabilities and returns the reason to escalate, if any; before that, it
+// reports doubts. server_fallback/router/answer/watch.py is the same, and tests/conformance/router_traces.json requires
+// the same reasons of both.
 
 import type { EscalationReason } from "./events.js";
 import type { Escalation, Repetition } from "../decision/policy_schema.js";
 
-/** By the policy's rules. Windows are the last window_tokens tokens; logprobs and entropies (nats) are means over them. */
+/**
+ * The escalation rules of the policy. A window is the last window_tokens tokens; logprobs and entropies (in nats) are
+ * means over a window.
+ */
 export type WatchRules = Omit<Escalation, "then" | "warm">;
 
-/** A token of the answer. null: not known, it is in no window. */
+/** A token of the answer. null: not known, so it is in no window. */
 export interface WatchedToken {
   readonly text: string;
   readonly logprob: number | null;
@@ -28,7 +32,10 @@ export class Watch {
     this.#rules = rules;
   }
 
-  /** Whether half a window, or more, ever was half as bad as what is escalated. */
+  /**
+   * Whether a token has made an escalation likely, which is half of the threshold over at least half a window. Once
+   * true, it stays true.
+   */
   get doubts(): boolean {
     return this.#doubts;
   }
@@ -44,7 +51,7 @@ export class Watch {
       min_mean_logprob !== null && this.#logprobs.length >= half && mean(this.#logprobs) < min_mean_logprob / 2;
     this.#doubts ||=
       max_mean_entropy !== null && this.#entropies.length >= half && mean(this.#entropies) > max_mean_entropy / 2;
-    // A window that is not full yet says nothing.
+    // A window that is not full yet proves nothing.
     if (min_mean_logprob !== null && this.#logprobs.length === window_tokens && mean(this.#logprobs) < min_mean_logprob)
       return "escalated_logprob";
     if (
@@ -56,7 +63,7 @@ export class Watch {
     return repetition !== null && this.#repeats(repetition) ? "escalated_repetition" : null;
   }
 
-  /** The answer fits its schema no longer. */
+  /** The answer can no longer match its schema. */
   schemaFailed(): EscalationReason | null {
     return this.#rules.failing_schema ? "escalated_schema" : null;
   }
@@ -71,13 +78,13 @@ export class Watch {
   }
 }
 
-/** Of the most likely tokens, in nats. What they leave of the probability counts as one more token. */
+/** The entropy in nats, from the most likely tokens. The remaining probability counts as one more token. */
 export function entropy(logprobs: readonly number[]): number {
   let total = 0;
   let rest = 1;
   for (const logprob of logprobs) {
     const probability = Math.exp(logprob);
-    // 0 log 0 is 0, also where the logprob is -Infinity.
+    // 0 log 0 is 0, also if the logprob is -Infinity.
     if (probability > 0) total -= probability * logprob;
     rest -= probability;
   }

@@ -1,16 +1,23 @@
-// A pattern as a nondeterministic automaton (Thompson, 1968). A search follows all of its states at once, so its time is linear in the length of the
-// text; a backtracking engine takes exponential time for patterns such as (a+)+$.
+// A pattern as a nondeterministic automaton (Thompson, 1968). A search follows all of its states at once, so its time
+// is linear in the length of the text; a backtracking engine takes exponential time for patterns such as (a+)+$.
 //
-// A search remembers which sets of states it has met and where each leads on each character (a lazy DFA), so most characters cost one look-up.
+// A search remembers which sets of states it has met and where each leads on each character (a lazy DFA), so most
+// characters cost one look-up.
 
 import type { Ranges } from "../../grammar/ebnf.js";
 import { BOUNDARY } from "./readings.js";
 
-/** The most states of a pattern; a counted part has the states of all its copies. pattern.py has the same limit. */
+/**
+ * The maximum number of states of a pattern; a counted part has the states of all its copies. pattern.py has the same
+ * limit.
+ */
 export const MAX_STATES = 1000;
-/** The most visits of states that the searches of one request make: about a second's worth. */
+/** The maximum number of visits of states in the searches of one request: about a second. */
 const MAX_VISITS = 50_000_000;
-/** The most sets of states that a search remembers, and the most states of each. Other sets are computed at each character. */
+/**
+ * The maximum number of sets of states that a search remembers, and of states in each. Other sets are computed at each
+ * character.
+ */
 const MAX_SETS = 1000;
 const MAX_REMEMBERED = 100;
 
@@ -18,7 +25,10 @@ export type Assertion = "^" | "$" | "\\b" | "\\B";
 /** Adds the states of a part of a pattern, at least one, in front of ``next``, and returns the first of them. */
 export type Part = (next: State) => State;
 
-/** Reads a character that it accepts, or checks its assertion, or does neither; then it goes on to each state of ``next``. */
+/**
+ * Reads a character that it accepts, or checks its assertion, or does neither; then it goes on to each state of
+ * ``next``.
+ */
 class State {
   /** The last step that visited it. */
   visited = 0;
@@ -31,7 +41,10 @@ class State {
   ) {}
 }
 
-/** The states after a character of the kind ``before``. ``following``: the remembered sets that it leads to, null if the pattern is found. */
+/**
+ * The states after a character of the kind ``before``. ``following``: the remembered sets that it leads to, null if the
+ * pattern is found.
+ */
 interface StateSet {
   readonly states: readonly State[];
   readonly before: Kind;
@@ -42,9 +55,9 @@ interface StateSet {
 /** What is beside a position: an end of the text, a boundary between two parts, a word character, or another one. */
 type Kind = "end" | "boundary" | "word" | "other";
 
-/** How many visits are left to the searches of one request. */
+/** How many visits remain for the searches of one request. */
 export class Visits {
-  left = MAX_VISITS;
+  remaining = MAX_VISITS;
 }
 
 /** Makes the parts of one pattern. Throws ``tooLarge()`` for a pattern of more than ``MAX_STATES`` states. */
@@ -96,17 +109,17 @@ export class PartBuilder {
 }
 
 export class Automaton {
-  readonly #found = new State(0, []);
+  readonly #match = new State(0, []);
   readonly #first: State;
   #step = 0;
 
   constructor(pattern: Part) {
-    this.#first = pattern(this.#found);
+    this.#first = pattern(this.#match);
   }
 
   /**
-   * Whether the pattern is found in the text; true if ``visits`` are used up, since a text is private if in doubt. With ``boundaries``, a match may go on
-   * over a ``BOUNDARY``, and beside it every assertion holds.
+   * Whether the pattern matches anywhere in the text; true if ``visits`` are used up, since a text is private if in
+   * doubt. With ``boundaries``, a match may continue over a ``BOUNDARY``, and beside it every assertion holds.
    */
   test(text: string, boundaries = false, visits = new Visits()): boolean {
     const sets = new Map<string, StateSet>();
@@ -120,7 +133,7 @@ export class Automaton {
         following = states === null ? null : remembered(sets, states, after);
         if (following?.remembered !== false) set.following.set(point, following);
       }
-      if (following === null || visits.left < 0) return true;
+      if (following === null || visits.remaining < 0) return true;
       if (point < 0) return false;
       set = following;
       at += point > 0xffff ? 2 : 1;
@@ -135,13 +148,13 @@ export class Automaton {
     for (let state = pending.pop(); state !== undefined; state = pending.pop()) {
       if (state.visited === step) continue;
       state.visited = step;
-      visits.left--;
+      visits.remaining--;
       if (state.accepts === null) {
         if (state.assertion === null || holds(state.assertion, before, after))
           for (const next of state.next) pending.push(next);
       } else if (state.accepts(point)) for (const next of state.next) reached.push(next);
     }
-    if (this.#found.visited === step) return null;
+    if (this.#match.visited === step) return null;
     if (after === "boundary") return before === "boundary" ? [] : states;
     return reached;
   }

@@ -1,7 +1,8 @@
-// The ledger: today's requests to the far side and their cost, in a store of texts such as localStorage. A day is a UTC day.
+// The ledger: today's requests to the far side and their cost, in a store of texts such as localStorage. A day is a UTC
+// day.
 //
-// A request counts when it is sent, its dollars when the answer has ended. If a text cannot be read as a ledger, counting starts at zero: the ledger
-// bounds what is spent, and must not prevent answers.
+// A request counts when it is sent, its dollars when the answer has ended. If a text cannot be read as a ledger,
+// counting starts at zero: the ledger bounds what is spent, and must not prevent answers.
 
 import type { Budget } from "./policy_schema.js";
 import { isObject } from "./schema_check.js";
@@ -13,11 +14,11 @@ export interface Spent {
 
 export interface Ledger {
   today(): Spent;
-  /** What is spent today with this. */
+  /** Adds to today's spending and returns the total. */
   add(more: Partial<Spent>): Spent;
 }
 
-/** As localStorage has them. */
+/** The methods of localStorage that are needed here. */
 export interface LedgerStore {
   getItem(key: string): string | null;
   setItem(key: string, value: string): void;
@@ -26,7 +27,7 @@ export interface LedgerStore {
 const BROWSER_KEY = "nearfar far budget";
 const NOTHING: Spent = { usd: 0, requests: 0 };
 
-/** A Ledger under ``key`` of a store. ``now`` in milliseconds since 1970. */
+/** A Ledger under ``key`` of a store. ``now`` returns milliseconds since 1970. */
 export class StoredLedger implements Ledger {
   constructor(
     private readonly store: LedgerStore,
@@ -51,14 +52,15 @@ export class StoredLedger implements Ledger {
 }
 
 /**
- * The ledger of a page, in localStorage, which all tabs of an origin share; in memory if the browser has or allows no storage. ``date`` returns
- * milliseconds since 1970. ``storage`` is called for each access, because a browser may refuse it at any time.
+ * The ledger of a page, in localStorage, which all tabs of an origin share; in memory if the browser has or allows no
+ * storage. ``date`` returns milliseconds since 1970. ``storage`` is called for each access, because a browser may
+ * refuse it at any time.
  */
 export function browserLedger(
   date: () => number,
   storage: () => LedgerStore | undefined = () => (globalThis as { readonly localStorage?: LedgerStore }).localStorage,
 ): Ledger {
-  const kept = new Map<string, string>();
+  const inMemory = new Map<string, string>();
   const use = <T>(run: (store: LedgerStore) => T, otherwise: T): T => {
     try {
       const store = storage();
@@ -68,25 +70,25 @@ export function browserLedger(
     }
   };
   const store: LedgerStore = {
-    getItem: (key) => kept.get(key) ?? use((given) => given.getItem(key), null),
+    getItem: (key) => inMemory.get(key) ?? use((storage) => storage.getItem(key), null),
     setItem: (key, value) => {
-      const isStored = use((given) => {
-        given.setItem(key, value);
+      const isStored = use((storage) => {
+        storage.setItem(key, value);
         return true;
       }, false);
-      if (isStored) kept.delete(key);
-      else kept.set(key, value);
+      if (isStored) inMemory.delete(key);
+      else inMemory.set(key, value);
     },
   };
   return new StoredLedger(store, BROWSER_KEY, date);
 }
 
-/** Whether a day's budget allows nothing more. */
+/** Whether the budget of the day is spent. */
 export function isSpent({ far_requests_per_day: requests, far_usd_per_day: usd }: Budget, spent: Spent): boolean {
   return (requests !== null && spent.requests >= requests) || (usd !== null && spent.usd >= usd);
 }
 
-/** What a ledger's text has for a day, nothing where it is of another one. */
+/** The spending of ``day`` in a ledger's text; nothing if the text is of another day. */
 function spentOn(text: string | null, day: string): Spent {
   const entry = text === null ? null : parsed(text);
   if (!isObject(entry) || entry.day !== day || typeof entry.usd !== "number" || !Number.isInteger(entry.requests))

@@ -1,10 +1,10 @@
-// What contradicts itself in a policy whose values are each allowed: a policy flows in, places and what is wrong there flow out.
+// Contradictions in a policy whose values are each allowed: yields the path of each and what is wrong there.
 
 import type { Policy } from "./policy_schema.js";
 
-type Found = Iterable<readonly [place: string, problem: string]>;
+type Contradictions = Iterable<readonly [path: string, problem: string]>;
 
-export function* contradictions(policy: Policy): Found {
+export function* contradictions(policy: Policy): Contradictions {
   yield* ofLabels(policy);
   if (policy.mode === "near-only" || policy.mode === "far-only") yield* ofOneSide(policy);
   if (policy.mode === "far-only") {
@@ -16,28 +16,28 @@ export function* contradictions(policy: Policy): Found {
     if (policy.budget.far_usd_per_day !== null)
       yield ["budget.far_usd_per_day", "in mode near-only nothing is spent on the far side"];
     if (policy.budget.far_requests_per_day !== null)
-      yield ["budget.far_requests_per_day", "in mode near-only the far side is not asked"];
+      yield ["budget.far_requests_per_day", "in mode near-only the far side gets no requests"];
   }
   if (policy.mode === "prefer-far" && policy.timeouts.hedge_after_ms !== null) {
-    yield ["timeouts.hedge_after_ms", "hedging asks far where near is slow; in mode prefer-far it is asked first"];
+    yield ["timeouts.hedge_after_ms", "hedging asks far if near is slow, but mode prefer-far asks far first"];
   }
   if (policy.mode !== "auto") yield* ofAuto(policy);
 }
 
-function* ofLabels(policy: Policy): Found {
+function* ofLabels(policy: Policy): Contradictions {
   const seen = new Set<string>();
-  for (const [place, labels] of [
+  for (const [path, labels] of [
     ["labels", policy.labels],
     ["private.labels", policy.private.labels],
   ] as const) {
     for (const label of labels) {
-      if (seen.has(label)) yield [place, `the label '${label}' stands twice; a label is plain or private`];
+      if (seen.has(label)) yield [path, `the label '${label}' appears twice; a label is either plain or private`];
       seen.add(label);
     }
   }
 }
 
-function* ofOneSide(policy: Policy): Found {
+function* ofOneSide(policy: Policy): Contradictions {
   const problem = `in mode ${policy.mode} there is no other side`;
   if (policy.escalation.then !== "never") yield ["escalation.then", problem];
   if (policy.speculation !== null) yield ["speculation", problem];
@@ -46,7 +46,7 @@ function* ofOneSide(policy: Policy): Found {
   if (policy.timeouts.hedge_after_ms !== null) yield ["timeouts.hedge_after_ms", problem];
 }
 
-function* ofAuto({ mode, device, costs, quality }: Policy): Found {
+function* ofAuto({ mode, device, costs, quality }: Policy): Contradictions {
   const isSet = {
     "device.min_battery": device.min_battery !== null,
     "device.max_thermal": device.max_thermal !== null,
@@ -55,6 +55,6 @@ function* ofAuto({ mode, device, costs, quality }: Policy): Found {
     "quality.predictor": quality.predictor !== null,
     "quality.threshold": quality.threshold !== 0,
   };
-  for (const [place, given] of Object.entries(isSet))
-    if (given) yield [place, `only mode auto decides by it; the mode is ${mode}`];
+  for (const [path, isUsed] of Object.entries(isSet))
+    if (isUsed) yield [path, `only mode auto uses it; the mode is ${mode}`];
 }

@@ -1,12 +1,12 @@
-// Costs: how long each side would take, and what far would charge. A policy and a situation flow in; what is not known is null.
+// Costs: how long each side would take, and what far would charge. Unknown values are null.
 
 import type { Policy, Price } from "./policy_schema.js";
 import type { FarState, NearState, Situation } from "./situation.js";
 
-/** Of an answer whose length nobody bounds. */
+/** The expected length of an answer without a limit. */
 const EXPECTED_TOKENS = 64;
 
-/** In seconds from asking. */
+/** In seconds after the request is sent. */
 export interface Times {
   readonly first: number | null;
   readonly total: number | null;
@@ -21,7 +21,7 @@ export function farTimes(situation: Situation): Times {
   return timesOf(situation.far, round_trip_seconds === null ? null : queue_seconds + round_trip_seconds, situation);
 }
 
-/** What is in a cache costs the same. */
+/** The expected price of far's answer. Cached tokens cost the same. */
 export function farUsd({ price }: Policy, situation: Situation): number | null {
   const { prompt_tokens } = situation.far;
   if (prompt_tokens === null) return null;

@@ -1,6 +1,8 @@
-// The decision: a policy and a situation flow in, who answers and why flows out. Pure, and total: every situation has an answer.
+// The decision: who answers a request, and why, from a policy and a situation. Pure and total: every situation has a
+// result.
 //
-// Hard rules first (private, the mode, what a side lacks, a pin), then preference, then what the device, the clock, costs and predictor say.
+// Hard rules come first (private, the mode, what a side lacks, a pin), then preference, then the device, the time
+// limits, the costs and the predictor.
 
 import { RequestError } from "../../errors.js";
 import { isSpent } from "./budget.js";
@@ -20,8 +22,8 @@ interface Choice {
 const THERMALS: readonly Thermal[] = ["nominal", "fair", "serious", "critical"];
 
 /**
- * ``isPrivate`` is what an earlier decision of the same request found; nothing that could change it has changed. Throws RequestError with the code
- * "unknown_label" for a label that the policy does not have, and for nothing else.
+ * ``isPrivate`` is the result of an earlier decision about the same request, which still holds. Throws RequestError
+ * with the code "unknown_label" for a label that the policy does not have, and for nothing else.
  */
 export function decide(
   policy: Policy,
@@ -41,7 +43,10 @@ export function decide(
   return { side, reason, private: isPrivate, scores };
 }
 
-/** What is expected of both sides, whether or not they may answer. Without a predictor both are taken to be right. */
+/**
+ * What is expected of both sides, whether or not they may answer. Without a predictor both sides are assumed to be
+ * right.
+ */
 export function score(policy: Policy, situation: Situation): Scores {
   const near = nearTimes(situation);
   const far = farTimes(situation);
@@ -67,30 +72,30 @@ export function score(policy: Policy, situation: Situation): Scores {
   };
 }
 
-/** Whether near may guess tokens for far, which answers: it could answer itself, and its device need not be spared. */
+/** Whether near may guess tokens for far's answer: near could answer itself, and its device need not be spared. */
 export function mayGuess(policy: Policy, situation: Situation): boolean {
   return nearLack(policy, situation) === null && hinted(policy, situation.near) === null;
 }
 
 function checkLabels(policy: Policy, situation: Situation): void {
   const known = new Set([...policy.labels, ...policy.private.labels]);
-  const places = [
+  const labelsByPath = [
     ["labels", situation.labels] as const,
     ...situation.messages.map(({ labels }, index) => [`messages[${index}].labels`, labels] as const),
   ];
-  for (const [place, labels] of places) {
+  for (const [path, labels] of labelsByPath) {
     for (const label of labels) {
       if (known.has(label)) continue;
       const has = [...known].sort().join(", ") || "none";
-      throw new RequestError(`${place}: the policy has no label '${label}'; it has ${has}`, {
+      throw new RequestError(`${path}: the policy has no label '${label}'; it has ${has}`, {
         code: "unknown_label",
-        param: place,
+        param: path,
       });
     }
   }
 }
 
-/** The first thing that near lacks; null where it may answer. */
+/** The first thing that near lacks; null if it may answer. */
 function nearLack(policy: Policy, situation: Situation): Lack | null {
   if (policy.mode === "far-only") return "mode";
   if (!situation.near.available) return "near_unavailable";
@@ -116,12 +121,12 @@ function lackOf(side: NearState | FarState, { max_tokens, tools, vision, languag
   return null;
 }
 
-/** Null where both sides may answer and no pin says which. */
+/** Null if both sides may answer and the request is not pinned. */
 function hard(pin: Side | null, near: Lack | null, far: Lack | null): Choice | null {
   const pinned = pin === null ? null : pin === "near" ? near : far;
   if (pinned !== null) return { side: null, reason: pinned === "private" ? pinned : `pinned_${pinned}` };
   if (near !== null && far !== null) {
-    // Far is looked at last, unless it was out from the start.
+    // Far is checked last, unless it was ruled out from the start.
     return { side: null, reason: far === "private" || far === "mode" ? near : far };
   }
   if (near !== null) return { side: "far", reason: near };
@@ -134,7 +139,7 @@ function preferred({ mode }: Policy): Choice | null {
   return mode === "prefer-far" ? { side: "far", reason: "prefer" } : null;
 }
 
-/** By the device: whether it should be spared. */
+/** Whether the device should be spared. */
 function hinted({ device }: Policy, { battery, charging, thermal }: NearState): Choice | null {
   if (device.min_battery !== null && battery !== null && battery < device.min_battery && charging !== true)
     return { side: "far", reason: "battery" };
@@ -154,7 +159,7 @@ function inTime(costs: Costs, scores: Scores): Choice | null {
   return near === far ? null : { side: near ? "far" : "near", reason: "seconds" };
 }
 
-/** What is not known is not late. */
+/** Unknown times are not late. */
 function isLate(
   { max_first_token_seconds: mostFirst, max_total_seconds: mostTotal }: Costs,
   first: number | null,

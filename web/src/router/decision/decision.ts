@@ -1,10 +1,10 @@
-// A decision: who answers, and why; and the error if nobody can. Drivers put the decision into every answer as its route.
+// A decision: who answers, and why; and the error if nobody can. Every answer carries the decision as its route.
 
 import type { NearfarError } from "../../errors.js";
 import { RequestError, Unavailable } from "../../errors.js";
 
 export type Side = "near" | "far";
-/** What takes a side out of the choice, or takes all of them out. */
+/** Why a side, or the last remaining side, cannot answer. */
 export type Lack =
   | "private"
   | "mode"
@@ -26,7 +26,10 @@ export type DecisionReason =
   | "seconds"
   | "quality"
   | "cost";
-/** What was expected of both sides; null where it is not known. gain is what far is worth above near, in the unit of the policy's threshold. */
+/**
+ * What was expected of both sides; null if it is not known. gain is how much more far's answer is worth than near's, in
+ * the unit of the policy's threshold.
+ */
 export interface Scores {
   readonly near_right: number | null;
   readonly far_right: number | null;
@@ -39,7 +42,8 @@ export interface Scores {
 }
 
 /**
- * side is null where nobody may or can answer; reason then says what stopped the last side. A private answer is near's or nobody's, to its end.
+ * side is null if no side may or can answer; reason then says what ruled out the last side. A private request is
+ * answered by near or not at all.
  */
 export interface Decision {
   readonly side: Side | null;
@@ -50,20 +54,20 @@ export interface Decision {
 
 const WHY: Readonly<Record<Lack, string>> = {
   private: "it is private, so it does not leave this device, and this device cannot answer it",
-  mode: "the policy's mode leaves no side",
+  mode: "the policy's mode allows no side",
   near_unavailable: "no model is ready on this device",
   offline: "there is no network",
-  circuit_open: "the side that is left failed several times and is left alone for a while",
-  context: "it is longer than the context of the side that is left",
-  tools: "the side that is left knows no tools",
-  vision: "the side that is left reads texts only",
-  language: "the side that is left does not know the language",
-  budget: "the budget of today is spent",
+  circuit_open: "the remaining side failed several times and gets no requests for a while",
+  context: "it is longer than the context of the remaining side",
+  tools: "the remaining side does not support tools",
+  vision: "the remaining side reads only text",
+  language: "the remaining side does not know the language",
+  budget: "today's budget is spent",
 };
-/** For these, the same request fails again later. */
+/** For these, the same request would fail again later. */
 const PERMANENT: readonly Lack[] = ["private", "mode", "context", "tools", "vision", "language"];
 
-/** The error of a decision without a side. ``near`` says in words why there is no engine, null if there is one. */
+/** The error of a decision without a side. ``near`` is the reason why there is no engine; null if there is one. */
 export function refusal({ reason }: Decision, near: string | null): NearfarError {
   const lack = reason.replace(/^pinned_/, "") as Lack;
   const pinned = lack === reason ? "" : " and it is pinned to a side";

@@ -1,13 +1,14 @@
-// What the platform tells of this device: whether there is a network, how full the battery is. What it does not tell is null.
+// What the platform reports about this device: whether there is a network, and the state of the battery. Unknown values
+// are null.
 
 export type Thermal = "nominal" | "fair" | "serious" | "critical";
 
 export interface DeviceHints {
   readonly online: boolean;
-  /** 0 to 1. */
+  /** From 0 to 1. */
   readonly battery: number | null;
   readonly charging: boolean | null;
-  /** No browser tells it; an app around the page may. */
+  /** Browsers do not report it; an app around the page may. */
   readonly thermal: Thermal | null;
 }
 
@@ -21,13 +22,13 @@ interface BatteryNavigator {
   getBattery?(): Promise<{ readonly level: number; readonly charging: boolean }>;
 }
 
-/** Hints of the browser, or of whatever has a navigator as browsers do. */
+/** Hints of the browser, or of any object like its navigator. */
 export function platformDevice(
   navigator: BatteryNavigator = (globalThis as { readonly navigator?: BatteryNavigator }).navigator ?? {},
 ): DeviceSource {
   return {
     read: async () => {
-      // Its object stays up to date, and asking for it again gives the same.
+      // The battery object stays up to date, and every call returns the same one.
       const battery = (await navigator.getBattery?.().catch(() => null)) ?? null;
       return {
         online: navigator.onLine !== false,

@@ -1,7 +1,8 @@
-// Features: what the predictor sees of a request. The last user message flows in, numbers flow out, the same in both languages.
+// Features: the numbers that the predictor reads from the last user message, the same in both languages.
 //
-// Text features are counted by ASCII's rules, whatever the script: [0-9] are digits, ASCII's white space separates words. Counts stand as log1p.
-// Buckets count words and pairs of neighbours by a hash, so that a predictor knows phrases without a list of them.
+// Text features follow ASCII's rules for every script: [0-9] are digits, and ASCII's white space separates words.
+// Counts are log1p values. Buckets count words and pairs of adjacent words by a hash, so that a predictor knows phrases
+// without a list of them.
 
 import type { SituationMessage } from "./situation.js";
 
@@ -15,7 +16,7 @@ const QUESTION = new RegExp(`\\?${SPACES}*$`);
 const FNV_OFFSET = 0x811c9dc5;
 const FNV_PRIME = 0x01000193;
 
-/** The text that features are of; empty where no message is a user's. */
+/** The text from which features are computed; empty if there is no user message. */
 export function lastUserText(messages: readonly SituationMessage[]): string {
   return messages.findLast(({ role }) => role === "user")?.content ?? "";
 }
@@ -38,8 +39,9 @@ export function textFeatures(text: string): Readonly<Record<TextFeature, number>
 }
 
 /**
- * How many terms fall into each bucket; buckets without one are left out. Terms are lowercased words, numbers as so many "#" as they have digits, and
- * each two neighbours joined by a space. FNV-1a of 32 bits: Fowler, Noll and Vo, draft-eastlake-fnv.
+ * Counts the terms in each bucket; empty buckets are left out. Terms are lowercased words, numbers as one "#" for each
+ * digit, and each two adjacent terms joined by a space. The hash is FNV-1a of 32 bits: Fowler, Noll and Vo,
+ * draft-eastlake-fnv.
  */
 export function bucketCounts(text: string, buckets: number): ReadonlyMap<number, number> {
   const counts = new Map<number, number>();

@@ -1,8 +1,9 @@
-// Patterns of private texts: the regular expressions that Python's re and JavaScript's RegExp read alike. They are compiled for
-// automaton.ts, whose searches take linear time.
+// Patterns of private texts: the regular expressions that Python's re and JavaScript's RegExp read alike. They are
+// compiled for automaton.ts, whose searches take linear time.
 //
-// Characters, . [...] (...) (?:...) | and * + ? {n} {n,} {n,m} with their lazy forms, ^ and $ (the ends of the text), \b \B \d \D \w \W \s \S in ASCII's
-// meaning, \t \n \r \f \v \xHH \uHHHH, and a backslash before any sign. All else (lookaround, back references, named groups, flags) is refused.
+// Characters, . [...] (...) (?:...) | and * + ? {n} {n,} {n,m} with their lazy forms, ^ and $ (the ends of the text),
+// \b \B \d \D \w \W \s \S in ASCII's meaning, \t \n \r \f \v \xHH \uHHHH, and a backslash before any sign. Everything
+// else (lookaround, back references, named groups, flags) is an error.
 
 import type { Ranges } from "../../grammar/ebnf.js";
 import { ANY, single, subtract, union } from "../../grammar/ebnf.js";
@@ -11,7 +12,7 @@ import { Automaton, MAX_STATES, PartBuilder } from "./automaton.js";
 
 const MAX_CHARACTERS = 1000;
 const MAX_DEPTH = 50;
-/** Ranges are widened to both cases for the scripts up to here: Latin, Greek, Cyrillic. */
+/** Ranges are extended to both cases for the scripts up to here: Latin, Greek, Cyrillic. */
 const LAST_CASED = 0x52f;
 
 const CLASSES: Readonly<Record<string, Ranges>> = {
@@ -32,12 +33,12 @@ const CODES: Readonly<Record<string, RegExp>> = { x: /^[0-9a-fA-F]{2}/, u: /^[0-
 const COUNTS = /^\{([0-9]{1,4})(,([0-9]{1,4})?)?\}/;
 const ASSERTIONS = ["^", "$", "\\b", "\\B"] as const;
 
-/** The pattern, ready to search with. Throws Error that says what is outside the subset, or which limit the pattern exceeds. */
+/** Compiles a pattern. Throws Error if it is outside the subset or exceeds a limit. */
 export function compilePattern(pattern: string, ignoreCase: boolean): Automaton {
   return new Automaton(new Parser(pattern, ignoreCase).parse());
 }
 
-/** Throws Error for a pattern by which every text would be private. */
+/** Throws Error for a pattern that would make every text private. */
 export function refuseEmptyMatch(pattern: string, compiled: Automaton): void {
   if (compiled.test(""))
     throw new Error(`the pattern ${JSON.stringify(pattern)} matches the empty text, and so every text`);
@@ -46,7 +47,7 @@ export function refuseEmptyMatch(pattern: string, compiled: Automaton): void {
 class Parser {
   readonly #characters: readonly string[];
   readonly #parts = new PartBuilder(() =>
-    this.refusal(`needs more than ${MAX_STATES} states; make it shorter, or its counts smaller`),
+    this.error(`needs more than ${MAX_STATES} states; shorten it or reduce its counts`),
   );
   #at = 0;
   #depth = 0;
@@ -59,15 +60,15 @@ class Parser {
   }
 
   parse(): Part {
-    if (this.#characters.length > MAX_CHARACTERS) throw this.refusal(`has more than ${MAX_CHARACTERS} characters`);
-    const whole = this.alternation();
-    if (this.#at < this.#characters.length) throw this.refusal("has a parenthesis too many");
-    return whole;
+    if (this.#characters.length > MAX_CHARACTERS) throw this.error(`has more than ${MAX_CHARACTERS} characters`);
+    const pattern = this.alternation();
+    if (this.#at < this.#characters.length) throw this.error("has a closing parenthesis without an opening one");
+    return pattern;
   }
 
   private alternation(): Part {
     const branches = [this.sequence()];
-    while (this.take("|")) branches.push(this.sequence());
+    while (this.accept("|")) branches.push(this.sequence());
     return this.#parts.alternatives(branches);
   }
 
@@ -78,26 +79,26 @@ class Parser {
   }
 
   private quantified(): Part {
-    for (const assertion of ASSERTIONS) if (this.take(assertion)) return this.#parts.assertion(assertion);
+    for (const assertion of ASSERTIONS) if (this.accept(assertion)) return this.#parts.assertion(assertion);
     const repeated = this.repeated(this.atom());
-    if (["*", "+", "?", "{"].includes(this.peek())) throw this.refusal("repeats what is repeated already");
+    if (["*", "+", "?", "{"].includes(this.peek())) throw this.error("has two quantifiers in a row");
     return repeated;
   }
 
   private repeated(part: Part): Part {
     let [least, most] = [0, Infinity];
     const counts = COUNTS.exec(this.rest(12));
-    if (this.take("?")) most = 1;
-    else if (this.take("+")) least = 1;
-    else if (!this.take("*")) {
+    if (this.accept("?")) most = 1;
+    else if (this.accept("+")) least = 1;
+    else if (!this.accept("*")) {
       if (counts === null) return part;
       this.#at += counts[0].length;
       least = Number(counts[1]);
       most = counts[2] === "," ? Infinity : Number(counts[3] ?? least);
-      if (most < least) throw this.refusal("has the ends of a count the wrong way round");
+      if (most < least) throw this.error("has a count whose maximum is below its minimum");
     }
-    // The lazy form finds the same texts.
-    this.take("?");
+    // The lazy form matches the same texts.
+    this.accept("?");
     return this.#parts.repeated(part, least, most);
   }
 
@@ -107,42 +108,42 @@ class Parser {
       case "(":
         return this.group();
       case "[":
-        return this.written(this.bracket());
+        return this.part(this.bracket());
       case ".":
-        return this.written(subtract(ANY, single("\n")));
+        return this.part(subtract(ANY, single("\n")));
       case "]":
       case "{":
       case "}":
-        throw this.refusal(`has a ${character} that must be written \\${character}`);
+        throw this.error(`has a ${character} that must be written \\${character}`);
       case "*":
       case "+":
       case "?":
-        throw this.refusal("has nothing to repeat");
+        throw this.error("has a quantifier without anything to repeat");
       default: {
         this.#at--;
         const [member, isClass] = this.member();
-        return this.written(isClass ? member : this.cased(member));
+        return this.part(isClass ? member : this.bothCases(member));
       }
     }
   }
 
   private group(): Part {
-    if (this.peek() === "?" && !this.take("?:")) {
-      throw this.refusal(
-        "has a group that Python and JavaScript read differently: lookaround, names and flags are not taken",
+    if (this.peek() === "?" && !this.accept("?:")) {
+      throw this.error(
+        "has a group that Python and JavaScript read differently: lookaround, names and flags are not supported",
       );
     }
-    if (++this.#depth > MAX_DEPTH) throw this.refusal("is nested too deep");
+    if (++this.#depth > MAX_DEPTH) throw this.error("is nested too deeply");
     const inner = this.alternation();
     this.#depth--;
-    if (!this.take(")")) throw this.refusal("has a group without an end");
+    if (!this.accept(")")) throw this.error("has a group that is not closed");
     return inner;
   }
 
   private bracket(): Ranges {
-    const negated = this.take("^");
+    const negated = this.accept("^");
     const parts: (readonly [number, number])[] = [];
-    while (!this.take("]")) {
+    while (!this.accept("]")) {
       const [start, isClass] = this.member();
       let member = start;
       if (this.peek() === "-" && this.#characters[this.#at + 1] !== "]") {
@@ -150,16 +151,16 @@ class Parser {
         const [end, endsInClass] = this.member();
         const [first = 0, last = 0] = [start[0]?.[0], end[0]?.[0]];
         if (isClass || endsInClass || last < first)
-          throw this.refusal("has a range whose end is no character above its start");
+          throw this.error("has a range whose end is not a character above its start");
         member = [[first, last]];
       }
-      parts.push(...(isClass ? member : this.cased(member)));
+      parts.push(...(isClass ? member : this.bothCases(member)));
     }
-    if (parts.length === 0) throw this.refusal("has an empty [], or a ] in it that must be written \\]");
+    if (parts.length === 0) throw this.error("has an empty [], or a ] in it that must be written \\]");
     return negated ? subtract(ANY, parts) : union(parts);
   }
 
-  /** Characters, and whether they are a class: those are as they are in either case. */
+  /** Characters, and whether they are a class: a class is used as it is, whatever the case. */
   private member(): readonly [Ranges, boolean] {
     let character = this.next();
     if (character !== "\\") return [single(character), false];
@@ -171,19 +172,19 @@ class Parser {
       const digits = code.exec(this.rest(4))?.[0];
       const point = Number.parseInt(digits ?? "d800", 16);
       if (digits === undefined || isSurrogate(point))
-        throw this.refusal(`has a \\${character} without the digits of a character`);
+        throw this.error(`has a \\${character} without the digits of a character`);
       this.#at += digits.length;
       return [[[point, point]], false];
     }
     const control = CONTROLS[character];
     if (control === undefined && /^[A-Za-z0-9]$/.test(character)) {
-      throw this.refusal(`has \\${character}, which Python and JavaScript read differently, or not at all`);
+      throw this.error(`has \\${character}, which Python and JavaScript read differently or reject`);
     }
     return [single(control ?? character), false];
   }
 
-  /** With the other case of each character, where case is ignored. */
-  private cased(ranges: Ranges): Ranges {
+  /** The ranges with the other case of each character, if case is ignored. */
+  private bothCases(ranges: Ranges): Ranges {
     if (!this.ignoreCase) return ranges;
     const both = [...ranges];
     for (const [first, last] of ranges) {
@@ -194,9 +195,9 @@ class Parser {
     return union(both);
   }
 
-  private written(ranges: Ranges): Part {
+  private part(ranges: Ranges): Part {
     const [first] = ranges;
-    if (first === undefined || isSurrogate(first[0])) throw this.refusal("has a class without a character");
+    if (first === undefined || isSurrogate(first[0])) throw this.error("has a class that matches no character");
     return this.#parts.character(ranges);
   }
 
@@ -206,11 +207,11 @@ class Parser {
 
   private next(): string {
     const character = this.#characters[this.#at++];
-    if (character === undefined) throw this.refusal("ends too early");
+    if (character === undefined) throw this.error("ends too early");
     return character;
   }
 
-  private take(text: string): boolean {
+  private accept(text: string): boolean {
     if (this.rest(text.length) !== text) return false;
     this.#at += text.length;
     return true;
@@ -220,12 +221,12 @@ class Parser {
     return this.#characters.slice(this.#at, this.#at + most).join("");
   }
 
-  private refusal(problem: string): Error {
+  private error(problem: string): Error {
     return new Error(`the pattern ${JSON.stringify(this.#characters.slice(0, 80).join(""))} ${problem}`);
   }
 }
 
-/** A character in both cases; such as become two by it are left out. */
+/** A character in both cases, without those that become two characters. */
 function cases(character: string): readonly string[] {
   const forms = [character, character.toLowerCase(), character.toUpperCase()];
   return forms

@@ -1,5 +1,5 @@
-// The policy: which side may and should answer, as data. What a JSON file holds flows in, a checked policy with all defaults flows out. Its types and
-// its schema are written from the Python router's, so that both take and refuse the same files.
+// The policy: which side may and should answer, as data. parsePolicy checks the content of a JSON file and adds all
+// defaults. The types and the schema are generated from the Python router's, so that both accept the same files.
 
 import { messageOf } from "../../errors.js";
 import { contradictions } from "./contradictions.js";
@@ -11,7 +11,10 @@ import { badPolicy, isObject, readValue } from "./schema_check.js";
 
 export type * from "./policy_schema.js";
 
-/** Throws RequestError with the code "bad_policy" for a key that is not known, a value out of range, and a contradiction; param names the place. */
+/**
+ * Throws RequestError with the code "bad_policy" for an unknown key, a value out of range, and a contradiction; param
+ * is the path of the value.
+ */
 export function parsePolicy(json: unknown): Policy {
   const policy = readValue(POLICY_SCHEMA, withoutAnOtherSide(json)) as Policy;
   policy.private.patterns.forEach((pattern, index) => {
@@ -22,11 +25,11 @@ export function parsePolicy(json: unknown): Policy {
     }
   });
   if (policy.quality.predictor !== null) checkPredictor(policy.quality.predictor, "quality.predictor");
-  for (const [place, problem] of contradictions(policy)) throw badPolicy(place, problem);
+  for (const [path, problem] of contradictions(policy)) throw badPolicy(path, problem);
   return policy;
 }
 
-/** What asks for a second side, or forbids the only one, is no default where there is but one. */
+/** Changes the defaults that need a second side, or that forbid the only side, if there is only one side. */
 function withoutAnOtherSide(json: unknown): unknown {
   if (!isObject(json)) return json;
   const oneSided = json.mode === "near-only" || json.mode === "far-only";
@@ -42,6 +45,6 @@ function over(
   key: string,
   values: Readonly<Record<string, unknown>>,
 ): Readonly<Record<string, unknown>> {
-  const given = json[key] ?? (json[key] === null ? null : {});
-  return { [key]: isObject(given) ? { ...values, ...given } : given };
+  const explicit = json[key] ?? (json[key] === null ? null : {});
+  return { [key]: isObject(explicit) ? { ...values, ...explicit } : explicit };
 }

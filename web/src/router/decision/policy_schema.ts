@@ -1,6 +1,7 @@
-// The policy's types and JSON Schema. Written by server_fallback/router/decision/schema.py from policy.py and predictor.py: change those.
+// The policy's types and JSON Schema, written by server_fallback/router/decision/schema.py.
+// To change them, edit policy.py and predictor.py there.
 
-/** One weight a feature, then one a bucket. */
+/** One weight for each feature, then one for each bucket. */
 export interface Weights {
   readonly weights: readonly number[];
   readonly bias: number;
@@ -12,13 +13,13 @@ export interface Calibration {
   readonly far: readonly number[];
 }
 
-/** What the threshold was chosen for: one of the two. */
+/** The target that the threshold was chosen for: one of the two. */
 export interface Wanted {
   readonly quality: number | null;
   readonly far_share: number | null;
 }
 
-/** Where the weights come from; nothing is decided by it. ``date`` is ISO 8601. */
+/** Where the weights come from; no decision depends on it. ``date`` is ISO 8601. */
 export interface Fitted {
   readonly pairs: number;
   readonly date: string;
@@ -38,57 +39,57 @@ export interface Predictor {
   readonly fitted: Fitted | null;
 }
 
-/** What makes a request private. ``patterns`` are searched for in all its texts; see `pattern`. */
+/** What makes a request private. ``patterns`` are searched in all its texts; see `pattern`. */
 export interface PrivateRules {
   readonly labels: readonly string[];
   readonly patterns: readonly string[];
   readonly ignore_case: boolean;
 }
 
-/** What the far side may be asked for in a UTC day. */
+/** What the far side may cost in a UTC day. */
 export interface Budget {
   readonly far_usd_per_day: number | null;
   readonly far_requests_per_day: number | null;
 }
 
-/** The languages that each side's model knows, None for all. A request that tells its language goes to a side that knows it. */
-export interface Spoken {
+/** The languages that each side's model knows; None for all. A request with a ``language`` is sent to a side that knows it. */
+export interface ModelLanguages {
   readonly near: readonly string[] | null;
   readonly far: readonly string[] | null;
 }
 
-/** The far side's, in US dollars. */
+/** The far side's prices in US dollars. */
 export interface Price {
   readonly prompt_usd_per_million: number;
   readonly completion_usd_per_million: number;
 }
 
-/** Below this charge, not charging, or hotter than this, far answers. */
+/** Far answers if the battery is below ``min_battery`` and not charging, or if the device is hotter than ``max_thermal``. */
 export interface DeviceRules {
   readonly min_battery: number | null;
   readonly max_thermal: "nominal" | "fair" | "serious" | "critical" | null;
 }
 
-/** What a second of waiting costs, and how long it may take. A side that is expected to take longer loses to one that is not. */
+/** The cost of a second of waiting, and time limits. A side that is expected to exceed a limit loses to one that is not. */
 export interface Costs {
   readonly usd_per_second: number;
   readonly max_first_token_seconds: number | null;
   readonly max_total_seconds: number | null;
 }
 
-/** Far answers where its gain is above the threshold. */
+/** Far answers if its gain is above the threshold. */
 export interface Quality {
   readonly predictor: Predictor | null;
   readonly threshold: number;
 }
 
-/** The last ``tokens * times`` tokens are one piece of at most ``tokens`` tokens, over and over. */
+/** The last ``tokens * times`` tokens repeat one piece of at most ``tokens`` tokens. */
 export interface Repetition {
   readonly tokens: number;
   readonly times: number;
 }
 
-/** When an answer of near's goes over to far: where it says "continue", far goes on from the text; where "restart", it begins anew. ``warm``: when far computes the prompt of an answer that near writes, so that a hand-over begins at once: "always" from the start, "doubt" once near's answer begins to go astray. It costs far the prompt and one token, and counts in the budget; never for a private request, nor where far is of the dialect openai. */
+/** When near's answer is handed over to far: with "continue" far continues the text, with "restart" it starts over. ``warm``: when far computes the prompt of an answer that near writes, so that it can start at once at a hand-over: "always" from the start, "doubt" once near's answer begins to go wrong. It costs far the prompt and one token, and counts in the budget. It is never done for a private request, nor if far is of the dialect openai. */
 export interface Escalation {
   readonly then: "never" | "continue" | "restart";
   readonly warm: "never" | "doubt" | "always";
@@ -99,13 +100,13 @@ export interface Escalation {
   readonly failing_schema: boolean;
 }
 
-/** Who goes on where the other side breaks in mid-answer. Not given, both are false in the modes near-only and far-only. */
+/** Who goes on if the other side fails in the middle of an answer. The default of both is false in the modes near-only and far-only. */
 export interface Fallback {
   readonly near_continues: boolean;
   readonly far_takes_over: boolean;
 }
 
-/** In milliseconds. After ``hedge_after_ms`` without a token of near's far is asked too, and the first token wins. */
+/** In milliseconds. If near has sent no token after ``hedge_after_ms``, far is asked too, and the first token wins. */
 export interface Timeouts {
   readonly near_first_token_ms: number;
   readonly far_first_token_ms: number;
@@ -113,24 +114,24 @@ export interface Timeouts {
   readonly hedge_after_ms: number | null;
 }
 
-/** After so many failures in a row a side is left alone for ``open_ms``, then one request tries it. */
+/** After this number of failures in a row, a side is not asked for ``open_ms``; then one request tries it. */
 export interface Breaker {
   readonly failures: number;
   readonly open_ms: number;
 }
 
-/** Where far answers, near guesses so many tokens at a time, and far says which hold: the same answer in fewer of far's forwards. */
+/** When far answers, near guesses ``draft_tokens`` tokens at a time and far checks them: the same answer in fewer of far's forwards. */
 export interface Speculation {
   readonly draft_tokens: number;
 }
 
-/** The whole file. ``labels`` are those that requests and messages may bear beside the private ones. */
+/** The complete file. ``labels`` are those that requests and messages may have besides the private ones. */
 export interface Policy {
   readonly version: 1;
   readonly mode: "near-only" | "far-only" | "prefer-near" | "prefer-far" | "auto";
   readonly labels: readonly string[];
   readonly private: PrivateRules;
-  readonly languages: Spoken;
+  readonly languages: ModelLanguages;
   readonly budget: Budget;
   readonly price: Price;
   readonly device: DeviceRules;
@@ -144,4 +145,4 @@ export interface Policy {
   readonly breaker: Breaker;
 }
 
-export const POLICY_SCHEMA = {"$defs":{"Breaker":{"additionalProperties":false,"properties":{"failures":{"default":3,"maximum":1000,"minimum":1,"type":"integer"},"open_ms":{"default":10000,"maximum":86400000,"minimum":1,"type":"integer"}},"type":"object"},"Budget":{"additionalProperties":false,"properties":{"far_usd_per_day":{"anyOf":[{"maximum":1000000000.0,"minimum":0,"type":"number"},{"type":"null"}],"default":null},"far_requests_per_day":{"anyOf":[{"maximum":1000000000,"minimum":0,"type":"integer"},{"type":"null"}],"default":null}},"type":"object"},"Calibration":{"additionalProperties":false,"properties":{"near":{"items":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"},"maxItems":2,"minItems":2,"type":"array"},"far":{"items":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"},"maxItems":2,"minItems":2,"type":"array"}},"required":["near","far"],"type":"object"},"Costs":{"additionalProperties":false,"properties":{"usd_per_second":{"default":0.0,"maximum":1000000000.0,"minimum":0,"type":"number"},"max_first_token_seconds":{"anyOf":[{"exclusiveMinimum":0,"maximum":1000000.0,"type":"number"},{"type":"null"}],"default":null},"max_total_seconds":{"anyOf":[{"exclusiveMinimum":0,"maximum":1000000.0,"type":"number"},{"type":"null"}],"default":null}},"type":"object"},"DeviceRules":{"additionalProperties":false,"properties":{"min_battery":{"anyOf":[{"maximum":1,"minimum":0,"type":"number"},{"type":"null"}],"default":null},"max_thermal":{"anyOf":[{"enum":["nominal","fair","serious","critical"],"type":"string"},{"type":"null"}],"default":null}},"type":"object"},"Escalation":{"additionalProperties":false,"properties":{"then":{"default":"never","enum":["never","continue","restart"],"type":"string"},"warm":{"default":"doubt","enum":["never","doubt","always"],"type":"string"},"window_tokens":{"default":8,"maximum":1000,"minimum":1,"type":"integer"},"min_mean_logprob":{"anyOf":[{"maximum":0,"minimum":-1000,"type":"number"},{"type":"null"}],"default":-1.5},"max_mean_entropy":{"anyOf":[{"maximum":1000,"minimum":0,"type":"number"},{"type":"null"}],"default":null},"repetition":{"anyOf":[{"$ref":"#/$defs/Repetition"},{"type":"null"}],"default":{"tokens":8,"times":3}},"failing_schema":{"default":true,"type":"boolean"}},"type":"object"},"Fallback":{"additionalProperties":false,"properties":{"near_continues":{"default":true,"type":"boolean"},"far_takes_over":{"default":true,"type":"boolean"}},"type":"object"},"Fitted":{"additionalProperties":false,"properties":{"pairs":{"maximum":1000000000,"minimum":0,"type":"integer"},"date":{"type":"string"},"wanted":{"anyOf":[{"$ref":"#/$defs/Wanted"},{"type":"null"}],"default":null}},"required":["pairs","date"],"type":"object"},"Predictor":{"additionalProperties":false,"properties":{"version":{"const":1,"type":"integer"},"features":{"items":{"enum":["characters","words","digits","numbers","longest_number","sentences","commas","question","ands","prompt_mean_logprob","first_entropy","first_mean_logprob"],"type":"string"},"type":"array"},"buckets":{"maximum":65536,"minimum":0,"type":"integer"},"mean":{"items":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"},"type":"array"},"scale":{"items":{"maximum":1000000000.0,"minimum":1e-09,"type":"number"},"type":"array"},"near":{"$ref":"#/$defs/Weights"},"far":{"$ref":"#/$defs/Weights"},"calibration":{"$ref":"#/$defs/Calibration"},"fitted":{"anyOf":[{"$ref":"#/$defs/Fitted"},{"type":"null"}],"default":null}},"required":["version","features","buckets","mean","scale","near","far","calibration"],"type":"object"},"Price":{"additionalProperties":false,"properties":{"prompt_usd_per_million":{"default":0.0,"maximum":1000000000.0,"minimum":0,"type":"number"},"completion_usd_per_million":{"default":0.0,"maximum":1000000000.0,"minimum":0,"type":"number"}},"type":"object"},"PrivateRules":{"additionalProperties":false,"properties":{"labels":{"default":["private"],"items":{"maxLength":100,"minLength":1,"type":"string"},"maxItems":100,"type":"array"},"patterns":{"default":[],"items":{"type":"string"},"maxItems":100,"type":"array"},"ignore_case":{"default":true,"type":"boolean"}},"type":"object"},"Quality":{"additionalProperties":false,"properties":{"predictor":{"anyOf":[{"$ref":"#/$defs/Predictor"},{"type":"null"}],"default":null},"threshold":{"default":0.0,"maximum":1000000.0,"minimum":-1000000.0,"type":"number"}},"type":"object"},"Repetition":{"additionalProperties":false,"properties":{"tokens":{"default":8,"maximum":1000,"minimum":1,"type":"integer"},"times":{"default":3,"maximum":1000,"minimum":2,"type":"integer"}},"type":"object"},"Speculation":{"additionalProperties":false,"properties":{"draft_tokens":{"default":4,"maximum":16,"minimum":1,"type":"integer"}},"type":"object"},"Spoken":{"additionalProperties":false,"properties":{"near":{"anyOf":[{"items":{"maxLength":3,"minLength":2,"type":"string"},"maxItems":200,"type":"array"},{"type":"null"}],"default":null},"far":{"anyOf":[{"items":{"maxLength":3,"minLength":2,"type":"string"},"maxItems":200,"type":"array"},{"type":"null"}],"default":null}},"type":"object"},"Timeouts":{"additionalProperties":false,"properties":{"near_first_token_ms":{"default":20000,"maximum":86400000,"minimum":1,"type":"integer"},"far_first_token_ms":{"default":20000,"maximum":86400000,"minimum":1,"type":"integer"},"between_tokens_ms":{"default":20000,"maximum":86400000,"minimum":1,"type":"integer"},"hedge_after_ms":{"anyOf":[{"maximum":86400000,"minimum":1,"type":"integer"},{"type":"null"}],"default":null}},"type":"object"},"Wanted":{"additionalProperties":false,"properties":{"quality":{"anyOf":[{"maximum":1,"minimum":0,"type":"number"},{"type":"null"}],"default":null},"far_share":{"anyOf":[{"maximum":1,"minimum":0,"type":"number"},{"type":"null"}],"default":null}},"type":"object"},"Weights":{"additionalProperties":false,"properties":{"weights":{"items":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"},"type":"array"},"bias":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"}},"required":["weights","bias"],"type":"object"}},"additionalProperties":false,"properties":{"version":{"const":1,"type":"integer"},"mode":{"enum":["near-only","far-only","prefer-near","prefer-far","auto"],"type":"string"},"labels":{"default":[],"items":{"maxLength":100,"minLength":1,"type":"string"},"maxItems":100,"type":"array"},"private":{"$ref":"#/$defs/PrivateRules","default":{"labels":["private"],"patterns":[],"ignore_case":true}},"languages":{"$ref":"#/$defs/Spoken","default":{"near":null,"far":null}},"budget":{"$ref":"#/$defs/Budget","default":{"far_usd_per_day":null,"far_requests_per_day":null}},"price":{"$ref":"#/$defs/Price","default":{"prompt_usd_per_million":0.0,"completion_usd_per_million":0.0}},"device":{"$ref":"#/$defs/DeviceRules","default":{"min_battery":null,"max_thermal":null}},"costs":{"$ref":"#/$defs/Costs","default":{"usd_per_second":0.0,"max_first_token_seconds":null,"max_total_seconds":null}},"quality":{"$ref":"#/$defs/Quality","default":{"predictor":null,"threshold":0.0}},"escalation":{"$ref":"#/$defs/Escalation","default":{"then":"never","warm":"doubt","window_tokens":8,"min_mean_logprob":-1.5,"max_mean_entropy":null,"repetition":{"times":3,"tokens":8},"failing_schema":true}},"speculation":{"anyOf":[{"$ref":"#/$defs/Speculation"},{"type":"null"}],"default":null},"fallback":{"$ref":"#/$defs/Fallback","default":{"near_continues":true,"far_takes_over":true}},"timeouts":{"$ref":"#/$defs/Timeouts","default":{"near_first_token_ms":20000,"far_first_token_ms":20000,"between_tokens_ms":20000,"hedge_after_ms":null}},"retries":{"default":1,"maximum":10,"minimum":0,"type":"integer"},"breaker":{"$ref":"#/$defs/Breaker","default":{"failures":3,"open_ms":10000}}},"required":["version","mode"],"type":"object"};
+export const POLICY_SCHEMA = {"$defs":{"Breaker":{"additionalProperties":false,"properties":{"failures":{"default":3,"maximum":1000,"minimum":1,"type":"integer"},"open_ms":{"default":10000,"maximum":86400000,"minimum":1,"type":"integer"}},"type":"object"},"Budget":{"additionalProperties":false,"properties":{"far_usd_per_day":{"anyOf":[{"maximum":1000000000.0,"minimum":0,"type":"number"},{"type":"null"}],"default":null},"far_requests_per_day":{"anyOf":[{"maximum":1000000000,"minimum":0,"type":"integer"},{"type":"null"}],"default":null}},"type":"object"},"Calibration":{"additionalProperties":false,"properties":{"near":{"items":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"},"maxItems":2,"minItems":2,"type":"array"},"far":{"items":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"},"maxItems":2,"minItems":2,"type":"array"}},"required":["near","far"],"type":"object"},"Costs":{"additionalProperties":false,"properties":{"usd_per_second":{"default":0.0,"maximum":1000000000.0,"minimum":0,"type":"number"},"max_first_token_seconds":{"anyOf":[{"exclusiveMinimum":0,"maximum":1000000.0,"type":"number"},{"type":"null"}],"default":null},"max_total_seconds":{"anyOf":[{"exclusiveMinimum":0,"maximum":1000000.0,"type":"number"},{"type":"null"}],"default":null}},"type":"object"},"DeviceRules":{"additionalProperties":false,"properties":{"min_battery":{"anyOf":[{"maximum":1,"minimum":0,"type":"number"},{"type":"null"}],"default":null},"max_thermal":{"anyOf":[{"enum":["nominal","fair","serious","critical"],"type":"string"},{"type":"null"}],"default":null}},"type":"object"},"Escalation":{"additionalProperties":false,"properties":{"then":{"default":"never","enum":["never","continue","restart"],"type":"string"},"warm":{"default":"doubt","enum":["never","doubt","always"],"type":"string"},"window_tokens":{"default":8,"maximum":1000,"minimum":1,"type":"integer"},"min_mean_logprob":{"anyOf":[{"maximum":0,"minimum":-1000,"type":"number"},{"type":"null"}],"default":-1.5},"max_mean_entropy":{"anyOf":[{"maximum":1000,"minimum":0,"type":"number"},{"type":"null"}],"default":null},"repetition":{"anyOf":[{"$ref":"#/$defs/Repetition"},{"type":"null"}],"default":{"tokens":8,"times":3}},"failing_schema":{"default":true,"type":"boolean"}},"type":"object"},"Fallback":{"additionalProperties":false,"properties":{"near_continues":{"default":true,"type":"boolean"},"far_takes_over":{"default":true,"type":"boolean"}},"type":"object"},"Fitted":{"additionalProperties":false,"properties":{"pairs":{"maximum":1000000000,"minimum":0,"type":"integer"},"date":{"type":"string"},"wanted":{"anyOf":[{"$ref":"#/$defs/Wanted"},{"type":"null"}],"default":null}},"required":["pairs","date"],"type":"object"},"ModelLanguages":{"additionalProperties":false,"properties":{"near":{"anyOf":[{"items":{"maxLength":3,"minLength":2,"type":"string"},"maxItems":200,"type":"array"},{"type":"null"}],"default":null},"far":{"anyOf":[{"items":{"maxLength":3,"minLength":2,"type":"string"},"maxItems":200,"type":"array"},{"type":"null"}],"default":null}},"type":"object"},"Predictor":{"additionalProperties":false,"properties":{"version":{"const":1,"type":"integer"},"features":{"items":{"enum":["characters","words","digits","numbers","longest_number","sentences","commas","question","ands","prompt_mean_logprob","first_entropy","first_mean_logprob"],"type":"string"},"type":"array"},"buckets":{"maximum":65536,"minimum":0,"type":"integer"},"mean":{"items":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"},"type":"array"},"scale":{"items":{"maximum":1000000000.0,"minimum":1e-09,"type":"number"},"type":"array"},"near":{"$ref":"#/$defs/Weights"},"far":{"$ref":"#/$defs/Weights"},"calibration":{"$ref":"#/$defs/Calibration"},"fitted":{"anyOf":[{"$ref":"#/$defs/Fitted"},{"type":"null"}],"default":null}},"required":["version","features","buckets","mean","scale","near","far","calibration"],"type":"object"},"Price":{"additionalProperties":false,"properties":{"prompt_usd_per_million":{"default":0.0,"maximum":1000000000.0,"minimum":0,"type":"number"},"completion_usd_per_million":{"default":0.0,"maximum":1000000000.0,"minimum":0,"type":"number"}},"type":"object"},"PrivateRules":{"additionalProperties":false,"properties":{"labels":{"default":["private"],"items":{"maxLength":100,"minLength":1,"type":"string"},"maxItems":100,"type":"array"},"patterns":{"default":[],"items":{"type":"string"},"maxItems":100,"type":"array"},"ignore_case":{"default":true,"type":"boolean"}},"type":"object"},"Quality":{"additionalProperties":false,"properties":{"predictor":{"anyOf":[{"$ref":"#/$defs/Predictor"},{"type":"null"}],"default":null},"threshold":{"default":0.0,"maximum":1000000.0,"minimum":-1000000.0,"type":"number"}},"type":"object"},"Repetition":{"additionalProperties":false,"properties":{"tokens":{"default":8,"maximum":1000,"minimum":1,"type":"integer"},"times":{"default":3,"maximum":1000,"minimum":2,"type":"integer"}},"type":"object"},"Speculation":{"additionalProperties":false,"properties":{"draft_tokens":{"default":4,"maximum":16,"minimum":1,"type":"integer"}},"type":"object"},"Timeouts":{"additionalProperties":false,"properties":{"near_first_token_ms":{"default":20000,"maximum":86400000,"minimum":1,"type":"integer"},"far_first_token_ms":{"default":20000,"maximum":86400000,"minimum":1,"type":"integer"},"between_tokens_ms":{"default":20000,"maximum":86400000,"minimum":1,"type":"integer"},"hedge_after_ms":{"anyOf":[{"maximum":86400000,"minimum":1,"type":"integer"},{"type":"null"}],"default":null}},"type":"object"},"Wanted":{"additionalProperties":false,"properties":{"quality":{"anyOf":[{"maximum":1,"minimum":0,"type":"number"},{"type":"null"}],"default":null},"far_share":{"anyOf":[{"maximum":1,"minimum":0,"type":"number"},{"type":"null"}],"default":null}},"type":"object"},"Weights":{"additionalProperties":false,"properties":{"weights":{"items":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"},"type":"array"},"bias":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"}},"required":["weights","bias"],"type":"object"}},"additionalProperties":false,"properties":{"version":{"const":1,"type":"integer"},"mode":{"enum":["near-only","far-only","prefer-near","prefer-far","auto"],"type":"string"},"labels":{"default":[],"items":{"maxLength":100,"minLength":1,"type":"string"},"maxItems":100,"type":"array"},"private":{"$ref":"#/$defs/PrivateRules","default":{"labels":["private"],"patterns":[],"ignore_case":true}},"languages":{"$ref":"#/$defs/ModelLanguages","default":{"near":null,"far":null}},"budget":{"$ref":"#/$defs/Budget","default":{"far_usd_per_day":null,"far_requests_per_day":null}},"price":{"$ref":"#/$defs/Price","default":{"prompt_usd_per_million":0.0,"completion_usd_per_million":0.0}},"device":{"$ref":"#/$defs/DeviceRules","default":{"min_battery":null,"max_thermal":null}},"costs":{"$ref":"#/$defs/Costs","default":{"usd_per_second":0.0,"max_first_token_seconds":null,"max_total_seconds":null}},"quality":{"$ref":"#/$defs/Quality","default":{"predictor":null,"threshold":0.0}},"escalation":{"$ref":"#/$defs/Escalation","default":{"then":"never","warm":"doubt","window_tokens":8,"min_mean_logprob":-1.5,"max_mean_entropy":null,"repetition":{"times":3,"tokens":8},"failing_schema":true}},"speculation":{"anyOf":[{"$ref":"#/$defs/Speculation"},{"type":"null"}],"default":null},"fallback":{"$ref":"#/$defs/Fallback","default":{"near_continues":true,"far_takes_over":true}},"timeouts":{"$ref":"#/$defs/Timeouts","default":{"near_first_token_ms":20000,"far_first_token_ms":20000,"between_tokens_ms":20000,"hedge_after_ms":null}},"retries":{"default":1,"maximum":10,"minimum":0,"type":"integer"},"breaker":{"$ref":"#/$defs/Breaker","default":{"failures":3,"open_ms":10000}}},"required":["version","mode"],"type":"object"};

@@ -1,21 +1,24 @@
-// The predictor: how likely each side answers a request right. A text and near's signals flow in, two probabilities flow out.
+// The predictor: the probabilities that each side answers a request correctly, from a text and near's signals.
 //
-// For each side two logistic functions: one of the features, and one of its logit, by which Platt calibrates (Platt 1999, "Probabilistic outputs for
-// support vector machines"). The weights are part of a policy.
+// Each side has two logistic functions: one of the features, and one of its logit, which is Platt's calibration (Platt
+// 1999, "Probabilistic outputs for support vector machines"). The weights are part of a policy.
 
 import { badPolicy } from "./schema_check.js";
 import { bucketCounts, textFeatures } from "./features.js";
 import type { Predictor, Weights } from "./policy_schema.js";
 import type { NearSignals } from "./situation.js";
 
-/** Probabilities of a right answer. */
+/** The probabilities of a correct answer. */
 export interface Rights {
   readonly near: number;
   readonly far: number;
 }
 
-/** Throws RequestError where the numbers of a predictor are not as many as its features and buckets ask for; ``place`` is the predictor's. */
-export function checkPredictor(predictor: Predictor, place: string): void {
+/**
+ * Throws RequestError if a list of numbers does not have the length that the features and buckets require; ``path`` is
+ * the predictor's.
+ */
+export function checkPredictor(predictor: Predictor, path: string): void {
   const { features, buckets, mean, scale, near, far } = predictor;
   const lengths = [
     ["mean", mean, features.length],
@@ -25,19 +28,22 @@ export function checkPredictor(predictor: Predictor, place: string): void {
   ] as const;
   for (const [name, values, due] of lengths) {
     if (values.length !== due)
-      throw badPolicy(place, `${name} has ${values.length} numbers; features and buckets ask for ${due}`);
+      throw badPolicy(path, `${name} has ${values.length} numbers; features and buckets require ${due}`);
   }
-  if (new Set(features).size < features.length) throw badPolicy(place, "a feature stands twice");
+  if (new Set(features).size < features.length) throw badPolicy(path, "a feature appears twice");
 }
 
-/** ``text`` is the last user message; a signal that is null counts as the mean of those that it was fitted on. */
+/**
+ * ``text`` is the last user message. A signal that is null counts as the mean of those that the predictor was fitted
+ * on.
+ */
 export function predictRights(predictor: Predictor, text: string, signals: NearSignals | null): Rights {
   const inputs = predictorInputs(predictor, text, signals);
   const { near, far, calibration } = predictor;
   return { near: calibrated(near, inputs, calibration.near), far: calibrated(far, inputs, calibration.far) };
 }
 
-/** What the weights are multiplied with, as [number of the weight, value]; what is left out is zero. */
+/** The inputs of the weights, as [index of the weight, value]; missing ones are zero. */
 function predictorInputs(
   predictor: Predictor,
   text: string,

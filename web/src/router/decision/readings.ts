@@ -1,9 +1,11 @@
-// Every way to read a text: with the escapes of JSON undone, and without what a reader does not see or does not tell apart. Invisible characters go by
-// Unicode property, compatible forms are one (NFKC), every dash is a hyphen, every wide space a space, and combining marks are dropped.
+// Every way to read a text: with the escapes of JSON undone, and without what a reader does not see or cannot
+// distinguish. Invisible characters are removed by Unicode property, compatible forms become one (NFKC), every dash a
+// hyphen, every wide space a space, and combining marks are dropped.
 //
-// server_fallback/router/decision/readings.py does the same and says more; tests/conformance/router_private.json holds both to the same results.
+// server_fallback/router/decision/readings.py does the same and has more details; tests/conformance/router_private.json
+// requires the same results of both.
 
-/** Stands between the parts of a message. It is white space, so no reading removes it. */
+/** Separates the parts of a message. It is white space, so no reading removes it. */
 export const BOUNDARY = "\v";
 
 const INVISIBLE = /[\p{DI}\u2800]|(?![\t-\r\x85])\p{C}/gu;
@@ -12,22 +14,23 @@ const MARKS = /\p{M}/gu;
 const MARK_RUNS = /(\p{M}{30})\p{M}+/gu;
 const DASHES = /[\p{Pd}\u2212]/gu;
 const SPACES = /(?![\t-\r])\p{White_Space}/gu;
-/** Characters that may become one with the one before them; a boundary goes behind them. */
+/** Characters that may combine with the one before them; a boundary is moved behind them. */
 const EARLY_BOUNDARY =
   /\v([\p{M}\u1160-\u11ff\u3130-\u318f\uff9e-\uffdc](?:\v?[\p{M}\u1160-\u11ff\u3130-\u318f\uff9e-\uffdc])*)\v?/gu;
 const JSON_ESCAPE = /\\\v?(?:u((?:\v?[0-9a-fA-F]){4})|(["\\/bfnrt]))/g;
 const ESCAPED: Readonly<Record<string, string>> = { b: "\b", f: "\f", n: "\n", r: "\r", t: "\t" };
 
-/** The text and whatever else it can be read as, each reading once. */
+/** The text and every other way to read it, each reading once. */
 export function readings(text: string, ignoreCase: boolean): readonly string[] {
   const ways = cleared(text);
   for (const way of new Set(ways.slice(0, 3))) if (way.includes("\\")) ways.push(...cleared(jsonUnescaped(way)));
-  // Patterns have both cases of their own letters; capitals find letters that become others (final sigma) or two (sharp s).
+  // Patterns have both cases of their own letters. Capitals find letters that become others (final sigma) or two (sharp
+  // s).
   return [...new Set(ignoreCase ? [...ways, ...ways.map((way) => way.toUpperCase())] : ways)];
 }
 
 function cleared(text: string): string[] {
-  // A part may have nothing visible, so boundaries may meet.
+  // A part may have no visible character, so two boundaries may meet.
   const seen = text
     .replace(INVISIBLE, "")
     .replace(/\v{2,}/g, BOUNDARY)

@@ -1,4 +1,4 @@
-// What JSON Schema says of a value, as far as the policy's schema says anything. A value of anything flows in, the same with all defaults flows out.
+// Checks a value by the part of JSON Schema that the policy's schema uses, and adds all defaults.
 
 import { RequestError } from "../../errors.js";
 
@@ -24,15 +24,15 @@ export interface Schema {
   readonly default?: unknown;
 }
 
-/** Throws RequestError with the code "bad_policy" for the first place where the value is not as the schema says. */
+/** Throws RequestError with the code "bad_policy" for the first value that does not match the schema. */
 export function readValue(root: Schema, value: unknown): unknown {
   return new Reader(root).read(root, value, "");
 }
 
-export function badPolicy(place: string, problem: string): RequestError {
-  return new RequestError(`the policy: ${place === "" ? "" : `${place}: `}${problem}`, {
+export function badPolicy(path: string, problem: string): RequestError {
+  return new RequestError(`the policy: ${path === "" ? "" : `${path}: `}${problem}`, {
     code: "bad_policy",
-    param: place,
+    param: path,
   });
 }
 
@@ -43,84 +43,82 @@ export function isObject(value: unknown): value is Readonly<Record<string, unkno
 class Reader {
   constructor(private readonly root: Schema) {}
 
-  read(schema: Schema, value: unknown, place: string): unknown {
+  read(schema: Schema, value: unknown, path: string): unknown {
     if (schema.$ref !== undefined) {
       const name = schema.$ref.replace("#/$defs/", "");
-      return this.read(this.root.$defs?.[name] ?? {}, value, place);
+      return this.read(this.root.$defs?.[name] ?? {}, value, path);
     }
     if (schema.anyOf !== undefined) {
       const branch = schema.anyOf.find(({ type }) => (type === "null") === (value === null));
-      return branch === undefined ? value : this.read(branch, value, place);
+      return branch === undefined ? value : this.read(branch, value, path);
     }
     switch (schema.type ?? "any") {
       case "object":
-        return this.object(schema, value, place);
+        return this.object(schema, value, path);
       case "array":
-        return this.array(schema, value, place);
+        return this.array(schema, value, path);
       case "string":
-        return text(schema, value, place);
+        return text(schema, value, path);
       case "integer":
       case "number":
-        return number(schema, value, place);
+        return number(schema, value, path);
       case "boolean":
-        if (typeof value !== "boolean") throw badPolicy(place, "it must be true or false");
+        if (typeof value !== "boolean") throw badPolicy(path, "it must be true or false");
         return value;
       default:
         return value;
     }
   }
 
-  private object({ properties = {}, required = [] }: Schema, value: unknown, place: string): unknown {
-    if (!isObject(value)) throw badPolicy(place, "it must be an object");
-    const at = (key: string): string => (place === "" ? key : `${place}.${key}`);
+  private object({ properties = {}, required = [] }: Schema, value: unknown, path: string): unknown {
+    if (!isObject(value)) throw badPolicy(path, "it must be an object");
+    const at = (key: string): string => (path === "" ? key : `${path}.${key}`);
     for (const key of required) if (value[key] === undefined) throw badPolicy(at(key), "it is missing");
     const unknown = Object.keys(value).find((key) => !Object.hasOwn(properties, key));
     if (unknown !== undefined)
-      throw badPolicy(at(unknown), `there is no such key; there are ${Object.keys(properties).join(", ")}`);
+      throw badPolicy(at(unknown), `unknown key; the keys are ${Object.keys(properties).join(", ")}`);
     return Object.fromEntries(
       Object.entries(properties).map(([key, schema]) => [
         key,
-        this.read(schema, value[key] ?? given(value, key, schema), at(key)),
+        this.read(schema, value[key] ?? nullOrDefault(value, key, schema), at(key)),
       ]),
     );
   }
 
-  private array({ items = {}, minItems = 0, maxItems = Infinity }: Schema, value: unknown, place: string): unknown {
-    if (!Array.isArray(value)) throw badPolicy(place, "it must be a list");
+  private array({ items = {}, minItems = 0, maxItems = Infinity }: Schema, value: unknown, path: string): unknown {
+    if (!Array.isArray(value)) throw badPolicy(path, "it must be a list");
     if (value.length < minItems || value.length > maxItems) {
       throw badPolicy(
-        place,
+        path,
         minItems > 0 ? `it must have from ${minItems} to ${maxItems} items` : `it must have at most ${maxItems} items`,
       );
     }
-    return value.map((item: unknown, index) => this.read(items, item, `${place}[${index}]`));
+    return value.map((item: unknown, index) => this.read(items, item, `${path}[${index}]`));
   }
 }
 
-/** Null where it is null, the default where it is not there. */
-function given(value: Readonly<Record<string, unknown>>, key: string, schema: Schema): unknown {
+/** Null for null, the default for a missing key. */
+function nullOrDefault(value: Readonly<Record<string, unknown>>, key: string, schema: Schema): unknown {
   return value[key] === null ? null : schema.default;
 }
 
-function text({ enum: values, minLength = 0, maxLength = Infinity }: Schema, value: unknown, place: string): string {
-  if (typeof value !== "string") throw badPolicy(place, "it must be a text");
-  if (values?.includes(value) === false) throw badPolicy(place, `it must be one of ${values.join(", ")}`);
+function text({ enum: values, minLength = 0, maxLength = Infinity }: Schema, value: unknown, path: string): string {
+  if (typeof value !== "string") throw badPolicy(path, "it must be a text");
+  if (values?.includes(value) === false) throw badPolicy(path, `it must be one of ${values.join(", ")}`);
   const length = Array.from(value).length;
   if (length < minLength || length > maxLength)
-    throw badPolicy(place, `it must have from ${minLength} to ${maxLength} characters`);
+    throw badPolicy(path, `it must have from ${minLength} to ${maxLength} characters`);
   return value;
 }
 
-function number(schema: Schema, value: unknown, place: string): number {
+function number(schema: Schema, value: unknown, path: string): number {
   const { type, const: only, minimum = -Infinity, maximum = Infinity, exclusiveMinimum = -Infinity } = schema;
-  if (typeof value !== "number" || !Number.isFinite(value)) throw badPolicy(place, "it must be a number");
-  if (type === "integer" && !Number.isInteger(value)) throw badPolicy(place, "it must be a whole number");
-  if (only !== undefined && value !== only) throw badPolicy(place, `it must be ${only}`);
+  if (typeof value !== "number" || !Number.isFinite(value)) throw badPolicy(path, "it must be a number");
+  if (type === "integer" && !Number.isInteger(value)) throw badPolicy(path, "it must be a whole number");
+  if (only !== undefined && value !== only) throw badPolicy(path, `it must be ${only}`);
   if (value < minimum || value > maximum || value <= exclusiveMinimum) {
-    throw badPolicy(
-      place,
-      `it must be ${exclusiveMinimum > -Infinity ? `above ${exclusiveMinimum}` : `at least ${minimum}`} and at most ${maximum}`,
-    );
+    const least = exclusiveMinimum > -Infinity ? `above ${exclusiveMinimum}` : `at least ${minimum}`;
+    throw badPolicy(path, `it must be ${least} and at most ${maximum}`);
   }
   return value;
 }

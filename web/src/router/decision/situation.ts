@@ -1,29 +1,30 @@
-// A situation: all that a decision depends on, measured before it. Facts of the request, of both sides and of the device flow in.
+// A situation: everything that a decision depends on, about the request, both sides and the device, measured before the
+// decision.
 //
-// Numbers that are not known are null, and nothing is decided on them.
+// Unknown numbers are null, and no rule depends on them.
 
 import type { Side } from "./decision.js";
 
-/** "half-open": one request is let through; who asks for a second one meanwhile says "open". */
+/** "half-open": one request is let through; meanwhile the state for any other request is "open". */
 export type CircuitState = "closed" | "open" | "half-open";
 export type Thermal = "nominal" | "fair" | "serious" | "critical";
 
 export interface SituationMessage {
   readonly role: string;
-  /** All of its text, the parts joined by nothing. */
+  /** All the text, its parts joined by nothing. */
   readonly content: string;
   readonly labels: readonly string[];
-  /** Of its text, if there are several. */
+  /** The texts of the parts, if there are several. */
   readonly parts?: readonly string[];
 }
 
-/** What is told of either side. */
+/** What is known about either side. */
 interface SideState {
-  /** In tokens; null for no limit known. */
+  /** In tokens; null if no limit is known. */
   readonly context: number | null;
   readonly tools: boolean;
   readonly vision: boolean;
-  /** BCP 47's first part ("en"); null for all. */
+  /** First parts of BCP 47 tags ("en"); null for all. */
   readonly languages: readonly string[] | null;
   readonly prompt_tokens: number | null;
   readonly cached_tokens: number;
@@ -49,7 +50,10 @@ export interface FarState extends SideState {
   readonly requests_today: number;
 }
 
-/** What the near model itself says of the prompt, in nats: the mean log-probability of its tokens, and of its own first up to 4 answer tokens. */
+/**
+ * The near model's own view of the prompt, in nats: the mean log-probability of the prompt's tokens, and the mean
+ * entropy and mean log-probability of the first 4 tokens, or fewer, of its own answer.
+ */
 export interface NearSignals {
   readonly prompt_mean_logprob: number | null;
   readonly first_entropy: number | null;
@@ -61,18 +65,21 @@ export interface Situation {
   readonly near: NearState;
   readonly far: FarState;
   readonly labels: readonly string[];
-  /** Every other text that would leave with the request: arguments of tool calls, tool definitions, schemas, stop strings, names. */
+  /**
+   * All other texts that would leave the device with the request: arguments of tool calls, tool definitions, schemas,
+   * stop strings, names.
+   */
   readonly texts: readonly string[];
   readonly pin: Side | null;
   readonly max_tokens: number | null;
-  /** What the request needs, as vision. */
+  /** Whether the request needs tools; likewise vision. */
   readonly tools: boolean;
   readonly vision: boolean;
   readonly language: string | null;
   readonly near_signals: NearSignals | null;
 }
 
-/** What is said of a side that nothing is known of yet. */
+/** The state of a side about which nothing is known yet. */
 export const UNKNOWN_SIDE: SideState = {
   context: null,
   tools: true,

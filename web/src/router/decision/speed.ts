@@ -1,19 +1,20 @@
-// Speed: how fast a side has been lately. Finished answers flow in one by one, rates for the next situation flow out. Pure.
+// Speed: how fast a side has been lately. Pure.
 //
-// Averaged is the time of a token, not the rate: a mean of rates forgets answers that stalled, which are those that matter.
+// It averages the time per token and not the rate, because a mean of rates hides the answers that stalled, and these
+// matter most.
 
-/** An answer that ended well. Seconds are from asking, waiting in a queue not counted. */
+/** An answer that ended well. Seconds count from the request, without the time in a queue. */
 export interface Finished {
-  /** Of the prompt, those of the cache not counted. */
+  /** The prompt's tokens that were not in the cache. */
   readonly computed_tokens: number;
   readonly completion_tokens: number;
   readonly first_token_seconds: number;
   readonly total_seconds: number;
-  /** Null where it was not measured, and for near. */
+  /** Null if it was not measured, and for near. */
   readonly round_trip_seconds: number | null;
 }
 
-/** A side's. Null where nothing is known yet. */
+/** The speed of a side. Null if nothing is known yet. */
 export interface Speed {
   readonly prefill_tokens_per_second: number | null;
   readonly decode_tokens_per_second: number | null;
@@ -26,7 +27,7 @@ export const UNKNOWN_SPEED: Speed = {
   round_trip_seconds: null,
 };
 
-/** Of the newest answer in the mean; the older ones have the rest. */
+/** The weight of the newest answer in the mean; the older ones share the rest. */
 const NEWEST_WEIGHT = 0.3;
 
 export function speedAfter(speed: Speed, finished: Finished): Speed {
@@ -42,7 +43,7 @@ export function speedAfter(speed: Speed, finished: Finished): Speed {
   };
 }
 
-/** The old one where this tells nothing: no token, or no time that a clock could see. */
+/** The old rate if this answer shows nothing: no token, or no time that a clock could measure. */
 function rate(old: number | null, tokens: number, seconds: number): number | null {
   if (tokens < 1 || seconds <= 0) return old;
   return 1 / mean(old === null ? null : 1 / old, seconds / tokens);

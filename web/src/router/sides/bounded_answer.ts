@@ -1,8 +1,9 @@
-// Cut a far side's answer where the request ends it.
+// Cuts a far side's answer at the limits of the request.
 //
-// A server is not trusted to stop where it should. Choices that nobody asked for, text after the end and tokens beyond the limit are left out. Tokens are
-// counted exactly if they are listed with their log-probabilities; otherwise, if pieces count, a piece of text counts as one token, the least that it can be.
-// Whatever a server says about its tokens, text that has more words or characters than so many tokens can hold is cut too.
+// The router does not rely on the server to stop there. Choices that were not requested, text after the end and tokens
+// beyond the limit are left out. Tokens are counted exactly if they are listed with their log-probabilities; otherwise,
+// if pieces count, a piece of text counts as one token, the minimum. Whatever a server reports about its tokens, text
+// with more words or characters than that number of tokens can hold is cut too.
 
 import type { ChatCompletionChunk } from "../../api/types.js";
 
@@ -16,7 +17,10 @@ const WORDS_PER_TOKEN = 4;
 /** The longest tokens of published vocabularies are runs of spaces. */
 const CHARACTERS_PER_TOKEN = 256;
 
-/** ``limit`` in tokens, Infinity for none. A failure after the end changes nothing. Throws what ``chunks`` throws before it. */
+/**
+ * ``limit`` is in tokens, Infinity for none. A failure after the end changes nothing. Throws what ``chunks`` throws
+ * before it.
+ */
 export async function* boundedAnswer(
   chunks: AsyncIterable<ChatCompletionChunk>,
   limit: number,
@@ -29,7 +33,10 @@ export async function* boundedAnswer(
   let ended = false;
   let afterEnd = 0;
   let counted = Infinity;
-  /** One piece beyond the limit, with the end if that came: it may be text of earlier tokens that the server had held back. */
+  /**
+   * One piece beyond the limit, with the end if that arrived: it may be text of earlier tokens that the server had held
+   * back.
+   */
   const late: ChatCompletionChunk[] = [];
   try {
     for await (const chunk of chunks) {

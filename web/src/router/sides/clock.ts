@@ -1,13 +1,13 @@
-// The router's one way to time, so that a test need not wait for it.
+// The router's only access to time, so that tests need not wait.
 
 import { Unavailable } from "../../errors.js";
 
 export interface Clock {
   /** Milliseconds since any moment; it never goes back. */
   now(): number;
-  /** Milliseconds since 1970, for what is counted by days. */
+  /** Milliseconds since 1970, for counting by days. */
   date(): number;
-  /** Calls once; the result is what cancels it. */
+  /** Calls ``then`` once; the result cancels it. */
   after(milliseconds: number, then: () => void): () => void;
 }
 
@@ -22,7 +22,7 @@ export const SYSTEM_CLOCK: Clock = {
   },
 };
 
-/** Aborts the signal with Unavailable after so long. */
+/** Aborts the signal with Unavailable after ``milliseconds``. */
 export async function withTimeout<T>(
   clock: Clock,
   milliseconds: number,
@@ -32,7 +32,7 @@ export async function withTimeout<T>(
   const cancel = clock.after(milliseconds, () => {
     controller.abort(
       new Unavailable(
-        `The far side did not answer within ${milliseconds} ms; ask again, or allow it more in the policy's timeouts`,
+        `The far side did not answer within ${milliseconds} ms; try again, or raise the policy's timeouts`,
         { retryable: true },
       ),
     );

@@ -1,5 +1,6 @@
-// Dialects: a chat's parameters as the JSON that another kind of server takes. Our extensions go to servers that have them, under their names; to another
-// they are an error, for what is asked for is not dropped in silence. What is for OpenAI's own accounts stays here.
+// Dialects: a chat's parameters as the JSON that each kind of server accepts. Servers that have our extensions get them
+// under their own names; for other servers they are errors, because no parameter is dropped silently. Parameters for
+// OpenAI's own accounts are not sent.
 
 import { RequestError } from "../../errors.js";
 import type { JsonObject } from "./far_http.js";
@@ -9,7 +10,7 @@ import type { PlainParams } from "./sides.js";
 export type Dialect = "openai" | "vllm" | "nearfar";
 export const DIALECTS: readonly Dialect[] = ["openai", "vllm", "nearfar"];
 
-const OF_ACCOUNTS: readonly string[] = [
+const ACCOUNT_PARAMS: readonly string[] = [
   "metadata",
   "store",
   "service_tier",
@@ -19,7 +20,7 @@ const OF_ACCOUNTS: readonly string[] = [
   "prediction",
   "modalities",
 ] satisfies (keyof PlainParams)[];
-const OF_THINKING = [
+const THINKING_PARAMS = [
   "enable_thinking",
   "thinking_token_budget",
   "chat_template_kwargs",
@@ -29,16 +30,16 @@ const EXTENSIONS = [
   "min_p",
   "repetition_penalty",
   "continue_final_message",
-  ...OF_THINKING,
+  ...THINKING_PARAMS,
 ] as const satisfies (keyof PlainParams)[];
 
-/** What to post for a chat: streamed, with usage. Throws RequestError for an extension that the dialect lacks. */
+/** The body of a chat: streamed, with usage. Throws RequestError for an extension that the dialect does not have. */
 export function chatBody(params: PlainParams, model: string, dialect: Dialect): JsonObject {
-  // Some servers refuse priorities where they do not order by them.
-  const dropped = dialect === "nearfar" ? OF_ACCOUNTS : [...OF_ACCOUNTS, "priority"];
-  const kept = Object.entries(params).filter(([name, value]) => value !== undefined && !dropped.includes(name));
+  // Some servers reject priorities if they do not order requests by them.
+  const dropped = dialect === "nearfar" ? ACCOUNT_PARAMS : [...ACCOUNT_PARAMS, "priority"];
+  const entries = Object.entries(params).filter(([name, value]) => value !== undefined && !dropped.includes(name));
   const body: Record<string, unknown> = {
-    ...Object.fromEntries(kept),
+    ...Object.fromEntries(entries),
     model,
     stream: true,
     stream_options: { include_usage: true },
@@ -46,7 +47,7 @@ export function chatBody(params: PlainParams, model: string, dialect: Dialect): 
   if (dialect === "nearfar") return body;
   // All servers know the older name; some ignore the newer one.
   const { max_completion_tokens: limit, ...rest } = body;
-  // vLLM has a newer name for reasoning. OpenAI's own messages have none, and DeepSeek refuses what it wrote itself.
+  // vLLM has a newer name for reasoning. OpenAI's own messages have none, and DeepSeek rejects its own reasoning.
   const messages = params.messages.map(({ reasoning_content: thought, reasoning = thought, ...message }) =>
     dialect === "vllm" ? { ...message, reasoning } : message,
   );
@@ -54,7 +55,7 @@ export function chatBody(params: PlainParams, model: string, dialect: Dialect): 
   return dialect === "vllm" ? { ...plain, ...vllmExtensions(params) } : refuseExtensions(params, plain);
 }
 
-const OF_CHATS: readonly string[] = [
+const CHAT_ONLY_PARAMS: readonly string[] = [
   "messages",
   "max_completion_tokens",
   "tools",
@@ -65,12 +66,12 @@ const OF_CHATS: readonly string[] = [
 ] satisfies (keyof PlainParams)[];
 
 /**
- * Whether a chat's answer can be gone on with as token ids: no calls are read from it then, no format holds it, nothing bounds its reasoning, and its prompt
- * depends on the messages alone.
+ * Whether a chat's answer can be continued as token ids: no tool calls are parsed from it, it has no format, its
+ * reasoning has no bound, and its prompt depends only on the messages.
  */
 export function continuesAsTokens(params: PlainParams): boolean {
   const { response_format: format, tools, logprobs, continue_final_message: continues } = params;
-  if ([params.reasoning_effort, ...OF_THINKING.map((name) => params[name])].some((given) => given !== undefined))
+  if ([params.reasoning_effort, ...THINKING_PARAMS.map((name) => params[name])].some((value) => value !== undefined))
     return false;
   return (
     (format === undefined || format.type === "text") &&
@@ -80,10 +81,12 @@ export function continuesAsTokens(params: PlainParams): boolean {
   );
 }
 
-/** What to post to our own server's /v1/completions for a chat that goes on after these tokens. */
+/** The body for our own server's /v1/completions that continues a chat after these tokens. */
 export function tokensBody(params: PlainParams, model: string, promptIds: readonly number[]): JsonObject {
-  const kept = Object.entries(chatBody(params, model, "nearfar")).filter(([name]) => !OF_CHATS.includes(name));
-  return { ...Object.fromEntries(kept), prompt: promptIds };
+  const entries = Object.entries(chatBody(params, model, "nearfar")).filter(
+    ([name]) => !CHAT_ONLY_PARAMS.includes(name),
+  );
+  return { ...Object.fromEntries(entries), prompt: promptIds };
 }
 
 function vllmExtensions({
@@ -92,7 +95,7 @@ function vllmExtensions({
   enable_thinking: thinks,
   chat_template_kwargs: kwargs,
 }: PlainParams): JsonObject {
-  // vLLM starts a new turn unless it is told not to, and the two exclude each other.
+  // vLLM starts a new turn by default, and the two options exclude each other.
   const next = continues === true ? { add_generation_prompt: false } : {};
   const turn =
     thinks === undefined
@@ -107,12 +110,15 @@ function vllmExtensions({
 
 function refuseExtensions(params: PlainParams, body: JsonObject): JsonObject {
   const type = params.response_format?.type;
-  const given =
+  const unsupported =
     EXTENSIONS.find((name) => params[name] !== undefined && (params[name] !== false || name === "enable_thinking")) ??
     (type === "regex" || type === "grammar" ? "response_format" : undefined);
-  if (given !== undefined)
-    throw new RequestError(`${given}: the far side takes OpenAI's parameters only; leave it out, or set far.dialect`, {
-      param: given,
-    });
+  if (unsupported !== undefined)
+    throw new RequestError(
+      `${unsupported}: the far side takes OpenAI's parameters only; leave it out, or set far.dialect`,
+      {
+        param: unsupported,
+      },
+    );
   return body;
 }

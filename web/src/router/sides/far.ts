@@ -1,4 +1,5 @@
-// The far side: a server of OpenAI's routes, ours or another's. It finds out what the server serves, and answers chats as chunks.
+// The far side: a server with OpenAI's routes, ours or another. It queries what the server serves, and answers chats as
+// chunks.
 
 import type { ChatCompletionChunk, ChatCompletionDelta, ChatFinishReason } from "../../api/types.js";
 import { RequestError, Unavailable } from "../../errors.js";
@@ -9,21 +10,21 @@ import { DIALECTS, chatBody, continuesAsTokens, tokensBody } from "./dialect.js"
 import type { Fetch, JsonObject } from "./far_http.js";
 import { FarHttp } from "./far_http.js";
 import type { PlainParams, Side, SideRequest } from "./sides.js";
-import { goingOn, limitAfter } from "./sides.js";
+import { continuedParams, remainingLimit } from "./sides.js";
 
 export interface FarOptions {
-  /** Of the server, with or without /v1 at its end. */
+  /** The server's address, with or without /v1 at its end. */
   readonly baseURL: string;
   readonly apiKey?: string | null | undefined;
-  /** The server's name for the model; not needed where it serves one only. */
+  /** The server's name for the model; optional if it serves only one. */
   readonly model?: string | null | undefined;
-  /** "nearfar" where it is not given. */
+  /** Default: "nearfar". */
   readonly dialect?: Dialect | undefined;
-  /** Whether its model reads images; false where it is not given. */
+  /** Whether its model reads images. Default: false. */
   readonly vision?: boolean | undefined;
 }
 
-/** What is known of the model over there; null where the server does not tell. */
+/** What is known about the server's model; null if the server does not report it. */
 export interface FarModel {
   readonly id: string;
   readonly context: number | null;
@@ -33,9 +34,9 @@ export interface FarModel {
   readonly verify: boolean;
 }
 
-/** The version of /v1/nearfar routes and of our extensions that this client reads. */
+/** The version of the /v1/nearfar routes and of our extensions that this client supports. */
 const API_VERSION = 1;
-/** What servers call an answer's end beside OpenAI's words. */
+/** Other servers' names for OpenAI's finish reasons. */
 const ENDS: Readonly<Record<string, ChatFinishReason>> = {
   eos_token: "stop",
   stop_sequence: "stop",
@@ -46,11 +47,11 @@ export class FarSide implements Side {
   readonly dialect: Dialect;
   readonly vision: boolean;
   readonly #http: FarHttp;
-  readonly #wanted: string | null;
+  readonly #requestedModel: string | null;
   #model: FarModel | null = null;
   #roundTripSeconds: number | null = null;
 
-  /** Throws RequestError for options that make no sense. */
+  /** Throws RequestError for invalid options. */
   constructor(
     { baseURL, apiKey, model, dialect = "nearfar", vision = false }: FarOptions,
     fetch: Fetch,
@@ -61,7 +62,7 @@ export class FarSide implements Side {
         param: "far.dialect",
       });
     this.#http = new FarHttp(baseURL, apiKey ?? null, fetch, clock);
-    this.#wanted = model ?? null;
+    this.#requestedModel = model ?? null;
     this.dialect = dialect;
     this.vision = vision;
   }
@@ -71,36 +72,40 @@ export class FarSide implements Side {
     return this.#model;
   }
 
-  /** What the question of what it serves took; null before it was answered. */
+  /** The time that the query of the models took; null before it succeeded. */
   get roundTripSeconds(): number | null {
     return this.#roundTripSeconds;
   }
 
-  /** How long an answer waits over there, as the server told lately; else 0. */
+  /** How long an answer waits at the server, by its last report; otherwise 0. */
   get queueSeconds(): number {
     return this.#http.queueSeconds;
   }
 
   /**
-   * What the server serves; it is asked until it has answered once. Throws Unavailable where it cannot be reached, RequestError (``details.code``: wrong_key,
-   * api_version, unknown_model) where it never can answer.
+   * What the server serves; it is queried until it has succeeded once. Throws Unavailable if the server cannot be
+   * reached, RequestError (``details.code``: wrong_key, api_version, unknown_model) if it can never answer.
    */
   async reach(signal: AbortSignal): Promise<FarModel> {
     if (this.#model !== null) return this.#model;
-    const askedAt = this.clock.now();
+    const requestedAt = this.clock.now();
     const model = this.dialect === "nearfar" ? await this.about(signal) : await this.listed(signal);
-    this.#roundTripSeconds = (this.clock.now() - askedAt) / 1000;
+    this.#roundTripSeconds = (this.clock.now() - requestedAt) / 1000;
     this.#model = model;
     return model;
   }
 
-  ask(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+  answer(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     // A gateway to other servers may send a token in pieces.
-    return boundedAnswer(this.said(request), limitAfter(request).max_tokens ?? Infinity, this.dialect !== "openai");
+    return boundedAnswer(
+      this.allChunks(request),
+      remainingLimit(request).max_tokens ?? Infinity,
+      this.dialect !== "openai",
+    );
   }
 
-  /** Everything that the server says. */
-  private async *said(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+  /** All chunks that the server sends. */
+  private async *allChunks(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const { signal, logprobs } = request;
     const { id } = await this.reach(signal);
     if (
@@ -109,33 +114,39 @@ export class FarSide implements Side {
       logprobs === null &&
       continuesAsTokens(request.params)
     ) {
-      yield* this.askOn(request, request.from.tokenIds, id);
+      yield* this.continueTokens(request, request.from.tokenIds, id);
       return;
     }
-    const params = goingOn(request);
-    const given =
+    const params = continuedParams(request);
+    const withLogprobs =
       logprobs === null ? params : { ...params, logprobs: true, ...(logprobs > 0 ? { top_logprobs: logprobs } : {}) };
-    for await (const value of this.#http.stream("/v1/chat/completions", chatBody(given, id, this.dialect), signal))
+    for await (const value of this.#http.stream(
+      "/v1/chat/completions",
+      chatBody(withLogprobs, id, this.dialect),
+      signal,
+    ))
       yield chunkOf(value, id);
   }
 
-  /** The tokens of a chat's prompt, by a server of ours. Throws as `ask`. */
+  /** The tokens of a chat's prompt, from a server of ours. Throws as `answer`. */
   async tokenize(messages: PlainParams["messages"], signal: AbortSignal): Promise<readonly number[]> {
     const { id: model } = await this.reach(signal);
     const { tokens } = await this.#http.post("/tokenize", { model, messages }, signal);
-    if (!isIds(tokens)) throw new Unavailable("The far side's /tokenize gave no token ids", { retryable: false });
+    if (!isIds(tokens)) throw new Unavailable("The far side's /tokenize returned no token ids", { retryable: false });
     return tokens;
   }
 
-  /** Goes on after these tokens of the answer: exact where its text alone would be split into other tokens. */
-  private async *askOn(
+  /**
+   * Continues after these tokens of the answer: this is exact even if the text alone would be split into other tokens.
+   */
+  private async *continueTokens(
     request: SideRequest,
     tokenIds: readonly number[],
     model: string,
   ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const { params, signal } = request;
     const promptIds = await this.tokenize(params.messages, signal);
-    const body = { ...tokensBody(params, model, [...promptIds, ...tokenIds]), ...limitAfter(request) };
+    const body = { ...tokensBody(params, model, [...promptIds, ...tokenIds]), ...remainingLimit(request) };
     for await (const value of this.#http.stream("/v1/completions", body, signal)) {
       const choices = Array.isArray(value.choices)
         ? (value.choices as readonly { readonly text?: string; readonly finish_reason?: string | null }[])
@@ -151,19 +162,20 @@ export class FarSide implements Side {
   }
 
   private async about(signal: AbortSignal): Promise<FarModel> {
-    const said = await this.#http.get("/v1/nearfar/about", signal);
-    if (said === null)
+    const response = await this.#http.get("/v1/nearfar/about", signal);
+    if (response === null)
+      throw new RequestError("The far side has no /v1/nearfar/about; if it is not nearfar serve, set far.dialect", {
+        code: "api_version",
+        param: "far.dialect",
+      });
+    if (response.api_version !== API_VERSION) {
       throw new RequestError(
-        "The far side has no /v1/nearfar/about: for another server than nearfar serve set far.dialect",
-        { code: "api_version", param: "far.dialect" },
-      );
-    if (said.api_version !== API_VERSION) {
-      throw new RequestError(
-        `The far side speaks version ${String(said.api_version)} of nearfar's API, this client ${API_VERSION}; update the older of them`,
+        `The far side uses version ${String(response.api_version)} of nearfar's API, ` +
+          `this client version ${API_VERSION}; update the older of them`,
         { code: "api_version" },
       );
     }
-    const { id, context, tokenizer_sha256: sha256, tools, verify } = this.chosen(said.models);
+    const { id, context, tokenizer_sha256: sha256, tools, verify } = this.chosen(response.models);
     return {
       id,
       context: number(context),
@@ -174,13 +186,13 @@ export class FarSide implements Side {
   }
 
   private async listed(signal: AbortSignal): Promise<FarModel> {
-    const said = await this.#http.get("/v1/models", signal);
-    if (said === null)
+    const response = await this.#http.get("/v1/models", signal);
+    if (response === null)
       throw new RequestError("The far side has no /v1/models; is far.baseURL right?", {
         code: "unknown_model",
         param: "far.baseURL",
       });
-    const { id, max_model_len: context } = this.chosen(said.data);
+    const { id, max_model_len: context } = this.chosen(response.data);
     return { id, context: number(context), tokenizerSha256: null, tools: true, verify: false };
   }
 
@@ -188,19 +200,26 @@ export class FarSide implements Side {
     const cards = (Array.isArray(listed) ? listed : []).filter(
       (card): card is JsonObject & { id: string } => typeof (card as { id?: unknown } | null)?.id === "string",
     );
-    const found =
-      this.#wanted === null ? (cards.length === 1 ? cards[0] : undefined) : cards.find(({ id }) => id === this.#wanted);
-    if (found !== undefined) return found;
+    const match =
+      this.#requestedModel === null
+        ? cards.length === 1
+          ? cards[0]
+          : undefined
+        : cards.find(({ id }) => id === this.#requestedModel);
+    if (match !== undefined) return match;
     const names = cards.map(({ id }) => id).join(", ") || "no model";
-    const says =
-      this.#wanted === null
-        ? `serves ${names}; say which one as far.model`
-        : `does not serve '${this.#wanted}', but ${names}`;
-    throw new RequestError(`The far side ${says}`, { code: "unknown_model", param: "far.model" });
+    const problem =
+      this.#requestedModel === null
+        ? `serves ${names}; choose one of them as far.model`
+        : `does not serve '${this.#requestedModel}', but ${names}`;
+    throw new RequestError(`The far side ${problem}`, { code: "unknown_model", param: "far.model" });
   }
 }
 
-/** A server's chunk in OpenAI's form: an end by OpenAI's name, if it has one, and the role that an answer has. Throws Unavailable for what is no chunk. */
+/**
+ * A server's chunk in OpenAI's form, with OpenAI's name for the finish reason if it has one, and the assistant's role.
+ * Throws Unavailable for an invalid chunk.
+ */
 function chunkOf(value: JsonObject, model: string): ChatCompletionChunk {
   const { usage, id, created } = value;
   const choices = value.choices ?? [];
@@ -222,16 +241,16 @@ function choiceOf(value: unknown): ChatCompletionChunk["choices"][number] {
     logprobs,
     finish_reason: end,
   } = object(value) as Partial<ChatCompletionChunk["choices"][number]>;
-  const given = Object.fromEntries(
+  const fields = Object.fromEntries(
     Object.entries(object(delta ?? {})).filter(([, field]) => field !== null),
   ) as ChatCompletionDelta;
   const {
     content = "",
     tool_calls: calls = [],
     reasoning,
-  } = given as { readonly content?: unknown; readonly tool_calls?: unknown; readonly reasoning?: string };
+  } = fields as { readonly content?: unknown; readonly tool_calls?: unknown; readonly reasoning?: string };
   // vLLM's newer name.
-  const thought = given.reasoning_content ?? reasoning ?? "";
+  const thought = fields.reasoning_content ?? reasoning ?? "";
   if (
     typeof content !== "string" ||
     typeof thought !== "string" ||
@@ -241,7 +260,11 @@ function choiceOf(value: unknown): ChatCompletionChunk["choices"][number] {
     throw nonsense("a delta or a finish_reason is of another type");
   return {
     index: index ?? 0,
-    delta: { ...given, ...("role" in given && { role: "assistant" }), ...(thought && { reasoning_content: thought }) },
+    delta: {
+      ...fields,
+      ...("role" in fields && { role: "assistant" }),
+      ...(thought && { reasoning_content: thought }),
+    },
     logprobs: Array.isArray(logprobs?.content) ? logprobs : null,
     finish_reason: end ? ((Object.hasOwn(ENDS, end) ? ENDS[end] : undefined) ?? end) : null,
   };

@@ -1,13 +1,13 @@
-// The text of a message: what a decision reads, what is searched for what is private, and what an answer continues.
+// The text of a message, for decisions, for private patterns, and for answers that continue it.
 
 import type { ChatCompletionMessageParam } from "../../api/types.js";
 
-/** All of a message's text, as our engines join its parts. */
+/** The complete text of a message, with its parts joined as our engines join them. */
 export function textOf(message: ChatCompletionMessageParam): string {
   return typeof message.content === "string" ? message.content : partsOf(message).join("");
 }
 
-/** The texts of a message of several parts, "" for those that are not text. */
+/** The texts of a message's parts, "" for parts that are not text. */
 export function partsOf({ content }: ChatCompletionMessageParam): readonly string[] {
   return Array.isArray(content)
     ? content.map((part: { readonly text?: unknown } | null) => (typeof part?.text === "string" ? part.text : ""))

@@ -1,4 +1,5 @@
-// The near side: an engine on this device, given as it is, or once it is there, or loaded from a bundle meanwhile. While it is not there, it answers nothing and says why.
+// The near side: an engine on this device, passed in, promised, or loaded from a bundle. Until it is ready, it reports
+// why it cannot answer.
 
 import type { EngineApi } from "../../api/engine_api.js";
 import type { ChatCompletionChunk, FunctionTool, PromptLogprobsOption } from "../../api/types.js";
@@ -6,12 +7,12 @@ import type { TokenSource } from "../../engine/request.js";
 import { Unavailable, messageOf } from "../../errors.js";
 import type { BundleAddress, LoadOptions, LoadProgress } from "../../load.js";
 import type { PlainParams, Side, SideRequest } from "./sides.js";
-import { goingOn } from "./sides.js";
+import { continuedParams } from "./sides.js";
 
-/** A promise is an engine that somebody else loads. */
-export type NearGiven = EngineApi | Promise<EngineApi> | BundleAddress | readonly BundleAddress[];
+/** A promise is an engine that the caller loads. */
+export type NearOption = EngineApi | Promise<EngineApi> | BundleAddress | readonly BundleAddress[];
 
-/** An engine whose tokens can be had, and which can put those of another source into words: `Engine` is one. */
+/** An engine that generates tokens, and can also make text from the tokens of another source: `Engine` is one. */
 export interface DraftingEngine extends EngineApi, TokenSource {
   over(tokens: TokenSource): EngineApi["chat"]["completions"];
   decode(ids: readonly number[]): string;
@@ -19,11 +20,11 @@ export interface DraftingEngine extends EngineApi, TokenSource {
 
 export type NearState = "none" | "loading" | "ready" | "failed";
 
-/** What loads a bundle: Engine.load. */
+/** Loads a bundle: Engine.load. */
 export type LoadNear = (bundle: BundleAddress | readonly BundleAddress[], options: LoadOptions) => Promise<EngineApi>;
 
 export class NearSide implements Side {
-  /** Fulfilled once it is known whether there is an engine; never rejected. */
+  /** Resolves once it is known whether there is an engine; never rejects. */
   readonly settled: Promise<void>;
   readonly #closed = new AbortController();
   #state: NearState;
@@ -32,15 +33,15 @@ export class NearSide implements Side {
   #progress: LoadProgress | null = null;
   #error: unknown = null;
 
-  constructor(given: NearGiven | null, load: LoadNear, options: LoadOptions = {}) {
-    if (given === null || isEngine(given)) {
-      this.#engine = given;
-      this.#state = given === null ? "none" : "ready";
+  constructor(option: NearOption | null, load: LoadNear, options: LoadOptions = {}) {
+    if (option === null || isEngine(option)) {
+      this.#engine = option;
+      this.#state = option === null ? "none" : "ready";
       this.settled = Promise.resolve();
     } else {
       this.#state = "loading";
       this.settled =
-        given instanceof Promise ? this.take(given, false) : this.take(this.load(given, load, options), true);
+        option instanceof Promise ? this.adopt(option, false) : this.adopt(this.load(option, load, options), true);
     }
   }
 
@@ -48,7 +49,7 @@ export class NearSide implements Side {
     return this.#state;
   }
 
-  /** Of a bundle that is loaded; null for an engine that was given, and before the first news. */
+  /** The progress of a bundle's load; null for an engine that was passed in, and before the first report. */
   get progress(): LoadProgress | null {
     return this.#progress;
   }
@@ -62,12 +63,15 @@ export class NearSide implements Side {
     return this.#engine?.info ?? null;
   }
 
-  /** The engine where it can guess for far: not one that is not there yet, nor one in a worker. */
+  /** The engine if it can guess for far: it must be ready, and not in a worker. */
   get drafting(): DraftingEngine | null {
     return this.#engine !== null && "over" in this.#engine ? (this.#engine as DraftingEngine) : null;
   }
 
-  /** The tokens of a chat's prompt; null where there is no engine, or the engine cannot read the chat, which it says when it is asked. */
+  /**
+   * The number of tokens of a chat's prompt; null if there is no engine, or if it cannot read the chat. The request for
+   * an answer reports that error.
+   */
   async countTokens({
     messages,
     tools,
@@ -82,22 +86,27 @@ export class NearSide implements Side {
     return (await this.#engine?.countTokens(messages, options).catch(() => null)) ?? null;
   }
 
-  /** See `Side.ask`. An engine that cannot tell a prompt's log-probabilities answers all the same. */
-  async *ask(
+  /** See `Side.answer`. An engine that cannot report a prompt's log-probabilities answers anyway. */
+  async *answer(
     request: SideRequest,
     promptLogprobs?: PromptLogprobsOption,
   ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const { signal, logprobs } = request;
     if (this.#engine === null) throw new Unavailable("There is no model on this device", { retryable: false });
-    const wanted = logprobs === null ? {} : { logprobs: true, ...(logprobs > 0 ? { top_logprobs: logprobs } : {}) };
-    const params = { ...goingOn(request), ...wanted, stream: true as const, stream_options: { include_usage: true } };
+    const extra = logprobs === null ? {} : { logprobs: true, ...(logprobs > 0 ? { top_logprobs: logprobs } : {}) };
+    const params = {
+      ...continuedParams(request),
+      ...extra,
+      stream: true as const,
+      stream_options: { include_usage: true },
+    };
     yield* await this.#engine.chat.completions.create(params, {
       signal,
       ...(promptLogprobs === undefined ? {} : { promptLogprobs }),
     });
   }
 
-  /** Ends a load; frees the engine where it was loaded here. */
+  /** Ends a load; frees the engine if it was loaded here. */
   close(): void {
     this.#closed.abort(new Unavailable("The router was closed", { retryable: false }));
     if (this.#owned) this.#engine?.destroy();
@@ -111,16 +120,16 @@ export class NearSide implements Side {
     options: LoadOptions,
   ): Promise<EngineApi> {
     const { signal, onProgress } = options;
-    const told = (progress: LoadProgress): void => {
+    const report = (progress: LoadProgress): void => {
       this.#progress = progress;
       onProgress?.(progress);
     };
     const until = signal === undefined ? this.#closed.signal : AbortSignal.any([signal, this.#closed.signal]);
-    return load(bundle, { ...options, signal: until, onProgress: told });
+    return load(bundle, { ...options, signal: until, onProgress: report });
   }
 
-  /** ``owned`` where nobody else has the engine, to free it. */
-  private async take(coming: Promise<EngineApi>, owned: boolean): Promise<void> {
+  /** ``owned``: nobody else can free the engine. */
+  private async adopt(coming: Promise<EngineApi>, owned: boolean): Promise<void> {
     try {
       const engine = await coming;
       if (this.#closed.signal.aborted) {
@@ -137,7 +146,7 @@ export class NearSide implements Side {
   }
 }
 
-/** Why there is no engine, in words. */
+/** The reason why there is no engine. */
 export function whyNoEngine({ state, error }: Pick<NearSide, "state" | "error">): string {
   return state === "failed"
     ? `the bundle was not loaded: ${messageOf(error)}`
@@ -146,6 +155,6 @@ export function whyNoEngine({ state, error }: Pick<NearSide, "state" | "error">)
       : "no model is on this device";
 }
 
-function isEngine(given: NearGiven): given is EngineApi {
-  return typeof given === "object" && "chat" in given;
+function isEngine(option: NearOption): option is EngineApi {
+  return typeof option === "object" && "chat" in option;
 }

@@ -1,5 +1,6 @@
-// Drafts of the near model: what it would say behind the tokens so far, and, while the far side checks that, behind its own guesses. Tokens that hold flow
-// in, guesses flow out. Each guess is a request to the near engine for a few tokens, whose pages the next one finds.
+// Drafts of the near model: how it would continue the tokens so far, and, while the far side checks that, how it would
+// continue its own guesses. Each draft is a request to the near engine for a few tokens; the next one finds its pages
+// in the cache.
 
 import type { TokenRequest, TokenSource } from "../../engine/request.js";
 import { seedAfter } from "../../engine/resolved_sampling.js";
@@ -11,7 +12,7 @@ export interface NearTokens extends TokenSource {
   readonly info: { readonly context: number };
 }
 
-/** Guesses that are being made: ``first`` is settled with the first of them, ``done`` with the last; neither is rejected. */
+/** Guesses that are being made: ``first`` resolves with the first of them, ``done`` with the last; neither rejects. */
 interface Ahead {
   readonly tokens: number[];
   readonly first: Promise<void>;
@@ -19,59 +20,63 @@ interface Ahead {
   readonly controller: AbortController;
 }
 
-/** Of one answer. At most ``most`` guesses at a time. A near engine that fails guesses nothing more, for the answer does not need it. */
+/**
+ * The drafts of one answer, at most ``maxGuesses`` at a time. If the near engine fails, there are no more guesses,
+ * because the answer does not need them.
+ */
 export class NearDrafts {
   readonly #tokens: number[];
   #drafts: number[] = [];
-  /** Of what follows the drafts. */
+  /** The guesses after the drafts. */
   #ahead: Ahead | null = null;
   #failure: NearfarError | null = null;
 
   constructor(
     private readonly near: NearTokens,
     private readonly request: TokenRequest,
-    private readonly most: number,
+    private readonly maxGuesses: number,
   ) {
     this.#tokens = [...request.promptIds];
   }
 
-  /** Why the near engine guesses nothing more; null where it does. */
+  /** Why the near engine guesses nothing more; null if it has not failed. */
   get failure(): NearfarError | null {
     return this.#failure;
   }
 
-  /** Guesses at the next tokens, none where the near model says nothing more or its context is full. */
+  /** Guesses at the next tokens; none if the near model has ended its answer or its context is full. */
   async next(): Promise<readonly number[]> {
-    if (this.#drafts.length === 0) this.#ahead ??= this.make(this.most);
+    if (this.#drafts.length === 0) this.#ahead ??= this.draft(this.maxGuesses);
     const ahead = this.#ahead;
     if (ahead !== null) {
       await ahead.done;
       this.#ahead = null;
       this.#drafts.push(...ahead.tokens);
     }
-    return this.#drafts.slice(0, this.most);
+    return this.#drafts.slice(0, this.maxGuesses);
   }
 
-  /** Guess what follows the guesses: one token that the far side will say by itself, and the drafts of the next round. */
-  goOn(): void {
-    if (this.#drafts.length > 0) this.#ahead ??= this.make(this.most + 1);
+  /** Guess what follows the guesses: one token that the far side will add, and the drafts of the next round. */
+  draftAhead(): void {
+    if (this.#drafts.length > 0) this.#ahead ??= this.draft(this.maxGuesses + 1);
   }
 
-  /** These hold, in the place of the guesses. What was guessed ahead is kept where it agrees. */
-  async learn(tokenIds: readonly number[]): Promise<void> {
+  /** Accept these tokens in place of the guesses. Guesses made ahead are kept if they agree. */
+  async accept(tokenIds: readonly number[]): Promise<void> {
     const ahead = this.#ahead;
-    const held = this.#drafts;
+    const guesses = this.#drafts;
     this.#drafts = [];
     if (ahead !== null) {
-      // Whether the token behind the guesses was foreseen is known with the first one that was guessed ahead.
-      if (same(tokenIds.slice(0, -1), held)) await ahead.first;
-      if (same(tokenIds, [...held, ...ahead.tokens.slice(0, 1)]) && tokenIds.length > held.length) ahead.tokens.shift();
+      // Whether the token after the guesses was predicted is known with the first guess made ahead.
+      if (same(tokenIds.slice(0, -1), guesses)) await ahead.first;
+      if (same(tokenIds, [...guesses, ...ahead.tokens.slice(0, 1)]) && tokenIds.length > guesses.length)
+        ahead.tokens.shift();
       else await this.close();
     }
     this.#tokens.push(...tokenIds);
   }
 
-  /** Leave what is being made. */
+  /** Cancel the guesses that are being made. */
   async close(): Promise<void> {
     const ahead = this.#ahead;
     this.#ahead = null;
@@ -79,7 +84,7 @@ export class NearDrafts {
     await ahead?.done;
   }
 
-  private make(count: number): Ahead {
+  private draft(count: number): Ahead {
     const controller = new AbortController();
     const tokens: number[] = [];
     let started: () => void = () => undefined;
@@ -90,7 +95,7 @@ export class NearDrafts {
     return { tokens, first, done, controller };
   }
 
-  /** Guess ``count`` tokens behind ``promptIds``. */
+  /** Guess ``count`` tokens after ``promptIds``. */
   private async fill(
     count: number,
     promptIds: readonly number[],
@@ -100,15 +105,16 @@ export class NearDrafts {
   ): Promise<void> {
     const { maxTokens = Infinity, sampling: { seed, ...sampling } = {}, promptIds: prompt } = this.request;
     const answered = promptIds.length - prompt.length;
-    // The last token of all comes without a guess.
-    const most = Math.min(count, this.near.info.context - promptIds.length, maxTokens - answered - 1);
-    if (most <= 0 || this.#failure !== null) return;
+    // The last token of the answer needs no guess.
+    const limit = Math.min(count, this.near.info.context - promptIds.length, maxTokens - answered - 1);
+    if (limit <= 0 || this.#failure !== null) return;
     try {
-      // To the engine each guess is an answer of its own, and far draws these tokens with the later numbers of one.
+      // To the engine each draft is an answer of its own, but far samples these tokens with later random numbers of one
+      // answer.
       const drawn = seed === undefined ? sampling : { ...sampling, seed: seedAfter(seed, answered) };
       for await (const { tokenId } of this.near.generateTokens({
         promptIds,
-        maxTokens: most,
+        maxTokens: limit,
         sampling: drawn,
         signal,
       })) {

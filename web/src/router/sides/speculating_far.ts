@@ -1,5 +1,6 @@
-// The far side where near guesses for it: the far model's tokens come over the wire, and near's own chat pipeline puts them into words. The answer is far's,
-// for fewer of its forwards. What cannot be guessed or checked is asked of far as ever.
+// The far side with near's guesses: the far model's tokens come over the wire, and near's own chat pipeline makes text
+// from them. The answer is far's, with fewer of its forwards. If a request cannot be guessed or checked, far answers it
+// as usual.
 
 import type { ChatCompletionChunk } from "../../api/types.js";
 import type { Completion, GeneratedToken, TokenRequest } from "../../engine/request.js";
@@ -14,18 +15,21 @@ import { WireSpeculation, checkRequest } from "./wire_speculation.js";
 
 export interface SpeculatingOptions extends Pick<FarOptions, "baseURL" | "apiKey"> {
   readonly draftTokens: number;
-  /** Near's guesses that complete such a text do not leave; all may if it is not given. */
+  /** Near's guesses that complete such a text are not sent. Default: all may be sent. */
   readonly isPrivate?: ((text: string) => boolean) | undefined;
   readonly WebSocket?: SocketClass | undefined;
 }
 
-/** What a server says that checks no guesses, now or later. */
-const NEVER: readonly unknown[] = ["verify_unavailable", "verify_version", "tokenizer_differs"];
+/** The codes of servers that never check guesses. */
+const NEVER_CHECKED: readonly unknown[] = ["verify_unavailable", "verify_version", "tokenizer_differs"];
 const NO_COUNTS: WireCounts = { rounds: 0, drafted: 0, accepted: 0, tokens: 0 };
 
 export class SpeculatingFar implements Side {
   #wire: WireSpeculation | null = null;
-  /** Both sides make the same token ids of a chat: the tokenizers may be the same and the chat templates not. */
+  /**
+   * Whether both sides make the same token ids from a chat. Even with the same tokenizer, the chat templates may
+   * differ.
+   */
   #readsAlike = false;
   #isOff = false;
 
@@ -39,31 +43,31 @@ export class SpeculatingFar implements Side {
     return this.#wire?.counts ?? NO_COUNTS;
   }
 
-  async *ask(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+  async *answer(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const model = await this.far.reach(request.signal);
     const engine = this.near.drafting;
     let neverAgain = false;
     if (engine !== null && !this.#isOff && isPlain(request) && agree(engine, model)) {
-      let spoke = false;
+      let started = false;
       try {
-        for await (const chunk of this.guessed(engine, model, request)) {
-          spoke = true;
+        for await (const chunk of this.speculate(engine, model, request)) {
+          started = true;
           yield chunk;
         }
         return;
       } catch (error) {
-        if (spoke || request.signal.aborted || !isRefusal(error)) throw error;
-        neverAgain = NEVER.includes(error.details.code);
+        if (started || request.signal.aborted || !isRefusal(error)) throw error;
+        neverAgain = NEVER_CHECKED.includes(error.details.code);
       }
     }
-    for await (const chunk of this.far.ask(request)) {
-      // Now it is known that the server is there, so it is the guesses that it does not take.
+    for await (const chunk of this.far.answer(request)) {
+      // The server works, so it is the guesses that it does not accept.
       this.#isOff ||= neverAgain;
       yield chunk;
     }
   }
 
-  private async *guessed(
+  private async *speculate(
     engine: DraftingEngine,
     { id, tokenizerSha256 }: FarModel,
     { params, signal }: SideRequest,
@@ -83,7 +87,7 @@ export class SpeculatingFar implements Side {
     for await (const chunk of chunks) yield { ...chunk, model: id };
   }
 
-  /** The far model's tokens, where the prompt is to it what it is to near. */
+  /** The far model's tokens, if both sides make the same prompt tokens. */
   private async *checked(
     wire: WireSpeculation,
     request: TokenRequest,
@@ -94,7 +98,7 @@ export class SpeculatingFar implements Side {
     if (!this.#readsAlike) {
       const theirs = await this.far.tokenize(messages, signal);
       if (theirs.length !== request.promptIds.length || theirs.some((id, index) => id !== request.promptIds[index])) {
-        throw new RequestError("The far side makes other tokens of a chat; is its chat template another one?", {
+        throw new RequestError("The far side makes other tokens from a chat; is its chat template different?", {
           code: "tokenizer_differs",
         });
       }
@@ -104,7 +108,7 @@ export class SpeculatingFar implements Side {
   }
 }
 
-/** An answer from its start, which nothing holds to a form and nobody wants to know more of. */
+/** An answer from its start, without a format and without log-probabilities. */
 function isPlain({ params, from, logprobs }: SideRequest): boolean {
   return from === null && logprobs === null && continuesAsTokens(params);
 }
@@ -113,7 +117,10 @@ function agree({ info }: DraftingEngine, { verify, tokenizerSha256 }: FarModel):
   return verify && tokenizerSha256 !== null && tokenizerSha256 === info.tokenizerSha256;
 }
 
-/** Either side says that this cannot be guessed or checked. Where more is wrong with it, far says so again when it is asked as ever. */
+/**
+ * Either side reports that the request cannot be guessed or checked. If something else is wrong with it, far reports
+ * that when it answers as usual.
+ */
 function isRefusal(error: unknown): error is NearfarError {
-  return error instanceof RequestError || (error instanceof NearfarError && NEVER.includes(error.details.code));
+  return error instanceof RequestError || (error instanceof NearfarError && NEVER_CHECKED.includes(error.details.code));
 }

@@ -1,11 +1,12 @@
-// The messages of /v1/nearfar/verify over a WebSocket: server_fallback/schema/verify.py says what they are. Every failure is one of our errors: RequestError
-// where the server blames the request or the key, Unavailable where it cannot be reached, breaks off, or has too much to do.
+// The messages of /v1/nearfar/verify over a WebSocket, as server_fallback/schema/verify.py defines them. Every failure
+// is one of our errors: RequestError if the server rejects the request or the key, Unavailable if it cannot be reached,
+// breaks off or is overloaded.
 
 import type { FinishReason } from "../../engine/request.js";
 import type { NearfarError } from "../../errors.js";
 import { RequestError, Unavailable } from "../../errors.js";
 
-/** The platform's, as far as it is needed here. */
+/** The part of the platform's WebSocket that is needed here. */
 export interface SocketLike {
   onopen: (() => void) | null;
   onmessage: ((event: { readonly data: unknown }) => void) | null;
@@ -51,13 +52,13 @@ interface Refused {
 
 type Message = Opened | Accepted | Refused;
 
-/** Of the messages. */
+/** The version of the messages. */
 const VERSION = 1;
 const PATH = "/v1/nearfar/verify";
 const PROTOCOL = "nearfar.verify";
-/** Pages cannot set headers, so the key is named as a protocol. */
+/** Pages cannot set headers, so the key is sent as a protocol. */
 const KEY_PROTOCOL = "nearfar.key.";
-/** What the server closes with after an error is this and the error's HTTP status. */
+/** Added to the HTTP status of an error, it is the server's close code. */
 const CLOSE_CODES = 4000;
 const NOT_NOW: readonly number[] = [408, 429, 503];
 
@@ -67,16 +68,16 @@ export class VerifySocket {
   readonly #messages: Message[] = [];
   #connected = false;
   #refused: Refused["error"] | null = null;
-  /** Why nothing more comes; null while it may. */
+  /** Why no more messages will come; null while they may. */
   #end: NearfarError | null = null;
   #wake: () => void = () => undefined;
 
-  /** ``baseURL`` with or without /v1 at its end. Throws RequestError for one that is none. */
+  /** ``baseURL`` with or without /v1 at its end. Throws RequestError for an invalid URL. */
   constructor(baseURL: string, apiKey: string | null, Socket: SocketClass) {
     const page = (globalThis as { readonly location?: { readonly href: string } }).location?.href;
     const parsed = URL.canParse(baseURL, page) ? new URL(baseURL, page) : null;
     if (parsed === null || !/^https?:$/.test(parsed.protocol))
-      throw new RequestError(`far.baseURL '${baseURL}' is no URL of a server; write http://host:port/v1`, {
+      throw new RequestError(`far.baseURL '${baseURL}' is not the URL of a server; write http://host:port/v1`, {
         param: "far.baseURL",
       });
     this.#url = parsed.href.replace(/\/+$/, "").replace(/\/v1$/, "");
@@ -92,7 +93,7 @@ export class VerifySocket {
     socket.onmessage = ({ data }) => {
       this.read(data);
     };
-    // Browsers say nothing of why; the close that follows is what counts.
+    // Browsers do not report the reason; the close event that follows matters.
     socket.onerror = () => undefined;
     socket.onclose = ({ code }) => {
       this.#end ??= this.#connected ? this.ended(code) : this.unconnected();
@@ -100,14 +101,18 @@ export class VerifySocket {
     };
   }
 
-  /** The first message and the answer to it. Throws RequestError (``details.code``: tokenizer_differs, verify_version, verify_unavailable, wrong_key), Unavailable. */
+  /**
+   * Sends the first message and returns the answer to it. Throws RequestError (``details.code``: tokenizer_differs,
+   * verify_version, verify_unavailable, wrong_key), Unavailable.
+   */
   async open(opening: Opening, signal: AbortSignal | undefined): Promise<Opened> {
     await this.until(() => this.#connected, signal);
     this.send({ type: "open", version: VERSION, ...opening });
-    const opened = await this.hear("opened", signal);
+    const opened = await this.receive("opened", signal);
     if (opened.version !== VERSION) {
       throw new RequestError(
-        `The far side speaks version ${opened.version} of these messages, this client ${VERSION}; update the older of them`,
+        `The far side uses version ${opened.version} of these messages, this client version ${VERSION}; ` +
+          "update the older of them",
         { code: "verify_version" },
       );
     }
@@ -119,7 +124,7 @@ export class VerifySocket {
   }
 
   async accepted(signal: AbortSignal | undefined): Promise<Accepted> {
-    return this.hear("accepted", signal);
+    return this.receive("accepted", signal);
   }
 
   close(): void {
@@ -129,11 +134,11 @@ export class VerifySocket {
   }
 
   private send(message: object): void {
-    // What is sent to a socket that closes is lost; why it does is heard next.
+    // A message to a closing socket is lost; the next receive reports the reason.
     if (this.#end === null) this.#socket.send(JSON.stringify(message));
   }
 
-  private async hear<T extends "opened" | "accepted">(
+  private async receive<T extends "opened" | "accepted">(
     type: T,
     signal: AbortSignal | undefined,
   ): Promise<Extract<Message, { type: T }>> {
@@ -143,21 +148,21 @@ export class VerifySocket {
     return message as Extract<Message, { type: T }>;
   }
 
-  /** Resolves when the fact holds. Throws why it cannot any more, or the signal's reason. */
-  private async until(fact: () => boolean, signal: AbortSignal | undefined): Promise<void> {
-    const woken = (): void => {
+  /** Resolves when the condition is true. Throws the reason why it cannot become true, or the signal's reason. */
+  private async until(condition: () => boolean, signal: AbortSignal | undefined): Promise<void> {
+    const wake = (): void => {
       this.#wake();
     };
-    signal?.addEventListener("abort", woken);
+    signal?.addEventListener("abort", wake);
     try {
       for (;;) {
         signal?.throwIfAborted();
-        if (fact()) return;
+        if (condition()) return;
         if (this.#end !== null) throw this.#end;
         await new Promise<void>((resolve) => (this.#wake = resolve));
       }
     } finally {
-      signal?.removeEventListener("abort", woken);
+      signal?.removeEventListener("abort", wake);
     }
   }
 
@@ -166,11 +171,11 @@ export class VerifySocket {
     try {
       message = JSON.parse(String(data));
     } catch {
-      // Told below.
+      // Reported below.
     }
     const type = (message as Partial<Message> | null)?.type;
     if (type === "error") {
-      // With which status is known when it closes.
+      // Its status is known when the connection closes.
       this.#refused = (message as Refused).error;
     } else if (type === "opened" || type === "accepted") {
       this.#messages.push(message as Message);
@@ -202,14 +207,16 @@ export class VerifySocket {
     return new Unavailable(`${this.#url}: ${message}`, { status, retryable: NOT_NOW.includes(status) });
   }
 
-  /** A page is not told whether there is no server, or one that knows nothing of this. */
+  /** A page cannot distinguish a missing server from one without this route. */
   private unconnected(): Unavailable {
-    const message = `${this.#url}: no connection could be made; is it running, and does it allow WebSockets and this page's origin?`;
+    const message =
+      `${this.#url}: no connection could be made; ` +
+      "is it running, and does it allow WebSockets and this page's origin?";
     return new Unavailable(message, { code: "verify_unavailable", retryable: true });
   }
 
   private nonsense(): Unavailable {
-    return new Unavailable(`${this.#url}: says what is no message of ${PATH}; is it nearfar serve?`, {
+    return new Unavailable(`${this.#url}: sent an invalid message of ${PATH}; is it nearfar serve?`, {
       retryable: false,
     });
   }

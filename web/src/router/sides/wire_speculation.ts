@@ -1,5 +1,6 @@
-// Speculation across the wire: a near model guesses tokens, a far one with the same tokenizer says which hold, several at a time. A token request flows in; the
-// far model's tokens flow out, those that it would have said alone, greedy or sampled with a seed. What it gains is the far side's: fewer forwards a token.
+// Speculation across the wire: a near model guesses several tokens at a time, and a far model with the same tokenizer
+// checks them. The tokens are those that the far model alone would give, greedy or sampled with a seed. The far side
+// gains: it needs fewer forwards per token.
 
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../engine/request.js";
 import { RequestError } from "../../errors.js";
@@ -9,25 +10,25 @@ import type { Opening, SocketClass } from "./verify_socket.js";
 import { VerifySocket } from "./verify_socket.js";
 
 export interface WireSpeculationOptions {
-  /** Of the server, with or without /v1 at its end. */
+  /** The server's address, with or without /v1 at its end. */
   readonly baseURL: string;
   readonly apiKey?: string | null | undefined;
   /** The server's name for the model. */
   readonly model: string;
-  /** Of the near model's tokenizer.json: `Engine.tokenizerSha256`. */
+  /** The hash of the near model's tokenizer.json: `Engine.tokenizerSha256`. */
   readonly tokenizerSha256: string;
-  /** Guessed at once; 4 where it is not given. */
+  /** The number of tokens to guess at once. Default: 4. */
   readonly draftTokens?: number | undefined;
-  /** The platform's where it is not given. */
+  /** Default: the platform's. */
   readonly WebSocket?: SocketClass | undefined;
-  /** Asked about the end of the answer with the guesses behind it, before these leave; all may if it is not given. */
+  /** Gets the end of the answer with the guesses after it, before the guesses are sent. Default: all may be sent. */
   readonly maySend?: ((tokenIds: readonly number[]) => boolean) | undefined;
 }
 
-/** Of the answer, so many tokens before the guesses are looked at with them. */
-const ASKED_TOKENS = 256;
+/** This many tokens of the answer before the guesses are searched together with them. */
+const SEARCHED_TOKENS = 256;
 
-/** Of all answers: rounds, tokens guessed, of these the right ones, and tokens in all. */
+/** Totals of all answers: rounds, guessed tokens, accepted guesses, and all tokens. */
 export interface WireCounts {
   readonly rounds: number;
   readonly drafted: number;
@@ -39,7 +40,7 @@ export class WireSpeculation implements TokenSource {
   readonly #counts = { rounds: 0, drafted: 0, accepted: 0, tokens: 0 };
   readonly #Socket: SocketClass;
 
-  /** ``near`` stays its owner's. Throws RequestError where the platform has no WebSocket. */
+  /** The caller still owns ``near``. Throws RequestError if the platform has no WebSocket. */
   constructor(
     private readonly near: NearTokens,
     private readonly options: WireSpeculationOptions,
@@ -55,12 +56,13 @@ export class WireSpeculation implements TokenSource {
   }
 
   /**
-   * Yields each token as it holds. Throws RequestError for what cannot be guessed or checked (``details.code``: tokenizer_differs, verify_version,
-   * verify_unavailable, wrong_key), Unavailable where the server cannot be reached or breaks off, or the signal's reason.
+   * Yields each accepted token. Throws RequestError for requests that cannot be guessed or checked (``details.code``:
+   * tokenizer_differs, verify_version, verify_unavailable, wrong_key), Unavailable if the server cannot be reached or
+   * breaks off, or the signal's reason.
    */
-  async *generateTokens(given: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
-    checkRequest(given);
-    const request = withSeed(given);
+  async *generateTokens(unseeded: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
+    checkRequest(unseeded);
+    const request = withSeed(unseeded);
     const { signal, stopTokenIds = [], promptIds } = request;
     signal?.throwIfAborted();
     const { baseURL, apiKey = null, draftTokens = 4 } = this.options;
@@ -74,19 +76,20 @@ export class WireSpeculation implements TokenSource {
       drafts = new NearDrafts(this.near, request, Math.min(draftTokens, maxDrafts));
       for (;;) {
         const drafted = await drafts.next();
-        const guesses = this.options.maySend?.([...answer.slice(-ASKED_TOKENS), ...drafted]) === false ? [] : drafted;
+        const guesses =
+          this.options.maySend?.([...answer.slice(-SEARCHED_TOKENS), ...drafted]) === false ? [] : drafted;
         signal?.throwIfAborted();
         socket.draft(guesses);
-        drafts.goOn();
+        drafts.draftAhead();
         const { tokens, finish_reason: finishReason, cached_tokens: cached } = await socket.accepted(signal);
         answer.push(...tokens);
-        await drafts.learn(tokens);
+        await drafts.accept(tokens);
         this.count(guesses, tokens);
         cachedTokens ??= cached;
         for (const tokenId of tokens) {
           if (stopTokenIds.includes(tokenId))
             return { finishReason: "stop", promptTokens: promptIds.length, cachedTokens, completionTokens };
-          // A server is not trusted to stop where it should.
+          // Do not rely on the server to stop at the limit.
           if (completionTokens === request.maxTokens)
             return { finishReason: "length", promptTokens: promptIds.length, cachedTokens, completionTokens };
           completionTokens += 1;
@@ -126,26 +129,29 @@ export class WireSpeculation implements TokenSource {
   }
 }
 
-/** With a seed that both sides share: of the same seed they draw alike. */
+/** The request with a seed that both sides share, so that both draw the same random numbers. */
 function withSeed(request: TokenRequest): TokenRequest {
   const { sampling = {} } = request;
   const { temperature = 0, seed = crypto.getRandomValues(new Uint32Array(1))[0] } = sampling;
   return temperature === 0 ? request : { ...request, sampling: { ...sampling, seed } };
 }
 
-/** Throws RequestError for what drafts are not checked with. */
+/** Throws RequestError for parameters that drafts cannot be checked with. */
 export function checkRequest({ sampling = {}, constraint, whenFull = "stop", logprobs }: TokenRequest): void {
   const { repetitionPenalty = 1, frequencyPenalty = 0, presencePenalty = 0, logitBias } = sampling;
-  const wrong = {
+  const options = {
     penalties: repetitionPenalty !== 1 || frequencyPenalty !== 0 || presencePenalty !== 0,
     logitBias: logitBias !== undefined && logitBias.size > 0,
     constraint: constraint !== undefined,
     whenFull: whenFull !== "stop",
     logprobs: logprobs !== undefined,
   };
-  const found = Object.entries(wrong).find(([, given]) => given)?.[0];
-  if (found !== undefined)
-    throw new RequestError(`${found}: cannot be given where drafts are checked over the wire; ask the far side alone`, {
-      param: found,
-    });
+  const unsupported = Object.entries(options).find(([, isSet]) => isSet)?.[0];
+  if (unsupported !== undefined)
+    throw new RequestError(
+      `${unsupported}: not supported when drafts are checked over the wire; send the request to the far side alone`,
+      {
+        param: unsupported,
+      },
+    );
 }

@@ -1,7 +1,8 @@
-"""Asking both sides: prompts flow in, pairs of answers flow out in the same order, each as soon as it and those before it are there.
+"""Sends prompts to both sides and yields pairs of answers in the same order, each as soon as it and those before it are
+complete.
 
-All is greedy, so the same models give the same pairs. The near side tells log-probabilities beside, of the prompt too, of which the
-signals are made.
+All sampling is greedy, so the same models give the same pairs. The near side also reports log-probabilities, of the
+prompt too, from which the signals are computed.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from .prompts import Prompt
 TOP_LOGPROBS = 20
 
 
-async def ask_both(
+async def query_both(
     prompts: Sequence[Prompt], near: Executor, far: Executor, *, far_model: str, max_tokens: int, concurrency: int
 ) -> AsyncGenerator[Pair, None]:
-    """``concurrency`` prompts are on their way at once. Raises what the sides raise; what was yielded before is sound."""
+    """``concurrency`` prompts run at once. Raises what the sides raise; the pairs yielded before are valid."""
     turns = asyncio.Semaphore(concurrency)
 
     async def ask(index: int, prompt: Prompt) -> Pair:
@@ -68,10 +69,10 @@ def request(model: str, prompt: Prompt, max_tokens: int, *, logprobs: bool = Fal
     )
 
 
-async def answer(side: Executor, asked: ChatCompletionRequest, call: Call) -> tuple[str, list[TokenLogprob], float]:
-    """The text, its tokens where their log-probabilities were asked for, and the seconds that it took."""
+async def answer(side: Executor, body: ChatCompletionRequest, call: Call) -> tuple[str, list[TokenLogprob], float]:
+    """The text, its tokens if their log-probabilities were requested, and the seconds that it took."""
     text, tokens, started = "", list[TokenLogprob](), time.perf_counter()
-    async with aclosing(side.chat(asked, call)) as chunks:
+    async with aclosing(side.chat(body, call)) as chunks:
         async for chunk in chunks:
             for choice in chunk.choices:
                 text += choice.delta.content or ""

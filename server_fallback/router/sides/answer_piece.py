@@ -1,4 +1,7 @@
-"""Said: what one chunk of a side's answer says, whichever route it came by. Chunks flow in; `forms` makes the client's chunks of them."""
+"""AnswerPiece: the content of one chunk of a side's answer, in one form for chats and completions.
+
+`forms` makes the client's chunks from it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,11 @@ from ...schema.completions import CompletionChunk, CompletionLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """``tokens`` are those whose text is out, where log-probabilities were asked for. ``usage`` comes last, ``finish_reason`` before it."""
+class AnswerPiece:
+    """``tokens`` are the tokens whose text is emitted, if log-probabilities were requested.
+
+    ``usage`` comes last, after ``finish_reason``.
+    """
 
     text: str = ""
     tool_calls: list[ToolCallDelta] | None = None
@@ -21,23 +27,23 @@ class Said:
     reasoning: str = ""
 
     @property
-    def says_something(self) -> bool:
+    def has_content(self) -> bool:
         return bool(self.text or self.reasoning or self.tool_calls or self.tokens)
 
     @property
     def num_tokens(self) -> int:
-        """Of a server that does not list its tokens, a piece counts as one."""
-        return len(self.tokens) or int(self.says_something)
+        """If a server does not list its tokens, a piece counts as one token."""
+        return len(self.tokens) or int(self.has_content)
 
 
-def said_in_chat(chunk: ChatCompletionChunk) -> Said:
-    """Of a chunk of one choice."""
+def piece_of_chat(chunk: ChatCompletionChunk) -> AnswerPiece:
+    """``chunk`` has at most one choice."""
     if not chunk.choices:
-        return Said(usage=chunk.usage)
+        return AnswerPiece(usage=chunk.usage)
     choice = chunk.choices[0]
     tokens = tuple(choice.logprobs.content or ()) if choice.logprobs is not None else ()
     delta = choice.delta
-    return Said(
+    return AnswerPiece(
         delta.content or "",
         delta.tool_calls or None,
         tokens,
@@ -47,12 +53,12 @@ def said_in_chat(chunk: ChatCompletionChunk) -> Said:
     )
 
 
-def said_in_completion(chunk: CompletionChunk) -> Said:
+def piece_of_completion(chunk: CompletionChunk) -> AnswerPiece:
     if not chunk.choices:
-        return Said(usage=chunk.usage)
+        return AnswerPiece(usage=chunk.usage)
     choice = chunk.choices[0]
     tokens = _tokens(choice.logprobs) if choice.logprobs is not None else ()
-    return Said(choice.text, None, tokens, choice.finish_reason, chunk.usage)
+    return AnswerPiece(choice.text, None, tokens, choice.finish_reason, chunk.usage)
 
 
 def _tokens(listed: CompletionLogprobs) -> tuple[TokenLogprob, ...]:

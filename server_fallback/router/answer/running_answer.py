@@ -1,9 +1,10 @@
-"""Answering: one answer of a pair. It does what the answer machine says: asks sides, keeps timers, tells what comes, shows what stands.
+"""RunningAnswer: one answer of a pair of sides. It carries out the effects of the answer machine.
 
-    sides' streams, timers  -->  news  -->  events  -->  answer_machine.step  -->  effects  -->  chunks for the client
+    sides' streams, timers --> updates --> events --> answer_machine.step --> effects --> chunks for the client
 
-Each attempt of a side runs in a task of its own and puts what it hears into one queue; this class alone takes from it. Whoever closes the
-generator of `chunks` ends all attempts, and it returns when they have ended. It is long because every effect has its few lines here.
+Each attempt of a side runs in its own task and puts its output into one queue, which only this class reads. Closing the
+generator of `chunks` ends all attempts, and returns when they have ended. The file is long because every effect takes a
+few lines here.
 """
 
 from __future__ import annotations
@@ -28,9 +29,16 @@ from ..decision.decide import may_guess
 from ..decision.decision import Decision
 from ..decision.features import PROMPT_SIGNAL, SIGNALS
 from ..decision.situation import Message, Situation
-from ..sides.continued import begun, continued, continued_ids, limits, plain, templated
-from ..sides.said import Said
-from ..sides.sides import LACKS, Sides, lacking
+from ..sides.answer_piece import AnswerPiece
+from ..sides.continued import (
+    client_prefix,
+    continued,
+    continued_ids,
+    continues_as_tokens,
+    limits,
+    sets_template_variables,
+)
+from ..sides.sides import LACKS, Sides, refusal
 from ..sides.texts import conversation_of, with_calls
 from .answer_machine import State, begin, step, timed_side
 from .attempt import Attempt, retry_seconds
@@ -56,7 +64,7 @@ from .events import (
     Warm,
     Withdraw,
 )
-from .failures import failure_of, failure_told
+from .failures import client_error, failure_of
 from .forms import ChunkT, Form
 from .rules import rules_of
 from .signals import SIGNAL_TOKENS, near_signals
@@ -64,19 +72,22 @@ from .timers import Due, Timers
 from .warm_up import WarmUp
 from .watch import Watch
 
-# Alternatives of a token, whose log-probabilities make its entropy.
+# The number of alternatives of a token from which its entropy is computed.
 TOP = 20
-# So much of what sides say may wait for a slow reader.
-WAITING_NEWS = 64
+# At most this many pieces of the sides wait for a slow reader.
+MAX_PENDING_UPDATES = 64
 
 
-# None: the attempt has ended as it should.
-News = tuple[Attempt, Said | Exception | None] | Due
+# None: the attempt ended without an error.
+Update = tuple[Attempt, AnswerPiece | Exception | None] | Due
 
 
 @dataclass(slots=True)
 class _Shown:
-    """What of the answer stands. ``tokens``: how many of it each attempt wrote. ``route`` is the last that was told."""
+    """The part of the answer that is shown.
+
+    ``tokens``: how many of its tokens each attempt wrote. ``route`` is the last route that was sent.
+    """
 
     text: str = ""
     reasoning: str = ""
@@ -85,26 +96,26 @@ class _Shown:
     route: Route | None = None
 
 
-class Answering(Generic[ChunkT]):
-    """``request`` has no labels and no pin any more; ``asked`` is the situation as far as the request tells it."""
+class RunningAnswer(Generic[ChunkT]):
+    """``request`` no longer has labels or a pin; ``situation`` has what is known from the request alone."""
 
     def __init__(
         self,
         sides: Sides,
         request: ChatCompletionRequest | CompletionRequest,
-        asked: Situation,
+        situation: Situation,
         form: Form[ChunkT],
         call: Call,
     ) -> None:
-        self._sides, self._request, self._asked, self._call = sides, request, asked, call
+        self._sides, self._request, self._situation, self._call = sides, request, situation, call
         self._form: Form[ChunkT] = form
-        self._news: asyncio.Queue[News] = asyncio.Queue()
-        self._room = asyncio.Semaphore(WAITING_NEWS)
-        # What came before the decision and is still to be told to the machine.
-        self._held: deque[News] = deque()
+        self._updates: asyncio.Queue[Update] = asyncio.Queue()
+        self._room = asyncio.Semaphore(MAX_PENDING_UPDATES)
+        # Updates from before the decision, which the machine has not processed yet.
+        self._held: deque[Update] = deque()
         self._attempts: list[Attempt] = []
         self._current: dict[Side, Attempt] = {}
-        self._timers = Timers(self._news.put_nowait)
+        self._timers = Timers(self._updates.put_nowait)
         self._warm_up: WarmUp | None = None
         self._errors: dict[Side, NearfarError] = {}
         self._shown = _Shown()
@@ -114,69 +125,75 @@ class Answering(Generic[ChunkT]):
         self._watch: Watch | None = None
 
     async def chunks(self) -> AsyncGenerator[ChunkT, None]:
-        """Raises what stopped the answer, as `Executor`, and RequestError or Unavailable where nobody may or can answer."""
+        """Raises the error that stopped the answer, as `Executor` does; RequestError or Unavailable if no side may or
+        can answer.
+        """
         try:
             self._decision = await self._decide()
-            for chunk in await self._take(await self._start()):
+            for chunk in await self._apply(await self._start()):
                 yield chunk
             while not self._over:
-                news = self._held.popleft() if self._held else await self._next()
-                for event, said in self._events(news):
-                    for chunk in await self._take(event, said):
+                update = self._held.popleft() if self._held else await self._next()
+                for event, piece in self._events(update):
+                    for chunk in await self._apply(event, piece):
                         yield chunk
         finally:
             await self._end()
 
     async def _decide(self) -> Decision:
-        """Where near's own view of the prompt counts, it begins to answer, and goes on from there if it is chosen."""
+        """If near's own view of the prompt matters, near begins to answer, and continues from there if it is chosen."""
         sides = self._sides
-        situation = self._asked = await sides.situation(self._asked, self._request)
+        situation = self._situation = await sides.situation(self._situation, self._request)
         decision = await sides.decide(situation, private=await sides.is_private(situation))
         if self._wants_signals(decision):
-            near = self._begin("near", 0, None)
-            heard = await self._hear()
-            if isinstance(heard, NearfarError) and not isinstance(heard, RequestError):
-                # Who cannot begin cannot answer.
+            near = self._start_attempt("near", 0, None)
+            failure = await self._hold_first_tokens()
+            if isinstance(failure, NearfarError) and not isinstance(failure, RequestError):
+                # If near cannot begin, it cannot answer.
                 sides.circuits["near"].failed()
                 situation = replace(situation, near=replace(situation.near, available=False))
             else:
                 situation = replace(situation, near_signals=near_signals([*self._held_tokens()], near.prompt_logprobs))
             decision = await sides.decide(situation, private=decision.private)
-            self._asked = situation
+            self._situation = situation
         if decision.side is None:
-            raise lacking(decision.reason)
+            raise refusal(decision.reason)
         return decision
 
     def _wants_signals(self, decision: Decision) -> bool:
-        """Whether near's view of the prompt could change the decision: a predictor looks at it, and no other rule has decided."""
+        """Whether near's view of the prompt could change the decision: a predictor reads it, and no other rule has
+        decided.
+        """
         return decision.reason in ("quality", "cost") and not set(SIGNALS).isdisjoint(self._features)
 
     @property
     def _features(self) -> Sequence[str]:
-        """What the policy's predictor looks at."""
+        """The features that the policy's predictor reads."""
         predictor = self._sides.policy.quality.predictor
         return () if predictor is None else predictor.features
 
     def _held_tokens(self) -> Iterator[TokenLogprob]:
-        for news in self._held:
-            if not isinstance(news, Due) and isinstance(news[1], Said):
-                yield from news[1].tokens
+        for update in self._held:
+            if not isinstance(update, Due) and isinstance(update[1], AnswerPiece):
+                yield from update[1].tokens
 
-    async def _hear(self) -> Exception | None:
-        """Hold what near says until its first tokens are there, or it ends, or takes too long; the error where it failed."""
-        heard = 0
+    async def _hold_first_tokens(self) -> Exception | None:
+        """Hold near's output until its first tokens arrive, it ends or its time is over; return the error if near
+        failed.
+        """
+        num_tokens = 0
         try:
             async with asyncio.timeout(self._sides.policy.timeouts.near_first_token_ms / 1000):
-                while heard < SIGNAL_TOKENS:
-                    news = await self._next()
-                    self._held.append(news)
-                    assert not isinstance(news, Due)
-                    what = news[1]
-                    if not isinstance(what, Said):
-                        return what
-                    heard += what.num_tokens
+                while num_tokens < SIGNAL_TOKENS:
+                    update = await self._next()
+                    self._held.append(update)
+                    assert not isinstance(update, Due)
+                    output = update[1]
+                    if not isinstance(output, AnswerPiece):
+                        return output
+                    num_tokens += output.num_tokens
         except TimeoutError:
-            if heard == 0:
+            if num_tokens == 0:
                 self._current.pop("near").stop()
                 return Unavailable("near: no token came in time", code="near_timeout")
         return None
@@ -190,54 +207,54 @@ class Answering(Generic[ChunkT]):
             self._held.clear()
         if policy.escalation.then != "never" and not decision.private:
             self._watch = Watch(policy.escalation)
-        return Start(decision.side, decision.reason, await self._may_also(decision))
+        return Start(decision.side, decision.reason, await self._standby(decision))
 
-    async def _may_also(self, decision: Decision) -> bool:
+    async def _standby(self, decision: Decision) -> bool:
         """Whether no hard rule forbids the other side."""
-        if self._asked.pin is not None:
+        if self._situation.pin is not None:
             return False
         other: Side = "far" if decision.side == "near" else "near"
-        return (await self._sides.decide(replace(self._asked, pin=other), private=decision.private)).side == other
+        return (await self._sides.decide(replace(self._situation, pin=other), private=decision.private)).side == other
 
-    def _events(self, news: News) -> Iterator[tuple[Event, Said | None]]:
-        if isinstance(news, Due):
-            if not self._timers.rings(news):
+    def _events(self, update: Update) -> Iterator[tuple[Event, AnswerPiece | None]]:
+        if isinstance(update, Due):
+            if not self._timers.expire(update):
                 return
-            side = timed_side(news.timer, self._state)
+            side = timed_side(update.timer, self._state)
             attempt = None if side is None else self._current.get(side)
             if attempt is not None and attempt.finish_reason is not None:
-                # The answer is whole; nobody waits longer for its usage.
+                # The answer is complete; the router does not wait longer for its usage.
                 yield End(attempt.side, attempt.number, attempt.finish_reason), None
             else:
-                yield Tick(news.timer), None
+                yield Tick(update.timer), None
             return
-        attempt, what = news
+        attempt, output = update
         side = attempt.side
         if self._current.get(side) is not attempt:
             return
-        if isinstance(what, Said):
+        if isinstance(output, AnswerPiece):
             if attempt.finish_reason is not None:
-                # After the end only the usage counts.
-                what = Said(usage=what.usage)
-            attempt.hear(what)
-            if what.says_something:
-                yield Token(side, attempt.number, what.text, bool(what.tool_calls), bool(what.reasoning)), what
-                strays = self._strays(attempt, what)
-                if strays is not None:
-                    yield strays, None
+                # After the end only the usage matters.
+                output = AnswerPiece(usage=output.usage)
+            attempt.record(output)
+            if output.has_content:
+                yield Token(side, attempt.number, output.text, bool(output.tool_calls), bool(output.reasoning)), output
+                warning = self._check_piece(attempt, output)
+                if warning is not None:
+                    yield warning, None
             return
-        if attempt.finish_reason is not None and isinstance(what, NearfarError | None):
+        if attempt.finish_reason is not None and isinstance(output, NearfarError | None):
             # A failure after the end changes nothing.
             yield End(side, attempt.number, attempt.finish_reason), None
             return
-        error = what or Unavailable(f"{side}: its answer stopped before the end; ask again")
+        error = output or Unavailable(f"{side}: its answer stopped before the end; try again")
         if not isinstance(error, NearfarError) or isinstance(error, DeadlineExceeded):
-            # A bug of ours, or nobody waits for the answer any longer.
+            # Either this is a bug of ours, or nobody waits for the answer any longer.
             raise error
         self._errors[side] = error
         if (
             side == "near"
-            and attempt.spoke
+            and attempt.started
             and error.details.get("param") == "response_format"
             and self._watch is not None
         ):
@@ -247,34 +264,34 @@ class Answering(Generic[ChunkT]):
         kind, retryable = failure_of(side, error, self._state.rules)
         yield Failed(side, attempt.number, kind, retryable), None
 
-    def _strays(self, attempt: Attempt, said: Said) -> Escalate | Doubt | None:
-        """Whether near's answer should not go on, or perhaps not, after what it said last."""
+    def _check_piece(self, attempt: Attempt, piece: AnswerPiece) -> Escalate | Doubt | None:
+        """Whether the last piece gives reason to end near's answer, or to doubt it."""
         state, watch = self._state, self._watch
         if watch is None or attempt.side != "near" or state.side != "near" or state.phase != "running":
             return None
         limit = min(limits(self._request).values(), default=None)
         if limit is not None and self._num_tokens() >= limit:
-            # There is nothing left to be said better.
+            # No tokens remain that far could write better.
             return None
         reasons = [
             watch.add(token.token, token.logprob, [top.logprob for top in token.top_logprobs] or None)
-            for token in said.tokens
+            for token in piece.tokens
         ]
-        if not said.tokens:
-            reasons.append(watch.add(said.text))
+        if not piece.tokens:
+            reasons.append(watch.add(piece.text))
         reason = next((reason for reason in reasons if reason is not None), None)
         return Escalate(reason) if reason is not None else Doubt() if watch.doubts else None
 
-    async def _take(self, event: Event, said: Said | None = None) -> list[ChunkT]:
-        """Tell the machine, and do what it says."""
+    async def _apply(self, event: Event, piece: AnswerPiece | None = None) -> list[ChunkT]:
+        """Process the event in the machine and carry out its effects."""
         self._state, effects = step(self._state, event)
         chunks: list[ChunkT] = []
         for effect in effects:
-            chunks += self._show(said) if isinstance(effect, Emit) and said is not None else self._do(effect)
+            chunks += self._show(piece) if isinstance(effect, Emit) and piece is not None else self._do(effect)
         runs = isinstance(event, Token) and self._state.phase == "running" and self._state.side == event.side
-        if runs and said is not None and not any(isinstance(effect, Emit) for effect in effects):
-            # A token whose character is not whole yet.
-            chunks += self._show(said)
+        if runs and piece is not None and not any(isinstance(effect, Emit) for effect in effects):
+            # This is a token whose character is not complete yet.
+            chunks += self._show(piece)
         return chunks
 
     def _do(self, effect: Effect) -> list[ChunkT]:
@@ -300,24 +317,24 @@ class Answering(Generic[ChunkT]):
                 return self._finish(effect)
             case Fail():
                 error = None if effect.side is None else self._errors.get(effect.side)
-                raise failure_told(effect, self._state.rules, error)
+                raise client_error(effect, self._state.rules, error)
             case Emit() | Switch():
-                # The route of what is shown next tells of a switch.
+                # The route of the next chunk reports the switch.
                 pass
         return []
 
     def _ask(self, side: Side, continue_from: str | None, number: int) -> None:
         before = self._current.get(side)
         if before is not None and before.number == 0:
-            # Near has begun before the decision.
+            # Near began before the decision.
             before.number = number
             return
         wait = 0.0
-        if before is not None and not before.spoke and before.side in self._errors:
+        if before is not None and not before.started and before.side in self._errors:
             wait = retry_seconds(number, self._errors[side])
-        self._begin(side, number, continue_from, wait)
+        self._start_attempt(side, number, continue_from, wait)
 
-    def _begin(self, side: Side, number: int, continue_from: str | None, wait_seconds: float = 0.0) -> Attempt:
+    def _start_attempt(self, side: Side, number: int, continue_from: str | None, wait_seconds: float = 0.0) -> Attempt:
         if side == "far" and self._warm_up is not None:
             self._warm_up.stop()
         attempt = self._current[side] = Attempt(side, number, len(continue_from or ""))
@@ -327,24 +344,24 @@ class Answering(Generic[ChunkT]):
         return attempt
 
     async def _run(self, attempt: Attempt, continue_from: str | None, wait_seconds: float) -> None:
-        what: Exception | None = None
-        heard = False
+        failure: Exception | None = None
+        received = False
         try:
             await asyncio.sleep(wait_seconds)
             stream = await self._stream(attempt, continue_from)
             async with aclosing(stream):
-                async for said in stream:
-                    heard = True
+                async for piece in stream:
+                    received = True
                     await self._room.acquire()
-                    self._news.put_nowait((attempt, said))
+                    self._updates.put_nowait((attempt, piece))
         except Exception as error:
-            what, attempt.refused = error, not heard
+            failure, attempt.refused = error, not received
         finally:
             self._sides.circuits[attempt.side].ended()
         await self._room.acquire()
-        self._news.put_nowait((attempt, what))
+        self._updates.put_nowait((attempt, failure))
 
-    async def _stream(self, attempt: Attempt, continue_from: str | None) -> AsyncGenerator[Said, None]:
+    async def _stream(self, attempt: Attempt, continue_from: str | None) -> AsyncGenerator[AnswerPiece, None]:
         sides, request, call = self._sides, self._request, self._call
         if attempt.side == "near":
             assert sides.near is not None
@@ -352,37 +369,39 @@ class Answering(Generic[ChunkT]):
                 request = continued(request, continue_from, self._num_tokens(), self._shown.reasoning)
             observed = replace(call, observe_token=attempt.ids.append)
             if attempt.number == 0 and PROMPT_SIGNAL in self._features:
-                observed = replace(observed, observe_prompt_logprobs=attempt.hear_prompt)
-            return sides.near.ask(request, observed, self._logprobs(attempt))
+                observed = replace(observed, observe_prompt_logprobs=attempt.record_prompt_logprobs)
+            return sides.near.answer(request, observed, self._logprobs(attempt))
         assert sides.far is not None
         assert not self._decision.private, "a private request does not leave"
         if continue_from is not None:
-            request = await self._handed_over(continue_from)
-        if not await sides.take():
+            request = await self._continuation(continue_from)
+        if not await sides.reserve_request():
             raise QueueFull(LACKS["budget"], code="budget")
         attempt.sent = True
-        return sides.ask_far(request, call, guessed=self._near_guesses())
+        return sides.far_answer(request, call, speculate=self._near_guesses())
 
     def _near_guesses(self) -> bool:
-        """Whether near guesses for far: it may, and was not asked in vain in this answer."""
-        in_vain = any(attempt.side == "near" and attempt.number > 0 for attempt in self._attempts)
-        return not in_vain and may_guess(self._sides.policy, self._asked)
+        """Whether near guesses for far: it may, and it has not been asked for this answer before."""
+        near_was_asked = any(attempt.side == "near" and attempt.number > 0 for attempt in self._attempts)
+        return not near_was_asked and may_guess(self._sides.policy, self._situation)
 
-    async def _handed_over(self, text: str) -> ChatCompletionRequest | CompletionRequest:
-        """The request for far to go on: by token ids where both sides have the same, else by the text."""
+    async def _continuation(self, text: str) -> ChatCompletionRequest | CompletionRequest:
+        """The request with which far continues: by token ids if both sides have the same ones, else by the text."""
         sides, writers = self._sides, list(self._shown.tokens)
         assert sides.near is not None
         assert sides.far is not None
         request = self._request
         reasoning = self._shown.reasoning
-        if await sides.matches_private(*begun(request), text) or (reasoning and await sides.matches_private(reasoning)):
-            # Near may have written what nobody asked about, or completed what the client began.
-            raise RequestError("what near wrote is private, so it does not leave", code="private")
+        if await sides.matches_private(*client_prefix(request), text) or (
+            reasoning and await sides.matches_private(reasoning)
+        ):
+            # Near may have written private text by itself, or completed what the client began.
+            raise RequestError("what near wrote is private, so it does not leave the device", code="private")
         if (
             sides.far.far.dialect == "nearfar"
             and isinstance(request, ChatCompletionRequest)
-            and plain(request)
-            and not templated(request)
+            and continues_as_tokens(request)
+            and not sets_template_variables(request)
         ):
             near_alone = len(writers) == 1 and writers[0].side == "near" and writers[0].start == 0
             answer_ids = await sides.near.ids_of(text, writers[0].ids) if near_alone else None
@@ -393,47 +412,49 @@ class Answering(Generic[ChunkT]):
         return continued(request, text, self._num_tokens(), reasoning)
 
     def _logprobs(self, attempt: Attempt) -> int | None:
-        """What near is asked to tell of its tokens, beside what the client wants to see."""
+        """The log-probabilities that near must report besides those that the client requested."""
         escalation = self._sides.policy.escalation
         if attempt.number == 0 or (self._watch is not None and escalation.max_mean_entropy is not None):
             return TOP
         return None if self._watch is None else 0
 
-    def _show(self, said: Said) -> list[ChunkT]:
+    def _show(self, piece: AnswerPiece) -> list[ChunkT]:
         state, shown = self._state, self._shown
         assert state.side is not None
         attempt = self._current[state.side]
         route, first = self._route(state.side, state.reason, state.switched_at), shown.route is None
-        chunks = list(self._form.piece(said, len(shown.text), None if route == shown.route else route, first=first))
+        chunks = list(self._form.chunks(piece, len(shown.text), None if route == shown.route else route, first=first))
         shown.route = route
-        shown.text += said.text
-        shown.reasoning += said.reasoning
-        shown.calls += said.tool_calls or ()
-        shown.tokens[attempt] = shown.tokens.get(attempt, 0) + said.num_tokens
+        shown.text += piece.text
+        shown.reasoning += piece.reasoning
+        shown.calls += piece.tool_calls or ()
+        shown.tokens[attempt] = shown.tokens.get(attempt, 0) + piece.num_tokens
         return chunks
 
     def _finish(self, finish: Finish) -> list[ChunkT]:
         self._over = True
         attempt, shown = self._current[finish.side], self._shown
-        # A server that breaks off after the end may have reported none.
+        # A server that breaks off after the end may not have reported any usage.
         usage = attempt.usage or Usage(
             prompt_tokens=0, completion_tokens=attempt.num_tokens, total_tokens=attempt.num_tokens
         )
-        before = sum(tokens for each, tokens in shown.tokens.items() if each is not attempt)
-        if attempt.start > 0 or before > 0:
-            prompt_tokens = self._asked.near.prompt_tokens or usage.prompt_tokens
-            completion_tokens = before + usage.completion_tokens
+        earlier_tokens = sum(tokens for each, tokens in shown.tokens.items() if each is not attempt)
+        if attempt.start > 0 or earlier_tokens > 0:
+            prompt_tokens = self._situation.near.prompt_tokens or usage.prompt_tokens
+            completion_tokens = earlier_tokens + usage.completion_tokens
             usage = Usage(
                 prompt_tokens=prompt_tokens,
                 completion_tokens=completion_tokens,
                 total_tokens=prompt_tokens + completion_tokens,
             )
         elif len(self._attempts) == 1 and attempt.first_token_seconds is not None:
-            total_seconds = monotonic() - attempt.began
-            self._sides.finished(finish.side, usage, attempt.first_token_seconds, total_seconds)
-        self._sides.answered(finish.side, self._conversation(), with_calls(shown.text, fold_calls(shown.calls)))
+            total_seconds = monotonic() - attempt.requested_at
+            self._sides.record_finished(finish.side, usage, attempt.first_token_seconds, total_seconds)
+        self._sides.record_conversation(
+            finish.side, self._conversation(), with_calls(shown.text, fold_calls(shown.calls))
+        )
         route = self._route(finish.side, finish.reason, finish.switched_at)
-        return list(self._form.ending(finish.finish_reason, usage, route, first=shown.route is None))
+        return list(self._form.last_chunks(finish.finish_reason, usage, route, first=shown.route is None))
 
     def _route(self, side: Side, reason: str, switched_at: int | None) -> Route:
         return Route(side=side, reason=reason, scores=self._decision.scores.to_json(), switched_at=switched_at)
@@ -442,16 +463,16 @@ class Answering(Generic[ChunkT]):
         return sum(self._shown.tokens.values())
 
     def _conversation(self) -> tuple[Message, ...]:
-        return conversation_of(self._request, self._asked.messages)
+        return conversation_of(self._request, self._situation.messages)
 
-    async def _next(self) -> News:
-        news = await self._news.get()
-        if not isinstance(news, Due):
+    async def _next(self) -> Update:
+        update = await self._updates.get()
+        if not isinstance(update, Due):
             self._room.release()
-        return news
+        return update
 
     async def _end(self) -> None:
-        """However the answer ended: nothing of it runs on, and what far did is paid for."""
+        """Clean up, however the answer ended: stop everything that still runs, and pay for what far did."""
         self._timers.close()
         if self._warm_up is not None:
             self._warm_up.stop()
@@ -463,8 +484,8 @@ class Answering(Generic[ChunkT]):
         for attempt in self._attempts:
             if attempt.sent and not attempt.refused:
                 usage = attempt.usage
-                # What a server does not tell is guessed from what came of it.
-                prompt_tokens = usage.prompt_tokens if usage is not None else self._asked.far.prompt_tokens or 0
+                # If a server does not report its usage, it is estimated from what arrived.
+                prompt_tokens = usage.prompt_tokens if usage is not None else self._situation.far.prompt_tokens or 0
                 await self._sides.pay(
                     prompt_tokens, usage.completion_tokens if usage is not None else attempt.num_tokens
                 )
