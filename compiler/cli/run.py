@@ -18,6 +18,7 @@ from ..text.stop_strings import StopAutomaton
 from ..text.tokenizer import Tokenizer
 from .answer import Answer, Answerer, print_speed, write_out
 from .chat import Conversation, converse
+from .model import bundle_of
 from .output import add_command, print_json
 from .sign import add_trust, trusted_keys
 
@@ -27,7 +28,12 @@ DEFAULT_MAX_TOKENS = 256
 def add_parser(commands: Any) -> None:
     parser = add_command(commands, "run", run, example="nearfar run qwen3-web 'Why is the sky blue?' --max-tokens 100")
     parse_prompt_after_options(parser)
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="a folder that nearfar compile made")
+    parser.add_argument(
+        "bundle",
+        metavar="BUNDLE",
+        type=Path,
+        help="a folder that nearfar compile made; or a checkpoint's folder or demo, which is compiled once into a cache",
+    )
     parser.add_argument(
         "prompt", metavar="PROMPT", nargs="?",
         help="the message; - reads the standard input, as does a pipe; without it, a conversation starts",
@@ -103,7 +109,10 @@ def run(options: argparse.Namespace) -> None:
         raise RequestError(
             f"{'--json' if options.json else '--raw'} needs a prompt: as an argument, or on the standard input"
         )
-    bundle = open_any(options.bundle, trusted_keys(options))
+    trusted = trusted_keys(options)
+    path, from_cache = bundle_of(options.bundle, quiet=options.json)
+    # A bundle that was compiled here needs no signature.
+    bundle = open_any(path, () if from_cache else trusted)
     require_plan(bundle.manifest, GENERATE)
     tokenizer = Tokenizer(bundle.tokenizer_files())
     sampler = Sampler(options.temperature, options.seed, options.top_k, options.top_p)

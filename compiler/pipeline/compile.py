@@ -46,7 +46,7 @@ from ..quant import Quantization
 from ..runtime.variant import stored_dtype
 from .export import DEFAULT_CONTEXT, export_model
 from .self_test import Reference, make_self_test
-from .store import FolderStore, Store
+from .store import FolderStore, Store, WeightsJob
 from .target import LoweredPlan, Target, load_target
 from .weights import check_tensors
 
@@ -189,7 +189,8 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
     check_tuning(job.tuning, lowered.variants)
     kernels = write_kernels(lowered, store)
     weights, shards = store.put_weights(
-        checkpoint, whole.weights, job.quantization, lambda done, total: progress("weights", done, total), target.LAYOUT
+        WeightsJob(checkpoint, whole.weights, job.quantization, target.LAYOUT),
+        lambda done, total: progress("weights", done, total),
     )
     manifest = Manifest(
         format_version=FORMAT_VERSION,

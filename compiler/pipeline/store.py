@@ -19,6 +19,22 @@ from .weights import Placed, place_weights, shard_files, shard_sizes, write_weig
 NO_HASH = "0" * 64
 
 
+# Called with the number of elements packed so far, and with the number of all elements.
+Progress = Callable[[int, int], None]
+# The weights by name, and the shards that hold them.
+StoredWeights = tuple[dict[str, WeightEntry], list[FileEntry]]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsJob:
+    """The parameters of a bundle's plans, the checkpoint that they are read from, and how they are packed."""
+
+    checkpoint: Checkpoint
+    parameters: Mapping[str, Parameter]
+    quantization: Quantization
+    layout: Layout
+
+
 class Store(Protocol):
     @property
     def folder(self) -> Path | None:
@@ -27,14 +43,7 @@ class Store(Protocol):
     def put(self, file: str, data: bytes) -> FileEntry:
         """Store a file, given its path in the bundle."""
 
-    def put_weights(
-        self,
-        checkpoint: Checkpoint,
-        parameters: Mapping[str, Parameter],
-        quantization: Quantization,
-        progress: Callable[[int, int], None],
-        layout: Layout,
-    ) -> tuple[dict[str, WeightEntry], list[FileEntry]]:
+    def put_weights(self, job: WeightsJob, progress: Progress) -> StoredWeights:
         """Store the packed weights; see `write_weights`."""
 
 
@@ -48,15 +57,8 @@ class FolderStore:
         path.write_bytes(data)
         return FileEntry(file=file, size=len(data), sha256=sha256(data).hexdigest())
 
-    def put_weights(
-        self,
-        checkpoint: Checkpoint,
-        parameters: Mapping[str, Parameter],
-        quantization: Quantization,
-        progress: Callable[[int, int], None],
-        layout: Layout,
-    ) -> tuple[dict[str, WeightEntry], list[FileEntry]]:
-        return write_weights(checkpoint, parameters, quantization, self.folder, progress, layout)
+    def put_weights(self, job: WeightsJob, progress: Progress) -> StoredWeights:
+        return write_weights(job.checkpoint, job.parameters, job.quantization, self.folder, progress, job.layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +76,8 @@ class SizeStore:
         self.sizes[file] = len(data)
         return FileEntry(file=file, size=len(data), sha256=sha256(data).hexdigest())
 
-    def put_weights(
-        self,
-        checkpoint: Checkpoint,  # noqa: ARG002
-        parameters: Mapping[str, Parameter],
-        quantization: Quantization,
-        progress: Callable[[int, int], None],  # noqa: ARG002
-        layout: Layout,
-    ) -> tuple[dict[str, WeightEntry], list[FileEntry]]:
-        self.placed.extend(place_weights(parameters, quantization, layout))
+    def put_weights(self, job: WeightsJob, progress: Progress) -> StoredWeights:  # noqa: ARG002
+        self.placed.extend(place_weights(job.parameters, job.quantization, job.layout))
         sizes = dict(zip(shard_files(self.placed), shard_sizes(self.placed), strict=True))
         self.sizes.update(sizes)
         entries = [FileEntry(file=file, size=size, sha256=NO_HASH) for file, size in sizes.items()]

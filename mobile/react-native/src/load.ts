@@ -4,6 +4,7 @@ import type { Backend } from "../../../web/src/backend.js";
 import { Engine } from "../../../web/src/engine.js";
 import { BundleError, DeviceError, messageOf } from "../../../web/src/errors.js";
 import type { LoadProgress } from "../../../web/src/load.js";
+import { LOAD_START } from "../../../web/src/load_progress.js";
 import { onnxBackend, requireDevice } from "../../../web/src/onnx/index.js";
 import type { OnnxRuntime } from "../../../web/src/onnx/options.js";
 import { OnnxRunner } from "../../../web/src/onnx/runner.js";
@@ -50,14 +51,7 @@ interface Known {
 export async function load(address: string, options: PhoneOptions): Promise<Engine> {
   fillIn(globalThis);
   const { files, signal, onProgress = () => undefined, fetch: get = fetch } = options;
-  let progress: LoadProgress = {
-    phase: "manifest",
-    loadedBytes: 0,
-    storedBytes: 0,
-    totalBytes: 0,
-    compiledKernels: 0,
-    totalKernels: 0,
-  };
+  let progress = LOAD_START;
   const report = (change: Partial<LoadProgress>): void => {
     progress = { ...progress, ...change };
     onProgress(progress);
