@@ -1,4 +1,4 @@
-"""The model that a command runs: a bundle, or a checkpoint that is compiled once into the cache of `nearfar serve`."""
+"""The model of a command: a bundle, or a checkpoint that is compiled once into the cache of `nearfar serve`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from ..bundle.manifest import MANIFEST_FILE
 from ..demo import DEMOS
 from .phases import phases, progress_bars
 
-# The server owns the cache. The compiler does not depend on the server, so it loads this module by name, as it does with commands.
+# The server owns the cache. The compiler does not depend on the server, so it loads this module by name, as it does
+# with commands.
 CACHE = "nearfar.server_fallback.executors.default_bundle"
 
 
 def bundle_of(model: Path, *, quiet: bool) -> tuple[Path, bool]:
-    """The path of the model's bundle, and whether the bundle belongs to the cache. ``quiet`` hides the progress of a compile.
+    """The path of the model's bundle, and whether the bundle belongs to the cache. ``quiet`` hides the progress of a
+    compile.
 
-    A folder with a manifest is returned as it is, and so is a path that does not exist; opening it reports the error. A checkpoint's
-    folder, "demo" and "demo-far" are compiled for this machine unless the cache holds their bundle. Raises what compiling raises.
+    A folder with a manifest is returned as it is, and so is a path that does not exist; opening it reports the error. A
+    checkpoint's folder, "demo" and "demo-far" are compiled for this machine unless the cache holds their bundle. Raises
+    what compiling raises.
     """
     checkpoint = checkpoint_of(model)
     if checkpoint is None:

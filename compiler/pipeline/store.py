@@ -1,4 +1,4 @@
-"""Store: what receives a bundle's files. `FolderStore` writes them, `SizeStore` only counts their bytes, for a dry run."""
+"""Stores receive a bundle's files. `FolderStore` writes them; `SizeStore` only counts their bytes, for a dry run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..quant import Quantization
 from ..quant.layout import Layout
 from .weights import Placed, place_weights, shard_files, shard_sizes, write_weights
 
-# In place of a hash of data that nobody has read.
+# Stands for the hash of data that was not read.
 NO_HASH = "0" * 64
 
 
@@ -38,10 +38,10 @@ class WeightsJob:
 class Store(Protocol):
     @property
     def folder(self) -> Path | None:
-        """Where the files are; None if they are not written."""
+        """The folder of the files; None if they are not written."""
 
     def put(self, file: str, data: bytes) -> FileEntry:
-        """Store a file, given its path in the bundle."""
+        """Store a file. ``file`` is its path in the bundle."""
 
     def put_weights(self, job: WeightsJob, progress: Progress) -> StoredWeights:
         """Store the packed weights; see `write_weights`."""
@@ -63,7 +63,10 @@ class FolderStore:
 
 @dataclass(frozen=True, slots=True)
 class SizeStore:
-    """``sizes``: bytes of each file, by its path in the bundle. Weights are ``placed`` and not read; the hashes of shards are zeros."""
+    """``sizes``: the bytes of each file, by its path in the bundle. ``placed``: the weights with their offsets.
+
+    Weights are not read, so the hashes of shards are zeros.
+    """
 
     sizes: dict[str, int] = field(default_factory=dict)
     placed: list[Placed] = field(default_factory=list)

@@ -51,7 +51,7 @@ def test_mathematics_that_we_do_not_compile_is_refused(
         ),
         ({"hidden_size": 2047, "head_dim": None}, "'hidden_size' is 2047, not a multiple of 'num_attention_heads'"),
         ({"num_hidden_layers": 0}, "'num_hidden_layers' is 0"),
-        ({"num_hidden_layers": 10**9}, "'num_hidden_layers' is 1000000000; at most 10000"),
+        ({"num_hidden_layers": 10**9}, "'num_hidden_layers' is 1000000000; the maximum is 10000"),
         ({"num_attention_heads": -32}, "'num_attention_heads' is -32"),
         ({"vocab_size": True}, r"'vocab_size' is true \(boolean\)"),
         ({"rms_norm_eps": 0}, "'rms_norm_eps' is 0"),

@@ -34,7 +34,7 @@ def test_a_sound_bundle_opens_and_verifies(bundle: Path) -> None:
 def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="is not a bundle"):
         open_bundle(tmp_path)
-    with pytest.raises(BundleError, match="does not exist; make it with"):
+    with pytest.raises(BundleError, match="does not exist; create it with"):
         open_bundle(tmp_path / "missing")
 
 
@@ -48,7 +48,7 @@ def test_a_corrupt_manifest_is_a_bundle_error(content: bytes, bundle: Path) -> N
 @pytest.mark.parametrize("version", [0, 1, FORMAT_VERSION + 1, "2", None])
 def test_another_format_version_is_named(version: object, bundle: Path) -> None:
     edit(bundle, lambda manifest: manifest.update(format_version=version))
-    with pytest.raises(BundleError, match=f"has format version {version}, this nearfar reads {FORMAT_VERSION}"):
+    with pytest.raises(BundleError, match=f"has format version {version}, but this nearfar reads {FORMAT_VERSION}"):
         open_bundle(bundle)
 
 
@@ -88,7 +88,7 @@ def test_a_flipped_bit_in_any_file_is_found_by_verify(file: str, bundle: Path) -
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     opened = open_bundle(bundle)
-    with pytest.raises(BundleError, match=r"is corrupt \(SHA-256 "):
+    with pytest.raises(BundleError, match=r"is corrupt \(its SHA-256 "):
         opened.verify()
     path.unlink()
     with pytest.raises(BundleError, match="is missing"):

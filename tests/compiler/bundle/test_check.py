@@ -187,7 +187,7 @@ def test_a_kernel_library_is_loaded_from_the_bytes_that_were_hashed(manifests: d
     bundle.verify()
     (library,) = (bundle.path / "kernels").iterdir()
     library.write_bytes(b"\x7fELF, and not what was hashed")
-    with pytest.raises(BundleError, match="is not the file of the manifest"):
+    with pytest.raises(BundleError, match="does not match the manifest"):
         CpuRunner(bundle, limits=Limits())
 
 

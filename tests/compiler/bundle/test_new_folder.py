@@ -185,7 +185,7 @@ def test_a_place_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
             output.mkdir()
             (output / "manifest.json").write_text("first")
 
-    with pytest.raises(OutputError, match="was made by another program meanwhile"):
+    with pytest.raises(OutputError, match="was created by another program in the meantime"):
         make_it_meanwhile()
     assert (output / "manifest.json").read_text() == "first"
     assert list(tmp_path.iterdir()) == [output]

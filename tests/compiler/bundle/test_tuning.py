@@ -56,10 +56,10 @@ def test_a_variant_that_the_bundle_does_not_have_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no tuning record"),
+        (b"", "is not a tuning record"),
         (b"\xff", "cannot be read"),
-        (b"[]", "is no tuning record"),
-        (b'{"adapter": {}}', r"is no tuning record \(adapter\.vendor: Field required\)"),
+        (b"[]", "is not a tuning record"),
+        (b'{"adapter": {}}', r"is not a tuning record \(adapter\.vendor: Field required\)"),
         (
             json.dumps({"adapter": ADAPTER, "activation": "int4", "variants": {}}).encode(),
             "activation: Input should be",
@@ -83,7 +83,7 @@ def test_a_variant_that_the_bundle_does_not_have_is_refused(tmp_path: Path) -> N
                     "variants": {"sample": [{"when": ["=="], "variant": "sample"}]},
                 }
             ).encode(),
-            "is no tuning record",
+            "is not a tuning record",
         ),
     ],
 )
@@ -102,6 +102,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_two_records_of_one_adapter_and_dtype_are_refused(tmp_path: Path) -> None:
     files = [record(tmp_path, name) for name in ("a.json", "b.json")]
     with pytest.raises(
-        RequestError, match=r"b\.json: is of the same adapter and dtype as .*a\.json \(nvidia ampere float16\)"
+        RequestError, match=r"b\.json: has the same adapter and dtype as .*a\.json \(nvidia ampere float16\)"
     ):
         read_tuning(files)

@@ -221,7 +221,7 @@ def test_ends_of_generation_config_are_added(broken: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"])
-@pytest.mark.parametrize(("content", "message"), [('{"a": 1,', "line 1 column 9"), ("[]", "holds a JSON array")])
+@pytest.mark.parametrize(("content", "message"), [('{"a": 1,', "line 1 column 9"), ("[]", "contains a JSON array")])
 def test_corrupt_json_is_refused_with_file_and_position(name: str, content: str, message: str, broken: Path) -> None:
     (broken / name).write_text(content)
     with pytest.raises(CheckpointError, match=rf"{name}: {message}"):
@@ -255,7 +255,7 @@ def test_corrupt_json_is_refused_with_file_and_position(name: str, content: str,
         (
             "tokenizer_config.json",
             {"chat_template": [{"name": "rag", "template": ""}]},
-            "'chat_template' names rag, but no \"default\"",
+            "'chat_template' has rag, but no 'default'",
         ),
     ],
 )
@@ -269,7 +269,7 @@ def test_wrong_values_are_refused(name: str, change: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("config.json", r"has no config\.json; give a folder as transformers' save_pretrained writes it"),
+        ("config.json", r"has no config\.json; pass a folder that transformers' save_pretrained wrote"),
         ("tokenizer.json", r"has no tokenizer\.json; write it with transformers"),
         (
             "model.safetensors",
@@ -286,14 +286,14 @@ def test_a_missing_file_is_named_with_what_to_do(missing: str, message: str, bro
 def test_pickled_weights_must_be_converted(broken: Path) -> None:
     (broken / "model.safetensors").rename(broken / "pytorch_model.bin")
     with pytest.raises(
-        CheckpointError, match=r"PyTorch pickles only.*save_pretrained\(folder, safe_serialization=True\)"
+        CheckpointError, match=r"only as PyTorch pickles.*save_pretrained\(folder, safe_serialization=True\)"
     ):
         open_checkpoint(broken)
 
 
 def test_an_adapter_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="holds an adapter"):
+    with pytest.raises(CheckpointError, match="contains a LoRA adapter"):
         open_checkpoint(tmp_path)
 
 
@@ -335,7 +335,9 @@ def test_an_index_and_its_shards_must_agree(broken_shards: Path) -> None:
     first, second = sorted(path.name for path in broken_shards.glob("*.safetensors"))[:2]
 
     edit(index, lambda values: values["weight_map"].update({"model.ghost.weight": first}))
-    with pytest.raises(CheckpointError, match=f"places tensor 'model.ghost.weight' in {first}, which does not hold it"):
+    with pytest.raises(
+        CheckpointError, match=f"lists tensor 'model.ghost.weight' in {first}, which does not contain it"
+    ):
         open_checkpoint(broken_shards)
 
     index.write_text(original)
@@ -443,7 +445,8 @@ def test_failures_of_the_hub_say_what_failed_and_that_a_folder_needs_no_network(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(
-        CheckpointError, match=r"^owner/name: .*could not be fetched.*or give a local folder, which needs no network$"
+        CheckpointError,
+        match=r"^owner/name: .*could not be downloaded.*or pass a local folder, which needs no network$",
     ) as caught:
         load("owner/name")
     assert words in caught.value.message
@@ -460,9 +463,9 @@ def test_paths_that_are_no_checkpoint_are_refused_without_network(
     here = tmp_path / "parent" / "here"
     here.mkdir(parents=True)
     monkeypatch.chdir(here)
-    with pytest.raises(CheckpointError, match="GGUF files are not supported; give the Hugging Face folder"):
+    with pytest.raises(CheckpointError, match="GGUF files are not supported; pass the Hugging Face folder"):
         load(str(tmp_path / "model.Q4_K_M.gguf"))
-    with pytest.raises(CheckpointError, match=r"is a file; give the folder that holds config\.json"):
+    with pytest.raises(CheckpointError, match=r"is a file; pass the folder that contains config\.json"):
         load(str(whole / "model.safetensors"))
     for model in [
         str(tmp_path / "absent"),

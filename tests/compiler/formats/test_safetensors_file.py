@@ -126,17 +126,17 @@ def test_threads_read_the_same_tensor_at_once(tmp_path: Path) -> None:
         ({"x": entry(shape="2")}, "expected a list of sizes"),
         ({"x": entry(offsets=(8, 0))}, "expected \\[start, stop\\]"),
         ({"x": entry(offsets=(0, 8, 9))}, "expected \\[start, stop\\]"),
-        ({"x": entry(offsets=(4, 12))}, "starts at byte 4 of the data where byte 0 is expected"),
+        ({"x": entry(offsets=(4, 12))}, "starts at byte 4 of the data, but byte 0 is expected"),
         (
             {"x": entry(), "y": entry(offsets=(4, 12))},
-            "tensor 'y' starts at byte 4 of the data where byte 8 is expected",
+            "tensor 'y' starts at byte 4 of the data, but byte 8 is expected",
         ),
         ({"x": {"dtype": "F32", "shape": [2]}}, "must have exactly dtype, shape and data_offsets"),
         ({"x": [1]}, "must have exactly dtype, shape and data_offsets"),
-        ([1], "holds a JSON array where an object is expected"),
+        ([1], "contains a JSON array, but an object is expected"),
         (b'{"x": ', "header: line 1 column 7: not valid JSON"),
-        (b'{"x": {}, "x": {}}', "key 'x' is given twice"),
-        ({}, "header promises 10 bytes, the file has 18; the file is corrupt"),
+        (b'{"x": {}, "x": {}}', "key 'x' occurs twice"),
+        ({}, "according to its header it has 10 bytes, but it has 18; the file is corrupt"),
     ],
 )
 def test_a_header_that_contradicts_itself_or_the_file_is_refused(header: Any, message: str, tmp_path: Path) -> None:
@@ -150,11 +150,11 @@ def test_a_truncated_file_says_how_much_is_missing(tmp_path: Path) -> None:
     path.write_bytes(content[:-1])
     with pytest.raises(
         CheckpointError,
-        match=f"the file is truncated: header promises {len(content)} bytes, the file has {len(content) - 1}; download it",
+        match=f"the file is truncated: according to its header it has {len(content)} bytes, but it has {len(content) - 1}; ",
     ):
         read_safetensors(path)
     path.write_bytes(content[:20])
-    with pytest.raises(CheckpointError, match="the file is truncated: its header alone takes"):
+    with pytest.raises(CheckpointError, match="the file is truncated: its header alone has"):
         read_safetensors(path)
     path.write_bytes(b"")
     with pytest.raises(CheckpointError, match="the file has 0 bytes"):

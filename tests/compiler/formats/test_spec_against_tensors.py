@@ -121,7 +121,7 @@ def test_windows_on_some_layers_of_a_qwen_are_those_of_transformers(tmp_path: Pa
     [
         ("num_hidden_layers", 4, "'num_hidden_layers' is 4, but the weights have 3 layers"),
         ("num_hidden_layers", 9_999, "'num_hidden_layers' is 9999, but the weights have 3 layers"),
-        ("num_hidden_layers", 10**9, "'num_hidden_layers' is 1000000000; at most 10000 are compiled"),
+        ("num_hidden_layers", 10**9, "'num_hidden_layers' is 1000000000; the maximum is 10000"),
         ("vocab_size", 10**9, "'vocab_size' is 1000000000, but the largest side of any tensor is 509"),
         ("hidden_size", 10**12, "'hidden_size' is 1000000000000, but"),
         ("intermediate_size", 2**53, "'intermediate_size' is 9007199254740992, but"),

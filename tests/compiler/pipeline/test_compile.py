@@ -63,7 +63,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
         (
             lambda tensors: tensors.update({DOWN: np.zeros((72, 69), np.float32)}),
             CheckpointError,
-            r"has shape \[72, 69\], config.json says",
+            r"has shape \[72, 69\], but config.json requires",
         ),
         (
             lambda tensors: tensors.update(extra=np.zeros(3, np.float32)),

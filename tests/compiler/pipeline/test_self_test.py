@@ -196,7 +196,7 @@ def test_a_model_that_float16_cannot_hold_gets_the_largest_tolerances(
 def test_logits_that_are_not_numbers_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = dataclasses.replace(OPS["embed"], compute=lambda *_: np.full((24, 72), np.nan, np.float32))
     monkeypatch.setitem(OPS, "embed", nothing)
-    with pytest.raises(CheckpointError, match="computes logits that are not numbers"):
+    with pytest.raises(CheckpointError, match="computes logits that are not finite numbers"):
         make_self_test(reference_of(bundle))
 
 
