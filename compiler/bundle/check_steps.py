@@ -115,12 +115,12 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
             plan.outputs.keys() == expected[name].keys(), f"{where}.outputs", f"must be {', '.join(expected[name])}"
         )
     for role, buffer in plan.outputs.items():
-        entry = plan.buffers.get(buffer)
-        require(entry is not None, f"{where}.outputs.{role}", f"names {buffer[:80]!r}, which is not a buffer")
-        if name in expected and entry is not None:
+        output = plan.buffers.get(buffer)
+        require(output is not None, f"{where}.outputs.{role}", f"names {buffer[:80]!r}, which is not a buffer")
+        if name in expected and output is not None:
             shape, dtype = expected[name][role]
             require(
-                (tuple(entry.shape), entry.dtype) == (shape, dtype),
+                (tuple(output.shape), output.dtype) == (shape, dtype),
                 f"{where}.outputs.{role}",
                 f"must be {list(shape)} of {dtype}",
             )

@@ -1,7 +1,9 @@
-// A chat in one screen: the model is downloaded once, answers stream in, the app may go to the background and come back.
+// A chat on one screen: the model is downloaded once, answers are streamed, and the app may go to the background and
+// return.
 //
-// In an Expo project: npx expo install expo-file-system onnxruntime-react-native @nearfar/react-native, then `npx expo prebuild`, as Expo Go has no
-// ONNX Runtime. BUNDLE is the address of a folder that `nearfar compile MODEL --target onnx -o bundle` wrote.
+// In an Expo project, run: npx expo install expo-file-system onnxruntime-react-native @nearfar/react-native, then
+// `npx expo prebuild`, because Expo Go has no ONNX Runtime. BUNDLE is the address of a folder that
+// `nearfar compile MODEL --target onnx -o bundle` wrote.
 
 import { expoFiles, followApp, load } from "@nearfar/react-native";
 import type { Engine, Session } from "@nearfar/react-native";
@@ -49,7 +51,7 @@ export default function App() {
           setState(phase === "download" ? `Downloading ${Math.round((100 * loadedBytes) / totalBytes)} %` : phase),
       });
       const kept = engine.createSession();
-      // The conversation of last time, where there was one.
+      // The last conversation, if there was one.
       await kept.restore(SESSION).catch(() => undefined);
       session.current = kept;
       unfollow = followApp(engine, AppState, {
