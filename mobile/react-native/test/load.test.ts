@@ -58,7 +58,7 @@ async function answer(
   return ids;
 }
 
-test("a bundle is downloaded and answers; later loads request only its manifest, and without a network nothing", async () => {
+test("a bundle is downloaded and answers; later loads request only its manifest, or nothing offline", async () => {
   const { files, manifest } = lettersOnnx();
   const [server, folder, { ort, log }] = [serverOf(files), await phone(), stubRuntime()];
   const phases: string[] = [];

@@ -1,5 +1,5 @@
-// An app as React Native runs it, on Node: the built package, files in a folder, onnxruntime-node in the native
-// module's place. Prints JSON.
+// Runs an app as in React Native, but on Node: with the built package, files in a folder, and onnxruntime-node instead of
+// the native module. Prints JSON.
 //
 //     node test/phone.mjs BUNDLE DOCUMENTS
 

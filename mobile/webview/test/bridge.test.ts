@@ -112,8 +112,8 @@ test("after a reload of the page, running calls fail, and the app connects again
   const { host } = fakeHost();
   serveApp(host, ends.reload(), SUPPORTED);
   await expect(counting).rejects.toBeInstanceOf(WorkerError);
-  expect((await view.closed).message).toContain("was loaded anew");
-  await expect(view.memory()).rejects.toThrow("was loaded anew");
+  expect((await view.closed).message).toContain("was reloaded");
+  await expect(view.memory()).rejects.toThrow("was reloaded");
   const again = await connectWebView(ends.app);
   expect(await again.memory()).toMatchObject({ state: "empty" });
 });
@@ -130,7 +130,7 @@ test("after a restart of the app, its earlier calls end, and the model is still 
     expect(log.running).toBe(0);
   });
   expect((await again.memory()).state).toBe("ready");
-  await expect(view.memory()).rejects.toThrow("say hello");
+  await expect(view.memory()).rejects.toThrow("send hello");
 });
 
 test("an app that starts before its page sends hello again when the page is loaded", async () => {
@@ -185,7 +185,7 @@ test.each([
     { type: "message", app: "a", session: "s", message: { type: "call", id: 1, path: "load", args: [] } },
     "'s message is not a valid 'call' message",
   ],
-  [{ type: "message", app: "a", session: "s", message: { type: "leave", id: 1 } }, "say hello"],
+  [{ type: "message", app: "a", session: "s", message: { type: "leave", id: 1 } }, "send hello"],
 ])("the frame %j is refused in words", async (frame, words) => {
   const { ends } = await bridge();
   ends.app.send(JSON.stringify({ nearfar: 1, ...frame }));

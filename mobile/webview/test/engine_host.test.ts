@@ -66,7 +66,7 @@ test("an engine whose worker has died is freed, and the next request loads it ag
   host.destroy();
 });
 
-test("pause reaches the engine, also one that is still loading, and a freed engine is not loaded before resume", async () => {
+test("pause reaches the engine, also one that is loading, and a freed engine is not loaded before resume", async () => {
   const { host, log } = fakeHost();
   const loading = host.load(BUNDLE);
   await host.pause();

@@ -1,5 +1,5 @@
-// An app's side of the bridge on Android, and the app's files for its page. It shows what an app must do; it has not been
-// compiled or run yet. It needs androidx.webkit:webkit and kotlinx-coroutines-android, and the page in assets/www.
+// An app's side of the bridge on Android, and the app's files for its page. It shows what an app must do; it has not
+// been compiled or run yet. It needs androidx.webkit:webkit and kotlinx-coroutines-android, and the page in assets/www.
 //
 //     webView.settings.javaScriptEnabled = true
 //     webView.webViewClient = AppFiles(context)
@@ -72,8 +72,8 @@ class NearfarBridge(webView: WebView, origin: String = ORIGIN) : WebViewCompat.W
     }
 
     /**
-     * Calls a function of the page, such as "load" or "engine", "chat", "completions", "create". [item] receives the parts of
-     * a streamed answer, whose result is null. Cancelling ends the answer.
+     * Calls a function of the page, such as "load" or "engine", "chat", "completions", "create". [item] receives the
+     * parts of a streamed answer, whose result is null. Cancelling ends the answer.
      */
     suspend fun call(vararg path: String, arguments: JSONArray = JSONArray(), item: (Any?) -> Unit = {}): Any? {
         if (session == null) throw NearfarException("worker_error", "The page has not sent its hello yet; wait for it")

@@ -58,8 +58,8 @@ final class NearfarBridge: NSObject, WKScriptMessageHandler, WKNavigationDelegat
         if webView.navigationDelegate == nil { webView.navigationDelegate = self }
     }
 
-    /// Calls a function of the page, such as ["load"] or ["engine", "chat", "completions", "create"]. `item` receives the
-    /// parts of a streamed answer, whose result is nil. Cancelling the task ends the answer.
+    /// Calls a function of the page, such as ["load"] or ["engine", "chat", "completions", "create"]. `item` receives
+    /// the parts of a streamed answer, whose result is nil. Cancelling the task ends the answer.
     func call(
         _ path: [String], _ arguments: [Any] = [], item: @escaping (Any) -> Void = { _ in }
     ) async throws -> Any? {
