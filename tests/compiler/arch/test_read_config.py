@@ -47,13 +47,13 @@ def test_smollm2_derives_its_head_size() -> None:
     assert (spec.head_dim, spec.num_heads, spec.num_kv_heads, spec.rope) == (64, 9, 3, RopeSpec(100000.0))
 
 
-def test_qwen2_has_biases_on_queries_keys_and_values_alone() -> None:
+def test_qwen2_has_biases_only_on_queries_keys_and_values() -> None:
     spec = read(QWEN2_5_0_5B)
     assert (spec.qkv_bias, spec.output_bias, spec.mlp_bias, spec.qk_norm) == (True, False, False, False)
     assert (spec.head_dim, spec.rope, spec.eos_token_ids) == (64, RopeSpec(1000000.0), (151643,))
 
 
-def test_qwen3_has_norms_of_heads_and_a_head_size_of_its_own() -> None:
+def test_qwen3_has_norms_of_heads_and_its_own_head_size() -> None:
     spec = read(QWEN3_0_6B)
     assert (spec.qk_norm, spec.qkv_bias, spec.head_dim) == (True, False, 128)
     assert spec.num_heads * spec.head_dim != spec.hidden_size
@@ -66,7 +66,7 @@ def test_a_spec_survives_json(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_what_transformers_5_makes_of_a_published_config_reads_the_same(name: str, tmp_path: Path) -> None:
+def test_a_published_config_that_transformers_5_saved_reads_the_same(name: str, tmp_path: Path) -> None:
     published = PUBLISHED[name]
     from_transformers = transformers_config(published)
     from_transformers.save_pretrained(tmp_path)

@@ -11,7 +11,7 @@ from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.ir.spec import RopeSpec
 
 
-def test_phi3_rotates_a_part_of_each_head_and_refuses_long_rope() -> None:
+def test_phi3_rotates_a_part_of_each_head_and_refuses_longrope() -> None:
     assert read(PHI_3_MINI_4K).rope == RopeSpec(theta=10000.0)
     assert read(PHI_3_MINI_4K, partial_rotary_factor=0.75).rope == RopeSpec(theta=10000.0, rotary_dim=72)
     assert (
@@ -34,7 +34,7 @@ def test_linear_scaling_is_read_in_both_spellings(key: str) -> None:
     assert read(without(LLAMA_3_2_1B, "rope_theta", "rope_scaling"), rope_parameters=new_style).rope == expected
 
 
-def test_both_spellings_of_rope_may_stand_side_by_side_when_they_agree() -> None:
+def test_both_spellings_of_rope_may_occur_together_if_they_agree() -> None:
     same = {**LLAMA_3_2_1B["rope_scaling"], "rope_theta": 500000.0}
     assert read(LLAMA_3_2_1B, rope_parameters=same) == read(LLAMA_3_2_1B)
     with pytest.raises(CheckpointError, match="'rope_parameters' and 'rope_scaling' disagree"):
@@ -43,7 +43,7 @@ def test_both_spellings_of_rope_may_stand_side_by_side_when_they_agree() -> None
         read(LLAMA_3_2_1B, rope_scaling=None, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
 
 
-def test_llama3_scaling_without_an_original_length_takes_the_longest_position() -> None:
+def test_llama3_scaling_without_an_original_length_uses_the_longest_position() -> None:
     scaling = without(LLAMA_3_2_1B["rope_scaling"], "original_max_position_embeddings")
     assert read(LLAMA_3_2_1B, rope_scaling=scaling).rope.original_max_position_embeddings == 131072
 
@@ -69,7 +69,7 @@ def test_other_rope_scalings_are_refused_by_name(kind: str) -> None:
         ({"full_attention": {"rope_type": "default"}}, "unknown key 'full_attention'"),
     ],
 )
-def test_rope_that_we_do_not_compile_is_refused(scaling: dict[str, Any], message: str) -> None:
+def test_unsupported_rope_is_refused(scaling: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         read(LLAMA_3_2_1B, rope_scaling=scaling)
 

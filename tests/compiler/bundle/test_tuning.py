@@ -1,4 +1,4 @@
-"""Tuning records on their way into a bundle."""
+"""Tuning records that a compile adds to a bundle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def record(folder: Path, name: str = "record.json", **changes: Any) -> Path:
     return file
 
 
-def test_records_go_into_the_manifest_in_their_order(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+def test_records_are_stored_in_the_manifest_in_their_order(
+    tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
     plain = compile_model(str(tiny_checkpoints["qwen3"]), tmp_path / "plain", CompileOptions(context=64)).manifest
     assert plain.tuning == []
     name, rows = next((name, rows) for name, rows in plain.variants.items() if len(rows) > 1)
@@ -87,7 +89,7 @@ def test_a_variant_that_the_bundle_does_not_have_is_refused(tmp_path: Path) -> N
         ),
     ],
 )
-def test_a_file_that_is_no_record_is_named_with_the_reason(content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_record_is_reported_with_the_reason(content: bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "record.json"
     file.write_bytes(content)
     with pytest.raises(RequestError, match=rf"--tuning {file}: .*{message}"):

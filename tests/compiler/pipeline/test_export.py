@@ -1,4 +1,4 @@
-"""Exports: what the options allow, what is refused, and that a bundle in a framework's own form is found out to be one."""
+"""Exports: allowed and refused options, and how a bundle in a framework's own format is recognised."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def export(compile_tiny: CompileTiny, tmp_path: Path) -> Path:
     return shutil.copytree(compile_tiny("llama", "f32", target="mlx"), tmp_path / "export")
 
 
-def test_an_export_is_read_as_one_and_has_pages_of_a_whole_sequence(export: Path) -> None:
+def test_an_export_is_recognised_and_its_pages_hold_a_complete_sequence(export: Path) -> None:
     bundle = open_any(export)
     assert isinstance(bundle, ExportBundle)
     manifest = bundle.manifest
