@@ -249,12 +249,12 @@ def test_any_file_of_the_library_reads_back(
         name: np.asarray(rng.standard_normal(shape)).astype(kinds[dtype]) for name, (dtype, shape) in tensors.items()
     }
     save_file(arrays, tmp_path / "x.safetensors")
-    tensors = read_safetensors(tmp_path / "x.safetensors")
-    assert tensors.keys() == arrays.keys()
+    actual = read_safetensors(tmp_path / "x.safetensors")
+    assert actual.keys() == arrays.keys()
     for name, array in arrays.items():
-        assert isinstance(tensors[name], SafetensorsTensor)
+        assert isinstance(actual[name], SafetensorsTensor)
         expected = array.astype(np.float32).reshape(array.shape or (1,))
-        np.testing.assert_array_equal(tensors[name].rows(0, len(expected)), expected)
+        np.testing.assert_array_equal(actual[name].rows(0, len(expected)), expected)
 
 
 def test_a_tensor_at_a_large_offset_is_read(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_a_file_that_is_no_adapter_of_the_model_is_refused(
     elsewhere = "base_model.model.model.layers.9.mlp.up_proj.lora_A.weight"
     refused(RequestError, "adapts model.layers.9.mlp.up_proj, which .* does not have", **{elsewhere: tensors[first]})
     safetensors.numpy.save_file({name: tensor for name, tensor in tensors.items() if name != first}, file)
-    with pytest.raises(CheckpointError, match="has a lora_B and not the other matrix"):
+    with pytest.raises(CheckpointError, match="has lora_B but not the other matrix"):
         read_adapter(folder, bundle.manifest)
     file.unlink()
     with pytest.raises(CheckpointError, match="cannot be read"):
