@@ -62,8 +62,8 @@ def unsupported_message(name: str, supported: Collection[str]) -> str:
         if name in names:
             return f"{start}It is {kind}, and {_program()} does not compile such families yet. {request}"
     known = [*supported, *(each for names in (*DECODERS.values(), *OTHERS.values()) for each in names)]
-    found = nearest(name, known)
-    meant = "." if found is None else f"; did you mean {found!r}?"
+    match = nearest(name, known)
+    meant = "." if match is None else f"; did you mean {match!r}?"
     return (
         f"{start}No family of that name is known{meant} "
         f"Correct the file, or, if the family is newer than {_program()}, request it: open an issue {_issue_tracker()}"

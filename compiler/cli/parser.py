@@ -16,11 +16,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         self._arguments = list(args or ())
-        found, unknown = super().parse_known_args(args, namespace)
+        namespace, unknown = super().parse_known_args(args, namespace)
         # A parser with commands receives the unknown arguments of the command.
         if unknown and self._subparsers is None:
             self.error(f"unexpected argument {unknown[0]!r}")
-        return found, unknown
+        return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
         """Report a mistyped option before an argument that is missing because of it."""

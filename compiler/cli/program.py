@@ -15,8 +15,8 @@ def program() -> str:
     started = shutil.which(sys.argv[0])
     if started is None or os.path.basename(started) != "nearfar":
         return f"{shlex.quote(sys.executable)} -m nearfar.compiler.cli"
-    found = shutil.which("nearfar")
-    return "nearfar" if found is not None and os.path.samefile(found, started) else shlex.quote(started)
+    on_path = shutil.which("nearfar")
+    return "nearfar" if on_path is not None and os.path.samefile(on_path, started) else shlex.quote(started)
 
 
 def path_word(path: str) -> str:

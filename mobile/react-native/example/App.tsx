@@ -50,12 +50,12 @@ export default function App() {
         onProgress: ({ phase, loadedBytes, totalBytes }) =>
           setState(phase === "download" ? `Downloading ${Math.round((100 * loadedBytes) / totalBytes)} %` : phase),
       });
-      const kept = engine.createSession();
+      const restored = engine.createSession();
       // The last conversation, if there was one.
-      await kept.restore(SESSION).catch(() => undefined);
-      session.current = kept;
+      await restored.restore(SESSION).catch(() => undefined);
+      session.current = restored;
       unfollow = followApp(engine, AppState, {
-        sessions: () => [[SESSION, kept]],
+        sessions: () => [[SESSION, restored]],
         onError: (error) => setState(String(error)),
       });
       setState("");
@@ -72,18 +72,18 @@ export default function App() {
 
   const ask = async () => {
     if (session.current === null || answering.current !== null) return;
-    const asked = question;
+    const sent = question;
     setQuestion("");
-    setTurns((before) => [...before, { question: asked, answer: "" }]);
+    setTurns((before) => [...before, { question: sent, answer: "" }]);
     answering.current = new AbortController();
     try {
-      for await (const { text } of session.current.generate(asked, {
+      for await (const { text } of session.current.generate(sent, {
         maxTokens: 300,
         signal: answering.current.signal,
       })) {
         setTurns((before) => [
           ...before.slice(0, -1),
-          { question: asked, answer: (before.at(-1)?.answer ?? "") + text },
+          { question: sent, answer: (before.at(-1)?.answer ?? "") + text },
         ]);
       }
     } catch (error) {

@@ -106,9 +106,9 @@ export function fakeHost(
 }
 
 /** The last frame that the page sent, if it is the expected one. */
-export async function lastOfPage({ sent }: Ends, wanted: object): Promise<void> {
+export async function lastOfPage({ sent }: Ends, expected: object): Promise<void> {
   await until(() => {
-    expect(JSON.parse(sent.page.at(-1) ?? "null")).toMatchObject(wanted);
+    expect(JSON.parse(sent.page.at(-1) ?? "null")).toMatchObject(expected);
   });
 }
 

@@ -27,9 +27,9 @@ test("plain data, numbers that are not finite, bigints, undefined and bytes surv
     ),
   }));
   fc.assert(
-    fc.property(value, (given) => {
+    fc.property(value, (original) => {
       // toEqual treats a key whose value is undefined as missing, and so does the wire.
-      expect(through(given)).toEqual(given);
+      expect(through(original)).toEqual(original);
     }),
   );
 });
