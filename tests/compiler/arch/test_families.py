@@ -23,17 +23,20 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None
     [
         (
             "smollm3",
-            r"nearfar \S+ knows this family but does not compile it yet; the nearest family that it compiles is 'llama'\. To request",
+            r"nearfar \S+ knows this family but does not compile it yet; "
+            r"the nearest family that it compiles is 'llama'\. To request",
         ),
         ("qwen3_next", "the nearest family that it compiles is 'qwen3'"),
         (
             "mamba2",
-            r"and nearfar \S+ does not compile such families yet\. To request it, open an issue in the project's issue tracker$",
+            r"and nearfar \S+ does not compile such families yet\. To request it, open an issue in the project's issue "
+            r"tracker$",
         ),
         ("bert", "It is an encoder, which generates no text, and nearfar"),
         (
             "qwenn3",
-            r"No family of that name is known; did you mean 'qwen3'\? Correct the file, or, if the family is newer than nearfar",
+            r"No family of that name is known; did you mean 'qwen3'\? Correct the file, or, if the family is newer "
+            r"than nearfar",
         ),
         ("Llama", "No family of that name is known; did you mean 'llama'"),
         ("xyzzy", r"No family of that name is known\. Correct the file, or"),

@@ -150,7 +150,8 @@ def test_the_error_for_a_truncated_file_states_both_sizes(tmp_path: Path) -> Non
     path.write_bytes(content[:-1])
     with pytest.raises(
         CheckpointError,
-        match=f"the file is truncated: according to its header it has {len(content)} bytes, but it has {len(content) - 1}; ",
+        match=f"the file is truncated: according to its header it has {len(content)} bytes, but it has "
+        f"{len(content) - 1}; ",
     ):
         read_safetensors(path)
     path.write_bytes(content[:20])
