@@ -1,1 +1,3 @@
-"""Checkpoint -> ModelSpec -> Graph -> passes -> Plan, with weights, quantization, kernel templates and the command line."""
+"""Checkpoint -> ModelSpec -> Graph -> passes -> Plan, with weights, quantization, kernel templates and the command
+line.
+"""

@@ -1,20 +1,20 @@
-"""Every error a user can meet, in one tree.
+"""Every error that a user can see, in one tree.
 
     NearfarError
-    ├── CheckpointError      a checkpoint's files are missing, corrupt or disagree with each other
-    │   └── UnsupportedModel   they are sound, but ask for mathematics that we do not compile
-    ├── QuantizationError    a tensor's values do not fit the quantization asked for
-    ├── BundleError          a bundle is missing, corrupt, or from another format version
-    ├── OutputError          the place to write to exists, is full, or may not be written
+    ├── CheckpointError      a checkpoint's files are missing, are corrupt or contradict each other
+    │   └── UnsupportedModel   the files are sound, but the model needs mathematics that we do not compile
+    ├── QuantizationError    a tensor's values do not fit the requested quantization
+    ├── BundleError          a bundle is missing, is corrupt or has another format version
+    ├── OutputError          the output path exists already, its disk is full, or it cannot be written
     ├── DeviceError          this machine lacks what the bundle needs (adapter, feature, limit)
-    ├── RequestError         a prompt, token list or option is out of range
-    ├── Unavailable          it cannot be answered now; trying again later may help
-    │   ├── QueueFull          too many requests wait already
-    │   └── DeadlineExceeded   it took longer than the request allows
-    └── ToolError            something that must be installed is not
+    ├── RequestError         a prompt, a token list or an option is invalid or out of range
+    ├── Unavailable          the request cannot be answered now; a later attempt may succeed
+    │   ├── QueueFull          too many requests are waiting already
+    │   └── DeadlineExceeded   the answer took longer than the request allows
+    └── ToolError            a required program or library is not installed
 
-A message says where, what and what to do: ``config.json: model_type 'mamba2' is not supported; supported: llama, ...``.
-Across a process or HTTP an error travels as ``{code, message, details}``.
+A message says where the problem is, what it is and what to do: ``config.json: model_type 'mamba2' is not supported;
+supported: llama, ...``. Between processes and over HTTP, an error is sent as ``{code, message, details}``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Mapping
 
 
 class NearfarError(Exception):
-    """Base of all errors that are about the user's input or machine, never about a bug of ours."""
+    """The base of all errors. They are caused by the user's input or machine, never by a bug of ours."""
 
     code = "nearfar_error"
 
@@ -82,7 +82,9 @@ class ToolError(NearfarError):
 
 
 def reason_of(error: Exception) -> str:
-    """Why a file could not be read or written, without the error's number and the path, which the message around it names."""
+    """Why a file could not be read or written, without the error number and the path. The caller's message names the
+    path.
+    """
     if isinstance(error, OSError):
         return "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
     return str(error)

@@ -1,4 +1,4 @@
-"""The known name that a mistyped one is nearest to."""
+"""Finds the known name that is nearest to a mistyped one."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """None if no known name is similar."""
+    """The most similar known name; None if none is similar."""
     by_lower = {each.lower(): each for each in known}
-    found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
+    matches = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[matches[0]] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error: "; did you mean 'x'?", or nothing if no known name is similar."""
-    found = nearest(name, known)
-    return "" if found is None else f"; did you mean {found!r}?"
+    match = nearest(name, known)
+    return "" if match is None else f"; did you mean {match!r}?"
 
 
 def did_you_mean_folder(path: Path) -> str:
-    """As `did_you_mean`, for the path of a folder that does not exist: another folder beside it."""
+    """Like `did_you_mean`, for the path of a folder that does not exist: it proposes another folder beside it."""
     try:
         beside = [entry.name for entry in os.scandir(path.parent) if entry.is_dir() and not entry.name.startswith(".")]
     except (OSError, ValueError):
         return ""
-    found = nearest(path.name, beside)
-    return "" if found is None else f"; did you mean {str(path.with_name(found))!r}?"
+    match = nearest(path.name, beside)
+    return "" if match is None else f"; did you mean {str(path.with_name(match))!r}?"

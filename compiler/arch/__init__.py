@@ -1,4 +1,4 @@
-"""Architectures by model_type. A module of this folder named like a model_type declares how to read and to compute that model."""
+"""Architectures by model_type: the module with the name of a model_type declares how to read and compute that model."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ SUPPORTED = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 
 
 class Architecture(Protocol):
-    """What the module of an architecture holds."""
+    """The interface of an architecture's module."""
 
     def read_config(self, config: ConfigReader) -> ModelSpec:
-        """The spec of a checkpoint's config.json. Raises CheckpointError, and UnsupportedModel where a key asks for other mathematics."""
+        """The spec of a checkpoint's config.json. Raises CheckpointError, and UnsupportedModel if a key needs other
+        mathematics.
+        """
 
     def forward(self, spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False) -> Graph:
-        """The graph of one forward on a ragged batch, its KV in pages of ``page_size`` tokens, for sequences of up to ``context``.
+        """The graph of one forward pass on a ragged batch, with KV pages of ``page_size`` tokens, for sequences of up
+        to ``context`` tokens.
 
-        It ends in the next tokens of the sampled rows, or with ``embeds`` in their embeddings.
+        It computes the next tokens of the sampled rows, or with ``embeds`` their embeddings.
         """
 
 
 def by_model_type(name: str) -> Architecture:
-    """The module of a model_type. Raises UnsupportedModel for one that we do not know."""
+    """The module of a model_type. Raises UnsupportedModel for an unknown one."""
     if name not in SUPPORTED:
         raise UnsupportedModel(unsupported_message(name, SUPPORTED), model_type=name)
     return cast(Architecture, import_module(f".{name}", __name__))

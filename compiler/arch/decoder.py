@@ -1,6 +1,6 @@
-"""The forward pass of pre-norm decoders: they differ only in what a ModelSpec says and in the names of tensors.
+"""The forward pass of pre-norm decoders, which differ only in their ModelSpec and in the names of their tensors.
 
-Weight names are those of transformers; other formats map theirs onto them.
+Weights have the names of transformers; other formats map their names to these.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from ..ir.rope import inverse_frequencies, rotary_dim
 from ..ir.sampling import Settings
 from ..ir.spec import ModelSpec
 
-# Tensors of a checkpoint that hold the rows of several projections, one after the other: the tensor's module -> the projections'.
+# A checkpoint's tensors that hold the rows of several projections in order: the tensor's module -> the projections'
+# modules.
 FusedModules = Mapping[str, Sequence[str]]
 NOT_FUSED: FusedModules = MappingProxyType({})
 
@@ -22,9 +23,9 @@ NOT_FUSED: FusedModules = MappingProxyType({})
 def forward(
     spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False, fused: FusedModules = NOT_FUSED
 ) -> Graph:
-    """The graph of one forward on a ragged batch: logits (R, V) of the sampled rows, and the next token of each.
+    """The graph of one forward pass on a ragged batch: logits (R, V) of the sampled rows, and the next token of each.
 
-    With ``embeds`` its only output is the rows' embeddings (R, E), those that the final norm gives.
+    With ``embeds``, its only output is the rows' embeddings (R, E), which the final norm computes.
     """
     graph = Graph()
     for name, (shape, dtype) in BATCH_INPUTS.items():
@@ -65,7 +66,7 @@ def forward(
     return graph
 
 
-# What a runtime passes with every batch; `ops/` says what each means.
+# The inputs that a runtime passes with every batch; `ops/` defines them.
 BATCH_INPUTS: dict[str, Type] = {
     "token_ids": (("S",), "int32"),
     "positions": (("S",), "int32"),
@@ -77,12 +78,14 @@ BATCH_INPUTS: dict[str, Type] = {
     "sample_slots": (("R", 2), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }
-# Those that a model that embeds does not need.
+# The inputs that an embedding model does not need.
 SAMPLING_INPUTS = ("sample_slots", "sample_settings")
 
 
 def sampling_block(graph: Graph, vocab_size: int) -> None:
-    """From logits to the next token of each row, its log-probability, and the likeliest tokens if the batch requests them."""
+    """Add the nodes from the logits to each row's next token, its log-probability, and the likeliest tokens on
+    request.
+    """
     states: dict[str, Type] = {
         "token_counts": (("N", vocab_size), "int32"),
         "logit_bias": (("N", vocab_size), "float32"),
@@ -103,15 +106,17 @@ def sampling_block(graph: Graph, vocab_size: int) -> None:
 
 
 class Layer:
-    """One layer's nodes. ``layer`` counts from 0."""
+    """Adds one layer's nodes. ``layer`` counts from 0."""
 
     def __init__(self, graph: Graph, spec: ModelSpec, layer: int, fused: FusedModules) -> None:
         self._graph, self._spec, self._layer, self._fused = graph, spec, layer, fused
         self._here, self._module = f"layers.{layer}", f"model.layers.{layer}"
         heads, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self._rows = {
-            "self_attn.q_proj": heads, "self_attn.k_proj": kv, "self_attn.v_proj": kv, "self_attn.o_proj": spec.hidden_size,
-            "mlp.gate_proj": spec.intermediate_size, "mlp.up_proj": spec.intermediate_size, "mlp.down_proj": spec.hidden_size,
+            "self_attn.q_proj": heads, "self_attn.k_proj": kv, "self_attn.v_proj": kv,
+            "self_attn.o_proj": spec.hidden_size,
+            "mlp.gate_proj": spec.intermediate_size, "mlp.up_proj": spec.intermediate_size,
+            "mlp.down_proj": spec.hidden_size,
         }  # fmt: skip
 
     def attention(self, x: str, page_size: int, context: int) -> str:
@@ -128,13 +133,13 @@ class Layer:
         if spec.qk_norm:
             q = self._norm("self_attn.q_norm", q, head_dim, "activation")
             k = self._norm("self_attn.k_norm", k, head_dim, "activation")
-        where = {"positions": "positions", "table": "rope_table"}
-        q = graph.add("rope", {"x": q, **where}, name=f"{here}.q_rotated", head_dim=head_dim, dtype="activation")
-        k = graph.add("rope", {"x": k, **where}, name=f"{here}.k_rotated", head_dim=head_dim, dtype="activation")
+        rotation = {"positions": "positions", "table": "rope_table"}
+        q = graph.add("rope", {"x": q, **rotation}, name=f"{here}.q_rotated", head_dim=head_dim, dtype="activation")
+        k = graph.add("rope", {"x": k, **rotation}, name=f"{here}.k_rotated", head_dim=head_dim, dtype="activation")
         graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
         pages = {name: name for name in ("positions", "seq_starts", "page_indptr", "page_ids")}
         window = spec.window(self._layer)
-        # A window that holds the whole context hides nothing.
+        # A window as long as the context has no effect.
         window = None if window is None or window >= context else window
         attended = graph.add("attention", {"q": q, "kv": kv, **pages}, name=f"{here}.attended", window=window)
         projected = self._linear("self_attn.o_proj", attended, width, bias=spec.output_bias)
@@ -158,7 +163,7 @@ class Layer:
         return self._graph.add("linear", inputs, name=f"{name}.out", dtype=dtype)
 
     def _parameter(self, name: str, module: str, rows: int, columns: int | None) -> str:
-        """The weight or bias of a projection, which may be a part of a fused tensor."""
+        """Add the weight or bias of a projection, which may be a part of a fused tensor. Returns its name."""
         tensor, start = name, 0
         for fused, parts in self._fused.items():
             if module in parts:

@@ -1,6 +1,6 @@
-"""config.json of a Llama-like decoder -> ModelSpec: the keys that such decoders share.
+"""Reads the keys of config.json that Llama-like decoders share into a ModelSpec.
 
-Defaults are those of transformers; a size that has no safe default must be there.
+Defaults are those of transformers. A size without a safe default is required.
 """
 
 from __future__ import annotations
@@ -9,24 +9,26 @@ from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .rope_config import read_rope
 
-# Far beyond any decoder. Specs list their layers, so a number without a limit could fill memory before the weights are looked at.
+# Far more than any decoder has. Specs list their layers, so an unlimited number could fill memory before weights are
+# read.
 MAX_LAYERS = 10_000
 
-# Keys that transformers 4 and 5 and common training tools write, and that leave the logits of a trained decoder alone.
+# Keys that transformers 4 and 5 and common training tools write, and that do not change the logits of a trained
+# decoder.
 HARMLESS_KEYS = frozenset(
     {
-        "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled", "_name_or_path",
-        "attention_dropout",
-        "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty",
-        "do_sample", "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty",
-        "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "id2label", "initializer_range", "is_decoder",
-        "is_llama_config", "label2id", "max_sequence_length",
-        "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
-        "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores", "pad_token_id", "prefix",
-        "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id",
-        "suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class",
-        "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed",
-        "unsloth_version", "use_bfloat16", "use_cache",
+        "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled",
+        "_name_or_path", "attention_dropout", "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward",
+        "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
+        "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id",
+        "forced_eos_token_id", "id2label", "initializer_range", "is_decoder", "is_llama_config", "label2id",
+        "max_sequence_length", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups",
+        "num_beams", "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores",
+        "pad_token_id", "prefix", "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict",
+        "return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
+        "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
+        "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed", "unsloth_version",
+        "use_bfloat16", "use_cache",
     }
 )  # fmt: skip
 
@@ -44,11 +46,13 @@ def read_decoder_config(
     rotates_parts: bool = False,
     harmless: frozenset[str] = frozenset(),
 ) -> ModelSpec:
-    """The spec, given what the architecture reads in its own way; ``head_dim`` None stands for hidden_size / num_attention_heads.
+    """The spec of a decoder. The arguments are values that each architecture reads in its own way.
 
-    ``rotates_parts``: the architecture honours 'partial_rotary_factor'. ``harmless``: keys of its own that leave the logits alone.
-    Consumes all keys and finishes the reader. Raises CheckpointError for values that are wrong, UnsupportedModel for those that ask
-    for mathematics that we do not compile.
+    ``head_dim`` None: hidden_size / num_attention_heads. ``rotates_parts``: the architecture supports
+    'partial_rotary_factor'. ``harmless``: its own keys that do not change the logits.
+
+    Reads all keys and finishes the reader. Raises CheckpointError for wrong values, and UnsupportedModel for values
+    that need mathematics that we do not compile.
     """
     _require_plain_decoder(config)
     model_type = config.text("model_type")
@@ -94,27 +98,31 @@ def read_num_layers(config: ConfigReader) -> int:
     num_layers = config.integer("num_hidden_layers")
     if num_layers > MAX_LAYERS:
         raise config.contradiction(
-            "num_hidden_layers", f"'num_hidden_layers' is {num_layers}; at most {MAX_LAYERS} are compiled"
+            "num_hidden_layers", f"'num_hidden_layers' is {num_layers}; the maximum is {MAX_LAYERS}"
         )
     return num_layers
 
 
 def read_sliding_window(config: ConfigReader, *, default: int | None) -> tuple[int | None, ...]:
-    """The window of every layer, from 'sliding_window': the tokens that a row sees, its own included. ``default`` is for an absent key."""
+    """The window of every layer, from 'sliding_window': the number of tokens that a row sees, including its own.
+
+    ``default`` is for an absent key.
+    """
     window = config.optional_integer("sliding_window") if config.has("sliding_window") else default
     return () if window is None else (window,) * read_num_layers(config)
 
 
 def read_layer_windows(config: ConfigReader) -> tuple[int | None, ...]:
-    """The window of every layer by the keys of Qwen2 and Qwen3; empty if no layer has one.
+    """The window of every layer, from the keys of Qwen2 and Qwen3; empty if no layer has one.
 
-    'use_sliding_window' switches windows on, and 'layer_types', or else 'max_window_layers', says which layers have one.
+    'use_sliding_window' enables windows. 'layer_types', or without it 'max_window_layers', selects the layers that have
+    one.
     """
     num_layers = read_num_layers(config)
     layer_types = _layer_types(config, num_layers, "full_attention", "sliding_attention")
     window = None
     if config.flag("use_sliding_window", default=False):
-        # The defaults of transformers for absent keys.
+        # transformers' defaults for absent keys.
         window = config.optional_integer("sliding_window") if config.has("sliding_window") else 4096
     config.ignore("sliding_window")
     first_layer = config.integer("max_window_layers", minimum=0, default=28)
@@ -124,16 +132,17 @@ def read_layer_windows(config: ConfigReader) -> tuple[int | None, ...]:
     if window is None and "sliding_attention" in layer_types:
         raise config.contradiction(
             "layer_types",
-            "'layer_types' gives layers a sliding window, but 'use_sliding_window' and 'sliding_window' give it no size",
+            "'layer_types' gives layers a sliding window, but 'use_sliding_window' and 'sliding_window' do not set its "
+            "size",
         )
     return tuple(window if slide else None for slide in slides) if window is not None and any(slides) else ()
 
 
 def accept_idle_window(config: ConfigReader) -> None:
-    """Consume keys about sliding windows in the config of a model that has none, if no layer has one or it holds the whole context."""
+    """Accept keys of sliding windows if they have no effect: no layer has a window, or it is as long as the context."""
     layer_types = _layer_types(config, read_num_layers(config), "full_attention")
-    whole = config.integer("max_position_embeddings")
-    if layer_types or config.reaches("sliding_window", whole):
+    context = config.integer("max_position_embeddings")
+    if layer_types or config.reaches("sliding_window", context):
         config.ignore("sliding_window", "max_window_layers")
 
 
@@ -154,7 +163,7 @@ def _layer_types(config: ConfigReader, num_layers: int, *supported: str) -> tupl
 
 def _require_plain_decoder(config: ConfigReader) -> None:
     architectures = config.texts("architectures")
-    # Models that embed may be saved without a head, as "Qwen3Model"; "Qwen2ForRewardModel" is something else.
+    # Embedding models may be saved without a head, as "Qwen3Model". "Qwen2ForRewardModel" is another kind of model.
     if architectures and not any(
         name.endswith("ForCausalLM") or (name.endswith("Model") and "For" not in name) for name in architectures
     ):
@@ -166,8 +175,8 @@ def _require_plain_decoder(config: ConfigReader) -> None:
         method = quantization.text("quant_method", default="unnamed")
         raise config.unsupported(
             "quantization_config",
-            f"the checkpoint's weights are already quantized ('quantization_config', method {method!r}), which is not supported; "
-            "give the unquantized checkpoint it was made from",
+            f"the checkpoint's weights are already quantized ('quantization_config', method {method!r}), "
+            "which is not supported; pass the unquantized checkpoint that it was made from",
         )
     config.expect("hidden_act", "silu")
     config.expect("pretraining_tp", 1, None)
@@ -188,7 +197,7 @@ def _even_head_dim(config: ConfigReader, head_dim: int | None, hidden_size: int,
             )
         head_dim = hidden_size // num_heads
     if head_dim % 2:
-        raise config.unsupported("head_dim", f"'head_dim' is {head_dim}; rotary position embedding needs an even one")
+        raise config.unsupported("head_dim", f"'head_dim' is {head_dim}; rotary position embedding needs an even size")
     return head_dim
 
 

@@ -1,4 +1,4 @@
-"""Families that are known but not compiled: what an error says about a model_type that is not supported."""
+"""Families that are known but not compiled, and the error message for a model_type that is not supported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, metadata, version
 
 from ..nearest import nearest
 
-# Decoders of text -> the supported model_type that computes most alike.
+# The supported model_type that computes most alike -> decoders of text.
 DECODERS = {
     "llama": (
         "afmoe", "apertus", "arcee", "baichuan", "bitnet", "cohere", "cohere2", "cwm", "deepseek", "deepseek_v2",
@@ -49,20 +49,25 @@ OTHERS = {
 
 
 def unsupported_message(name: str, supported: Collection[str]) -> str:
-    """Why config.json's model_type is refused, what is nearest to it, and where to ask."""
+    """Why config.json's model_type is refused, which family is nearest to it, and where to request it."""
     start = f"config.json: model_type {name!r} is not supported; supported: {', '.join(supported)}. "
-    ask = f"Ask for it {_where_to_ask()}"
+    request = f"To request it, open an issue {_issue_tracker()}"
     for base, names in DECODERS.items():
         if name in names:
-            return f"{start}It is a known family that {_program()} does not compile yet; the nearest that it compiles is {base!r}. {ask}"
+            return (
+                f"{start}{_program()} knows this family but does not compile it yet; "
+                f"the nearest family that it compiles is {base!r}. {request}"
+            )
     for kind, names in OTHERS.items():
         if name in names:
-            return f"{start}It is {kind}; {_program()} does not compile such families yet. {ask}"
+            return f"{start}It is {kind}, and {_program()} does not compile such families yet. {request}"
     known = [*supported, *(each for names in (*DECODERS.values(), *OTHERS.values()) for each in names)]
-    found = nearest(name, known)
-    meant = "." if found is None else f"; did you mean {found!r}?"
-    newer = f"Either the file is wrong, or the family is newer than {_program()}; then ask for it {_where_to_ask()}"
-    return f"{start}No family of that name is known{meant} {newer}"
+    match = nearest(name, known)
+    meant = "." if match is None else f"; did you mean {match!r}?"
+    return (
+        f"{start}No family of that name is known{meant} "
+        f"Correct the file, or, if the family is newer than {_program()}, request it: open an issue {_issue_tracker()}"
+    )
 
 
 def _program() -> str:
@@ -72,8 +77,8 @@ def _program() -> str:
         return "this version of nearfar"
 
 
-def _where_to_ask() -> str:
-    """The address of issues that the package names, if it names one."""
+def _issue_tracker() -> str:
+    """Where to open an issue: the address in the package's metadata, if it has one."""
     try:
         urls = metadata("nearfar").get_all("Project-URL") or []
     except PackageNotFoundError:

@@ -1,4 +1,7 @@
-"""Llama 1 to 3 and what shares their config: grouped-query attention, optional biases, Llama 3.1's RoPE scaling. Touvron et al. 2023."""
+"""Llama 1 to 3 and models with the same config: grouped-query attention, optional biases, RoPE scaling of Llama 3.1.
+
+Touvron et al. 2023.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ __all__ = ["forward", "read_config"]
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "llama"."""
     accept_idle_window(config)
-    # One flag covers all four projections of the attention.
+    # One flag applies to all four projections of the attention.
     attention_bias = config.flag("attention_bias", default=False)
     return read_decoder_config(
         config,

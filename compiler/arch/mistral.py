@@ -14,7 +14,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "mistral"."""
     return read_decoder_config(
         config,
-        # transformers assumes 8 for an absent key; null stands for as many as there are query heads.
+        # transformers assumes 8 for an absent key; null means the number of query heads.
         num_kv_heads=(config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"))
         if config.has("num_key_value_heads")
         else 8,

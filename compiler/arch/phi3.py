@@ -1,4 +1,6 @@
-"""Phi-3: Llama with q, k and v in one tensor, gate and up in another, and heads of which a part may be rotated. Abdin et al. 2024."""
+"""Phi-3: Llama with fused q, k and v, fused gate and up, and an optional partial rotation of heads. Abdin et al.
+2024.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
-# Dropout rates, code on the hub, and a length that matters only to RoPE types that are refused.
+# Dropout rates, code on the hub, and a length that only unsupported RoPE types use.
 HARMLESS = frozenset({"auto_map", "embd_pdrop", "resid_pdrop", "original_max_position_embeddings"})
 
 forward = partial(decoder.forward, fused=FUSED)
@@ -23,7 +25,7 @@ forward = partial(decoder.forward, fused=FUSED)
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "phi3"."""
-    # Published configs spell out what every Phi-3 has.
+    # Published configs contain these keys although every Phi-3 has the same values.
     config.expect("attention_bias", False)
     config.expect("interpolate_factor", 1)
     config.expect("lm_head_bias", False)

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases on the query, key and value projections, always and there alone. Yang et al. 2024."""
+"""Qwen2 and Qwen2.5: Llama with biases on the query, key and value projections only. Yang et al. 2024."""
 
 from __future__ import annotations
 

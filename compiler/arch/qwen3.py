@@ -1,4 +1,6 @@
-"""Qwen3: Qwen2 without the biases, with RMS norms over each head of queries and keys, and a head size of its own. Yang et al. 2025."""
+"""Qwen3: Qwen2 without biases, with RMS norms over each head of queries and keys and its own head size. Yang et al.
+2025.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
         config,
         num_kv_heads=config.integer("num_key_value_heads"),
         windows=read_layer_windows(config),
-        # transformers assumes 128 for an absent key; null stands for hidden_size / num_attention_heads.
+        # transformers assumes 128 for an absent key; null means hidden_size / num_attention_heads.
         head_dim=config.optional_integer("head_dim") if config.has("head_dim") else 128,
         qkv_bias=attention_bias,
         output_bias=attention_bias,

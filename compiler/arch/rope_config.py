@@ -1,7 +1,7 @@
-"""config.json -> RopeSpec.
+"""Reads the rotary position embedding of config.json into a RopeSpec.
 
-Both spellings are read: `rope_theta` with `rope_scaling` (transformers up to 4) and `rope_parameters` (transformers 5). Defaults are
-those of transformers.
+Both spellings are supported: `rope_theta` with `rope_scaling` (transformers up to 4) and `rope_parameters`
+(transformers 5). Defaults are those of transformers.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from dataclasses import replace
 from ..formats.config import ConfigReader
 from ..ir.spec import RopeSpec
 
-# What transformers assumes if neither spelling gives one.
+# transformers' default if neither spelling has a value.
 DEFAULT_ROPE_THETA = 10000.0
 
 
 def read_rope(config: ConfigReader, head_dim: int, max_position_embeddings: int, *, rotates_parts: bool) -> RopeSpec:
-    """The rotation. ``rotates_parts``: 'partial_rotary_factor' of each head is rotated, else it must be 1."""
+    """The rotation. With ``rotates_parts``, 'partial_rotary_factor' may rotate a part of each head; otherwise it must
+    be 1.
+    """
     theta = config.optional_number("rope_theta")
     factor = _rotated_factor(config, rotates_parts=rotates_parts)
     readings = [
@@ -39,12 +41,13 @@ def _rotated_factor(config: ConfigReader, *, rotates_parts: bool) -> float | Non
 
 
 def _rotary_dim(config: ConfigReader, factor: float | None, head_dim: int) -> int | None:
-    """How many elements of a head are rotated, None for all of them."""
+    """The number of elements of a head that are rotated; None for all of them."""
     rotated = int(head_dim * (1 if factor is None else factor))
     if not 0 < rotated <= head_dim or rotated % 2:
         raise config.unsupported(
             "partial_rotary_factor",
-            f"'partial_rotary_factor' is {factor}, which rotates {rotated} of a head's {head_dim} elements; their number must be even",
+            f"'partial_rotary_factor' is {factor}, which rotates {rotated} of a head's {head_dim} elements; "
+            "their number must be even",
         )
     return None if rotated == head_dim else rotated
 
@@ -90,7 +93,8 @@ def _read_rope_section(
         if rope.high_freq_factor <= rope.low_freq_factor:
             raise section.contradiction(
                 "high_freq_factor",
-                f"'high_freq_factor' is {rope.high_freq_factor}, not above 'low_freq_factor', which is {rope.low_freq_factor}",
+                f"'high_freq_factor' is {rope.high_freq_factor}, not above 'low_freq_factor', "
+                f"which is {rope.low_freq_factor}",
             )
     else:
         raise section.unsupported(

@@ -1,4 +1,6 @@
-"""Headless Chromium on the page: wait until a bundle is loaded, ask, read the answer as it streams, take a screenshot."""
+"""Drives the page in headless Chromium: waits for a bundle to load, sends prompts, reads streamed answers, takes
+screenshots.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,19 @@ from types import TracebackType
 from ..errors import BundleError, ToolError
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-# Every machine has SwiftShader, which runs WebGPU on the CPU. If a kernel leaves the zeroing of its workgroup memory to SwiftShader, that
-# emits one store for each element, and kernels with large tiles take five times as long to compile; without the extension, Dawn writes a
-# loop into the kernel, and the memory starts as zeros all the same.
+# Every machine has SwiftShader, which runs WebGPU on the CPU. With the extension, SwiftShader zeroes a kernel's
+# workgroup memory with one store per element, so kernels with large tiles take five times as long to compile. Without
+# it, Dawn adds a loop to the kernel, which zeroes the memory too.
 SWIFTSHADER_FLAGS = (
     "--use-webgpu-adapter=swiftshader",
     "--disable-dawn-features=use_vulkan_zero_initialize_workgroup_memory_extension",
 )
-# The later ones keep Chromium from contacting Google at every start.
+# The last flags prevent Chromium from contacting Google at every start.
 FLAGS = (
     "--no-sandbox", "--enable-unsafe-webgpu", *SWIFTSHADER_FLAGS, "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-# Of the model on the page's device; a server may answer before, or instead of it.
+# The state of the model on the page's device. A server may answer before it is ready, or instead of it.
 READ_STATE = """() => ({
     near: document.body.dataset.state === "error" ? "failed" : document.body.dataset.near,
     error: document.getElementById("failure-message").textContent || document.getElementById("near-why").textContent,
@@ -32,8 +34,13 @@ READ_STATE = """() => ({
 })"""
 READ_ANSWER = """() => {
     const answer = [...document.querySelectorAll(".answer")].at(-1);
-    return {text: answer.querySelector(".text").dataset.markdown ?? "", problem: answer.querySelector(".problem")?.textContent ?? "",
-            state: answer.dataset.state, ttft: Number(answer.dataset.ttftMs), speed: Number(answer.dataset.tokensPerSecond)};
+    return {
+        text: answer.querySelector(".text").dataset.markdown ?? "",
+        problem: answer.querySelector(".problem")?.textContent ?? "",
+        state: answer.dataset.state,
+        ttft: Number(answer.dataset.ttftMs),
+        speed: Number(answer.dataset.tokensPerSecond),
+    };
 }"""
 LOAD_SECONDS = 300
 ANSWER_SECONDS = 300
@@ -48,7 +55,9 @@ class Answer:
 
 
 class Page:
-    """A page in headless Chromium, while in a ``with`` block. Raises ToolError where Chromium or Playwright is not installed."""
+    """A page in headless Chromium, while in a ``with`` block. Raises ToolError if Chromium or Playwright is not
+    installed.
+    """
 
     def __init__(self, url: str) -> None:
         try:
@@ -73,32 +82,34 @@ class Page:
         self._playwright.stop()
 
     def wait_until_ready(self) -> str:
-        """The device's description. Raises BundleError with the page's own message where loading fails."""
+        """Wait until the bundle is loaded, and return the device's description. Raises BundleError with the page's
+        message.
+        """
         deadline = time.monotonic() + LOAD_SECONDS
         while time.monotonic() < deadline:
-            found = self._page.evaluate(READ_STATE)
-            if found["near"] == "ready":
-                return str(found["device"])
-            if found["near"] == "failed":
-                raise BundleError(f"the page could not load the bundle: {found['error']}")
+            state = self._page.evaluate(READ_STATE)
+            if state["near"] == "ready":
+                return str(state["device"])
+            if state["near"] == "failed":
+                raise BundleError(f"the page could not load the bundle: {state['error']}")
             time.sleep(POLL_SECONDS)
         raise BundleError(f"the page did not load the bundle within {LOAD_SECONDS} s")
 
     def ask(self, prompt: str, on_text: Callable[[str], None] = lambda _: None) -> Answer:
-        """Type a prompt, send it, hand on the text as it grows, and wait for the end."""
+        """Type a prompt, send it, pass new text to ``on_text``, and wait for the end."""
         self._page.fill("#prompt", prompt)
         count = self._page.locator(".answer").count()
         self._page.click("#send")
         self._page.locator(".answer").nth(count).wait_for(state="attached")
         shown, deadline = 0, time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline:
-            found = self._page.evaluate(READ_ANSWER)
-            on_text(found["text"][shown:])
-            shown = len(found["text"])
-            if found["problem"]:
-                raise BundleError(f"the page could not answer: {found['problem']}")
-            if found["state"] == "done":
-                return Answer(found["text"], found["ttft"], found["speed"])
+            answer = self._page.evaluate(READ_ANSWER)
+            on_text(answer["text"][shown:])
+            shown = len(answer["text"])
+            if answer["problem"]:
+                raise BundleError(f"the page could not answer: {answer['problem']}")
+            if answer["state"] == "done":
+                return Answer(answer["text"], answer["ttft"], answer["speed"])
             time.sleep(POLL_SECONDS)
         raise BundleError(f"the page did not finish its answer within {ANSWER_SECONDS} s")
 
@@ -107,10 +118,10 @@ class Page:
 
 
 def find_chromium() -> str:
-    """The path of a Chromium on this machine. Raises ToolError where there is none."""
-    found = next((path for path in map(shutil.which, NAMES) if path), None)
-    if found is None:
+    """The path of a Chromium on this machine. Raises ToolError if there is none."""
+    executable = next((path for path in map(shutil.which, NAMES) if path), None)
+    if executable is None:
         raise ToolError(
             "Chromium was not found; install it (Debian: apt-get install chromium), or use 'nearfar demo --serve'"
         )
-    return found
+    return executable

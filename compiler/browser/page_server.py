@@ -1,4 +1,7 @@
-"""The page of the web package and one bundle, served on this machine: the page at /, the bundle at /bundle/, a policy at /policy.json."""
+"""Serves the page of the web package and one bundle on this machine.
+
+The page is at /, the bundle at /bundle/, and a policy at /policy.json.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,11 @@ POLICY_PATH = "/policy.json"
 
 
 class PageServer:
-    """Serves on 127.0.0.1 while in a ``with`` block. ``port`` 0 takes a free one. Raises ToolError when the page has not been built.
+    """Serves on 127.0.0.1 while in a ``with`` block. ``port`` 0 chooses a free port. Raises ToolError if the page has
+    not been built.
 
-    ``far``: the address of a server that is to answer as well, by the policy in the file ``policy`` or, where that is None, the page's own.
+    ``far``: the address of a server that may answer too. The policy in the file ``policy`` decides; None uses the
+    page's own policy.
     """
 
     def __init__(self, bundle: Path, port: int = 0, *, far: str | None = None, policy: Path | None = None) -> None:
@@ -30,9 +35,11 @@ class PageServer:
                 ("127.0.0.1", port), partial(Handler, bundle=bundle.resolve(), policy=policy)
             )
         except (OSError, OverflowError) as error:
-            raise RequestError(f"--port {port}: {reason_of(error)}; choose another, or 0 for a free one") from error
-        given = {"far": far, "policy": None if policy is None else f".{POLICY_PATH}"}
-        self._query = urlencode({name: value for name, value in given.items() if value is not None}, safe=":/")
+            raise RequestError(
+                f"--port {port}: {reason_of(error)}; choose another port, or 0 for a free one"
+            ) from error
+        parameters = {"far": far, "policy": None if policy is None else f".{POLICY_PATH}"}
+        self._query = urlencode({name: value for name, value in parameters.items() if value is not None}, safe=":/")
         self.bundle = bundle
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
@@ -42,12 +49,12 @@ class PageServer:
 
     @property
     def origin(self) -> str:
-        """What a server has to allow, for this page to ask it."""
+        """The origin that a server must allow, so that this page can call it."""
         return f"http://localhost:{self._server.server_port}"
 
     @property
     def chat_url(self) -> str:
-        """The chat page with what was given."""
+        """The address of the chat page, with the server and the policy as parameters."""
         return f"{self.url}?{self._query}" if self._query else self.url
 
     def __enter__(self) -> PageServer:
@@ -70,7 +77,10 @@ class Handler(SimpleHTTPRequestHandler):
         super().__init__(*arguments, directory=str(PAGE))
 
     def translate_path(self, path: str) -> str:
-        """A file of the page, below /bundle/ one of the bundle, or the policy. The base class keeps the first two inside their folders."""
+        """The path of a file of the page, of the bundle (below /bundle/), or of the policy.
+
+        The base class prevents paths outside of the folders of the page and the bundle.
+        """
         if self._policy is not None and path == POLICY_PATH:
             return str(self._policy)
         if path.startswith("/bundle/"):
@@ -80,4 +90,4 @@ class Handler(SimpleHTTPRequestHandler):
         return super().translate_path(path)
 
     def log_message(self, *arguments: Any) -> None:
-        """Say nothing: the terminal is for the answer."""
+        """Log nothing, because the terminal shows the answer."""

@@ -1,7 +1,8 @@
-"""The check of a manifest: all numbers and names in it agree with each other, before anything is mapped or allocated.
+"""Checks that all numbers and names of a manifest agree with each other, before anything is mapped or allocated.
 
-`manifest.py` says which keys there are and of which types; here stands what must hold between them. Steps and kernels are in
-`check_steps.py`. A kernel of a CPU or CUDA bundle is native code, and no check makes native code safe; see `signature.py`.
+`manifest.py` defines the keys and their types; this file checks the relations between them. `check_steps.py` checks
+steps and kernels. A kernel of a CPU or CUDA bundle is native code, and no check makes native code safe; see
+`signature.py`.
 """
 
 from __future__ import annotations
@@ -33,36 +34,36 @@ from .manifest import (
     WeightEntry,
 )
 
-# What JavaScript counts exactly; the sizes of files and offsets in them.
+# The largest integer that JavaScript represents exactly: the limit of file sizes and offsets.
 MAX_INTEGER = 2**53 - 1
-# Elements, tokens, heads, layers: what fits a kernel's 32-bit integers.
+# The limit of a kernel's 32-bit integers, for elements, tokens, heads and layers.
 MAX_COUNT = 2**31 - 1
-# Whoever walks all layers does so before any file is read.
+# Code loops over all layers before it reads any file, so their number needs a limit.
 MAX_LAYERS = 10_000
-# Of expressions within each other. The largest that we write has one level for each kernel that shares a buffer.
+# Levels of nested expressions. The largest that we write has one level for each kernel that shares a buffer.
 MAX_DEPTH = 100
-# Kernels load whole vectors, and some GPUs bind buffers at multiples of this only.
+# Kernels load complete vectors, and some GPUs can bind buffers only at multiples of this offset.
 PLANE_ALIGNMENT = 256
-# 32-bit integers of a kernel's uniform buffer: those of all kernels lie in one, 256 bytes apart.
+# The number of 32-bit integers of a kernel's uniforms. Those of all kernels are in one buffer, 256 bytes apart.
 MAX_UNIFORMS = 64
 DIMS = frozenset("SBRTLPNMAWG")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def parse_manifest(data: bytes, file: Path) -> Manifest | ExportManifest:
-    """The manifest in the bytes of ``file``. Raises BundleError for anything that is wrong with it."""
+    """The manifest in ``data``, the bytes of ``file``. Raises BundleError for every defect."""
     try:
-        found = from_json(data, allow_inf_nan=False)
+        parsed = from_json(data, allow_inf_nan=False)
     except ValueError as error:
         raise BundleError(f"{file}: cannot be read: {error}; compile the bundle again") from error
-    version = found.get("format_version") if isinstance(found, dict) else None
+    version = parsed.get("format_version") if isinstance(parsed, dict) else None
     if version != FORMAT_VERSION:
         raise BundleError(
-            f"{file}: has format version {version}, this nearfar reads {FORMAT_VERSION}; compile the bundle again"
+            f"{file}: has format version {version}, but this nearfar reads {FORMAT_VERSION}; compile the bundle again"
         )
-    model = ExportManifest if found.get("target") in EXPORTS else Manifest
+    model = ExportManifest if parsed.get("target") in EXPORTS else Manifest
     try:
-        # Of JSON, because a strict check of Python's values would want tuples where JSON has lists.
+        # Validate the JSON text, because a strict check of Python values would require tuples where JSON has lists.
         manifest = model.model_validate_json(data, strict=True)
         check_manifest(manifest)
     except ValidationError as error:
@@ -82,7 +83,7 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
         quantization_of(manifest.quantization, manifest.group_size)
         check_files(manifest.files)
         ending = {"onnx": ".onnx", "mlx": ".safetensors"}[manifest.target]
-        require(any(entry.file.endswith(ending) for entry in manifest.files), "files", f"has no file {ending}")
+        require(any(entry.file.endswith(ending) for entry in manifest.files), "files", f"has no {ending} file")
         return
     require(manifest.target not in EXPORTS, "target", f"{manifest.target!r} has no plan")
     check_files((*manifest.shards, *manifest.files), kernel_files(manifest))
@@ -100,7 +101,7 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
             require(
                 constant.shape == shape, f"constants.{name}", f"has shape {constant.shape}; its values make {shape}"
             )
-            # A table of many positions and pairs would be computed before anything else refuses it.
+            # Otherwise a table of many positions and pairs would be computed before another check refuses it.
             require(
                 shape[0] <= manifest.spec.max_position_embeddings,
                 f"constants.{name}",
@@ -112,7 +113,11 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
             check_size(f"scratch.{name}", size)
     for name, kernel in manifest.kernels.items():
         require(len(kernel.grid) == 2, f"kernels.{name}", "must have a grid of two sizes")
-        require(len(kernel.uniforms) <= MAX_UNIFORMS, f"kernels.{name}", f"takes {len(kernel.uniforms)} sizes")
+        require(
+            len(kernel.uniforms) <= MAX_UNIFORMS,
+            f"kernels.{name}",
+            f"has {len(kernel.uniforms)} uniforms; the maximum is {MAX_UNIFORMS}",
+        )
         require(
             1 <= kernel.workgroup_size <= 1024, f"kernels.{name}", f"has workgroups of {kernel.workgroup_size} threads"
         )
@@ -132,13 +137,14 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
 def check_description(manifest: Description) -> None:
     spec = manifest.spec
     counts = {
-        "vocab_size": spec.vocab_size, "hidden_size": spec.hidden_size, "num_layers": spec.num_layers, "num_heads": spec.num_heads,
-        "num_kv_heads": spec.num_kv_heads, "head_dim": spec.head_dim, "intermediate_size": spec.intermediate_size,
-        "max_position_embeddings": spec.max_position_embeddings, "context": manifest.context, "page_size": manifest.page_size,
+        "vocab_size": spec.vocab_size, "hidden_size": spec.hidden_size, "num_layers": spec.num_layers,
+        "num_heads": spec.num_heads, "num_kv_heads": spec.num_kv_heads, "head_dim": spec.head_dim,
+        "intermediate_size": spec.intermediate_size, "max_position_embeddings": spec.max_position_embeddings,
+        "context": manifest.context, "page_size": manifest.page_size,
     }  # fmt: skip
     for name, value in counts.items():
         check_counts(name, [value])
-    require(spec.num_layers <= MAX_LAYERS, "spec.num_layers", f"is {spec.num_layers}; at most {MAX_LAYERS} are run")
+    require(spec.num_layers <= MAX_LAYERS, "spec.num_layers", f"is {spec.num_layers}; the maximum is {MAX_LAYERS}")
     require(
         spec.num_heads % spec.num_kv_heads == 0,
         "spec.num_heads",
@@ -155,7 +161,7 @@ def check_description(manifest: Description) -> None:
     require(
         0 <= rotated <= spec.head_dim and rotated % 2 == 0,
         "spec.rope.rotary_dim",
-        f"is {rotated} of heads of {spec.head_dim}",
+        f"is {rotated}, but heads have {spec.head_dim} elements",
     )
     positive = spec.rope.theta > 0 and spec.rope.factor > 0 and spec.rms_norm_eps > 0
     require(positive, "spec", "has a theta, factor or eps that is not positive")
@@ -172,12 +178,12 @@ def is_in(file: str, files: Iterable[FileEntry]) -> bool:
 
 
 def check_files(files: Sequence[FileEntry], kernels: Mapping[str, str] | None = None) -> None:
-    """``kernels``: the hashes of files with kernels."""
+    """``kernels``: the hashes of the files that contain kernels."""
     hashes = {entry.file: entry.sha256 for entry in files} | dict(kernels or {})
-    require(len(hashes) == len(files) + len(kernels or {}), "files", "names one file twice")
+    require(len(hashes) == len(files) + len(kernels or {}), "files", "lists one file twice")
     for name, sha256 in hashes.items():
-        require(is_plain_name(name), "files", f"{name[:80]!r} is not a plain name of a file inside the folder")
-        require(SHA256.fullmatch(sha256) is not None, name, "has a SHA-256 that is not one")
+        require(is_plain_name(name), "files", f"{name[:80]!r} is not a plain name of a file in the folder")
+        require(SHA256.fullmatch(sha256) is not None, name, "has an invalid SHA-256")
     for entry in files:
         require(0 <= entry.size <= MAX_INTEGER, entry.file, f"has size {entry.size}")
 
@@ -186,14 +192,14 @@ def kernel_files(manifest: Manifest) -> dict[str, str]:
     files: dict[str, str] = {}
     for name, kernel in manifest.kernels.items():
         same = files.setdefault(kernel.file, kernel.sha256)
-        require(same == kernel.sha256, f"kernels.{name}", f"gives {kernel.file!r} another hash than other kernels")
-    require(manifest.target != "cpu" or len(files) == 1, "kernels", "of a CPU bundle are in one library")
+        require(same == kernel.sha256, f"kernels.{name}", f"gives {kernel.file!r} a different hash than other kernels")
+    require(manifest.target != "cpu" or len(files) == 1, "kernels", "of a CPU bundle must be in one library")
     return files
 
 
 def check_counts(where: str, values: Iterable[int]) -> None:
     for value in values:
-        require(1 <= value <= MAX_COUNT, where, f"is {value}; it must be 1 to {MAX_COUNT}")
+        require(1 <= value <= MAX_COUNT, where, f"is {value}; it must be between 1 and {MAX_COUNT}")
 
 
 def quantization_of(name: str, group: int | None = None) -> quant.Quantization:
@@ -204,12 +210,12 @@ def quantization_of(name: str, group: int | None = None) -> quant.Quantization:
 
 
 def check_weight(where: str, weight: WeightEntry, manifest: Manifest) -> None:
-    """Its planes are those of its quantization, of its shape, and inside the shards."""
+    """Check that a weight's planes match its quantization and its shape, and are inside the shards."""
     check_counts(where, weight.shape)
     require(len(weight.shape) == (1 if weight.quantization is None else 2), where, f"has shape {weight.shape}")
     if weight.quantization is None:
         expected = {"w": ("float32", weight.shape)}
-        require(weight.layout == "rows", where, "is a vector, which has rows")
+        require(weight.layout == "rows", where, "is a vector, whose layout must be rows")
     else:
         rows, columns = weight.shape
         planes = quantization_of(weight.quantization).planes(columns)
@@ -217,7 +223,7 @@ def check_weight(where: str, weight: WeightEntry, manifest: Manifest) -> None:
         require(
             weight.quantization == manifest.quantization,
             where,
-            f"is {weight.quantization}, the bundle {manifest.quantization}",
+            f"has quantization {weight.quantization}, but the bundle has {manifest.quantization}",
         )
     require(
         [plane.name for plane in weight.planes] == list(expected), where, f"must have the planes {', '.join(expected)}"
@@ -235,16 +241,18 @@ def check_weight(where: str, weight: WeightEntry, manifest: Manifest) -> None:
         require(
             0 <= plane.shard < len(manifest.shards),
             here,
-            f"is in shard {plane.shard}; there are {len(manifest.shards)}",
+            f"is in shard {plane.shard}, but the bundle has {len(manifest.shards)} shards",
         )
         fits = 0 <= plane.offset <= manifest.shards[plane.shard].size - size and plane.offset % PLANE_ALIGNMENT == 0
         require(
-            fits, here, f"lies at {plane.offset}, not inside of shard {plane.shard} at a multiple of {PLANE_ALIGNMENT}"
+            fits,
+            here,
+            f"has offset {plane.offset}; it must be inside shard {plane.shard} at a multiple of {PLANE_ALIGNMENT}",
         )
 
 
 def check_expr(where: str, expr: Expr, depth: int = 0) -> None:
-    """A size: known operators and dims, and numbers that every runtime counts exactly."""
+    """Check a size: it has known operators and dims, and numbers that every runtime represents exactly."""
     if isinstance(expr, int):
         require(0 <= expr <= MAX_INTEGER, where, f"has the number {expr}")
     elif isinstance(expr, str):
@@ -258,13 +266,13 @@ def check_expr(where: str, expr: Expr, depth: int = 0) -> None:
         for operand in expr[1:]:
             check_expr(where, operand, depth + 1)
         if expr[0] == "ceildiv":
-            require(isinstance(expr[2], int) and expr[2] > 0, where, "divides by something else than a positive number")
+            require(isinstance(expr[2], int) and expr[2] > 0, where, "must divide by a positive number")
 
 
 def check_size(where: str, expr: Expr) -> None:
-    """A size of an array: it grows with every dim, because arrays are allocated for the largest batch."""
+    """Check an array's size: it must grow with every dim, because arrays are allocated for the largest batch."""
     check_expr(where, expr)
-    require(not subtracts(expr), where, "subtracts, so a smaller batch might need more")
+    require(not subtracts(expr), where, "subtracts, so a smaller batch could need more memory")
 
 
 def subtracts(expr: Expr) -> bool:
@@ -290,7 +298,7 @@ def check_condition(where: str, condition: Condition, depth: int = 0) -> None:
 
 
 def check_lora(lora: LoraEntry, manifest: Manifest) -> None:
-    """Every module's rows lie inside its states."""
+    """Check that every module's rows are inside its states."""
     check_counts("lora.rank", [lora.rank])
     states = manifest.states
     for name, parts in lora.modules.items():
@@ -306,7 +314,7 @@ def check_lora(lora: LoraEntry, manifest: Manifest) -> None:
                     len(states[state].shape) == 3, where, f"names {state!r}, which is not a matrix for each adapter"
                 )
             (_, ranks, _), (_, rows, rank) = states[part.a].shape, states[part.b].shape
-            # `check_steps` has seen that states have fixed sizes.
+            # `check_steps` has checked that states have fixed sizes.
             assert isinstance(ranks, int)
             assert isinstance(rows, int)
             require(rank == lora.rank, where, f"has rank {rank}, not {lora.rank}")
@@ -314,11 +322,13 @@ def check_lora(lora: LoraEntry, manifest: Manifest) -> None:
                 part.part >= 0 and (part.part + 1) * lora.rank <= ranks, where, f"has part {part.part} of {ranks} rows"
             )
             require(0 <= part.start < part.stop <= rows, where, f"has rows {part.start} to {part.stop} of {rows}")
-            require(0 <= part.first_row <= MAX_COUNT, where, f"begins at row {part.first_row}")
+            require(0 <= part.first_row <= MAX_COUNT, where, f"starts at row {part.first_row}")
 
 
 def check_self_test(test: SelfTestEntry, manifest: Manifest) -> None:
-    """Every row of the prompt has expected logits of tokens in the vocabulary, and every dtype a tolerance."""
+    """Check that every row of the prompt has expected logits of tokens in the vocabulary, and that tolerances are in
+    range.
+    """
     where, vocabulary = "self_test", range(manifest.spec.vocab_size)
     require(2 <= len(test.prompt_ids) <= manifest.context, where, f"has {len(test.prompt_ids)} tokens")
     require(all(token in vocabulary for token in test.prompt_ids), where, "has tokens beyond the vocabulary")
@@ -332,7 +342,7 @@ def check_self_test(test: SelfTestEntry, manifest: Manifest) -> None:
             where,
             f"row {row.row} must have a logit for each of its tokens",
         )
-    require(any(logit for row in test.rows for logit in row.logits), where, "expects zeros alone")
+    require(any(logit for row in test.rows for logit in row.logits), where, "expects only zeros")
     tolerances = test.tolerances.values()
     require(
         bool(tolerances) and all(0 < tolerance <= 1 for tolerance in tolerances),
@@ -342,7 +352,7 @@ def check_self_test(test: SelfTestEntry, manifest: Manifest) -> None:
 
 
 def check_tuning(manifest: Manifest) -> None:
-    """Records name lists and rows that there are."""
+    """Check that the records name existing lists and rows."""
     for record in manifest.tuning:
         for name, rows in record.variants.items():
             known = {"+".join(variant.kernels) for variant in manifest.variants.get(name, ())}

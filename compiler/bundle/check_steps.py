@@ -1,4 +1,6 @@
-"""The check of a manifest's steps: each is an op as `ir/ops` declares it, on arrays of its shapes, run by kernels made for these shapes."""
+"""Checks the steps of a manifest: each is an op of `ir/ops` on arrays with valid shapes, and its kernels are made for
+these shapes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ Shape = tuple[Expr, ...]
 SAMPLING_OPS = ("adjust_logits", "sample", "top_logprobs")
 TOKENS: Shape = ("S",)
 STARTS: Shape = (["add", "B", 1],)
-# The inputs of a batch that an engine makes: whatever indexes an array by their values relies on these shapes.
+# The inputs of a batch that an engine makes. Code that indexes arrays by their values relies on these shapes.
 INPUTS: Mapping[str, tuple[Shape, str]] = {
     "token_ids": (TOKENS, "int32"),
     "positions": (TOKENS, "int32"),
@@ -30,7 +32,7 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
     "sample_slots": (("R", 2), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }
-# The only array that a role takes, because a kernel uses its values as indices or one row of it for each slot.
+# The only array that is valid for a role, because kernels use its values as indices, or one row of it per slot.
 NAMES = {
     name: name
     for name in ("token_ids", "positions", "slots", "adapters", "seq_starts", "page_indptr", "page_ids", "sampled")
@@ -40,7 +42,7 @@ SAMPLING_NAMES = {"slots": "sample_slots", "bias": "logit_bias", "mask": "token_
 
 
 class Fault(Exception):
-    """What is wrong with a manifest, and where in it."""
+    """A defect of a manifest, and its location."""
 
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
@@ -54,17 +56,19 @@ def require(condition: bool, where: str, what: str) -> None:
 
 def check_steps(manifest: Manifest) -> None:
     """Raises Fault."""
-    require(bool(manifest.plans), "plans", "has none")
+    require(bool(manifest.plans), "plans", "is empty")
     offered = [entry.dtype for entry in manifest.activations]
     require(
-        bool(offered) and len(set(offered)) == len(offered), "activations", "must offer at least one dtype, each once"
+        bool(offered) and len(set(offered)) == len(offered),
+        "activations",
+        "must offer at least one dtype, without duplicates",
     )
     require_distinct(manifest)
     for name, kernel in manifest.kernels.items():
         require(
             name == f"{kernel.template}_{digest(kernel.facts)}",
             f"kernels.{name[:80]}",
-            "has a name that its facts do not make",
+            "has a name that does not match its facts",
         )
         known = (name, f"{name}_kernel", f"__tvm_ffi_{name}")
         require(kernel.entry in known, f"kernels.{name}", f"has the entry {kernel.entry[:80]!r}")
@@ -73,34 +77,36 @@ def check_steps(manifest: Manifest) -> None:
 
 
 def require_distinct(manifest: Manifest) -> None:
-    """Every array has a name of its own, whichever table it is in; runtimes hold them in one."""
+    """Check that all arrays have different names, even in different tables, because runtimes store them in one
+    table.
+    """
     names = [
         name for table in (manifest.inputs, manifest.states, manifest.constants, manifest.buffers) for name in table
     ]
     names += [f"scratch.{name}" for name in manifest.scratch]
     names += [f"{name}.{plane.name}" for name, weight in manifest.weights.items() for plane in weight.planes]
     names += manifest.weights
-    require(len(set(names)) == len(names), "plans", "has one name for two arrays")
+    require(len(set(names)) == len(names), "plans", "has two arrays with one name")
 
 
 def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> None:
     vocabulary = manifest.spec.vocab_size
-    for given, (shape, dtype) in INPUTS.items():
-        entry = plan.inputs.get(given)
+    for input_name, (shape, dtype) in INPUTS.items():
+        entry = plan.inputs.get(input_name)
         fits = entry is None or (tuple(entry.shape), entry.dtype) == (shape, dtype)
-        require(fits, f"{where}.inputs.{given}", f"must be {list(shape)} of {dtype}")
-    for state, kept in plan.states.items():
-        first, *rest = kept.shape or [0]
+        require(fits, f"{where}.inputs.{input_name}", f"must be {list(shape)} of {dtype}")
+    for state, buffer_entry in plan.states.items():
+        first, *rest = buffer_entry.shape or [0]
         fixed = first in ("P", "N", "M") and all(isinstance(size, int) for size in rest)
-        require(fixed, f"{where}.states.{state}", "must be kept by page, slot or adapter")
-    few = min(ALTERNATIVES, vocabulary)
+        require(fixed, f"{where}.states.{state}", "must have one row per page, slot or adapter")
+    num_top = min(ALTERNATIVES, vocabulary)
     expected: dict[str, dict[str, tuple[Shape, str]]] = {
         GENERATE: {
             "logits": (("R", vocabulary), "float32"),
             "next_token_ids": (("R",), "int32"),
             "token_logprobs": (("R",), "float32"),
-            "top_token_ids": (("W", few), "int32"),
-            "top_logprobs": (("W", few), "float32"),
+            "top_token_ids": (("W", num_top), "int32"),
+            "top_logprobs": (("W", num_top), "float32"),
         },
         EMBED: {"embeddings": (("R", manifest.spec.hidden_size), "float32")},
     }
@@ -109,12 +115,12 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
             plan.outputs.keys() == expected[name].keys(), f"{where}.outputs", f"must be {', '.join(expected[name])}"
         )
     for role, buffer in plan.outputs.items():
-        found = plan.buffers.get(buffer)
-        require(found is not None, f"{where}.outputs.{role}", f"names {buffer[:80]!r}, which is not a buffer")
-        if name in expected and found is not None:
+        output = plan.buffers.get(buffer)
+        require(output is not None, f"{where}.outputs.{role}", f"names {buffer[:80]!r}, which is not a buffer")
+        if name in expected and output is not None:
             shape, dtype = expected[name][role]
             require(
-                (tuple(found.shape), found.dtype) == (shape, dtype),
+                (tuple(output.shape), output.dtype) == (shape, dtype),
                 f"{where}.outputs.{role}",
                 f"must be {list(shape)} of {dtype}",
             )
@@ -124,12 +130,12 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
             shapes = check_step(here, step, plan, manifest)
             check_variants(here, step, shapes, plan, manifest)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            # What the ops' own rules raise.
+            # The rules of the ops raise these.
             raise Fault(here, str(error)[:300]) from error
 
 
 def check_step(where: str, step: StepEntry, plan: PlanEntry, manifest: Manifest) -> dict[str, Shape]:
-    """The shapes of a step's inputs by role. Raises Fault, or what the op's rules raise."""
+    """The shapes of a step's inputs by role. Raises Fault, or the errors of the op's rules."""
     require(step.op in OPS, where, f"op {step.op[:40]!r} is not known")
     op = OPS[step.op]
     arrays = {role: array_of(where, name, plan, manifest) for role, name in step.inputs.items()}
@@ -145,9 +151,11 @@ def check_step(where: str, step: StepEntry, plan: PlanEntry, manifest: Manifest)
         buffer = plan.buffers.get(step.outputs[role])
         require(buffer is not None, where, f"output {role} must be a buffer")
         assert buffer is not None
-        made, found = f"{list(shape)} of {dtype}", f"{buffer.shape} of {buffer.dtype}"
+        made, stored = f"{list(shape)} of {dtype}", f"{buffer.shape} of {buffer.dtype}"
         require(
-            (shape, dtype) == (tuple(buffer.shape), buffer.dtype), where, f"output {role} is {made}, its buffer {found}"
+            (shape, dtype) == (tuple(buffer.shape), buffer.dtype),
+            where,
+            f"output {role} is {made}, but its buffer is {stored}",
         )
     if "into" in step.inputs:
         require(
@@ -157,7 +165,7 @@ def check_step(where: str, step: StepEntry, plan: PlanEntry, manifest: Manifest)
 
 
 def array_of(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> tuple[Shape, str]:
-    """Shape and kind of what a step names."""
+    """The shape and kind of an array that a step names."""
     for table in (plan.buffers, plan.inputs, plan.states):
         if name in table:
             return tuple(table[name].shape), table[name].dtype
@@ -171,7 +179,7 @@ def array_of(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> tupl
 def require_roles(
     where: str, step: StepEntry, arrays: Mapping[str, tuple[Shape, str]], plan: PlanEntry, manifest: Manifest
 ) -> None:
-    """What the ops leave to whoever makes a plan: how long the arrays are through which kernels index."""
+    """Check the sizes of arrays that kernels index, which the rules of the ops do not check."""
     spec, shapes = manifest.spec, {role: shape for role, (shape, _) in arrays.items()}
     samples = step.op in SAMPLING_OPS
     names = {**NAMES, **SAMPLING_NAMES} if samples else NAMES
@@ -201,15 +209,15 @@ def require_roles(
     for role in step.inputs.keys() & states:
         require(step.inputs[role] in plan.states, where, f"input {role} must be a state")
     rows = [shapes[role][0] for role in ("x", "q", "qkv", "k") if role in shapes and step.op != "take_rows"]
-    wants_tokens = bool(shapes.keys() & {"positions", "adapters"}) or step.op == "append_kv"
+    needs_tokens = bool(shapes.keys() & {"positions", "adapters"}) or step.op == "append_kv"
     require(
-        all(each == "S" if wants_tokens else each in ("S", "R") for each in rows), where, "has rows that are no tokens"
+        all(each == "S" if needs_tokens else each in ("S", "R") for each in rows), where, "has rows that are not tokens"
     )
     for role in ("residual", "into"):
         if role in shapes and "x" in shapes:
-            require(shapes[role][0] == shapes["x"][0], where, f"input {role} has other rows than x")
+            require(shapes[role][0] == shapes["x"][0], where, f"input {role} must have the rows of x")
     if step.op == "take_rows":
-        require(shapes["x"][0] == "S", where, "takes rows of something else than tokens")
+        require(shapes["x"][0] == "S", where, "must take rows of tokens")
     if step.op == "embed":
         table, first = shapes["table"], step.attrs.get("first_row")
         require(
@@ -217,7 +225,7 @@ def require_roles(
             where,
             f"table has {table[0]} rows",
         )
-        require("into" not in shapes or shapes["into"] == ("S", table[1]), where, "has another shape to go on from")
+        require("into" not in shapes or shapes["into"] == ("S", table[1]), where, "has an 'into' of another shape")
     if "kv" in shapes:
         head_dim = head_dim_of(shapes["kv"], {"kv": manifest.kv})
         kv = ("P", 2, spec.num_kv_heads, manifest.page_size, head_dim // 4 + 1 if manifest.kv == "q8" else head_dim)
@@ -240,16 +248,18 @@ def require_roles(
     if "offset" in step.attrs or "columns" in step.attrs:
         outputs = shapes["weight"][0] if step.op == "linear" else int(shapes["weight"][0]) // 2  # type: ignore[arg-type]
         width = step.attrs.get("columns") or outputs
-        require(step.attrs.get("offset", 0) + outputs <= width, where, "puts columns beyond the last")
+        require(step.attrs.get("offset", 0) + outputs <= width, where, "writes columns beyond the last one")
 
 
 def check_variants(
     where: str, step: StepEntry, shapes: Mapping[str, Shape], plan: PlanEntry, manifest: Manifest
 ) -> None:
-    """The step's list has a row for every activation that runs anywhere, and its kernels take what the step has."""
+    """Check that the step's list has, for every activation, a row that runs anywhere, and that its kernels fit the
+    step.
+    """
     rows = manifest.variants.get(step.variants, [])
     require(step.variants.startswith(f"{step.op}_"), where, f"names {step.variants[:80]!r}, a list of another op")
-    # Without any kernel, only the reference runs the bundle.
+    # A bundle without kernels can be run only by the reference.
     for entry in manifest.activations if manifest.kernels else ():
         plain = any(row.activation in (None, entry.dtype) and row.when is None and not row.needs for row in rows)
         require(plain, where, f"list {step.variants[:80]!r} has no row that runs {entry.dtype} on any device")
@@ -262,7 +272,7 @@ def check_variants(
             require(
                 all(isinstance(size, str) for size in kernel.uniforms),
                 f"kernels.{name}",
-                "takes sizes that are no dims",
+                "has uniforms that are not dims",
             )
     require(all(row.kernels for row in rows), f"variants.{step.variants}", "has a row without kernels")
 
@@ -278,7 +288,9 @@ def check_bindings(where: str, step: StepEntry, kernel: KernelEntry, plan: PlanE
         name = names[role]
         if name in manifest.weights:
             planes = [each.name for each in manifest.weights[name].planes]
-            require((plane or "w") in planes, where, f"binds plane {plane!r} of {role}; there are {', '.join(planes)}")
+            require(
+                (plane or "w") in planes, where, f"binds plane {plane!r} of {role}; its planes are {', '.join(planes)}"
+            )
         else:
             require(plane is None, where, f"binds a plane of {role}, which is not a weight")
         writable = role in step.outputs or name in plan.states
@@ -286,7 +298,7 @@ def check_bindings(where: str, step: StepEntry, kernel: KernelEntry, plan: PlanE
 
 
 def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mapping[str, Shape], plan: PlanEntry) -> None:
-    """The sizes for which a kernel was made are those of the step: native code trusts them."""
+    """Check that a kernel was made for the sizes of the step, because native code trusts them."""
     facts, attrs = kernel.facts, step.attrs
     outputs = [tuple(plan.buffers[name].shape) for name in step.outputs.values()]
     pairs: list[tuple[Any, Any]] = []
@@ -333,12 +345,13 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
             "head_dim": head_dim,
             "page_size": page_size,
         }
-        # A kernel that merges what others left in scratch reads no pages, whatever their format is.
+        # A kernel that merges results of others in scratch buffers does not read pages, so their format does not
+        # matter.
         if any(binding.role == "kv" for binding in kernel.bindings):
             table["kv"] = attrs.get("kv", "activation")
         same(facts.get("heads"), **table)
     if "table" in shapes and step.op != "embed":
         same(facts.get("preparation"), positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]
         same(facts, positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]
-    for found, expected in pairs:
-        require(found == expected, where, f"was made for {found!r} where {step.op} has {expected!r}")
+    for actual, expected in pairs:
+        require(actual == expected, where, f"was made for {actual!r}, but {step.op} has {expected!r}")

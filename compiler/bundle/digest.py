@@ -1,4 +1,4 @@
-"""The hash by which kernels and lists of variants are named: equal content, equal name."""
+"""The hash in the names of kernels and of lists of variants: equal content has equal names."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ HASH_DIGITS = 10
 
 
 def digest(value: Any) -> str:
-    """Of a value as JSON has it."""
+    """The hash of a value's JSON form."""
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:HASH_DIGITS]

@@ -1,11 +1,11 @@
-"""Bundle: a folder of data that every runtime of its target can load. Read here, written by `compile.py`.
+"""Bundle: a folder of data that every runtime of its target can load. This file reads it; `compile.py` writes it.
 
-A bundle with a plan of ours:
+A bundle with our own plans:
 
-manifest.json            everything a runtime must know; see `manifest.py`
-kernels/<name>.<suffix>  one readable source file a kernel, or for CPUs one shared library
+manifest.json            everything that a runtime must know; see `manifest.py`
+kernels/<name>.<suffix>  one readable source file per kernel, or one shared library for CPUs
 weights/<number>.bin     shards: planes of packed weights, each at an offset that is a multiple of 256 bytes
-tokenizer.json           as it came with the checkpoint
+tokenizer.json           the file of the checkpoint
 
 An export, written by `export.py`: manifest.json beside the files that its framework's own tools load.
 """
@@ -35,17 +35,17 @@ from .signature import TrustedKey, verify_signature
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A bundle on disk, its manifest checked."""
+    """A bundle on disk whose manifest has been checked."""
 
     path: Path
     manifest: Description
 
     def file(self, name: str) -> Path:
-        """The path of a file that the manifest names. Raises BundleError for one that leads out of the folder."""
+        """The path of a file that the manifest lists. Raises BundleError for a path that leads out of the folder."""
         return file_in(self.path, name)
 
     def hashes(self) -> list[tuple[str, str]]:
-        """Of every file beside the manifest: its place in the bundle, and its SHA-256."""
+        """The path in the bundle and the SHA-256 of every file except the manifest."""
         return [(entry.file, entry.sha256) for entry in self.manifest.files]
 
     def tokenizer_files(self) -> TokenizerFiles:
@@ -54,7 +54,7 @@ class Folder:
         return TokenizerFiles(tokenizer_json=self.file(entry.file), **special)
 
     def size_bytes(self) -> int:
-        """Of all files together."""
+        """The size of all files together."""
         return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
     def verify(self) -> None:
@@ -63,17 +63,18 @@ class Folder:
             path = self.file(file)
             if not path.is_file():
                 raise BundleError(f"{path}: is missing; compile the bundle again", file=file)
-            found = sha256_of(path)
-            if found != expected:
+            actual = sha256_of(path)
+            if actual != expected:
                 raise BundleError(
-                    f"{path}: is corrupt (SHA-256 {found[:12]}..., the manifest says {expected[:12]}...); copy or compile the bundle again",
-                    file=file, found=found, expected=expected,
+                    f"{path}: is corrupt (its SHA-256 is {actual[:12]}..., the manifest has {expected[:12]}...); "
+                    "copy or compile the bundle again",
+                    file=file, found=actual, expected=expected,
                 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle(Folder):
-    """A bundle with a plan and kernels. Weights are read when asked for."""
+    """A bundle with plans and kernels. Weights are read on request."""
 
     manifest: Manifest
 
@@ -82,7 +83,7 @@ class Bundle(Folder):
         return kernels + [(entry.file, entry.sha256) for entry in (*self.manifest.shards, *self.manifest.files)]
 
     def kernel_file(self, name: str) -> bytes:
-        """A file with kernels, its hash compared. Raises BundleError."""
+        """The content of a file with kernels. Raises BundleError if its hash is wrong."""
         path = self.file(name)
         expected = next(kernel.sha256 for kernel in self.manifest.kernels.values() if kernel.file == name)
         try:
@@ -92,26 +93,26 @@ class Bundle(Folder):
                 f"{path}: cannot be read: {reason_of(error)}; copy or compile the bundle again", file=name
             ) from error
         if hashlib.sha256(data).hexdigest() != expected:
-            raise BundleError(f"{path}: is not the file of the manifest; copy or compile the bundle again", file=name)
+            raise BundleError(f"{path}: does not match the manifest; copy or compile the bundle again", file=name)
         return data
 
     def plane(self, weight: str, plane: str, start: int = 0, stop: int | None = None) -> Array:
-        """Rows [start, stop) of one plane of a weight, in its stored dtype, whatever their layout."""
-        whole = self.manifest.weights[weight]
-        entry = next(entry for entry in whole.planes if entry.name == plane)
+        """Rows [start, stop) of one plane of a weight, in its stored dtype, independent of the layout."""
+        weight_entry = self.manifest.weights[weight]
+        entry = next(entry for entry in weight_entry.planes if entry.name == plane)
         file = self.file(self.manifest.shards[entry.shard].file)
-        stop = whole.shape[0] if stop is None else stop
-        tile = rows_per_tile(whole.layout)
+        stop = weight_entry.shape[0] if stop is None else stop
+        tile = rows_per_tile(weight_entry.layout)
         first, last = start // tile, -(-stop // tile)
         size = math.prod(entry.shape[1:])
         offset = entry.offset + first * size * np.dtype(entry.dtype).itemsize
         stored = np.fromfile(file, entry.dtype, (last - first) * size, offset=offset).reshape(
             last - first, *entry.shape[1:]
         )
-        return stored_rows(whole.layout, stored)[start - first * tile : stop - first * tile]
+        return stored_rows(weight_entry.layout, stored)[start - first * tile : stop - first * tile]
 
     def weight(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
-        """Rows [start, stop) of a weight as the float32 that their stored form means: (N, K), or (N,) for a vector."""
+        """Rows [start, stop) of a weight, unpacked to float32: (N, K), or (N,) for a vector."""
         entry = self.manifest.weights[name]
         planes = {plane.name: self.plane(name, plane.name, start, stop) for plane in entry.planes}
         if entry.quantization is None:
@@ -121,37 +122,39 @@ class Bundle(Folder):
 
 @dataclass(frozen=True, slots=True)
 class ExportBundle(Folder):
-    """A bundle in a framework's own form."""
+    """A bundle in a framework's own format."""
 
     manifest: ExportManifest
 
 
 def open_bundle(path: Path) -> Bundle:
-    """A bundle with a plan: its manifest, the presence and sizes of its shards. Raises BundleError, for an export too."""
+    """Open a bundle with plans: check its manifest and its shards' sizes. Raises BundleError, also for an export."""
     bundle = open_any(path)
     if isinstance(bundle, ExportBundle):
         raise BundleError(
-            f"{path}: is an {bundle.manifest.target} bundle, without a plan; compile one with --target webgpu, cpu or cuda"
+            f"{path}: is an {bundle.manifest.target} bundle, which has no plans; "
+            "compile one with --target webgpu, cpu or cuda"
         )
     return bundle
 
 
 def open_any(path: Path, trust: Sequence[TrustedKey] = ()) -> Bundle | ExportBundle:
-    """Read and check a bundle's manifest and the presence and sizes of its large files. Raises BundleError.
+    """Open any bundle: check its manifest and the sizes of its large files. Raises BundleError.
 
-    ``trust``: one of these keys must have signed the manifest, which is checked before anything in it is read; none takes any bundle.
+    ``trust``: one of these keys must have signed the manifest. The signature is checked before the manifest is parsed.
+    Without keys, any bundle is accepted.
     """
     file = path / MANIFEST_FILE
     if not _exists(file):
         if not _exists(path):
-            advice = did_you_mean_folder(path) or f"; make it with 'nearfar compile MODEL -o {path}'"
+            advice = did_you_mean_folder(path) or f"; create it with 'nearfar compile MODEL -o {path}'"
             raise BundleError(f"{path}: does not exist{advice}")
         if (path / "config.json").is_file():
             raise BundleError(
-                f"{path}: is a checkpoint, not a bundle; make one of it with 'nearfar compile {path} -o BUNDLE'"
+                f"{path}: is a checkpoint, not a bundle; compile it with 'nearfar compile {path} -o BUNDLE'"
             )
         raise BundleError(
-            f"{path}: is not a bundle (no {MANIFEST_FILE}); make one with 'nearfar compile MODEL -o {path}'"
+            f"{path}: is not a bundle (no {MANIFEST_FILE}); create one with 'nearfar compile MODEL -o {path}'"
         )
     try:
         data = file.read_bytes()
@@ -169,7 +172,9 @@ def open_any(path: Path, trust: Sequence[TrustedKey] = ()) -> Bundle | ExportBun
 
 
 def _exists(path: Path) -> bool:
-    """False for a path that the system refuses, such as one with a NUL byte or a name that is too long."""
+    """Whether a path exists. False for a path that the system refuses, such as one with a NUL byte or a name that is
+    too long.
+    """
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -177,12 +182,12 @@ def _exists(path: Path) -> bool:
 
 
 def require_size(folder: Path, entry: FileEntry) -> None:
-    """Raises BundleError."""
+    """Raises BundleError if a file is missing or has another size than its entry."""
     path = file_in(folder, entry.file)
     size = path.stat().st_size if path.is_file() else None
     if size != entry.size:
-        found = "is missing" if size is None else f"has {size:,} bytes, the manifest says {entry.size:,}"
-        raise BundleError(f"{path}: {found}; copy or compile the bundle again", file=entry.file)
+        problem = "is missing" if size is None else f"has {size:,} bytes, the manifest says {entry.size:,}"
+        raise BundleError(f"{path}: {problem}; copy or compile the bundle again", file=entry.file)
 
 
 def file_entry(folder: Path, file: str) -> FileEntry:

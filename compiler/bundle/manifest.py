@@ -1,7 +1,7 @@
-"""The manifest: everything that a runtime must know about a bundle, as data.
+"""The manifest: all data that a runtime needs to run a bundle.
 
-This file is the format's definition: Python reads and checks manifests with these classes, and `schema.py` writes the TypeScript types from
-them. A key that is not here is an error, so a runtime never ignores what a newer compiler meant.
+This file defines the format: Python reads and checks manifests with these classes, and `schema.py` writes the
+TypeScript types from them. A key that is not here is an error, so a runtime never ignores what a newer compiler meant.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from ..quant.layout import Layout
 
 FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
-# The targets whose bundles are a framework's own files; all others have a plan of ours.
+# The targets whose bundles are a framework's own files. Bundles of all other targets have our own plans.
 EXPORTS = ("onnx", "mlx")
-# The plans that runtimes know by name: one that generates text, one that embeds it.
+# The plans that runtimes know by name: one generates text, the other computes embeddings.
 GENERATE, EMBED = "generate", "embed"
-# Activations of int8 lie in memory as float32; see `variant.stored_dtype`.
+# int8 activations are stored as float32; see `variant.stored_dtype`.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 4, "int32": 4, "uint32": 4}
 
-# How activations are stored and multiplied. int8 is for CPUs: float32, but projections multiply integers of 8 bits.
+# How activations are stored and multiplied. int8 is for CPUs: it stores float32, but projections multiply 8-bit
+# integers.
 Activation = Literal["float32", "float16", "bfloat16", "int8"]
 
 
@@ -55,8 +56,8 @@ class PlaneEntry(Entry):
 class WeightEntry(Entry):
     """A weight. ``quantization`` is None for vectors, which are one float32 plane "w".
 
-    ``layout`` is how its planes (N, W) lie in memory. "rows": row after row. "tiles16": (ceil(N/16), W, 16), tiles of 16 rows with the same
-    element of all rows side by side, rows beyond N being zeros.
+    ``layout`` is the memory layout of its planes (N, W). "rows": row after row. "tiles16": (ceil(N/16), W, 16), tiles
+    of 16 rows in which the same element of all rows is adjacent; rows beyond N are zeros.
     """
 
     shape: list[int]
@@ -79,8 +80,8 @@ class InputEntry(BufferEntry):
 
 
 class ConstantEntry(Entry):
-    """An array that a runtime computes. "rope": (positions, R/2, 2) float32, ``scale`` times cosine and sine of position *
-    inverse_frequencies[i].
+    """An array that a runtime computes. "rope": (positions, R/2, 2) float32, ``scale`` times the cosine and sine of
+    position * inverse_frequencies[i].
     """
 
     kind: Literal["rope"]
@@ -103,10 +104,10 @@ class StepEntry(Entry):
 
 
 class PlanEntry(Entry):
-    """See `plan.Plan`. ``inputs`` are all that a batch must bring. ``outputs`` maps to the buffers that hold them.
+    """See `plan.Plan`. ``inputs`` are all inputs of a batch. ``outputs`` maps names to the buffers that hold them.
 
-    Plan "generate" gives "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20);
-    plan "embed" gives "embeddings" (R, E), float32 and not normalised.
+    Plan "generate" computes "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and
+    "top_logprobs" (W, up to 20); plan "embed" computes "embeddings" (R, E), float32 and not normalised.
     """
 
     inputs: dict[str, InputEntry]
@@ -118,7 +119,7 @@ class PlanEntry(Entry):
 
 
 class BindingEntry(Entry):
-    """The buffer at a binding: the step's input or output ``role``, and of a weight the ``plane``.
+    """The buffer at a binding: the step's input or output ``role``, and the ``plane`` if it is a weight.
 
     Role "scratch" is the manifest's scratch buffer that ``plane`` names.
     """
@@ -129,12 +130,13 @@ class BindingEntry(Entry):
 
 
 class KernelEntry(Entry):
-    """One kernel: what its ``template`` writes for its ``facts``, from which its name is made.
+    """One kernel: the output of its ``template`` for its ``facts``. Both determine its name.
 
     ``uniforms`` are the 32-bit integers of its uniform buffer, which follows the last of ``bindings``.
 
-    ``grid`` counts workgroups in x and y. Where x exceeds 65,535, the rest goes to z: the kernel takes z * gridDim.x + x. Of a CPU's
-    shared library ``entry`` is a function of TVM FFI's calling convention: addresses of the bindings, then the uniforms.
+    ``grid`` counts workgroups in x and y. If x exceeds 65,535, the rest is dispatched in z: the kernel computes z *
+    gridDim.x + x. In a CPU's shared library, ``entry`` is a function with TVM FFI's calling convention: addresses of
+    the bindings, then the uniforms.
     """
 
     template: str
@@ -149,9 +151,10 @@ class KernelEntry(Entry):
 
 
 class VariantEntry(Entry):
-    """One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an
-    alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch. ``needs`` names features of the
-    device ("subgroups", "avx512") and of its shading language ("subgroup_id").
+    """One way to run a step: ``kernels`` in order. A runtime uses the first row that fits. A later row with the same
+    condition is an alternative that a tuner may put first. ``activation`` None fits all dtypes; ``when`` None fits
+    every batch. ``needs`` lists features of the device ("subgroups", "avx512") and of its shading language
+    ("subgroup_id").
     """
 
     kernels: list[str]
@@ -161,16 +164,17 @@ class VariantEntry(Entry):
 
 
 class ActivationEntry(Entry):
-    """An activation dtype, and the device features without which a runtime takes the next entry."""
+    """An activation dtype, and the device features that it needs. Without them, a runtime uses the next entry."""
 
     dtype: Activation
     needs: list[str]
 
 
 class LoraModule(Entry):
-    """Where a module's low-rank matrices go: A to rows [part * rank, ..) of state ``a``, B to rows [start, stop) of state ``b``.
+    """The location of a module's low-rank matrices: A is in rows [part * rank, ..) of state ``a``, B in rows [start,
+    stop) of state ``b``.
 
-    Of B these are the rows from ``first_row`` on, times ``factor``.
+    The stored rows of B start at its row ``first_row`` and are multiplied by ``factor``.
     """
 
     a: str
@@ -183,9 +187,9 @@ class LoraModule(Entry):
 
 
 class LoraEntry(Entry):
-    """LoRA adapters up to a ``rank``. ``modules`` are named as in the checkpoint: "model.layers.0.self_attn.q_proj".
+    """LoRA adapters up to a ``rank``. ``modules`` have the names of the checkpoint: "model.layers.0.self_attn.q_proj".
 
-    A module whose rows go to several projections has an entry for each of them.
+    A module whose rows belong to several projections has an entry for each of them.
     """
 
     rank: int
@@ -193,16 +197,16 @@ class LoraEntry(Entry):
 
     @property
     def states(self) -> list[str]:
-        """The states that hold adapters, slot by slot."""
+        """The states that hold adapters, one row per slot."""
         return list(
             dict.fromkeys(name for parts in self.modules.values() for part in parts for name in (part.a, part.b))
         )
 
 
 class TokenizerEntry(Entry):
-    """``chat_template`` is Jinja, as Hugging Face writes it; None where the model has none. The tokens are those that templates may name.
+    """``chat_template`` is Hugging Face's Jinja template; None if the model has none. Templates may use the tokens.
 
-    ``add_bos_token`` None leaves it to the tokenizer's file whether a text starts with the bos token.
+    ``add_bos_token`` None: the tokenizer's file determines whether a text starts with the bos token.
     """
 
     file: str
@@ -215,7 +219,9 @@ class TokenizerEntry(Entry):
 
 
 class SelfTestRow(Entry):
-    """What the reference gives after row ``row`` of the prompt: the ``logits`` of ``token_ids``, and log(sum(exp(logits))) over all."""
+    """The reference's results for row ``row`` of the prompt: the ``logits`` of ``token_ids``, and log(sum(exp(logits)))
+    over all tokens.
+    """
 
     row: int
     token_ids: list[int]
@@ -224,9 +230,9 @@ class SelfTestRow(Entry):
 
 
 class SelfTestEntry(Entry):
-    """A prompt, and what the reference computes for it with float32 activations.
+    """A prompt, and the reference's results for it with float32 activations.
 
-    ``tolerances``: for each activation dtype, how far a device may be off, relative to the largest magnitude among all ``rows``.
+    ``tolerances``: the allowed error for each activation dtype, relative to the largest magnitude among all ``rows``.
     """
 
     prompt_ids: list[int]
@@ -235,7 +241,7 @@ class SelfTestEntry(Entry):
 
 
 class AdapterEntry(Entry):
-    """A GPU as browsers name it (W3C, WebGPU, GPUAdapterInfo); "" is what a browser keeps to itself."""
+    """A GPU as browsers name it (W3C, WebGPU, GPUAdapterInfo). A value that a browser does not reveal is ""."""
 
     vendor: str
     architecture: str
@@ -244,14 +250,16 @@ class AdapterEntry(Entry):
 
 
 class TunedRow(Entry):
-    """Where ``when`` holds, ``variant`` is the fastest: a row of the list, by the names of its kernels joined with "+"."""
+    """If ``when`` holds, ``variant`` is the fastest row of the list. Its name is the names of its kernels joined with
+    "+".
+    """
 
     when: Condition
     variant: str
 
 
 class TuningEntry(Entry):
-    """What was measured on one adapter with one activation dtype: rows that go in front of those of some variants lists."""
+    """The measurements on one adapter with one activation dtype: rows to put in front of some lists of variants."""
 
     adapter: AdapterEntry
     activation: Activation
@@ -259,10 +267,11 @@ class TuningEntry(Entry):
 
 
 class Description(Entry):
-    """What every bundle's manifest says, whatever runs it. ``context``: the longest sequence in tokens. ``page_size``: tokens of a page.
+    """The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``:
+    tokens per page.
 
-    ``kv`` is the format of keys and values: "activation", as computed, or "q8", 8-bit integers. ``embedding`` is None where the model
-    generates text.
+    ``kv`` is the format of keys and values: "activation", as computed, or "q8", 8-bit integers. ``embedding`` is None
+    if the model generates text.
     """
 
     format_version: int
@@ -280,20 +289,20 @@ class Description(Entry):
 
     @property
     def plan_names(self) -> tuple[str, ...]:
-        """What the bundle can do."""
+        """The names of the bundle's plans."""
         return (EMBED if self.embedding is not None else GENERATE,)
 
     def pages_for(self, tokens: int) -> int:
-        """How many pages hold that many tokens of one sequence."""
+        """The number of pages for ``tokens`` tokens of one sequence."""
         return -(-tokens // self.page_size)
 
 
 class ExportManifest(Description):
-    """A bundle in a framework's own form, which the framework's own tools load; ``files`` are all that is in it.
+    """A bundle in a framework's own format, which the framework's own tools load. ``files`` are all its files.
 
-    A page holds a whole sequence: ``page_size`` is ``context``. ``device`` is what the graph was made for, None where the framework asks
-    for no choice; ``activation`` the dtype of activations, keys and values. ``group_size``: weights that share a scale, None where they
-    are not quantized.
+    A page holds a complete sequence: ``page_size`` is ``context``. ``device`` is the device that the graph was made
+    for, None if the framework has no choice. ``activation`` is the dtype of activations, keys and values.
+    ``group_size`` is the number of weights that share a scale, None if they are not quantized.
     """
 
     device: str | None
@@ -301,30 +310,32 @@ class ExportManifest(Description):
     group_size: int | None
 
     def model_bytes(self) -> int:
-        """Of all files but the tokenizer's: what is in memory at least."""
+        """The size of all files but the tokenizer's, which is the minimum in memory."""
         return sum(file.size for file in self.files if file.file != self.tokenizer.file)
 
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of all layers; of 8-bit ones without their scales."""
+        """The bytes of keys and values of all layers, without the scales of 8-bit ones."""
         spec = self.spec
         item_bytes = 1 if self.kv == "q8" else ITEM_BYTES[self.activation]
         return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
 
 
 class Manifest(Description):
-    """A bundle with plans and kernels. ``files`` are those beside kernels and shards.
+    """A bundle with plans and kernels. ``files`` are all files except kernels and shards.
 
-    ``plans`` has one entry for each thing that the bundle can do: "generate" text or "embed" it. A name means the same array in all plans,
-    so plans share weights, constants and states, the pages of keys and values among them.
+    ``plans`` has one entry for each task of the bundle: to "generate" text or to "embed" it. A name means the same
+    array in all plans, so plans share weights, constants and states, including the pages of keys and values.
 
-    ``arch`` is what the kernels were compiled for, None where they are source that any device of the target takes.
+    ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the
+    target.
 
-    Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8":
-    (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head D int8 codes of every row, four a word, the first lowest, then
-    the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share
-    them.
-    ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and
-    activation dtype. ``lora`` is None where the bundle takes no adapters.
+    Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values.
+    "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per
+    word, the first in the lowest bits, then the bits of every row's float32 scale.
+
+    ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is
+    None if the user disabled it, and for models that make embeddings. ``tuning`` has one entry per adapter and
+    activation dtype. ``lora`` is None if the bundle does not accept adapters.
     """
 
     arch: str | None
@@ -365,7 +376,7 @@ class Manifest(Description):
 
     @property
     def inputs(self) -> dict[str, InputEntry]:
-        """Of all plans, by name; so are states, constants and buffers."""
+        """The inputs of all plans, by name. States, constants and buffers are joined in the same way."""
         return union(plan.inputs for plan in self.plans.values())
 
     @property
@@ -381,5 +392,5 @@ class Manifest(Description):
         return union(plan.buffers for plan in self.plans.values())
 
     def page_states(self) -> list[str]:
-        """The states that hold keys and values, page by page."""
+        """The states that hold pages of keys and values."""
         return [name for name, state in self.states.items() if state.shape[0] == "P"]

@@ -1,7 +1,7 @@
-"""new_folder: a folder is written beside its final place and renamed at the end, so a place holds a whole bundle or what it held before.
+"""Writes a folder under a temporary name and renames it at the end, so the final path always holds a complete bundle.
 
-The folder beside it, `.NAME.partial`, is locked while its process lives. So two processes cannot write to one place, and what a killed
-process left is found to be unlocked and removed by the next one.
+The temporary folder, `.NAME.partial`, is locked while its process runs. So two processes cannot write to one path. If a
+process is killed, the next process sees that its folder is unlocked, and removes it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from .manifest import MANIFEST_FILE
 
 @contextmanager
 def new_folder(output: Path, *, force: bool) -> Iterator[Path]:
-    """A folder to write into that becomes ``output`` when the block ends well, and is removed when it does not.
+    """A folder to write into. It becomes ``output`` if the block succeeds, and is removed if the block raises.
 
-    If ``output`` is a link, the folder that it leads to is made or replaced, and the link stays. Raises OutputError if ``output`` exists
-    (and ``force`` is not given, or it is not a bundle), if another process writes to it, if it cannot be written, or if the disk is full.
+    If ``output`` is a link, the folder that it points to is created or replaced, and the link stays. Raises OutputError
+    if ``output`` exists (without ``force``, or if it is not a bundle), if another process writes to it, if it cannot be
+    written, or if the disk is full.
     """
     try:
-        place = _place_of(output)
-        _require_free(place, force=force)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with _exclusive(place) as partial:
-            _restore_replaced(place)
-            _require_free(place, force=force)
+        path = _resolved(output)
+        _require_free(path, force=force)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _exclusive(path) as partial:
+            _restore_replaced(path)
+            _require_free(path, force=force)
             yield partial
-            _publish(partial, place, force=force)
+            _publish(partial, path, force=force)
     except OSError as error:
         raise OutputError(
             f"{output}: cannot be written: {reason_of(error)}; free space there or choose another -o"
@@ -39,78 +40,87 @@ def new_folder(output: Path, *, force: bool) -> Iterator[Path]:
 
 
 def discard_partial(output: Path) -> None:
-    """Remove what a killed process left beside ``output``, unless another process is writing there."""
+    """Remove the temporary folder that a killed process left beside ``output``, unless another process is writing
+    there.
+    """
     with suppress(OSError, OutputError):
-        place = _place_of(output)
-        if _beside(place, "partial").exists():
-            _release(_lock(place), _beside(place, "partial"), remove=True)
+        path = _resolved(output)
+        if _beside(path, "partial").exists():
+            _release(_lock(path), _beside(path, "partial"), remove=True)
 
 
-def _place_of(output: Path) -> Path:
+def _resolved(output: Path) -> Path:
     try:
         return Path(os.path.realpath(output))
     except ValueError as error:
         raise OutputError(f"{output}: is not a valid path ({error}); choose another -o") from error
 
 
-def _require_free(place: Path, *, force: bool) -> None:
-    if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+def _require_free(path: Path, *, force: bool) -> None:
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not force:
-        raise OutputError(f"{place}: exists already; choose another -o, or replace it with --force")
-    if not (place / MANIFEST_FILE).is_file():
-        raise OutputError(f"{place}: exists and is not a bundle, so --force does not replace it; choose another -o")
+        raise OutputError(f"{path}: exists already; choose another -o, or replace it with --force")
+    if not (path / MANIFEST_FILE).is_file():
+        raise OutputError(f"{path}: exists and is not a bundle, so --force does not replace it; choose another -o")
 
 
-def _publish(partial: Path, place: Path, *, force: bool) -> None:
-    """Rename; this replaces an empty folder, and fails if anything else was made there meanwhile, unless it is a bundle to replace."""
-    if force and (place / MANIFEST_FILE).is_file():
-        replaced = _beside(place, "replaced")
-        place.rename(replaced)
+def _publish(partial: Path, path: Path, *, force: bool) -> None:
+    """Rename the temporary folder to its final path.
+
+    This replaces an empty folder, or with ``force`` a bundle. It fails if anything else was created there in the
+    meantime.
+    """
+    if force and (path / MANIFEST_FILE).is_file():
+        replaced = _beside(path, "replaced")
+        path.rename(replaced)
         try:
-            partial.rename(place)
+            partial.rename(path)
         except OSError:
-            replaced.rename(place)
+            replaced.rename(path)
             raise
         shutil.rmtree(replaced, ignore_errors=True)
         return
     try:
-        partial.rename(place)
+        partial.rename(path)
     except OSError as error:
-        if place.exists():
-            raise OutputError(f"{place}: was made by another program meanwhile; choose another -o") from error
+        if path.exists():
+            raise OutputError(f"{path}: was created by another program in the meantime; choose another -o") from error
         raise
 
 
-def _restore_replaced(place: Path) -> None:
-    """Undo what a process left that was killed while it replaced a bundle."""
-    replaced = _beside(place, "replaced")
-    if replaced.exists() and not place.exists():
-        replaced.rename(place)
+def _restore_replaced(path: Path) -> None:
+    """Restore the bundle that a killed process was replacing."""
+    replaced = _beside(path, "replaced")
+    if replaced.exists() and not path.exists():
+        replaced.rename(path)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 @contextmanager
-def _exclusive(place: Path) -> Iterator[Path]:
-    """The locked, empty folder beside ``place``; removed after an exception."""
-    lock, partial = _lock(place), _beside(place, "partial")
+def _exclusive(path: Path) -> Iterator[Path]:
+    """The locked, empty temporary folder of ``path``. It is removed after an exception."""
+    lock, partial = _lock(path), _beside(path, "partial")
     try:
-        for left in partial.iterdir():
-            if left.is_dir() and not left.is_symlink():
-                shutil.rmtree(left)
+        for stale in partial.iterdir():
+            if stale.is_dir() and not stale.is_symlink():
+                shutil.rmtree(stale)
             else:
-                left.unlink()
+                stale.unlink()
         yield partial
     except BaseException:
         _release(lock, partial, remove=True)
         raise
-    # It has been renamed. A folder of that name is another process's by now.
+    # The folder has been renamed. A folder with the temporary name now belongs to another process.
     _release(lock, partial, remove=False)
 
 
-def _lock(place: Path) -> int | None:
-    """Make the folder beside ``place`` and lock it; None if the file system has no locks. Raises OutputError if a process holds it."""
-    partial = _beside(place, "partial")
+def _lock(path: Path) -> int | None:
+    """Create and lock the temporary folder of ``path``. None if the file system has no locks.
+
+    Raises OutputError if another process holds the lock.
+    """
+    partial = _beside(path, "partial")
     while True:
         made = True
         try:
@@ -123,20 +133,22 @@ def _lock(place: Path) -> int | None:
             continue  # Its owner has just finished.
         except BlockingIOError as error:
             raise OutputError(
-                f"{place}: another process is writing it; wait for that one, or choose another -o"
+                f"{path}: another process is writing it; wait for that process, or choose another -o"
             ) from error
         except (ImportError, OSError) as error:
             if made:
                 return None
-            raise OutputError(f"{place}: another process may be writing it; if none is, remove {partial}") from error
+            raise OutputError(
+                f"{path}: another process may be writing it; if there is no such process, remove {partial}"
+            ) from error
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), partial.stat()):
                 return descriptor
-        os.close(descriptor)  # Between opening and locking it, its owner renamed or removed it.
+        os.close(descriptor)  # Its owner renamed or removed it before it was locked.
 
 
 def _open_locked(folder: Path) -> int:
-    import fcntl  # Windows has none.
+    import fcntl  # Windows does not have this module.
 
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -154,5 +166,5 @@ def _release(lock: int | None, partial: Path, *, remove: bool) -> None:
         os.close(lock)
 
 
-def _beside(place: Path, kind: str) -> Path:
-    return place.with_name(f".{place.name}.{kind}")
+def _beside(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{kind}")

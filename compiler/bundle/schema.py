@@ -1,6 +1,7 @@
-"""TypeScript types of the manifest, written from the Python ones so that both runtimes read the same format.
+"""Writes the TypeScript types of the manifest from the Python ones, so that both runtimes read the same format.
 
-``python -m nearfar.compiler.bundle.schema`` prints them; they are committed in the web package, and a test compares.
+``python -m nearfar.compiler.bundle.schema`` prints them. They are committed in the web package, and a test compares
+them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..ir.spec import EmbeddingSpec, ModelSpec, RopeSpec
 from . import manifest
 
 HEADER = """\
-// The bundle's manifest. Written by compiler/bundle/schema.py from compiler/bundle/manifest.py: change it there.
+// The bundle's manifest. Written by compiler/bundle/schema.py from compiler/bundle/manifest.py: edit that file.
 
 /** A size: an int, the name of a dim, or [operator, left, right]. */
 export type Expr = number | string | readonly [string, Expr, Expr];
@@ -26,7 +27,7 @@ export type Condition = readonly [string, unknown, unknown] | null;
 
 
 def typescript() -> str:
-    """The whole file."""
+    """The content of the TypeScript file."""
     entries = [
         entry for entry in vars(manifest).values() if isinstance(entry, type) and issubclass(entry, manifest.Entry)
     ]
@@ -46,7 +47,7 @@ def interface(entry: type) -> str:
 
 
 def type_of(annotation: Any) -> str:
-    """The TypeScript of a Python type."""
+    """The TypeScript type of a Python type."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if isinstance(annotation, TypeAliasType):
         return annotation.__name__

@@ -1,8 +1,9 @@
-"""Signatures: who made a bundle, for those who load what others made.
+"""Signatures, which prove who made a bundle.
 
-manifest.json holds the SHA-256 of every other file, so a signature of its bytes covers the whole bundle. It is Ed25519 (RFC 8032), 64
-bytes in base64 beside the id of the key, in manifest.json.sig. Keys are files in PEM, as `openssl genpkey -algorithm ed25519` writes them.
-Whatever changes the manifest, such as compiling again with other tuning records, makes the signature void: sign again.
+manifest.json holds the SHA-256 of every other file, so a signature of its bytes covers the complete bundle.
+manifest.json.sig contains an Ed25519 signature (RFC 8032), 64 bytes in base64, and the id of the key. Keys are PEM
+files, as `openssl genpkey -algorithm ed25519` writes them. A change of the manifest, such as compiling again with other
+tuning records, invalidates the signature: sign again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 SIGNATURE_FILE = "manifest.json.sig"
 ALGORITHM = "ed25519"
-# A signature file has about 150 bytes.
+# A signature file has only about 150 bytes.
 MAX_SIGNATURE_BYTES = 4096
 
 
@@ -37,7 +38,9 @@ class TrustedKey:
 
 
 def read_trusted_keys(files: Sequence[Path]) -> tuple[TrustedKey, ...]:
-    """Raises RequestError for a file that is not an Ed25519 public key in PEM, ToolError where the library is not installed."""
+    """Raises RequestError for a file that is not an Ed25519 public key in PEM, ToolError if the library is not
+    installed.
+    """
     _require_library()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -48,22 +51,23 @@ def read_trusted_keys(files: Sequence[Path]) -> tuple[TrustedKey, ...]:
             key = load_pem_public_key(_read_key(file, "--trust"))
         except Exception as error:
             raise RequestError(
-                f"--trust {file}: is not a public key in PEM; give the NAME.pub of 'nearfar sign --new-key'"
+                f"--trust {file}: is not a public key in PEM; pass the NAME.pub file of 'nearfar sign --new-key'"
             ) from error
         if not isinstance(key, Ed25519PublicKey):
-            raise RequestError(f"--trust {file}: is not an Ed25519 key; make one with 'nearfar sign --new-key NAME'")
+            raise RequestError(f"--trust {file}: is not an Ed25519 key; create one with 'nearfar sign --new-key NAME'")
         keys.append(TrustedKey(key_id(key), key))
     return tuple(keys)
 
 
 def verify_signature(folder: Path, manifest: bytes, keys: Sequence[TrustedKey]) -> None:
-    """Raises BundleError unless one of the keys has signed these bytes of the manifest."""
+    """Raises BundleError unless one of the keys signed these bytes of the manifest."""
     from cryptography.exceptions import InvalidSignature
 
     path = folder / SIGNATURE_FILE
     if not path.is_file():
         raise BundleError(
-            f"{folder}: is not signed (no {SIGNATURE_FILE}), and --trust takes signed bundles only; ask its maker to sign it"
+            f"{folder}: is not signed (no {SIGNATURE_FILE}), but --trust accepts only signed bundles; "
+            "ask its author to sign it"
         )
     try:
         with path.open("rb") as file:
@@ -78,7 +82,7 @@ def verify_signature(folder: Path, manifest: bytes, keys: Sequence[TrustedKey]) 
             f"{path}: is not a signature; sign the bundle again with 'nearfar sign {folder} --key FILE'"
         ) from error
     if algorithm != ALGORITHM:
-        raise BundleError(f"{path}: is of the algorithm {str(algorithm)[:20]!r}, not {ALGORITHM}; use a newer nearfar")
+        raise BundleError(f"{path}: has algorithm {str(algorithm)[:20]!r}, not {ALGORITHM}; use a newer nearfar")
     for trusted in keys:
         if trusted.id != key:
             continue
@@ -90,29 +94,35 @@ def verify_signature(folder: Path, manifest: bytes, keys: Sequence[TrustedKey]) 
     else:
         known = ", ".join(trusted.id for trusted in keys)
         raise BundleError(
-            f"{folder}: is signed with key {str(key)[:20]!r}, which --trust does not name; trusted: {known}",
+            f"{folder}: is signed with key {str(key)[:20]!r}, which --trust does not list; trusted: {known}",
             key=str(key)[:20],
         )
     raise BundleError(
-        f"{folder}: its manifest is not the one that was signed; get the bundle again, or sign it again after a change",
+        f"{folder}: its manifest was changed after it was signed; download the bundle again, or sign it again",
         key=key,
     )
 
 
 def sign(folder: Path, manifest: bytes, key_file: Path) -> str:
-    """Write the signature of a bundle's manifest; the id of the key. Raises RequestError for a file that is not a key, and OutputError."""
+    """Write the signature of a bundle's manifest. Returns the id of the key.
+
+    Raises RequestError for a file that is not a key, and OutputError.
+    """
     key = _read_private_key(key_file)
-    found = key_id(key.public_key())
+    public_id = key_id(key.public_key())
     signature = base64.b64encode(key.sign(manifest)).decode()
     _write(
         folder / SIGNATURE_FILE,
-        json.dumps({"algorithm": ALGORITHM, "key": found, "signature": signature}).encode() + b"\n",
+        json.dumps({"algorithm": ALGORITHM, "key": public_id, "signature": signature}).encode() + b"\n",
     )
-    return found
+    return public_id
 
 
 def new_key(file: Path) -> str:
-    """Write a new private key, which only its owner can read, and FILE.pub with the public one; its id. Raises OutputError."""
+    """Write a new private key, which only its owner can read, and the public key in FILE.pub. Returns the key's id.
+
+    Raises OutputError.
+    """
     _require_library()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -144,10 +154,11 @@ def _read_private_key(file: Path) -> Ed25519PrivateKey:
         key = load_pem_private_key(_read_key(file, "--key"), None)
     except Exception as error:
         raise RequestError(
-            f"--key {file}: is not a private key in PEM without a password; 'nearfar sign --new-key NAME' makes one"
+            f"--key {file}: is not a private key in PEM without a password; "
+            "create one with 'nearfar sign --new-key NAME'"
         ) from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise RequestError(f"--key {file}: is not an Ed25519 key; make one with 'nearfar sign --new-key NAME'")
+        raise RequestError(f"--key {file}: is not an Ed25519 key; create one with 'nearfar sign --new-key NAME'")
     return key
 
 

@@ -1,4 +1,4 @@
-"""Tuning records: which variant is fastest on one adapter, as a runtime measured it. Files flow in, entries of the manifest flow out."""
+"""Reads tuning records: the variants that a runtime measured to be fastest on one adapter."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from ..errors import RequestError, reason_of
 from ..ir.expr import holds
 from .manifest import TuningEntry, VariantEntry
 
-# Any values do: a condition is wrong for all of them or for none.
+# Any values work, because a condition is invalid for all values or for none.
 DIMS = dict.fromkeys(("S", "B", "R", "T", "L", "P"), 1)
 
 
 def read_tuning(files: Iterable[Path]) -> dict[Path, TuningEntry]:
-    """Raises RequestError for a file that cannot be read or holds no record, and for two records of one adapter and dtype."""
+    """Raises RequestError for a file that cannot be read or is not a record, and for two records of one adapter and
+    dtype.
+    """
     entries: dict[Path, TuningEntry] = {}
     for file in files:
         entry = read_file(file)
@@ -25,7 +27,7 @@ def read_tuning(files: Iterable[Path]) -> dict[Path, TuningEntry]:
         if same is not None:
             name = " ".join(part for part in key(entry) if part)
             raise RequestError(
-                f"--tuning {file}: is of the same adapter and dtype as {same} ({name}); give one of them",
+                f"--tuning {file}: has the same adapter and dtype as {same} ({name}); pass only one of them",
                 file=str(file),
             )
         entries[file] = entry
@@ -33,7 +35,7 @@ def read_tuning(files: Iterable[Path]) -> dict[Path, TuningEntry]:
 
 
 def check_tuning(entries: Mapping[Path, TuningEntry], variants: Mapping[str, Sequence[VariantEntry]]) -> None:
-    """Raise RequestError where a record names a list or a variant that the bundle does not have."""
+    """Raise RequestError if a record names a list or a variant that the bundle does not have."""
     for file, entry in entries.items():
         for name, rows in entry.variants.items():
             known = ["+".join(row.kernels) for row in variants.get(name, ())]
@@ -41,7 +43,9 @@ def check_tuning(entries: Mapping[Path, TuningEntry], variants: Mapping[str, Seq
                 if row.variant not in known:
                     what = f"variant '{row.variant}' of '{name}'" if known else f"variants '{name}'"
                     raise RequestError(
-                        f"--tuning {file}: {what} is not in this bundle; it is of another model, quantization or release: measure again",
+                        f"--tuning {file}: {what} is not in this bundle; the record belongs to another model, "
+                        "quantization or release, "
+                        "so measure again",
                         file=str(file),
                     )
 
@@ -51,7 +55,7 @@ def read_file(file: Path) -> TuningEntry:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise RequestError(
-            f"--tuning {file}: cannot be read: {reason_of(error)}; give what engine.exportTuning() returned",
+            f"--tuning {file}: cannot be read: {reason_of(error)}; pass the output of engine.exportTuning()",
             file=str(file),
         ) from error
     try:
@@ -60,7 +64,7 @@ def read_file(file: Path) -> TuningEntry:
             holds(row.when, DIMS)
     except (ValueError, TypeError) as error:
         raise RequestError(
-            f"--tuning {file}: is no tuning record ({problem_of(error)}); give what engine.exportTuning() returned",
+            f"--tuning {file}: is not a tuning record ({problem_of(error)}); pass the output of engine.exportTuning()",
             file=str(file),
         ) from error
     return entry

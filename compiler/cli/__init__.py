@@ -19,15 +19,15 @@ from ..errors import NearfarError, OutputError
 from .overview import DESCRIPTION, ShowVersion, add_commands, make_overview
 from .parser import Parser
 
-# The exit code for the user's mistakes; a bug of ours is a traceback and 1.
+# The exit code for the user's mistakes. A bug of ours prints a traceback, and the exit code is 1.
 USER_ERROR = 2
-# As shells count what signals end.
+# The exit codes that shells give to processes that a signal ended.
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code."""
+    """Run one command. Returns the exit code."""
     as_json = False
     # A path may hold bytes that are not UTF-8.
     for stream in (sys.stdout, sys.stderr):
@@ -43,23 +43,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.run(options)
             sys.stdout.flush()
     except NearfarError as error:
-        return refused(error, as_json=as_json)
+        return report_error(error, as_json=as_json)
     except BrokenPipeError:
-        # Whoever read us has enough, as `head` has; what is left in the buffer may not fail again at the interpreter's end.
+        # The reader has closed the pipe, as `head` does. Flushing the buffer at the interpreter's end must not fail
+        # again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        return refused(OutputError(f"{where}the disk is full; free space and try again"), as_json=as_json)
+        return report_error(OutputError(f"{where}the disk is full; free space and try again"), as_json=as_json)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
 
 
-def refused(error: NearfarError, *, as_json: bool) -> int:
+def report_error(error: NearfarError, *, as_json: bool) -> int:
     from .output import print_error
 
     print_error(error, as_json=as_json)
@@ -68,9 +69,10 @@ def refused(error: NearfarError, *, as_json: bool) -> int:
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that what is half written is removed. A server has handlers of its own.
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that half-written files are removed. A server sets its own
+    handlers.
 
-    Under nohup SIGHUP is ignored, and stays so.
+    Under nohup, SIGHUP is ignored, and it stays ignored.
     """
 
     def end(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -1,4 +1,4 @@
-"""One answer on the terminal: a prompt's token ids become text, written as it comes, up to a stop string, a limit or Ctrl-C."""
+"""One answer on the terminal: it is written as it is generated, until a stop string, a limit or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..text.tokenizer import TextStream, Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``token_ids`` are those that were generated, a stop string's among them. ``text`` ends before the stop string."""
+    """``token_ids``: all generated tokens, including those of a stop string. ``text`` ends before it."""
 
     text: str
     token_ids: list[int]
@@ -29,7 +29,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """What all answers of one call of `nearfar run` share. ``sampler`` moves on from answer to answer."""
+    """The state that all answers of one `nearfar run` share. ``sampler`` continues from answer to answer."""
 
     runner: Runner
     tokenizer: Tokenizer
@@ -45,7 +45,7 @@ class Answerer:
         cached: int = 0,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Answer:
-        """``write`` receives the text piece by piece. See `generate` for the rest, and for what it raises."""
+        """``write`` receives the text piece by piece. See `generate` for the other arguments and for the errors."""
         timings, stream, stops = Timings(), TextStream(self.tokenizer), StopStrings(self.stops)
         token_ids: list[int] = []
         pieces: list[str] = []
@@ -76,9 +76,9 @@ def write_out(text: str) -> None:
 
 
 def print_speed(answer: Answer, more: str) -> None:
-    """One line on the error stream. ``more`` ends it."""
+    """Print one line to standard error. ``more`` ends the line."""
     timings = answer.timings
     first = f"first after {timings.time_to_first_token_seconds * 1000:.0f} ms"
-    ended = {"stop": "", "length": ", cut at the most tokens", "cancelled": ", stopped"}[answer.finish_reason]
+    ended = {"stop": "", "length": ", stopped at the token limit", "cancelled": ", stopped"}[answer.finish_reason]
     line = f"{timings.completion_tokens} tokens{ended}, {first}, {timings.tokens_per_second:.1f} tokens/s {more}"
     Console(stderr=True, soft_wrap=True).print(escape(line), style="dim", highlight=False)

@@ -37,9 +37,11 @@ def add_parser(commands: Any) -> None:
         example="nearfar compile ./Qwen3-0.6B --target webgpu --quantization q4f16 -o qwen3-web",
     )
     parser.add_argument(
-        "model", metavar="MODEL", help="a Hugging Face folder, a name on its hub such as Qwen/Qwen3-0.6B, or demo"
+        "model", metavar="MODEL", help="a Hugging Face folder, a repository on its hub such as Qwen/Qwen3-0.6B, or demo"
     )
-    parser.add_argument("-o", "--output", metavar="BUNDLE", type=Path, help="the folder to make; --dry-run needs none")
+    parser.add_argument(
+        "-o", "--output", metavar="BUNDLE", type=Path, help="the folder to create; --dry-run does not need it"
+    )
     parser.add_argument(
         "--target",
         choices=(*TARGETS, *EXPORTS),
@@ -49,7 +51,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--arch",
         metavar="ARCH",
-        help="what to compile kernels for, where the target asks: of cpu x86_64 or aarch64 (default: the target's)",
+        help="the architecture to compile kernels for, if the target needs one; for cpu, x86_64 or aarch64 "
+        "(default: the target's)",
     )
     parser.add_argument(
         "--quantization", choices=quant.NAMES, default="q4f16", help="the weights' format (default: %(default)s)"
@@ -58,41 +61,45 @@ def add_parser(commands: Any) -> None:
         "--context",
         type=int,
         metavar="N",
-        help="the longest sequence in tokens (default: 4096, or what the model was trained for)",
+        help="the longest sequence in tokens (default: 4096, or the model's limit if that is less)",
     )
     parser.add_argument(
         "--activations", nargs="+", choices=("float16", "bfloat16", "float32", "int8"), metavar="DTYPE",
-        help="activation dtypes to offer, best first: float16, float32, on cuda and mlx bfloat16, on cpu int8 (default: the format's)",
+        help="activation dtypes to offer, best first: float16 and float32; bfloat16 on cuda and mlx; int8 on cpu "
+        "(default: those of the quantization)",
     )  # fmt: skip
     parser.add_argument(
         "--group-size", type=int, choices=quant.GROUPS, metavar="N",
-        help="of onnx and mlx: how many weights share a scale, 32, 64 or 128 (default: 32)",
+        help="for onnx and mlx: the number of weights that share a scale: 32, 64 or 128 (default: 32)",
     )  # fmt: skip
     parser.add_argument(
-        "--device", metavar="DEVICE", help="of onnx: what the graph is for: cpu, webgpu, cuda, ... (default: cpu)"
+        "--device",
+        metavar="DEVICE",
+        help="for onnx: the device that the graph is made for: cpu, webgpu, cuda, ... (default: cpu)",
     )
     parser.add_argument(
         "--kv", choices=("activation", "q8"), default="activation",
-        help="keys and values: activation, as computed, or q8, 8-bit integers in half the memory of float16 (default: %(default)s)",
+        help="format of keys and values: activation, as computed, or q8, 8-bit integers in half the memory of float16 "
+        "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--lora-rank", type=int, default=0, metavar="RANK",
-        help="take LoRA adapters of up to this rank, a choice for each request (default: none)",
+        help="accept LoRA adapters of up to this rank; each request can choose one (default: no adapters)",
     )  # fmt: skip
     parser.add_argument(
         "--tuning", nargs="+", type=Path, default=[], metavar="FILE",
-        help="ship what engine.exportTuning() measured on some GPUs, so that these need not measure again",
+        help="include results of engine.exportTuning(), so that those GPUs need not measure again",
     )  # fmt: skip
     parser.add_argument(
         "--no-self-test", action="store_false", dest="self_test",
-        help="leave out the prompt by which runtimes find out whether a GPU computes right",
+        help="leave out the test with which runtimes check that a device computes correctly",
     )  # fmt: skip
     parser.add_argument(
         "--dry-run",
         action="store_true",
         help="show sizes, memory, dispatches and an estimate of the time; write nothing",
     )
-    parser.add_argument("--force", action="store_true", help="replace a bundle that exists")
+    parser.add_argument("--force", action="store_true", help="replace an existing bundle")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of progress")
 
 
@@ -100,7 +107,7 @@ def run(options: argparse.Namespace) -> None:
     from ..pipeline.compile import CompileOptions, compile_any
 
     model = str(DEMOS.get(options.model, options.model))
-    wanted = CompileOptions(
+    compile_options = CompileOptions(
         target=options.target,
         arch=options.arch,
         quantization=options.quantization,
@@ -115,13 +122,13 @@ def run(options: argparse.Namespace) -> None:
         force=options.force,
     )
     if options.dry_run:
-        show_dry_run(model, wanted, as_json=options.json)
+        show_dry_run(model, compile_options, as_json=options.json)
         return
     if options.output is None:
-        raise RequestError("-o BUNDLE is missing: name the folder to make, or take --dry-run, which writes nothing")
+        raise RequestError("-o BUNDLE is missing; name the folder to create, or use --dry-run, which writes nothing")
     notes: list[str] = []
     with timed_phases(quiet=options.json) as clock:
-        bundle = compile_any(model, options.output, wanted, clock.progress, notes.append)
+        bundle = compile_any(model, options.output, compile_options, clock.progress, notes.append)
     size = bundle.size_bytes()
     kernels = len(bundle.manifest.kernels) if isinstance(bundle, Bundle) else 0
     if options.json:
@@ -131,7 +138,7 @@ def run(options: argparse.Namespace) -> None:
     for note in notes:
         print_note(note)
     name, count = escape(path_word(str(options.output))), f", {kernels} kernels" if kernels else ""
-    # A path that is wrapped cannot be copied.
+    # A wrapped path cannot be copied.
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"[bold green]compiled[/] {name}  {megabytes(size)}{count}, {clock.total.seconds:.1f} s\n")
     print_phases(console, clock)
@@ -151,38 +158,38 @@ def print_trial(console: Console, trial: Trial) -> None:
     console.print(f"[bold]try it:[/]  {escape(trial.command)}")
 
 
-def show_dry_run(model: str, wanted: CompileOptions, *, as_json: bool) -> None:
+def show_dry_run(model: str, options: CompileOptions, *, as_json: bool) -> None:
     from ..measure.dry_run import dry_run
 
     notes: list[str] = []
     with timed_phases(quiet=as_json) as clock:
-        found = dry_run(model, wanted, clock.progress, notes.append)
+        result = dry_run(model, options, clock.progress, notes.append)
     spent = clock.total.seconds
-    seconds = spent + found.estimate.weights_seconds + found.estimate.self_test_seconds
+    seconds = spent + result.estimate.weights_seconds + result.estimate.self_test_seconds
     if as_json:
-        estimate = {"estimated_seconds": round(seconds, 3), "estimate": asdict(found.estimate), "notes": notes}
-        sizes = {"bytes": sum(found.sizes.values()), "file_bytes": dict(found.sizes)}
-        print_json({**found.report.to_json(), **sizes, **estimate, "phases": phases_json(clock.durations)})
+        estimate = {"estimated_seconds": round(seconds, 3), "estimate": asdict(result.estimate), "notes": notes}
+        sizes = {"bytes": sum(result.sizes.values()), "file_bytes": dict(result.sizes)}
+        print_json({**result.report.to_json(), **sizes, **estimate, "phases": phases_json(clock.durations)})
         return
     for note in notes:
         print_note(note)
     console = Console(highlight=False)
-    console.print(dry_run_table(found, spent, seconds))
+    console.print(dry_run_table(result, spent, seconds))
     console.print("[bold]dry run:[/] nothing was written; sizes, memory and dispatches are exact")
 
 
-def dry_run_table(found: DryRun, spent: float, seconds: float) -> Table:
-    """``spent``: seconds of the dry run itself, which a compile needs as well."""
-    report, estimate = found.report, found.estimate
+def dry_run_table(result: DryRun, spent: float, seconds: float) -> Table:
+    """``spent``: the seconds of the dry run itself, which a compile needs too."""
+    report, estimate = result.report, result.estimate
     table = facts(report) if isinstance(report, Report) else export_facts(report)
     if isinstance(report, Report):
-        kernel_bytes = sum(size for file, size in found.sizes.items() if file.startswith("kernels/"))
+        kernel_bytes = sum(size for file, size in result.sizes.items() if file.startswith("kernels/"))
         table.add_row("kernels", f"{report.kernels} in {megabytes(kernel_bytes)}")
-    self_test = ", and a few kB for the self-test" if found.has_self_test else ""
-    table.add_row("bundle", f"{megabytes(sum(found.sizes.values()))} in {len(found.sizes)} files{self_test}")
-    lines = [f"{seconds:.1f} s in all", f"{spent:.1f} s  up to the kernels, as measured now"]
-    lines.append(f"{estimate.weights_seconds:.1f} s  packing, by a sample of {estimate.sample_elements:,} weights")
-    if found.has_self_test:
-        lines.append(f"{estimate.self_test_seconds:.1f} s  self-test, by the same sample")
+    self_test = ", and a few kB for the self-test" if result.has_self_test else ""
+    table.add_row("bundle", f"{megabytes(sum(result.sizes.values()))} in {len(result.sizes)} files{self_test}")
+    lines = [f"{seconds:.1f} s in all", f"{spent:.1f} s  up to the kernels, as just measured"]
+    lines.append(f"{estimate.weights_seconds:.1f} s  packing, from a sample of {estimate.sample_elements:,} weights")
+    if result.has_self_test:
+        lines.append(f"{estimate.self_test_seconds:.1f} s  self-test, from the same sample")
     table.add_row("time (estimate)", "\n".join(lines))
     return table

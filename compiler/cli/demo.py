@@ -1,7 +1,8 @@
-"""nearfar demo: a bundle in a real browser, from the terminal.
+"""nearfar demo: run a bundle in a real browser, from the terminal.
 
-Compiles the demo model (or takes a bundle), serves the page on this machine, lets headless Chromium type the prompts, prints the streamed
-answers with their speed and leaves a screenshot. With --serve it only serves, for one's own browser.
+The command compiles the demo model (or uses a bundle), serves the page on this machine, types the prompts in headless
+Chromium, prints the streamed answers with their speed and saves a screenshot. With --serve it only serves the page, for
+the user's own browser.
 """
 
 from __future__ import annotations
@@ -37,28 +38,35 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "bundle", metavar="BUNDLE", type=Path, nargs="?", help="a webgpu bundle (default: the demo model, compiled now)"
     )
-    parser.add_argument("--prompt", action="append", metavar="TEXT", help="what to ask; may be given several times")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="the prompt to send; may be repeated")
     parser.add_argument(
         "--screenshot", type=Path, default=Path("nearfar-demo.png"), metavar="FILE", help="default: %(default)s"
     )
     parser.add_argument("--serve", action="store_true", help="serve the page for your own browser until Ctrl-C")
     parser.add_argument(
-        "--far", metavar="URL", help="a server that is to answer as well, where that pays: nearfar serve, or a gateway"
+        "--far",
+        metavar="URL",
+        help="a server that may answer too, if the policy chooses it: nearfar serve, or a gateway",
     )
     parser.add_argument(
-        "--policy", type=Path, metavar="FILE", help="with --far: when it is asked (default: the page's own)"
+        "--policy",
+        type=Path,
+        metavar="FILE",
+        help="with --far: the policy that chooses the side (default: the page's own)",
     )
-    parser.add_argument("--port", type=int, default=0, help="of the page's server on 127.0.0.1 (default: a free one)")
+    parser.add_argument(
+        "--port", type=int, default=0, help="the port of the page's server on 127.0.0.1 (default: a free one)"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
     if options.policy is not None and options.far is None:
-        raise RequestError("--policy says when a server is asked; name that as --far URL")
+        raise RequestError("--policy chooses between this device and a server; name the server with --far URL")
     if options.policy is not None and not options.policy.is_file():
-        raise RequestError(f"--policy {options.policy}: there is no such file")
+        raise RequestError(f"--policy {options.policy}: the file does not exist")
     if options.far is not None and not options.far.startswith(("http://", "https://")):
-        raise RequestError(f"--far {options.far}: is no URL of a server; write http://host:port")
-    # Addresses and paths stay whole.
+        raise RequestError(f"--far {options.far}: is not the URL of a server; write http://host:port")
+    # Addresses and paths are not wrapped.
     console = Console(soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
         bundle = open_page_bundle(options.bundle) if options.bundle else compile_demo(Path(folder) / "demo", console)
@@ -70,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def open_page_bundle(path: Path) -> Bundle:
-    """Raises BundleError, for one that no browser runs too."""
+    """Raises BundleError, also for a bundle that browsers cannot run."""
     bundle = open_bundle(path)
     if bundle.manifest.target != "webgpu":
         raise BundleError(
@@ -83,16 +91,18 @@ def compile_demo(output: Path, console: Console) -> Bundle:
     started = time.perf_counter()
     with progress_bars() as bars:
         bundle = compile_model(str(CHECKPOINT), output, CompileOptions(), phases(bars))
+    seconds = time.perf_counter() - started
     console.print(
-        f"compiled the demo model for webgpu: {megabytes(bundle.size_bytes())} in {time.perf_counter() - started:.1f} s",
-        highlight=False,
+        f"compiled the demo model for webgpu: {megabytes(bundle.size_bytes())} in {seconds:.1f} s", highlight=False
     )
     return bundle
 
 
 def serve(server: PageServer, far: str | None, console: Console) -> None:
     url, browsers = escape(server.chat_url), "Chrome, Edge, Safari 26, Firefox 141 or newer"
-    console.print(f"open [bold]{url}[/] in a browser with WebGPU ({browsers}); Ctrl-C ends", highlight=False)
+    console.print(
+        f"open [bold]{url}[/] in a browser with WebGPU ({browsers}); Ctrl-C stops the server", highlight=False
+    )
     console.print(f"[bold]{server.url}bench.html[/] measures the device", highlight=False)
     if far is not None:
         console.print(
@@ -113,15 +123,15 @@ def show(server: PageServer, prompts: tuple[str, ...], screenshot: Path, console
             answer = page.ask(
                 prompt, on_text=lambda text: console.print(escape(text), end="", highlight=False, soft_wrap=True)
             )
-            console.print(
-                f"\n[dim]first token after {answer.time_to_first_token_ms:.0f} ms, {answer.tokens_per_second:.1f} tokens/s[/]\n",
-                highlight=False,
-            )
+            first = f"first token after {answer.time_to_first_token_ms:.0f} ms"
+            console.print(f"\n[dim]{first}, {answer.tokens_per_second:.1f} tokens/s[/]\n", highlight=False)
         page.screenshot(screenshot)
     console.print(f"screenshot: {escape(str(screenshot))}", highlight=False)
     if "swiftshader" in device.lower():
         console.print(
-            "SwiftShader computes on the CPU: these speeds say nothing about a GPU.", style="dim", highlight=False
+            "SwiftShader computes on the CPU, so these speeds do not apply to a GPU.", style="dim", highlight=False
         )
     program = escape(sys.argv[0]) if sys.argv[0].endswith("nearfar") else "nearfar"
-    console.print(f"see it yourself: [bold]{program} demo --serve[/], then open the address it prints", highlight=False)
+    console.print(
+        f"to see it yourself, run [bold]{program} demo --serve[/] and open the address that it prints", highlight=False
+    )

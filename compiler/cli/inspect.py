@@ -1,4 +1,4 @@
-"""nearfar inspect: what a bundle is and what it costs."""
+"""nearfar inspect: show a bundle's contents and costs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..runtime.variant import stored_dtype
 from .output import add_command, megabytes, print_json
 from .sign import add_trust, trusted_keys
 
-# Whose memory a target takes, where it is certain.
+# The memory that a target uses, if that is certain.
 MEMORY = {"webgpu": " of the GPU", "cuda": " of the GPU", "cpu": " of the host"}
-# What a loader runs in its process, or on the GPU, as it is.
+# Targets whose bundles hold native code, which runs unchecked in the process or on the GPU.
 NATIVE_TARGETS = ("cpu", "cuda")
-NATIVE_CODE = "native: it runs with your rights, so load it only if you trust its maker; see nearfar sign"
+NATIVE_CODE = "native: it runs with your permissions, so load it only if you trust its author; see nearfar sign"
 
 
 def add_parser(commands: Any) -> None:
@@ -37,12 +37,12 @@ def add_parser(commands: Any) -> None:
         "--context",
         type=int,
         metavar="N",
-        help="the sequence length that memory is counted for (default: the bundle's)",
+        help="count memory for sequences of N tokens (default: the bundle's context)",
     )
     parser.add_argument(
         "--activation",
         choices=("float16", "bfloat16", "float32", "int8"),
-        help="count for this dtype (default: the bundle's first choice)",
+        help="count memory for this dtype (default: the bundle's first choice)",
     )
     parser.add_argument("--verify", action="store_true", help="compare every file with its hash first")
     add_trust(parser)
@@ -79,7 +79,8 @@ def facts(report: Report) -> Table:
     table = Table(title=f"{report.model} for {report.target}", show_header=False, title_justify="left")
     rows = shared_facts(report) | {
         **({"code": NATIVE_CODE} if report.target in NATIVE_TARGETS else {}),
-        "dispatches": f"{report.dispatches_per_token} a decoded token, {report.dispatches_at_context} at {report.context:,} tokens",
+        "dispatches": f"{report.dispatches_per_token} per decoded token, "
+        f"{report.dispatches_at_context} at {report.context:,} tokens",
     }
     for name, value in rows.items():
         table.add_row(name, value)
@@ -92,7 +93,7 @@ def export_facts(report: ExportReport) -> Table:
     rows = shared_facts(report)
     if report.group_size is not None:
         rows["quantization"] += f", groups of {report.group_size}"
-    rows["memory"] += ", and what the framework takes besides"
+    rows["memory"] += ", plus the framework's own memory"
     for name, value in rows.items():
         table.add_row(name, value)
     return table
@@ -100,16 +101,19 @@ def export_facts(report: ExportReport) -> Table:
 
 def shared_facts(report: Report | ExportReport) -> dict[str, str]:
     spec = report.spec
+    bits = 8 * report.weight_bytes / report.parameters
+    owner = MEMORY.get(report.target, "")
     return {
-        "architecture": f"{spec['model_type']}, {spec['num_layers']} layers, {spec['hidden_size']} hidden, {spec['vocab_size']:,} tokens",
+        "architecture": f"{spec['model_type']}, {spec['num_layers']} layers, {spec['hidden_size']} hidden, "
+        f"{spec['vocab_size']:,} tokens",
         "attention heads": f"{spec['num_heads']} query, {spec['num_kv_heads']} key/value, {spec['head_dim']} wide",
         "parameters": f"{report.parameters:,}",
         "plans": ", ".join(report.plans),
         "quantization": f"{report.quantization}, activations {report.activation}",
-        "weights": f"{megabytes(report.weight_bytes)}, {8 * report.weight_bytes / report.parameters:.2f} bits a parameter",
-        "KV cache": f"{megabytes(report.kv_bytes_per_token)} a token, "
+        "weights": f"{megabytes(report.weight_bytes)}, {bits:.2f} bits per parameter",
+        "KV cache": f"{megabytes(report.kv_bytes_per_token)} per token, "
         + (stored_dtype(report.activation) if report.kv == "activation" else report.kv),
-        "memory": f"{megabytes(report.runtime_memory_bytes)}{MEMORY.get(report.target, '')} at {report.context:,} tokens",
+        "memory": f"{megabytes(report.runtime_memory_bytes)}{owner} at {report.context:,} tokens",
     }
 
 
@@ -124,7 +128,7 @@ def files(report: ExportReport) -> Table:
 
 def self_test(manifest: Manifest) -> str:
     if manifest.self_test is None:
-        return "none: a runtime cannot tell whether a GPU computes right"
+        return "none: a runtime cannot check whether a GPU computes correctly"
     tolerances = ", ".join(
         f"{tolerance:.1%} with {dtype}" for dtype, tolerance in manifest.self_test.tolerances.items()
     )
@@ -132,7 +136,7 @@ def self_test(manifest: Manifest) -> str:
 
 
 def all_steps(manifest: Manifest) -> list[StepEntry]:
-    """Of all plans."""
+    """The steps of all plans."""
     return [step for plan in manifest.plans.values() for step in plan.steps]
 
 
@@ -157,19 +161,19 @@ def kernels(manifest: Manifest) -> Table:
 
 
 def differing_facts(manifest: Manifest, names: Sequence[str]) -> dict[str, str]:
-    """The facts of each kernel that differ among those of the same template: "threads=128 lanes=32"."""
+    """For each kernel, the facts that differ between kernels of its template, such as "threads=128 lanes=32"."""
     facts = {name: flat(manifest.kernels[name].facts) for name in names}
-    found = {}
+    differing = {}
     for name, own in facts.items():
         alike = [facts[other] for other in facts if manifest.kernels[other].template == manifest.kernels[name].template]
         keys = [key for key, value in own.items() if any(other.get(key) != value for other in alike)]
-        found[name] = " ".join(f"{key.rpartition('.')[2]}={own[key]}" for key in keys)
-    return found
+        differing[name] = " ".join(f"{key.rpartition('.')[2]}={own[key]}" for key in keys)
+    return differing
 
 
 def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested facts by dotted names."""
-    found: dict[str, Any] = {}
+    """Nested facts as one dict with dotted names."""
+    flattened: dict[str, Any] = {}
     for name, value in facts.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
+        flattened |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flattened

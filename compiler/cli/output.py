@@ -1,4 +1,4 @@
-"""What commands print: sizes and durations for people, JSON for scripts, errors for both."""
+"""The output of commands: sizes and durations for people, JSON for scripts, errors for both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .overview import COMMANDS
 def add_command(
     commands: Any, name: str, run: Any, *, example: str, summary: str | None = None
 ) -> argparse.ArgumentParser:
-    """A subcommand whose help ends in an example. ``summary`` None is that of the command in COMMANDS."""
+    """Add a subcommand whose help ends in an example. If ``summary`` is None, the summary in COMMANDS is used."""
     summary = summary or COMMANDS[name].summary
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
@@ -47,7 +47,7 @@ def print_note(text: str) -> None:
 
 
 def megabytes(size_bytes: int) -> str:
-    """ "12.3 MB", in the decimal units of disks and downloads."""
+    """A size such as "12.3 MB", in the decimal units of disks and downloads."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= scale:
             return f"{size_bytes / scale:.1f} {unit}"

@@ -1,6 +1,6 @@
 """The overview: every command with its one-line summary, and what `nearfar` alone prints.
 
-The parser of a command is loaded when that command is called, so that `nearfar --help` imports neither numpy nor any command.
+A command's parser is loaded when the command is called, so that `nearfar --help` imports neither numpy nor any command.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 
 from .program import program
 
-# What every terminal shows without wrapping.
+# Columns that every terminal shows without wrapping.
 WIDTH = 80
 DESCRIPTION = (
     "Compile a language model once; run it near (browser, phone, laptop) and far (GPU server), with the same answers."
 )
 
-# The cpu target runs on Linux only; elsewhere there is a GPU with a driver.
+# The cpu target runs on Linux only. Other systems have a GPU with a driver.
 TARGET = "cpu" if sys.platform.startswith("linux") else "webgpu"
-# Each runs as it stands, in this order, without a download.
+# Each example runs without changes, in this order, without a download.
 EXAMPLES = (
     (f"compile demo --target {TARGET} -o my-demo", "make a bundle of the demo model"),
-    ("run my-demo 'what is 27 + 58?'", "ask it; without a prompt, chat"),
-    ("compile demo --dry-run", "sizes and time, nothing written"),
+    ("run my-demo 'what is 27 + 58?'", "answer; without prompt: chat"),
+    ("compile demo --dry-run", "show sizes and time only"),
 )
 
 
@@ -39,30 +39,32 @@ class Command:
     summary: str
 
 
-# The modules are named and not imported: the compiler does not depend on the server, and a start loads one command only.
+# The modules are named, not imported: the compiler does not depend on the server, and a start loads one command only.
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "compile": Command("nearfar.compiler.cli.compile", "compile a checkpoint into a bundle"),
         "run": Command("nearfar.compiler.cli.run", "generate text with a bundle, once or as a chat"),
         "demo": Command("nearfar.compiler.cli.demo", "show a bundle at work in headless Chromium, or serve its page"),
         "inspect": Command("nearfar.compiler.cli.inspect", "show a bundle's model, sizes, kernels and costs"),
-        "score": Command("nearfar.compiler.cli.score", "write the logits of given tokens"),
+        "score": Command("nearfar.compiler.cli.score", "write the logits of a list of tokens"),
         "quality": Command(
-            "nearfar.compiler.cli.quality", "compare bundles with the checkpoint that they were made of"
+            "nearfar.compiler.cli.quality", "compare bundles with the checkpoint that they were made from"
         ),
         "sign": Command("nearfar.compiler.cli.sign", "sign a bundle, or make a key to sign with"),
         "serve": Command(
             "nearfar.server_fallback.cli.serve", "answer OpenAI requests for models on this machine or others"
         ),
-        "gateway": Command("nearfar.server_fallback.cli.gateway", "answer OpenAI requests near or far, by a policy"),
-        "router": Command("nearfar.server_fallback.cli.router", "fit a policy for near and far to what both answer"),
+        "gateway": Command(
+            "nearfar.server_fallback.cli.gateway", "answer OpenAI requests near or far, as a policy decides"
+        ),
+        "router": Command("nearfar.server_fallback.cli.router", "fit a policy for near and far to the answers of both"),
         "bench": Command("nearfar.server_fallback.cli.bench", "measure a server"),
     }
 )
 
 
 class Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
-    """The subcommands; the parser of one is made when its name is parsed."""
+    """The subcommands. The parser of a subcommand is created when its name is parsed."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         name = values[0]
@@ -79,7 +81,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
 
 class ShowVersion(argparse.Action):
-    """``--version``; reading the version takes longer than the rest of the parser."""
+    """``--version``. It reads the version when it is used, because that takes longer than building the parser."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
@@ -89,7 +91,7 @@ class ShowVersion(argparse.Action):
 
 
 def make_overview() -> str:
-    """What `nearfar` alone prints. Notes that would make a line longer than WIDTH are left out."""
+    """The text that `nearfar` alone prints, without the notes if they would make a line longer than WIDTH."""
     width = max(map(len, COMMANDS))
     examples = [(f"  {program()} {line}", note) for line, note in EXAMPLES]
     column = max(len(line) for line, _ in examples) + 2
@@ -101,7 +103,7 @@ def make_overview() -> str:
         "Commands",
         *(f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()),
         "",
-        "Try these, in this order; each runs as it stands",
+        "Try these commands in this order; each runs without changes",
         *(f"{line:{column}}{note}" if fits else line for line, note in examples),
         "",
         "Options of a command: nearfar COMMAND --help",

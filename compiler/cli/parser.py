@@ -1,4 +1,4 @@
-"""Parser: argparse's, whose errors propose the nearest command, option or choice to a mistyped one."""
+"""An argparse parser whose errors propose the nearest command, option or choice for a mistyped one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ..nearest import did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
-    """Its subcommands are of this class too. Errors of usage end the process with exit code 2, as argparse's do."""
+    """Its subcommands have this class too. Usage errors end the process with exit code 2, as in argparse."""
 
     _arguments: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         self._arguments = list(args or ())
-        found, unknown = super().parse_known_args(args, namespace)
-        # A parser with commands is handed the unknown arguments of the command.
+        namespace, unknown = super().parse_known_args(args, namespace)
+        # A parser with commands receives the unknown arguments of the command.
         if unknown and self._subparsers is None:
             self.error(f"unexpected argument {unknown[0]!r}")
-        return found, unknown
+        return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
-        """A mistyped option is more to the point than what is missing because of it."""
+        """Report a mistyped option before an argument that is missing because of it."""
         options = [f"unknown option {option}{self._nearest_option(option)}" for option in self._unknown_options()]
         super().error("\n".join(options) or message)
 
@@ -37,21 +37,23 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _unknown_options(self) -> list[str]:
-        """Those among the arguments, up to "--", that are neither options of this parser nor the beginning of one."""
+        """The arguments before "--" that look like options but are neither options of this parser nor a prefix of
+        one.
+        """
         if self._subparsers is not None:
             return []
-        given = [argument.partition("=")[0] for argument in self._arguments]
-        end = given.index("--") if "--" in given else len(given)
+        options = [argument.partition("=")[0] for argument in self._arguments]
+        end = options.index("--") if "--" in options else len(options)
         known = self._option_string_actions
         return [
             option
-            for option in given[:end]
+            for option in options[:end]
             if option.startswith("--") and not any(each.startswith(option) for each in known)
         ]
 
     def _nearest_option(self, option: str) -> str:
-        found = did_you_mean(option, [each for each in self._option_string_actions if each.startswith("--")])
-        return found.replace("'", "")
+        proposal = did_you_mean(option, [each for each in self._option_string_actions if each.startswith("--")])
+        return proposal.replace("'", "")
 
     def _is_command(self, action: argparse.Action) -> bool:
         return isinstance(action, argparse._SubParsersAction)

@@ -1,4 +1,4 @@
-"""The phases of a compile: their progress while they run, and what each took in wall time and processor time."""
+"""The phases of a compile: their progress, and the wall time and processor time of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-# What users read, by the compiler's name of a phase, in order. The compiler reports all but the first.
+# The compiler's name of each phase and the name that users read, in order. The compiler reports all but the first.
 PHASES = {
     "start": "loading compiler",
     "read": "reading model",
@@ -22,13 +22,13 @@ PHASES = {
     "weights": "packing weights",
     "self-test": "running reference",
 }
-# A difference between wall time and processor time that is worth a line: this share of the wall time, and these seconds.
+# Waiting is reported if wall time exceeds processor time by this share of the wall time and by these seconds.
 WAITED_SHARE, WAITED_SECONDS = 0.25, 1.0
 
 
 @dataclass(slots=True)
 class Duration:
-    """``processor_seconds`` are those of all threads and of child processes that ended."""
+    """``processor_seconds`` counts all threads, and the child processes that have ended."""
 
     seconds: float = 0.0
     processor_seconds: float = 0.0
@@ -38,9 +38,9 @@ class Duration:
 
 
 class PhaseClock:
-    """Measures phases. One ends where the next begins, so together they are the whole time since the clock was made.
+    """Measures phases. Each phase ends when the next one begins, so their sum is the time since the clock was created.
 
-    ``shown`` receives the compiler's progress, ``ended`` each phase that ends, with its duration.
+    ``shown`` receives the compiler's progress; ``ended`` receives each phase that has ended, with its duration.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PhaseClock:
         shown(self._phase, 0, 1)
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        """What the compiler calls."""
+        """The progress callback for the compiler."""
         if phase != self._phase:
             if self._phase == "start":
                 self._shown("start", 1, 1)
@@ -64,7 +64,7 @@ class PhaseClock:
         self._shown(phase, done, total)
 
     def finish(self) -> None:
-        """End the phase that runs."""
+        """End the current phase."""
         wall, processor = time.perf_counter(), processor_seconds()
         duration = self.durations.setdefault(self._phase, Duration())
         duration.seconds += wall - self._wall
@@ -74,26 +74,26 @@ class PhaseClock:
 
     @property
     def total(self) -> Duration:
-        """Of all phases that ended."""
+        """The sum over all phases that have ended."""
         durations = self.durations.values()
         return Duration(sum(each.seconds for each in durations), sum(each.processor_seconds for each in durations))
 
 
 def processor_seconds() -> float:
-    """Of this process's threads, and of its children that ended."""
+    """The processor time of this process's threads and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 @contextmanager
 def timed_phases(*, quiet: bool = False) -> Iterator[PhaseClock]:
-    """A clock whose phases show on the error stream: as bars on a terminal, elsewhere as one line for each phase that ended."""
+    """A clock that shows its phases on standard error: as bars on a terminal, otherwise as one line per ended phase."""
     if quiet or not Console(stderr=True).is_terminal:
         clock = PhaseClock() if quiet else PhaseClock(ended=print_phase)
         yield clock
         clock.finish()
         return
-    # The table of all phases follows.
+    # The bars disappear, because the table of all phases follows.
     with progress_bars(transient=True) as bars:
         clock = PhaseClock(phases(bars))
         yield clock
@@ -107,22 +107,22 @@ def print_phase(phase: str, duration: Duration) -> None:
 
 @contextmanager
 def progress_bars(*, quiet: bool = False, transient: bool = False) -> Iterator[Progress]:
-    """Bars on the terminal's error stream, so that what a command prints can be piped on. They show from ``start()`` on.
+    """Progress bars on standard error, so that a command's output can be piped. They appear after ``start()``.
 
-    ``transient``: they vanish at the end.
+    ``transient``: the bars disappear at the end.
     """
     columns = (TextColumn("{task.description:17}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     bars = Progress(*columns, console=Console(stderr=True), disable=quiet, transient=transient)
     try:
         yield bars
     finally:
-        # Stopping what never started would print an empty line above an error.
+        # Stopping bars that never started would print an empty line above an error.
         if bars.tasks:
             bars.stop()
 
 
 def phases(bars: Progress) -> Callable[[str, int, int], None]:
-    """What the compiler's progress calls: one bar for each phase, from its start."""
+    """A progress callback for the compiler, which shows one bar per phase."""
     tasks: dict[str, TaskID] = {}
 
     def progress(phase: str, done: int, total: int) -> None:
@@ -135,7 +135,7 @@ def phases(bars: Progress) -> Callable[[str, int, int], None]:
 
 
 def phase_table(clock: PhaseClock) -> Table:
-    """Seconds by phase. Its last line is the whole."""
+    """The seconds of each phase. The last line is the total."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("phase")
     table.add_column("seconds", justify="right")
@@ -147,11 +147,11 @@ def phase_table(clock: PhaseClock) -> Table:
 
 
 def waiting(total: Duration) -> str | None:
-    """What to say about a compile that waited more than it computed."""
+    """A message for a compile that spent much of its time waiting; None for others."""
     waited = total.seconds - total.processor_seconds
     if waited < max(WAITED_SECONDS, WAITED_SHARE * total.seconds):
         return None
-    return f"{waited:.1f} s of this was waiting: for other programs, the disk or the network"
+    return f"{waited:.1f} s of this was spent waiting for other programs, the disk or the network"
 
 
 def phases_json(durations: Mapping[str, Duration]) -> dict[str, dict[str, float]]:

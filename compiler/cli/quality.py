@@ -1,4 +1,4 @@
-"""nearfar quality: what quantization costs, by the next-token distributions of bundles against their checkpoint's."""
+"""nearfar quality: the cost of quantization, from the next-token distributions of bundles and of their checkpoint."""
 
 from __future__ import annotations
 
@@ -37,27 +37,30 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="+")
     parser.add_argument(
-        "--reference", metavar="MODEL", required=True, help="the checkpoint, which numpy computes in float32"
+        "--reference", metavar="MODEL", required=True, help="the checkpoint, which is computed with numpy in float32"
     )
     parser.add_argument(
         "--text",
         metavar="FILE",
         type=Path,
         required=True,
-        help="UTF-8; special tokens that it spells out count as such",
+        help="a UTF-8 text; special tokens that it spells out count as special tokens",
     )
     parser.add_argument(
         "--window",
         type=int,
         metavar="N",
-        help=f"tokens that are read together (default: {DEFAULT_WINDOW}, or what all contexts hold)",
+        help=f"tokens per window (default: {DEFAULT_WINDOW}, or the shortest context)",
     )
-    parser.add_argument("--windows", type=int, metavar="N", help="take the text's first N windows only (default: all)")
+    parser.add_argument("--windows", type=int, metavar="N", help="read only the text's first N windows (default: all)")
     parser.add_argument(
         "--between", nargs=2, metavar=("START", "END"),
-        help="count only what lies behind START up to END, such as a chat's answers: '<|im_start|>assistant' '<|im_end|>' (default: all)",
+        help="count only the tokens after START up to END, such as a chat's answers: "
+        "'<|im_start|>assistant' '<|im_end|>' (default: all tokens)",
     )  # fmt: skip
-    parser.add_argument("--runner", choices=RUNNERS, help="what computes (default: what each bundle was compiled for)")
+    parser.add_argument(
+        "--runner", choices=RUNNERS, help="the runner that computes (default: the target of each bundle)"
+    )
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -83,8 +86,8 @@ def run(options: argparse.Namespace) -> None:
             runner = open_runner(
                 options.runner or bundle.manifest.target, bundle, Limits(tokens=PREFILL_CHUNK, rows=PREFILL_CHUNK)
             )
-            found = measure(runner, reference, windows, hidden, counted, partial(advance, bars, task))
-            results.append((bundle, runner.device, found))
+            quality = measure(runner, reference, windows, hidden, counted, partial(advance, bars, task))
+            results.append((bundle, runner.device, quality))
             runner.close()
     if options.json:
         entries = [entry(*result) for result in results]
@@ -93,7 +96,8 @@ def run(options: argparse.Namespace) -> None:
     console = Console()
     console.print(table(results))
     first = results[0][2]
-    summary = f"{first.tokens:,} tokens in windows of {window}; the checkpoint's perplexity is {first.reference_perplexity:.3f}"
+    counted_tokens = f"{first.tokens:,} tokens in windows of {window}"
+    summary = f"{counted_tokens}; the checkpoint's perplexity is {first.reference_perplexity:.3f}"
     console.print(summary, highlight=False)
     for device in dict.fromkeys(device for _, device, _ in results):
         console.print(f"computed by {escape(device)}", highlight=False)
@@ -107,11 +111,11 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--text {path}: cannot be read: {reason_of(error)}; give a file of UTF-8 text") from error
+        raise RequestError(f"--text {path}: cannot be read: {reason_of(error)}; pass a file of UTF-8 text") from error
 
 
 def weight_bytes(bundle: Bundle | ExportBundle) -> int:
-    """What is loaded to compute with."""
+    """The bytes of weights that are loaded."""
     return (
         sum(shard.size for shard in bundle.manifest.shards)
         if isinstance(bundle, Bundle)
@@ -120,7 +124,7 @@ def weight_bytes(bundle: Bundle | ExportBundle) -> int:
 
 
 def description(bundle: Bundle | ExportBundle) -> str:
-    """Target, weights, and how keys and values are kept where it is not as computed."""
+    """The target, the weights, and the format of keys and values if it is not the default."""
     manifest = bundle.manifest
     group = f", groups of {manifest.group_size}" if isinstance(manifest, ExportManifest) and manifest.group_size else ""
     return f"{manifest.target}, {manifest.quantization}{group}" + (
@@ -128,7 +132,7 @@ def description(bundle: Bundle | ExportBundle) -> str:
     )
 
 
-def entry(bundle: Bundle | ExportBundle, device: str, found: Quality) -> dict[str, Any]:
+def entry(bundle: Bundle | ExportBundle, device: str, quality: Quality) -> dict[str, Any]:
     manifest = bundle.manifest
     return {
         "bundle": str(bundle.path),
@@ -138,24 +142,24 @@ def entry(bundle: Bundle | ExportBundle, device: str, found: Quality) -> dict[st
         "kv": manifest.kv,
         "device": device,
         "weight_bytes": weight_bytes(bundle),
-        **asdict(found),
-        "perplexity_ratio": found.perplexity_ratio,
+        **asdict(quality),
+        "perplexity_ratio": quality.perplexity_ratio,
     }
 
 
 def table(results: list[tuple[Bundle | ExportBundle, str, Quality]]) -> Table:
-    made = Table(title="next-token distributions against the checkpoint's in float32", title_justify="left")
+    made = Table(title="next-token distributions compared with the checkpoint's in float32", title_justify="left")
     made.add_column("bundle", overflow="fold")
     for column in ("weights", "KL, nats", "99th perc.", "same top", "perplexity"):
         made.add_column(column, justify="right")
-    for bundle, _, found in results:
-        spread = "" if found.kl_interval is None else f"\n± {(found.kl_interval[1] - found.kl_mean):.1g}"
+    for bundle, _, quality in results:
+        spread = "" if quality.kl_interval is None else f"\n± {(quality.kl_interval[1] - quality.kl_mean):.1g}"
         made.add_row(
             f"{escape(bundle.path.name)}\n[dim]{description(bundle)}",
             megabytes(weight_bytes(bundle)),
-            f"{found.kl_mean:.3g}{spread}",
-            f"{found.kl_p99:.3g}",
-            f"{found.top1_agreement:.2%}",
-            f"{found.perplexity:.3f}\nx {found.perplexity_ratio:.4f}",
+            f"{quality.kl_mean:.3g}{spread}",
+            f"{quality.kl_p99:.3g}",
+            f"{quality.top1_agreement:.2%}",
+            f"{quality.perplexity:.3f}\nx {quality.perplexity_ratio:.4f}",
         )
     return made

@@ -1,4 +1,4 @@
-"""nearfar run: one answer of a bundle on this machine, or a conversation with it."""
+"""nearfar run: get one answer from a bundle on this machine, or have a conversation with it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ..text.stop_strings import StopAutomaton
 from ..text.tokenizer import Tokenizer
 from .answer import Answer, Answerer, print_speed, write_out
 from .chat import Conversation, converse
+from .model import bundle_of
 from .output import add_command, print_json
 from .sign import add_trust, trusted_keys
 
@@ -27,53 +28,60 @@ DEFAULT_MAX_TOKENS = 256
 def add_parser(commands: Any) -> None:
     parser = add_command(commands, "run", run, example="nearfar run qwen3-web 'Why is the sky blue?' --max-tokens 100")
     parse_prompt_after_options(parser)
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="a folder that nearfar compile made")
+    parser.add_argument(
+        "bundle",
+        metavar="BUNDLE",
+        type=Path,
+        help="a folder that nearfar compile made; a checkpoint's folder or demo is compiled once into a cache",
+    )
     parser.add_argument(
         "prompt", metavar="PROMPT", nargs="?",
-        help="the message; - reads the standard input, as does a pipe; without it, a conversation starts",
+        help="the message; - or a pipe reads standard input; without a prompt, a conversation starts",
     )  # fmt: skip
-    parser.add_argument("--system", metavar="TEXT", help="the system prompt, which tells the model how to answer")
+    parser.add_argument("--system", metavar="TEXT", help="the system prompt: instructions on how to answer")
     parser.add_argument(
         "--max-tokens",
         type=int,
         metavar="N",
-        help=f"at most N tokens an answer (default: {DEFAULT_MAX_TOKENS}, or what the context holds)",
+        help=f"at most N tokens per answer (default: {DEFAULT_MAX_TOKENS}, or the rest of the context if that is less)",
     )
     parser.add_argument(
         "--temperature",
         type=float,
         default=0.0,
         metavar="T",
-        help="0 is greedy (default); 1 samples as the model was trained",
+        help="0 always chooses the likeliest token (default); 1 samples from the model's own distribution",
     )
     parser.add_argument(
         "--top-p",
         type=float,
         default=1.0,
         metavar="P",
-        help="sample from the likeliest tokens with this share of all (default: 1)",
+        help="sample from the likeliest tokens whose probabilities add up to P (default: 1, all tokens)",
     )
     parser.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens (default: 0, all)"
+        "--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens (default: 0, all tokens)"
     )
     parser.add_argument(
         "--stop",
         action="append",
         default=[],
         metavar="TEXT",
-        help="end the answer before this text; may be given several times",
+        help="end the answer before this text; may be repeated",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (default: %(default)s)"
     )
-    parser.add_argument("--runner", choices=RUNNERS, help="what computes (default: what the bundle was compiled for)")
     parser.add_argument(
-        "--raw", action="store_true", help="continue the prompt as it stands, without the chat template"
+        "--runner", choices=RUNNERS, help="the runner that computes (default: the target of the bundle)"
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the prompt as plain text, without the chat template"
     )
     parser.add_argument(
         "--no-split-special-tokens",
         action="store_true",
-        help="with --raw: control tokens that the prompt spells out become single tokens",
+        help="with --raw: turn control tokens that the prompt spells out into single tokens",
     )
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of streaming")
@@ -82,7 +90,8 @@ def add_parser(commands: Any) -> None:
 def parse_prompt_after_options(parser: argparse.ArgumentParser) -> None:
     """Accept `nearfar run BUNDLE --max-tokens 5 PROMPT`.
 
-    argparse reads an optional argument as missing if an option follows the arguments before it, and then refuses the one that comes later.
+    If an option follows BUNDLE, argparse treats the optional PROMPT as missing, and then refuses the PROMPT that comes
+    later.
     """
     match = parser._match_arguments_partial
 
@@ -96,20 +105,23 @@ def parse_prompt_after_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Raises RequestError for options that exclude each other, and what opening and running the bundle raises."""
+    """Raises RequestError for options that exclude each other, and all errors of opening and running the bundle."""
     check_options(options)
     text = read_prompt(options)
     if text is None and (options.json or options.raw):
         raise RequestError(
-            f"{'--json' if options.json else '--raw'} needs a prompt: as an argument, or on the standard input"
+            f"{'--json' if options.json else '--raw'} needs a prompt; pass it as an argument or on standard input"
         )
-    bundle = open_any(options.bundle, trusted_keys(options))
+    trusted = trusted_keys(options)
+    path, from_cache = bundle_of(options.bundle, quiet=options.json)
+    # A bundle that was compiled here needs no signature.
+    bundle = open_any(path, () if from_cache else trusted)
     require_plan(bundle.manifest, GENERATE)
     tokenizer = Tokenizer(bundle.tokenizer_files())
     sampler = Sampler(options.temperature, options.seed, options.top_k, options.top_p)
     stops = StopAutomaton(options.stop)
     if text is None:
-        # A model without a template cannot chat, which is reported before the first message is typed.
+        # A model without a template cannot chat. Report that before the user types the first message.
         encode(tokenizer, "", raw=False, system=options.system)
         prompt: list[int] = []
     else:
@@ -136,26 +148,31 @@ def run(options: argparse.Namespace) -> None:
 
 def check_options(options: argparse.Namespace) -> None:
     if options.raw and options.system is not None:
-        raise RequestError("--system needs the chat template, which --raw leaves out; give one of the two")
+        raise RequestError(
+            "--system needs the chat template, which --raw switches off; use only one of the two options"
+        )
     if options.temperature == 0 and (options.top_p != 1 or options.top_k != 0):
-        raise RequestError("--top-p and --top-k need --temperature above 0; at 0 the likeliest token is always chosen")
+        raise RequestError("--top-p and --top-k need --temperature above 0; at 0, the likeliest token is always chosen")
 
 
 def read_prompt(options: argparse.Namespace) -> str | None:
-    """The prompt, from the standard input if it is "-" or missing there; None on a terminal. Raises RequestError."""
+    """The prompt. If it is "-", or missing without a terminal, it is read from standard input; None on a terminal.
+
+    Raises RequestError for standard input that is empty or not UTF-8.
+    """
     if options.prompt not in (None, "-"):
         return str(options.prompt)
     if options.prompt is None and sys.stdin.isatty():
         return None
     try:
-        # The line's end belongs to `echo`, and not to the prompt.
+        # `echo` adds the newline; it is not part of the prompt.
         text = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise RequestError(
-            f"the standard input is not UTF-8 (byte {error.start}); convert it, such as with iconv"
+            f"standard input is not UTF-8 (byte {error.start}); convert it, for example with iconv"
         ) from error
     if not text:
-        raise RequestError("the prompt on the standard input is empty; give one as an argument, or pipe one in")
+        raise RequestError("the prompt on standard input is empty; pass a prompt as an argument or through a pipe")
     return text
 
 
@@ -180,11 +197,14 @@ def answer_json(answer: Answer, prompt: list[int], device: str) -> dict[str, Any
 def encode(
     tokenizer: Tokenizer, prompt: str, *, raw: bool, split_special_tokens: bool = True, system: str | None = None
 ) -> list[int]:
-    """The prompt as the user's turn of a chat, or as it stands. Raises RequestError for control tokens in a user's turn."""
+    """The token ids of the prompt, as the user's turn of a chat or as plain text.
+
+    Raises RequestError if control tokens are requested in a chat.
+    """
     if raw:
         return tokenizer.encode(prompt, split_special_tokens=split_special_tokens)
     if not split_special_tokens:
-        raise RequestError("--no-split-special-tokens needs --raw: in a chat, only the template writes control tokens")
+        raise RequestError("--no-split-special-tokens needs --raw; in a chat, only the template writes control tokens")
     first = [] if system is None else [{"role": "system", "content": system}]
     return tokenizer.encode_chat([*first, {"role": "user", "content": prompt}])
 
@@ -194,4 +214,4 @@ def default_max_tokens(bundle: Bundle | ExportBundle, prompt_tokens: int) -> int
 
 
 def no_output(text: str) -> None:
-    """Takes the place of `write_out` where the text is printed at the end."""
+    """Replaces `write_out` if the text is printed at the end."""

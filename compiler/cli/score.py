@@ -1,4 +1,4 @@
-"""nearfar score: the logits of a text under forced decoding, by which any two runners are compared."""
+"""nearfar score: write the logits of a list of tokens under forced decoding, so that two runners can be compared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
         example="nearfar score qwen3-web --tokens 1,2,3 -o logits.npy --runner numpy",
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)
-    parser.add_argument("--tokens", required=True, metavar="IDS", help="token ids with commas between them")
+    parser.add_argument("--tokens", required=True, metavar="IDS", help="token ids, separated by commas")
     parser.add_argument(
         "-o",
         "--output",
@@ -37,7 +37,9 @@ def add_parser(commands: Any) -> None:
         metavar="FILE",
         help="a .npy file: float32 (n, V), row i predicts token i + 1",
     )
-    parser.add_argument("--runner", choices=RUNNERS, help="what computes (default: what the bundle was compiled for)")
+    parser.add_argument(
+        "--runner", choices=RUNNERS, help="the runner that computes (default: the target of the bundle)"
+    )
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -60,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
             np.save(file, logits)
     except OSError as error:
         if options.output.is_file():
-            # A part of the rows would look like a shorter text.
+            # A file with only some of the rows would look like a shorter text.
             options.output.unlink()
         raise OutputError(f"{options.output}: cannot be written: {reason_of(error)}; choose another -o") from error
     if options.json:
@@ -72,8 +74,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def parse_tokens(text: str) -> list[int]:
-    """ "1,2,3" -> [1, 2, 3]. Raises RequestError."""
+    """The ids in a text such as "1,2,3". Raises RequestError."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise RequestError(f"--tokens {text!r}: give whole numbers with commas between them, such as 1,2,3") from error
+        raise RequestError(f"--tokens {text!r}: pass integers separated by commas, such as 1,2,3") from error

@@ -1,4 +1,4 @@
-"""nearfar sign: sign a bundle, so that others can tell who made it."""
+"""nearfar sign: sign a bundle, so that others can verify who made it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,26 @@ def add_parser(commands: Any) -> None:
         commands,
         "sign",
         run,
-        example="nearfar sign --new-key me.pem && nearfar sign qwen3-cpu --key me.pem && nearfar run qwen3-cpu hello --trust me.pem.pub",
+        example="nearfar sign --new-key me.pem && nearfar sign qwen3-cpu --key me.pem && "
+        "nearfar run qwen3-cpu hello --trust me.pem.pub",
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, nargs="?")
     parser.add_argument("--key", type=Path, metavar="FILE", help="the private key: Ed25519 in PEM, without a password")
-    parser.add_argument("--new-key", type=Path, metavar="FILE", help="make a private key; FILE.pub is for --trust")
+    parser.add_argument(
+        "--new-key", type=Path, metavar="FILE", help="create a private key; FILE.pub is the public key for --trust"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Every file is compared with its hash before the bundle is signed. Raises RequestError and what reading the bundle raises."""
+    """Compare every file with its hash, then sign the bundle. Raises RequestError and all errors of reading the
+    bundle.
+    """
     if (options.bundle is None) == (options.new_key is None) or (options.bundle is None) != (options.key is None):
-        raise RequestError("nearfar sign takes a bundle with --key FILE, or --new-key FILE alone")
+        raise RequestError("nearfar sign needs a bundle and --key FILE, or only --new-key FILE")
     if options.new_key is not None:
         key = new_key(options.new_key)
-        done = f"key {key}: {options.new_key} signs, {options.new_key}.pub is for others' --trust"
+        done = f"key {key}: sign with {options.new_key}, and give {options.new_key}.pub to others for --trust"
     else:
         bundle = open_any(options.bundle)
         bundle.verify()
@@ -56,8 +61,8 @@ def add_trust(parser: Any) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="load only bundles that this public key has signed; may be given several times. A CPU or CUDA bundle is native code and runs "
-        "with your rights, so load only what you trust (default: any bundle)",
+        help="load only bundles that this public key has signed; may be repeated. A CPU or CUDA bundle is native code "
+        "and runs with your permissions, so load only bundles that you trust (default: any bundle)",
     )
 
 

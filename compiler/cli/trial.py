@@ -1,4 +1,4 @@
-"""The command that tries a new bundle, chosen so that it works on this machine."""
+"""Chooses a command that tries a new bundle and works on this machine."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ..text.tokenizer import Tokenizer
 from .program import path_word, program
 
 PROMPT = "hello"
-# The most bytes of weights that the numpy runner is proposed for: it unpacks all of them for every token.
+# The numpy runner is proposed up to this size of weights in bytes: it unpacks all of them for every token.
 NUMPY_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A line for the user's shell. ``reason``: why it does not use the bundle's own runner; None if it does."""
+    """A line for the user's shell. ``reason`` says why it does not use the bundle's own runner; None if it does."""
 
     command: str
     reason: str | None = None
 
 
 def find_trial(bundle: Bundle | ExportBundle) -> Trial:
-    """The first that works here: the bundle's own runner, numpy for small models, or a look at the bundle."""
+    """The first command that works here: the bundle's own runner, numpy for small models, or `nearfar inspect`."""
     name = path_word(str(bundle.path))
     look = f"{program()} inspect {name}"
     try:
@@ -37,14 +37,14 @@ def find_trial(bundle: Bundle | ExportBundle) -> Trial:
             check_machine(bundle)
         reason = None
     except NearfarError as error:
-        reason = f"this machine cannot run it: {error.message}"
+        reason = f"this machine cannot run the bundle: {error.message}"
     if bundle.manifest.embedding is not None:
         if reason is None and find_spec("fastapi") is not None:
             return Trial(f"{program()} serve {name}")
-        return Trial(look, reason or "it makes embeddings; nearfar serve needs: pip install 'nearfar[serve]'")
+        return Trial(look, reason or "the bundle makes embeddings; to serve it, run: pip install 'nearfar[serve]'")
     options = prompt_options(bundle)
     if options is None:
-        return Trial(look, "its context is too short for a prompt")
+        return Trial(look, "the bundle's context is too short for a prompt")
     small = isinstance(bundle, Bundle) and sum(shard.size for shard in bundle.manifest.shards) <= NUMPY_BYTES
     if reason is not None and not small:
         return Trial(look, reason)
@@ -54,22 +54,23 @@ def find_trial(bundle: Bundle | ExportBundle) -> Trial:
 
 @contextmanager
 def native_silence() -> Iterator[None]:
-    """Drop what graphics drivers write to the error stream while adapters are counted, such as "XDG_RUNTIME_DIR is invalid"."""
+    """Discard messages that graphics drivers print to standard error, such as "XDG_RUNTIME_DIR is invalid"."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    saved = os.dup(2)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved, 2)
+        os.close(saved)
 
 
 def prompt_options(bundle: Bundle | ExportBundle) -> Sequence[str] | None:
-    """What `nearfar run` needs so that the prompt is valid: nothing in a chat, --raw without a template that takes the prompt.
+    """The options with which `nearfar run` accepts the prompt: none for a chat, --raw if the chat template does not
+    accept it.
 
-    None if the prompt does not fit into the bundle's context in either way.
+    None if the prompt does not fit into the bundle's context either way.
     """
     tokenizer = Tokenizer(bundle.tokenizer_files())
     encoders: list[tuple[list[str], Callable[[], list[int]]]] = [

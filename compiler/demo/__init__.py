@@ -1,4 +1,6 @@
-"""The checkpoints of the demo models: two small Llamas, one for devices and one for servers. `tests/demo_model` trains them."""
+"""The checkpoints of the demo models: two small Llamas, one for devices, one for servers. `tests/demo_model` trains
+them.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""Tokens that files beside tokenizer.json declare: they are added as transformers' AutoTokenizer adds them, with the same ids.
+"""Adds tokens that other files than tokenizer.json declare, with the same ids as transformers' AutoTokenizer.
 
-The files are tokenizer_config.json (`added_tokens_decoder`, `extra_special_tokens`, `additional_special_tokens`, `bos_token` and the like),
-and if that has no `added_tokens_decoder`, special_tokens_map.json and added_tokens.json too.
+The files are tokenizer_config.json (`added_tokens_decoder`, `extra_special_tokens`, `additional_special_tokens`,
+`bos_token` and the like). If it has no `added_tokens_decoder`, special_tokens_map.json and added_tokens.json are read
+too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 @dataclass(frozen=True, slots=True)
 class DeclaredToken:
-    """``token_id`` None: the next free id. ``file`` and ``key`` say where it is declared."""
+    """``token_id`` None: the next free id. ``file`` and ``key`` are the location of the declaration."""
 
     content: str
     file: Path
@@ -31,9 +32,9 @@ class DeclaredToken:
 
 
 def add_declared_tokens(backend: Any, declared: Iterable[DeclaredToken], vocab_size: int) -> bool:
-    """Add to a tokenizer of the tokenizers library; whether that changed it.
+    """Add tokens to a tokenizer of the tokenizers library. Returns whether that changed the tokenizer.
 
-    Raises CheckpointError for a token whose id is another one than declared, or is not in the model's vocabulary.
+    Raises CheckpointError for a token whose id differs from the declared one, or is outside of the model's vocabulary.
     """
     from tokenizers import AddedToken
 
@@ -49,13 +50,15 @@ def add_declared_tokens(backend: Any, declared: Iterable[DeclaredToken], vocab_s
             )
         if token.token_id not in (None, token_id):
             raise CheckpointError(
-                f"{where} has id {token.token_id}, but with tokenizer.json it gets id {token_id}; take all files of one version",
+                f"{where} has id {token.token_id}, but with tokenizer.json it gets id {token_id}; "
+                "use files of the same version",
                 file=str(token.file), token=token.content,
             )  # fmt: skip
         if token_id >= vocab_size:
             raise CheckpointError(
-                f"{where} has id {token_id}, but the model's vocabulary has {vocab_size} ('vocab_size' in config.json); "
-                "remove the token, or take the tokenizer files that belong to this model",
+                f"{where} has id {token_id}, but the model's vocabulary has {vocab_size} ('vocab_size' in "
+                "config.json); "
+                "remove the token, or use the tokenizer files that belong to this model",
                 file=str(token.file), token=token.content,
             )  # fmt: skip
     return _added(backend) != before
@@ -63,7 +66,7 @@ def add_declared_tokens(backend: Any, declared: Iterable[DeclaredToken], vocab_s
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """tokenizer_config.json of the folder ``path``, with what the older special_tokens_map.json sets in its place."""
+    """tokenizer_config.json of the folder ``path``; values of the older special_tokens_map.json replace its own."""
 
     path: Path
     values: Mapping[str, Any]
@@ -76,20 +79,23 @@ class TokenizerConfig:
         return self.path / ("special_tokens_map.json" if key in self.from_map else "tokenizer_config.json")
 
     def token_text(self, key: str) -> str | None:
-        """The text of bos_token and the like, which is a string or an object with "content". Raises CheckpointError."""
+        """The text of a token such as bos_token, which is a string or an object with "content". Raises
+        CheckpointError.
+        """
         return _token_text(self.file(key), key, self.get(key))
 
 
 def read_tokenizer_config(path: Path) -> TokenizerConfig:
     """Raises CheckpointError."""
     config = _object(path / "tokenizer_config.json")
-    # Newer files are complete, and transformers does not look at the older ones beside them.
+    # Newer files are complete, so transformers does not read the older files beside them.
     from_map = {} if "added_tokens_decoder" in config else _object(path / "special_tokens_map.json")
     return TokenizerConfig(path, config, from_map)
 
 
 def declared_tokens(config: TokenizerConfig, known: Iterable[str]) -> list[DeclaredToken]:
-    """The tokens that the files declare, in the order in which they get their ids, without those of an empty text.
+    """The tokens that the files declare, in the order in which they get their ids. Tokens with an empty text are left
+    out.
 
     ``known``: the added tokens of tokenizer.json. Raises CheckpointError for values of the wrong type.
     """
@@ -100,13 +106,13 @@ def declared_tokens(config: TokenizerConfig, known: Iterable[str]) -> list[Decla
         numbered = list(
             _added_tokens_json(config.path / "added_tokens.json", {token.content for token in (*named, *extra)})
         )
-    found = sorted((token for token in numbered if token.content), key=lambda token: token.token_id or 0)
-    seen = {*known, *(token.content for token in found), ""}
+    declared = sorted((token for token in numbered if token.content), key=lambda token: token.token_id or 0)
+    seen = {*known, *(token.content for token in declared), ""}
     for token in (*named, *extra):
         if token.content not in seen:
             seen.add(token.content)
-            found.append(token)
-    return found
+            declared.append(token)
+    return declared
 
 
 def _token_text(file: Path, key: str, value: object) -> str | None:
@@ -119,7 +125,7 @@ def _token_text(file: Path, key: str, value: object) -> str | None:
 
 
 def _named(config: TokenizerConfig) -> Iterator[DeclaredToken]:
-    """bos_token and the like, and a model's own keys that end so."""
+    """bos_token and similar keys, and a model's own keys that end in "_token"."""
     keys = dict.fromkeys((*config.values, *config.from_map))
     own = [key for key in keys if key.endswith("_token") and key not in NAMED and isinstance(config.get(key), str)]
     for key in (*NAMED, *own):

@@ -1,4 +1,4 @@
-"""The chat template of a checkpoint, from the files in which transformers looks for it, in its order."""
+"""Reads a checkpoint's chat template from the same files as transformers, in the same order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import CheckpointError, reason_of
 from .json_file import read_json_object
 
 NAMED_TEMPLATES = "additional_chat_templates"
-# Joins two templates into one. The empty texts keep Jinja from trimming the space around a template's own text.
+# These join two templates into one. The empty texts prevent Jinja from trimming the space around a template's own text.
 _KEEP = '{{ "" }}'
 _IF_TOOLS, _ELSE, _END = (
     "{% if tools is defined and tools is not none %}" + _KEEP,
@@ -20,10 +20,11 @@ _IF_TOOLS, _ELSE, _END = (
 
 
 def read_chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
-    """The template of the folder ``path``; ``config`` is its tokenizer_config.json. None if there is none.
+    """The template of the folder ``path``; None if it has none. ``config`` is its tokenizer_config.json.
 
-    It is that of chat_template.jinja and additional_chat_templates/, else of tokenizer_config.json, else of chat_template.json, which only
-    transformers' processors read. Of several, "default" is used, or "tool_use" if a request has tools. Raises CheckpointError.
+    The first of these sources is used: chat_template.jinja with additional_chat_templates/, tokenizer_config.json, and
+    chat_template.json, which only transformers' processors read. If a source has several templates, "default" is used,
+    or "tool_use" if a request has tools. Raises CheckpointError.
     """
     templates = {file.stem: _read_text(file) for file in sorted((path / NAMED_TEMPLATES).glob("*.jinja"))}
     main = path / "chat_template.jinja"
@@ -40,25 +41,26 @@ def read_chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _templates(where: Path, found: object) -> dict[str, str]:
-    """By name."""
-    if isinstance(found, str):
-        return {"default": found}
-    if not isinstance(found, list) or not all(
+def _templates(where: Path, value: object) -> dict[str, str]:
+    """The templates of a 'chat_template' value, by name."""
+    if isinstance(value, str):
+        return {"default": value}
+    if not isinstance(value, list) or not all(
         isinstance(each, dict) and isinstance(each.get("name"), str) and isinstance(each.get("template"), str)
-        for each in found
+        for each in value
     ):
         raise _bad(
             where, "'chat_template' must be a string, or a list of objects with name and template; download it again"
         )
-    return {each["name"]: each["template"] for each in found}
+    return {each["name"]: each["template"] for each in value}
 
 
 def _choose(where: Path, templates: Mapping[str, str]) -> str:
     if "default" not in templates:
         raise _bad(
             where,
-            f'\'chat_template\' names {", ".join(templates) or "none"}, but no "default"; name the one to use "default"',
+            f"'chat_template' has {', '.join(templates) or 'no templates'}, but no 'default'; "
+            "rename the template to use to 'default'",
         )
     if "tool_use" not in templates or templates["tool_use"] == templates["default"]:
         return templates["default"]

@@ -1,4 +1,4 @@
-"""Checkpoint: what every format reader returns, whatever files it read. The rest of the compiler sees no format."""
+"""Checkpoint: the result of every format reader. The rest of the compiler does not know formats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..ir.spec import EmbeddingSpec, ModelSpec
 
 
 class Tensor(Protocol):
-    """One tensor of a checkpoint, read in rows when asked."""
+    """One tensor of a checkpoint, whose rows are read on request."""
 
     @property
     def name(self) -> str: ...
@@ -25,18 +25,20 @@ class Tensor(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The dtype on disk, by the format's own name."""
+        """The dtype on disk, in the format's own spelling."""
 
     def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
-        """Rows start to stop of the first axis (elements, of a 1-D tensor) as C-contiguous f32: (stop - start, *shape[1:])."""
+        """Rows start to stop of the first axis (the elements, for a 1-D tensor) as C-contiguous f32: (stop - start,
+        *shape[1:]).
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What a tokenizer needs: the path of tokenizer.json, and what tokenizer_config.json says beside it.
+    """The input of a tokenizer: the path of tokenizer.json, and the values of tokenizer_config.json.
 
-    ``add_bos_token`` None leaves it to tokenizer.json whether a text starts with the bos token. ``completed`` is the content of
-    tokenizer.json with the tokens that other files add; None if they add none.
+    ``add_bos_token`` None: tokenizer.json determines whether a text starts with the bos token. ``completed`` is the
+    content of tokenizer.json with the tokens that other files add; None if they add none.
     """
 
     tokenizer_json: Path
@@ -62,9 +64,10 @@ class TokenizerFiles:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model on disk: its spec, and its tensors by the names that transformers gives them. ``embedding`` None: it generates text.
+    """A model on disk: its spec, and its tensors by the names that transformers gives them. ``embedding`` None: it
+    generates text.
 
-    ``notes`` say what its user should know about how contradictory files were read, one sentence each.
+    ``notes``: sentences for the user about contradictory files and how they were read.
     """
 
     path: Path

@@ -1,7 +1,7 @@
-"""ConfigReader: typed access to a checkpoint's config.json that remembers what was read.
+"""ConfigReader: typed access to a checkpoint's config.json that records which keys were read.
 
-A parsed config.json flows in; checked values flow out. Whoever has read all that it understands calls `finish`, and a key that nobody
-asked for is an error, because a key that we do not know may change the mathematics.
+A caller reads all keys that it understands and then calls `finish`. A key that was not read is an error, because an
+unknown key may change the mathematics.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FIX = "correct the file or download it again"
 
 
 class ConfigReader:
-    """Values of one JSON object by key. All errors name the file, the key and the value found."""
+    """Values of one JSON object by key. All errors name the file, the key and the actual value."""
 
     def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
         self.where = where
@@ -29,43 +29,43 @@ class ConfigReader:
         return key in self._values
 
     def integer(self, key: str, *, minimum: int = 1, default: int | None = None) -> int:
-        """An integer of at least ``minimum``; an absent key gives the default, or is an error where there is none."""
+        """An integer of at least ``minimum``; an absent key gives the default, or is an error without a default."""
         value = self._take(key, default)
         if not is_integer(value) or value < minimum:
             raise self._wrong(key, value, "a positive integer" if minimum == 1 else f"an integer of at least {minimum}")
         return int(value)
 
     def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:
-        """As `integer`; an absent key and null give None."""
+        """Like `integer`; an absent key and null give None."""
         return None if self._is_null(key) else self.integer(key, minimum=minimum)
 
     def number(self, key: str, *, default: float | None = None) -> float:
-        """A finite number above zero; an absent key gives the default, or is an error where there is none."""
+        """A finite number above zero; an absent key gives the default, or is an error without a default."""
         value = self._take(key, default)
         if not (is_integer(value) or isinstance(value, float)) or not _is_finite(value) or value <= 0:
             raise self._wrong(key, value, "a finite number above zero")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
-        """As `number`; an absent key and null give None."""
+        """Like `number`; an absent key and null give None."""
         return None if self._is_null(key) else self.number(key)
 
     def flag(self, key: str, *, default: bool | None = None) -> bool:
-        """true or false; an absent key gives the default, or is an error where there is none."""
+        """true or false; an absent key gives the default, or is an error without a default."""
         value = self._take(key, default)
         if not isinstance(value, bool):
             raise self._wrong(key, value, "true or false")
         return value
 
     def text(self, key: str, *, default: str | None = None) -> str:
-        """A string; an absent key gives the default, or is an error where there is none."""
+        """A string; an absent key gives the default, or is an error without a default."""
         value = self._take(key, default)
         if not isinstance(value, str):
             raise self._wrong(key, value, "a string")
         return value
 
     def optional_text(self, key: str) -> str | None:
-        """As `text`; an absent key and null give None."""
+        """Like `text`; an absent key and null give None."""
         return None if self._is_null(key) else self.text(key)
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ class ConfigReader:
         return tuple(value)
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """One token id or a list of them, each once and in order; an absent key and null give ()."""
+        """One token id or a list of token ids, in order and without duplicates; an absent key and null give ()."""
         if self._is_null(key):
             return ()
         value = self._take(key, None)
@@ -88,7 +88,7 @@ class ConfigReader:
         return tuple(dict.fromkeys(ids))
 
     def section(self, key: str) -> ConfigReader | None:
-        """The object under a key, with a `finish` of its own; an absent key and null give None."""
+        """The object under a key, with its own `finish`; an absent key and null give None."""
         if self._is_null(key):
             return None
         value = self._take(key, None)
@@ -102,13 +102,13 @@ class ConfigReader:
         return is_integer(value) and value >= least
 
     def ignore(self, *keys: str) -> None:
-        """Accept any values under keys that have no effect beside the values that were read."""
+        """Accept any values under keys that have no effect, given the values that were read."""
         self._consumed.update(keys)
 
     def expect(self, key: str, *allowed: object) -> None:
         """Raise UnsupportedModel unless the key is absent or holds one of these values, the only ones that we compile.
 
-        Null is as good as an allowed false.
+        If false is allowed, null is allowed too.
         """
         if not self.has(key):
             return
@@ -120,25 +120,27 @@ class ConfigReader:
             raise self.unsupported(key, f"{key!r} is {_show(value)}, which is not supported; supported: {supported}")
 
     def unsupported(self, key: str, message: str) -> UnsupportedModel:
-        """The error for a sound value that asks for mathematics that we do not compile. The caller raises it."""
+        """The error for a valid value that needs mathematics that we do not compile. The caller raises it."""
         return UnsupportedModel(f"{self.where}: {message}", file=self.where, key=key)
 
     def contradiction(self, key: str, message: str) -> CheckpointError:
-        """The error for a value that cannot be right beside the others. The caller raises it."""
+        """The error for a value that contradicts others. The caller raises it."""
         return CheckpointError(f"{self.where}: {message}; {_FIX}", file=self.where, key=key)
 
     def finish(self, ignored: frozenset[str] = frozenset()) -> None:
-        """Raise UnsupportedModel for a key that was neither read nor is in the list of those known to leave the mathematics alone.
+        """Raise UnsupportedModel for a key that was not read, unless it is in ``ignored``, the keys that do not change
+        the mathematics.
 
-        A key that is null or false asks for nothing.
+        A key that is null or false has no effect.
         """
         unread = self._values.keys() - self._consumed - ignored
         unknown = sorted(key for key in unread if self._values[key] is not None and self._values[key] is not False)
         if unknown:
-            found = ", ".join(f"{key!r} = {_show(self._values[key])}" for key in unknown)
+            shown = ", ".join(f"{key!r} = {_show(self._values[key])}" for key in unknown)
             raise UnsupportedModel(
-                f"{self.where}: unknown {'key' if len(unknown) == 1 else 'keys'} {found}; what it asks for is not known to this "
-                "compiler, so the answers could be wrong: remove it if it does not change the model's mathematics",
+                f"{self.where}: unknown {'key' if len(unknown) == 1 else 'keys'} {shown}; "
+                "the compiler does not know the effect, "
+                "so the answers could be wrong; remove it if it does not change the model's mathematics",
                 file=self.where,
                 keys=unknown,
             )
@@ -161,8 +163,8 @@ class ConfigReader:
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether a parsed value is a JSON integer that every reader holds exactly."""
-    # In Python True is an int, in JSON it is not; 2**53 is what every JSON reader holds exactly.
+    """Whether a parsed value is a JSON integer that every reader represents exactly."""
+    # In Python, True is an int; in JSON it is not. Every JSON reader represents integers up to 2**53 exactly.
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53
 
 

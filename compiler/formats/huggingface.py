@@ -1,4 +1,4 @@
-"""Opening a folder as transformers writes it: config.json, model.safetensors (whole or in shards), tokenizer.json -> Checkpoint."""
+"""Opens a folder that transformers wrote: config.json, model.safetensors (one file or shards) and tokenizer.json."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from .config import ConfigReader
 from .json_file import read_json_object
 from .safetensors_file import SafetensorsTensor, read_safetensors
 from .sentence_transformers import read_embedding
-from .spec_against_tensors import require_sizes, settle_head
+from .spec_against_tensors import choose_head, require_sizes
 from .tokenizer_files import read_tokenizer_files
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-# A name with a folder in it could lead anywhere on this machine.
+# A name that contains a folder could lead anywhere on this machine.
 _SHARD_NAME = re.compile(r"\w[\w.-]*\.safetensors")
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in a folder. Reads and checks everything but the tensors' values.
+    """The checkpoint in a folder. Reads and checks everything except the tensors' values.
 
-    Raises CheckpointError for missing, corrupt or contradictory files, UnsupportedModel for models that we do not compile.
+    Raises CheckpointError for missing, corrupt or contradictory files, UnsupportedModel for models that we do not
+    compile.
     """
     spec = _read_spec(path)
     embedding = read_embedding(path)
     tensors = _read_tensors(path)
     if embedding is not None and "embed_tokens.weight" in tensors:
-        # Saved without a head, a model has no prefix that would tell it from one.
+        # A model that is saved without a head has no "model." prefix.
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
     require_sizes(path, spec, tensors)
     notes: list[str] = []
     if embedding is None and spec.tie_word_embeddings:
-        spec, tensors = settle_head(path, spec, tensors, notes)
+        spec, tensors = choose_head(path, spec, tensors, notes)
     return Checkpoint(path, spec, tensors, read_tokenizer_files(path, spec.vocab_size), embedding, tuple(notes))
 
 
@@ -48,9 +49,9 @@ def _read_spec(path: Path) -> ModelSpec:
     config_path = path / "config.json"
     if not config_path.is_file():
         if (path / "adapter_config.json").is_file():
-            raise _bad(path, "holds an adapter (LoRA), not a model; merge it into its base model and save that")
+            raise _bad(path, "contains a LoRA adapter, not a model; merge it into its base model and save that")
         _refuse_a_bundle(path)
-        raise _bad(path, "has no config.json; give a folder as transformers' save_pretrained writes it")
+        raise _bad(path, "has no config.json; pass a folder that transformers' save_pretrained wrote")
     config = ConfigReader(read_json_object(config_path), str(config_path))
     spec = by_model_type(config.text("model_type")).read_config(config)
     generation_path = path / "generation_config.json"
@@ -63,12 +64,13 @@ def _read_spec(path: Path) -> ModelSpec:
             "eos_token_id",
             f"'eos_token_id' is {list(generation_ids)}, outside of the vocabulary of {spec.vocab_size} (config.json)",
         )
-    # Chat models often name only the end of a text in config.json, and the end of a turn too in generation_config.json.
+    # In chat models, config.json often names only the end of a text; generation_config.json also names the end of a
+    # turn.
     return replace(spec, eos_token_ids=tuple(dict.fromkeys((*spec.eos_token_ids, *generation_ids))))
 
 
 def _read_tensors(path: Path) -> Mapping[str, SafetensorsTensor]:
-    # As in transformers, the single file goes before an index.
+    # As in transformers, the single file has precedence over an index.
     if (path / SINGLE_FILE).is_file():
         return read_safetensors(path / SINGLE_FILE)
     if (path / INDEX_FILE).is_file():
@@ -76,8 +78,8 @@ def _read_tensors(path: Path) -> Mapping[str, SafetensorsTensor]:
     if any(path.glob("pytorch_model*.bin")) or any(path.glob("*.pth")):
         raise _bad(
             path,
-            f"holds weights as PyTorch pickles only, which can run code when opened; load it with transformers and write {SINGLE_FILE} "
-            "with save_pretrained(folder, safe_serialization=True)",
+            f"contains weights only as PyTorch pickles, which can run code when opened; load it with transformers and "
+            f"write {SINGLE_FILE} with save_pretrained(folder, safe_serialization=True)",
         )
     _refuse_a_bundle(path)
     raise _bad(path, f"has neither {SINGLE_FILE} nor {INDEX_FILE}; download the weights too")
@@ -102,25 +104,28 @@ def _read_shards(path: Path) -> Mapping[str, SafetensorsTensor]:
             if name in tensors:
                 raise _bad(
                     path,
-                    f"tensor {name!r} is in both {tensors[name].path.name} and {file_name}; download the checkpoint again",
+                    f"tensor {name!r} is in both {tensors[name].path.name} and {file_name}; "
+                    "download the checkpoint again",
                 )
             if name not in shard_of:
                 raise _bad(
                     path,
-                    f"tensor {name!r} of {file_name} is not in {INDEX_FILE}; their versions differ, download all files",
+                    f"tensor {name!r} of {file_name} is not in {INDEX_FILE}; "
+                    "their versions differ, so download all files",
                 )
             tensors[name] = tensor
     for name, file_name in shard_of.items():
         if name not in tensors or tensors[name].path.name != file_name:
             raise _bad(
-                path, f"{INDEX_FILE} places tensor {name!r} in {file_name}, which does not hold it; download both again"
+                path,
+                f"{INDEX_FILE} lists tensor {name!r} in {file_name}, which does not contain it; download both again",
             )
     return tensors
 
 
 def _refuse_a_bundle(path: Path) -> None:
     if (path / MANIFEST_FILE).is_file():
-        raise _bad(path, "is a bundle already; give the checkpoint that it was made of")
+        raise _bad(path, "is already a bundle; pass the checkpoint that it was made from")
 
 
 def _bad(path: Path, message: str) -> CheckpointError:

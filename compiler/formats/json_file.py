@@ -1,4 +1,4 @@
-"""Reading a JSON object from a file that somebody else wrote: every defect becomes a CheckpointError with the file and the position."""
+"""Reads untrusted JSON files. Every defect becomes a CheckpointError with the file and the position."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ GIT_LFS_HEAD = b"version https://git-lfs"
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises CheckpointError when it is missing, unreadable, not JSON, or not an object."""
+    """The object in a JSON file. Raises CheckpointError if it is missing, unreadable, not JSON, or not an object."""
     return parse_json_object(_read(path), str(path))
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file. Raises CheckpointError when it is missing, unreadable or not JSON."""
+    """The value in a JSON file. Raises CheckpointError if it is missing, unreadable or not JSON."""
     return _parse(_read(path), str(path))
 
 
 def parse_json_object(content: bytes, where: str) -> dict[str, Any]:
-    """The JSON object in UTF-8 bytes. A key that is given twice is an error: readers differ in which one they keep."""
+    """The JSON object in UTF-8 bytes. A repeated key is an error, because readers differ in which value they use."""
     parsed = _parse(content, where)
     if not isinstance(parsed, dict):
         raise CheckpointError(
-            f"{where}: holds a JSON {json_kind(parsed)} where an object is expected; download it again", file=where
+            f"{where}: contains a JSON {json_kind(parsed)}, but an object is expected; download it again", file=where
         )
     return parsed
 
@@ -50,7 +50,8 @@ def _parse(content: bytes, where: str) -> Any:
         ) from error
     except json.JSONDecodeError as error:
         raise CheckpointError(
-            f"{where}: line {error.lineno} column {error.colno}: not valid JSON ({error.msg}); the file is corrupt, download it again",
+            f"{where}: line {error.lineno} column {error.colno}: not valid JSON ({error.msg}); "
+            "the file is corrupt, download it again",
             file=where,
             line=error.lineno,
             column=error.colno,
@@ -65,7 +66,9 @@ def _parse(content: bytes, where: str) -> Any:
 
 
 def _require_unicode(parsed: Any, where: str) -> None:
-    """JSON can spell half of a surrogate pair, which neither a bundle nor a tokenizer can hold."""
+    """Raise CheckpointError for half of a surrogate pair, which JSON can spell but neither a bundle nor a tokenizer can
+    hold.
+    """
     try:
         json.dumps(parsed, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError) as error:
@@ -75,7 +78,7 @@ def _require_unicode(parsed: Any, where: str) -> None:
 
 
 def reject_git_lfs_pointer(head: bytes, where: str) -> None:
-    """Raise CheckpointError when a file is the small text that Git stores in place of a large file."""
+    """Raise CheckpointError if a file is the pointer that Git LFS stores in place of a large file."""
     if head.startswith(GIT_LFS_HEAD):
         raise CheckpointError(
             f"{where}: is a Git LFS pointer, not the file itself; run 'git lfs pull' in its folder", file=where
@@ -83,7 +86,7 @@ def reject_git_lfs_pointer(head: bytes, where: str) -> None:
 
 
 def json_kind(value: object) -> str:
-    """What JSON calls a parsed value: "string", "number", "null"..."""
+    """The JSON type of a parsed value: "string", "number", "null"..."""
     if value is None:
         return "null"
     kinds = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
@@ -95,5 +98,5 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(merged) != len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {repeated!r} is given twice")
+        raise ValueError(f"key {repeated!r} occurs twice")
     return merged

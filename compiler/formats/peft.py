@@ -1,4 +1,5 @@
-"""LoRA adapters as PEFT writes them: adapter_config.json and adapter_model.safetensors become what a bundle's states of adapters hold.
+"""Reads LoRA adapters that PEFT wrote (adapter_config.json, adapter_model.safetensors) into the form of a bundle's
+states.
 
 https://huggingface.co/docs/peft/developer_guides/checkpoint
 """
@@ -20,7 +21,7 @@ from .safetensors_file import SafetensorsTensor, read_safetensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<letter>[AB])\.weight")
-# What would change the mathematics, and the values at which it does not.
+# Keys that can change the mathematics, and the values with which they do not.
 PLAIN: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
     "fan_in_fan_out": (False, None),
@@ -35,32 +36,35 @@ PLAIN: dict[str, tuple[Any, ...]] = {
 
 
 def read_adapter(folder: Path, manifest: Manifest) -> dict[str, FloatArray]:
-    """One place's rows of every state of `LoraEntry.states`: A (parts * rank, K), B (N, rank), with the adapter's scale in B.
+    """One slot's rows of every state of `LoraEntry.states`: A (parts * rank, K), B (N, rank), with the adapter's scale
+    in B.
 
-    What the adapter leaves out stays zero. Raises RequestError for a bundle without adapters or an adapter of a larger rank or of another
-    model, UnsupportedModel for what is more than LoRA, and CheckpointError for files that are missing or broken.
+    Modules that the adapter does not change stay zero. Raises RequestError for a bundle without adapters and for an
+    adapter with a larger rank or of another model, UnsupportedModel for methods other than plain LoRA, and
+    CheckpointError for missing or broken files.
     """
     if manifest.lora is None:
-        raise RequestError(f"{manifest.model}: takes no LoRA adapters; compile it with --lora-rank")
+        raise RequestError(f"{manifest.model}: does not accept LoRA adapters; compile it with --lora-rank")
     rank, scale = read_config(folder, manifest.lora)
     matrices: dict[tuple[str, str], SafetensorsTensor] = {}
     for name, tensor in read_safetensors(folder / WEIGHTS).items():
         match = TENSOR.fullmatch(name)
         if match is None:
             raise UnsupportedModel(
-                f"{folder / WEIGHTS}: tensor {name!r} is no LoRA matrix; only adapters of projections are supported"
+                f"{folder / WEIGHTS}: tensor {name!r} is not a LoRA matrix; only adapters of projections are supported"
             )
         if match["module"] not in manifest.lora.modules:
             known = ", ".join(sorted({module.rsplit(".", 1)[1] for module in manifest.lora.modules}))
             raise RequestError(
-                f"{folder}: adapts {match['module']}, which {manifest.model} does not have; it can adapt {known} of its layers"
+                f"{folder}: adapts {match['module']}, which {manifest.model} does not have; "
+                f"adapters can change {known} of its layers"
             )
         matrices[match["module"], match["letter"]] = tensor
     return fill_states(folder, manifest, rank, scale, matrices)
 
 
 def read_config(folder: Path, lora: LoraEntry) -> tuple[int, float]:
-    """The adapter's rank, and the factor of what it adds."""
+    """The adapter's rank, and the factor of its contribution."""
     file = folder / CONFIG
     config = read_json_object(file)
     if config.get("peft_type") != "LORA":
@@ -73,7 +77,8 @@ def read_config(folder: Path, lora: LoraEntry) -> tuple[int, float]:
         raise CheckpointError(f"{file}: r {rank!r} and lora_alpha {alpha!r} must be numbers, r at least 1")
     if rank > lora.rank:
         raise RequestError(
-            f"{file}: has rank {rank}, the bundle takes up to {lora.rank}; compile it with --lora-rank {rank}"
+            f"{file}: has rank {rank}, but the bundle accepts ranks up to {lora.rank}; "
+            f"compile it with --lora-rank {rank}"
         )
     return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
@@ -89,14 +94,14 @@ def fill_states(
         tensor, other = matrices[name, letter], matrices.get((name, "B" if letter == "A" else "A"))
         if other is None:
             raise CheckpointError(
-                f"{folder / WEIGHTS}: {name} has a lora_{letter} and not the other matrix; the file is incomplete"
+                f"{folder / WEIGHTS}: {name} has lora_{letter} but not the other matrix; the file is incomplete"
             )
         rows = max(part.first_row + part.stop - part.start for part in parts)
         expected = (rank, states[parts[0].a].shape[1]) if letter == "A" else (rows, rank)
         if tensor.shape != expected:
             raise RequestError(
-                f"{folder / WEIGHTS}: {tensor.name} has shape {list(tensor.shape)}, {manifest.model} needs {list(expected)}; "
-                "the adapter was trained for another model"
+                f"{folder / WEIGHTS}: {tensor.name} has shape {list(tensor.shape)}, but {manifest.model} needs "
+                f"{list(expected)}; the adapter was trained for another model"
             )
         values = tensor.rows(0, tensor.shape[0])
         for part in parts:

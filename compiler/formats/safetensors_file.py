@@ -1,7 +1,8 @@
-"""Reading .safetensors: a checked header, then rows of tensors on demand. The file is never mapped or read as a whole.
+"""Reads .safetensors files: the checked header, then rows of tensors on demand. A file is never mapped or read
+completely.
 
-Layout: the header's length as u64 (little-endian), the header as JSON (name -> dtype, shape, data_offsets), then the tensors' bytes
-without gaps or overlaps. https://github.com/huggingface/safetensors#format
+Layout: the header's length as u64 (little-endian), the header as JSON (name -> dtype, shape, data_offsets), then the
+tensors' bytes without gaps or overlaps. https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ BITS_PER_ELEMENT = {
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
 }  # fmt: skip
 
-# How the dtypes that we read lie in the file; a bf16 is the upper half of an f32.
+# The stored form of the dtypes that we read. A bf16 is the upper half of an f32.
 STORED_AS: Mapping[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsTensor:
-    """A tensor in a .safetensors file; ``offset_bytes`` counts from the start of the file. Reads open the file anew, so any thread may."""
+    """A tensor in a .safetensors file; ``offset_bytes`` counts from the start of the file.
+
+    Each read opens the file, so any thread may read.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -41,17 +45,19 @@ class SafetensorsTensor:
     offset_bytes: int
 
     def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
-        """Rows start to stop of the first axis as C-contiguous f32: (stop - start, *shape[1:]). A scalar counts as one row.
+        """Rows start to stop of the first axis as C-contiguous f32: (stop - start, *shape[1:]). A scalar counts as one
+        row.
 
-        Raises UnsupportedModel for a dtype that is not F32, F16 or BF16, CheckpointError when the file cannot be read, and IndexError
-        for rows that the tensor does not have.
+        Raises UnsupportedModel for a dtype that is not F32, F16 or BF16, CheckpointError if the file cannot be read,
+        and IndexError for rows that the tensor does not have.
         """
         row_count, *row_shape = self.shape or (1,)
         if not 0 <= start <= stop <= row_count:
             raise IndexError(f"rows {start} to {stop} of tensor {self.name!r}, which has {row_count}")
         if self.dtype not in STORED_AS:
             raise UnsupportedModel(
-                f"{self.path}: tensor {self.name!r} has dtype {self.dtype}, which is not supported; supported: {', '.join(STORED_AS)}",
+                f"{self.path}: tensor {self.name!r} has dtype {self.dtype}, which is not supported; "
+                f"supported: {', '.join(STORED_AS)}",
                 file=str(self.path),
                 tensor=self.name,
             )
@@ -80,16 +86,17 @@ class SafetensorsTensor:
             raise CheckpointError(f"{self.path}: cannot be read: {reason_of(error)}", file=str(self.path)) from error
         if unread:
             raise CheckpointError(
-                f"{self.path}: ends inside tensor {self.name!r}; the file was cut short after it was opened, download it again",
+                f"{self.path}: ends inside tensor {self.name!r}; the file became shorter after it was opened, download "
+                "it again",
                 file=str(self.path),
                 tensor=self.name,
             )
 
 
 def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
-    """The tensors of a file by name, in the order of their bytes. Reads the header alone.
+    """The tensors of a file by name, in the order of their bytes. Reads only the header.
 
-    Raises CheckpointError unless the header is sound and accounts for every byte of the file.
+    Raises CheckpointError unless the header is valid and accounts for every byte of the file.
     """
     header, data_start, data_bytes = _read_header(path)
     header.pop("__metadata__", None)
@@ -98,24 +105,25 @@ def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
     position = 0
     for start, stop, dtype, shape, name in entries:
         if start != position:
-            raise _corrupt(
-                path, f"tensor {name!r} starts at byte {start} of the data where byte {position} is expected"
-            )
+            raise _corrupt(path, f"tensor {name!r} starts at byte {start} of the data, but byte {position} is expected")
         position = stop
         tensors[name] = SafetensorsTensor(name, shape, dtype, path, data_start + start)
     if position > data_bytes:
         raise CheckpointError(
-            f"{path}: the file is truncated: header promises {data_start + position} bytes, the file has {data_start + data_bytes}; "
-            "download it again",
+            f"{path}: the file is truncated: according to its header it has {data_start + position} bytes, "
+            f"but it has {data_start + data_bytes}; download it again",
             file=str(path),
         )
     if position < data_bytes:
-        raise _corrupt(path, f"header promises {data_start + position} bytes, the file has {data_start + data_bytes}")
+        raise _corrupt(
+            path,
+            f"according to its header it has {data_start + position} bytes, but it has {data_start + data_bytes}",
+        )
     return tensors
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
-    """The header's JSON, where the data starts, and how many bytes of data the file has."""
+    """The header's JSON, the offset of the data, and the number of bytes of data."""
     try:
         with path.open("rb") as file:
             file_bytes = file.seek(0, 2)
@@ -124,12 +132,13 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
             reject_git_lfs_pointer(head + file.read(64), str(path))
             header_bytes = int.from_bytes(head, "little")
             if len(head) < 8:
-                raise _corrupt(path, f"the file has {file_bytes} bytes, fewer than the 8 that give the header's length")
+                raise _corrupt(path, f"the file has {file_bytes} bytes, fewer than the 8 bytes of the header's length")
             if header_bytes > MAX_HEADER_BYTES:
                 raise _corrupt(path, f"not a safetensors file: its first 8 bytes give a header of {header_bytes} bytes")
             if 8 + header_bytes > file_bytes:
                 raise CheckpointError(
-                    f"{path}: the file is truncated: its header alone takes {8 + header_bytes} bytes, the file has {file_bytes}; "
+                    f"{path}: the file is truncated: its header alone has {8 + header_bytes} bytes, the file has "
+                    f"{file_bytes}; "
                     "download it again",
                     file=str(path),
                 )
@@ -149,7 +158,7 @@ def _parse_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, t
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS_PER_ELEMENT:
         raise _corrupt(path, f"tensor {name!r} has unknown dtype {dtype!r}")
-    # numpy holds at most 64 axes, and counts bytes in 63 bits also where another axis is zero.
+    # numpy supports at most 64 axes, and counts bytes in 63 bits even if another axis is zero.
     if not _are_counts(shape) or len(shape) > 32 or math.prod(size for size in shape if size) >= 2**58:
         raise _corrupt(path, f"tensor {name!r} has shape {shape!r}, expected a list of sizes")
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -157,10 +166,10 @@ def _parse_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, t
     start, stop = offsets
     bits = math.prod(shape) * BITS_PER_ELEMENT[dtype]
     if bits != (stop - start) * 8:
-        given = stop - start
+        actual = stop - start
         raise _corrupt(
             path,
-            f"tensor {name!r} of dtype {dtype} and shape {shape} takes {bits / 8:g} bytes, data_offsets give {given}",
+            f"tensor {name!r} of dtype {dtype} and shape {shape} takes {bits / 8:g} bytes, data_offsets give {actual}",
         )
     return start, stop, dtype, tuple(shape)
 

@@ -1,6 +1,6 @@
-"""What sentence-transformers writes beside a model that embeds: modules.json, and the pooling's own config -> EmbeddingSpec.
+"""Reads the files of sentence-transformers for an embedding model: modules.json, and the config of the pooling.
 
-modules.json lists the modules that a text goes through, each with its class ("type") and its folder ("path").
+modules.json lists the modules that process a text, each with its class ("type") and its folder ("path").
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from .json_file import read_json, read_json_object
 MODULES_FILE = "modules.json"
 SUPPORTED = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 _FLAG = "pooling_mode_"
-# A name with a folder in it could lead anywhere on this machine.
+# A name that contains a folder could lead anywhere on this machine.
 _FOLDER = re.compile(r"\w[\w.-]{0,99}")
 
 
 def read_embedding(path: Path) -> EmbeddingSpec | None:
-    """How the model in a folder embeds; None where there is no modules.json, so that it generates text.
+    """How the model in a folder makes embeddings; None without modules.json, which means that it generates text.
 
-    Raises CheckpointError for files that are damaged or missing, UnsupportedModel for other modules and other poolings.
+    Raises CheckpointError for damaged or missing files, and UnsupportedModel for other modules and other poolings.
     """
     modules_path = path / MODULES_FILE
     if not modules_path.is_file():
         return None
     modules = _read_modules(modules_path)
-    # Classes have moved between packages; their names have not changed.
+    # Classes have moved between packages, but their names have not changed.
     types = [str(module.get("type")).rpartition(".")[2] for module in modules]
     if types not in SUPPORTED:
         raise UnsupportedModel(
-            f"{modules_path}: modules {', '.join(types)} are not supported; supported: Transformer, Pooling, then Normalize or nothing",
+            f"{modules_path}: modules {', '.join(types)} are not supported; "
+            "supported: Transformer, Pooling, then Normalize or nothing",
             modules=types,
         )
     folder = str(modules[1].get("path"))
@@ -57,16 +58,16 @@ def read_embedding(path: Path) -> EmbeddingSpec | None:
 
 
 def _read_modules(path: Path) -> list[dict[str, Any]]:
-    found = read_json(path)
-    if not isinstance(found, list) or not all(isinstance(module, dict) for module in found):
+    modules = read_json(path)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise CheckpointError(
             f"{path}: must be a list of objects with type and path; download it again", file=str(path)
         )
-    return found
+    return modules
 
 
 def _read_pooling(path: Path) -> list[str]:
-    """The modes that are on: one flag each, or, as newer releases write it, one "pooling_mode" (a name, or several)."""
+    """The enabled modes: one flag per mode, or, in newer releases, one "pooling_mode" with a name or several."""
     config = read_json_object(path)
     mode = config.get("pooling_mode")
     if mode is not None:

@@ -1,4 +1,4 @@
-"""What a checkpoint's tensors say about its config.json: absurd sizes are refused before anything is built, and the head is settled."""
+"""Compares config.json with a checkpoint's tensors: refuses impossible sizes early, and decides which head is used."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from .safetensors_file import SafetensorsTensor
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
-# Elements of each of two tensors that are in memory at once.
+# The number of elements of each of two tensors that are in memory at once.
 _BLOCK_ELEMENTS = 4 << 20
 
 
 def require_sizes(path: Path, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError for a size that no tensor has, so that what is built from the spec is never larger than the files."""
+    """Raise CheckpointError for a size that no tensor has. Structures built from the spec are then never larger than
+    the files.
+    """
     layers = {int(match[1]) for name in tensors if (match := _LAYER.match(name))}
     if spec.num_layers > len(layers):
         raise CheckpointError(
-            f"{path / 'config.json'}: 'num_hidden_layers' is {spec.num_layers}, but the weights have {len(layers)} layers; "
-            "the weights do not fit config.json, or a file was not downloaded",
+            f"{path / 'config.json'}: 'num_hidden_layers' is {spec.num_layers}, but the weights have {len(layers)} "
+            "layers; "
+            "the weights do not match config.json, or a file was not downloaded",
             key="num_hidden_layers",
         )
     # A tensor without elements may claim any size.
@@ -42,17 +45,18 @@ def require_sizes(path: Path, spec: ModelSpec, tensors: Mapping[str, Tensor]) ->
         if size > largest:
             raise CheckpointError(
                 f"{path / 'config.json'}: {name} is {size}, but the largest side of any tensor is {largest}; "
-                "the weights do not fit config.json, or a file was not downloaded",
+                "the weights do not match config.json, or a file was not downloaded",
                 key=name,
             )
 
 
-def settle_head(
+def choose_head(
     path: Path, spec: ModelSpec, tensors: Mapping[str, SafetensorsTensor], notes: list[str]
 ) -> tuple[ModelSpec, Mapping[str, SafetensorsTensor]]:
-    """The head of a model whose config.json ties it to the embedding, as transformers 5 settles it.
+    """Choose the head of a model whose config.json ties it to the embedding, as transformers 5 does.
 
-    If both are stored and differ, the model is not tied, and ``notes`` says so. If only the head is stored, it is the embedding too.
+    If both are stored and differ, they are not tied, and ``notes`` reports it. If only the head is stored, it is the
+    embedding too.
     """
     head, embedding = tensors.get(HEAD), tensors.get(EMBEDDING)
     if head is not None and embedding is None:
@@ -60,8 +64,8 @@ def settle_head(
     if head is None or embedding is None or _equal(head, embedding):
         return spec, tensors
     notes.append(
-        f"{path}: config.json ties the head to the embedding ('tie_word_embeddings'), but the weights hold {HEAD} with other values than "
-        f"{EMBEDDING}; both are used, as transformers 5 does, so set 'tie_word_embeddings' to false if that is meant"
+        f"{path}: config.json ties the head to the embedding ('tie_word_embeddings'), but {HEAD} and {EMBEDDING} have "
+        "different values; both are used, as in transformers 5; set 'tie_word_embeddings' to false if this is intended"
     )
     return replace(spec, tie_word_embeddings=False), tensors
 

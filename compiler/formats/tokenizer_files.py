@@ -1,4 +1,4 @@
-"""The tokenizer's files of a checkpoint: tokenizer.json, and what lies beside it -> TokenizerFiles."""
+"""Reads the tokenizer's files of a checkpoint: tokenizer.json, and the files beside it that add to it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from .json_file import json_kind, read_json_object
 
 
 def read_tokenizer_files(path: Path, vocab_size: int) -> TokenizerFiles:
-    """The files in the folder ``path``. Raises CheckpointError, also for token ids outside of the model's vocabulary."""
+    """The files in the folder ``path``. Raises CheckpointError, also for token ids beyond the model's vocabulary."""
     tokenizer_json = path / "tokenizer.json"
     if not tokenizer_json.is_file():
         raise _bad(
             path,
-            "has no tokenizer.json; write it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
+            "has no tokenizer.json; write it with transformers: "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
         )
     content = read_json_object(tokenizer_json)
     backend = load_backend(tokenizer_json.read_bytes(), tokenizer_json)
@@ -45,18 +46,20 @@ def read_tokenizer_files(path: Path, vocab_size: int) -> TokenizerFiles:
 
 
 def with_added_tokens(content: Mapping[str, Any], backend: Any) -> str:
-    """tokenizer.json with the added tokens of ``backend``, which was loaded from it, and everything else as it is."""
+    """The content of tokenizer.json with the added tokens of ``backend``, which was loaded from it. Nothing else
+    changes.
+    """
     added = json.loads(backend.to_str())["added_tokens"]
     return json.dumps({**content, "added_tokens": added}, ensure_ascii=False)
 
 
 def load_backend(content: bytes, where: Path) -> Any:
-    """The tokenizers library's tokenizer of a tokenizer.json. Raises CheckpointError."""
+    """The tokenizer of a tokenizer.json, from the tokenizers library. Raises CheckpointError."""
     from tokenizers import Tokenizer
 
     try:
         return Tokenizer.from_buffer(content)
-    # tokenizers raises bare Exception, and a panic of its Rust code is a BaseException that cannot be imported.
+    # tokenizers raises bare Exception. A panic of its Rust code is a BaseException whose class cannot be imported.
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
@@ -68,8 +71,8 @@ def _require_in_vocabulary(path: Path, backend: Any, vocab_size: int) -> None:
     if size > vocab_size:
         raise _bad(
             path,
-            f"has token ids up to {size - 1}, but the model's vocabulary has {vocab_size} ('vocab_size' in config.json); "
-            "take the tokenizer that belongs to this model",
+            f"has token ids up to {size - 1}, but the model's vocabulary has {vocab_size} "
+            "('vocab_size' in config.json); use the tokenizer that belongs to this model",
         )
 
 

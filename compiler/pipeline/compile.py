@@ -1,7 +1,9 @@
-"""compile: a checkpoint becomes a bundle.
+"""Compiles a checkpoint into a bundle.
 
 checkpoint -> spec -> graphs -> passes -> plans -> the target's kernels
-           -> tensors, packed a block of rows at a time           -> a folder, written aside and renamed at the end
+           -> tensors, packed a block of rows at a time           -> a folder
+
+The folder is written under a temporary name and renamed at the end.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from ..quant import Quantization
 from ..runtime.variant import stored_dtype
 from .export import DEFAULT_CONTEXT, export_model
 from .self_test import Reference, make_self_test
-from .store import FolderStore, Store
+from .store import FolderStore, Store, WeightsJob
 from .target import LoweredPlan, Target, load_target
 from .weights import check_tensors
 
@@ -55,18 +57,20 @@ MAX_LORA_RANK = 256
 
 # Called with a sentence that the user should read.
 Note = Callable[[str], None]
-# Called with a phase ("read", "graph", "kernels", "weights", "self-test"), what is done and what there is in all.
+# Called with a phase ("read", "graph", "kernels", "weights", "self-test"), the finished units and all units of the
+# phase.
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """``arch`` None takes the target's default. ``context`` None means 4,096 tokens, or fewer where the model was trained for fewer.
+    """``arch`` None: the target's default. ``context`` None: 4,096 tokens, or the model's limit if that is less.
 
-    ``activations`` are those to offer, best first; None means all that the quantization allows. ``kv`` is the format of keys and values:
-    "activation" or "q8". Of exports, ``group_size`` weights share a scale, None the format's own, and the graph is for ``device``, None the
-    framework's default. ``lora_rank`` is the largest rank of LoRA adapters that the bundle takes, 0 for none. ``tuning`` are files of
-    measured tunings to ship.
+    ``activations`` are the activation dtypes to offer, best first; None offers all that the quantization allows. ``kv``
+    is the format of keys and values: "activation" or "q8". Two options are for exports only: ``group_size`` weights
+    share a scale (None: the format's default), and the graph is made for ``device`` (None: the framework's default).
+    ``lora_rank`` is the largest rank of LoRA adapters that the bundle accepts; 0 accepts none. ``tuning`` lists the
+    tuning records to include.
     """
 
     target: str = "webgpu"
@@ -86,7 +90,7 @@ class CompileOptions:
 def compile_any(
     model: str, output: Path, options: CompileOptions, progress: Progress = lambda *_: None, note: Note = lambda _: None
 ) -> Bundle | ExportBundle:
-    """`compile_model`, or for a target of EXPORTS `export_model`."""
+    """Call `compile_model`, or `export_model` for a target of EXPORTS."""
     if options.target not in EXPORTS:
         return compile_model(model, output, options, progress, note)
     require_export(options)
@@ -107,19 +111,21 @@ def compile_any(
 
 
 def require_export(options: CompileOptions) -> None:
-    """Raises RequestError for options that targets of EXPORTS do not take."""
-    given = {"--arch": options.arch, "--lora-rank": options.lora_rank, "--tuning": options.tuning}
-    for flag, value in given.items():
+    """Raises RequestError for options that targets of EXPORTS do not support."""
+    unsupported = {"--arch": options.arch, "--lora-rank": options.lora_rank, "--tuning": options.tuning}
+    for flag, value in unsupported.items():
         if value:
-            raise RequestError(f"{flag}: target {options.target} takes none; leave it out")
+            raise RequestError(f"{flag}: target {options.target} does not support this option; remove it")
 
 
 def compile_model(
     model: str, output: Path, options: CompileOptions, progress: Progress = lambda *_: None, note: Note = lambda _: None
 ) -> Bundle:
-    """Compile a local folder or hub name into a bundle at ``output``. ``note`` receives the checkpoint's notes.
+    """Compile a local folder or a repository on the hub into a bundle at ``output``. ``note`` receives the checkpoint's
+    notes.
 
-    Raises CheckpointError, UnsupportedModel, QuantizationError, OutputError or RequestError, and leaves nothing half-written.
+    Raises CheckpointError, UnsupportedModel, QuantizationError, OutputError or RequestError. After an error, no partial
+    output remains.
     """
     job = prepare(model, options, progress, note)
     with new_folder(output, force=options.force) as folder:
@@ -128,7 +134,7 @@ def compile_model(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A model that can be compiled with the options: what they choose, checked against its spec. No tensor has been read."""
+    """A model and options that fit each other: they were checked against the model's spec. No tensor has been read."""
 
     model: str
     options: CompileOptions
@@ -148,13 +154,15 @@ def prepare(model: str, options: CompileOptions, progress: Progress, note: Note)
     tuning = read_tuning(options.tuning)
     if options.group_size is not None or options.device is not None:
         raise RequestError(
-            f"--group-size and --device: target {options.target} has its own; they are for {', '.join(EXPORTS)}"
+            f"--group-size and --device: target {options.target} does not support them; "
+            f"they are for {', '.join(EXPORTS)}"
         )
     if not 0 <= options.lora_rank <= MAX_LORA_RANK:
-        raise RequestError(f"--lora-rank {options.lora_rank}: must be 0, for no adapters, to {MAX_LORA_RANK}")
+        raise RequestError(f"--lora-rank {options.lora_rank}: must be between 0 (no adapters) and {MAX_LORA_RANK}")
     if options.lora_rank and not target.TAKES_LORA:
         raise RequestError(
-            f"--lora-rank {options.lora_rank}: target {options.target} takes no LoRA adapters; leave it out"
+            f"--lora-rank {options.lora_rank}: target {options.target} does not support LoRA adapters; "
+            "remove the option"
         )
     progress("read", 0, 1)
     checkpoint = load(model)
@@ -163,13 +171,18 @@ def prepare(model: str, options: CompileOptions, progress: Progress, note: Note)
     progress("read", 1, 1)
     spec = checkpoint.spec
     if options.kv == "q8" and spec.head_dim % 4:
-        raise RequestError(f"--kv q8: the model's head size of {spec.head_dim} is not a multiple of 4; leave it out")
+        raise RequestError(
+            f"--kv q8: the model's head size of {spec.head_dim} is not a multiple of 4; remove the option"
+        )
     context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
     return Job(model, options, target, quantization, activations, tuning, checkpoint, context)
 
 
 def build(job: Job, store: Store, progress: Progress) -> Manifest:
-    """Put every file of the bundle into the store; the manifest. A store without a folder gets no self-test, which reads all weights."""
+    """Put every file of the bundle into the store. Returns the manifest.
+
+    A store without a folder gets no self-test, because a self-test reads all weights.
+    """
     options, target, checkpoint = job.options, job.target, job.checkpoint
     progress("graph", 0, 1)
     graphs = graphs_of(checkpoint, job.context)
@@ -181,15 +194,16 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
         )
         for name, graph in graphs.items()
     }
-    whole = join_plans(plans.values())
+    joined = join_plans(plans.values())
     progress("graph", 1, 1)
     lowered = target.lower_plan(
-        whole, job.quantization, job.activations, options.arch, lambda done, total: progress("kernels", done, total)
+        joined, job.quantization, job.activations, options.arch, lambda done, total: progress("kernels", done, total)
     )
     check_tuning(job.tuning, lowered.variants)
     kernels = write_kernels(lowered, store)
     weights, shards = store.put_weights(
-        checkpoint, whole.weights, job.quantization, lambda done, total: progress("weights", done, total), target.LAYOUT
+        WeightsJob(checkpoint, joined.weights, job.quantization, target.LAYOUT),
+        lambda done, total: progress("weights", done, total),
     )
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -203,7 +217,7 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
         context=job.context,
         page_size=PAGE_SIZE,
         kv=options.kv,
-        lora=lora_entry(whole, options.lora_rank) if options.lora_rank else None,
+        lora=lora_entry(joined, options.lora_rank) if options.lora_rank else None,
         activations=list(lowered.activations),
         plans=plan_entries(plans, lowered.step_variants),
         variants={name: list(rows) for name, rows in lowered.variants.items()},
@@ -216,10 +230,10 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
         self_test=None,
         tuning=list(job.tuning.values()),
     )
-    # The self-test compares logits.
+    # The self-test compares logits, so only models that generate text have one.
     if options.self_test and GENERATE in graphs and store.folder is not None:
         unfused = quantize_kv(graphs[GENERATE]) if options.kv == "q8" else graphs[GENERATE]
-        reference = Reference(Bundle(store.folder, manifest), unfused, whole.weights)
+        reference = Reference(Bundle(store.folder, manifest), unfused, joined.weights)
         self_test = make_self_test(reference, lambda done, total: progress("self-test", done, total))
         manifest = manifest.model_copy(update={"self_test": self_test})
     text = json.dumps(manifest.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=False)
@@ -236,25 +250,27 @@ def graphs_of(checkpoint: Checkpoint, context: int) -> dict[str, Graph]:
 
 
 def choose_activations(
-    wanted: tuple[str, ...] | None, quantization: Quantization, extra: tuple[str, ...] = ()
+    requested: tuple[str, ...] | None, quantization: Quantization, extra: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """``extra``: what the target can besides; bfloat16 in place of float16, int8 for weights that are integers too."""
-    if wanted is None:
+    """``extra``: more dtypes of the target. bfloat16 can replace float16; int8 needs integer weights."""
+    if requested is None:
         return quantization.activations
     suits = {"bfloat16": "float16" in quantization.activations, "int8": quantization.kind in ("q4", "q8")}
     offered = (*quantization.activations, *(dtype for dtype in extra if suits[dtype]))
-    missing = [dtype for dtype in wanted if dtype not in offered]
-    if missing or not wanted:
+    missing = [dtype for dtype in requested if dtype not in offered]
+    if missing or not requested:
         raise RequestError(
             f"--activations {' '.join(missing)}: quantization {quantization.name} offers {', '.join(offered)}"
         )
-    return wanted
+    return requested
 
 
 def choose_context(
-    wanted: int | None, spec: ModelSpec, activations: tuple[str, ...], max_binding_bytes: int, kv: str = "activation"
+    requested: int | None, spec: ModelSpec, activations: tuple[str, ...], max_binding_bytes: int, kv: str = "activation"
 ) -> int:
-    """The longest sequence that the bundle will take. Raises RequestError when the model or the target's bindings cannot hold it."""
+    """The longest sequence that the bundle accepts. Raises RequestError if the model or the target's bindings cannot
+    hold it.
+    """
     element_bytes = 4 if "float32" in map(stored_dtype, activations) else 2
     row_bytes = spec.head_dim + 4 if kv == "q8" else spec.head_dim * element_bytes
     bytes_per_token = 2 * spec.num_kv_heads * row_bytes
@@ -262,19 +278,21 @@ def choose_context(
         spec.max_position_embeddings,
         max_binding_bytes // max(bytes_per_token, spec.head_dim * 4) // PAGE_SIZE * PAGE_SIZE,
     )
-    if wanted is None:
+    if requested is None:
         return min(DEFAULT_CONTEXT, largest)
-    if wanted < 1:
-        raise RequestError(f"--context {wanted}: must be at least 1")
-    if wanted > spec.max_position_embeddings:
+    if requested < 1:
+        raise RequestError(f"--context {requested}: must be at least 1")
+    if requested > spec.max_position_embeddings:
         raise RequestError(
-            f"--context {wanted}: the model was trained for {spec.max_position_embeddings} positions; ask for no more"
+            f"--context {requested}: the model was trained for {spec.max_position_embeddings} positions; "
+            "choose a context of at most that length"
         )
-    if wanted > largest:
+    if requested > largest:
         raise RequestError(
-            f"--context {wanted}: a layer's keys and values would exceed a binding of {max_binding_bytes >> 20} MiB; the most is {largest}"
+            f"--context {requested}: a layer's keys and values would exceed a binding "
+            f"of {max_binding_bytes >> 20} MiB; the maximum is {largest}"
         )
-    return wanted
+    return requested
 
 
 def write_kernels(lowered: LoweredPlan, store: Store) -> dict[str, KernelEntry]:
@@ -296,7 +314,7 @@ def write_kernels(lowered: LoweredPlan, store: Store) -> dict[str, KernelEntry]:
 
 
 def plan_entries(plans: Mapping[str, Plan], step_variants: Sequence[str]) -> dict[str, PlanEntry]:
-    """``step_variants`` names the list of each step, plan after plan."""
+    """``step_variants`` holds the name of each step's list of variants, for all plans in order."""
     names = iter(step_variants)
     return {name: plan_entry(plan, [next(names) for _ in plan.steps]) for name, plan in plans.items()}
 

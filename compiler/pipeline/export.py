@@ -1,7 +1,7 @@
-"""export: a checkpoint becomes a bundle in a framework's own form, which the framework's own tools load.
+"""Exports a checkpoint to a bundle in a framework's own format, which the framework's own tools load.
 
 checkpoint -> spec -> graph -> the framework's graph or configuration
-           -> tensors, packed  -> its files, beside a manifest of ours
+           -> tensors, packed  -> the framework's files, and our manifest beside them
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ def export_model(
     progress: Callable[[str, int, int], None] = lambda *_: None,
     note: Callable[[str], None] = lambda _: None,
 ) -> ExportBundle:
-    """Write a local folder or hub name as a bundle for ``target`` at ``output``.
+    """Export a local folder or a repository on the hub to a bundle for ``target`` at ``output``.
 
-    ``group_size`` None is the format's own, as in other bundles; ``activations`` None what suits the device best, ``device`` None the
-    framework's default.
-    Raises CheckpointError, UnsupportedModel, QuantizationError, OutputError or RequestError, and leaves nothing half-written.
+    ``group_size`` None: the format's default, as in other bundles. ``activations`` None: the best dtype for the device.
+    ``device`` None: the framework's default.
+
+    Raises CheckpointError, UnsupportedModel, QuantizationError, OutputError or RequestError. After an error, no partial
+    output remains.
     """
     job = prepare_export(model, target, quantization, group_size, activations, device, context, kv, progress, note)
     with new_folder(output, force=force) as folder:
@@ -88,8 +90,12 @@ def prepare_export(
     """See `export_model`."""
     exporter = load_exporter(target)
     if device is not None and device not in exporter.DEVICES:
-        known = f"known: {', '.join(exporter.DEVICES)}" if exporter.DEVICES else f"target {target} asks for none"
-        raise RequestError(f"--device {device}: is not known; {known}")
+        known = (
+            f"known: {', '.join(exporter.DEVICES)}"
+            if exporter.DEVICES
+            else f"target {target} has no choice of device, so remove the option"
+        )
+        raise RequestError(f"--device {device}: unknown device; {known}")
     device = device or (exporter.DEVICES[0] if exporter.DEVICES else None)
     fmt = quant.by_name(quantization, group_size)
     progress("read", 0, 1)
@@ -100,7 +106,7 @@ def prepare_export(
     spec = checkpoint.spec
     if checkpoint.embedding is not None:
         raise UnsupportedModel(
-            f"{model}: makes embeddings, and {target} bundles generate text; take --target webgpu, cpu or cuda"
+            f"{model}: makes embeddings, but {target} bundles generate text; use --target webgpu, cpu or cuda"
         )
     options = ExportOptions(
         quantization=fmt,
@@ -142,30 +148,31 @@ def manifest_text(manifest: ExportManifest) -> str:
 
 
 def choose_activation(
-    wanted: tuple[str, ...] | None, offered: tuple[str, ...], possible: tuple[str, ...], device: str
+    requested: tuple[str, ...] | None, offered: tuple[str, ...], possible: tuple[str, ...], device: str
 ) -> str:
-    """The first wanted or offered dtype that the device takes. Raises RequestError."""
-    if wanted is not None and len(wanted) != 1:
-        raise RequestError(f"--activations {' '.join(wanted)}: a graph has one dtype of activations; give one")
-    # In float16's place, where a framework has it; its range is float32's.
+    """The first requested or offered dtype that the device supports. Raises RequestError."""
+    if requested is not None and len(requested) != 1:
+        raise RequestError(f"--activations {' '.join(requested)}: a graph has one activation dtype; choose one")
+    # bfloat16 can replace float16 if the framework supports it; it has the range of float32.
     offered = (*offered, "bfloat16") if "float16" in offered else offered
-    if wanted is not None and wanted[0] not in offered:
-        raise RequestError(f"--activations {wanted[0]}: the quantization offers {', '.join(offered)}")
-    found = next((dtype for dtype in wanted or offered if dtype in possible), None)
-    if found is None:
+    if requested is not None and requested[0] not in offered:
+        raise RequestError(f"--activations {requested[0]}: the quantization offers {', '.join(offered)}")
+    chosen = next((dtype for dtype in requested or offered if dtype in possible), None)
+    if chosen is None:
         raise RequestError(
-            f"{', '.join(wanted or offered)} activations do not run on {device}, which takes {', '.join(possible)}"
+            f"{', '.join(requested or offered)} activations do not run on {device}, "
+            f"which supports {', '.join(possible)}"
         )
-    return found
+    return chosen
 
 
-def choose_context(wanted: int | None, spec: ModelSpec) -> int:
-    """The longest sequence that the bundle will take. Raises RequestError."""
-    most = spec.max_position_embeddings
-    if wanted is None:
-        return min(DEFAULT_CONTEXT, most)
-    if not 1 <= wanted <= most:
+def choose_context(requested: int | None, spec: ModelSpec) -> int:
+    """The longest sequence that the bundle accepts. Raises RequestError."""
+    limit = spec.max_position_embeddings
+    if requested is None:
+        return min(DEFAULT_CONTEXT, limit)
+    if not 1 <= requested <= limit:
         raise RequestError(
-            f"--context {wanted}: must be at least 1, and the model was trained for {most} positions; ask for no more"
+            f"--context {requested}: must be between 1 and {limit}, the positions that the model was trained for"
         )
-    return wanted
+    return requested

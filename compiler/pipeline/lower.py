@@ -1,7 +1,7 @@
-"""TVM's lowering: one TIR function in, source text and calling convention out.
+"""Lowers TIR functions with TVM to source text or object code, and returns the calling convention.
 
-All contact with TVM's compiler passes is in this file, so that an upgrade of TVM touches one place. Templates use TVM's script builder only
-(`kernels/builder.py`).
+Only this file uses TVM's compiler passes, so an upgrade of TVM touches one place. Templates use only TVM's script
+builder (`kernels/builder.py`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Any
 
 from ..kernels.builder import Kernel
 
-# How TVM FFI's loader finds a library's functions.
+# The prefix by which TVM FFI's loader finds a library's functions.
 OBJECT_PREFIX = "__tvm_ffi_"
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredKernel:
-    """Source of one kernel. ``buffers`` are roles and ``scalars`` dims, in the order in which the source takes them."""
+    """The source of one kernel. ``buffers`` are roles and ``scalars`` are dims, in the order of the source's
+    parameters.
+    """
 
     source: str
     entry: str
@@ -43,9 +45,9 @@ def lower(kernel: Kernel, target: dict[str, Any]) -> LoweredKernel:
         *loop_passes(),
         tirx.transform.VerifyMemory(),
         tirx.transform.AnnotateEntryFunc(),
-        # RewriteUnsafeSelect would make branches of our selects, whose loads are all in range.
-        # TVM's own ThreadSync is left out on purpose, and StorageRewrite, which relies on it: templates place every barrier themselves,
-        # and ThreadSync refuses reads and writes of shared memory under one condition.
+        # RewriteUnsafeSelect is left out: it would turn our selects into branches, but all their loads are in range.
+        # ThreadSync, and StorageRewrite, which relies on it, are left out on purpose: templates insert every barrier
+        # themselves, and ThreadSync refuses reads and writes of shared memory under one condition.
         tirx.transform.SplitHostDevice(),
         tirx.transform.MakePackedAPI(),
     ]
@@ -62,10 +64,11 @@ def lower(kernel: Kernel, target: dict[str, Any]) -> LoweredKernel:
 
 
 def lower_object(kernels: Sequence[Kernel], target: dict[str, Any]) -> bytes:
-    """Kernels for CPUs as one object file, for a TVM target such as ``{"kind": "llvm", "mtriple": .., "mcpu": ..}``.
+    """Lower kernels for CPUs to one object file, for a TVM target such as ``{"kind": "llvm", "mtriple": .., "mcpu":
+    ..}``.
 
-    Each becomes a function of TVM FFI's calling convention (`OBJECT_PREFIX` and the kernel's name): pointers in the order of the bindings,
-    then the scalars.
+    Each kernel becomes a function with TVM FFI's calling convention, named by `OBJECT_PREFIX` and the kernel's name.
+    Its arguments are the pointers in the order of the bindings, then the scalars.
     """
     import tvm
     from tvm import tirx
@@ -89,7 +92,9 @@ def lower_object(kernels: Sequence[Kernel], target: dict[str, Any]) -> bytes:
 
 
 def loop_passes() -> list[Any]:
-    """Blocks become loops over flat buffers, vectorised, unrolled and simplified: the same for every target."""
+    """The passes that turn blocks into vectorised, unrolled and simplified loops over flat buffers, for every
+    target.
+    """
     from tvm import s_tir, tirx
 
     return [
@@ -104,7 +109,9 @@ def loop_passes() -> list[Any]:
 
 
 def with_wide_conditions(function: Any) -> Any:
-    """The function with a condition for each lane where one condition selects between vectors, as TVM's CUDA code wants it."""
+    """The function with one condition per lane in each select between vectors, as TVM's CUDA code generator
+    requires.
+    """
     import tvm_ffi
     from tvm import tirx
 
@@ -118,7 +125,7 @@ def with_wide_conditions(function: Any) -> Any:
 
 
 def arguments_of(function: Any, kernel: Kernel) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The device function's parameters: pointers by the role of their buffer, then scalars by their dim."""
+    """The device function's parameters: the role of each pointer's buffer, and the dim of each scalar."""
     roles = {binding.role.replace(".", "_"): binding.role for binding in kernel.bindings}
     buffers, scalars = [], []
     for parameter in function.params:
@@ -130,5 +137,5 @@ def arguments_of(function: Any, kernel: Kernel) -> tuple[tuple[str, ...], tuple[
 
 
 def pointer_name(name: str, roles: dict[str, str]) -> str:
-    """TVM calls the pointer of buffer "x" "x_ptr", with a number where that is taken."""
+    """The role of a pointer. TVM names the pointer of buffer "x" "x_ptr", and adds a number if that name is taken."""
     return max((role for role in roles if name.startswith(role)), key=len)

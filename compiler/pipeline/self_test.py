@@ -1,19 +1,22 @@
-"""The self-test that a bundle carries: a prompt, and what the reference computes for it. A bundle flows in, an entry of the manifest out.
+"""Makes the self-test of a bundle: a prompt, and the logits that the reference computes for it.
 
-A runtime runs the prompt when it meets a GPU for the first time. How far it may then be off is measured here, on the model itself: the
-prompt runs once with float32 and once with float16 activations, and the distance of the two is what rounding does to this model's logits.
+A runtime runs the prompt when it uses a GPU for the first time. The tolerances are measured here, on the model itself:
+the prompt runs once with float32 and once with float16 activations, and the distance between the two results shows how
+rounding changes this model's logits.
 
-* float16: four times that distance, because a GPU may round towards zero, which is twice as far and always to the same side, and because
-  the roundings of a GPU and of numpy need not cancel. Never less than `FLOAT16_LEAST`, what tests allow tiny models (tests/tolerances.py).
-  Never more than `FLOAT16_MOST`: a model that float16 changes by so much is wrong in float16, however right its kernels are.
-* bfloat16: eight times as far as float16, for it has three bits less.
-* int8: `INT8`, for the reference does not round where projections do then.
-* float32: rounding is 2^13 times finer here, so no model comes near `FLOAT32_LEAST`, ten times what tests allow tiny models, for more
-  layers and longer sums; unless keys and values are integers, where the finest difference may take a value to the next one. So where the
-  distance is larger, it counts, up to `FLOAT32_MOST`.
+* float16: four times that distance, because a GPU may round towards zero, which is twice as far and always in the same
+  direction, and because the rounding errors of a GPU and of numpy need not cancel. It is at least `FLOAT16_LEAST`, the
+  tolerance of the tests for tiny models (tests/tolerances.py), and at most `FLOAT16_MOST`: a model that float16 changes
+  by more than that is wrong in float16, even if its kernels are correct.
+* bfloat16: eight times the tolerance of float16, because it has three bits less.
+* int8: `INT8`, because with int8 activations, projections round their inputs, and the reference does not.
+* float32: the distance, but at least `FLOAT32_LEAST` and at most `FLOAT32_MOST`. Rounding is 2^13 times finer than in
+  float16, so no model comes near `FLOAT32_LEAST`, which is ten times the tests' tolerance for tiny models, for more
+  layers and longer sums. The exception is keys and values that are integers: the smallest difference may move a value
+  to the next integer.
 
-A wrong kernel is far above both: on tiny models, attention scores that are 2 % too large move the logits by 0.02, a projection that forgets
-its last column by 0.16 and more.
+A wrong kernel exceeds both tolerances by far. On tiny models, attention scores that are 2 % too large move the logits
+by 0.02, and a projection that omits its last column moves them by 0.16 and more.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ INT8 = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a bundle is compared with: its architecture's graph, which no pass has changed but `quantize_kv`, on the bundle's own weights.
+    """The reference of a bundle: its architecture's graph on the bundle's own weights. No pass but `quantize_kv` has
+    changed the graph.
 
     ``weights`` are the parameters of the bundle's plans, after the passes.
     """
@@ -59,17 +63,20 @@ class Reference:
 
 
 def make_self_test(reference: Reference, progress: Callable[[int, int], None] = lambda *_: None) -> SelfTestEntry:
-    """``progress`` receives nodes done and in all. Raises CheckpointError for a model whose logits are not numbers."""
+    """Make the self-test. ``progress`` receives the number of computed nodes and of all nodes.
+
+    Raises CheckpointError for a model whose logits are not finite.
+    """
     bundle = reference.bundle
     prompt = prompt_ids(bundle)
     exact, half = reference_logits(reference, prompt, progress)
     if not np.isfinite(exact).all():
         raise CheckpointError(
-            f"{bundle.manifest.model}: computes logits that are not numbers; its weights are damaged "
-            "(--no-self-test compiles it nevertheless)"
+            f"{bundle.manifest.model}: computes logits that are not finite numbers; its weights are damaged "
+            "(--no-self-test compiles it anyway)"
         )
     rows = [expected_row(row, logits) for row, logits in enumerate(exact)]
-    # The largest logit is among those kept, and so is every row's scale.
+    # The rows include the largest logit of each position, so they determine the scale.
     scale = max(abs(logit) for row in rows for logit in row.logits)
     distance = float(np.abs(half - exact).max() / scale) if np.isfinite(half).all() else np.inf
     offered = {entry.dtype for entry in bundle.manifest.activations}
@@ -85,24 +92,29 @@ def make_self_test(reference: Reference, progress: Callable[[int, int], None] = 
 
 
 def prompt_ids(bundle: Bundle) -> list[int]:
-    """Half a sentence, half ids that are spread over the vocabulary from its first to its last; fewer where the context is short."""
+    """The prompt: one half is a sentence, the other half is ids spread over the entire vocabulary. It is shorter if the
+    context is.
+    """
     manifest = bundle.manifest
     vocab_size, length = manifest.spec.vocab_size, min(LENGTH, manifest.context)
     tokenizer = Tokenizer(bundle.tokenizer_files())
     if tokenizer.chat_template is not None:
-        # A wrong template is reported now, not at the first chat.
+        # Report an invalid template now, not at the first chat.
         tokenizer.chat_template.check()
     words = [token for token in tokenizer.encode(SENTENCE) if token < vocab_size][: length // 2]
     return words + spread(vocab_size, length - len(words))
 
 
 def spread(size: int, count: int) -> list[int]:
-    """``count`` of the numbers below ``size``, from 0 to the last at equal distances."""
+    """``count`` numbers from 0 to ``size`` - 1, at equal distances."""
     return [int(index) for index in np.linspace(0, size - 1, count)]
 
 
 def expected_row(row: int, logits: npt.NDArray[np.float32]) -> SelfTestRow:
-    """The likeliest tokens; and a few more, in other places each row, which see a part of the logits that was never written."""
+    """The expected logits of the likeliest tokens and of a few others.
+
+    The others differ from row to row. They detect parts of the logits that were never written.
+    """
     likeliest = np.argsort(-logits, kind="stable")[:LIKELIEST]
     others = (np.array(spread(len(logits), SPREAD)) + 97 * row) % len(logits)
     token_ids = [int(token) for token in dict.fromkeys([*likeliest, *others])]
@@ -117,12 +129,12 @@ def expected_row(row: int, logits: npt.NDArray[np.float32]) -> SelfTestRow:
 
 
 def rounded(value: float) -> float:
-    """Six significant digits: finer than any tolerance."""
+    """The value with six significant digits, which is finer than any tolerance."""
     return float(f"{value:.6g}")
 
 
 def rounded_up(value: float) -> float:
-    """Three significant digits, no less than the value."""
+    """The value rounded up to three significant digits."""
     exponent = math.floor(math.log10(value)) - 2
     return float(f"{math.ceil(value / 10**exponent - 1e-9) * 10**exponent:.3g}")
 
@@ -135,7 +147,7 @@ def reference_logits(
     batch = make_batch([Chunk(prompt, 0, pages, range(len(prompt)))], reference.bundle.manifest.page_size)
     dims = batch.dims(len(pages))
     executions = [Execution(reference.graph, batch.arrays(), dims, activation) for activation in ("float32", "float16")]
-    # With float16 values may leave its range, which makes the distance infinite too.
+    # With float16, values may overflow, which makes the distance infinite.
     with np.errstate(over="ignore", invalid="ignore"):
         exact, half = walk(
             reference.graph, reference.graph.outputs["logits"], executions, packed_rows(reference), progress
@@ -144,7 +156,9 @@ def reference_logits(
 
 
 def packed_rows(reference: Reference) -> Read:
-    """Reads the graph's parameters as the bundle has packed them, wherever the passes have put their rows."""
+    """A function that reads the graph's parameters from the bundle's packed weights, wherever passes have moved their
+    rows.
+    """
     packed: dict[str, list[tuple[Source, str, int]]] = {}
     for name, parameter in reference.weights.items():
         first = 0
@@ -157,9 +171,9 @@ def packed_rows(reference: Reference) -> Read:
         while row < source.stop:
             entry = next((each for each in packed.get(source.tensor, ()) if holds(each[0], source, row)), None)
             assert entry is not None, f"a pass has lost row {row} of {source.tensor}"
-            found, name, first = entry
-            stop = min(found.stop, source.stop)
-            yield reference.bundle.weight(name, first + row - found.start, first + stop - found.start)
+            match, name, first = entry
+            stop = min(match.stop, source.stop)
+            yield reference.bundle.weight(name, first + row - match.start, first + stop - match.start)
             row = stop
 
     def read(parameter: Parameter, start: int, stop: int) -> FloatArray:
@@ -169,6 +183,6 @@ def packed_rows(reference: Reference) -> Read:
     return read
 
 
-def holds(packed: Source, wanted: Source, row: int) -> bool:
-    """Whether rows that were packed include a row as it is wanted."""
-    return packed.start <= row < packed.stop and (packed.offset, packed.factor) == (wanted.offset, wanted.factor)
+def holds(packed: Source, requested: Source, row: int) -> bool:
+    """Whether the packed rows include a row, with the requested offset and factor."""
+    return packed.start <= row < packed.stop and (packed.offset, packed.factor) == (requested.offset, requested.factor)

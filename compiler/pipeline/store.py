@@ -1,4 +1,4 @@
-"""Store: what receives a bundle's files. `FolderStore` writes them, `SizeStore` only counts their bytes, for a dry run."""
+"""Stores receive a bundle's files. `FolderStore` writes them; `SizeStore` only counts their bytes, for a dry run."""
 
 from __future__ import annotations
 
@@ -15,26 +15,35 @@ from ..quant import Quantization
 from ..quant.layout import Layout
 from .weights import Placed, place_weights, shard_files, shard_sizes, write_weights
 
-# In place of a hash of data that nobody has read.
+# Stands for the hash of data that was not read.
 NO_HASH = "0" * 64
+
+
+# Called with the number of elements packed so far, and with the number of all elements.
+Progress = Callable[[int, int], None]
+# The weights by name, and the shards that hold them.
+StoredWeights = tuple[dict[str, WeightEntry], list[FileEntry]]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsJob:
+    """The parameters of a bundle's plans, the checkpoint that they are read from, and how they are packed."""
+
+    checkpoint: Checkpoint
+    parameters: Mapping[str, Parameter]
+    quantization: Quantization
+    layout: Layout
 
 
 class Store(Protocol):
     @property
     def folder(self) -> Path | None:
-        """Where the files are; None if they are not written."""
+        """The folder of the files; None if they are not written."""
 
     def put(self, file: str, data: bytes) -> FileEntry:
-        """Store a file, given its path in the bundle."""
+        """Store a file. ``file`` is its path in the bundle."""
 
-    def put_weights(
-        self,
-        checkpoint: Checkpoint,
-        parameters: Mapping[str, Parameter],
-        quantization: Quantization,
-        progress: Callable[[int, int], None],
-        layout: Layout,
-    ) -> tuple[dict[str, WeightEntry], list[FileEntry]]:
+    def put_weights(self, job: WeightsJob, progress: Progress) -> StoredWeights:
         """Store the packed weights; see `write_weights`."""
 
 
@@ -48,20 +57,16 @@ class FolderStore:
         path.write_bytes(data)
         return FileEntry(file=file, size=len(data), sha256=sha256(data).hexdigest())
 
-    def put_weights(
-        self,
-        checkpoint: Checkpoint,
-        parameters: Mapping[str, Parameter],
-        quantization: Quantization,
-        progress: Callable[[int, int], None],
-        layout: Layout,
-    ) -> tuple[dict[str, WeightEntry], list[FileEntry]]:
-        return write_weights(checkpoint, parameters, quantization, self.folder, progress, layout)
+    def put_weights(self, job: WeightsJob, progress: Progress) -> StoredWeights:
+        return write_weights(job.checkpoint, job.parameters, job.quantization, self.folder, progress, job.layout)
 
 
 @dataclass(frozen=True, slots=True)
 class SizeStore:
-    """``sizes``: bytes of each file, by its path in the bundle. Weights are ``placed`` and not read; the hashes of shards are zeros."""
+    """``sizes``: the bytes of each file, by its path in the bundle. ``placed``: the weights with their offsets.
+
+    Weights are not read, so the hashes of shards are zeros.
+    """
 
     sizes: dict[str, int] = field(default_factory=dict)
     placed: list[Placed] = field(default_factory=list)
@@ -74,15 +79,8 @@ class SizeStore:
         self.sizes[file] = len(data)
         return FileEntry(file=file, size=len(data), sha256=sha256(data).hexdigest())
 
-    def put_weights(
-        self,
-        checkpoint: Checkpoint,  # noqa: ARG002
-        parameters: Mapping[str, Parameter],
-        quantization: Quantization,
-        progress: Callable[[int, int], None],  # noqa: ARG002
-        layout: Layout,
-    ) -> tuple[dict[str, WeightEntry], list[FileEntry]]:
-        self.placed.extend(place_weights(parameters, quantization, layout))
+    def put_weights(self, job: WeightsJob, progress: Progress) -> StoredWeights:  # noqa: ARG002
+        self.placed.extend(place_weights(job.parameters, job.quantization, job.layout))
         sizes = dict(zip(shard_files(self.placed), shard_sizes(self.placed), strict=True))
         self.sizes.update(sizes)
         entries = [FileEntry(file=file, size=size, sha256=NO_HASH) for file, size in sizes.items()]

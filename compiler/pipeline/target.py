@@ -1,7 +1,8 @@
-"""What a target gives the compiler: for a plan, every kernel as source text and the variants of every step.
+"""The interface between the compiler and targets: a target lowers a plan to kernels and to the variants of every step.
 
-A target is a package `targets/<name>` with a module ``lower`` (see `Target`) and a module ``runner`` with ``open_runner``. A framework with
-kernels of its own has a module ``export`` (see `Exporter`) in place of ``lower``. They are found by name: the compiler knows no device.
+A target is a package `targets/<name>` with a module ``lower`` (see `Target`) and a module ``runner`` with
+``open_runner``. A framework with its own kernels has a module ``export`` (see `Exporter`) instead of ``lower``. Targets
+are found by name: the compiler knows no device.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ RUNNERS = ("numpy", *TARGETS, *EXPORTS)
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """One kernel as it goes into a bundle; see `manifest.KernelEntry`. ``file`` is one of the plan's `LoweredPlan.files`.
+    """One kernel of a bundle; see `manifest.KernelEntry`. ``file`` is one of the plan's `LoweredPlan.files`.
 
-    ``scratch`` gives the float32 elements of each scratch buffer that it binds.
+    ``scratch`` gives the number of float32 elements of each scratch buffer that the kernel binds.
     """
 
     name: str
@@ -51,9 +52,11 @@ class KernelSource:
 
 @dataclass(frozen=True, slots=True)
 class LoweredPlan:
-    """``step_variants[i]`` names the list in ``variants`` for step i; ``files`` are what kernels are in, by their place in the bundle.
+    """``step_variants[i]`` names the list in ``variants`` for step i. ``files`` contain the kernels, by their path in
+    the bundle.
 
-    ``arch`` is what the files were compiled for, None where they are source that any device of the target takes.
+    ``arch`` is the architecture that the files were compiled for; None if they are source code for any device of the
+    target.
     """
 
     arch: str | None
@@ -68,9 +71,9 @@ class LoweredPlan:
 class Target(Protocol):
     # The largest buffer that a kernel may bind, in bytes.
     MAX_BINDING_BYTES: int
-    # The dtypes of activations that it offers beside those of the quantization: of "bfloat16", "int8".
+    # The activation dtypes that it offers in addition to those of the quantization: "bfloat16" or "int8".
     EXTRA_ACTIVATIONS: tuple[str, ...]
-    # Whether its bundles can take LoRA adapters.
+    # Whether its bundles can accept LoRA adapters.
     TAKES_LORA: bool
     # How its kernels read matrices.
     LAYOUT: Layout
@@ -83,14 +86,19 @@ class Target(Protocol):
         arch: str | None,
         progress: Callable[[int, int], None],
     ) -> LoweredPlan:
-        """Lower every kernel that the plan's steps may use, for ``arch`` or the target's default. ``progress`` is told kernels done and in
-        all. Raises RequestError for an ``arch`` that the target does not know.
+        """Lower every kernel that the plan's steps may use, for ``arch`` or the target's default.
+
+        ``progress`` receives the number of lowered kernels and of all kernels. Raises RequestError for an unknown
+        ``arch``.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """What is to be written. ``quantization`` has the wanted group size; ``activation`` is one of its dtypes; ``context`` in tokens."""
+    """Options of an export. ``quantization`` has the requested group size; ``activation`` is one of its dtypes.
+
+    ``context`` is in tokens.
+    """
 
     quantization: Quantization
     activation: str
@@ -100,7 +108,7 @@ class ExportOptions:
 
 
 class Exporter(Protocol):
-    # The devices that graphs differ for, the default first; none where the framework asks for no choice.
+    # The devices that need graphs of their own, the default first; empty if one graph serves all devices.
     DEVICES: tuple[str, ...]
 
     def activations(self, device: str | None) -> tuple[str, ...]:
@@ -114,17 +122,19 @@ class Exporter(Protocol):
         folder: Path,
         progress: Callable[[int, int], None],
     ) -> None:
-        """Write the framework's files into ``folder``, tokenizer.json too. ``progress`` is told elements of weights done and in all.
+        """Write the framework's files into ``folder``, including tokenizer.json. ``progress`` receives the number of
+        finished weight elements and of all weight elements.
 
-        Raises RequestError or QuantizationError for what the framework's kernels do not take, or run badly.
+        Raises RequestError or QuantizationError for options that the framework's kernels do not support, or run badly.
         """
 
     def file_sizes(
         self, checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path
     ) -> Mapping[str, int]:
-        """The size in bytes of every file that `export` would write. No weight is read; ``folder`` is a place for small files.
+        """The size in bytes of every file that `export` would write. No weight is read; ``folder`` may hold small
+        temporary files.
 
-        Raises as `export` does for everything that does not depend on the weights' values.
+        Raises the same errors as `export`, except for errors that depend on the weights' values.
         """
 
 
@@ -140,10 +150,11 @@ def load_target(name: str) -> Target:
 
 
 def open_runner(name: str, bundle: Bundle | ExportBundle, limits: Limits) -> Runner:
-    """A runner for batches up to ``limits``: "numpy", the reference, which takes any plan, or a target's own. It has passed the self-test.
+    """A runner for batches up to ``limits``: "numpy", the reference, which runs any plan, or the target's own runner.
 
-    Raises RequestError for an unknown name or a bundle of another target, BundleError for a file whose hash is wrong, and DeviceError if
-    this machine cannot run it or computes it incorrectly.
+    The runner has passed the self-test. Raises RequestError for an unknown name or a bundle of another target,
+    BundleError for a file whose hash is wrong, and DeviceError if this machine cannot run the bundle or computes it
+    incorrectly.
     """
     bundle.verify()
     if name not in RUNNERS:
@@ -166,5 +177,7 @@ def open_runner(name: str, bundle: Bundle | ExportBundle, limits: Limits) -> Run
 
 
 def check_machine(bundle: Bundle | ExportBundle) -> None:
-    """Raises DeviceError or ToolError if this machine cannot run the bundle on its own target, without reading the weights."""
+    """Raises DeviceError or ToolError if this machine cannot run the bundle on its own target, without reading the
+    weights.
+    """
     importlib.import_module(f"nearfar.targets.{bundle.manifest.target}.runner").check_machine(bundle)

@@ -1,4 +1,6 @@
-"""Weights: from a checkpoint's tensors to a bundle's shards, a block of rows at a time, so that memory does not grow with the model."""
+"""Packs a checkpoint's tensors into a bundle's shards, one block of rows at a time, so memory does not grow with the
+model.
+"""
 
 from __future__ import annotations
 
@@ -21,34 +23,36 @@ from ..quant import PlaneLayout, Quantization
 from ..quant.base import FloatArray, require_finite
 from ..quant.layout import Layout, rows_per_tile, store_rows, stored_shape
 
-# Shards of this size load in parallel and resume in small steps; a plane is never cut, so a large one has a shard of its own.
+# Shards of this size load in parallel and resume in small steps. Planes are not split, so a large plane has its own
+# shard.
 SHARD_BYTES = 32 << 20
-# WebGPU wants buffer offsets in multiples of 256, should a runtime ever bind a part of a shard.
+# WebGPU requires buffer offsets to be multiples of 256, in case a runtime binds a part of a shard.
 ALIGNMENT = 256
-# Elements of a tensor that are in memory at once, as float32 and in a few copies, on each of the packing threads.
+# The number of elements of a tensor that each packing thread holds in memory at once, as float32 and in a few copies.
 BLOCK_ELEMENTS = 2 << 20
 PACKING_THREADS = 2
-# Tensors that some checkpoints carry although their values follow from the configuration.
+# Tensors that some checkpoints contain although their values follow from the configuration.
 DERIVED = re.compile(r".*\.rotary_emb\.inv_freq")
 
 
 def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -> None:
-    """Raise CheckpointError unless the checkpoint holds the tensors of all parameters in their shapes, and no unused ones."""
+    """Raise CheckpointError if a parameter's tensor is missing or has the wrong shape, or if a tensor is unused."""
     expected = tensor_shapes(parameters)
     for name, shape in expected.items():
         tensor = checkpoint.tensors.get(name)
         if tensor is None:
             raise CheckpointError(
-                f"{checkpoint.path}: tensor {name} is missing; the weights do not fit config.json, or a file was not downloaded",
+                f"{checkpoint.path}: tensor {name} is missing; the weights do not match config.json, "
+                "or a file was not downloaded",
                 tensor=name,
             )
         if tensor.shape != shape:
             raise CheckpointError(
-                f"{checkpoint.path}: tensor {name} has shape {list(tensor.shape)}, config.json says {list(shape)}; "
-                "the weights belong to another model",
+                f"{checkpoint.path}: tensor {name} has shape {list(tensor.shape)}, "
+                f"but config.json requires {list(shape)}; the weights belong to another model",
                 tensor=name, found=list(tensor.shape), expected=list(shape),
             )  # fmt: skip
-    # Unused is a head that is the embedding's copy, and the head of a model that embeds.
+    # These heads are not read: a copy of the embedding, and the head of a model that makes embeddings.
     unused_head = (
         {"lm_head.weight"} if checkpoint.spec.tie_word_embeddings or checkpoint.embedding is not None else set()
     )
@@ -59,14 +63,14 @@ def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -
     ]
     if unused:
         raise CheckpointError(
-            f"{checkpoint.path}: tensor {unused[0]} is not part of a {checkpoint.spec.model_type} model with this config.json "
-            f"({len(unused)} such tensors); compiling without it would change the answers",
+            f"{checkpoint.path}: tensor {unused[0]} is not part of a {checkpoint.spec.model_type} model "
+            f"with this config.json ({len(unused)} such tensors); compiling without it would change the answers",
             tensors=unused,
         )
 
 
 def tensor_shapes(parameters: Mapping[str, Parameter]) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor that parameters read, which together read all of its rows."""
+    """The shape of each tensor that parameters read. Together, the parameters read all rows of a tensor."""
     ranges: dict[str, set[tuple[int, int]]] = {}
     columns: dict[str, int | None] = {}
     for parameter in parameters.values():
@@ -74,9 +78,9 @@ def tensor_shapes(parameters: Mapping[str, Parameter]) -> dict[str, tuple[int, .
             ranges.setdefault(source.tensor, set()).add((source.start, source.stop))
             columns[source.tensor] = parameter.columns
     shapes: dict[str, tuple[int, ...]] = {}
-    for tensor, found in ranges.items():
+    for tensor, parts in ranges.items():
         rows = 0
-        for start, stop in sorted(found):
+        for start, stop in sorted(parts):
             assert start <= rows, f"rows {rows} to {start} of {tensor} are not read"
             rows = max(rows, stop)
         width = columns[tensor]
@@ -86,7 +90,7 @@ def tensor_shapes(parameters: Mapping[str, Parameter]) -> dict[str, tuple[int, .
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A weight and where its planes go."""
+    """A weight, and the shards and offsets of its planes."""
 
     parameter: Parameter
     layouts: tuple[PlaneLayout, ...]
@@ -94,7 +98,7 @@ class Placed:
 
 
 def place_weights(parameters: Mapping[str, Parameter], quantization: Quantization, layout: Layout) -> list[Placed]:
-    """Give every plane a shard and an offset, in the order of the parameters."""
+    """Assign a shard and an offset to every plane, in the order of the parameters."""
     placed = []
     shard, end = 0, 0
     for parameter in parameters.values():
@@ -125,9 +129,10 @@ def write_weights(
     progress: Callable[[int, int], None],
     layout: Layout = "rows",
 ) -> tuple[dict[str, WeightEntry], list[FileEntry]]:
-    """Pack all parameters into shards below ``folder``, matrices in ``layout``. ``progress`` is told elements done and in all.
+    """Pack all parameters into shards below ``folder``, matrices in ``layout``.
 
-    Raises CheckpointError or QuantizationError, naming the tensor.
+    ``progress`` receives the number of packed elements and of all elements. Raises CheckpointError or
+    QuantizationError, naming the tensor.
     """
     placed = place_weights(parameters, quantization, layout)
     files = shard_files(placed)
@@ -161,7 +166,7 @@ def shard_files(placed: Sequence[Placed]) -> list[str]:
 
 
 def shard_sizes(placed: Sequence[Placed]) -> list[int]:
-    """Bytes of each shard: its last plane ends it."""
+    """The bytes of each shard, which ends with its last plane."""
     ends: dict[int, int] = {}
     for plane in (plane for weight in placed for plane in weight.entry.planes):
         ends[plane.shard] = max(ends.get(plane.shard, 0), plane.offset + plane.size)
@@ -169,7 +174,7 @@ def shard_sizes(placed: Sequence[Placed]) -> list[int]:
 
 
 def blocks(parameter: Parameter, layout: Layout) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of at most BLOCK_ELEMENTS elements, but of a whole tile at least."""
+    """Ranges of rows with at most BLOCK_ELEMENTS elements, but with at least one complete tile."""
     tile = rows_per_tile(layout)
     step = max(1, BLOCK_ELEMENTS // ((parameter.columns or 1) * tile)) * tile
     for start in range(0, parameter.rows, step):
@@ -185,7 +190,9 @@ def in_order(
     checkpoint: Checkpoint,
     quantization: Quantization,
 ) -> Iterator[tuple[Placed, int, int, Planes]]:
-    """Read and pack blocks on the pool's threads, two ahead of the writer for each thread and no more, and give them back in order."""
+    """Read and pack blocks on the pool's threads, and yield them in order. Each thread is at most two blocks ahead of
+    the writer.
+    """
     pending = []
     for job in jobs:
         pending.append((job, pool.submit(read_and_pack, checkpoint, *job, quantization)))
@@ -197,7 +204,7 @@ def in_order(
 
 
 def read_and_pack(checkpoint: Checkpoint, weight: Placed, start: int, stop: int, quantization: Quantization) -> Planes:
-    """Rows [start, stop) of every plane, as they are stored."""
+    """Rows [start, stop) of every plane, in their stored form."""
     parameter = weight.parameter
     try:
         rows = read_rows(checkpoint, parameter, start, stop)

@@ -1,6 +1,6 @@
-"""ChatTemplate: a checkpoint's Jinja template, rendered as transformers renders it. Messages flow in, the prompt's text flows out.
+"""ChatTemplate: renders messages to a prompt's text with a checkpoint's Jinja template, as transformers does.
 
-A template is untrusted code: it runs in Jinja's sandbox and sees plain JSON values only.
+A template is untrusted code: it runs in Jinja's sandbox and receives only plain JSON values.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from ..errors import CheckpointError, RequestError
 from .control_tokens import SENTINEL
 
 Message = Mapping[str, Any]
-# What a request calls the variables of its own.
+# The name of a request's own template variables.
 VARIABLES = "chat_template_kwargs"
-# What a template gets in any case, or in transformers.
+# Names of values that a template always receives, here or in transformers.
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
     | {f"{name}_token" for name in ("bos", "eos", "pad", "unk")}
 )  # fmt: skip
-# Characters of a prompt. The longest contexts, of a million tokens, have fewer.
+# The maximum number of characters of a prompt. The longest contexts, of a million tokens, have fewer.
 MAX_PROMPT_CHARACTERS = 16 * 2**20
-# An even number of backslashes before it are characters of their own.
+# If an even number of backslashes precedes it, they are literal backslashes.
 _ESCAPED_SENTINEL = re.compile(r"(?<!\\)((?:\\\\)*)\\ufdd0")
 
 
 class ChatTemplate:
-    """A template with the special tokens that it may name. It is compiled when it is first rendered.
+    """A template, and the special tokens that it may use. It is compiled when it is first rendered.
 
-    Compiling and rendering run the template's code, which may take any time and memory: a server does both in a process of its own.
+    Compiling and rendering run the template's code, which may need unlimited time and memory. A server does both in a
+    separate process.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -71,10 +72,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text, which holds its special tokens as text. ``variables`` are further ones of the template (enable_thinking).
+        """The prompt's text, with special tokens spelled out. ``variables`` are additional variables of the template
+        (enable_thinking).
 
-        Raises RequestError for messages, tools or variables that the template refuses or that are not plain JSON, and for a variable with a
-        reserved name; CheckpointError when the template is not valid Jinja, fails, or writes more than MAX_PROMPT_CHARACTERS.
+        Raises RequestError for messages, tools or variables that the template refuses or that are not plain JSON, and
+        for a variable with a reserved name; CheckpointError if the template is not valid Jinja, fails, or writes more
+        than MAX_PROMPT_CHARACTERS.
         """
         template, own = self._template, self._checked(variables or {})
         values = _plain_json({"messages": list(messages), "tools": None if tools is None else list(tools)})
@@ -83,27 +86,27 @@ class ChatTemplate:
                 raise RequestError(f"messages[{index}] must be an object with a string 'role'", index=index)
             _open_arguments(message, index)
         try:
-            # transformers gives templates `documents` as well, and special tokens only where there are any.
-            given = {
+            # Like transformers, pass `documents` too, and only the special tokens that exist.
+            inputs = {
                 **own,
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
                 **values,
                 **self.special_tokens,
             }
-            return _joined(template.generate(given))
+            return _joined(template.generate(inputs))
         except _Refusal as error:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
-        except Exception as error:  # A template can raise whatever Python's own operators raise.
+        except Exception as error:  # A template can raise any error of Python's operators.
             line = _template_line(error)
-            place = f"line {line}: " if line else ""
+            location = f"line {line}: " if line else ""
             raise CheckpointError(
-                f"chat template: {place}{type(error).__name__}: {error}; correct the checkpoint's chat template",
+                f"chat template: {location}{type(error).__name__}: {error}; correct the checkpoint's chat template",
                 line=line,
             ) from error
 
     def _checked(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Plain JSON under names that are free."""
+        """The variables as plain JSON. Raises RequestError for reserved names."""
         reserved = RESERVED | self._template.environment.globals.keys()
         wrong = next((name for name in variables if name in reserved), None)
         if wrong is not None:
@@ -128,14 +131,16 @@ class _Refusal(jinja2.TemplateError):
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's words for training; here its body is rendered as if the tags were not there."""
+    """`{% generation %}` marks the assistant's text for training. Here, its body is rendered as if the tags did not
+    exist.
+    """
 
     tags = {"generation"}  # noqa: RUF012, the base class declares it so
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A call block has a scope of its own, as in transformers: what the body sets is not seen after it.
+        # A call block has its own scope, as in transformers: variables that the body sets are not visible after it.
         return jinja2.nodes.CallBlock(self.call_method("_render_body"), [], [], body).set_lineno(line)
 
     def _render_body(self, caller: Any) -> str:
@@ -175,13 +180,13 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes for HTML and sorts keys; models are trained on neither.
+    # Jinja's own filter escapes HTML and sorts keys, but models are trained without either.
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return _with_sentinels(text) if ensure_ascii else text
 
 
 def _printed(value: Any) -> Any:
-    """What `{{ value }}` writes: of a list or an object its Python form."""
+    """The output of `{{ value }}`. Lists and objects are written in their Python form."""
     return _with_sentinels(str(value)) if isinstance(value, list | tuple | dict) else value
 
 
@@ -198,7 +203,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    # The type itself has attributes through which a template could reach further.
+    # The type itself has attributes through which a template could escape the sandbox.
     return dict(*args, **kwargs)
 
 
@@ -218,7 +223,11 @@ def _plain_json(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _open_arguments(message: dict[str, Any], index: int) -> None:
-    """Templates write the arguments of calls as JSON themselves, and put contents together; OpenAI's messages have text, and no content."""
+    """Parse the arguments of tool calls, and replace a missing content by "".
+
+    Templates serialize arguments and concatenate contents themselves, but OpenAI's messages have arguments as text, and
+    may have no content.
+    """
     calls = message.get("tool_calls")
     if not calls:
         return
@@ -245,7 +254,7 @@ def _open_arguments(message: dict[str, Any], index: int) -> None:
 
 
 def _template_line(error: BaseException) -> int | None:
-    """The template's line that raised, which Jinja writes into the traceback."""
+    """The line of the template that raised an error, from the traceback."""
     line = None
     traceback = error.__traceback__
     while traceback is not None:

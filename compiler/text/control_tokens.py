@@ -1,8 +1,8 @@
-"""ControlTokens: keeps text from outside, such as a message, from being read as the control tokens that a chat template writes.
+"""ControlTokens: prevents untrusted text, such as a message, from being read as control tokens of a chat template.
 
-A tokenizer matches the text of control tokens ("<|im_end|>") anywhere in a prompt, so a message that spells one could forge a turn.
-Before the template is rendered, `mark` inserts a sentinel wherever a message's text could be part of such a match. In the rendered
-prompt, a match without a sentinel is the template's own.
+A tokenizer matches the text of control tokens ("<|im_end|>") anywhere in a prompt, so a message that contains one could
+forge a turn. Before the template is rendered, `mark` inserts a sentinel wherever a message's text could be part of such
+a match. In the rendered prompt, the template itself wrote each match without a sentinel.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 from ..errors import RequestError
 
-# A Unicode noncharacter, which is reserved for use inside a program, and is neither white space nor part of any word.
+# A Unicode noncharacter. It is reserved for internal use, and is neither white space nor part of a word.
 SENTINEL = "\ufdd0"
 _CLOSE = "\ufdd1"
-# Templates read tags such as <think> in answers. Words and white space are added tokens of some models.
+# Templates search answers for tags such as <think>. Some models have words and white space as added tokens.
 _NOT_A_MARKER = re.compile(r"</?[A-Za-z_]+>|[\w\s]*")
 
 
@@ -31,46 +31,49 @@ class Match:
 
 
 class ControlTokens:
-    """``added``: the text of every added token of a tokenizer; ``controls``: those of them that are control tokens."""
+    """``added``: the text of every added token of a tokenizer. ``controls``: the text of those that are control
+    tokens.
+    """
 
     def __init__(self, added: Iterable[str], controls: Collection[str]) -> None:
-        # Empty tokens match nothing; the others of the tokenizer take part because the longest match wins.
+        # Empty tokens match nothing. All other added tokens are included, because the longest match wins.
         self._added = _any_of({*added, *controls} - {""})
         self._controls = frozenset(controls) - {""}
-        self._whole = _any_of(self._controls)
+        self._any_control = _any_of(self._controls)
         self._prefixes = frozenset(token[:end] for token in self._controls for end in range(1, len(token)))
         self._suffixes = frozenset(token[start:] for token in self._controls for start in range(1, len(token)))
         self._longest = max((len(token) for token in self._controls), default=0)
 
     def mark(self, text: str) -> str:
-        """The text with sentinels inside each control token, and at an end that could become part of one beside other text.
+        """The text with sentinels inside each control token, and at both ends if adjacent text could complete a control
+        token.
 
         Raises RequestError for a text that contains the sentinel itself.
         """
         if SENTINEL in text:
             raise sentinel_refused()
         marked, end = [], 0
-        match = self._whole.search(text)
+        match = self._any_control.search(text)
         while match is not None:
-            # The search goes on inside this match, since another one may overlap it.
+            # The search continues inside this match, because another match may overlap it.
             inside = match.start() + 1
             marked.append(text[end:inside])
             end = inside
-            match = self._whole.search(text, inside)
+            match = self._any_control.search(text, inside)
         marked.append(text[end:])
-        # A template may trim the text, so what counts is the text without the space around it.
+        # A template may trim the text, so its ends are checked without surrounding white space.
         lead, trail = len(text) - len(text.lstrip()), len(text.rstrip())
         core_start, core_end = text[lead : lead + self._longest], text[max(lead, trail - self._longest) : trail]
-        whole = SENTINEL.join(marked)
+        result = SENTINEL.join(marked)
         if any(core_end[-size:] in self._prefixes for size in range(1, len(core_end) + 1)):
-            cut = len(whole) - (len(text) - trail)
-            whole = whole[:cut] + SENTINEL + whole[cut:]
+            cut = len(result) - (len(text) - trail)
+            result = result[:cut] + SENTINEL + result[cut:]
         if any(core_start[:size] in self._suffixes for size in range(1, len(core_start) + 1)):
-            whole = whole[:lead] + SENTINEL + whole[lead:]
-        return whole
+            result = result[:lead] + SENTINEL + result[lead:]
+        return result
 
     def mark_infix(self, text: str) -> str:
-        """As `mark`, and a text that lies wholly inside a control token is marked too, so that a template cannot complete it."""
+        """Like `mark`, but also mark a text that is inside a control token, so that a template cannot complete it."""
         marked, core = self.mark(text), text.strip()
         if (
             marked != text
@@ -82,7 +85,7 @@ class ControlTokens:
         return text.replace(core, SENTINEL + core, 1)
 
     def mark_value(self, value: Any) -> Any:
-        """All strings of a JSON value, keys included."""
+        """Mark all strings of a JSON value, including keys."""
         if isinstance(value, str):
             return self.mark(value)
         if isinstance(value, Mapping):
@@ -92,22 +95,22 @@ class ControlTokens:
         return value
 
     def mark_messages(self, messages: Sequence[Any]) -> list[Any]:
-        """All strings of messages except roles and the types of calls.
+        """Mark all strings of messages except roles and the types of calls.
 
         Arguments that are JSON text are parsed first, because JSON can escape any character.
         """
         return [self._message(message) if isinstance(message, Mapping) else message for message in messages]
 
     def mark_tools(self, tools: Sequence[Any]) -> list[Any]:
-        """All strings of tools except their types."""
+        """Mark all strings of tools except their types."""
         return [self._except_type(tool) for tool in tools]
 
     def find(self, text: str) -> list[Match]:
-        """The control tokens that a tokenizer matches in a text: the leftmost first, of these the longest."""
-        return [Match(found.start(), found[0]) for found in self._added.finditer(text) if found[0] in self._controls]
+        """The control tokens that a tokenizer matches in a text: the leftmost match, and the longest of those."""
+        return [Match(match.start(), match[0]) for match in self._added.finditer(text) if match[0] in self._controls]
 
     def unmark(self, marked: str) -> tuple[str, list[Match]]:
-        """A rendered prompt without its sentinels, and the matches in it that are the template's own."""
+        """A rendered prompt without its sentinels, and the matches that the template itself wrote."""
         own, seen, end = [], 0, 0
         for match in self.find(marked):
             seen += marked.count(SENTINEL, end, match.start)
@@ -140,20 +143,22 @@ def sentinel_refused() -> RequestError:
 
 
 def spells_marker(template: str, token: str) -> bool:
-    """Whether a chat template's source spells out an added token that marks a turn, such as DeepSeek's <｜User｜>, which is not special.
+    """Whether a chat template contains an added token that marks a turn, such as DeepSeek's <｜User｜>.
 
-    Tags such as <think> are not markers, since templates look for them in answers; nor are words and white space.
+    Such a token is not special in the tokenizer.
+    Tags such as <think> are not markers, because templates search answers for them. Words and white space are not
+    markers either.
     """
     return token in template and not _NOT_A_MARKER.fullmatch(token)
 
 
 def private_spelling(index: int) -> str:
-    """A text that stands for a control token where the token's own text is plain text."""
+    """A text that represents a control token in a backend that reads the token's own text as plain text."""
     return f"{SENTINEL}{index}{_CLOSE}"
 
 
 def _parse_arguments(call: Any) -> Any:
-    """What cannot be parsed stays as it is: the chat template refuses it."""
+    """Parse the arguments of a call. Invalid arguments stay unchanged, and the chat template refuses them."""
     function = call.get("function") if isinstance(call, Mapping) else None
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
     if not isinstance(arguments, str):
@@ -170,14 +175,16 @@ def _parse_arguments(call: Any) -> Any:
 
 
 def _any_of(words: Collection[str]) -> re.Pattern[str]:
-    """Matches the longest of the words. Common prefixes are factored out, so that no text makes the search slow."""
+    """A pattern that matches the longest of the words. It factors out common prefixes, so that no text makes the search
+    slow.
+    """
     tree: dict[str, Any] = {}
     for word in words:
         node = tree
         for character in word:
             node = node.setdefault(character, {})
         node[""] = {}
-    # Without words, a pattern that matches nothing.
+    # Without words, the pattern matches nothing.
     return re.compile(_tree_pattern(tree) if tree else r"(?!)")
 
 

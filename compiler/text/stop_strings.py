@@ -1,7 +1,7 @@
-"""Stop strings: they receive an answer's text as it comes and return the text before the first stop string.
+"""Stop strings: receive an answer's text piece by piece, and return the text before the first stop string.
 
-Text that may still become one is held back. All stop strings share one automaton, so that the cost of a character does not depend on their
-number (Aho and Corasick 1975).
+Text that may be the beginning of a stop string is held back. All stop strings share one automaton, so the cost per
+character does not depend on their number (Aho and Corasick 1975).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ MAX_CHARACTERS = 16_384
 
 
 class StopAutomaton:
-    """The stop strings of a request, shared by its answers. Node 0 is where nothing of any of them has come.
+    """The stop strings of a request, shared by its answers. Node 0 means that no stop string has begun.
 
-    Raises RequestError for an empty stop string, and for more than 16,384 characters of them in all.
+    Raises RequestError for an empty stop string, and for more than 16,384 characters in total.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ class StopAutomaton:
             )
         self.children: list[dict[str, int]] = [{}]
         self.depths = [0]
-        # The longest stop string that ends at a node; 0 where none does.
+        # The length of the longest stop string that ends at a node; 0 if none ends there.
         self.stop_lengths = [0]
         self.fallbacks = [0]
         for stop in stops:
@@ -58,7 +58,7 @@ class StopAutomaton:
         self.stop_lengths[node] = len(stop)
 
     def _link(self) -> None:
-        """To each node the one of the longest other string that ends the same way; shorter ones are linked first."""
+        """Link each node to the node of its longest proper suffix. Shorter strings are linked first."""
         pending = deque(self.children[0].values())
         while pending:
             node = pending.popleft()
@@ -69,7 +69,9 @@ class StopAutomaton:
 
 
 class StopStrings:
-    """One answer's text against the stop strings. The answer ends before the one that is complete first, the longest of those."""
+    """Searches one answer's text for stop strings. The answer ends before the stop string that is complete first, or
+    the longest.
+    """
 
     def __init__(self, automaton: StopAutomaton) -> None:
         self._automaton = automaton
@@ -79,28 +81,31 @@ class StopStrings:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string came. Nothing flows out after it."""
+        """Whether a stop string was found. No text is returned after that."""
         return self._stopped
 
     def feed(self, text: str, may_stop: bool = True) -> str:
-        """The text that no stop string can take back any more. Without ``may_stop``, a stop string that ends in ``text`` has no effect."""
+        """Add text; return the text that can no longer be part of a stop string.
+
+        Without ``may_stop``, a stop string that ends in ``text`` has no effect.
+        """
         if self._stopped:
             return ""
         automaton = self._automaton
         if len(automaton.children) == 1:
             return text
-        whole = self._held + text
+        pending = self._held + text
         for position, character in enumerate(text, len(self._held) + 1):
             self._node = automaton.step(self._node, character)
             length = automaton.stop_lengths[self._node]
             if length and may_stop:
                 self._stopped, self._held = True, ""
-                return whole[: position - length]
-        settled = len(whole) - automaton.depths[self._node]
-        self._held = whole[settled:]
-        return whole[:settled]
+                return pending[: position - length]
+        settled = len(pending) - automaton.depths[self._node]
+        self._held = pending[settled:]
+        return pending[:settled]
 
     def finish(self) -> str:
-        """The text still held back, once it is known that no more comes."""
+        """The text that is still held back, at the end of the answer."""
         held, self._held = self._held, ""
         return held

@@ -1,4 +1,4 @@
-"""A lower bound on the number of tokens of a text, so that a text that cannot fit is refused before it is encoded."""
+"""A lower bound on the number of tokens of a text, so that a text that is too long is refused before it is encoded."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ _KEEPING_PRE_TOKENIZERS = ("ByteLevel", "Metaspace", "Digits")
 
 
 def bytes_per_token(backend: Any) -> int | None:
-    """The most bytes of a text that one token of a `tokenizers.Tokenizer` can stand for; None if there is no such limit.
+    """The maximum number of bytes of a text that one token of a `tokenizers.Tokenizer` can represent; None if it is
+    unlimited.
 
-    The limit holds only for BPE tokenizers that encode every byte and drop nothing: a normalizer other than NFC, Prepend and a Replace that
-    does not shorten, a pre-tokenizer that removes text, an added token that absorbs white space, or an unknown token ends it.
+    The limit exists only for BPE tokenizers that encode every byte and drop no text. It does not exist with a
+    normalizer other than NFC, Prepend and a Replace that does not shorten, a pre-tokenizer that removes text, an added
+    token that absorbs white space, or an unknown token.
     """
     model = backend.model
     vocab: dict[str, int] = backend.get_vocab(with_added_tokens=False)
@@ -42,7 +44,7 @@ def bytes_per_token(backend: Any) -> int | None:
 
 
 def _parts(component: Any, several: str) -> list[Mapping[str, Any]]:
-    """The parts of a normalizer or a pre-tokenizer, as tokenizer.json has them."""
+    """The parts of a normalizer or a pre-tokenizer, in the form of tokenizer.json."""
     return [] if component is None else _flat(json.loads(component.__getstate__()), several)
 
 

@@ -1,6 +1,7 @@
-"""Tokenizer: text and chats to token ids and back, and TextStream, which turns ids into text as they come.
+"""Tokenizer converts text and chats to token ids and back; TextStream converts a stream of ids to text.
 
-The tokenizers library does the work on tokenizer.json; this adds the chat template and the bos flag of tokenizer_config.json.
+The tokenizers library implements tokenizer.json; this file adds the chat template and the bos flag of
+tokenizer_config.json.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from .chat_template import ChatTemplate, Message
 from .control_tokens import SENTINEL, ControlTokens, private_spelling, sentinel_refused, spells_marker
 from .token_bound import bytes_per_token
 
-# How byte-fallback tokenizers name the token of a single byte.
+# The name of a single byte's token in byte-fallback tokenizers.
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
 
 
 class Tokenizer:
-    """Raises CheckpointError when tokenizer.json cannot be loaded. ``chat_template`` is None if the model has none.
+    """Raises CheckpointError if tokenizer.json cannot be loaded. ``chat_template`` is None if the model has none.
 
-    Control tokens are the special added tokens, the named ones (bos, eos, pad, unk) and the markers that the chat template spells out.
-    Text never becomes one of them unless the caller asks for it; only the chat template writes them. `encode` and `decode` let other
-    threads run, however long the text is.
+    Control tokens are the special added tokens, the named ones (bos, eos, pad, unk) and the markers that the chat
+    template spells out. Text never becomes a control token unless the caller requests it; only the chat template writes
+    control tokens. `encode` and `decode` release the GIL, even for long texts.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
@@ -51,41 +52,44 @@ class Tokenizer:
             if token.special or token.content in named.values() or spells_marker(template, token.content)
         }
         self._controls = ControlTokens(self._added, self._control_ids)
-        # A model writes its unknown token for text that it cannot encode.
+        # A tokenizer uses its unknown token for text that it cannot encode, so this token is not a sign of forgery.
         unknown = {files.unk_token, getattr(self._backend.model, "unk_token", None)}
         self._forgeable_ids = frozenset(token_id for text, token_id in self._control_ids.items() if text not in unknown)
         self.chat_template = None if files.chat_template is None else ChatTemplate(files.chat_template, named)
 
     @cached_property
     def bytes_per_token(self) -> int | None:
-        """The most bytes of UTF-8 that one token can stand for; None if there is no such limit."""
+        """The maximum number of UTF-8 bytes that one token can represent; None if it is unlimited."""
         return bytes_per_token(self._backend)
 
     def prepare(self) -> None:
-        """Make now what the first request would otherwise wait for."""
+        """Compute cached values now, so that the first request does not wait for them."""
         _ = self.bytes_per_token, self._splitting
 
     def least_tokens(self, text: str) -> int:
-        """A lower bound on the number of the text's tokens, found without encoding it; 0 if no bound is known."""
+        """A lower bound on the number of the text's tokens, without encoding it; 0 if no bound is known."""
         limit = self.bytes_per_token
         return 0 if limit is None else -(-len(text.encode(errors="replace")) // limit)
 
     def encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text. Control tokens that it spells out are split into the tokens of their text, or with
-        ``split_special_tokens`` False become single tokens. Raises RequestError for a text that cannot be encoded.
+        """The token ids of a text. Raises RequestError for a text that cannot be encoded.
+
+        Control tokens that the text spells out are split into the tokens of their text. If ``split_special_tokens`` is
+        False, they become single tokens.
         """
         ids = self._encode(self._backend, text, add_special_tokens)
-        if split_special_tokens and (found := self._forged(ids)):
-            # The tokenizer adds these to every text.
+        if split_special_tokens and (num_controls := self._forged(ids)):
+            # The tokenizer adds this number to every text.
             added = self._forged(self._encode(self._backend, "", add_special_tokens))
-            if found != added:
+            if num_controls != added:
                 if SENTINEL in text:
                     raise sentinel_refused()
                 ids = self._encode(self._splitting.backend, text, add_special_tokens)
                 self._require_split(self._forged(ids) == added)
                 return self._with_bos(ids, add_special_tokens, starts_with_bos=False)
         bos = self._bos_token_id
-        # Only if tokenizer_config.json forbids the bos token that tokenizer.json adds does it matter whether the text has its own.
+        # Whether the text has its own bos token matters only if tokenizer_config.json forbids the one that
+        # tokenizer.json adds.
         forbidden = add_special_tokens and self._add_bos_token is False and ids[:1] == [bos]
         starts_with_bos = forbidden and self._encode(self._backend, text, add_special_tokens=False)[:1] == [bos]
         return self._with_bos(ids, add_special_tokens, starts_with_bos=starts_with_bos)
@@ -97,14 +101,12 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text for a chat. ``variables`` are further ones of the template.
+        """The prompt's text for a chat. ``variables`` are additional variables of the template.
 
-        Raises RequestError when there is no chat template, or it refuses these messages.
+        Raises RequestError if there is no chat template, or if it refuses these messages.
         """
         if self.chat_template is None:
-            raise RequestError(
-                "this model has no chat template, so it cannot chat; use --raw to give it plain text to continue"
-            )
+            raise RequestError("this model has no chat template, so it cannot chat; use --raw to continue plain text")
         return self.chat_template.render(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
@@ -116,9 +118,9 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The token ids of a chat's prompt. The template writes all special tokens itself, so none are added.
+        """The token ids of a chat's prompt. The template writes all special tokens, so none are added.
 
-        Those that messages, tools and variables spell out are split.
+        Special tokens that messages, tools and variables spell out are split.
         """
         marked_messages, marked_tools = self.mark_chat(messages, tools)
         marked_variables = self.mark_variables(variables)
@@ -129,23 +131,26 @@ class Tokenizer:
     def mark_chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[list[Any], list[Any] | None]:
-        """The messages and tools with sentinels wherever their text could be read as control tokens; render these.
+        """The messages and tools to render, with sentinels wherever their text could be read as control tokens.
 
-        Raises RequestError for text with U+FDD0, which is the sentinel, and for values that nest too deep.
+        Raises RequestError for text with U+FDD0, which is the sentinel, and for values that are nested too deeply.
         """
         try:
             return self._controls.mark_messages(messages), None if tools is None else self._controls.mark_tools(tools)
         except RecursionError as error:
-            raise RequestError("messages or tools nest too deep; make them flatter") from error
+            raise RequestError("messages or tools are nested too deeply; flatten them") from error
 
     def mark_variables(self, variables: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """As `mark_chat`, for further variables of the template."""
+        """Like `mark_chat`, for additional variables of the template."""
         return (
             None if variables is None else {name: self._controls.mark_value(value) for name, value in variables.items()}
         )
 
     def encode_rendered(self, prompt: str) -> list[int]:
-        """The token ids of what the template made of marked messages and tools. Raises RequestError for text that cannot be split."""
+        """The token ids of a prompt that was rendered from marked messages and tools.
+
+        Raises RequestError for text that cannot be split.
+        """
         if SENTINEL not in prompt:
             return self._encode(self._backend, prompt, add_special_tokens=False)
         text, own = self._controls.unmark(prompt)
@@ -162,23 +167,25 @@ class Tokenizer:
         return [splitting.real_id(token_id) for token_id in ids]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Ids without a token, which a padded vocabulary has, give no text."""
-        # Unlike `decode`, `decode_batch` lets other threads run.
+        """The text of token ids. Ids without a token, which occur in padded vocabularies, have no text."""
+        # Unlike `decode`, `decode_batch` releases the GIL.
         [text] = self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
         return str(text)
 
     def token_id(self, token: str) -> int | None:
-        """The id of the token with this name, None if there is none."""
+        """The id of the token with this name; None if it does not exist."""
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
 
     def is_byte_token(self, token_id: int) -> bool:
-        """Whether the token stands for one byte, so that only its neighbours tell which character it belongs to."""
+        """Whether the token is one byte, so that its character depends on its neighbours."""
         token = self._backend.id_to_token(token_id)
         return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
 
     def _with_bos(self, ids: list[int], add_special_tokens: bool, *, starts_with_bos: bool) -> list[int]:
-        """``starts_with_bos``: the text itself does, without what the tokenizer adds."""
+        """Add or remove the bos token as tokenizer_config.json requires. ``starts_with_bos``: the text itself starts
+        with it.
+        """
         bos = self._bos_token_id
         if not add_special_tokens or bos is None or self._add_bos_token is None:
             return ids
@@ -188,7 +195,7 @@ class Tokenizer:
 
     def _encode(self, backend: Any, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            # Unlike `encode`, `encode_batch_fast` lets other threads run; it computes no offsets.
+            # Unlike `encode`, `encode_batch_fast` releases the GIL. It computes no offsets.
             [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:
             raise RequestError(
@@ -204,8 +211,9 @@ class Tokenizer:
     def _require_split(self, split: bool) -> None:
         if not split:
             raise RequestError(
-                "the text spells a control token that this model's tokenizer cannot split; remove it, or for a raw prompt give "
-                "split_special_tokens: false",
+                "the text spells a control token that this model's tokenizer cannot split; "
+                "remove it, or for a raw prompt "
+                "set split_special_tokens to false",
                 code="invalid_text",
             )
 
@@ -214,15 +222,16 @@ class Tokenizer:
         from tokenizers import AddedToken
         from tokenizers import Tokenizer as Backend
 
-        # Both backends share the model, which holds the vocabulary: a second copy of 150,000 tokens would take about 70 MB.
+        # Both backends share the model, which holds the vocabulary. A second copy of 150,000 tokens would need about 70
+        # MB.
         backend: Any = Backend(self._backend.model)
         for part in ("normalizer", "pre_tokenizer", "post_processor"):
             if (value := getattr(self._backend, part)) is not None:
                 setattr(backend, part, value)
         backend.encode_special_tokens = True
         spelling = {content: private_spelling(index) for index, content in enumerate(self._control_ids)}
-        # Added in the order of their ids, the tokens get the same ids again. Control tokens become special, since the backend splits
-        # only special tokens.
+        # If the tokens are added in the order of their ids, they get the same ids again. Control tokens become special,
+        # because the backend splits only special tokens.
         tokens = self._backend.get_added_tokens_decoder()
         backend.add_tokens(
             [
@@ -230,7 +239,7 @@ class Tokenizer:
                 for _, token in sorted(tokens.items())
             ]
         )
-        assert backend.get_added_tokens_decoder().keys() == tokens.keys(), "the same tokens have the same ids"
+        assert backend.get_added_tokens_decoder().keys() == tokens.keys(), "the tokens must get the same ids again"
         backend.add_tokens(
             [_alike(AddedToken, self._added[content], private, special=False) for content, private in spelling.items()]
         )
@@ -243,7 +252,7 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Splitting:
-    """A backend that reads control tokens as plain text, and their private spellings as the tokens."""
+    """A backend that reads control tokens as plain text, and their private spellings as control tokens."""
 
     backend: Any
     spelling: Mapping[str, str]
@@ -255,7 +264,7 @@ class _Splitting:
 
 def _load_backend(files: TokenizerFiles) -> Any:
     backend = load_backend(files.read(), files.tokenizer_json)
-    # tokenizer.json may ask to cut or to fill up texts, as it was last used in training.
+    # tokenizer.json may enable truncation and padding, as in the last training run.
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -267,10 +276,11 @@ def _alike(kind: Any, token: Any, content: str, *, special: bool) -> Any:
 
 
 class TextStream:
-    """Token ids to text, one by one: what `feed` and then `finish` return, put together, is `decode` of all ids.
+    """Converts token ids to text, one by one. The results of `feed` and `finish` together are `decode` of all ids.
 
-    Text is held back while the last character may still change: an incomplete UTF-8 sequence, or a run of byte tokens. Each step
-    decodes the tokens since the last but one text came out, as decoders treat a first token in a way of its own.
+    Text is held back while its last character may still change: an incomplete UTF-8 sequence, or a run of byte tokens.
+    Each step decodes the tokens since the last but one emitted text, because decoders treat the first token
+    differently.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
@@ -284,13 +294,13 @@ class TextStream:
         self._emitted_chars = 0
 
     def feed(self, token_id: int) -> str:
-        """The text that this token completes, often that of the token itself, "" while it is held back."""
+        """The text that this token completes, which is usually its own text; "" while text is held back."""
         self._ids.append(token_id)
         if self._tokenizer.is_byte_token(token_id):
             self._in_byte_run = True
             return ""
         if self._in_byte_run and not self._tokenizer.decode([token_id], self._skip_special_tokens):
-            # A token without text, such as a special one, leaves its neighbours side by side.
+            # A token without text, such as a special one, does not end a run of byte tokens.
             return ""
         self._in_byte_run = False
         text = self._decode(self._window_start)
@@ -303,7 +313,9 @@ class TextStream:
         return delta
 
     def finish(self) -> str:
-        """The text still held back; an incomplete character comes out as U+FFFD. The stream takes no more tokens after it."""
+        """The text that is still held back. An incomplete character becomes U+FFFD. The stream accepts no more tokens
+        after this.
+        """
         delta = self._decode(0)[self._emitted_chars :]
         self._emitted_chars += len(delta)
         return delta

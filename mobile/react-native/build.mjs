@@ -1,5 +1,5 @@
-// Bundles the package into dist/index.js, what it takes of @nearfar/web included. Two files stay out: the grammar compiler, which is WebAssembly, and the
-// import of an ONNX Runtime by its address. Hermes has neither WebAssembly nor such an import.
+// Bundles the package and the parts of @nearfar/web that it uses into dist/index.js. Two files are left out: the
+// grammar compiler, which is WebAssembly, and the import of an ONNX Runtime by its address. Hermes supports neither.
 
 import { rm } from "node:fs/promises";
 

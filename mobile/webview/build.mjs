@@ -1,4 +1,4 @@
-// Bundles the page's side and the app's side into dist/. The files of @nearfar/web come in built.
+// Bundles the page's side and the app's side into dist/. It uses the built files of @nearfar/web.
 
 import { rm } from "node:fs/promises";
 

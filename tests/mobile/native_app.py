@@ -1,4 +1,6 @@
-"""An app around a page, as one in Swift or Kotlin is: it sends and reads the frames of mobile/webview/README.md as texts."""
+"""An app around a page, like one in Swift or Kotlin: it sends and reads the frames of mobile/webview/README.md as
+texts.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,15 @@ from uuid import uuid4
 
 from playwright.sync_api import Page
 
-# What WKWebView puts into a page for a message handler of the name "nearfar". A channel carries the same texts to an app in JavaScript.
+# The object that WKWebView adds to a page for the message handler "nearfar". A channel sends the same texts to an app
+# in JavaScript.
 STUB = """
 const channel = new BroadcastChannel("nearfar");
 const postMessage = (text) => { window.nearfarNative(text); channel.postMessage(text); };
 channel.onmessage = ({ data }) => window.nearfarReceive(data);
 window.webkit = { messageHandlers: { nearfar: { postMessage } } };
 """
-# This machine may be busy.
+# This is long because the machine may be busy.
 TIMEOUT_SECONDS = 180
 POLL_MS = 10
 
@@ -25,7 +28,7 @@ Frame = dict[str, Any]
 
 
 class NativeApp:
-    """Attach it before the page is opened."""
+    """Attach the app before the page is opened."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -36,7 +39,7 @@ class NativeApp:
         page.add_init_script(STUB)
 
     def hello(self) -> Frame:
-        """Start anew: what an earlier start asked for ends."""
+        """Restart the app, which ends the calls of its earlier start."""
         self.app = str(uuid4())
         self.send({"nearfar": 1, "type": "hello", "app": self.app})
         frame = self.wait_for_frame(type="hello", app=self.app)
@@ -44,7 +47,7 @@ class NativeApp:
         return frame
 
     def call(self, *path: str, args: list[Any]) -> int:
-        """Make a call; its number."""
+        """Make a call. Returns its id."""
         call = next(self._ids)
         self.message({"type": "call", "id": call, "path": list(path), "args": args})
         return call
@@ -56,13 +59,13 @@ class NativeApp:
         self.page.evaluate("(text) => window.nearfarReceive(text)", json.dumps(frame))
 
     def value(self, call: int) -> Any:
-        """The call's result, when it is there. Fails on its error."""
+        """Wait for the call's result. Fails on an error."""
         end = self.answer(call, "value", "error")
         assert end["type"] == "value", end
         return end.get("value")
 
     def answer(self, call: int, *types: str) -> Frame:
-        """The first message of one of the types that answers a call, when it is there."""
+        """Wait for the first message of these types that answers a call."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             found = [message for message in self.answers(call) if message["type"] in types]
@@ -72,7 +75,7 @@ class NativeApp:
         raise AssertionError(f"call {call} got no {types}, but {self.answers(call)}")
 
     def answers(self, call: int) -> list[Frame]:
-        """What answers a call so far."""
+        """The messages that have answered a call so far."""
         mine = [frame["message"] for frame in self.frames if frame["type"] == "message" and frame["app"] == self.app]
         return [message for message in mine if message["id"] == call]
 
@@ -86,7 +89,7 @@ class NativeApp:
         return self.items(call)
 
     def wait_for_frame(self, **fields: Any) -> Frame:
-        """The first frame with these fields, when it is there."""
+        """Wait for the first frame with these fields."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             found = [frame for frame in self.frames if fields.items() <= frame.items()]

@@ -1,4 +1,6 @@
-"""The built React Native package on Node, with onnxruntime-node in the native module's place: an app that comes, goes and comes back."""
+"""The built React Native package on Node, with onnxruntime-node instead of the native module: an app that pauses and
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from nearfar.compiler.pipeline.export import export_model
 PACKAGE = ROOT / "mobile/react-native"
 
 
-def test_an_app_downloads_answers_rests_and_goes_on_without_a_network(node: str, tmp_path: Path) -> None:
+def test_an_app_downloads_answers_pauses_and_continues_without_a_network(node: str, tmp_path: Path) -> None:
     built = PACKAGE / "dist/index.js"
     if not built.is_file():
         lacks(f"{built} is not built ('make mobile')")
@@ -28,7 +30,7 @@ def test_an_app_downloads_answers_rests_and_goes_on_without_a_network(node: str,
     assert said["target"] == "onnx"
     assert said["first"] == ["27 + 58 = 85", 0]
     assert said["texts"] == ["27 + 58 = 85"] * 4
-    # The engine was unloaded when memory ran short, and loaded again once.
+    # The engine was unloaded on the memory warning, and loaded again once.
     assert said["recoveries"] == 1
     text, cached = said["second"]
     assert text == "30 + 12 = 42"
@@ -37,10 +39,10 @@ def test_an_app_downloads_answers_rests_and_goes_on_without_a_network(node: str,
     assert "no WebAssembly" in said["refused"]["message"]
 
 
-def test_the_built_package_is_one_that_metro_bundles() -> None:
+def test_metro_can_bundle_the_built_package() -> None:
     built = PACKAGE / "dist/index.js"
     if not built.is_file():
         lacks(f"{built} is not built ('make mobile')")
     code = built.read_text()
-    # Neither modules of Node nor imports of an address that is not known.
+    # The package imports neither modules of Node nor unknown addresses.
     assert re.findall(r'\bfrom\s*"[^"]+"|\bimport\s*"[^"]+"|\bimport\((?!\s*"\./)', code) == []

@@ -1,4 +1,5 @@
-"""The Capacitor example in headless Chromium with a phone's viewport, with a stub of the native side: no phone, no web view of one.
+"""The Capacitor example in headless Chromium with a phone's viewport, with a stub of the native side: no phone, no web
+view of one.
 
 Pictures go to build/screenshots.
 """
@@ -27,7 +28,7 @@ OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElemen
 
 @pytest.fixture(scope="module")
 def address(chromium: str, node: str, light_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
-    """The example's web assets as its own build makes them, with the demo's bundle among them, and the file for an app in JavaScript."""
+    """The example's web assets from its own build, with the demo's bundle, and the file for an app in JavaScript."""
     if not (WEBVIEW / "dist/webview.js").is_file():
         lacks(f"{WEBVIEW}/dist is not built ('make mobile')")
     folder = tmp_path_factory.mktemp("app")
@@ -50,7 +51,7 @@ def phone(browser: Browser, user_agent: str | None = None) -> BrowserContext:
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser, address: str) -> Iterator[NativeApp]:
-    """The app's page with its model, loaded once; its console must stay silent."""
+    """The app's page with its model, loaded once. Its console must stay empty."""
     context = phone(browser)
     page = context.new_page()
     errors: list[str] = []
@@ -61,13 +62,13 @@ def opened(browser: Browser, address: str) -> Iterator[NativeApp]:
     has_picture = False
 
     def hold(route: Route) -> None:
-        # A load first looks whether all files are there.
+        # A load first checks that all files exist.
         if has_picture or route.request.method == "HEAD":
             route.continue_()
         else:
             held.append(route)
 
-    # The weights wait until the picture is taken.
+    # The weights are delayed until the screenshot is taken.
     context.route("**/bundle/weights/*", hold)
     page.goto(address)
     page.wait_for_function("() => document.getElementById('progress').value > 0")
@@ -92,13 +93,13 @@ def picture(page: Page, name: str) -> None:
     page.screenshot(path=SCREENSHOTS / f"webview-{name}.png")
 
 
-def test_a_page_greets_when_it_is_loaded_and_each_app_that_greets_it(app: NativeApp) -> None:
+def test_a_page_sends_hello_when_it_is_loaded_and_to_each_app_that_sends_hello(app: NativeApp) -> None:
     first, answer = app.frames[0], app.wait_for_frame(type="hello", app=app.app)
     assert (first["type"], first["app"], first["problem"]) == ("hello", None, None)
     assert answer == {**first, "app": app.app}
 
 
-def test_native_code_gets_as_many_parts_of_an_answer_as_it_asks_for(app: NativeApp) -> None:
+def test_native_code_receives_the_requested_number_of_parts(app: NativeApp) -> None:
     memory = app.value(app.call("memory", args=[]))
     assert (memory["state"], memory["place"]) == ("ready", "worker")
     assert memory["totalBytes"] >= memory["weightBytes"] + memory["stateBytes"] > 0
@@ -147,7 +148,7 @@ def test_an_answer_waits_while_the_app_is_paused(app: NativeApp) -> None:
     app.answer(call, "stream")
     app.message({"type": "more", "id": call, "count": 100})
     app.page.wait_for_timeout(300)
-    # The role comes before the first token.
+    # The role is sent before the first token.
     assert all(
         "content" not in item["choices"][0]["delta"] or not item["choices"][0]["delta"]["content"]
         for item in app.items(call)
@@ -160,24 +161,19 @@ def test_an_answer_waits_while_the_app_is_paused(app: NativeApp) -> None:
     )
 
 
-def test_an_app_in_javascript_has_the_engine_as_if_it_were_there(app: NativeApp, address: str) -> None:
+def test_an_app_in_javascript_uses_the_engine_like_a_local_one(app: NativeApp, address: str) -> None:
     other = app.page.context.new_page()
     other.goto(f"{address}app.html")
     found = other.evaluate(
-        """async (ask) => {
-            const { connectWebView, RequestError } = await import("./app.js");
-            const channel = new BroadcastChannel("nearfar");
-            const listen = (listener) => { channel.onmessage = ({ data }) => listener(data); return () => channel.close(); };
-            const view = await connectWebView({ send: (text) => channel.postMessage(text), listen });
-            const phases = [];
-            const engine = await view.load("./bundle/", { store: false, onProgress: ({ phase }) => phases.push(phase) });
-            let text = "";
-            for await (const chunk of await engine.chat.completions.create(ask)) text += chunk.choices[0].delta.content ?? "";
-            const refused = await engine.chat.completions.create({ ...ask, audio: {} }).catch((error) => error);
-            const found = [view.problem, phases, text, refused instanceof RequestError, refused.param, await engine.countTokens("27")];
-            view.close();
-            return found;
-        }""",
+        """async (ask) => { const { connectWebView, RequestError } = await import("./app.js"); const channel = new
+        BroadcastChannel("nearfar"); const listen = (listener) => { channel.onmessage = ({ data }) => listener(data);
+        return () => channel.close(); }; const view = await connectWebView({ send: (text) => channel.postMessage(text),
+        listen }); const phases = []; const engine = await view.load("./bundle/", { store: false, onProgress: ({ phase
+        }) => phases.push(phase) }); let text = ""; for await (const chunk of await engine.chat.completions.create(ask))
+        text += chunk.choices[0].delta.content ?? ""; const refused = await engine.chat.completions.create({ ...ask,
+        audio: {} }).catch((error) => error); const found = [view.problem, phases, text, refused instanceof
+        RequestError, refused.param, await engine.countTokens("27")]; view.close(); return found; }
+        """,
         ASK,
     )
     other.close()
@@ -188,7 +184,7 @@ def test_an_app_in_javascript_has_the_engine_as_if_it_were_there(app: NativeApp,
     assert tokens > 0
 
 
-def test_short_memory_frees_the_model_and_the_next_question_loads_it_again(app: NativeApp) -> None:
+def test_low_memory_frees_the_model_and_the_next_question_loads_it_again(app: NativeApp) -> None:
     freed = app.value(app.call("lowMemory", args=[]))["freedBytes"]
     assert freed > 0
     memory = app.value(app.call("memory", args=[]))
@@ -219,7 +215,7 @@ def test_the_page_chats_on_a_phone_in_light_and_dark(app: NativeApp) -> None:
     picture(page, "chat-dark")
 
 
-def test_a_page_that_is_loaded_anew_says_so_and_refuses_what_was_meant_for_the_old_one(app: NativeApp) -> None:
+def test_a_reloaded_page_sends_hello_and_refuses_messages_for_the_old_one(app: NativeApp) -> None:
     old, before = app.session, len(app.frames)
     app.page.reload()
     deadline = time.monotonic() + TIMEOUT_MS / 1000
@@ -235,7 +231,7 @@ def test_a_page_that_is_loaded_anew_says_so_and_refuses_what_was_meant_for_the_o
     assert app.value(app.call("memory", args=[]))["state"] in ("loading", "ready")
 
 
-def test_where_workers_have_no_webgpu_the_page_runs_the_engine(app: NativeApp) -> None:
+def test_if_workers_have_no_webgpu_the_page_runs_the_engine(app: NativeApp) -> None:
     def without_gpu(route: Route) -> None:
         response = route.fetch()
         route.fulfill(response=response, body=f"delete WorkerNavigator.prototype.gpu; {response.text()}")
@@ -249,9 +245,7 @@ def test_where_workers_have_no_webgpu_the_page_runs_the_engine(app: NativeApp) -
     assert answer["choices"][0]["message"]["content"].startswith("27 + 58 = 85")
 
 
-def test_a_web_view_without_webgpu_says_what_it_needs_on_the_page_and_to_the_app(
-    browser: Browser, address: str
-) -> None:
+def test_a_web_view_without_webgpu_reports_its_needs_on_the_page_and_to_the_app(browser: Browser, address: str) -> None:
     context = phone(browser, user_agent=IPHONE)
     page = context.new_page()
     app = NativeApp(page)

@@ -35,8 +35,8 @@ def test_the_demo_command_prints_a_right_answer_and_leaves_a_screenshot(tmp_path
     ("given", "told"),
     [
         (["--policy", "policy.json"], "--far URL"),
-        (["--far", "http://x", "--policy", "nowhere.json"], "no such file"),
-        (["--far", "localhost:8000"], "is no URL of a server"),
+        (["--far", "http://x", "--policy", "nowhere.json"], "the file does not exist"),
+        (["--far", "localhost:8000"], "is not the URL of a server"),
     ],
 )
 def test_a_policy_needs_its_file_and_a_far_side(

@@ -5,6 +5,7 @@ import { readParams, shown } from "./api/params.js";
 import type { Backend, Opening } from "./backend.js";
 import { DeviceError, RequestError } from "./errors.js";
 import type { GrammarModule } from "./grammar/index.js";
+import { LOAD_START } from "./load_progress.js";
 import type { OnnxOptions } from "./onnx/options.js";
 import { openOnnx, planOnnx } from "./onnx_backend.js";
 import { LOAD_OPTIONS } from "./options.js";
@@ -160,7 +161,7 @@ async function loadFirst(bundles: BundleAddress | readonly BundleAddress[], opti
 }
 
 async function openCandidate(address: BundleAddress, signal: AbortSignal, options: LoadOptions): Promise<Candidate> {
-  options.onProgress?.(START);
+  options.onProgress?.(LOAD_START);
   const plain = sourceOf(address);
   const stored = await storedSource(plain, options.store ?? isAddress(address), signal);
   const source = crossOriginSource(stored ?? plain, options.crossOriginStorage ?? isAddress(address));
@@ -231,22 +232,13 @@ async function openBackend(
     : openWebGpu({ manifest, source }, options, opening);
 }
 
-const START: LoadProgress = {
-  phase: "manifest",
-  loadedBytes: 0,
-  storedBytes: 0,
-  totalBytes: 0,
-  compiledKernels: 0,
-  totalKernels: 0,
-};
-
 async function loadFrom(
   opened: Candidate,
   signal: AbortSignal,
   options: LoadOptions,
 ): Promise<Omit<Loaded, "reopen" | "reason">> {
   const { manifest, stored } = opened;
-  let progress = START;
+  let progress = LOAD_START;
   const report = (change: Partial<LoadProgress>): void => {
     progress = { ...progress, ...change };
     options.onProgress?.(progress);

@@ -1,7 +1,9 @@
-// A chat in one screen: the model is downloaded once, answers stream in, the app may go to the background and come back.
+// A chat on one screen: the model is downloaded once, answers are streamed, and the app may go to the background and
+// return.
 //
-// In an Expo project: npx expo install expo-file-system onnxruntime-react-native @nearfar/react-native, then `npx expo prebuild`, as Expo Go has no
-// ONNX Runtime. BUNDLE is the address of a folder that `nearfar compile MODEL --target onnx -o bundle` wrote.
+// In an Expo project, run: npx expo install expo-file-system onnxruntime-react-native @nearfar/react-native, then
+// `npx expo prebuild`, because Expo Go has no ONNX Runtime. BUNDLE is the address of a folder that
+// `nearfar compile MODEL --target onnx -o bundle` wrote.
 
 import { expoFiles, followApp, load } from "@nearfar/react-native";
 import type { Engine, Session } from "@nearfar/react-native";
@@ -48,12 +50,12 @@ export default function App() {
         onProgress: ({ phase, loadedBytes, totalBytes }) =>
           setState(phase === "download" ? `Downloading ${Math.round((100 * loadedBytes) / totalBytes)} %` : phase),
       });
-      const kept = engine.createSession();
-      // The conversation of last time, where there was one.
-      await kept.restore(SESSION).catch(() => undefined);
-      session.current = kept;
+      const restored = engine.createSession();
+      // The last conversation, if there was one.
+      await restored.restore(SESSION).catch(() => undefined);
+      session.current = restored;
       unfollow = followApp(engine, AppState, {
-        sessions: () => [[SESSION, kept]],
+        sessions: () => [[SESSION, restored]],
         onError: (error) => setState(String(error)),
       });
       setState("");
@@ -70,18 +72,18 @@ export default function App() {
 
   const ask = async () => {
     if (session.current === null || answering.current !== null) return;
-    const asked = question;
+    const sent = question;
     setQuestion("");
-    setTurns((before) => [...before, { question: asked, answer: "" }]);
+    setTurns((before) => [...before, { question: sent, answer: "" }]);
     answering.current = new AbortController();
     try {
-      for await (const { text } of session.current.generate(asked, {
+      for await (const { text } of session.current.generate(sent, {
         maxTokens: 300,
         signal: answering.current.signal,
       })) {
         setTurns((before) => [
           ...before.slice(0, -1),
-          { question: asked, answer: (before.at(-1)?.answer ?? "") + text },
+          { question: sent, answer: (before.at(-1)?.answer ?? "") + text },
         ]);
       }
     } catch (error) {

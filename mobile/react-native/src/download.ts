@@ -1,27 +1,30 @@
-// A bundle's files in the app's documents folder. Entries of a manifest flow in; checked files of these names lie there when it is done.
+// Downloads the files of a manifest into the app's documents folder and checks them.
 //
-// A file comes in pieces by HTTP ranges and grows as NAME.part, so an app that is stopped goes on where it was. Its SHA-256 is checked before it gets its
-// name: a file without ".part" is whole.
+// A file is downloaded in pieces by HTTP ranges and stored as NAME.part, so an app that was stopped continues where it
+// was. The file is renamed after its SHA-256 was checked: a file without ".part" is complete.
 
 import { BundleError, StorageError, messageOf } from "../../../web/src/errors.js";
 import type { FileEntry } from "../../../web/src/runtime/manifest.js";
 import type { FileSystem } from "./file_system.js";
 import { Sha256 } from "./sha256.js";
 
-/** React Native's fetch gives a body as a whole only, so this is what a download holds in memory, and what is lost when it is stopped. */
+/**
+ * The size of a piece. React Native's fetch returns only complete bodies, so a download holds one piece in memory, and
+ * loses at most one piece when it is stopped.
+ */
 export const PIECE_BYTES = 8 * 2 ** 20;
-/** Left free for whatever else the phone does. */
+/** Storage that stays free for other uses of the phone. */
 const SPARE_BYTES = 64 * 2 ** 20;
 
-/** ``fetch`` is the platform's, or one that brings credentials. */
+/** ``fetch`` is the platform's, or one that adds credentials. */
 export interface DownloadOptions {
   readonly fetch: typeof fetch;
   readonly signal: AbortSignal | undefined;
-  /** Told of the bytes that are there; less than zero takes back bytes that proved damaged. */
+  /** Receives the number of new bytes. A negative count removes bytes that were damaged. */
   readonly onBytes: (count: number, origin: "network" | "store") => void;
 }
 
-/** Throws BundleError, StorageError where there is no room, or the signal's reason. */
+/** Throws BundleError, StorageError if there is not enough storage, or the signal's reason. */
 export async function downloadFiles(
   files: FileSystem,
   folder: string,
@@ -41,7 +44,7 @@ export async function downloadFiles(
   for (const entry of entries) await downloadFile(files, folder, address, entry, options);
 }
 
-/** An address's query stays behind each file's name. */
+/** The address of a file. The query of the bundle's address follows the file's name. */
 export function fileAddress(address: string, file: string): string {
   const [path = "", query] = address.split("?", 2);
   return `${path.endsWith("/") ? path : `${path}/`}${file}${query === undefined ? "" : `?${query}`}`;
@@ -61,19 +64,20 @@ async function downloadFile(
     return;
   }
   await files.makeFolder(path.slice(0, path.lastIndexOf("/")));
-  // A file that proves damaged is fetched once more from its start.
+  // A damaged file is downloaded once more from its start.
   for (let again = false; ; again = true) {
     await fetchPart(files, part, address, entry, options);
-    const found = await hashOf(files, part, options.signal);
-    if (found === entry.sha256) break;
+    const actual = await hashOf(files, part, options.signal);
+    if (actual === entry.sha256) break;
     await files.remove(part);
     options.onBytes(-size, "network");
     if (again) {
       throw new BundleError(
-        `${file}: has SHA-256 ${found.slice(0, 12)}..., the manifest says ${entry.sha256.slice(0, 12)}...; upload or compile the bundle again`,
+        `${file}: has SHA-256 ${actual.slice(0, 12)}..., the manifest says ${entry.sha256.slice(0, 12)}...; ` +
+          "upload or compile the bundle again",
         {
           file,
-          found,
+          found: actual,
           expected: entry.sha256,
         },
       );
@@ -82,7 +86,7 @@ async function downloadFile(
   await files.move(part, path);
 }
 
-/** The file's ".part", until it has all of its bytes. */
+/** Download the missing bytes of the file's ".part". */
 async function fetchPart(
   files: FileSystem,
   part: string,
@@ -132,10 +136,10 @@ async function fetchRange(
       { cause: error },
     );
   }
-  // A server without ranges sends the file whole, which does where the file is small.
-  const whole = response.status === 200 && start === 0 && end === size;
-  if (response.status !== 206 && !whole) {
-    const advice = response.status === 200 ? "the server must take HTTP ranges" : "check that the bundle is there";
+  // A server without ranges sends the complete file, which is accepted if the file fits into one piece.
+  const isComplete = response.status === 200 && start === 0 && end === size;
+  if (response.status !== 206 && !isComplete) {
+    const advice = response.status === 200 ? "the server must support HTTP ranges" : "check that the bundle is there";
     throw new BundleError(`${file}: ${url} answers ${response.status}; ${advice}`, { file, status: response.status });
   }
   if (bytes.length !== end - start) {
@@ -147,7 +151,9 @@ async function fetchRange(
   return bytes;
 }
 
-/** A write that fails is mostly a full disk, whatever the platform calls it. */
+/**
+ * Throws StorageError if a write fails, because the cause is usually a full disk, whatever error the platform reports.
+ */
 async function append(files: FileSystem, path: string, bytes: Uint8Array<ArrayBuffer>): Promise<void> {
   try {
     await files.append(path, bytes);
@@ -165,7 +171,8 @@ async function requireRoom(files: FileSystem, missing: number): Promise<void> {
   const availableBytes = await files.freeBytes();
   if (missing === 0 || availableBytes === null || availableBytes >= missing + SPARE_BYTES) return;
   throw new StorageError(
-    `The model needs ${megabytes(missing + SPARE_BYTES)} MB more of this phone's storage, ${megabytes(availableBytes)} MB are free; free some and load again`,
+    `The model needs ${megabytes(missing + SPARE_BYTES)} MB more of this phone's storage, ` +
+      `but only ${megabytes(availableBytes)} MB are free; free some storage and load again`,
     {
       neededBytes: missing + SPARE_BYTES,
       availableBytes,

@@ -1,4 +1,4 @@
-// The file system of expo-file-system (SDK 54 and later), whose calls do not wait.
+// The file system of expo-file-system (SDK 54 and later), whose calls are synchronous.
 
 import type { FileSystem } from "./file_system.js";
 
@@ -25,7 +25,7 @@ interface ExpoFolder {
   delete(): void;
 }
 
-/** What is used of the package. */
+/** The part of the package that is used. */
 export interface ExpoFileSystem {
   readonly File: new (uri: string) => ExpoFile;
   readonly Directory: new (uri: string) => ExpoFolder;
@@ -33,7 +33,7 @@ export interface ExpoFileSystem {
 }
 
 export function expoFiles({ File, Directory, Paths }: ExpoFileSystem): FileSystem {
-  // ONNX Runtime takes file:// as well, so paths stay as Expo has them.
+  // ONNX Runtime accepts file:// too, so Expo's paths are used without changes.
   const at = <T>(path: string, work: (handle: ExpoHandle) => T): T => {
     const handle = new File(path).open();
     try {
@@ -45,7 +45,7 @@ export function expoFiles({ File, Directory, Paths }: ExpoFileSystem): FileSyste
   const remove = (path: string): void => {
     for (const each of [new File(path), new Directory(path)]) if (each.exists) each.delete();
   };
-  // Its calls throw at once; as promises they reject.
+  // Expo's calls throw. This turns the errors into rejected promises.
   const later = async <T>(work: () => T): Promise<T> => Promise.resolve().then(work);
   return {
     documents: Paths.document.uri.replace(/\/+$/, ""),

@@ -1,23 +1,24 @@
-// What is needed of an app's file system. `expo_files.ts` and `rnfs_files.ts` make it of two packages; tests have one of Node's.
+// The interface of an app's file system. `expo_files.ts` and `rnfs_files.ts` implement it with two packages, tests with
+// Node.
 
-/** Paths are absolute, with / between names. A method that fails throws an Error of the platform's own. */
+/** Paths are absolute, with / between names. A method that fails throws the platform's own Error. */
 export interface FileSystem {
   /** The app's own documents folder, which the system does not empty, without a slash at the end. */
   readonly documents: string;
-  /** In bytes; null where there is no such file. */
+  /** The size in bytes; null if the file does not exist. */
   size(path: string): Promise<number | null>;
   read(path: string, offset: number, length: number): Promise<Uint8Array<ArrayBuffer>>;
-  /** Add to the end of a file, which is made where there is none. */
+  /** Append to a file, which is created if it does not exist. */
   append(path: string, bytes: Uint8Array<ArrayBuffer>): Promise<void>;
-  /** Make a folder and those above it, where they are not there. */
+  /** Create a folder and its parents, unless they exist. */
   makeFolder(path: string): Promise<void>;
-  /** In place of a file of that name. */
+  /** Move a file, replacing an existing one. */
   move(from: string, to: string): Promise<void>;
-  /** Nothing where there is no such file or folder. */
+  /** Remove a file or a folder. Does nothing if it does not exist. */
   remove(path: string): Promise<void>;
-  /** Of the device's storage; null where the platform does not tell. */
+  /** Free bytes of the device's storage; null if the platform does not report them. */
   freeBytes(): Promise<number | null>;
-  /** The file's SHA-256 in hexadecimal, by native code. Without it JavaScript computes it, which takes longer. */
+  /** The file's SHA-256 in hexadecimal, by native code. Without it, JavaScript computes the hash, which is slower. */
   sha256?(path: string): Promise<string>;
 }
 
@@ -26,7 +27,7 @@ export async function readWhole(files: FileSystem, path: string): Promise<Uint8A
   return size === null ? null : files.read(path, 0, size);
 }
 
-/** A file that is either as it was or wholly new, whenever the app is stopped. */
+/** Replace a file atomically: whenever the app is stopped, the file is either old or new. */
 export async function replace(files: FileSystem, path: string, bytes: Uint8Array<ArrayBuffer>): Promise<void> {
   const part = `${path}.part`;
   await files.remove(part);

@@ -1,8 +1,9 @@
-// What the engine calls that React Native's JavaScript may lack. A global object flows in, and has it afterwards; what is there already stays.
+// Adds functions to the global object that the engine calls and that React Native's JavaScript may lack. Existing
+// functions stay.
 
 import { decodeUtf8, encodeUtf8 } from "./utf8.js";
 
-/** The parts of a global object that are looked at. */
+/** The parts of the global object that are checked. */
 export interface Globals {
   TextDecoder?: unknown;
   TextEncoder?: unknown;
@@ -22,7 +23,7 @@ export function fillIn(globals: Globals): void {
       return encodeUtf8(text);
     }
   };
-  // Of an object that cannot be changed, the missing part cannot be added.
+  // A frozen object cannot be extended.
   const crypto = (globals.crypto ??= {});
   crypto.getRandomValues ??= randomWords;
   crypto.randomUUID ??= randomId;
@@ -34,7 +35,7 @@ export function fillIn(globals: Globals): void {
   };
 }
 
-/** Seeds and names of answers, nothing secret. */
+/** For seeds and names of answers, not for secrets. */
 function randomWords(words: Uint32Array): Uint32Array {
   return words.map(() => Math.floor(Math.random() * 2 ** 32));
 }
@@ -58,7 +59,7 @@ function anyOf(signals: readonly AbortSignal[], controller: AbortController): Ab
   return controller.signal;
 }
 
-/** Older signals know no reason. */
+/** Older signals have no reason. */
 function reasonOf(signal: AbortSignal): Error {
   return (signal.reason as Error | undefined) ?? Object.assign(new Error("It was aborted"), { name: "AbortError" });
 }

@@ -1,25 +1,26 @@
-// An engine in an app that comes and goes: what the system says of the app flows in, and the engine rests, saves and frees memory.
+// Pauses the engine, saves sessions and frees memory when the app's state changes.
 
 import type { Engine } from "../../../web/src/engine.js";
 import type { Session } from "../../../web/src/session.js";
 
-/** What is used of React Native's AppState. */
+/** The part of React Native's AppState that is used. */
 export interface AppState {
   addEventListener(type: "change", listener: (state: string) => void): { remove(): void };
   addEventListener(type: "memoryWarning", listener: () => void): { remove(): void };
 }
 
 export interface FollowOptions {
-  /** The open conversations by the names to save them under, when the app goes to the background. */
+  /** The open conversations, and the names under which they are saved when the app goes to the background. */
   readonly sessions?: (() => Iterable<readonly [name: string, session: Session]>) | undefined;
-  /** Told what went wrong, such as a session that could not be saved. */
+  /** Receives errors, such as that of a session that could not be saved. */
   readonly onError?: ((error: unknown) => void) | undefined;
 }
 
 /**
- * In the background answers stop between two tokens, as the system ends apps that go on computing, and sessions are saved; one that is at an answer stays
- * as it was saved before. Back in the foreground all goes on. Short of memory, an engine that has nothing to do gives back the model and loads it again
- * with the next answer. The function that comes back ends it.
+ * In the background, answers stop between two tokens, because the system ends apps that keep computing. Sessions are
+ * saved, except those that are answering, whose last saved state stays. In the foreground, answers continue. On a
+ * memory warning, an idle engine unloads the model, and loads it again for the next answer. The returned function stops
+ * this.
  */
 export function followApp(
   engine: Pick<Engine, "pause" | "resume" | "unload">,
@@ -27,7 +28,7 @@ export function followApp(
   { sessions = () => [], onError = () => undefined }: FollowOptions = {},
 ): () => void {
   let last: Promise<void> = Promise.resolve();
-  // An app may come back while the last step still runs.
+  // The app may return to the foreground while the last step is still running.
   const inOrder = (task: () => Promise<void>): void => {
     last = last.then(task).catch(onError);
   };

@@ -1,9 +1,10 @@
-// Loading on a phone: a bundle's address flows in; its files go to the app's documents folder, and an engine that runs them from there flows out.
+// Loads a bundle on a phone: downloads its files to the app's documents folder, and opens an engine with them.
 
 import type { Backend } from "../../../web/src/backend.js";
 import { Engine } from "../../../web/src/engine.js";
 import { BundleError, DeviceError, messageOf } from "../../../web/src/errors.js";
 import type { LoadProgress } from "../../../web/src/load.js";
+import { LOAD_START } from "../../../web/src/load_progress.js";
 import { onnxBackend, requireDevice } from "../../../web/src/onnx/index.js";
 import type { OnnxRuntime } from "../../../web/src/onnx/options.js";
 import { OnnxRunner } from "../../../web/src/onnx/runner.js";
@@ -25,17 +26,17 @@ import { decodeUtf8, encodeUtf8 } from "./utf8.js";
 
 export interface PhoneOptions extends MemoryOptions {
   readonly files: FileSystem;
-  /** What `import * as ort from "onnxruntime-react-native"` gives. */
+  /** The module of `import * as ort from "onnxruntime-react-native"`. */
   readonly ort: unknown;
   /** For `InferenceSession.create`, such as `{ executionProviders: ["coreml"] }`. */
   readonly sessionOptions?: Readonly<Record<string, unknown>> | undefined;
   readonly onProgress?: ((progress: LoadProgress) => void) | undefined;
   readonly signal?: AbortSignal | undefined;
-  /** In place of the platform's. */
+  /** Replaces the platform's fetch. */
   readonly fetch?: typeof fetch | undefined;
 }
 
-/** A bundle on this phone: what its manifest says, by which it is known. */
+/** A bundle's manifest, and the id that follows from it. */
 interface Known {
   readonly manifest: ExportManifest;
   readonly text: string;
@@ -44,20 +45,13 @@ interface Known {
 }
 
 /**
- * An engine with the bundle at an address, whose files are downloaded where they are not there yet. One sequence runs at a time unless maxSequences says
- * otherwise. Throws BundleError, DeviceError, StorageError, or the signal's reason.
+ * An engine with the bundle at an address. Missing files are downloaded. One sequence runs at a time unless
+ * maxSequences is set. Throws BundleError, DeviceError, StorageError, or the signal's reason.
  */
 export async function load(address: string, options: PhoneOptions): Promise<Engine> {
   fillIn(globalThis);
   const { files, signal, onProgress = () => undefined, fetch: get = fetch } = options;
-  let progress: LoadProgress = {
-    phase: "manifest",
-    loadedBytes: 0,
-    storedBytes: 0,
-    totalBytes: 0,
-    compiledKernels: 0,
-    totalKernels: 0,
-  };
+  let progress = LOAD_START;
   const report = (change: Partial<LoadProgress>): void => {
     progress = { ...progress, ...change };
     onProgress(progress);
@@ -87,7 +81,7 @@ export async function load(address: string, options: PhoneOptions): Promise<Engi
   const folder = `${root}/${id}`;
   await downloadFiles(files, folder, address, entries, { fetch: get, signal, onBytes });
   await replace(files, record, encodeUtf8(known.text));
-  // Of an older version nothing is needed any more.
+  // Files of an older version are not needed any more.
   if (before !== null && hashOf(before) !== id) await files.remove(`${root}/${hashOf(before)}`);
 
   report({ phase: "upload" });
@@ -99,7 +93,7 @@ export async function load(address: string, options: PhoneOptions): Promise<Engi
     openBackend(ort, manifest, `${folder}/${GRAPH_FILE}`, plan, memory.maxSequences ?? 1, options.sessionOptions);
   const backend = await open();
   report({ phase: "ready" });
-  const reason = "phones run bundles in ONNX's form";
+  const reason = "phones run ONNX bundles";
   return new Engine({
     manifest,
     id,
@@ -113,7 +107,7 @@ export async function load(address: string, options: PhoneOptions): Promise<Engi
   });
 }
 
-/** Delete what is on this phone of a bundle. */
+/** Delete a bundle's files from this phone. */
 export async function removeBundle(address: string, files: FileSystem): Promise<void> {
   const record = `${files.documents}/nearfar/${hashOf(address)}.json`;
   const stored = await storedText(files, record);
@@ -121,7 +115,7 @@ export async function removeBundle(address: string, files: FileSystem): Promise<
   await files.remove(record);
 }
 
-/** ONNX Runtime reads the files itself, so that no weight passes through JavaScript. */
+/** Open the model. ONNX Runtime reads its files itself, so weights do not pass through JavaScript. */
 async function openBackend(
   ort: OnnxRuntime,
   manifest: ExportManifest,
@@ -141,7 +135,7 @@ async function openBackend(
   );
 }
 
-/** The server's manifest, and without a network the stored one. */
+/** The server's manifest, or the stored one without a network. */
 async function readManifest(
   address: string,
   stored: string | null,
@@ -172,7 +166,10 @@ async function readManifest(
   return known(await response.text());
 }
 
-/** The stored manifest, unchecked: one of an older release must neither stop a newer bundle's download nor its own removal. */
+/**
+ * The stored manifest, unchecked: the manifest of an older release must prevent neither the download of a newer bundle
+ * nor its own removal.
+ */
 async function storedText(files: FileSystem, record: string): Promise<string | null> {
   const bytes = await readWhole(files, record);
   return bytes === null ? null : decodeUtf8(bytes);

@@ -1,10 +1,11 @@
-// The file system of @dr.pogodin/react-native-fs, and of react-native-fs, whose names it keeps. Its native module exchanges bytes as base64 (RFC 4648).
+// The file system of @dr.pogodin/react-native-fs and of react-native-fs, which have the same functions. Their native
+// modules exchange bytes as base64 (RFC 4648).
 
 import type { FileSystem } from "./file_system.js";
 
-const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+const ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/** What is used of the package. */
+/** The part of the package that is used. */
 export interface Rnfs {
   readonly DocumentDirectoryPath: string;
   exists(path: string): Promise<boolean>;
@@ -44,22 +45,22 @@ export function rnfsFiles(rnfs: Rnfs): FileSystem {
 
 export function encodeBase64(bytes: Uint8Array): string {
   const parts: string[] = [];
-  for (let place = 0; place < bytes.length; place += 3) {
-    const word = ((bytes[place] ?? 0) << 16) | ((bytes[place + 1] ?? 0) << 8) | (bytes[place + 2] ?? 0);
-    const letters = [18, 12, 6, 0].map((shift) => LETTERS.charAt((word >> shift) & 63));
-    const known = Math.min(3, bytes.length - place) + 1;
-    parts.push(letters.slice(0, known).join("").padEnd(4, "="));
+  for (let offset = 0; offset < bytes.length; offset += 3) {
+    const word = ((bytes[offset] ?? 0) << 16) | ((bytes[offset + 1] ?? 0) << 8) | (bytes[offset + 2] ?? 0);
+    const characters = [18, 12, 6, 0].map((shift) => ALPHABET.charAt((word >> shift) & 63));
+    const used = Math.min(3, bytes.length - offset) + 1;
+    parts.push(characters.slice(0, used).join("").padEnd(4, "="));
   }
   return parts.join("");
 }
 
 export function decodeBase64(text: string): Uint8Array<ArrayBuffer> {
-  const letters = text.replace(/=+$/, "");
-  const bytes = new Uint8Array(Math.floor((letters.length * 3) / 4));
+  const characters = text.replace(/=+$/, "");
+  const bytes = new Uint8Array(Math.floor((characters.length * 3) / 4));
   let word = 0;
   let filled = 0;
-  for (let index = 0; index < letters.length; index++) {
-    word = ((word << 6) | LETTERS.indexOf(letters.charAt(index))) & 0xffffff;
+  for (let index = 0; index < characters.length; index++) {
+    word = ((word << 6) | ALPHABET.indexOf(characters.charAt(index))) & 0xffffff;
     if (index % 4 > 0) bytes[filled++] = (word >> (6 - 2 * (index % 4))) & 255;
   }
   return bytes;

@@ -1,4 +1,4 @@
-// Saved conversations in the app's documents folder, a file each.
+// Saves conversations in the app's documents folder, one file per conversation.
 
 import { StorageError, messageOf } from "../../../web/src/errors.js";
 import type { SessionStorage } from "../../../web/src/store/session_store.js";

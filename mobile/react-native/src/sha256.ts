@@ -1,9 +1,9 @@
-// SHA-256 piece by piece (FIPS 180-4), for platforms whose JavaScript has no crypto.subtle.
+// Computes SHA-256 piece by piece (FIPS 180-4), for platforms without crypto.subtle.
 
 const ROUNDS = 64;
 const BLOCK = 64;
 
-/** The fractional bits of roots of the first primes. */
+/** The constants of SHA-256: fractional bits of roots of the first primes. */
 function constants(): { readonly initial: Int32Array; readonly rounds: Int32Array } {
   const primes: number[] = [];
   for (let number = 2; primes.length < ROUNDS; number++)
@@ -30,24 +30,24 @@ export class Sha256 {
 
   update(bytes: Uint8Array): void {
     let offset = 0;
-    const held = this.#length % BLOCK;
+    const pending = this.#length % BLOCK;
     this.#length += bytes.length;
-    if (held > 0) {
-      const taken = bytes.subarray(0, BLOCK - held);
-      this.#rest.set(taken, held);
-      offset = taken.length;
-      if (held + offset < BLOCK) return;
+    if (pending > 0) {
+      const first = bytes.subarray(0, BLOCK - pending);
+      this.#rest.set(first, pending);
+      offset = first.length;
+      if (pending + offset < BLOCK) return;
       this.block(this.#rest, 0);
     }
     for (; offset + BLOCK <= bytes.length; offset += BLOCK) this.block(bytes, offset);
     this.#rest.set(bytes.subarray(offset));
   }
 
-  /** In hexadecimal. Nothing may be added after it. */
+  /** The hash in hexadecimal. `update` must not be called after it. */
   digest(): string {
     const bits = this.#length * 8;
-    const held = this.#length % BLOCK;
-    const end = new Uint8Array(held < 56 ? BLOCK - held : 2 * BLOCK - held);
+    const pending = this.#length % BLOCK;
+    const end = new Uint8Array(pending < 56 ? BLOCK - pending : 2 * BLOCK - pending);
     end[0] = 0x80;
     const view = new DataView(end.buffer);
     view.setUint32(end.length - 8, Math.floor(bits / 2 ** 32));
@@ -60,12 +60,12 @@ export class Sha256 {
     const words = this.#words;
     const at = (index: number): number => words[index] ?? 0;
     for (let index = 0; index < 16; index++) {
-      const place = offset + 4 * index;
+      const start = offset + 4 * index;
       words[index] =
-        ((bytes[place] ?? 0) << 24) |
-        ((bytes[place + 1] ?? 0) << 16) |
-        ((bytes[place + 2] ?? 0) << 8) |
-        (bytes[place + 3] ?? 0);
+        ((bytes[start] ?? 0) << 24) |
+        ((bytes[start + 1] ?? 0) << 16) |
+        ((bytes[start + 2] ?? 0) << 8) |
+        (bytes[start + 3] ?? 0);
     }
     for (let index = 16; index < ROUNDS; index++) {
       const [first, last] = [at(index - 15), at(index - 2)];

@@ -1,10 +1,10 @@
-// UTF-8 (RFC 3629). What is no UTF-8 becomes U+FFFD.
+// Encodes and decodes UTF-8 (RFC 3629). Invalid sequences become U+FFFD.
 
 export function encodeUtf8(text: string): Uint8Array<ArrayBuffer> {
   const bytes: number[] = [];
   for (const character of text) {
-    const given = character.codePointAt(0) ?? 0;
-    const code = given >= 0xd800 && given <= 0xdfff ? 0xfffd : given;
+    const point = character.codePointAt(0) ?? 0;
+    const code = point >= 0xd800 && point <= 0xdfff ? 0xfffd : point;
     if (code < 0x80) bytes.push(code);
     else if (code < 0x800) bytes.push(0xc0 | (code >> 6), tail(code));
     else if (code < 0x10000) bytes.push(0xe0 | (code >> 12), tail(code >> 6), tail(code));
@@ -15,8 +15,8 @@ export function encodeUtf8(text: string): Uint8Array<ArrayBuffer> {
 
 export function decodeUtf8(bytes: Uint8Array): string {
   const parts: string[] = [];
-  for (let place = 0; place < bytes.length;) {
-    const first = bytes[place] ?? 0;
+  for (let offset = 0; offset < bytes.length;) {
+    const first = bytes[offset] ?? 0;
     const [length, least] =
       first < 0x80
         ? [1, 0]
@@ -30,12 +30,12 @@ export function decodeUtf8(bytes: Uint8Array): string {
                 ? [4, 0x10000]
                 : [0, 0];
     let code = length === 1 ? first : first & (0x7f >> length);
-    let taken = 1;
-    while (taken < length && ((bytes[place + taken] ?? 0) & 0xc0) === 0x80)
-      code = (code << 6) | ((bytes[place + taken++] ?? 0) & 0x3f);
-    const isSound = taken === length && code >= least && code <= 0x10ffff && !(code >= 0xd800 && code <= 0xdfff);
-    parts.push(isSound ? String.fromCodePoint(code) : "\ufffd");
-    place += Math.max(taken, 1);
+    let count = 1;
+    while (count < length && ((bytes[offset + count] ?? 0) & 0xc0) === 0x80)
+      code = (code << 6) | ((bytes[offset + count++] ?? 0) & 0x3f);
+    const isValid = count === length && code >= least && code <= 0x10ffff && !(code >= 0xd800 && code <= 0xdfff);
+    parts.push(isValid ? String.fromCodePoint(code) : "\ufffd");
+    offset += Math.max(count, 1);
   }
   return parts.join("");
 }

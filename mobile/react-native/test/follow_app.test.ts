@@ -10,7 +10,7 @@ import { load } from "../src/load.js";
 import { nodeFiles } from "./node_files.js";
 
 const { manifest } = lettersOnnx();
-// A model whose answers do not end.
+// A model whose answers never end.
 const endless = lettersOnnx({ spec: { ...manifest.spec, eos_token_ids: [] } });
 
 /** An app whose state a test sets. */
@@ -48,7 +48,7 @@ async function open(): Promise<{
   return { engine, app: new FakeApp(), log };
 }
 
-test("in the background an answer rests between two tokens and sessions are saved; in the foreground all goes on", async () => {
+test("in the background, answers pause and sessions are saved; in the foreground, answers continue", async () => {
   const { engine, app, log } = await open();
   const session = engine.createSession();
   const ids: number[] = [];
@@ -86,7 +86,7 @@ test("in the background an answer rests between two tokens and sessions are save
   engine.destroy();
 });
 
-test("short of memory, an idle engine lets its session go and loads it again with the next answer", async () => {
+test("on a memory warning, an idle engine unloads the model and loads it again for the next answer", async () => {
   const { engine, app, log } = await open();
   followApp(engine, app);
   const answer = async (): Promise<number[]> => {
@@ -99,7 +99,7 @@ test("short of memory, an idle engine lets its session go and loads it again wit
   await expect.poll(() => log.released).toBe(1);
   expect(await answer()).toEqual(before);
   expect([log.created.length, log.released]).toEqual([2, 1]);
-  // An engine that is at an answer keeps what it has.
+  // An engine that is answering keeps the model.
   for await (const { tokenId } of engine.generateTokens({ promptIds: [4, 5], maxTokens: 5 })) {
     expect(tokenId).toBeGreaterThanOrEqual(0);
     app.say("memoryWarning");

@@ -17,20 +17,20 @@ const ADDRESS = "https://example.org/bundle?key=1";
 
 interface Server {
   readonly fetch: typeof fetch;
-  /** Of each request its file and range. */
-  readonly asked: string[];
-  /** Requests that come to their end before the network breaks. */
+  /** The file and range of each request. */
+  readonly requests: string[];
+  /** The number of requests that succeed before the network fails. */
   left: number;
 }
 
 function serverOf(files: Readonly<Record<string, Uint8Array<ArrayBuffer>>>): Server {
   const server: Server = {
-    asked: [],
+    requests: [],
     left: Infinity,
     fetch: ((url: string, init?: RequestInit) => {
       const name = new URL(url).pathname.replace("/bundle/", "");
       const range = /bytes=(\d+)-(\d+)/.exec((init?.headers as Record<string, string> | undefined)?.Range ?? "");
-      server.asked.push(range === null ? name : `${name} ${range[1] ?? ""}-${range[2] ?? ""}`);
+      server.requests.push(range === null ? name : `${name} ${range[1] ?? ""}-${range[2] ?? ""}`);
       if (--server.left < 0) return Promise.reject(new TypeError("Network request failed"));
       const bytes = files[name];
       if (bytes === undefined || new URL(url).search !== "?key=1")
@@ -58,7 +58,7 @@ async function answer(
   return ids;
 }
 
-test("a bundle is downloaded, opened by its path, and answers; the second time only its manifest is asked for, and without a network not even that", async () => {
+test("a bundle is downloaded and answers; later loads request only its manifest, or nothing offline", async () => {
   const { files, manifest } = lettersOnnx();
   const [server, folder, { ort, log }] = [serverOf(files), await phone(), stubRuntime()];
   const phases: string[] = [];
@@ -69,7 +69,7 @@ test("a bundle is downloaded, opened by its path, and answers; the second time o
     onProgress: ({ phase }: { phase: string }) => phases.push(phase),
   };
   const engine = await load(ADDRESS, options);
-  expect(server.asked.map((each) => each.split(" ")[0])).toEqual([
+  expect(server.requests.map((each) => each.split(" ")[0])).toEqual([
     "manifest.json",
     "tokenizer.json",
     "onnx/model.onnx",
@@ -84,16 +84,16 @@ test("a bundle is downloaded, opened by its path, and answers; the second time o
   const expected = answerOf([1, 2], 3, CONTEXT).tokens.filter((id) => !spec.eos_token_ids.includes(id));
   expect((await answer(engine, [1, 2])).slice(0, 1)).toEqual(expected.slice(0, 1));
   engine.destroy();
-  server.asked.length = 0;
+  server.requests.length = 0;
   (await load(ADDRESS, options)).destroy();
-  expect(server.asked).toEqual(["manifest.json"]);
+  expect(server.requests).toEqual(["manifest.json"]);
   server.left = 0;
   (await load(ADDRESS, options)).destroy();
   await removeBundle(ADDRESS, folder);
   expect(await readdir(join(folder.documents, "nearfar"))).toEqual([]);
 });
 
-test("a download that breaks off goes on where it was, also after the app was stopped", async () => {
+test("an interrupted download continues, also after the app was stopped", async () => {
   const bytes = Uint8Array.from(randomBytes(2 * PIECE_BYTES + 1000));
   const entry = { file: "onnx/data", size: bytes.length, sha256: createHash("sha256").update(bytes).digest("hex") };
   const [server, folder] = [serverOf({ "onnx/data": bytes }), await phone()];
@@ -104,10 +104,10 @@ test("a download that breaks off goes on where it was, also after the app was st
     code: "bundle_error",
   });
   server.left = Infinity;
-  server.asked.length = 0;
+  server.requests.length = 0;
   counts.length = 0;
   await downloadFiles(folder, `${folder.documents}/b`, ADDRESS, [entry], options);
-  expect(server.asked).toEqual([
+  expect(server.requests).toEqual([
     `onnx/data ${PIECE_BYTES}-${2 * PIECE_BYTES - 1}`,
     `onnx/data ${2 * PIECE_BYTES}-${bytes.length - 1}`,
   ]);
@@ -115,12 +115,12 @@ test("a download that breaks off goes on where it was, also after the app was st
   expect(Buffer.compare(await readFile(join(folder.documents, "b/onnx/data")), bytes)).toBe(0);
 });
 
-test("what was damaged on the way is fetched once more, then it is a BundleError", async () => {
+test("a damaged file is downloaded once more, then it is a BundleError", async () => {
   const bytes = Uint8Array.of(1, 2, 3);
   const entry = { file: "data", size: 3, sha256: createHash("sha256").update(bytes).digest("hex") };
   const folder = await phone();
   const options = { signal: undefined, onBytes: () => undefined };
-  // What the app was stopped at was damaged.
+  // The partial file of the stopped app is damaged.
   await folder.makeFolder(join(folder.documents, "b"));
   await writeFile(join(folder.documents, "b/data.part"), Uint8Array.of(9));
   await downloadFiles(folder, `${folder.documents}/b`, ADDRESS, [entry], {
@@ -135,7 +135,7 @@ test("what was damaged on the way is fetched once more, then it is a BundleError
   await expect(damaged).rejects.toThrow("data: has SHA-256");
 });
 
-test("too little storage is a StorageError with both sizes, before the download and in the midst of it", async () => {
+test("too little storage is a StorageError with both sizes, before and during the download", async () => {
   const { files } = lettersOnnx();
   const folder = await phone();
   const options = { files: folder, ort: stubRuntime().ort, fetch: serverOf(files).fetch };
@@ -152,7 +152,7 @@ test("too little storage is a StorageError with both sizes, before the download 
   await expect(load(ADDRESS, { ...options, files: full })).rejects.toMatchObject({ code: "storage_error" });
 });
 
-test("a bundle for WebGPU, an address without one and an abort are named", async () => {
+test("a bundle for WebGPU, an address without a bundle and an abort are reported", async () => {
   const options = { files: await phone(), ort: stubRuntime().ort };
   await expect(load(ADDRESS, { ...options, fetch: serverOf(lettersBundle().files).fetch })).rejects.toThrow(
     "phones need --target onnx",
@@ -164,7 +164,7 @@ test("a bundle for WebGPU, an address without one and an abort are named", async
   );
 });
 
-test("a newer version takes the place of the older one", async () => {
+test("a newer version replaces the older one", async () => {
   const folder = await phone();
   const ort = stubRuntime().ort;
   (await load(ADDRESS, { files: folder, ort, fetch: serverOf(lettersOnnx().files).fetch })).destroy();
@@ -177,7 +177,7 @@ test("a newer version takes the place of the older one", async () => {
   expect(older?.endsWith(".json") === true ? now : now.includes(older ?? "")).not.toBe(true);
 });
 
-test("a stored bundle of an older format is refused without a network, replaced by a newer one, and can be removed", async () => {
+test("a stored bundle of an older format is refused offline, replaced by a newer one, and removable", async () => {
   const { files, manifest } = lettersOnnx();
   const [server, folder, { ort }] = [serverOf(files), await phone(), stubRuntime()];
   const options = { files: folder, ort, fetch: server.fetch };

@@ -1,11 +1,11 @@
-// An app's file system on Node's, with a storage as small as a test wants it.
+// An app's file system on Node, with a limited storage for tests.
 
 import { appendFile, mkdir, open, rename, rm, stat, statfs } from "node:fs/promises";
 
 import type { FileSystem } from "../src/file_system.js";
 
 export interface NodeFiles extends FileSystem {
-  /** What was read or written, in order. */
+  /** All reads and writes, in order. */
   readonly calls: string[];
   free: number | null;
 }

@@ -1,4 +1,5 @@
-// An app as React Native runs it, on Node: the built package, files in a folder, onnxruntime-node in the native module's place. Prints JSON.
+// Runs an app as in React Native, but on Node: with the built package, files in a folder, and onnxruntime-node instead of
+// the native module. Prints JSON.
 //
 //     node test/phone.mjs BUNDLE DOCUMENTS
 
@@ -13,7 +14,7 @@ import { followApp, load } from "../dist/index.js";
 
 const [bundle, documents] = process.argv.slice(2);
 
-/** A server that takes ranges, as `downloadFiles` asks for. */
+/** A server that supports ranges, as `downloadFiles` requires. */
 const server = createServer((request, response) => {
   const path = join(bundle, decodeURIComponent(request.url));
   void stat(path).then(
@@ -90,7 +91,7 @@ const { target, adapter } = engine.info;
 stop();
 engine.destroy();
 
-// The app was stopped and starts again, without a network.
+// The app was stopped and starts again without a network.
 server.close();
 server.closeAllConnections();
 const again = await openEngine();

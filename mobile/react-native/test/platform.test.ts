@@ -21,7 +21,7 @@ test.each([0, 1, 55, 56, 63, 64, 65, 119, 120, 128, 1000])(
   },
 );
 
-test("UTF-8 is written and read as TextEncoder and TextDecoder do, damaged bytes included", () => {
+test("UTF-8 is encoded and decoded like TextEncoder and TextDecoder, including invalid bytes", () => {
   const texts = ["", "a", "é", "€", "𝄞", "\ud834 alone", "日本語 😀", "\u0000"];
   for (const text of texts) expect([...encodeUtf8(text)]).toEqual([...new TextEncoder().encode(text)]);
   const damaged = [[0x80], [0xc0, 0x80], [0xe2, 0x82], [0xe2, 0x82, 0x41], [0xff, 0x41], [0x41, 0xc3]];
@@ -29,13 +29,13 @@ test("UTF-8 is written and read as TextEncoder and TextDecoder do, damaged bytes
     ...texts.map((text) => new TextEncoder().encode(text)),
     ...damaged.map((each) => Uint8Array.from(each)),
   ]) {
-    // Both mark what is damaged; how many marks a damaged sequence gets is left open here.
+    // Both replace invalid sequences; the number of replacement characters may differ.
     const marks = (text: string): string => text.replace(/\ufffd+/g, "\ufffd");
     expect(marks(decodeUtf8(bytes))).toBe(marks(new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes)));
   }
 });
 
-test("base64 is Node's, both ways", () => {
+test("base64 is encoded and decoded like in Node", () => {
   for (const length of [0, 1, 2, 3, 4, 5, 100]) {
     const bytes = Uint8Array.from(randomBytes(length));
     expect(encodeBase64(bytes)).toBe(Buffer.from(bytes).toString("base64"));
@@ -43,7 +43,7 @@ test("base64 is Node's, both ways", () => {
   }
 });
 
-test("what a JavaScript lacks is filled in, and what it has stays", () => {
+test("missing functions are added, and existing ones stay", () => {
   class Signal {
     aborted = false;
     reason: unknown = undefined;
@@ -85,7 +85,7 @@ test("what a JavaScript lacks is filled in, and what it has stays", () => {
   expect([whole.TextDecoder, whole.AbortSignal]).toEqual([TextDecoder, AbortSignal]);
 });
 
-/** A file system in memory, in the form of both packages. */
+/** A file system in memory with the interfaces of both packages. */
 function memory(): { readonly rnfs: Parameters<typeof rnfsFiles>[0]; readonly expo: Parameters<typeof expoFiles>[0] } {
   const files = new Map<string, Uint8Array<ArrayBuffer>>();
   const take = (path: string): Uint8Array<ArrayBuffer> => files.get(path) ?? new Uint8Array();
@@ -127,10 +127,10 @@ function memory(): { readonly rnfs: Parameters<typeof rnfsFiles>[0]; readonly ex
   class ExpoFolder {
     readonly exists = false;
     create(): void {
-      // Folders are as their files.
+      // A folder exists if it has files.
     }
     delete(): void {
-      // As above.
+      // See above.
     }
   }
   return {

@@ -1,4 +1,4 @@
-// node build.mjs BUNDLE [FOLDER]: the app's web assets, with the bundle's files among them, into www/ or the folder.
+// node build.mjs BUNDLE [FOLDER]: writes the app's web assets and the bundle's files into www/ or the folder.
 
 import { copyFile, cp, mkdir, rm } from "node:fs/promises";
 import { dirname, join } from "node:path";
@@ -11,7 +11,7 @@ const [bundle, www = join(here, "www")] = process.argv.slice(2);
 if (bundle === undefined)
   throw new Error("which bundle? node build.mjs BUNDLE, a folder that nearfar compile --target webgpu made");
 
-// The engine's files stay as they are: the worker and the page load them when they are needed.
+// The engine's files are copied unchanged: the worker and the page load them when they are needed.
 const ENGINE = {
   "@nearfar/web": "nearfar.js",
   "@nearfar/web/worker": "worker.js",

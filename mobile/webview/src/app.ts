@@ -1,4 +1,5 @@
-// @nearfar/webview/app: for an app's own JavaScript outside of the web view, as in React Native. Apps in Swift and Kotlin send the same frames.
+// @nearfar/webview/app: for an app's own JavaScript outside of the web view, as in React Native. Apps in Swift and
+// Kotlin send the same frames.
 
 export type { EngineApi, EngineInfo, LoadProgress } from "@nearfar/web/calls";
 export { BundleError, DeviceError, NearfarError, RequestError, StorageError, WorkerError } from "@nearfar/web/calls";

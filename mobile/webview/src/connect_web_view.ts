@@ -1,4 +1,4 @@
-// The app's side of the bridge: the calls of an app flow out as frames, and results, streams and errors come back.
+// The app's side of the bridge: sends an app's calls as frames, and receives results, streams and errors.
 
 import type { EngineApi, EngineInfo, ErrorJson, ToWorker } from "@nearfar/web/calls";
 import { Remote, WorkerError, errorFromJson, remoteEngine } from "@nearfar/web/calls";
@@ -11,15 +11,18 @@ import type { Transport } from "./transport.js";
 import { fromJson } from "./values.js";
 
 export interface ConnectOptions {
-  /** How long a page may take until it answers. */
+  /** How long the page may take to answer. */
   readonly timeoutMs?: number;
 }
 
-/** One life of the page. When it ends, calls that run fail with the error that ``closed`` gives; connect again then. */
+/**
+ * A connection to one load of the page. When it ends, running calls fail with the error of ``closed``; then connect
+ * again.
+ */
 export interface WebView {
-  /** Why no model will run in this web view; `load` throws the same. */
+  /** Why no model can run in this web view; `load` throws the same error. */
   readonly problem: Error | null;
-  /** Resolves when the page was loaded anew, refused a frame, or this end was closed. */
+  /** Resolves when the page was reloaded, refused a frame, or this end was closed. */
   readonly closed: Promise<Error>;
   /** Throws BundleError, DeviceError, StorageError, WorkerError, or the signal's reason. */
   load(bundle: string, options?: LoadOptions): Promise<EngineApi>;
@@ -28,15 +31,15 @@ export interface WebView {
   /** Frees the model at once; the next request loads it again. */
   lowMemory(): Promise<{ readonly freedBytes: number }>;
   memory(): Promise<MemoryInfo>;
-  /** Frees the model and forgets it. */
+  /** Frees the model and forgets the bundle. */
   destroy(): Promise<void>;
-  /** Fails what runs, and listens no more. */
+  /** Fails running calls, and stops listening. */
   close(message?: string): void;
 }
 
 const TIMEOUT_MS = 30_000;
 
-/** Waits until the page greets. Throws WorkerError where it does not, or speaks another protocol. */
+/** Waits for the page's hello. Throws WorkerError if it does not arrive, or if the page uses another protocol. */
 export async function connectWebView(
   transport: Transport,
   { timeoutMs = TIMEOUT_MS }: ConnectOptions = {},
@@ -66,17 +69,18 @@ export async function connectWebView(
     if (frame.nearfar !== PROTOCOL) {
       close(
         new WorkerError(
-          `The page speaks protocol ${frame.nearfar} of the bridge, the app ${PROTOCOL}; ship both from the same version of @nearfar/webview`,
+          `The page uses protocol ${frame.nearfar} of the bridge, the app ${PROTOCOL}; ` +
+            "ship both from the same version of @nearfar/webview",
         ),
       );
     } else if (session !== "" && frame.session !== session) {
       close(
         new WorkerError(
-          "The web view's page was loaded anew, and what ran in it is lost; connect again and load the model again",
+          "The web view's page was reloaded, so running calls are lost; connect again and load the model again",
         ),
       );
     } else if (frame.app !== app) {
-      // An answer to an app of before, or a page that is there only now and has not heard us.
+      // The frame is for an earlier app, or from a page that was loaded after our hello.
       if (frame.app === null && session === "") hello();
     } else if (frame.type === "hello") {
       ({ session } = frame);
@@ -94,7 +98,8 @@ export async function connectWebView(
   const timer = setTimeout(() => {
     close(
       new WorkerError(
-        `The web view's page has not answered for ${timeoutMs / 1000} seconds; see its console, and whether it calls serveApp`,
+        `The web view's page has not answered for ${timeoutMs / 1000} seconds; ` +
+          "check its console, and that it calls serveApp",
       ),
     );
   }, timeoutMs);

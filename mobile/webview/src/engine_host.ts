@@ -1,19 +1,20 @@
-// The page's engine as an app sees it: one bundle at a time, paused with the app, freed when memory is short and loaded again when it is next asked.
+// The page's engine for an app: it has one bundle at a time, pauses with the app, frees its memory on request, and
+// loads the bundle again for the next request.
 
 import { RequestError, isNearfarError } from "@nearfar/web/calls";
 import type { EngineApi, EngineInfo, LoadProgress } from "@nearfar/web/calls";
 
-import type { ConnectOptions, OpenEngine, Places } from "./open_engine.js";
+import type { ConnectOptions, OpenEngine, EngineStarters } from "./open_engine.js";
 import { openEngine } from "./open_engine.js";
 import type { SupportScope } from "./support.js";
 import { supportProblem } from "./support.js";
 
-export interface HostOptions extends Places {
-  /** What supportProblem looks at; the global scope where it is not given. */
+export interface HostOptions extends EngineStarters {
+  /** The scope that supportProblem checks (default: the global scope). */
   readonly scope?: SupportScope;
 }
 
-/** Those of a worker's engine. Bundles that lie in the app need no copy in the browser's store: ``store: false``. */
+/** The options of a worker's engine. Bundles inside the app need no copy in the browser's store: ``store: false``. */
 export type LoadOptions = ConnectOptions;
 
 /** "freed": the next request loads the bundle again. */
@@ -22,41 +23,50 @@ export type HostState = "empty" | "loading" | "ready" | "freed";
 export interface MemoryInfo {
   readonly state: HostState;
   readonly paused: boolean;
-  /** Where the engine runs; null where there is none. */
+  /** Where the engine runs; null without an engine. */
   readonly place: "worker" | "page" | null;
   readonly bundle: string | null;
-  /** On the device now: weights, keys and values, and all together. */
+  /** Bytes on the device now: weights, keys and values, and the total. */
   readonly weightBytes: number;
   readonly stateBytes: number;
   readonly totalBytes: number;
 }
 
-/** A native channel is slow beside a worker's. */
+/** The minimum interval of progress reports, because a native channel is slower than a worker's. */
 const PROGRESS_MS = 100;
 
 export class EngineHost {
-  /** The loaded bundle's engine. Its calls throw RequestError where none is loaded; after `lowMemory` they load it again first. */
+  /**
+   * The loaded bundle's engine. Its calls throw RequestError if no bundle is loaded. After `lowMemory`, they first load
+   * the bundle again.
+   */
   readonly engine: EngineApi = this.facade();
-  #wanted: { readonly bundle: string; readonly options: LoadOptions } | null = null;
+  #requested: { readonly bundle: string; readonly options: LoadOptions } | null = null;
   #opening: { readonly engine: Promise<OpenEngine>; readonly abort: AbortController } | null = null;
   #open: OpenEngine | null = null;
   #info: EngineInfo | null = null;
   #paused = false;
-  /** Wake those who wait for resume. */
+  /** Functions that wake the requests that wait for resume. */
   readonly #waiting: (() => void)[] = [];
 
   constructor(private readonly options: HostOptions) {}
 
-  /** Load a bundle in place of what was loaded. ``bundle`` is relative to the page. Throws BundleError, DeviceError, StorageError, WorkerError, or the signal's reason. */
+  /**
+   * Load a bundle and unload the previous one. ``bundle`` is relative to the page. Throws BundleError, DeviceError,
+   * StorageError, WorkerError, or the signal's reason.
+   */
   async load(bundle: string, options: LoadOptions = {}): Promise<EngineInfo> {
     this.destroy();
-    const { signal, onProgress, ...kept } = options;
-    this.#wanted = { bundle, options: kept };
+    const { signal, onProgress, ...others } = options;
+    this.#requested = { bundle, options: others };
     const { engine } = await this.open(signal, onProgress);
     return engine.info;
   }
 
-  /** Leave the device alone until `resume`: answers wait where they are. Resolves when it has nothing more to do; a load that is under way goes on. */
+  /**
+   * Submit no work to the device until `resume`; answers wait. Resolves when the device is idle. A load in progress
+   * continues.
+   */
   async pause(): Promise<void> {
     this.#paused = true;
     await this.#open?.engine.pause();
@@ -68,7 +78,7 @@ export class EngineHost {
     await this.#open?.engine.resume();
   }
 
-  /** Free the device and the worker at once. Calls that run fail with a WorkerError. A load that is under way goes on. */
+  /** Free the device and the worker at once. Running calls fail with a WorkerError. A load in progress continues. */
   lowMemory(): { readonly freedBytes: number } {
     const freedBytes = this.#open === null ? 0 : (this.#info?.totalBytes ?? 0);
     this.#open?.close();
@@ -78,7 +88,7 @@ export class EngineHost {
 
   memory(): MemoryInfo {
     const state =
-      this.#opening !== null ? "loading" : this.#open !== null ? "ready" : this.#wanted !== null ? "freed" : "empty";
+      this.#opening !== null ? "loading" : this.#open !== null ? "ready" : this.#requested !== null ? "freed" : "empty";
     const { weightBytes, stateBytes, totalBytes } = (this.#open === null ? null : this.#info) ?? {
       weightBytes: 0,
       stateBytes: 0,
@@ -88,35 +98,35 @@ export class EngineHost {
       state,
       paused: this.#paused,
       place: this.#open?.place ?? null,
-      bundle: this.#wanted?.bundle ?? null,
+      bundle: this.#requested?.bundle ?? null,
       weightBytes,
       stateBytes,
       totalBytes,
     };
   }
 
-  /** Free everything and forget the bundle. A load that is under way is aborted. */
+  /** Free everything and forget the bundle. A load in progress is aborted. */
   destroy(): void {
-    this.#wanted = null;
+    this.#requested = null;
     this.#opening?.abort.abort();
     this.#opening = null;
     this.lowMemory();
     this.#info = null;
   }
 
-  /** The engine, after the load that is under way, or after a new one where it was freed. */
+  /** The engine, after the load in progress, or after a new load if it was freed. */
   private async ready(): Promise<EngineApi> {
     for (;;) {
       if (this.#open !== null) return this.#open.engine;
       if (this.#opening !== null) return (await this.#opening.engine).engine;
-      if (this.#wanted === null) throw new RequestError("No model is loaded in the web view; call load first");
+      if (this.#requested === null) throw new RequestError("No model is loaded in the web view; call load first");
       if (!this.#paused) return (await this.open()).engine;
       await new Promise<void>((resolve) => this.#waiting.push(resolve));
     }
   }
 
-  /** Makes a call. An engine whose worker has died is let go, so that the next call loads it again. */
-  private async ask<Result>(make: (engine: EngineApi) => Result | Promise<Result>): Promise<Result> {
+  /** Makes a call. An engine whose worker has died is freed, so that the next call loads it again. */
+  private async withEngine<Result>(make: (engine: EngineApi) => Result | Promise<Result>): Promise<Result> {
     const engine = await this.ready();
     try {
       return await make(engine);
@@ -127,7 +137,7 @@ export class EngineHost {
   }
 
   private async open(signal?: AbortSignal, onProgress?: (progress: LoadProgress) => void): Promise<OpenEngine> {
-    const wanted = this.#wanted;
+    const requested = this.#requested;
     const abort = new AbortController();
     const stop = (): void => {
       abort.abort(signal?.reason);
@@ -148,8 +158,8 @@ export class EngineHost {
       if (this.#paused) await opened.engine.pause();
       return opened;
     } catch (error) {
-      // A first load that failed leaves nothing to load again; a later one may fail for the moment only.
-      if (this.#info === null && this.#wanted === wanted) this.#wanted = null;
+      // If the first load of a bundle fails, the bundle is forgotten. A later load may fail only temporarily.
+      if (this.#info === null && this.#requested === requested) this.#requested = null;
       throw error;
     } finally {
       if (this.#opening === opening) this.#opening = null;
@@ -161,13 +171,13 @@ export class EngineHost {
     signal: AbortSignal,
     onProgress: ((progress: LoadProgress) => void) | undefined,
   ): Promise<OpenEngine> {
-    if (this.#wanted === null) throw new Error("nothing is wanted");
-    const { bundle, options } = this.#wanted;
+    if (this.#requested === null) throw new Error("no bundle is requested");
+    const { bundle, options } = this.#requested;
     const problem = await supportProblem(this.options.scope);
     if (problem !== null) throw problem;
     return openEngine(
       bundle,
-      { ...options, signal, ...(onProgress === undefined ? {} : { onProgress: seldom(onProgress) }) },
+      { ...options, signal, ...(onProgress === undefined ? {} : { onProgress: throttled(onProgress) }) },
       this.options,
     );
   }
@@ -179,7 +189,8 @@ export class EngineHost {
     };
     const create = <Make extends (...args: never[]) => unknown>(
       of: (engine: EngineApi) => { readonly create: Make },
-    ): Make => ((...args: Parameters<Make>) => this.ask((engine) => of(engine).create(...args))) as unknown as Make;
+    ): Make =>
+      ((...args: Parameters<Make>) => this.withEngine((engine) => of(engine).create(...args))) as unknown as Make;
     const ready = (): Promise<EngineApi> => this.ready();
     return {
       get info() {
@@ -188,7 +199,7 @@ export class EngineHost {
       chat: { completions: { create: create((engine) => engine.chat.completions) } },
       completions: { create: create((engine) => engine.completions) },
       embeddings: { create: create((engine) => engine.embeddings) },
-      countTokens: (...args) => this.ask((engine) => engine.countTokens(...args)),
+      countTokens: (...args) => this.withEngine((engine) => engine.countTokens(...args)),
       async *generate(...args) {
         yield* (await ready()).generate(...args);
       },
@@ -201,8 +212,11 @@ export class EngineHost {
   }
 }
 
-/** Tells each phase, and what comes within one of them ten times a second. The last of a load is a phase of its own. */
-function seldom(tell: (progress: LoadProgress) => void): (progress: LoadProgress) => void {
+/**
+ * Reports each phase, and progress within a phase ten times per second. The end of a load is a phase, so it is
+ * reported.
+ */
+function throttled(report: (progress: LoadProgress) => void): (progress: LoadProgress) => void {
   let phase = "";
   let last = -Infinity;
   return (progress) => {
@@ -210,6 +224,6 @@ function seldom(tell: (progress: LoadProgress) => void): (progress: LoadProgress
     if (progress.phase === phase && now - last < PROGRESS_MS) return;
     phase = progress.phase;
     last = now;
-    tell(progress);
+    report(progress);
   };
 }

@@ -1,18 +1,20 @@
-// What crosses between an app and the page in its web view: one JSON text a frame. A frame carries a wire message of @nearfar/web, or a greeting.
+// The frames between an app and the page in its web view, one JSON text per frame. A frame holds a wire message of
+// @nearfar/web, or a greeting.
 //
-// The page has a new session each time that it is loaded, the app a new name each time that it starts; a message names both, so that what one of
-// them meant for the other's earlier life is told apart. The forms of "hello" and "refused" stay as they are in every later protocol.
+// The page has a new session each time that it is loaded, and the app has a new name each time that it starts. A
+// message contains both, so that messages for an earlier page or app are recognised. The forms of "hello" and "refused"
+// do not change in later protocols.
 
 import type { ErrorJson, FromWorker, ToWorker } from "@nearfar/web/calls";
 import { RequestError } from "@nearfar/web/calls";
 
 import { fromJson, toJson } from "./values.js";
 
-/** Raised by what the other side would misread. */
+/** Increased by changes that the other side would misread. */
 export const PROTOCOL = 1;
 
 interface Numbered {
-  /** The protocol that the sender speaks. */
+  /** The protocol of the sender. */
   readonly nearfar: number;
 }
 
@@ -27,9 +29,9 @@ export type PageFrame = Numbered &
     | {
         readonly type: "hello";
         readonly session: string;
-        /** The app that is answered; null from a page that was just loaded. */
+        /** The app that the page answers; null from a page that was just loaded. */
         readonly app: string | null;
-        /** Why no model will run in this web view. */
+        /** Why no model can run in this web view. */
         readonly problem: ErrorJson | null;
       }
     | { readonly type: "message"; readonly session: string; readonly app: string; readonly message: FromWorker }
@@ -39,12 +41,12 @@ export type PageFrame = Numbered &
 /** A frame without its number. */
 type Unnumbered<Frame> = Frame extends unknown ? Omit<Frame, "nearfar"> : never;
 
-/** Throws RequestError for what cannot be sent. */
+/** Throws RequestError for values that cannot be sent. */
 export function writeFrame(frame: Unnumbered<AppFrame | PageFrame>): string {
   return JSON.stringify(toJson({ nearfar: PROTOCOL, ...frame }, "frame"));
 }
 
-/** Null where the text is no frame: others may use the same channel. */
+/** The frame in a text; null if the text is not a frame, because others may use the same channel. */
 export function readFrame(text: unknown): Numbered | null {
   if (typeof text !== "string" || !text.startsWith("{")) return null;
   try {
@@ -55,10 +57,10 @@ export function readFrame(text: unknown): Numbered | null {
   }
 }
 
-/** A frame of our protocol, with its values. Throws RequestError that says what is wrong with it. */
+/** Checks a frame of our protocol and decodes its values. Throws RequestError. */
 export function checkAppFrame(frame: Numbered): AppFrame {
   const { type, app, session, message } = frame as Partial<Extract<AppFrame, { type: "message" }>>;
-  if (typeof app !== "string") throw malformed("app", "the name that the app gave itself");
+  if (typeof app !== "string") throw malformed("app", "the name of the app");
   if ((type as string) === "hello") return { ...frame, type: "hello", app };
   if (type !== "message") throw malformed("type", "'hello' or 'message'");
   if (typeof session !== "string") throw malformed("session", "the session of the page's hello");
@@ -76,18 +78,18 @@ function checkMessage(value: unknown): ToWorker {
     abort: () => Number.isInteger(rest.signal) && typeof rest.reason === "object",
   }[type as ToWorker["type"]] as (() => boolean) | undefined;
   if (is === undefined) throw malformed("message.type", "'call', 'more', 'leave' or 'abort'");
-  if (!is()) throw malformed("message", `what '${String(type)}' needs`);
+  if (!is()) throw malformed("message", `a valid '${String(type)}' message`);
   return value as ToWorker;
 }
 
-function malformed(field: string, wanted: string): RequestError {
+function malformed(field: string, expected: string): RequestError {
   return new RequestError(
-    `A frame's ${field} is not ${wanted}; see the table of frames in the README of @nearfar/webview`,
+    `A frame's ${field} is not ${expected}; see the table of frames in the README of @nearfar/webview`,
     { field },
   );
 }
 
-/** A name that nobody else has. Neither pages that are no secure context nor apps need have crypto.randomUUID. */
+/** A unique name. Apps and pages outside of a secure context may lack crypto.randomUUID, so it is not used. */
 export function newName(): string {
   return `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
 }

@@ -1,4 +1,4 @@
-// A port whose messages go out and come in through functions, for the calls of @nearfar/web.
+// A port for the calls of @nearfar/web that sends and receives messages through functions.
 
 import type { WirePort } from "@nearfar/web/calls";
 
@@ -22,7 +22,7 @@ export class FramePort implements WirePort {
   }
 
   start(): void {
-    // Whoever makes the port hands messages to it only once somebody listens.
+    // Nothing to do: the port receives messages only after a listener was added.
   }
 
   close(): void {

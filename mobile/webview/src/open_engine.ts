@@ -1,11 +1,11 @@
-// An engine for a page: in a worker of its own, or on the page where the web view gives its workers no WebGPU.
+// Opens an engine for a page: in its own worker, or on the page if workers of the web view have no WebGPU.
 
 import type { EngineApi } from "@nearfar/web/client";
 import { connectEngine } from "@nearfar/web/client";
 
 export type ConnectOptions = NonNullable<Parameters<typeof connectEngine>[2]>;
 
-export interface Places {
+export interface EngineStarters {
   /** Starts a worker whose script calls serveEngine of @nearfar/web/worker. */
   readonly startWorker: () => Worker;
   /** Engine.load of @nearfar/web, imported when it is called. */
@@ -19,11 +19,11 @@ export interface OpenEngine {
   close(): void;
 }
 
-/** Throws what loading throws. */
+/** Throws the errors of loading. */
 export async function openEngine(
   bundle: string,
   options: ConnectOptions,
-  { startWorker, loadHere }: Places,
+  { startWorker, loadHere }: EngineStarters,
 ): Promise<OpenEngine> {
   const worker = startWorker();
   try {

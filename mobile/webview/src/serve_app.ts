@@ -1,4 +1,4 @@
-// The page's side of the bridge: the app's frames flow in, calls are made on the host, what they give flows back.
+// The page's side of the bridge: receives the app's frames, calls the host, and sends the results.
 
 import type { ErrorJson, FromWorker } from "@nearfar/web/calls";
 import { RequestError, WorkerError, isNearfarError, serve } from "@nearfar/web/calls";
@@ -15,11 +15,11 @@ import { findTransport } from "./transport.js";
 interface Client {
   readonly app: string;
   readonly port: FramePort;
-  /** Ends all that it asked for. */
+  /** Ends all its calls. */
   stop(): void;
 }
 
-/** What an app can call: the paths of its calls lead here. */
+/** The functions that an app can call, by the paths of its calls. */
 function callable(host: EngineHost): object {
   return {
     engine: host.engine,
@@ -32,7 +32,10 @@ function callable(host: EngineHost): object {
   };
 }
 
-/** Serve the host to the app around the page; false where there is none. ``scope`` is what `supportProblem` looks at. Call it once in a page. */
+/**
+ * Serve the host to the app around the page. Returns false if there is no app. ``scope`` is the scope that
+ * `supportProblem` checks. Call this once per page.
+ */
 export function serveApp(
   host: EngineHost,
   transport: Transport | null = findTransport(),
@@ -41,7 +44,7 @@ export function serveApp(
   if (transport === null) return false;
   const session = newName();
   const target = callable(host);
-  const problem = supportProblem(scope).then((found): ErrorJson | null => found?.toJSON() ?? null);
+  const problem = supportProblem(scope).then((error): ErrorJson | null => error?.toJSON() ?? null);
   let client: Client | null = null;
 
   const refuse = (app: unknown, error: ErrorJson): void => {
@@ -63,7 +66,9 @@ export function serveApp(
     if (frame === null) return;
     const { app } = frame as { readonly app?: unknown };
     if (frame.nearfar !== PROTOCOL) {
-      const message = `The app speaks protocol ${frame.nearfar} of the bridge, the page ${PROTOCOL}; ship both from the same version of @nearfar/webview`;
+      const message =
+        `The app uses protocol ${frame.nearfar} of the bridge, the page ${PROTOCOL}; ` +
+        "ship both from the same version of @nearfar/webview";
       refuse(app, new WorkerError(message, { app: frame.nearfar, page: PROTOCOL }).toJSON());
       return;
     }
@@ -73,7 +78,7 @@ export function serveApp(
         if (client?.app !== checked.app) client = admit(checked.app);
         void greet(checked.app);
       } else if (checked.session !== session || client?.app !== checked.app) {
-        throw new WorkerError("The page or the app was started anew since; say hello, and load the model again", {
+        throw new WorkerError("The page or the app was restarted; send hello, and load the model again", {
           session,
         });
       } else {

@@ -1,8 +1,8 @@
-// Whether a model can run in this web view, before anything is loaded.
+// Checks whether a model can run in this web view, before anything is loaded.
 
 import { DeviceError } from "@nearfar/web/calls";
 
-/** What is looked at; stands in for the global scope. */
+/** The part of the global scope that is checked. */
 export interface SupportScope {
   readonly isSecureContext?: boolean;
   readonly location?: { readonly protocol: string; readonly origin: string };
@@ -13,20 +13,22 @@ export interface SupportScope {
   };
 }
 
-// WebKit for iOS 26 and Chromium 121 are the first with WebGPU in their web views, by MDN's browser-compat-data (api/GPU.json).
+// WebKit for iOS 26 and Chromium 121 are the first versions with WebGPU in web views, according to MDN's
+// browser-compat-data (api/GPU.json).
 const NEEDS = {
   ios: "iOS 26 or later",
   android: "Android 12 or later with Android System WebView 121 or later, on a GPU that it lets WebGPU use",
   other: "a web view with WebGPU",
 } as const;
 
-/** Why no model can run here, with what it needs; null where one can. */
+/** Why no model can run here, and what is needed; null if a model can run. */
 export async function supportProblem(scope = globalThis as SupportScope): Promise<DeviceError | null> {
   const { isSecureContext = true, location, navigator } = scope;
   const origin = location?.protocol === "file:" ? "file:" : (location?.origin ?? "");
   if (!isSecureContext || origin === "file:") {
     return new DeviceError(
-      `The page's origin '${origin}' may not use WebGPU or fetch its files; serve it from a WKURLSchemeHandler, a WebViewAssetLoader, Capacitor's server or https`,
+      `The page's origin '${origin}' may not use WebGPU or fetch its files; serve it from a WKURLSchemeHandler, ` +
+        "a WebViewAssetLoader, Capacitor's server or https",
       { missing: "secure context", origin },
     );
   }
@@ -37,14 +39,14 @@ export async function supportProblem(scope = globalThis as SupportScope): Promis
   const adapter = await navigator.gpu.requestAdapter().catch(() => null);
   if (adapter !== null) return null;
   return new DeviceError(
-    `This web view has WebGPU but no adapter for it; it needs ${needs}, and hardware acceleration switched on`,
+    `This web view has WebGPU but no adapter for it; it needs ${needs}, with hardware acceleration enabled`,
     { missing: "adapter", needs },
   );
 }
 
 function platformOf(navigator: SupportScope["navigator"]): keyof typeof NEEDS {
   const { userAgent = "", maxTouchPoints = 0 } = navigator ?? {};
-  // An iPad says that it is a Macintosh, which has no touch screen.
+  // An iPad identifies itself as a Macintosh, but a Macintosh has no touch screen.
   if (/iPhone|iPad|iPod/.test(userAgent) || (userAgent.includes("Macintosh") && maxTouchPoints > 1)) return "ios";
   return userAgent.includes("Android") ? "android" : "other";
 }

@@ -1,9 +1,9 @@
-// The channel between a page and the app around it, whichever the app offers: texts flow both ways, in order.
+// The channel between a page and the app around it. It sends texts in both directions, in order.
 
 /** Either end of the channel. */
 export interface Transport {
   send(text: string): void;
-  /** Hands on what comes in. The function that it returns ends that. */
+  /** Calls the listener with each text that arrives. The returned function removes the listener. */
   listen(listener: (text: string) => void): () => void;
 }
 
@@ -12,7 +12,7 @@ interface Sender {
   addEventListener?(type: "message", listener: (event: { readonly data: unknown }) => void): void;
 }
 
-/** What apps put into a page's global scope. */
+/** The objects that apps add to a page's global scope. */
 export interface AppScope {
   readonly webkit?: { readonly messageHandlers?: { readonly nearfar?: Sender } };
   readonly nearfarAndroid?: Sender;
@@ -21,12 +21,13 @@ export interface AppScope {
 }
 
 /**
- * iOS: a WKScriptMessageHandler named "nearfar". Android: an object "nearfarAndroid", from addWebMessageListener or addJavascriptInterface. React Native:
- * its own. Null where there is no app around the page. But for Android's message listener, which has events of its own, the app calls
- * ``nearfarReceive(text)`` in the page.
+ * The channel to the app; null if there is no app around the page. iOS: a WKScriptMessageHandler named "nearfar".
+ * Android: an object "nearfarAndroid", from addWebMessageListener or addJavascriptInterface. React Native: its own
+ * object. The app calls ``nearfarReceive(text)`` in the page, except with Android's message listener, which has its own
+ * events.
  */
 export function findTransport(scope = globalThis as AppScope): Transport | null {
-  // The object of an app must stay the receiver of its method, so it is never taken off.
+  // The method must be called on the app's object, so it is not stored separately.
   const sender = scope.webkit?.messageHandlers?.nearfar ?? scope.nearfarAndroid ?? scope.ReactNativeWebView;
   if (sender === undefined) return null;
   const listeners = new Set<(text: string) => void>();

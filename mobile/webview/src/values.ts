@@ -1,5 +1,6 @@
-// Values as JSON and back. What JSON has no word for is written as an object with the key "nearfarValue": numbers that are not finite, bigints,
-// undefined in a list, typed arrays and buffers (base64 of their bytes, little-endian). Everything else that is not plain data is refused.
+// Converts values to JSON and back. Values that JSON does not support are objects with the key "nearfarValue": numbers
+// that are not finite, bigints, undefined in a list, typed arrays and buffers (base64 of their bytes, little-endian).
+// All other values that are not plain data are refused.
 
 import { RequestError } from "@nearfar/web/calls";
 
@@ -21,7 +22,7 @@ const ARRAYS = {
   BigUint64Array,
 } as const;
 
-/** Throws RequestError that names the place of what cannot be sent. */
+/** Throws RequestError with the location of a value that cannot be sent. */
 export function toJson(value: unknown, place = "value"): Json {
   switch (typeof value) {
     case "string":
@@ -52,12 +53,12 @@ function objectToJson(value: object, place: string): Json {
   const prototype: unknown = Object.getPrototypeOf(value);
   if (prototype !== null && Object.getPrototypeOf(prototype) !== null) throw unsendable(place, value.constructor.name);
   if (KEY in value)
-    throw new RequestError(`${place} has the key '${KEY}', which is the bridge's own; name it otherwise`, { place });
+    throw new RequestError(`${place} has the key '${KEY}', which the bridge reserves; use another name`, { place });
   const entries = Object.entries(value).filter(([, part]) => part !== undefined);
   return Object.fromEntries(entries.map(([key, part]) => [key, toJson(part, `${place}.${key}`)]));
 }
 
-/** The value that `toJson` was given. Throws RequestError where nothing is written so. */
+/** The value that `toJson` converted. Throws RequestError for unknown kinds of values. */
 export function fromJson(json: unknown): unknown {
   if (Array.isArray(json)) return json.map(fromJson);
   if (typeof json !== "object" || json === null) return json;
@@ -78,7 +79,9 @@ function special({ [KEY]: kind, text = "", base64 = "" }: Special): unknown {
   if (kind === "ArrayBuffer") return fromBase64(base64);
   const array = ARRAYS[kind as keyof typeof ARRAYS] as (new (buffer: ArrayBuffer) => unknown) | undefined;
   if (array === undefined)
-    throw new RequestError(`'${String(kind)}' is no ${KEY}; load the same version of @nearfar/webview on both sides`);
+    throw new RequestError(
+      `'${String(kind)}' is not a known ${KEY}; use the same version of @nearfar/webview on both sides`,
+    );
   return new array(fromBase64(base64));
 }
 
@@ -90,7 +93,7 @@ function unsendable(place: string, kind: string): RequestError {
 
 function toBase64(bytes: Uint8Array): string {
   let text = "";
-  // The arguments of a call are limited in number.
+  // The number of a call's arguments is limited.
   for (let start = 0; start < bytes.length; start += 8192)
     text += String.fromCharCode(...bytes.subarray(start, start + 8192));
   return btoa(text);

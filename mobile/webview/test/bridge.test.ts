@@ -33,7 +33,7 @@ const numbers = async (view: WebView, count: number, signal?: AbortSignal): Prom
   return found;
 };
 
-test("an app loads with progress, streams, counts and gets vectors, all of it as JSON", async () => {
+test("an app loads with progress, streams, counts tokens and receives embeddings, all as JSON", async () => {
   const { view, ends, host } = await bridge();
   const phases: string[] = [];
   const engine = await view.load(BUNDLE, { store: false, onProgress: ({ phase }) => phases.push(phase) });
@@ -53,7 +53,7 @@ test("an app loads with progress, streams, counts and gets vectors, all of it as
   for (const text of [...ends.sent.app, ...ends.sent.page]) expect(JSON.parse(text)).toMatchObject({ nearfar: 1 });
 });
 
-test("typed errors cross, with their fields", async () => {
+test("typed errors cross the bridge, with their fields", async () => {
   const { view } = await bridge(() =>
     Promise.reject(new BundleError("no manifest", { file: "manifest.json", status: 404 })),
   );
@@ -98,12 +98,12 @@ test("a page runs at most 32 items ahead of an app that does not read", async ()
     expect(log.made).toBeGreaterThan(30);
   });
   await pause(50);
-  // The worker has a window of its own.
+  // The worker has its own window.
   expect(log.made).toBeLessThanOrEqual(2 * 32 + 2);
   await iterator.return?.();
 });
 
-test("a page that is loaded anew fails what ran in the old one, and an app connects again", async () => {
+test("after a reload of the page, running calls fail, and the app connects again", async () => {
   const { view, ends, log } = await bridge();
   const counting = numbers(view, Infinity);
   await until(() => {
@@ -112,13 +112,13 @@ test("a page that is loaded anew fails what ran in the old one, and an app conne
   const { host } = fakeHost();
   serveApp(host, ends.reload(), SUPPORTED);
   await expect(counting).rejects.toBeInstanceOf(WorkerError);
-  expect((await view.closed).message).toContain("was loaded anew");
-  await expect(view.memory()).rejects.toThrow("was loaded anew");
+  expect((await view.closed).message).toContain("was reloaded");
+  await expect(view.memory()).rejects.toThrow("was reloaded");
   const again = await connectWebView(ends.app);
   expect(await again.memory()).toMatchObject({ state: "empty" });
 });
 
-test("an app that starts anew ends what its earlier life asked for, and finds the model loaded", async () => {
+test("after a restart of the app, its earlier calls end, and the model is still loaded", async () => {
   const { view, ends, log } = await bridge();
   const counting = numbers(view, Infinity);
   counting.catch(() => undefined);
@@ -130,10 +130,10 @@ test("an app that starts anew ends what its earlier life asked for, and finds th
     expect(log.running).toBe(0);
   });
   expect((await again.memory()).state).toBe("ready");
-  await expect(view.memory()).rejects.toThrow("say hello");
+  await expect(view.memory()).rejects.toThrow("send hello");
 });
 
-test("an app that is there before its page says hello again once the page is", async () => {
+test("an app that starts before its page sends hello again when the page is loaded", async () => {
   const ends = webViewEnds();
   const connecting = connectWebView(ends.app);
   await pause();
@@ -141,7 +141,7 @@ test("an app that is there before its page says hello again once the page is", a
   expect(await (await connecting).memory()).toMatchObject({ state: "empty" });
 });
 
-test("a page that does not answer is a WorkerError, and so is a connection that was closed", async () => {
+test("a page that does not answer and a closed connection are a WorkerError", async () => {
   await expect(connectWebView(webViewEnds().app, { timeoutMs: 20 })).rejects.toMatchObject({
     code: "worker_error",
     message: expect.stringContaining("not answered for 0.02 seconds") as string,
@@ -151,7 +151,7 @@ test("a page that does not answer is a WorkerError, and so is a connection that 
   await expect(view.memory()).rejects.toBeInstanceOf(WorkerError);
 });
 
-test("sides of different protocols refuse each other in words", async () => {
+test("sides with different protocols refuse each other with a message", async () => {
   const { ends } = await bridge();
   ends.app.send(JSON.stringify({ nearfar: 2, type: "hello", app: "later" }));
   await lastOfPage(ends, {
@@ -164,10 +164,10 @@ test("sides of different protocols refuse each other in words", async () => {
   later.page.listen(() => {
     later.page.send(JSON.stringify({ nearfar: 2, type: "hello", session: "s", app: null, problem: null }));
   });
-  await expect(connectWebView(later.app)).rejects.toThrow("The page speaks protocol 2 of the bridge, the app 1");
+  await expect(connectWebView(later.app)).rejects.toThrow("The page uses protocol 2 of the bridge, the app 1");
 });
 
-test("what the web view lacks is in its hello", async () => {
+test("the page's hello reports what the web view lacks", async () => {
   const ends = webViewEnds();
   serveApp(fakeHost().host, ends.page, { navigator: { userAgent: "iPhone" } });
   const { problem } = await connectWebView(ends.app);
@@ -183,16 +183,16 @@ test.each([
   [{ type: "message", app: "a", session: "s", message: { type: "shout", id: 1 } }, "'s message.type is not"],
   [
     { type: "message", app: "a", session: "s", message: { type: "call", id: 1, path: "load", args: [] } },
-    "'s message is not what 'call' needs",
+    "'s message is not a valid 'call' message",
   ],
-  [{ type: "message", app: "a", session: "s", message: { type: "leave", id: 1 } }, "say hello"],
+  [{ type: "message", app: "a", session: "s", message: { type: "leave", id: 1 } }, "send hello"],
 ])("the frame %j is refused in words", async (frame, words) => {
   const { ends } = await bridge();
   ends.app.send(JSON.stringify({ nearfar: 1, ...frame }));
   await lastOfPage(ends, { type: "refused", error: { message: expect.stringContaining(words) as string } });
 });
 
-test("texts of others on the same channel are nobody's business", async () => {
+test("other texts on the same channel are ignored", async () => {
   const { ends } = await bridge();
   const before = ends.sent.page.length;
   for (const text of ["hello", "{", "[1]", '{"type":"hello","app":"a"}']) ends.app.send(text);

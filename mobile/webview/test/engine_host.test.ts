@@ -11,7 +11,7 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-test("nothing is answered before a load, and memory tells the state", async () => {
+test("requests before a load fail, and memory reports the state", async () => {
   const { host } = fakeHost();
   await expect(host.engine.countTokens("abc")).rejects.toMatchObject({
     code: "request_error",
@@ -35,7 +35,7 @@ test("nothing is answered before a load, and memory tells the state", async () =
   host.destroy();
 });
 
-test("short memory frees the engine and its worker at once, and the next requests load it again, once", async () => {
+test("lowMemory frees the engine and its worker at once, and the next requests load it again once", async () => {
   const { host, log } = fakeHost();
   expect(host.lowMemory()).toEqual({ freedBytes: 0 });
   await host.load(BUNDLE);
@@ -57,7 +57,7 @@ test("short memory frees the engine and its worker at once, and the next request
   host.destroy();
 });
 
-test("an engine whose worker has died is let go, and the next request loads it again", async () => {
+test("an engine whose worker has died is freed, and the next request loads it again", async () => {
   const { host, log } = fakeHost();
   await host.load(BUNDLE);
   await expect(host.engine.countTokens("die")).rejects.toMatchObject({ code: "worker_error" });
@@ -66,7 +66,7 @@ test("an engine whose worker has died is let go, and the next request loads it a
   host.destroy();
 });
 
-test("a pause reaches the engine, one that is loaded meanwhile as well, and what was freed is not loaded again before resume", async () => {
+test("pause reaches the engine, also one that is loading, and a freed engine is not loaded before resume", async () => {
   const { host, log } = fakeHost();
   const loading = host.load(BUNDLE);
   await host.pause();
@@ -88,7 +88,7 @@ test("a pause reaches the engine, one that is loaded meanwhile as well, and what
   host.destroy();
 });
 
-test("another bundle takes the place of the first, and a load that is under way ends with it", async () => {
+test("loading another bundle replaces the first one and aborts its load", async () => {
   const { host, log } = fakeHost();
   await host.load(BUNDLE);
   const overtaken = host.load(BUNDLE);
@@ -112,7 +112,7 @@ test("a load that fails leaves nothing to load again", async () => {
   expect(host.memory()).toMatchObject({ state: "empty", bundle: null });
 });
 
-test("where workers have no WebGPU the engine runs on the page", async () => {
+test("if workers have no WebGPU, the engine runs on the page", async () => {
   const noGpu = (): Promise<EngineApi> => Promise.reject(new DeviceError("no WebGPU", { missing: "navigator.gpu" }));
   const { host: poor } = fakeHost(noGpu);
   await expect(poor.load(BUNDLE)).rejects.toMatchObject({ details: { missing: "navigator.gpu" } });
@@ -129,7 +129,7 @@ test("where workers have no WebGPU the engine runs on the page", async () => {
   expect(freed).toEqual(["here"]);
 });
 
-test("what the web view lacks is thrown before a worker is started", async () => {
+test("an unsupported web view is reported before a worker is started", async () => {
   const { host, log } = fakeHost(null, { scope: { navigator: { userAgent: "iPhone" } } });
   await expect(host.load(BUNDLE)).rejects.toMatchObject({
     code: "device_error",
@@ -138,7 +138,7 @@ test("what the web view lacks is thrown before a worker is started", async () =>
   expect(log.loads).toEqual([]);
 });
 
-test("progress is told by phase, and within one not for each change", async () => {
+test("progress is reported for each phase, but not for each change within a phase", async () => {
   // Time stands still.
   vi.useFakeTimers({ toFake: ["performance"] });
   const phases: string[] = [];

@@ -1,4 +1,4 @@
-// Stand-ins: an engine that counts, a worker in this thread around it, a web view's two ends, and a scope with WebGPU.
+// Fakes: an engine that counts, a worker in this thread, both ends of a web view, and a scope with WebGPU.
 
 import type { EngineApi } from "@nearfar/web";
 import { WorkerError } from "@nearfar/web/calls";
@@ -19,21 +19,21 @@ export const SUPPORTED: SupportScope = {
 
 export const pause = (ms = 5): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** Waits until the check holds; a busy machine takes its time over messages. */
+/** Waits until the check succeeds, because messages may take long on a busy machine. */
 export const until = (check: () => void): Promise<void> => vi.waitFor(check, { timeout: 10_000, interval: 2 });
 
-/** What the fake engines of a host did, all together. */
+/** Counts of all fake engines of a host. */
 export interface Log {
   readonly loads: string[];
   readonly calls: string[];
-  /** Items that were made for streams. */
+  /** Items that were generated for streams. */
   made: number;
   running: number;
   destroyed: number;
   terminated: number;
 }
 
-/** A chat streams the numbers from 0 on, for ever. */
+/** A chat streams the numbers from 0 without end. */
 function fakeEngine(log: Log, model: string): EngineApi {
   async function* count(signal?: AbortSignal): AsyncGenerator<{ readonly n: number }> {
     log.running++;
@@ -76,7 +76,7 @@ function fakeWorker(load: LoadEngine, log: Log): Worker {
   const { port1, port2 } = new MessageChannel();
   serveEngine(port2, load);
   port2.start();
-  // A channel that nobody uses must not keep Node running.
+  // An unused channel must not keep Node running.
   for (const port of [port1, port2]) (port as unknown as { unref(): void }).unref();
   return {
     postMessage: (message: unknown, transfer: Transferable[]) => {
@@ -105,19 +105,19 @@ export function fakeHost(
   return { host, log };
 }
 
-/** The last frame that the page sent, where it is what was waited for. */
-export async function lastOfPage({ sent }: Ends, wanted: object): Promise<void> {
+/** The last frame that the page sent, if it is the expected one. */
+export async function lastOfPage({ sent }: Ends, expected: object): Promise<void> {
   await until(() => {
-    expect(JSON.parse(sent.page.at(-1) ?? "null")).toMatchObject(wanted);
+    expect(JSON.parse(sent.page.at(-1) ?? "null")).toMatchObject(expected);
   });
 }
 
 export interface Ends {
   readonly app: Transport;
   readonly page: Transport;
-  /** The end of the page that comes after this one, which is heard and hears no more. */
+  /** The end of the next page. After this, the current page neither sends nor receives. */
   reload(): Transport;
-  /** All texts, by the end that sent them. */
+  /** All texts, by their sender. */
   readonly sent: { readonly app: string[]; readonly page: string[] };
 }
 

@@ -4,7 +4,7 @@ import { expect, test } from "vitest";
 
 import { checkAppFrame, readFrame } from "../src/frame.js";
 
-test("the frames of the README are frames", async () => {
+test("the frames of the README are valid", async () => {
   const readme = await readFile(new URL("../README.md", import.meta.url), "utf8");
   const lines = /```json\n(.*?)```/s.exec(readme)?.[1]?.trim().split("\n") ?? [];
   const types = lines.map((line) => {

@@ -32,7 +32,7 @@ test.each<[string, SupportScope, string, string]>([
     "'http://192.168.0.2'",
   ],
   ["a file", { ...SUPPORTED, location: { protocol: "file:", origin: "null" } }, "secure context", "'file:'"],
-])("%s is told what it needs", async (_, scope, missing, words) => {
+])("the error for %s states what it needs", async (_, scope, missing, words) => {
   const problem = await supportProblem(scope);
   expect(problem).toMatchObject({ code: "device_error", details: { missing } });
   expect(problem?.message).toContain(words);

@@ -3,7 +3,7 @@ import { expect, test } from "vitest";
 import type { AppScope } from "../src/transport.js";
 import { findTransport } from "../src/transport.js";
 
-/** A native object that, as the real ones, minds what its method is called on. */
+/** A native object whose method, as in real ones, must be called on the object. */
 class Sender {
   readonly texts: string[] = [];
 
@@ -29,7 +29,7 @@ test.each(["webkit", "nearfarAndroid", "ReactNativeWebView"] as const)(
   },
 );
 
-test("Android's message listener answers by events of its own", () => {
+test("Android's message listener answers with its own events", () => {
   const target = new EventTarget();
   const sender = Object.assign(target, { postMessage: () => undefined });
   const heard: string[] = [];
@@ -39,7 +39,7 @@ test("Android's message listener answers by events of its own", () => {
   expect(heard).toEqual(["in"]);
 });
 
-test("without an app around the page there is no transport, whatever other handlers there are", () => {
+test("without an app around the page there is no transport, even with other handlers", () => {
   expect(findTransport({})).toBeNull();
   expect(findTransport({ webkit: { messageHandlers: {} } })).toBeNull();
 });

@@ -5,7 +5,7 @@ import { fromJson, toJson } from "../src/values.js";
 
 const through = (value: unknown): unknown => fromJson(JSON.parse(JSON.stringify(toJson(value))));
 
-test("plain data, numbers that are not finite, bigints, undefined and bytes come back as they were", () => {
+test("plain data, numbers that are not finite, bigints, undefined and bytes survive the round trip", () => {
   const leaf = fc.oneof(
     fc.string(),
     fc.double().filter((value) => !Object.is(value, -0)),
@@ -27,14 +27,14 @@ test("plain data, numbers that are not finite, bigints, undefined and bytes come
     ),
   }));
   fc.assert(
-    fc.property(value, (given) => {
-      // toEqual takes a key whose value is undefined for one that is not there, and so does the wire.
-      expect(through(given)).toEqual(given);
+    fc.property(value, (original) => {
+      // toEqual treats a key whose value is undefined as missing, and so does the wire.
+      expect(through(original)).toEqual(original);
     }),
   );
 });
 
-test("a part of a buffer is sent as that part, and long ones whole", () => {
+test("a view of a buffer is sent as that part only, and long buffers are sent completely", () => {
   const bytes = Uint8Array.from({ length: 20_000 }, (_, index) => index % 251);
   expect(through(bytes.subarray(3, 19_999))).toEqual(bytes.slice(3, 19_999));
 });
@@ -50,5 +50,5 @@ test.each([
 });
 
 test("a kind of value that a later version sends is refused, not misread", () => {
-  expect(() => fromJson({ nearfarValue: "Tensor" })).toThrow("'Tensor' is no nearfarValue");
+  expect(() => fromJson({ nearfarValue: "Tensor" })).toThrow("'Tensor' is not a known nearfarValue");
 });

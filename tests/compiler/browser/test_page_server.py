@@ -1,4 +1,4 @@
-"""The server of the page: the page at /, the bundle at /bundle/, and nothing outside of the two."""
+"""The server of the page: the page at /, the bundle at /bundle/, and no files outside of both."""
 
 from __future__ import annotations
 
@@ -50,17 +50,19 @@ def test_it_serves_nothing_outside(path: str, server: PageServer) -> None:
         assert get(server, path)[0] == 404
 
 
-def test_a_port_in_use_is_an_error_that_says_so(server: PageServer, tmp_path: Path) -> None:
+def test_a_port_in_use_is_a_typed_error(server: PageServer, tmp_path: Path) -> None:
     with server, pytest.raises(RequestError, match=r"--port \d+"):
         PageServer(tmp_path / "bundle", int(server.url.rstrip("/").rpartition(":")[2]))
 
 
-def test_a_port_that_cannot_be_is_an_error_that_says_so(server: PageServer, tmp_path: Path) -> None:
+def test_an_invalid_port_is_a_typed_error(server: PageServer, tmp_path: Path) -> None:
     with server, pytest.raises(RequestError, match=r"--port 99999: .* choose another"):
         PageServer(tmp_path / "bundle", 99999)
 
 
-def test_a_page_that_is_not_built_is_an_error_that_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_page_that_is_not_built_states_how_to_build_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(page_server, "PAGE", tmp_path / "nowhere")
     with pytest.raises(ToolError, match="make web"):
         PageServer(tmp_path)

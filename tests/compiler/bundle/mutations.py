@@ -1,4 +1,6 @@
-"""Seeded mutations of a manifest: keys deleted, copied and renamed, values swapped, numbers out of range, wrong types, deep nesting."""
+"""Seeded mutations of a manifest: keys deleted, copied and renamed, values swapped, numbers out of range, wrong types,
+deep nesting.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ NEST = 3000
 
 
 def mutations(manifest: str, seed: int) -> Iterator[dict[str, Any]]:
-    """Endless copies of a manifest, given as JSON, with one to three changes each."""
+    """Endless copies of a manifest in JSON, with one to three changes each."""
     pick = random.Random(seed)
     while True:
         changed = json.loads(manifest)
@@ -42,7 +44,7 @@ def mutate(manifest: dict[str, Any], pick: random.Random) -> None:
             (value + 1, value - 1, -value, value * 2, value // 2, value + 16, value + 256, 2**40, 10**30)
         )
     elif kind == "other":
-        # A value of the same kind from elsewhere.
+        # A value of the same kind from another location.
         holder[key] = copy.deepcopy(similar(manifest, value, pick))
     elif kind == "swap":
         other = pick.choice(keys)
@@ -57,7 +59,7 @@ def mutate(manifest: dict[str, Any], pick: random.Random) -> None:
 
 
 def nest(manifest: dict[str, Any], pick: random.Random) -> None:
-    """A value within expressions within expressions. It comes last, because nothing copies so many levels."""
+    """A value in deeply nested expressions. This is the last mutation, because such deep values cannot be copied."""
     holder = find_holder(manifest, pick)
     key: Any = pick.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
     for _ in range(pick.choice((1, 5, NEST))):
@@ -65,7 +67,7 @@ def nest(manifest: dict[str, Any], pick: random.Random) -> None:
 
 
 def find_holder(manifest: Any, pick: random.Random) -> Any:
-    """An object or list that is not empty, tables of many entries being no likelier than small ones."""
+    """An object or list that is not empty. Large tables are not likelier than small ones."""
     holder = manifest
     while True:
         inner = [
@@ -79,7 +81,7 @@ def find_holder(manifest: Any, pick: random.Random) -> Any:
 
 
 def similar(manifest: Any, value: Any, pick: random.Random) -> Any:
-    """A value of the same type, found by walks from the top."""
+    """A value of the same type, chosen by random walks from the root."""
     for _ in range(20):
         holder = find_holder(manifest, pick)
         found = pick.choice(list(holder.values() if isinstance(holder, dict) else holder))

@@ -1,4 +1,4 @@
-"""Bundles on disk: what is wrong with one is found when it is opened or verified."""
+"""Bundles on disk: defects are detected when a bundle is opened or verified."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nearfar.compiler.errors import BundleError
 
 @pytest.fixture
 def bundle(compile_tiny: Callable[..., Path], tmp_path: Path) -> Path:
-    """A bundle of one's own, to spoil."""
+    """A copy of a bundle that a test may damage."""
     return Path(shutil.copytree(compile_tiny("qwen2", "q4f16"), tmp_path / "bundle"))
 
 
@@ -27,14 +27,14 @@ def edit(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
     (bundle / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_a_sound_bundle_opens_and_verifies(bundle: Path) -> None:
+def test_a_valid_bundle_opens_and_verifies(bundle: Path) -> None:
     open_bundle(bundle).verify()
 
 
-def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_not_a_bundle(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="is not a bundle"):
         open_bundle(tmp_path)
-    with pytest.raises(BundleError, match="does not exist; make it with"):
+    with pytest.raises(BundleError, match="does not exist; create it with"):
         open_bundle(tmp_path / "missing")
 
 
@@ -46,9 +46,9 @@ def test_a_corrupt_manifest_is_a_bundle_error(content: bytes, bundle: Path) -> N
 
 
 @pytest.mark.parametrize("version", [0, 1, FORMAT_VERSION + 1, "2", None])
-def test_another_format_version_is_named(version: object, bundle: Path) -> None:
+def test_another_format_version_is_refused_by_number(version: object, bundle: Path) -> None:
     edit(bundle, lambda manifest: manifest.update(format_version=version))
-    with pytest.raises(BundleError, match=f"has format version {version}, this nearfar reads {FORMAT_VERSION}"):
+    with pytest.raises(BundleError, match=f"has format version {version}, but this nearfar reads {FORMAT_VERSION}"):
         open_bundle(bundle)
 
 
@@ -71,7 +71,7 @@ def test_a_manifest_with_keys_missing_added_or_wrong_is_a_bundle_error(
         open_bundle(bundle)
 
 
-def test_a_truncated_shard_is_found_when_the_bundle_is_opened(bundle: Path) -> None:
+def test_opening_a_bundle_detects_a_truncated_shard(bundle: Path) -> None:
     shard = bundle / "weights/00000.bin"
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(BundleError, match=r"00000\.bin: has [\d,]+ bytes, the manifest says"):
@@ -82,13 +82,13 @@ def test_a_truncated_shard_is_found_when_the_bundle_is_opened(bundle: Path) -> N
 
 
 @pytest.mark.parametrize("file", ["weights/00000.bin", "tokenizer.json", "kernel"])
-def test_a_flipped_bit_in_any_file_is_found_by_verify(file: str, bundle: Path) -> None:
+def test_verify_detects_a_flipped_bit_in_any_file(file: str, bundle: Path) -> None:
     path = next((bundle / "kernels").iterdir()) if file == "kernel" else bundle / file
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     opened = open_bundle(bundle)
-    with pytest.raises(BundleError, match=r"is corrupt \(SHA-256 "):
+    with pytest.raises(BundleError, match=r"is corrupt \(its SHA-256 "):
         opened.verify()
     path.unlink()
     with pytest.raises(BundleError, match="is missing"):

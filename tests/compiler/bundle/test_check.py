@@ -1,4 +1,6 @@
-"""The check of a manifest: whatever is wrong with one is a BundleError before anything is mapped, and what passes runs within bounds."""
+"""The check of a manifest: every defect is a BundleError before anything is mapped, and valid manifests run within
+bounds.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ from nearfar.compiler.errors import BundleError
 
 NAMES = json.loads((Path(__file__).parents[2] / "conformance/file_names.json").read_text())
 BUNDLES = ("webgpu", "cpu", "mlx")
-# Mutations of each bundle in `make test`, and in all with the exhaustive tests.
+# The number of mutations of each bundle in `make test`, and in the exhaustive tests.
 FEW, MANY = 60, 10_000
 
-# Opens every manifest that is given, and runs its self-test. Whatever is found wrong is a NearfarError; a crash ends the process.
+# Opens every manifest of the input and runs its self-test. Each defect is a NearfarError; a crash ends the process.
 RUN_ALL = """
 import json, shutil, sys
 from pathlib import Path
@@ -48,7 +50,7 @@ print(ran, refused)
 
 @pytest.fixture(scope="module")
 def manifests(compile_tiny: Callable[..., Path]) -> dict[str, Path]:
-    """A bundle of each kind, by target."""
+    """One bundle for each target."""
     return {
         "webgpu": compile_tiny("qwen3", "q4f16"),
         "cpu": compile_tiny("qwen3", "f32", target="cpu", lora_rank=4),
@@ -63,7 +65,7 @@ def test_a_plain_name_is_accepted(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES["refused"])
-def test_a_name_that_might_lead_out_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_name_that_could_lead_out_of_the_folder_is_refused(name: str, tmp_path: Path) -> None:
     assert not is_plain_name(name)
     with pytest.raises(BundleError, match="a name must be relative, inside the folder"):
         file_in(tmp_path, name)
@@ -83,7 +85,7 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
             file_in(bundle, name)
 
 
-def test_links_of_hugging_faces_cache_are_followed_to_its_own_blobs_alone(tmp_path: Path) -> None:
+def test_links_of_hugging_faces_cache_are_followed_only_to_its_own_blobs(tmp_path: Path) -> None:
     repository = tmp_path / "models--me--bundle"
     snapshot = repository / "snapshots/0123/cpu"
     snapshot.mkdir(parents=True)
@@ -159,14 +161,14 @@ def nested(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_manifest_that_disagrees_with_itself_is_refused(change: str, manifests: dict[str, Path]) -> None:
+def test_a_manifest_that_contradicts_itself_is_refused(change: str, manifests: dict[str, Path]) -> None:
     manifest = json.loads((manifests["webgpu"] / "manifest.json").read_text())
     CHANGES[change](manifest)
     with pytest.raises(BundleError, match="compile the bundle again"):
         parse_manifest(dump(manifest), Path("manifest.json"))
 
 
-def test_a_module_of_an_adapter_stays_inside_its_states(manifests: dict[str, Path]) -> None:
+def test_the_rows_of_an_adapters_module_are_inside_its_states(manifests: dict[str, Path]) -> None:
     manifest = json.loads((manifests["cpu"] / "manifest.json").read_text())
     part = next(iter(manifest["lora"]["modules"].values()))[0]
     for change in ({"stop": 10**6}, {"start": -1}, {"part": 99}, {"a": "sampled"}, {"first_row": -1}):
@@ -179,7 +181,7 @@ def test_a_module_of_an_adapter_stays_inside_its_states(manifests: dict[str, Pat
 
 
 def test_a_kernel_library_is_loaded_from_the_bytes_that_were_hashed(manifests: dict[str, Path], tmp_path: Path) -> None:
-    """Another file in its place, after the bundle was verified, is never run."""
+    """A file that is replaced after the bundle was verified is never run."""
     from nearfar.compiler.runtime.batch import Limits
     from nearfar.targets.cpu.runner import CpuRunner
 
@@ -187,30 +189,30 @@ def test_a_kernel_library_is_loaded_from_the_bytes_that_were_hashed(manifests: d
     bundle.verify()
     (library,) = (bundle.path / "kernels").iterdir()
     library.write_bytes(b"\x7fELF, and not what was hashed")
-    with pytest.raises(BundleError, match="is not the file of the manifest"):
+    with pytest.raises(BundleError, match="does not match the manifest"):
         CpuRunner(bundle, limits=Limits())
 
 
 @pytest.mark.parametrize("target", BUNDLES)
-def test_a_mutated_manifest_is_a_bundle_error_or_sound(target: str, manifests: dict[str, Path]) -> None:
+def test_a_mutated_manifest_is_a_bundle_error_or_valid(target: str, manifests: dict[str, Path]) -> None:
     fuzz(manifests[target], FEW, seed=1)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", BUNDLES)
-def test_many_mutated_manifests_are_bundle_errors_or_sound(target: str, manifests: dict[str, Path]) -> None:
+def test_many_mutated_manifests_are_bundle_errors_or_valid(target: str, manifests: dict[str, Path]) -> None:
     accepted = fuzz(manifests[target], MANY, seed=2)
     print(f"{target}: {len(accepted)} of {MANY:,} accepted")
 
 
 @pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.exhaustive)])
 def test_accepted_mutations_run_without_a_crash(count: int, manifests: dict[str, Path], tmp_path: Path) -> None:
-    """Native code crashes where it reads outside of its arrays, so it runs in a process of its own."""
+    """Native code crashes if it reads outside of its arrays, so it runs in a separate process."""
     folder = Path(shutil.copytree(manifests["cpu"], tmp_path / "bundle"))
     text = (folder / "manifest.json").read_text()
     accepted = []
     for changed in mutations(text, seed=3):
-        # How much scratch the library's own code needs stands in that code alone; who changes it changes native code.
+        # Only the library's own code defines how much scratch it needs; changing that means changing native code.
         data = dump(changed)
         try:
             manifest = parse_manifest(data, Path("manifest.json"))
@@ -235,7 +237,7 @@ def test_accepted_mutations_run_without_a_crash(count: int, manifests: dict[str,
 
 
 def fuzz(folder: Path, count: int, seed: int) -> list[dict[str, Any]]:
-    """The accepted ones. Any error but BundleError fails."""
+    """The accepted manifests. Any error other than BundleError fails the test."""
     accepted = []
     for changed in islice(mutations((folder / "manifest.json").read_text(), seed), count):
         try:
@@ -247,7 +249,7 @@ def fuzz(folder: Path, count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def dump(value: Any) -> bytes:
-    """JSON of what may nest deeper than Python's own writer goes."""
+    """The JSON of a value that may be nested deeper than Python's own writer supports."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(10 * NEST)
     try:

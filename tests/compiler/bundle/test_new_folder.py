@@ -1,4 +1,6 @@
-"""New folders: none is left half-written, two processes cannot write one, and what a killed process left is removed."""
+"""New folders: none stays half-written, two processes cannot write one path, and remains of killed processes are
+removed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import pytest
 from nearfar.compiler.bundle.new_folder import discard_partial, new_folder
 from nearfar.compiler.errors import OutputError
 
-# Makes half a folder, says so, and waits to be killed.
+# Creates a partial folder, reports it, and waits to be killed.
 HALF = """
 import sys
 from pathlib import Path
@@ -47,7 +49,7 @@ def test_a_new_folder_appears_when_its_block_ends(tmp_path: Path) -> None:
     assert (tmp_path / "a/b/file").read_text() == "x"
 
 
-def test_a_folder_that_exists_is_kept_without_force_and_replaced_with_it(tmp_path: Path) -> None:
+def test_an_existing_folder_stays_without_force_and_is_replaced_with_it(tmp_path: Path) -> None:
     output = tmp_path / "out"
     output.mkdir()
     (output / "manifest.json").write_text("old")
@@ -61,7 +63,7 @@ def test_a_folder_that_exists_is_kept_without_force_and_replaced_with_it(tmp_pat
 
 
 @pytest.mark.parametrize("is_folder", [True, False])
-def test_force_refuses_to_replace_what_is_no_bundle(is_folder: bool, tmp_path: Path) -> None:
+def test_force_does_not_replace_a_folder_that_is_not_a_bundle(is_folder: bool, tmp_path: Path) -> None:
     output = tmp_path / "out"
     if is_folder:
         output.mkdir()
@@ -76,14 +78,14 @@ def test_force_refuses_to_replace_what_is_no_bundle(is_folder: bool, tmp_path: P
     assert (output / "thesis.txt" if is_folder else output).read_text() == "mine"
 
 
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+def test_an_empty_folder_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with new_folder(tmp_path / "out", force=False) as folder:
         (folder / "file").write_text("x")
     assert (tmp_path / "out/file").exists()
 
 
-def test_the_working_folder_is_taken_or_refused_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_folder_is_treated_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match="exists already"), new_folder(Path("."), force=False):
@@ -91,7 +93,7 @@ def test_the_working_folder_is_taken_or_refused_like_any_other(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("existing", [True, False])
-def test_an_error_in_the_block_leaves_all_as_it_was(existing: bool, tmp_path: Path) -> None:
+def test_an_error_in_the_block_changes_nothing(existing: bool, tmp_path: Path) -> None:
     output = tmp_path / "out"
     if existing:
         output.mkdir()
@@ -108,13 +110,13 @@ def test_an_error_in_the_block_leaves_all_as_it_was(existing: bool, tmp_path: Pa
     assert not existing or (output / "manifest.json").read_text() == "old"
 
 
-def test_a_place_below_a_file_is_an_output_error(tmp_path: Path) -> None:
+def test_a_path_below_a_file_is_an_output_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match="cannot be written"), new_folder(tmp_path / "file/out", force=False):
         pass
 
 
-def test_the_folder_one_stands_in_may_become_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_folder_may_become_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -142,7 +144,7 @@ def test_a_bundle_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_a_place_that_another_process_writes_is_refused_and_what_it_leaves_when_killed_is_removed(
+def test_a_path_that_another_process_writes_is_refused_until_that_process_is_killed(
     tmp_path: Path,
 ) -> None:
     output = tmp_path / "out"
@@ -155,11 +157,11 @@ def test_a_place_that_another_process_writes_is_refused_and_what_it_leaves_when_
     assert [path.name for path in tmp_path.iterdir()] == [".out.partial"]
     with new_folder(output, force=False) as folder:
         assert list(folder.iterdir()) == []
-        (folder / "whole").touch()
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "whole"]
+        (folder / "file").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "file"]
 
 
-def test_what_a_killed_process_left_can_be_discarded(tmp_path: Path) -> None:
+def test_the_partial_folder_of_a_killed_process_can_be_discarded(tmp_path: Path) -> None:
     (tmp_path / ".out.partial").mkdir()
     discard_partial(tmp_path / "out")
     discard_partial(tmp_path / "other")
@@ -176,7 +178,7 @@ def test_a_bundle_that_a_killed_process_was_replacing_is_restored(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_place_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+def test_a_folder_that_was_created_in_the_meantime_is_not_replaced(tmp_path: Path) -> None:
     output = tmp_path / "out"
 
     def make_it_meanwhile() -> None:
@@ -185,13 +187,13 @@ def test_a_place_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
             output.mkdir()
             (output / "manifest.json").write_text("first")
 
-    with pytest.raises(OutputError, match="was made by another program meanwhile"):
+    with pytest.raises(OutputError, match="was created by another program in the meantime"):
         make_it_meanwhile()
     assert (output / "manifest.json").read_text() == "first"
     assert list(tmp_path.iterdir()) == [output]
 
 
-def test_a_link_stays_and_the_folder_that_it_leads_to_is_replaced(tmp_path: Path) -> None:
+def test_a_link_stays_and_the_folder_that_it_points_to_is_replaced(tmp_path: Path) -> None:
     target, link = tmp_path / "far/target", tmp_path / "link"
     link.symlink_to(target)
     for text in ("first", "second"):

@@ -1,4 +1,4 @@
-"""Tuning records on their way into a bundle."""
+"""Tuning records that a compile adds to a bundle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def record(folder: Path, name: str = "record.json", **changes: Any) -> Path:
     return file
 
 
-def test_records_go_into_the_manifest_in_their_order(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+def test_records_are_stored_in_the_manifest_in_their_order(
+    tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
     plain = compile_model(str(tiny_checkpoints["qwen3"]), tmp_path / "plain", CompileOptions(context=64)).manifest
     assert plain.tuning == []
     name, rows = next((name, rows) for name, rows in plain.variants.items() if len(rows) > 1)
@@ -56,10 +58,10 @@ def test_a_variant_that_the_bundle_does_not_have_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no tuning record"),
+        (b"", "is not a tuning record"),
         (b"\xff", "cannot be read"),
-        (b"[]", "is no tuning record"),
-        (b'{"adapter": {}}', r"is no tuning record \(adapter\.vendor: Field required\)"),
+        (b"[]", "is not a tuning record"),
+        (b'{"adapter": {}}', r"is not a tuning record \(adapter\.vendor: Field required\)"),
         (
             json.dumps({"adapter": ADAPTER, "activation": "int4", "variants": {}}).encode(),
             "activation: Input should be",
@@ -83,11 +85,11 @@ def test_a_variant_that_the_bundle_does_not_have_is_refused(tmp_path: Path) -> N
                     "variants": {"sample": [{"when": ["=="], "variant": "sample"}]},
                 }
             ).encode(),
-            "is no tuning record",
+            "is not a tuning record",
         ),
     ],
 )
-def test_a_file_that_is_no_record_is_named_with_the_reason(content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_record_is_reported_with_the_reason(content: bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "record.json"
     file.write_bytes(content)
     with pytest.raises(RequestError, match=rf"--tuning {file}: .*{message}"):
@@ -102,6 +104,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_two_records_of_one_adapter_and_dtype_are_refused(tmp_path: Path) -> None:
     files = [record(tmp_path, name) for name in ("a.json", "b.json")]
     with pytest.raises(
-        RequestError, match=r"b\.json: is of the same adapter and dtype as .*a\.json \(nvidia ampere float16\)"
+        RequestError, match=r"b\.json: has the same adapter and dtype as .*a\.json \(nvidia ampere float16\)"
     ):
         read_tuning(files)

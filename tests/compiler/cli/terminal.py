@@ -1,4 +1,4 @@
-"""A program on a pseudo-terminal, as a user at a keyboard drives it."""
+"""Runs a program on a pseudo-terminal and types into it, like a user at a keyboard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-# Long, because the machine may be busy.
+# This is long because the machine may be busy.
 TIMEOUT_SECONDS = 120
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -29,7 +29,9 @@ class Terminal:
         os.write(self._descriptor, text.encode())
 
     def interrupt(self, pattern: str) -> re.Match[str]:
-        """Press Ctrl-C at a prompt until the pattern appears: readline can miss a signal just after it has shown the prompt."""
+        """Press Ctrl-C at a prompt until the pattern appears, because readline can miss a signal just after it shows
+        the prompt.
+        """
         return self.expect(pattern, every_5_seconds="\x03")
 
     def expect(self, pattern: str, every_5_seconds: str = "") -> re.Match[str]:
@@ -55,7 +57,7 @@ class Terminal:
         try:
             data = os.read(self._descriptor, 65536)
         except OSError:
-            # Linux reports a terminal without a program so.
+            # Linux reports a terminal without a program this way.
             return False
         self.text += ESCAPES.sub("", data.decode(errors="replace")).replace("\r\n", "\n")
         return bool(data)
@@ -87,7 +89,7 @@ def on_a_terminal(
 
 
 def control() -> None:
-    """Make the terminal that of the new session, so that Ctrl-C reaches the program as a signal."""
+    """Make the terminal the controlling terminal of the new session, so that Ctrl-C reaches the program as a signal."""
     import fcntl
     import termios
 

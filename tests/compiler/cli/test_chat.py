@@ -1,4 +1,4 @@
-"""The conversation of `nearfar run`: on a pseudo-terminal, and its turns in this process."""
+"""The conversation of `nearfar run`: on a pseudo-terminal, and turn by turn in this process."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from nearfar.compiler.cli.chat import converse
 from nearfar.compiler.runtime.generate import Timings
 
 class Endless:
-    system, context, held_tokens = None, 100, 3
-    def ask(self, text, write, cancelled):
+    system, context, cached_tokens = None, 100, 3
+    def send(self, text, write, cancelled):
         write("once upon ")
         while not cancelled():
             time.sleep(0.01)
@@ -58,8 +58,8 @@ def answerer(runner: CountingRunner, light_demo: Path) -> Answerer:
     return Answerer(runner, tokenizer, Sampler(), StopAutomaton([]))
 
 
-def ask(conversation: Conversation, text: str) -> Answer:
-    answer, _ = conversation.ask(text, lambda _: None, lambda: False)
+def send(conversation: Conversation, text: str) -> Answer:
+    answer, _ = conversation.send(text, lambda _: None, lambda: False)
     return answer
 
 
@@ -73,13 +73,13 @@ def test_a_conversation_on_a_terminal(light_demo: Path, tmp_path: Path) -> None:
         terminal.expect("unknown command /nothing; /help shows the commands\n> ")
         terminal.send("/system\n")
         terminal.expect("no system prompt\n> ")
-        terminal.interrupt("Ctrl-D ends\n> ")
-        # The second turn has the first one before it, until a reset.
+        terminal.interrupt("Ctrl-D ends the conversation\n> ")
+        # The prompt of the second turn includes the first one, until a reset.
         terminal.send("what is 27 + 58?\n")
-        held = int(terminal.expect(r"\((\d+) of 512")[1])
-        assert held > 23
+        occupied = int(terminal.expect(r"\((\d+) of 512")[1])
+        assert occupied > 23
         terminal.send("/reset\n")
-        terminal.expect("a new conversation\n> ")
+        terminal.expect("new conversation\n> ")
         terminal.send("what is 27 + 58?\n")
         terminal.expect(r"\(23 of 512 tokens of context\)\n> ")
         terminal.send("\x04")
@@ -87,7 +87,7 @@ def test_a_conversation_on_a_terminal(light_demo: Path, tmp_path: Path) -> None:
         assert process.wait() == 0
 
 
-def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(tmp_path: Path) -> None:
+def test_ctrl_c_stops_an_answer_but_not_the_conversation(tmp_path: Path) -> None:
     with on_a_terminal([sys.executable, "-c", ENDLESS], tmp_path) as (terminal, process):
         terminal.expect("> ")
         for _ in range(2):
@@ -100,46 +100,46 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(tmp_path: Path) -> No
         assert process.wait() == 0
 
 
-def test_a_turn_computes_only_what_the_runner_does_not_hold(answerer: Answerer, runner: CountingRunner) -> None:
+def test_a_turn_computes_only_tokens_that_the_runner_has_not_cached(answerer: Answerer, runner: CountingRunner) -> None:
     conversation = Conversation(answerer)
-    ask(conversation, "what is 27 + 58?")
-    held, before = conversation.held_tokens, runner.computed
-    second = ask(conversation, "sort pear apple fig")
-    # The first turn is not computed again, but for the last token of its answer.
-    assert runner.computed - before <= conversation.held_tokens - held + 1
+    send(conversation, "what is 27 + 58?")
+    cached, before = conversation.cached_tokens, runner.computed
+    second = send(conversation, "sort pear apple fig")
+    # The first turn is not computed again, except for the last token of its answer.
+    assert runner.computed - before <= conversation.cached_tokens - cached + 1
     fresh = Conversation(answerer)
     fresh._turns = conversation._turns[:2]
-    fresh_answer = ask(fresh, "sort pear apple fig")
-    assert fresh_answer.token_ids == second.token_ids, "held keys and values change nothing"
+    fresh_answer = send(fresh, "sort pear apple fig")
+    assert fresh_answer.token_ids == second.token_ids, "cached keys and values change nothing"
 
 
 def test_a_stopped_answer_stays_in_the_conversation(answerer: Answerer) -> None:
     pieces: list[str] = []
     conversation = Conversation(answerer)
-    answer, _ = conversation.ask("what is 27 + 58?", pieces.append, lambda: len(pieces) >= 2)
+    answer, _ = conversation.send("what is 27 + 58?", pieces.append, lambda: len(pieces) >= 2)
     assert answer.finish_reason == "cancelled"
     assert len(answer.token_ids) == 2
     assert conversation._turns == [
         {"role": "user", "content": "what is 27 + 58?"},
         {"role": "assistant", "content": "".join(pieces)},
     ]
-    assert ask(conversation, "what is 27 + 58?").finish_reason == "stop"
+    assert send(conversation, "what is 27 + 58?").finish_reason == "stop"
 
 
 def test_a_full_context_leaves_out_the_oldest_turns_and_keeps_the_system_prompt(answerer: Answerer) -> None:
     conversation = Conversation(answerer, system="be brief", max_tokens=4)
     # Only the newest turns fit.
     conversation._turns = [{"role": role, "content": "pear " * 20} for _ in range(20) for role in ("user", "assistant")]
-    answer, dropped = conversation.ask("what is 27 + 58?", lambda _: None, lambda: False)
+    answer, dropped = conversation.send("what is 27 + 58?", lambda _: None, lambda: False)
     assert dropped > 0
     assert dropped % 2 == 0
     assert len(conversation._turns) == 42 - dropped
-    assert conversation.held_tokens + 1 <= conversation.context
+    assert conversation.cached_tokens + 1 <= conversation.context
     prompt = answerer.tokenizer.encode_chat([{"role": "system", "content": "be brief"}, *conversation._turns[:-1]])
-    assert conversation._held == [*prompt, *answer.token_ids[:-1]]
+    assert conversation._cached_ids == [*prompt, *answer.token_ids[:-1]]
 
 
-def test_raw_text_is_no_conversation(light_demo: Path, tmp_path: Path) -> None:
+def test_raw_text_needs_a_prompt(light_demo: Path, tmp_path: Path) -> None:
     with on_a_terminal([*NEARFAR, "run", str(light_demo), "--raw"], tmp_path) as (terminal, process):
         terminal.read_to_the_end()
         assert "--raw needs a prompt" in terminal.text

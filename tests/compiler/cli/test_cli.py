@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real commands on tiny bundles, their output, their errors and exit codes."""
+"""The command line as users see it: real commands on tiny bundles, their output, their errors and their exit codes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_demo_model_is_known_by_its_name(tmp_path: Path, capsys: pytest.Capt
     assert open_any(output).manifest.model == "nearfar-demo"
 
 
-def test_compile_refuses_to_overwrite_and_says_how(
+def test_compile_refuses_to_overwrite_and_names_the_option_that_replaces(
     tiny_checkpoints: Mapping[str, Path], tiny_bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = fails(capsys, "compile", str(tiny_checkpoints["qwen3"]), "-o", str(tiny_bundle))
@@ -92,7 +92,7 @@ def test_compile_refuses_to_overwrite_and_says_how(
     assert "--force" in message
 
 
-def test_errors_are_json_where_json_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_json_if_json_is_requested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = fails(capsys, "compile", str(tmp_path / "missing"), "-o", str(tmp_path / "bundle"), "--json")
     error = json.loads(message)["error"]
     assert error["code"] == "checkpoint_error"
@@ -100,13 +100,13 @@ def test_errors_are_json_where_json_is_asked_for(tmp_path: Path, capsys: pytest.
     assert not (tmp_path / "bundle").exists()
 
 
-def test_inspect_counts_what_the_bundle_costs(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_counts_memory_and_dispatches(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = run_json(capsys, "inspect", str(tiny_bundle), "--json", "--context", "256", "--activation", "float32")
     spec = report["spec"]
     assert isinstance(spec, dict)
     # Keys and values of every layer, in float32.
     assert report["kv_bytes_per_token"] == 2 * 4 * spec["num_layers"] * spec["num_kv_heads"] * spec["head_dim"]
-    # Embedding, five steps a layer, the sampled rows, the head and the sampling.
+    # Embedding, five steps per layer, the sampled rows, the head and the sampling.
     assert report["dispatches_per_token"] == report["dispatches_at_context"] == 5 * spec["num_layers"] + 4
     shards = sum(path.stat().st_size for path in (tiny_bundle / "weights").iterdir())
     assert 0 < shards - int(str(report["weight_bytes"])) < 256 * 100, (
@@ -121,10 +121,10 @@ def test_inspect_counts_8_bit_keys_and_values(
 ) -> None:
     bundle = compile_tiny("qwen3", "q8f16", kv="q8")
     report = run_json(capsys, "inspect", str(bundle), "--json")
-    # Three layers of 3 kv heads: 24 bytes and a scale for a key, and so for a value.
+    # Three layers of 3 kv heads: a key takes 24 bytes and a scale, and so does a value.
     assert (report["kv"], report["kv_bytes_per_token"]) == ("q8", 3 * 3 * 2 * (24 + 4))
     assert main(["inspect", str(bundle)]) == 0
-    assert "a token, q8" in capsys.readouterr().out
+    assert "per token, q8" in capsys.readouterr().out
 
 
 def test_inspect_prints_tables(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,12 +134,14 @@ def test_inspect_prints_tables(tiny_bundle: Path, capsys: pytest.CaptureFixture[
         assert word in printed
 
 
-def test_inspect_refuses_a_context_beyond_the_bundles(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_refuses_a_context_longer_than_the_bundles(
+    tiny_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "--context 257" in fails(capsys, "inspect", str(tiny_bundle), "--context", "257")
 
 
 @pytest.mark.parametrize("runner", ["numpy", "webgpu"])
-def test_run_gives_one_json_object(
+def test_run_prints_one_json_object(
     runner: str, tiny_bundle: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     if runner == "webgpu":
@@ -158,7 +160,9 @@ def test_run_gives_one_json_object(
     assert again["token_ids"] == token_ids
 
 
-def test_run_streams_the_same_text_as_json_holds(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_streams_the_same_text_as_the_json_output_holds(
+    tiny_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = (
         "run",
         str(tiny_bundle),
@@ -173,9 +177,9 @@ def test_run_streams_the_same_text_as_json_holds(tiny_bundle: Path, capsys: pyte
         "--seed",
         "7",
     )
-    whole = run_json(capsys, *arguments, "--json")
+    expected = run_json(capsys, *arguments, "--json")
     assert main(arguments) == 0
-    assert capsys.readouterr().out == f"{whole['text']}\n"
+    assert capsys.readouterr().out == f"{expected['text']}\n"
 
 
 def test_run_stops_within_the_context_by_itself(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,11 +202,11 @@ def test_run_names_a_corrupt_shard(tiny_bundle: Path, tmp_path: Path, capsys: py
     assert "corrupt" in message
 
 
-def test_run_says_when_the_path_is_no_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_reports_a_path_that_is_not_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nearfar compile" in fails(capsys, "run", str(tmp_path), "hello")
 
 
-def test_bundles_and_checkpoints_in_each_others_place_are_told_apart(
+def test_a_bundle_in_place_of_a_checkpoint_and_the_reverse_are_reported(
     tiny_checkpoints: Mapping[str, Path],
     compile_tiny: CompileTiny,
     tiny_bundle: Path,
@@ -210,11 +214,11 @@ def test_bundles_and_checkpoints_in_each_others_place_are_told_apart(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     checkpoint = str(tiny_checkpoints["qwen3"])
-    assert f"nearfar compile {checkpoint} -o BUNDLE" in fails(capsys, "run", checkpoint, "hello", "--json")
-    assert "is a bundle already" in fails(capsys, "compile", str(tiny_bundle), "-o", str(tmp_path / "bundle"), "--json")
+    assert f"nearfar compile {checkpoint} -o BUNDLE" in fails(capsys, "inspect", checkpoint, "--json")
+    assert "is already a bundle" in fails(capsys, "compile", str(tiny_bundle), "-o", str(tmp_path / "bundle"), "--json")
     server_bundle = str(compile_tiny("qwen3", "f32", target="cpu", lora_rank=4))
     assert "is a bundle for cpu; compile one for browsers" in fails(capsys, "demo", server_bundle, "--serve")
-    # A bundle that takes LoRA adapters is counted without one.
+    # For a bundle that accepts LoRA adapters, the report counts a request without one.
     report = run_json(capsys, "inspect", server_bundle, "--json")
     assert int(str(report["dispatches_per_token"])) > 0
 
@@ -246,7 +250,7 @@ def test_score_writes_the_logits_of_every_position(
     assert logits[-1].argmax() == expected["token_ids"][0]
 
 
-def test_score_refuses_what_is_not_a_list_of_tokens(
+def test_score_refuses_invalid_token_lists(
     tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = str(tmp_path / "logits.npy")
@@ -257,7 +261,7 @@ def test_score_refuses_what_is_not_a_list_of_tokens(
     assert not Path(output).exists()
 
 
-def test_an_output_that_is_full_is_one_line_and_one_that_nobody_reads_is_none(tiny_bundle: Path) -> None:
+def test_a_full_output_is_reported_in_one_line_and_a_closed_pipe_not_at_all(tiny_bundle: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -272,18 +276,18 @@ def test_an_output_that_is_full_is_one_line_and_one_that_nobody_reads_is_none(ti
         "numpy",
     ]
     with open("/dev/full", "w") as full:
-        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert found.returncode == 2
-    assert json.loads(found.stderr)["error"]["message"] == "the disk is full; free space and try again"
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 2
+    assert json.loads(result.stderr)["error"]["message"] == "the disk is full; free space and try again"
     nobody, output = os.pipe()
     os.close(nobody)
-    found = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    result = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
     os.close(output)
-    assert (found.returncode, found.stderr) == (128 + signal.SIGPIPE, "")
+    assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_ends_the_process_removes_what_is_half_written(
+def test_a_signal_that_ends_the_process_removes_half_written_files(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compile_until_stopped(*_: object) -> None:
@@ -342,7 +346,7 @@ def test_score_names_the_full_disk(tiny_bundle: Path, capsys: pytest.CaptureFixt
         (["run", "b", "--", "--xyzzy", "more"], "unexpected argument 'more'"),
     ],
 )
-def test_a_mistyped_word_of_the_command_line_proposes_the_nearest(
+def test_the_error_for_a_mistyped_word_proposes_the_nearest_one(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_info:
@@ -351,10 +355,12 @@ def test_a_mistyped_word_of_the_command_line_proposes_the_nearest(
     assert message in capsys.readouterr().err
 
 
-def test_a_mistyped_folder_proposes_the_nearest_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_a_mistyped_folder_proposes_the_nearest_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "Qwen3-0.6B").mkdir()
     wrong, right = str(tmp_path / "qwen-0.6B"), str(tmp_path / "Qwen3-0.6B")
     assert f"did you mean '{right}'?" in fails(capsys, "compile", wrong, "-o", str(tmp_path / "bundle"))
     assert f"{wrong}: does not exist; did you mean '{right}'?" in fails(capsys, "run", wrong, "hello")
     far = str(tmp_path / "xyzzy")
-    assert f"{far}: does not exist; make it with" in fails(capsys, "run", far, "hello")
+    assert f"{far}: does not exist; create it with" in fails(capsys, "run", far, "hello")

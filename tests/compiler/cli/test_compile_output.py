@@ -1,4 +1,4 @@
-"""What `nearfar compile` prints: its phases, the command to try, and the dry run."""
+"""The output of `nearfar compile`: its phases, the command to try, and the dry run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 
 CompileTiny = Callable[..., Path]
 NEARFAR = [sys.executable, "-m", "nearfar.compiler.cli"]
-# A shell must not read any of it.
+# A shell must not interpret any part of this name.
 AWKWARD = 'it\'s a "bundle" $HOME'
 
 
@@ -34,12 +34,12 @@ def trial_line(printed: str) -> str:
 
 
 def run_line(line: str, folder: Path) -> str:
-    found = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, (line, found.stderr)
-    return found.stdout
+    result = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, (line, result.stderr)
+    return result.stdout
 
 
-def test_the_phases_are_lines_in_a_pipe_and_add_up(
+def test_in_a_pipe_the_phases_are_lines_and_add_up(
     tiny_checkpoints: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["compile", str(tiny_checkpoints["qwen3"]), "--activations", "float32", "--quantization", "f32"]
@@ -66,7 +66,7 @@ def test_the_phases_are_lines_in_a_pipe_and_add_up(
     assert "exists already" in capsys.readouterr().err
 
 
-def test_phases_end_where_the_next_begins() -> None:
+def test_each_phase_ends_when_the_next_begins() -> None:
     ended: list[str] = []
     clock = phases.PhaseClock(ended=lambda phase, _: ended.append(phase))
     for phase, done in (("read", 0), ("kernels", 0), ("kernels", 5), ("weights", 1)):
@@ -78,7 +78,7 @@ def test_phases_end_where_the_next_begins() -> None:
     assert phases.waiting(phases.Duration(0.9, 0.0)) is None
     assert (
         phases.waiting(phases.Duration(10.0, 4.0))
-        == "6.0 s of this was waiting: for other programs, the disk or the network"
+        == "6.0 s of this was spent waiting for other programs, the disk or the network"
     )
 
 
@@ -92,9 +92,7 @@ def test_on_a_terminal_the_phases_are_bars_within_80_columns(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("target", ["onnx", "mlx"])
-def test_the_printed_command_runs_whatever_the_path(
-    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_printed_command_runs_for_any_path(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / AWKWARD
     assert main(["compile", "demo", "--target", target, "-o", str(output)]) == 0
     line = trial_line(capsys.readouterr().out)
@@ -132,7 +130,7 @@ def test_a_bundle_that_this_machine_cannot_run_is_tried_in_numpy_or_inspected(
 
     monkeypatch.setattr(trial, "check_machine", lacks)
     small = trial.find_trial(open_any(light_demo))
-    assert small.reason == f"this machine cannot run it: {light_demo}: there is no GPU"
+    assert small.reason == f"this machine cannot run the bundle: {light_demo}: there is no GPU"
     words = shlex.split(small.command)
     assert words[-3:] == ["--runner", "numpy", "hello"]
     assert main([*words[words.index("run") :], "--max-tokens", "2"]) == 0
@@ -157,13 +155,13 @@ def test_an_embedding_bundle_is_served_or_inspected(compile_tiny: CompileTiny, m
 
 
 def equal_sizes(model: str, output: Path, options: CompileOptions) -> None:
-    """A dry run says exactly what the compile with the same options writes, and writes nothing itself."""
+    """A dry run reports exactly the files that a compile with the same options writes, and writes nothing itself."""
     planned = dry_run(model, options)
     assert not output.exists()
     bundle = compile_any(model, output, options)
     files = {str(path.relative_to(output)): path.stat().st_size for path in output.rglob("*") if path.is_file()}
     if planned.has_self_test:
-        # What the self-test adds, which is "null" without one.
+        # Subtract the self-test, which is "null" in a dry run.
         assert isinstance(bundle, Bundle)
         assert bundle.manifest.self_test is not None
         text = json.dumps(bundle.manifest.self_test.model_dump(mode="json"), separators=(",", ":"))
@@ -180,27 +178,27 @@ SHORT: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("checkpoint", "given"), SHORT)
-def test_a_dry_run_says_what_the_compile_writes(
-    checkpoint: str, given: dict[str, Any], tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+@pytest.mark.parametrize(("checkpoint", "options"), SHORT)
+def test_a_dry_run_reports_what_the_compile_writes(
+    checkpoint: str, options: dict[str, Any], tiny_checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    equal_sizes(str(tiny_checkpoints[checkpoint]), tmp_path / "bundle", CompileOptions(context=256, **given))
+    equal_sizes(str(tiny_checkpoints[checkpoint]), tmp_path / "bundle", CompileOptions(context=256, **options))
 
 
 @pytest.mark.parametrize("target", ["onnx", "mlx"])
 @pytest.mark.parametrize(
-    "given", [{"quantization": "q4f16"}, {"quantization": "q8f16", "kv": "q8"}, {"quantization": "f16"}]
+    "options", [{"quantization": "q4f16"}, {"quantization": "q8f16", "kv": "q8"}, {"quantization": "f16"}]
 )
-def test_a_dry_run_says_what_the_export_writes(target: str, given: dict[str, Any], tmp_path: Path) -> None:
+def test_a_dry_run_reports_what_the_export_writes(target: str, options: dict[str, Any], tmp_path: Path) -> None:
     from nearfar.compiler.demo import CHECKPOINT
 
-    equal_sizes(str(CHECKPOINT), tmp_path / "bundle", CompileOptions(target=target, **given))
+    equal_sizes(str(CHECKPOINT), tmp_path / "bundle", CompileOptions(target=target, **options))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 @pytest.mark.parametrize("quantization", ["q4f16", "f32"])
-def test_a_dry_run_says_what_the_compile_writes_for_native_targets(
+def test_a_dry_run_reports_what_the_compile_writes_for_native_targets(
     target: str, quantization: str, tiny_checkpoints: Mapping[str, Path], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if target == "cuda":
@@ -220,7 +218,7 @@ def test_the_dry_run_prints_a_table_and_an_estimate_and_leaves_nothing(
     arguments = ["compile", str(tiny_checkpoints["qwen3"]), "--dry-run", "--context", "256"]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    for words in ("dispatches", "memory", "time (estimate)", "by a sample of", "nothing was written"):
+    for words in ("dispatches", "memory", "time (estimate)", "from a sample of", "nothing was written"):
         assert words in printed
     assert max(map(len, printed.splitlines())) <= 80
     assert main([*arguments, "--json"]) == 0

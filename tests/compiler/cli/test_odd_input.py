@@ -1,4 +1,4 @@
-"""Odd input on the command line: whatever a path leads to and whatever a checkpoint's files hold, an error is a typed one."""
+"""Odd input on the command line: for any path and any content of a checkpoint's files, errors are typed ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ VALUES = st.recursive(
     ),
     max_leaves=6,
 )
-# By names, because Hypothesis complains about examples that are as long as some of these.
+# Chosen by name, because Hypothesis complains about examples as long as some of these.
 CONTENTS = {
     "nul": b"\0",
     "not UTF-8": b"\xff\xfe",
@@ -59,7 +59,7 @@ CONTENTS = {
     "object": b"{}",
     "deep lists": b"[" * 100_000,
     "deep objects": b'{"a":' * 50_000,
-    "deep but whole": b'{"a":' + b"[" * 900 + b"]" * 900 + b"}",
+    "deep but complete": b'{"a":' + b"[" * 900 + b"]" * 900 + b"}",
     "numbers that JSON does not have": b'{"a": 1e999, "b": NaN}',
     "half of a surrogate pair": b'{"\\ud800": "\\udfff"}',
     "huge": b'{"a": "' + b"x" * (4 << 20) + b'"}',
@@ -72,7 +72,7 @@ def odd(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathF
 
 
 def refused(model: str, output: Path) -> NearfarError | None:
-    """The typed error of compiling, which writes nothing then; any other error fails the test."""
+    """The typed error of a compile, which then writes nothing. Any other error fails the test."""
     try:
         compile_any(model, output, CompileOptions(target="mlx", quantization="f32", context=64))
     except NearfarError as error:
@@ -113,15 +113,15 @@ def fuzz(odd: Path, examples: int) -> None:
     keys = {
         name: (*json.loads((odd / name).read_text()), *KEYS) if (odd / name).exists() else KEYS for name in JSON_FILES
     }
-    places = st.sampled_from([*((name, key) for name in JSON_FILES for key in keys[name])])
+    keys_of_files = st.sampled_from([*((name, key) for name in JSON_FILES for key in keys[name])])
     header = st.tuples(
         st.just("model.safetensors"), st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "other"])
     )
 
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-    @given(place=places | header, value=VALUES)
-    def values(place: tuple[str, str], value: Any) -> None:
-        with_file(odd, place[0], mutated(odd, *place, value))
+    @given(target=keys_of_files | header, value=VALUES)
+    def values(target: tuple[str, str], value: Any) -> None:
+        with_file(odd, target[0], mutated(odd, *target, value))
 
     @settings(max_examples=examples // 2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(name=st.sampled_from(FILES), content=st.sampled_from(sorted(CONTENTS)) | st.binary(max_size=40))
@@ -132,12 +132,12 @@ def fuzz(odd: Path, examples: int) -> None:
     contents()
 
 
-def test_files_with_odd_values_give_a_bundle_or_a_typed_error(odd: Path) -> None:
+def test_files_with_odd_values_result_in_a_bundle_or_a_typed_error(odd: Path) -> None:
     fuzz(odd, 60)
 
 
 @pytest.mark.exhaustive
-def test_files_with_many_odd_values_give_a_bundle_or_a_typed_error(odd: Path) -> None:
+def test_files_with_many_odd_values_result_in_a_bundle_or_a_typed_error(odd: Path) -> None:
     fuzz(odd, int(os.environ.get("NEARFAR_FUZZ_EXAMPLES", "3000")))
 
 
@@ -167,7 +167,7 @@ def unreadable(path: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("make", [a_folder, a_link_to_itself, unreadable])
-def test_what_is_not_a_file_is_a_typed_error_or_not_there(
+def test_a_path_that_is_not_a_file_is_a_typed_error_or_treated_as_missing(
     make: Callable[[Path], None], name: str, odd: Path, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(odd, tmp_path / "model"))
@@ -215,11 +215,11 @@ def test_odd_paths_are_typed_errors(
         "trust": ("inspect", "bundle", f"--trust={path}"),
         "tuning": ("compile", str(odd), "-o", "bundle", f"--tuning={path}"),
     }
-    found = main(commands[command])
+    exit_code = main(commands[command])
     printed = capsys.readouterr()
-    # Names that a folder may well have.
+    # These are valid names of folders.
     if command == "output" and path in ("\udc80bad", "-", "\n", "~no-such-user"):
-        assert found == 0
+        assert exit_code == 0
         return
-    assert (found, printed.out) == (2, ""), printed.err
+    assert (exit_code, printed.out) == (2, ""), printed.err
     assert not (tmp_path / "bundle").exists()

@@ -1,4 +1,4 @@
-"""What the command line shows before it does anything, and what it loads for that."""
+"""What the command line shows without a command, and which modules it loads for that."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_the_first_screen_loads_no_command_and_no_library(arguments: list[str]) 
         f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass\n"
         "print(*sorted(set(sys.modules) - before), file=sys.stderr)"
     )
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    loaded = {name for name in found.stderr.split() if name.partition(".")[0] not in sys.stdlib_module_names}
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    loaded = {name for name in result.stderr.split() if name.partition(".")[0] not in sys.stdlib_module_names}
     modules = ("", ".cli", ".cli.overview", ".cli.parser", ".cli.program", ".errors", ".nearest")
     assert loaded <= {"nearfar", *(f"nearfar.compiler{name}" for name in modules)}
 
@@ -54,6 +54,6 @@ def test_the_three_examples_run_as_they_are_printed(tmp_path: Path) -> None:
         for line in examples
     ]
     for command in commands:
-        found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert found.returncode == 0, (command, found.stderr)
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, (command, result.stderr)
     assert [path.name for path in tmp_path.iterdir()] == ["my-demo"]

@@ -1,4 +1,4 @@
-"""The options of `nearfar run`, and the prompt from the standard input."""
+"""The options of `nearfar run`, and prompts from standard input."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def pipe(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 def test_the_prompt_comes_from_a_pipe(
     arguments: tuple[str, ...], light_demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = run(capsys, light_demo, "what is 27 + 58?", "--max-tokens", "1")
+    expected = run(capsys, light_demo, "what is 27 + 58?", "--max-tokens", "1")
     pipe(monkeypatch, b"what is 27 + 58?\n")
-    assert run(capsys, light_demo, *arguments, "--max-tokens", "1")["prompt_token_ids"] == given["prompt_token_ids"]
+    assert run(capsys, light_demo, *arguments, "--max-tokens", "1")["prompt_token_ids"] == expected["prompt_token_ids"]
 
 
-def test_what_is_no_prompt_in_a_pipe_is_refused(
+def test_an_empty_pipe_and_one_that_is_not_utf_8_are_refused(
     light_demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe(monkeypatch, b"\n")
-    assert "the prompt on the standard input is empty" in refused(capsys, light_demo)
+    assert "the prompt on standard input is empty" in refused(capsys, light_demo)
     pipe(monkeypatch, b"caf\xe9")
-    assert "the standard input is not UTF-8 (byte 3)" in refused(capsys, light_demo)
+    assert "standard input is not UTF-8 (byte 3)" in refused(capsys, light_demo)
 
 
 @pytest.mark.parametrize(
     "arguments",
     ["B hi", "B --top-k 3 hi", "--top-k 3 B hi", "B --json hi", "B --top-k 3 -- hi", "B --stop x hi --stop y"],
 )
-def test_the_prompt_may_stand_anywhere_behind_the_bundle(arguments: str) -> None:
+def test_the_prompt_may_appear_anywhere_after_the_bundle(arguments: str) -> None:
     found = make_parser().parse_args(["run", *arguments.split()])
     assert (str(found.bundle), found.prompt) == ("B", "hi")
 
@@ -62,7 +62,9 @@ def test_the_prompt_may_be_missing(arguments: str) -> None:
     assert (str(found.bundle), found.prompt) == ("B", None)
 
 
-def test_the_system_prompt_is_a_message_of_the_template(light_demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_system_prompt_becomes_a_message_of_the_template(
+    light_demo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from nearfar.compiler.bundle.folder import open_any
     from nearfar.compiler.text.tokenizer import Tokenizer
 
@@ -73,8 +75,8 @@ def test_the_system_prompt_is_a_message_of_the_template(light_demo: Path, capsys
 
 
 def test_an_answer_ends_before_a_stop_string(light_demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = run(capsys, light_demo, "what is 27 + 58?")["text"]
-    assert whole == "27 + 58 = 85"
+    complete = run(capsys, light_demo, "what is 27 + 58?")["text"]
+    assert complete == "27 + 58 = 85"
     found = run(capsys, light_demo, "what is 27 + 58?", "--stop", "never", "--stop", " = ")
     assert (found["text"], found["finish_reason"]) == ("27 + 58", "stop")
     assert main(["run", str(light_demo), "what is 27 + 58?", "--runner", "numpy", "--stop", "+"]) == 0
@@ -82,7 +84,7 @@ def test_an_answer_ends_before_a_stop_string(light_demo: Path, capsys: pytest.Ca
     assert "stop holds an empty string" in refused(capsys, light_demo, "hello", "--stop", "")
 
 
-def test_top_k_and_top_p_limit_what_is_sampled(light_demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_k_and_top_p_limit_the_sampled_tokens(light_demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = ("tell me something", "--max-tokens", "12")
     greedy = run(capsys, light_demo, *prompt)["token_ids"]
     hot = (*prompt, "--temperature", "50", "--seed", "3")
@@ -92,7 +94,7 @@ def test_top_k_and_top_p_limit_what_is_sampled(light_demo: Path, capsys: pytest.
     assert "--top-p and --top-k need --temperature above 0" in refused(capsys, light_demo, "hello", "--top-k", "3")
 
 
-@pytest.mark.parametrize("given", [{"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}])
-def test_a_sampler_refuses_shares_and_counts_out_of_range(given: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match=f"{next(iter(given))} is"):
-        Sampler(1.0, **given)
+@pytest.mark.parametrize("invalid", [{"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}])
+def test_a_sampler_refuses_top_k_and_top_p_out_of_range(invalid: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=f"{next(iter(invalid))} is"):
+        Sampler(1.0, **invalid)

@@ -10,7 +10,7 @@ from nearfar.compiler.formats.checkpoint import TokenizerFiles
 from nearfar.compiler.text.tokenizer import Tokenizer
 
 
-def test_control_tokens_of_a_raw_prompt_are_split_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+def test_control_tokens_of_a_raw_prompt_are_split_unless_the_user_requests_them(tmp_path: Path) -> None:
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, pre_tokenizers
 

@@ -1,4 +1,6 @@
-"""The checkpoint in the repository: transformers reads it and agrees, it answers what a visitor types, and its table is true."""
+"""The checkpoint in the repository: transformers computes the same logits, it answers visitors' prompts, its table is
+correct.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tokenizers import Tokenizer
 from nearfar.compiler.demo import CHECKPOINT, FAR_CHECKPOINT
 from nearfar.compiler.errors import CheckpointError
 
-# f32 sums in another order; the logits are of the order of 10.
+# f32 sums in another order; the logits have a magnitude of about 10.
 LOGIT_TOLERANCE = 1e-4
 CLAIMED_AT_4_BITS = {"home": 0.97, "sum": 0.97}
 ANSWERS = {
@@ -89,7 +91,7 @@ def test_transformers_generates_the_same_answer(theirs: Any, their_tokenizer: An
     )
 
 
-def test_both_tokenizers_agree_and_give_text_back(committed: tuple[Llama, Tokenizer], their_tokenizer: Any) -> None:
+def test_both_tokenizers_agree_and_restore_the_text(committed: tuple[Llama, Tokenizer], their_tokenizer: Any) -> None:
     texts = [example.prompt for example in islice(training_examples(random.Random("tokenizer test")), 300)]
     for text in [*texts, "", " ", "  two  spaces\n", "größer 你好 🦊", "1234567890", "a+b=c@d.e"]:
         ids = committed[1].encode(text, add_special_tokens=False).ids
@@ -97,7 +99,7 @@ def test_both_tokenizers_agree_and_give_text_back(committed: tuple[Llama, Tokeni
         assert committed[1].decode(ids) == text
 
 
-def test_every_digit_is_a_token_of_its_own(committed: tuple[Llama, Tokenizer]) -> None:
+def test_every_digit_is_a_separate_token(committed: tuple[Llama, Tokenizer]) -> None:
     assert not [token for token in committed[1].get_vocab() if re.search(r"\d", token) and len(token) > 1]
 
 
@@ -124,7 +126,7 @@ def test_the_chat_template_refuses_a_role_that_it_does_not_know() -> None:
 
 
 @pytest.mark.parametrize("folder", [CHECKPOINT, FAR_CHECKPOINT], ids=["near", "far"])
-def test_a_system_message_leaves_the_answers_as_they_are(folder: Path) -> None:
+def test_a_system_message_does_not_change_the_answers(folder: Path) -> None:
     model, tokenizer = read_checkpoint(folder)
     template = jinja2.Environment(autoescape=False).from_string(
         json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
@@ -173,7 +175,7 @@ def test_the_last_turn_of_a_conversation_near_the_context_length_is_answered(
 
 
 @pytest.mark.parametrize(("task", "share"), sorted(CLAIMED_AT_4_BITS.items()))
-def test_the_committed_table_meets_what_is_claimed_at_4_bits(task: str, share: float) -> None:
+def test_the_committed_table_confirms_the_claims_at_4_bits(task: str, share: float) -> None:
     cells = json.loads((CHECKPOINT / "accuracy.json").read_text())["cells"]
     (cell,) = (c for c in cells if (c["task"], c["split"], c["format"]) == (task, "held_out_slots", "q4f16"))
     assert cell["right"] / cell["prompts"] >= share
@@ -184,7 +186,7 @@ def test_the_committed_table_is_measured_again_on_a_sample(
     committed: tuple[Llama, Tokenizer], task: str, share: float
 ) -> None:
     (cell,) = measure(*committed, tasks=(task,), splits=(Split.HELD_OUT_SLOTS,), formats=("q4f16",), prompts=60)
-    # 60 prompts are uncertain by about 5 points.
+    # With 60 prompts, the uncertainty is about 5 points.
     assert cell.right / cell.prompts >= share - 0.05, cell
 
 
@@ -197,7 +199,7 @@ def test_the_configuration_is_a_llama_of_about_a_million_parameters(committed: t
     assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) < 5_000_000
 
 
-def test_what_is_written_reads_back(committed: tuple[Llama, Tokenizer], tmp_path: Path) -> None:
+def test_written_tensors_can_be_read_back(committed: tuple[Llama, Tokenizer], tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = Llama(LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1)).eval()
     write_checkpoint(tmp_path, model, committed[1])

@@ -1,4 +1,4 @@
-"""The larger checkpoint: transformers agrees with it, it answers what the near model cannot, and its table is true."""
+"""The larger checkpoint: transformers computes the same logits, it answers harder prompts, and its table is correct."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from nearfar.compiler.demo import CHECKPOINT, FAR_CHECKPOINT
 
-# Weights are stored as float16 and read as float32 by both; the logits are of the order of 10.
+# Both read the float16 weights as float32; the logits have a magnitude of about 10.
 LOGIT_TOLERANCE = 1e-4
 HARD_ANSWERS = {
     "dim the kitchen lights to 30 percent and lock the front door": '[{"tool": "set_light", "room": "kitchen", "level": 30}, '
@@ -42,7 +42,7 @@ def test_transformers_computes_the_same_logits(far: tuple[Llama, Tokenizer]) -> 
         assert (ours - theirs(tokens).logits).abs().max() < LOGIT_TOLERANCE
 
 
-def test_it_answers_what_the_near_model_cannot(far: tuple[Llama, Tokenizer]) -> None:
+def test_it_answers_prompts_that_the_near_model_cannot(far: tuple[Llama, Tokenizer]) -> None:
     prompts = list(HARD_ANSWERS)
     assert dict(zip(prompts, answer_all(*far, prompts), strict=True)) == HARD_ANSWERS
     near = answer_all(*read_checkpoint(CHECKPOINT), prompts)
@@ -56,7 +56,7 @@ def test_both_models_have_one_tokenizer() -> None:
 @pytest.mark.parametrize("task", ["sum_of_several", "story_problem"])
 def test_the_committed_table_is_measured_again_on_a_sample(far: tuple[Llama, Tokenizer], task: str) -> None:
     cells = json.loads((FAR_CHECKPOINT / "accuracy.json").read_text())["cells"]
-    (told,) = (c for c in cells if (c["task"], c["split"], c["format"]) == (task, "held_out_slots", "q4f16"))
+    (committed,) = (c for c in cells if (c["task"], c["split"], c["format"]) == (task, "held_out_slots", "q4f16"))
     (cell,) = measure(*far, corpus=FAR, tasks=(task,), splits=(Split.HELD_OUT_SLOTS,), formats=("q4f16",), prompts=40)
-    # 40 prompts are uncertain by about 8 points.
-    assert abs(cell.right / cell.prompts - told["right"] / told["prompts"]) < 0.1
+    # With 40 prompts, the uncertainty is about 8 points.
+    assert abs(cell.right / cell.prompts - committed["right"] / committed["prompts"]) < 0.1

@@ -73,9 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_declared_tokens_have_the_ids_and_give_the_encodings_of_auto_tokenizer(
-    case: str, folder: Path, tmp_path: Path
-) -> None:
+def test_declared_tokens_have_the_ids_and_encodings_of_auto_tokenizer(case: str, folder: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     for name, value in CASES[case].items():
@@ -84,7 +82,7 @@ def test_declared_tokens_have_the_ids_and_give_the_encodings_of_auto_tokenizer(
         )
     theirs = AutoTokenizer.from_pretrained(folder)
     files = read_tokenizer_files(folder, 40)
-    # A bundle has the completed file alone, as a browser does.
+    # A bundle has only the completed file, as in a browser.
     bundled = tmp_path / "bundled.json"
     bundled.write_bytes(files.read())
     for mine in (Tokenizer(files), Tokenizer(TokenizerFiles(bundled, bos_token=files.bos_token))):
@@ -96,7 +94,7 @@ def test_declared_tokens_have_the_ids_and_give_the_encodings_of_auto_tokenizer(
     assert (files.completed is not None) == (case != "no map beside the decoder")
 
 
-def test_a_tokenizer_that_has_all_tokens_stays_as_it_is(folder: Path) -> None:
+def test_a_tokenizer_that_has_all_tokens_is_unchanged(folder: Path) -> None:
     decoder = {str(index): entry(word) for index, word in enumerate(WORDS[:3])}
     write(folder, "tokenizer_config", {**CONFIG, "added_tokens_decoder": decoder})
     assert read_tokenizer_files(folder, 7).read() == (folder / "tokenizer.json").read_bytes()

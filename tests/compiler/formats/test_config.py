@@ -1,4 +1,4 @@
-"""ConfigReader: every value is checked, every key is accounted for, every error says where and what to do."""
+"""ConfigReader: all values are checked, unread keys are refused, and every error gives its location and advice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-def test_values_of_the_right_type_come_out_as_they_are() -> None:
+def test_values_of_the_right_type_are_returned_unchanged() -> None:
     config = ConfigReader(
         {"size": 8, "eps": 1e-6, "whole": 2, "tied": True, "name": "x", "names": ["a", "b"], "eos": [3, 3, 1]}
     )
@@ -36,7 +36,7 @@ def test_values_of_the_right_type_come_out_as_they_are() -> None:
     config.finish()
 
 
-def test_defaults_stand_in_for_absent_keys_only() -> None:
+def test_defaults_replace_only_absent_keys() -> None:
     config = ConfigReader({"size": None})
     assert config.integer("absent", default=4) == 4
     assert config.optional_integer("size") is None
@@ -46,7 +46,7 @@ def test_defaults_stand_in_for_absent_keys_only() -> None:
 
 
 @pytest.mark.parametrize("value", [True, False, 0, -1, 1.0, "8", None, [8], {}, 2**60])
-def test_a_size_must_be_a_positive_integer_and_a_boolean_is_none(value: object) -> None:
+def test_a_size_must_be_a_positive_integer_and_not_a_boolean(value: object) -> None:
     with pytest.raises(
         CheckpointError, match=r"config\.json: 'hidden_size' is .*expected a positive integer; correct the file"
     ) as caught:
@@ -79,7 +79,7 @@ def test_a_missing_key_is_named() -> None:
         ConfigReader({}).integer("vocab_size")
 
 
-def test_a_section_names_itself_in_errors_and_finishes_on_its_own() -> None:
+def test_a_section_names_itself_in_errors_and_has_its_own_finish() -> None:
     config = ConfigReader({"rope_scaling": {"factor": 0, "odd": 1}})
     section = config.section("rope_scaling")
     assert section is not None
@@ -90,7 +90,7 @@ def test_a_section_names_itself_in_errors_and_finishes_on_its_own() -> None:
     config.finish()
 
 
-def test_expect_takes_absence_and_the_allowed_values_only() -> None:
+def test_expect_accepts_only_absence_and_the_allowed_values() -> None:
     ConfigReader({}).expect("pretraining_tp", 1)
     ConfigReader({"pretraining_tp": 1}).expect("pretraining_tp", 1, None)
     with pytest.raises(UnsupportedModel, match="'pretraining_tp' is 2, which is not supported; supported: 1 or null"):
@@ -99,7 +99,7 @@ def test_expect_takes_absence_and_the_allowed_values_only() -> None:
         ConfigReader({"pretraining_tp": True}).expect("pretraining_tp", 1)
 
 
-def test_finish_refuses_keys_that_nobody_read_and_names_them() -> None:
+def test_finish_refuses_unread_keys_by_name() -> None:
     config = ConfigReader({"hidden_size": 8, "logit_scale": 0.5, "a_new_norm": "x" * 200, "use_cache": True})
     config.integer("hidden_size")
     with pytest.raises(
@@ -110,7 +110,7 @@ def test_finish_refuses_keys_that_nobody_read_and_names_them() -> None:
 
 
 @given(value=JSON_VALUES)
-def test_any_json_value_gives_a_value_of_the_promised_type_or_a_typed_error(value: Any) -> None:
+def test_any_json_value_results_in_a_value_of_the_declared_type_or_a_typed_error(value: Any) -> None:
     config = ConfigReader({"key": value})
     readers: list[tuple[Callable[[str], object], tuple[type, ...]]] = [
         (config.integer, (int,)),
@@ -132,8 +132,8 @@ def test_any_json_value_gives_a_value_of_the_promised_type_or_a_typed_error(valu
         (b'{"a": 1,\n "b" 2}', r"f\.json: line 2 column 6: not valid JSON"),
         (b"", "line 1 column 1"),
         (b'{"a": "\xff"}', "byte 7 is not UTF-8"),
-        (b"[1]", "holds a JSON array where an object is expected"),
-        (b'{"a": 1, "a": 2}', "key 'a' is given twice"),
+        (b"[1]", "contains a JSON array, but an object is expected"),
+        (b'{"a": 1, "a": 2}', "key 'a' occurs twice"),
         (b'{"a":' + b"[" * 100_000, "not usable JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not usable JSON"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a Git LFS pointer, .* 'git lfs pull'"),

@@ -1,4 +1,4 @@
-"""Folders that transformers writes open; folders with a piece missing, broken or from another model are refused with what to do."""
+"""Folders of transformers open. Folders with missing, broken or foreign files are refused, with advice."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def tiny_model(model_type: str, dtype: str = "float32") -> Any:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
     tiny_model("llama").save_pretrained(folder)
     save_tokenizer(folder, chat_template="{{ messages[0].content }}")
     return folder
@@ -72,8 +72,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def broken(whole: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "model"))
+def broken(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
 @pytest.fixture
@@ -89,10 +89,10 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_every_tensor_of_a_saved_model_reads_back(model_type: str, dtype: str, whole: Path, tmp_path: Path) -> None:
+def test_every_tensor_of_a_saved_model_reads_back(model_type: str, dtype: str, saved: Path, tmp_path: Path) -> None:
     model = tiny_model(model_type, dtype)
     model.save_pretrained(tmp_path)
-    shutil.copy(whole / "tokenizer.json", tmp_path)
+    shutil.copy(saved / "tokenizer.json", tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     spec = checkpoint.spec
     assert (spec.model_type, spec.vocab_size, spec.num_layers, spec.qk_norm, spec.qkv_bias) == (
@@ -109,8 +109,8 @@ def test_every_tensor_of_a_saved_model_reads_back(model_type: str, dtype: str, w
         np.testing.assert_array_equal(tensor.rows(0, tensor.shape[0]), state[name].float().numpy())
 
 
-def test_shards_hold_the_same_tensors_as_one_file(whole: Path, shards: Path) -> None:
-    one, many = open_checkpoint(whole), open_checkpoint(shards)
+def test_shards_hold_the_same_tensors_as_one_file(saved: Path, shards: Path) -> None:
+    one, many = open_checkpoint(saved), open_checkpoint(shards)
     assert len(list(shards.glob("*.safetensors"))) > 2
     assert one.spec == many.spec
     assert one.tensors.keys() == many.tensors.keys()
@@ -118,18 +118,18 @@ def test_shards_hold_the_same_tensors_as_one_file(whole: Path, shards: Path) -> 
         np.testing.assert_array_equal(tensor.rows(0, tensor.shape[0]), many.tensors[name].rows(0, tensor.shape[0]))
 
 
-def test_load_opens_a_local_folder(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load(str(whole)).path == whole
-    monkeypatch.chdir(whole.parent)
-    assert load(whole.name).spec == load(str(whole)).spec
-    monkeypatch.setenv("HOME", str(whole.parent))
-    assert load(f"~/{whole.name}").path == whole
+def test_load_opens_a_local_folder(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(str(saved)).path == saved
+    monkeypatch.chdir(saved.parent)
+    assert load(saved.name).spec == load(str(saved)).spec
+    monkeypatch.setenv("HOME", str(saved.parent))
+    assert load(f"~/{saved.name}").path == saved
 
 
-def test_what_transformers_5_writes_beside_the_tokenizer_is_read(whole: Path) -> None:
-    assert (whole / "chat_template.jinja").is_file()
-    assert open_checkpoint(whole).tokenizer == TokenizerFiles(
-        whole / "tokenizer.json", "{{ messages[0].content }}", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+def test_the_tokenizer_files_of_transformers_5_are_read(saved: Path) -> None:
+    assert (saved / "chat_template.jinja").is_file()
+    assert open_checkpoint(saved).tokenizer == TokenizerFiles(
+        saved / "tokenizer.json", "{{ messages[0].content }}", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
 
 
@@ -143,7 +143,7 @@ def test_the_older_tokenizer_config_is_read(broken: Path) -> None:
         "pad_token": None,
     }
     (broken / "tokenizer_config.json").write_text(json.dumps(old))
-    # transformers reads it later than tokenizer_config.json, so it wins.
+    # transformers reads it after tokenizer_config.json, so it has precedence.
     (broken / "special_tokens_map.json").write_text(json.dumps({"bos_token": "the", "unk_token": {"content": "<unk>"}}))
     files = open_checkpoint(broken).tokenizer
     assert files.chat_template is not None
@@ -221,7 +221,7 @@ def test_ends_of_generation_config_are_added(broken: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"])
-@pytest.mark.parametrize(("content", "message"), [('{"a": 1,', "line 1 column 9"), ("[]", "holds a JSON array")])
+@pytest.mark.parametrize(("content", "message"), [('{"a": 1,', "line 1 column 9"), ("[]", "contains a JSON array")])
 def test_corrupt_json_is_refused_with_file_and_position(name: str, content: str, message: str, broken: Path) -> None:
     (broken / name).write_text(content)
     with pytest.raises(CheckpointError, match=rf"{name}: {message}"):
@@ -255,7 +255,7 @@ def test_corrupt_json_is_refused_with_file_and_position(name: str, content: str,
         (
             "tokenizer_config.json",
             {"chat_template": [{"name": "rag", "template": ""}]},
-            "'chat_template' names rag, but no \"default\"",
+            "'chat_template' has rag, but no 'default'",
         ),
     ],
 )
@@ -269,7 +269,7 @@ def test_wrong_values_are_refused(name: str, change: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("config.json", r"has no config\.json; give a folder as transformers' save_pretrained writes it"),
+        ("config.json", r"has no config\.json; pass a folder that transformers' save_pretrained wrote"),
         ("tokenizer.json", r"has no tokenizer\.json; write it with transformers"),
         (
             "model.safetensors",
@@ -286,14 +286,14 @@ def test_a_missing_file_is_named_with_what_to_do(missing: str, message: str, bro
 def test_pickled_weights_must_be_converted(broken: Path) -> None:
     (broken / "model.safetensors").rename(broken / "pytorch_model.bin")
     with pytest.raises(
-        CheckpointError, match=r"PyTorch pickles only.*save_pretrained\(folder, safe_serialization=True\)"
+        CheckpointError, match=r"only as PyTorch pickles.*save_pretrained\(folder, safe_serialization=True\)"
     ):
         open_checkpoint(broken)
 
 
-def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+def test_an_adapter_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="holds an adapter"):
+    with pytest.raises(CheckpointError, match="contains a LoRA adapter"):
         open_checkpoint(tmp_path)
 
 
@@ -335,7 +335,9 @@ def test_an_index_and_its_shards_must_agree(broken_shards: Path) -> None:
     first, second = sorted(path.name for path in broken_shards.glob("*.safetensors"))[:2]
 
     edit(index, lambda values: values["weight_map"].update({"model.ghost.weight": first}))
-    with pytest.raises(CheckpointError, match=f"places tensor 'model.ghost.weight' in {first}, which does not hold it"):
+    with pytest.raises(
+        CheckpointError, match=f"lists tensor 'model.ghost.weight' in {first}, which does not contain it"
+    ):
         open_checkpoint(broken_shards)
 
     index.write_text(original)
@@ -362,7 +364,7 @@ def test_an_index_names_only_files_beside_it(weight_map: object, broken_shards: 
         open_checkpoint(broken_shards)
 
 
-def test_a_repository_is_fetched_without_pickles_and_opened(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_is_downloaded_without_pickles_and_opened(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fnmatch import fnmatch
 
     import huggingface_hub
@@ -371,10 +373,10 @@ def test_a_repository_is_fetched_without_pickles_and_opened(whole: Path, monkeyp
 
     def fake_download(repository: str, **options: Any) -> str:
         asked.update(options, repository=repository)
-        return str(whole)
+        return str(saved)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fake_download)
-    assert load("Qwen/Qwen3-0.6B").path == whole
+    assert load("Qwen/Qwen3-0.6B").path == saved
     assert asked["repository"] == "Qwen/Qwen3-0.6B"
 
     def is_fetched(name: str) -> bool:
@@ -407,7 +409,7 @@ def hub_errors() -> dict[str, tuple[Exception, str]]:
     from huggingface_hub import errors
 
     response: Any = SimpleNamespace(headers={}, request=None)
-    # Which HTTP library the client uses depends on its version.
+    # The client's HTTP library depends on its version.
     http_error = vars(errors)["HTTPError"]
     return {
         "gated": (
@@ -431,7 +433,7 @@ def hub_errors() -> dict[str, tuple[Exception, str]]:
 
 
 @pytest.mark.parametrize("kind", ["gated", "absent", "http", "offline", "uncached", "connect", "disk", "wordless"])
-def test_failures_of_the_hub_say_what_failed_and_that_a_folder_needs_no_network(
+def test_hub_errors_state_the_cause_and_that_a_folder_needs_no_network(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import huggingface_hub
@@ -443,27 +445,28 @@ def test_failures_of_the_hub_say_what_failed_and_that_a_folder_needs_no_network(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(
-        CheckpointError, match=r"^owner/name: .*could not be fetched.*or give a local folder, which needs no network$"
+        CheckpointError,
+        match=r"^owner/name: .*could not be downloaded.*or pass a local folder, which needs no network$",
     ) as caught:
         load("owner/name")
     assert words in caught.value.message
     assert caught.value.__cause__ is failure
 
 
-def test_paths_that_are_no_checkpoint_are_refused_without_network(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_paths_that_are_not_checkpoints_are_refused_without_network(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("went to the network"))
-    # Relative paths are looked for in an empty folder, not wherever the tests were started.
+    # Relative paths are resolved in an empty folder, not in the folder where the tests were started.
     here = tmp_path / "parent" / "here"
     here.mkdir(parents=True)
     monkeypatch.chdir(here)
-    with pytest.raises(CheckpointError, match="GGUF files are not supported; give the Hugging Face folder"):
+    with pytest.raises(CheckpointError, match="GGUF files are not supported; pass the Hugging Face folder"):
         load(str(tmp_path / "model.Q4_K_M.gguf"))
-    with pytest.raises(CheckpointError, match=r"is a file; give the folder that holds config\.json"):
-        load(str(whole / "model.safetensors"))
+    with pytest.raises(CheckpointError, match=r"is a file; pass the folder that contains config\.json"):
+        load(str(saved / "model.safetensors"))
     for model in [
         str(tmp_path / "absent"),
         "./absent/model",

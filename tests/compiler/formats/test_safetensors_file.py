@@ -1,4 +1,4 @@
-"""The safetensors reader against the library's own writer, and against files that are cut, flipped or contradict themselves."""
+"""The safetensors reader against the library's own writer, and with truncated, corrupt and contradictory files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("shape", [(1,), (7,), (1, 1), (5, 3), (4, 3, 2), (0, 3), (3, 0), ()])
-def test_rows_are_what_torch_makes_of_them(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_rows_have_the_values_of_torch(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -80,7 +80,7 @@ def test_other_dtypes_are_listed_and_refused_when_read(dtype: str, size: int, tm
         tensor.rows(0, 1)
 
 
-def test_tensors_come_in_the_order_of_their_bytes_and_metadata_is_none_of_them(tmp_path: Path) -> None:
+def test_tensors_are_in_the_order_of_their_bytes_without_metadata(tmp_path: Path) -> None:
     header = {
         "__metadata__": {"format": "pt"},
         "b": entry(offsets=(8, 16)),
@@ -90,7 +90,7 @@ def test_tensors_come_in_the_order_of_their_bytes_and_metadata_is_none_of_them(t
     assert list(read_safetensors(write(tmp_path / "x", header, bytes(16)))) == ["a", "empty", "b"]
 
 
-def test_reading_rows_takes_memory_for_these_rows_only(tmp_path: Path) -> None:
+def test_reading_rows_uses_memory_only_for_these_rows(tmp_path: Path) -> None:
     rows, columns = 4096, 1024
     path = write(
         tmp_path / "x", {"x": entry("BF16", (rows, columns), (0, rows * columns * 2))}, bytes(rows * columns * 2)
@@ -126,17 +126,17 @@ def test_threads_read_the_same_tensor_at_once(tmp_path: Path) -> None:
         ({"x": entry(shape="2")}, "expected a list of sizes"),
         ({"x": entry(offsets=(8, 0))}, "expected \\[start, stop\\]"),
         ({"x": entry(offsets=(0, 8, 9))}, "expected \\[start, stop\\]"),
-        ({"x": entry(offsets=(4, 12))}, "starts at byte 4 of the data where byte 0 is expected"),
+        ({"x": entry(offsets=(4, 12))}, "starts at byte 4 of the data, but byte 0 is expected"),
         (
             {"x": entry(), "y": entry(offsets=(4, 12))},
-            "tensor 'y' starts at byte 4 of the data where byte 8 is expected",
+            "tensor 'y' starts at byte 4 of the data, but byte 8 is expected",
         ),
         ({"x": {"dtype": "F32", "shape": [2]}}, "must have exactly dtype, shape and data_offsets"),
         ({"x": [1]}, "must have exactly dtype, shape and data_offsets"),
-        ([1], "holds a JSON array where an object is expected"),
+        ([1], "contains a JSON array, but an object is expected"),
         (b'{"x": ', "header: line 1 column 7: not valid JSON"),
-        (b'{"x": {}, "x": {}}', "key 'x' is given twice"),
-        ({}, "header promises 10 bytes, the file has 18; the file is corrupt"),
+        (b'{"x": {}, "x": {}}', "key 'x' occurs twice"),
+        ({}, "according to its header it has 10 bytes, but it has 18; the file is corrupt"),
     ],
 )
 def test_a_header_that_contradicts_itself_or_the_file_is_refused(header: Any, message: str, tmp_path: Path) -> None:
@@ -144,24 +144,25 @@ def test_a_header_that_contradicts_itself_or_the_file_is_refused(header: Any, me
         read_safetensors(write(tmp_path / "x.safetensors", header, bytes(8)))
 
 
-def test_a_truncated_file_says_how_much_is_missing(tmp_path: Path) -> None:
+def test_the_error_for_a_truncated_file_states_both_sizes(tmp_path: Path) -> None:
     path = write(tmp_path / "x.safetensors", {"x": entry()}, bytes(8))
     content = path.read_bytes()
     path.write_bytes(content[:-1])
     with pytest.raises(
         CheckpointError,
-        match=f"the file is truncated: header promises {len(content)} bytes, the file has {len(content) - 1}; download it",
+        match=f"the file is truncated: according to its header it has {len(content)} bytes, but it has "
+        f"{len(content) - 1}; ",
     ):
         read_safetensors(path)
     path.write_bytes(content[:20])
-    with pytest.raises(CheckpointError, match="the file is truncated: its header alone takes"):
+    with pytest.raises(CheckpointError, match="the file is truncated: its header alone has"):
         read_safetensors(path)
     path.write_bytes(b"")
     with pytest.raises(CheckpointError, match="the file has 0 bytes"):
         read_safetensors(path)
 
 
-def test_files_that_are_something_else_are_refused(tmp_path: Path) -> None:
+def test_files_of_other_formats_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"\x80\x02pickled weights" * 10)
     with pytest.raises(CheckpointError, match="not a safetensors file"):
@@ -191,7 +192,7 @@ SOUND_FILE = len(SOUND_HEADER).to_bytes(8, "little") + SOUND_HEADER + SOUND_DATA
 
 
 def check_right_or_refused(path: Path, content: bytes) -> None:
-    """Whatever is accepted must cover the file's data exactly and give its bytes back; all else must be a CheckpointError."""
+    """An accepted file must cover its data exactly and return its bytes; all others must be a CheckpointError."""
     path.write_bytes(content)
     try:
         tensors = read_safetensors(path)
@@ -214,7 +215,7 @@ def test_every_truncation_is_refused(length: int, tmp_path: Path) -> None:
 
 @FILE_SETTINGS
 @given(flips=st.lists(st.tuples(st.integers(0, 8 + len(SOUND_HEADER) - 1), st.integers(0, 7)), min_size=1, max_size=3))
-def test_flipped_bits_in_the_header_are_refused_or_leave_the_data_right(
+def test_flipped_bits_in_the_header_are_refused_or_do_not_change_the_data(
     flips: list[tuple[int, int]], tmp_path: Path
 ) -> None:
     content = bytearray(SOUND_FILE)
@@ -225,9 +226,7 @@ def test_flipped_bits_in_the_header_are_refused_or_leave_the_data_right(
 
 @FILE_SETTINGS
 @given(position=st.integers(0, len(SOUND_FILE)), inserted=st.binary(min_size=1, max_size=12))
-def test_bytes_inserted_anywhere_are_refused_or_leave_the_data_right(
-    position: int, inserted: bytes, tmp_path: Path
-) -> None:
+def test_inserted_bytes_are_refused_or_do_not_change_the_data(position: int, inserted: bytes, tmp_path: Path) -> None:
     check_right_or_refused(tmp_path / "x.safetensors", SOUND_FILE[:position] + inserted + SOUND_FILE[position:])
 
 
@@ -251,15 +250,15 @@ def test_any_file_of_the_library_reads_back(
         name: np.asarray(rng.standard_normal(shape)).astype(kinds[dtype]) for name, (dtype, shape) in tensors.items()
     }
     save_file(arrays, tmp_path / "x.safetensors")
-    found = read_safetensors(tmp_path / "x.safetensors")
-    assert found.keys() == arrays.keys()
+    actual = read_safetensors(tmp_path / "x.safetensors")
+    assert actual.keys() == arrays.keys()
     for name, array in arrays.items():
-        assert isinstance(found[name], SafetensorsTensor)
+        assert isinstance(actual[name], SafetensorsTensor)
         expected = array.astype(np.float32).reshape(array.shape or (1,))
-        np.testing.assert_array_equal(found[name].rows(0, len(expected)), expected)
+        np.testing.assert_array_equal(actual[name].rows(0, len(expected)), expected)
 
 
-def test_a_tensor_far_into_a_large_file_is_read(tmp_path: Path) -> None:
+def test_a_tensor_at_a_large_offset_is_read(tmp_path: Path) -> None:
     far = 2**31
     header = json.dumps(
         {

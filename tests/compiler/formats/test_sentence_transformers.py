@@ -1,4 +1,4 @@
-"""What sentence-transformers writes beside a checkpoint: what is read, and what is refused."""
+"""The files of sentence-transformers beside a checkpoint: which are read, and which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What config.json says against the tensors: absurd sizes are refused at once, and the head is the one that transformers uses."""
+"""config.json compared with the tensors: impossible sizes are refused early, and the head is that of transformers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def configure(folder: Path, **values: Any) -> None:
 
 
 def store(folder: Path, **changes: npt.NDArray[Any] | None) -> None:
-    """Write tensors, by their names with "__" for dots; None removes one."""
+    """Write tensors by name, with "__" for dots; None removes a tensor."""
     tensors: dict[str, Any] = {
         **load_file(folder / "model.safetensors"),
         **{name.replace("__", "."): v for name, v in changes.items()},
@@ -65,7 +65,7 @@ def logits_of_transformers(folder: Path) -> npt.NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("stored", ["equal", "different", "head alone"])
-def test_a_stored_head_beside_a_tied_embedding_is_used_as_transformers_uses_it(
+def test_a_stored_head_beside_a_tied_embedding_is_used_as_in_transformers(
     stored: str, tied: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     embedding = load_file(tied / "model.safetensors")[EMBEDDING]
@@ -97,7 +97,7 @@ def test_a_stored_head_beside_a_tied_embedding_is_used_as_transformers_uses_it(
         assert config["tie_word_embeddings"] == (stored != "different")
 
 
-def test_a_note_is_printed_where_people_read_it(tied: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_note_is_printed_for_the_user(tied: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     store(tied, lm_head__weight=np.zeros((509, 72), np.float32))
     assert main(["compile", str(tied), "--target", "mlx", "--quantization", "f32", "-o", str(tmp_path / "bundle")]) == 0
     assert f"note: {tied}: config.json ties the head to the embedding" in capsys.readouterr().err
@@ -108,12 +108,12 @@ def test_windows_on_some_layers_of_a_qwen_are_those_of_transformers(tmp_path: Pa
         folder = tmp_path / name
         kinds = ["sliding_attention" if slide else "full_attention" for slide in slides]
         make_checkpoint(name, folder)
-        whole = logits_of(folder)
+        before = logits_of(folder)
         configure(folder, use_sliding_window=True, sliding_window=7, layer_types=kinds)
         assert load(str(folder)).spec.windows == tuple(7 if slide else None for slide in slides)
-        found = logits_of(folder)
-        assert relative_error(found, logits_of_transformers(folder)) < F32
-        assert relative_error(found, whole) > 0.1
+        after = logits_of(folder)
+        assert relative_error(after, logits_of_transformers(folder)) < F32
+        assert relative_error(after, before) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_windows_on_some_layers_of_a_qwen_are_those_of_transformers(tmp_path: Pa
     [
         ("num_hidden_layers", 4, "'num_hidden_layers' is 4, but the weights have 3 layers"),
         ("num_hidden_layers", 9_999, "'num_hidden_layers' is 9999, but the weights have 3 layers"),
-        ("num_hidden_layers", 10**9, "'num_hidden_layers' is 1000000000; at most 10000 are compiled"),
+        ("num_hidden_layers", 10**9, "'num_hidden_layers' is 1000000000; the maximum is 10000"),
         ("vocab_size", 10**9, "'vocab_size' is 1000000000, but the largest side of any tensor is 509"),
         ("hidden_size", 10**12, "'hidden_size' is 1000000000000, but"),
         ("intermediate_size", 2**53, "'intermediate_size' is 9007199254740992, but"),
@@ -129,13 +129,13 @@ def test_windows_on_some_layers_of_a_qwen_are_those_of_transformers(tmp_path: Pa
         ("head_dim", 10**15, "'num_attention_heads' times the head size is"),
     ],
 )
-def test_sizes_that_no_tensor_has_are_refused_at_once(key: str, value: int, message: str, tied: Path) -> None:
+def test_sizes_that_no_tensor_has_are_refused_immediately(key: str, value: int, message: str, tied: Path) -> None:
     configure(tied, layer_types=None, **{key: value})
     with pytest.raises(CheckpointError, match=message):
         load(str(tied))
 
 
-def test_a_tensor_without_elements_does_not_vouch_for_a_size(tied: Path) -> None:
+def test_a_tensor_without_elements_does_not_justify_a_size(tied: Path) -> None:
     store(tied, model__huge=np.zeros((10**9, 0), np.float32))
     configure(tied, vocab_size=10**9)
     with pytest.raises(CheckpointError, match="'vocab_size' is 1000000000, but the largest side of any tensor is 509"):
@@ -153,7 +153,7 @@ def test_numbers_that_are_not_finite_are_refused_by_every_target(
     tensor = load_file(tied / "model.safetensors")[EMBEDDING if name == HEAD else name].copy()
     tensor[-1] = value
     store(tied, **{name.replace(".", "__"): tensor})
-    # All kernel targets write weights alike, after their kernels.
+    # All kernel targets write weights in the same way, after their kernels.
     monkeypatch.setattr("nearfar.targets.cpu.lower.compile_library", no_kernels)
     with pytest.raises(QuantizationError, match=f"{name}.*: the tensor holds NaN or infinity"):
         compile_any(str(tied), tmp_path / "bundle", CompileOptions(target=target, quantization="f32", context=64))

@@ -195,7 +195,7 @@ def test_the_command_prints_json_and_a_table(
         ({"--reference": str(CHECKPOINT)}, f"has a vocabulary of {VOCAB_SIZE}, .* of 1024"),
         ({"--text": "{empty}"}, "the text has 0 tokens"),
         ({"--text": "{missing}"}, "--text .*missing: cannot be read"),
-        ({"--text": "{binary}"}, "give a file of UTF-8 text"),
+        ({"--text": "{binary}"}, "pass a file of UTF-8 text"),
         ({"--window": "1"}, "--window 1: must hold a token and one to predict"),
         ({"--window": "300"}, "maximum context length is 256 tokens"),
         ({"--windows": "0"}, "--windows 0: must be at least 1"),

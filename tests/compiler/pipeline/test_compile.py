@@ -1,4 +1,6 @@
-"""compile_model: what is wrong with the input gets a typed error and leaves nothing; what is right gives the same files every time."""
+"""compile_model: invalid input causes a typed error and leaves no files; valid input results in the same files each
+time.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ from nearfar.compiler.pipeline.compile import CompileOptions, choose_context, co
 from nearfar.targets.webgpu import lower
 
 Tensors = dict[str, np.ndarray[Any, Any]]
-# Half of the kernels, where a test is not about them.
+# Only half of the kernels, for tests that do not check them.
 LIGHT: dict[str, Any] = {"context": 64, "activations": ("float32",)}
 
 
 @pytest.fixture
 def checkpoint(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> Path:
-    """A checkpoint of one's own, to spoil."""
+    """A copy of a checkpoint that a test may damage."""
     return Path(shutil.copytree(tiny_checkpoints["llama"], tmp_path / "checkpoint"))
 
 
@@ -63,7 +65,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
         (
             lambda tensors: tensors.update({DOWN: np.zeros((72, 69), np.float32)}),
             CheckpointError,
-            r"has shape \[72, 69\], config.json says",
+            r"has shape \[72, 69\], but config.json requires",
         ),
         (
             lambda tensors: tensors.update(extra=np.zeros(3, np.float32)),
@@ -76,7 +78,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
         (spoil("lm_head.weight", -np.inf), QuantizationError, "lm_head.weight: the tensor holds NaN"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named_and_leave_no_bundle(
+def test_tensors_that_do_not_match_are_named_and_leave_no_bundle(
     change: Callable[[Tensors], object], error: type[NearfarError], message: str, checkpoint: Path, output: Path
 ) -> None:
     edit(checkpoint, change)
@@ -104,29 +106,30 @@ def test_options_out_of_range_are_refused(
     refused(error, message, checkpoint, output, **options)
 
 
-def test_8_bit_keys_and_values_need_heads_of_whole_words(checkpoint: Path, output: Path) -> None:
+def test_8_bit_keys_and_values_need_a_head_size_that_is_a_multiple_of_4(checkpoint: Path, output: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "head_dim": 22}))
     refused(RequestError, "--kv q8: the model's head size of 22 is not a multiple of 4", checkpoint, output, kv="q8")
 
 
-def test_8_bit_keys_and_values_leave_room_for_a_longer_context(checkpoint: Path) -> None:
-    # Of a token: 3 kv heads of 24 elements in float32, or of 24 bytes and a scale; and half of 24 cosines and sines.
+def test_8_bit_keys_and_values_allow_a_longer_context(checkpoint: Path) -> None:
+    # Bytes per token: 3 kv heads of 24 elements in float32, or of 24 bytes and a scale; and half of 24 cosines and
+    # sines.
     spec = replace(load(str(checkpoint)).spec, max_position_embeddings=10_000)
     both = ("float16", "float32")
     assert choose_context(None, spec, both, 576 * 80) == 80
     assert choose_context(None, spec, both, 576 * 80, "q8") == 576 * 80 // 168 // 16 * 16
 
 
-@pytest.mark.parametrize("place", [".bin", ".wgsl", "manifest.json"])
+@pytest.mark.parametrize("suffix", [".bin", ".wgsl", "manifest.json"])
 def test_a_full_disk_leaves_no_partial_bundle(
-    place: str, checkpoint: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+    suffix: str, checkpoint: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really_open = Path.open
 
     def open_full(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
         # Every write to this device fails as on a full disk.
-        full = "w" in mode and path.name.endswith(place)
+        full = "w" in mode and path.name.endswith(suffix)
         return (
             open("/dev/full", mode, 0 if "b" in mode else 1) if full else really_open(path, mode, *arguments, **options)
         )
@@ -146,10 +149,10 @@ def test_a_failed_compile_with_force_keeps_the_old_bundle(checkpoint: Path, outp
     assert list(output.parent.iterdir()) == [output]
 
 
-def test_compiling_twice_gives_the_same_files(
+def test_compiling_twice_writes_the_same_files(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Lowered anew both times.
+    # Both compiles lower the kernels again.
     monkeypatch.setattr(lower, "shader_of", lambda call: lower.wgsl(call.build()))
     contents = []
     for name in ("a", "b"):
@@ -173,5 +176,5 @@ def test_progress_ends_at_all_of_each_phase(checkpoint: Path, output: Path) -> N
     assert all(done == total for done, total in last.values())
 
 
-def test_the_context_defaults_to_what_the_model_was_trained_for(checkpoint: Path, output: Path) -> None:
+def test_the_context_defaults_to_the_models_limit(checkpoint: Path, output: Path) -> None:
     assert compile_model(str(checkpoint), output, CompileOptions(activations=("float32",))).manifest.context == 512

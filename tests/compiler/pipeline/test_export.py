@@ -1,4 +1,4 @@
-"""Exports: what the options allow, what is refused, and that a bundle in a framework's own form is found out to be one."""
+"""Exports: allowed and refused options, and how a bundle in a framework's own format is recognised."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def export(compile_tiny: CompileTiny, tmp_path: Path) -> Path:
     return shutil.copytree(compile_tiny("llama", "f32", target="mlx"), tmp_path / "export")
 
 
-def test_an_export_is_read_as_one_and_has_pages_of_a_whole_sequence(export: Path) -> None:
+def test_an_export_is_recognised_and_its_pages_hold_a_complete_sequence(export: Path) -> None:
     bundle = open_any(export)
     assert isinstance(bundle, ExportBundle)
     manifest = bundle.manifest
@@ -30,14 +30,14 @@ def test_an_export_is_read_as_one_and_has_pages_of_a_whole_sequence(export: Path
     bundle.verify()
 
 
-def test_who_needs_a_plan_is_told_that_an_export_has_none(export: Path) -> None:
+def test_open_bundle_reports_that_an_export_has_no_plans(export: Path) -> None:
     with pytest.raises(
-        BundleError, match="is an mlx bundle, without a plan; compile one with --target webgpu, cpu or cuda"
+        BundleError, match="is an mlx bundle, which has no plans; compile one with --target webgpu, cpu or cuda"
     ):
         open_bundle(export)
 
 
-def test_a_changed_file_of_an_export_is_found(export: Path) -> None:
+def test_a_changed_file_of_an_export_is_detected(export: Path) -> None:
     file = export / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
@@ -50,31 +50,43 @@ def test_a_changed_file_of_an_export_is_found(export: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("options", "error", "message"),
     [
-        ({"target": "mlx", "arch": "x86_64"}, RequestError, "--arch: target mlx takes none"),
-        ({"target": "mlx", "lora_rank": 8}, RequestError, "--lora-rank: target mlx takes none"),
-        ({"target": "mlx", "tuning": (Path("t.json"),)}, RequestError, "--tuning: target mlx takes none"),
+        ({"target": "mlx", "arch": "x86_64"}, RequestError, "--arch: target mlx does not support this option"),
+        ({"target": "mlx", "lora_rank": 8}, RequestError, "--lora-rank: target mlx does not support this option"),
+        (
+            {"target": "mlx", "tuning": (Path("t.json"),)},
+            RequestError,
+            "--tuning: target mlx does not support this option",
+        ),
         (
             {"target": "mlx", "activations": ("float32", "float16")},
             RequestError,
-            "a graph has one dtype of activations",
+            "a graph has one activation dtype",
         ),
         ({"target": "mlx", "activations": ("int8",)}, RequestError, "--activations int8"),
-        ({"target": "mlx", "context": 0}, RequestError, "--context 0: must be at least 1"),
-        ({"target": "mlx", "context": 10**6}, RequestError, "was trained for .* ask for no more"),
-        ({"target": "webgpu", "group_size": 64}, RequestError, "target webgpu has its own"),
-        ({"target": "cpu", "device": "cuda"}, RequestError, "target cpu has its own"),
+        ({"target": "mlx", "context": 0}, RequestError, "--context 0: must be between 1 and"),
+        (
+            {"target": "mlx", "context": 10**6},
+            RequestError,
+            "must be between 1 and .*, the positions that the model was trained for",
+        ),
+        ({"target": "webgpu", "group_size": 64}, RequestError, "target webgpu does not support them"),
+        ({"target": "cpu", "device": "cuda"}, RequestError, "target cpu does not support them"),
     ],
 )
-def test_options_that_a_target_does_not_take_are_refused_and_nothing_is_written(
-    given: dict[str, Any], error: type[NearfarError], message: str, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+def test_options_that_a_target_does_not_support_are_refused_and_nothing_is_written(
+    options: dict[str, Any],
+    error: type[NearfarError],
+    message: str,
+    tiny_checkpoints: Mapping[str, Path],
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(error, match=message):
-        compile_any(str(tiny_checkpoints["llama"]), tmp_path / "bundle", CompileOptions(**given))
+        compile_any(str(tiny_checkpoints["llama"]), tmp_path / "bundle", CompileOptions(**options))
     assert not any(tmp_path.iterdir())
 
 
-def test_a_model_that_embeds_is_refused(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="makes embeddings, and mlx bundles generate text"):
+def test_an_embedding_model_is_refused(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="makes embeddings, but mlx bundles generate text"):
         compile_any(str(tiny_checkpoints["embedding"]), tmp_path / "bundle", CompileOptions(target="mlx"))

@@ -1,4 +1,4 @@
-"""The self-test of a bundle: its figures against transformers, its tolerances against faults of kernels, its parts against the whole."""
+"""The self-test of a bundle: its logits compared with transformers, its tolerances with faults of kernels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bundle(compile_tiny: CompileTiny) -> Bundle:
 
 
 def reference_of(bundle: Bundle) -> Reference:
-    """What `compile_model` compares a bundle with, made again from its spec."""
+    """The reference of `compile_model` for a bundle, created again from its spec."""
     manifest = bundle.manifest
     graph = by_model_type(manifest.spec.model_type).forward(manifest.spec, manifest.page_size, manifest.context)
     fused = passes.run_passes(graph, quant.by_name(manifest.quantization), MAX_BINDING_BYTES, manifest.kv)
@@ -62,13 +62,13 @@ def test_the_logits_are_those_of_transformers(
     import torch
     import transformers
 
-    found = self_test_of(open_bundle(compile_tiny(checkpoint, "f32")))
+    test = self_test_of(open_bundle(compile_tiny(checkpoint, "f32")))
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_checkpoints[checkpoint], dtype=torch.float32).eval()
     with torch.no_grad():
-        logits = model(torch.tensor([found.prompt_ids])).logits[0].numpy()
+        logits = model(torch.tensor([test.prompt_ids])).logits[0].numpy()
     scale = np.abs(logits).max()
-    assert [row.row for row in found.rows] == list(range(24))
-    for row, expected in zip(found.rows, logits, strict=True):
+    assert [row.row for row in test.rows] == list(range(24))
+    for row, expected in zip(test.rows, logits, strict=True):
         assert np.abs(row.logits - expected[row.token_ids]).max() < F32 * scale
         assert abs(row.logsumexp - float(torch.logsumexp(torch.tensor(expected), 0))) < F32 * scale
         assert row.logits[0] == max(row.logits)
@@ -79,10 +79,10 @@ def test_the_prompt_is_half_a_sentence_and_half_spread_over_the_vocabulary(bundl
     prompt = self_test_of(bundle).prompt_ids
     assert len(prompt) == 24
     assert (prompt[12], prompt[-1]) == (0, VOCAB_SIZE - 1)
-    assert all(token < 256 for token in prompt[:12]), "the tiny models' tokens of text are bytes"
+    assert all(token < 256 for token in prompt[:12]), "the text tokens of tiny models are bytes"
 
 
-def test_every_part_of_the_logits_is_looked_at(bundle: Bundle) -> None:
+def test_every_part_of_the_logits_is_checked(bundle: Bundle) -> None:
     seen = {token for row in self_test_of(bundle).rows for token in row.token_ids}
     assert {0, VOCAB_SIZE - 1} <= seen
     assert max(np.diff(sorted(seen))) < VOCAB_SIZE / 10
@@ -95,14 +95,16 @@ def test_a_context_shorter_than_the_prompt_shortens_it(tiny_checkpoints: Mapping
     assert len(self_test_of(compiled).prompt_ids) == 3
 
 
-def test_without_a_self_test_the_manifest_says_so(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+def test_the_manifest_states_that_a_bundle_has_no_self_test(
+    tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
     options = CompileOptions(context=64, activations=("float32",), self_test=False)
     compiled = compile_model(str(tiny_checkpoints["llama"]), tmp_path / "bundle", options)
     assert compiled.manifest.self_test is None
     assert open_bundle(tmp_path / "bundle").manifest.self_test is None
 
 
-def test_a_tolerance_is_given_for_each_activation_dtype_that_the_bundle_offers(compile_tiny: CompileTiny) -> None:
+def test_each_activation_dtype_of_the_bundle_has_a_tolerance(compile_tiny: CompileTiny) -> None:
     def dtypes(*arguments: str, **options: tuple[str, ...]) -> set[str]:
         return set(self_test_of(open_bundle(compile_tiny(*arguments, **options))).tolerances)
 
@@ -111,11 +113,12 @@ def test_a_tolerance_is_given_for_each_activation_dtype_that_the_bundle_offers(c
     assert dtypes("qwen3", "q4f16", activations=("float16",)) == {"float16"}
 
 
-# --- tolerances --------------------------------------------------------------------------------------------------------------------
+# --- tolerances
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def deviation(bundle: Bundle) -> float:
-    """How far the numpy runner, which runs the plan, is from what the bundle's self-test expects."""
+    """The error of the numpy runner, which runs the plan, relative to the bundle's self-test."""
     return largest_deviation(
         ReferenceRunner(bundle, limits=Limits(rows=64)), self_test_of(bundle), bundle.manifest.page_size
     )
@@ -158,13 +161,13 @@ def forget_the_second_page(inputs: Inputs) -> Inputs:
         ("linear", forget_a_column),
         ("gated_linear", forget_a_column),
         ("linear", forget_an_output),
-        # The one function behind every attention.
+        # All attention ops call this function.
         (None, forget_the_own_key),
         (None, scale_scores_wrongly),
         (None, forget_the_second_page),
     ],
 )
-def test_faults_of_kernels_are_beyond_the_widest_tolerance(
+def test_faults_of_kernels_exceed_the_widest_tolerance(
     op: str | None, fault: Callable[[Inputs], Inputs], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert deviation(bundle) < F32
@@ -196,20 +199,21 @@ def test_a_model_that_float16_cannot_hold_gets_the_largest_tolerances(
 def test_logits_that_are_not_numbers_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = dataclasses.replace(OPS["embed"], compute=lambda *_: np.full((24, 72), np.nan, np.float32))
     monkeypatch.setitem(OPS, "embed", nothing)
-    with pytest.raises(CheckpointError, match="computes logits that are not numbers"):
+    with pytest.raises(CheckpointError, match="computes logits that are not finite numbers"):
         make_self_test(reference_of(bundle))
 
 
-# --- the reference -----------------------------------------------------------------------------------------------------------------
+# --- the reference
+# -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("checkpoint", ["llama_plain", "qwen2", "qwen3"])
-def test_a_walk_in_blocks_of_rows_computes_what_the_plan_does(
+def test_a_walk_in_blocks_of_rows_computes_the_same_as_the_plan(
     checkpoint: str, compile_tiny: CompileTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = open_bundle(compile_tiny(checkpoint, "q8f16"))
     prompt = self_test_of(bundle).prompt_ids
-    whole = ReferenceRunner(bundle).forward(make_batch([Chunk(prompt, 0, (0, 1), range(24))], 16)).logits
+    expected = ReferenceRunner(bundle).forward(make_batch([Chunk(prompt, 0, (0, 1), range(24))], 16)).logits
     monkeypatch.setattr(graph_walk, "BLOCK_ELEMENTS", 700)
     reference = reference_of(bundle)
     read, sizes = packed_rows(reference), []
@@ -220,12 +224,12 @@ def test_a_walk_in_blocks_of_rows_computes_what_the_plan_does(
         return rows
 
     monkeypatch.setattr(self_test, "packed_rows", lambda _: counted)
-    assert relative_error(reference_logits(reference, prompt, lambda *_: None)[0], whole) < F32
+    assert relative_error(reference_logits(reference, prompt, lambda *_: None)[0], expected) < F32
     assert 0 < max(sizes) <= 700
 
 
 def swap_gate_and_up(graph: Graph) -> Graph:
-    """A pass with a fault: what it calls gate is up."""
+    """A faulty pass, which swaps gate and up."""
     fused = fuse_gate_up(graph)
     for name, parameter in fused.parameters.items():
         if name.endswith("gate_up_proj.weight"):
@@ -234,7 +238,7 @@ def swap_gate_and_up(graph: Graph) -> Graph:
 
 
 def norm_with_another_eps(graph: Graph) -> Graph:
-    """Another, which does not take over an attribute."""
+    """A faulty pass, which loses an attribute."""
     fused = fuse_rope_append(graph)
     nodes = [
         dataclasses.replace(node, attrs={"eps": 0.5}) if node.op == "rope_append" else node for node in fused.nodes
@@ -245,7 +249,7 @@ def norm_with_another_eps(graph: Graph) -> Graph:
 @pytest.mark.parametrize(
     ("right", "faulty"), [(fuse_gate_up, swap_gate_and_up), (fuse_rope_append, norm_with_another_eps)]
 )
-def test_the_self_test_sees_the_fault_of_a_pass(
+def test_the_self_test_detects_the_fault_of_a_pass(
     right: Pass, faulty: Pass, tiny_checkpoints: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passes, "FUSIONS", tuple(faulty if each is right else each for each in passes.FUSIONS))

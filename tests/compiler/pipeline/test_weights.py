@@ -1,4 +1,6 @@
-"""Weights on their way into shards: memory stays small, planes lie aligned and apart, and each is the packed whole tensor."""
+"""Packing weights into shards: memory stays small, planes are aligned and do not overlap, and equal the packed
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.pipeline import weights
 from nearfar.compiler.quant import layout
 
-# What the fused weights of a layer are made of.
+# The tensors of a layer's fused weights.
 PARTS = {
     "self_attn.qkv_proj.weight": ["self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"],
     "mlp.gate_up_proj.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
@@ -28,7 +30,7 @@ PARTS = {
 
 @dataclass
 class Watched:
-    """A tensor that remembers how many elements it was asked for at once."""
+    """A tensor that records the number of elements of each read."""
 
     tensor: Tensor
     most: int = 0
@@ -44,7 +46,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("quantization", quant.NAMES)
-def test_every_plane_is_that_of_the_whole_tensor(
+def test_every_plane_equals_that_of_the_complete_tensor(
     quantization: str, compile_tiny: Callable[..., Path], tiny_checkpoints: Mapping[str, Path]
 ) -> None:
     bundle = open_bundle(compile_tiny("qwen3", quantization))
@@ -52,10 +54,10 @@ def test_every_plane_is_that_of_the_whole_tensor(
     for layer in range(3):
         for name, parts in PARTS.items():
             here = f"model.layers.{layer}"
-            whole = np.concatenate(
+            complete = np.concatenate(
                 [tensors[f"{here}.{part}"].rows(0, tensors[f"{here}.{part}"].shape[0]) for part in parts]
             )
-            for plane, expected in quant.by_name(quantization).pack(whole).items():
+            for plane, expected in quant.by_name(quantization).pack(complete).items():
                 np.testing.assert_array_equal(bundle.plane(f"{here}.{name}", plane), expected)
     norm = tensors["model.norm.weight"]
     np.testing.assert_array_equal(bundle.weight("model.norm.weight"), norm.rows(0, norm.shape[0]))
@@ -84,7 +86,7 @@ def test_small_shards_and_blocks_hold_the_same_weights(
 ) -> None:
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
-    whole = open_bundle(compile_tiny("qwen3", "q4f16"))
+    single = open_bundle(compile_tiny("qwen3", "q4f16"))
     monkeypatch.setattr(weights, "SHARD_BYTES", 8_000)
     monkeypatch.setattr(weights, "BLOCK_ELEMENTS", 500)
     split = compile_model(
@@ -93,22 +95,22 @@ def test_small_shards_and_blocks_hold_the_same_weights(
     assert len(split.manifest.shards) > 5
     check_layout(split)
     open_bundle(split.path).verify()
-    for name, weight in whole.manifest.weights.items():
+    for name, weight in single.manifest.weights.items():
         for plane in weight.planes:
-            np.testing.assert_array_equal(split.plane(name, plane.name), whole.plane(name, plane.name))
+            np.testing.assert_array_equal(split.plane(name, plane.name), single.plane(name, plane.name))
 
 
 @pytest.mark.parametrize("quantization", quant.NAMES)
-def test_a_plane_of_tiles_gives_its_rows_back(quantization: str) -> None:
+def test_the_rows_of_a_plane_of_tiles_can_be_restored(quantization: str) -> None:
     for rows in (1, 16, 37):
         matrix = np.random.default_rng(rows).standard_normal((rows, 70)).astype(np.float32)
         for plane in quant.by_name(quantization).pack(matrix).values():
             stored = layout.store_rows("tiles16", plane)
             assert list(stored.shape) == layout.stored_shape("tiles16", *plane.shape)
             np.testing.assert_array_equal(stored[rows // 16 - (rows % 16 == 0), 1, (rows - 1) % 16], plane[rows - 1, 1])
-            found = layout.stored_rows("tiles16", stored)
-            np.testing.assert_array_equal(found[:rows], plane)
-            assert not found[rows:].any()
+            restored = layout.stored_rows("tiles16", stored)
+            np.testing.assert_array_equal(restored[:rows], plane)
+            assert not restored[rows:].any()
 
 
 def test_any_rows_of_a_weight_in_tiles_can_be_read(
@@ -137,7 +139,7 @@ def test_any_rows_of_a_weight_in_tiles_can_be_read(
     assert bundle.weight("model.norm.weight").shape == (72,)
 
 
-def test_no_tensor_is_asked_for_more_than_a_block(
+def test_no_tensor_is_read_in_more_than_one_block_at_once(
     tiny_checkpoints: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "BLOCK_ELEMENTS", 300)

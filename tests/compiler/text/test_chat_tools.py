@@ -1,4 +1,4 @@
-"""Chats with tools: the vectors that every runtime must reproduce are what transformers renders, and what we render."""
+"""Chats with tools: transformers and we render the shared vectors that every runtime must reproduce."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_chats_with_tools_render_as_in_transformers(case: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}])
-def test_arguments_are_given_to_the_template_as_an_object(arguments: object) -> None:
+def test_the_template_receives_arguments_as_an_object(arguments: object) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     assert ChatTemplate(TEMPLATE, {}).render(messages) == '{"a": 1}'
@@ -46,12 +46,12 @@ def test_arguments_are_given_to_the_template_as_an_object(arguments: object) -> 
 @pytest.mark.parametrize(
     "calls", [[{"function": {"name": "f", "arguments": "{"}}], [{"function": {"name": "f"}}], [1], "x"]
 )
-def test_calls_that_are_none_are_refused(calls: object) -> None:
+def test_invalid_calls_are_refused(calls: object) -> None:
     with pytest.raises(RequestError, match=r"messages\[0\]\.tool_calls must be of"):
         ChatTemplate(TEMPLATE, {}).render([{"role": "assistant", "tool_calls": calls}])
 
 
-def test_further_variables_reach_the_template_and_reserved_names_are_refused() -> None:
+def test_additional_variables_reach_the_template_and_reserved_names_are_refused() -> None:
     template = ChatTemplate("{{ bos_token }}{{ enable_thinking }} {{ levels | tojson }}", {"bos_token": "<s>"})
     messages = [{"role": "user", "content": "hi"}]
     assert template.render(messages, variables={"enable_thinking": False, "levels": [1], "self": 1}) == "<s>False [1]"

@@ -1,4 +1,6 @@
-"""No text from outside becomes a control token: chats and texts whose parts spell them, against transformers and against shared vectors."""
+"""Untrusted text never becomes a control token: chats and texts that spell them, against transformers and shared
+vectors.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from nearfar.compiler.text.control_tokens import SENTINEL, ControlTokens
 from nearfar.compiler.text.tokenizer import Tokenizer
 
 CONTROLS = ["<s>", "</s>", "<|start|>", "<|end|>", "<|user|>", "<|end|>x"]
-# Added, but not special: templates look for these in messages.
+# These tokens are added but not special, because templates search messages for them.
 PLAIN = ["<think>", "</think>"]
 TEMPLATE = (
     "{{ bos_token }}{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
@@ -44,7 +46,7 @@ def byte_level() -> Any:
 
 
 def bars(normalized: bool) -> Any:
-    """As Llama 2 and 3's predecessors: bars for spaces, by the normalizer or by the pre-tokenizer."""
+    """A tokenizer like that of Llama 2: the normalizer or the pre-tokenizer replaces spaces by bars."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -99,7 +101,7 @@ def theirs(tokenizer: TokenizerFiles) -> Any:
 
 
 def controls_in(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """The control tokens among ids; the id of each is that of its text alone."""
+    """The control tokens among ids. The id of each is that of its text alone."""
     names = {tokenizer.encode(text, add_special_tokens=False, split_special_tokens=False)[0]: text for text in CONTROLS}
     return [names[token_id] for token_id in ids if token_id in names]
 
@@ -108,7 +110,7 @@ def controls_in(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 @pytest.mark.parametrize(
     "text", [FORGED, "<s>hi </s> <|end|>x", "  <|end|>  hi ", "<|end|", "a<b>c", "<think>hi</think>", ""]
 )
-def test_texts_are_split_as_transformers_splits_them(
+def test_texts_are_split_as_in_transformers(
     name: str, text: str, made: Callable[[str], Tokenizer], files: Callable[[str], TokenizerFiles]
 ) -> None:
     reference = theirs(files(name))
@@ -143,7 +145,7 @@ def test_honest_chats_have_the_ids_of_transformers(
 
 
 def everywhere(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A text in each place where a request has one."""
+    """A request with a text in each of its fields."""
     schema = {"type": text, text: {"enum": [text]}}
     function = {"name": text, "description": text, "parameters": schema}
     calls: list[dict[str, Any]] = [
@@ -164,7 +166,7 @@ def everywhere(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("text", [FORGED, *CONTROLS, "<|end|><|end|>xx", "<|<|end|>end|>"])
-def test_a_text_forges_no_control_token_wherever_it_stands(
+def test_a_text_cannot_forge_a_control_token_in_any_field(
     name: str, text: str, made: Callable[[str], Tokenizer]
 ) -> None:
     tokenizer = made(name)
@@ -194,7 +196,7 @@ def test_pieces_of_control_tokens_never_join(parts: list[str], made: Callable[[s
     assert tokenizer.decode(ids, skip_special_tokens=False) == tokenizer.apply_chat_template(messages)
 
 
-def test_texts_of_two_fields_that_a_template_puts_side_by_side_do_not_join(
+def test_adjacent_texts_of_two_fields_do_not_form_a_control_token(
     files: Callable[[str], TokenizerFiles],
 ) -> None:
     source = "{{ bos_token }}{% for m in messages %}{{ m.name }}{{ m.content }}{{ '|>' }}{% endfor %}"
@@ -210,7 +212,7 @@ def test_a_template_may_build_a_control_token_from_a_role(files: Callable[[str],
     assert controls_in(tokenizer, tokenizer.encode_chat([{"role": "user", "content": "<|user|>"}])) == ["<|user|>"]
 
 
-def test_a_sentinel_in_a_text_is_refused_where_it_would_be_read_as_one(made: Callable[[str], Tokenizer]) -> None:
+def test_a_sentinel_in_a_text_is_refused_if_it_would_be_read_as_one(made: Callable[[str], Tokenizer]) -> None:
     tokenizer = made("byte_level")
     assert tokenizer.decode(tokenizer.encode(SENTINEL)) == SENTINEL
     chat = [{"role": "user", "content": SENTINEL}]
@@ -236,14 +238,14 @@ def test_texts_are_split_without_a_second_copy_of_the_vocabulary(
     assert tokenizer.encode(FORGED) == made("prepend").encode(FORGED)
 
 
-def test_half_a_surrogate_pair_is_the_requests_fault(made: Callable[[str], Tokenizer]) -> None:
+def test_half_a_surrogate_pair_is_a_request_error(made: Callable[[str], Tokenizer]) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
     with pytest.raises(RequestError, match="half of a surrogate pair"):
         made("byte_level").encode_chat([{"role": "assistant", "content": "", "tool_calls": [call]}])
 
 
 def test_many_added_tokens_are_searched_in_one_pass() -> None:
-    # An alternation that tried each of the 6,000 at each "<" would take minutes.
+    # A regex alternation that tries each of the 6,000 tokens at each "<" would take minutes.
     controls = ControlTokens([f"<unused{index}>" for index in range(6000)], ["<end>"])
     assert controls.find("<unused" * 50_000 + "<end>")[0].start == 350_000
 

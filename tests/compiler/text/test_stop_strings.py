@@ -38,16 +38,16 @@ letters = st.text("abc", max_size=30)
 
 
 @given(letters, st.lists(st.text("abc", min_size=1, max_size=4), max_size=5), st.lists(st.integers(0, 30)))
-def test_the_cuts_do_not_change_the_result_which_is_the_naive_one(text: str, stops: list[str], cuts: list[int]) -> None:
+def test_the_result_is_that_of_a_naive_search_for_any_pieces(text: str, stops: list[str], cuts: list[int]) -> None:
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     parts = [text[start:end] for start, end in itertools.pairwise(edges)]
     pieces, stopped = run(stops, parts)
-    # The naive definition: the first end at which a stop string is complete, and there the longest.
+    # The naive definition: the first position at which a stop string is complete, and the longest one there.
     ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
     assert stopped == bool(ends)
     longest = max((len(stop) for stop in stops if text[: ends[0]].endswith(stop)), default=0) if ends else 0
     assert "".join(pieces) == (text[: ends[0] - longest] if ends else text)
-    # Nothing is held back longer than it must be.
+    # Text is held back only as long as necessary.
     for count in range(len(parts)):
         seen, out = "".join(parts[: count + 1]), "".join(pieces[: count + 1])
         if not any(end <= len(seen) for end in ends):

@@ -45,7 +45,7 @@ def composed() -> Any:
 @pytest.mark.parametrize(("make", "limit"), [(byte_level, 2), (byte_fallback, 6), (composed, 8)])
 @settings(max_examples=60, deadline=None)
 @given(text=st.one_of(st.text(max_size=20), st.text("ab A\u1fbe\u0308\u0301\u212a", max_size=20)))
-def test_no_token_stands_for_more_bytes_than_the_limit(make: Callable[[], Any], limit: int, text: str) -> None:
+def test_no_token_represents_more_bytes_than_the_limit(make: Callable[[], Any], limit: int, text: str) -> None:
     backend = make()
     assert bytes_per_token(backend) == limit
     assert len(backend.encode(text).ids) * limit >= len(text.encode())
@@ -78,11 +78,11 @@ def shrinking() -> dict[str, Any]:
 
 @pytest.mark.parametrize("why", ["a normalizer strips", "a normalizer deletes", "a pre-tokenizer removes", "a token absorbs space",
                                  "bytes are missing", "words are unknown"])  # fmt: skip
-def test_there_is_no_limit_where_text_may_vanish(why: str) -> None:
+def test_the_number_of_bytes_is_unlimited_if_text_may_be_dropped(why: str) -> None:
     assert bytes_per_token(shrinking()[why]) is None
 
 
-def test_nfc_shrinks_no_text_to_less_than_a_fourth() -> None:
+def test_nfc_does_not_shrink_text_to_less_than_a_fourth() -> None:
     def size(text: str) -> int:
         return len(text.encode())
 

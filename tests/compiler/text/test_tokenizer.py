@@ -1,4 +1,4 @@
-"""Tokenizer and TextStream against transformers and against decoding everything at once."""
+"""Tokenizer and TextStream, compared with transformers and with decoding all ids at once."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ TOOLS = [
 
 
 def byte_level() -> Any:
-    """As GPT-2, Llama 3 and Qwen: a character may be spread over several tokens."""
+    """A tokenizer like that of GPT-2, Llama 3 and Qwen: a character may consist of several tokens."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -145,7 +145,7 @@ def byte_level() -> Any:
 
 
 def byte_fallback() -> Any:
-    """As Llama 2: words start with a bar, unknown characters fall apart into tokens of one byte."""
+    """A tokenizer like that of Llama 2: words start with a bar, and unknown characters become tokens of one byte."""
     import tokenizers
     from tokenizers import AddedToken, decoders, models, normalizers
 
@@ -173,7 +173,9 @@ def byte_fallback() -> Any:
 
 
 def word_pieces() -> Any:
-    """As BERT: pieces inside a word start with ##, and the decoder tidies the spaces before punctuation."""
+    """A tokenizer like that of BERT: pieces inside a word start with ##, and the decoder removes spaces before
+    punctuation.
+    """
     import tokenizers
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
@@ -188,7 +190,7 @@ def word_pieces() -> Any:
 
 
 def metaspace() -> Any:
-    """As T5 and newer SentencePiece conversions: the bar of the first word is dropped."""
+    """A tokenizer like that of T5 and newer SentencePiece conversions: the bar of the first word is dropped."""
     import tokenizers
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
@@ -251,16 +253,14 @@ def test_special_tokens_in_a_text_are_single_tokens_and_can_be_left_out_again(by
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>hi<|im_end|>"
 
 
-def test_ids_beyond_the_tokenizer_give_no_text(byte_level_json: Path) -> None:
+def test_ids_beyond_the_tokenizer_have_no_text(byte_level_json: Path) -> None:
     tokenizer = Tokenizer(TokenizerFiles(byte_level_json))
     assert tokenizer.decode([100_000, *tokenizer.encode("hi"), 100_001]) == "hi"
 
 
 @pytest.mark.parametrize("json_adds_bos", [True, False])
 @pytest.mark.parametrize("flag", [True, False, None])
-def test_add_bos_token_decides_over_tokenizer_json_where_it_is_given(
-    json_adds_bos: bool, flag: bool | None, tmp_path: Path
-) -> None:
+def test_add_bos_token_overrides_tokenizer_json(json_adds_bos: bool, flag: bool | None, tmp_path: Path) -> None:
     from tokenizers.processors import TemplateProcessing
 
     backend = byte_level()
@@ -274,7 +274,7 @@ def test_add_bos_token_decides_over_tokenizer_json_where_it_is_given(
     assert tokenizer.decode(plain) == "Hello world"
     starts_with_bos = json_adds_bos if flag is None else flag
     assert tokenizer.encode("Hello world") == ([0, *plain] if starts_with_bos else plain)
-    # A bos that the text spells out is the text's own.
+    # A bos token that the text spells out belongs to the text.
     assert tokenizer.encode("<s>Hello world", split_special_tokens=False)[:1] == [0]
     assert tokenizer.encode("<s>Hello world").count(0) == starts_with_bos
     assert tokenizer.decode(tokenizer.encode("<s>Hello world")) == "<s>Hello world"
@@ -319,7 +319,9 @@ def test_a_model_without_a_template_cannot_chat(byte_level_json: Path) -> None:
         ("{% generation %}", r"chat template: line 1: Unexpected end of template"),
     ],
 )
-def test_a_template_that_is_no_jinja_is_refused_with_its_line(source: str, message: str, byte_level_json: Path) -> None:
+def test_a_template_that_is_not_valid_jinja_is_refused_with_its_line(
+    source: str, message: str, byte_level_json: Path
+) -> None:
     template = Tokenizer(TokenizerFiles(byte_level_json, source)).chat_template
     assert template is not None
     with pytest.raises(CheckpointError, match=message):
@@ -341,7 +343,7 @@ def test_a_template_that_is_no_jinja_is_refused_with_its_line(source: str, messa
         ("{% for i in range(200) %}{{ 'long text ' * 10000 }}{% endfor %}", "writes more than 16,777,216 characters"),
     ],
 )
-def test_a_template_that_fails_or_reaches_out_of_its_sandbox_is_the_checkpoints_fault(
+def test_a_template_that_fails_or_leaves_its_sandbox_is_a_checkpoint_error(
     source: str, message: str, byte_level_json: Path
 ) -> None:
     tokenizer = Tokenizer(TokenizerFiles(byte_level_json, source))
@@ -349,7 +351,7 @@ def test_a_template_that_fails_or_reaches_out_of_its_sandbox_is_the_checkpoints_
         tokenizer.apply_chat_template(CHATS["question"])
 
 
-def test_messages_that_a_template_refuses_are_the_requests_fault(byte_level_json: Path) -> None:
+def test_messages_that_a_template_refuses_are_a_request_error(byte_level_json: Path) -> None:
     tokenizer = Tokenizer(TokenizerFiles(byte_level_json, LLAMA_3, bos_token="<s>"))
     with pytest.raises(RequestError, match="the chat template refuses these messages: Unknown role: robot"):
         tokenizer.apply_chat_template([*CHATS["question"], {"role": "robot", "content": ""}])
@@ -381,7 +383,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool = T
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ids=st.lists(st.integers(0, 345), max_size=24), skip=st.booleans())
-def test_any_ids_stream_to_what_decoding_all_of_them_gives(
+def test_any_ids_stream_to_the_text_of_decoding_all_of_them(
     backend: str, ids: list[int], skip: bool, wrapped: Callable[[str], Tokenizer]
 ) -> None:
     tokenizer = wrapped(backend)
@@ -391,7 +393,7 @@ def test_any_ids_stream_to_what_decoding_all_of_them_gives(
 @pytest.mark.parametrize("backend", ["word_pieces", "metaspace"])
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ids=st.lists(st.integers(0, 18), max_size=24), skip=st.booleans())
-def test_small_vocabularies_stream_to_what_decoding_all_of_them_gives(
+def test_ids_of_small_vocabularies_stream_to_the_text_of_decoding_all_of_them(
     backend: str, ids: list[int], skip: bool, wrapped: Callable[[str], Tokenizer]
 ) -> None:
     tokenizer = wrapped(backend)
@@ -401,7 +403,7 @@ def test_small_vocabularies_stream_to_what_decoding_all_of_them_gives(
 @pytest.mark.parametrize("backend", ["byte_level", "byte_fallback"])
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=12))
-def test_any_text_streams_whole_and_never_as_broken_characters(
+def test_any_text_streams_completely_and_without_broken_characters(
     backend: str, text: str, wrapped: Callable[[str], Tokenizer]
 ) -> None:
     tokenizer = wrapped(backend)
@@ -412,7 +414,7 @@ def test_any_text_streams_whole_and_never_as_broken_characters(
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_plain_words_come_out_token_by_token(wrapped: Callable[[str], Tokenizer]) -> None:
+def test_plain_words_are_emitted_token_by_token(wrapped: Callable[[str], Tokenizer]) -> None:
     tokenizer = wrapped("byte_level")
     ids = tokenizer.encode("Hello world")
     assert all(streamed(tokenizer, ids)[: len(ids)])
@@ -428,7 +430,7 @@ def test_a_character_of_several_tokens_waits_for_its_last_one(wrapped: Callable[
     assert streamed(tokenizer, ids[:2]) == ["", "", "\ufffd"]
 
 
-def test_bytes_of_a_fallback_run_wait_for_its_end_since_one_bad_byte_breaks_them_all(
+def test_bytes_of_a_fallback_run_wait_for_its_end_because_one_bad_byte_invalidates_all(
     wrapped: Callable[[str], Tokenizer],
 ) -> None:
     tokenizer = wrapped("byte_fallback")

@@ -108,7 +108,7 @@ def test_a_place_is_free_for_another_adapter(
         ({"peft_type": "IA3"}, UnsupportedModel, "peft_type is 'IA3'; supported: LORA"),
         ({"use_dora": True}, UnsupportedModel, "use_dora True is not supported"),
         ({"modules_to_save": ["lm_head"]}, UnsupportedModel, "modules_to_save"),
-        ({"r": 5}, RequestError, "has rank 5, the bundle takes up to 4; compile it with --lora-rank 5"),
+        ({"r": 5}, RequestError, "has rank 5, but the bundle accepts ranks up to 4; compile it with --lora-rank 5"),
         ({"r": 2}, RequestError, r"has shape \[3, 72\], .* needs \[2, 72\]"),
         ({"r": 0}, CheckpointError, "r at least 1"),
         ({"lora_alpha": "8"}, CheckpointError, "must be numbers"),
@@ -146,11 +146,11 @@ def test_a_file_that_is_no_adapter_of_the_model_is_refused(
         with pytest.raises(error, match=says):
             read_adapter(folder, bundle.manifest)
 
-    refused(UnsupportedModel, "'lm_head.lora' is no LoRA matrix", **{"lm_head.lora": tensors[first]})
+    refused(UnsupportedModel, "'lm_head.lora' is not a LoRA matrix", **{"lm_head.lora": tensors[first]})
     elsewhere = "base_model.model.model.layers.9.mlp.up_proj.lora_A.weight"
     refused(RequestError, "adapts model.layers.9.mlp.up_proj, which .* does not have", **{elsewhere: tensors[first]})
     safetensors.numpy.save_file({name: tensor for name, tensor in tensors.items() if name != first}, file)
-    with pytest.raises(CheckpointError, match="has a lora_B and not the other matrix"):
+    with pytest.raises(CheckpointError, match="has lora_B but not the other matrix"):
         read_adapter(folder, bundle.manifest)
     file.unlink()
     with pytest.raises(CheckpointError, match="cannot be read"):
@@ -160,9 +160,9 @@ def test_a_file_that_is_no_adapter_of_the_model_is_refused(
 def test_a_bundle_without_adapters_and_a_target_without_them_say_so(
     compile_tiny: CompileTiny, adapters: list[tuple[Path, Deltas]], tiny_bundle: Path
 ) -> None:
-    with pytest.raises(RequestError, match="takes no LoRA adapters; compile it with --lora-rank"):
+    with pytest.raises(RequestError, match="does not accept LoRA adapters; compile it with --lora-rank"):
         read_adapter(adapters[0][0], open_bundle(tiny_bundle).manifest)
-    with pytest.raises(RequestError, match="--lora-rank 4: target webgpu takes no LoRA adapters"):
+    with pytest.raises(RequestError, match="--lora-rank 4: target webgpu does not support LoRA adapters"):
         compile_tiny("qwen3", "q4f16", lora_rank=4)
-    with pytest.raises(RequestError, match="--lora-rank 257: must be 0, for no adapters, to 256"):
+    with pytest.raises(RequestError, match="--lora-rank 257: must be between 0 \\(no adapters\\) and 256"):
         compile_tiny("qwen3", "q4f16", lora_rank=257)

@@ -1,4 +1,4 @@
-// The bundle's manifest. Written by compiler/bundle/schema.py from compiler/bundle/manifest.py: change it there.
+// The bundle's manifest. Written by compiler/bundle/schema.py from compiler/bundle/manifest.py: edit that file.
 
 /** A size: an int, the name of a dim, or [operator, left, right]. */
 export type Expr = number | string | readonly [string, Expr, Expr];
@@ -66,7 +66,7 @@ export interface PlaneEntry {
   readonly size: number;
 }
 
-/** A weight. ``quantization`` is None for vectors, which are one float32 plane "w". ``layout`` is how its planes (N, W) lie in memory. "rows": row after row. "tiles16": (ceil(N/16), W, 16), tiles of 16 rows with the same element of all rows side by side, rows beyond N being zeros. */
+/** A weight. ``quantization`` is None for vectors, which are one float32 plane "w". ``layout`` is the memory layout of its planes (N, W). "rows": row after row. "tiles16": (ceil(N/16), W, 16), tiles of 16 rows in which the same element of all rows is adjacent; rows beyond N are zeros. */
 export interface WeightEntry {
   readonly shape: readonly number[];
   readonly quantization: string | null;
@@ -86,7 +86,7 @@ export interface InputEntry {
   readonly dtype: "float32" | "int32" | "uint32";
 }
 
-/** An array that a runtime computes. "rope": (positions, R/2, 2) float32, ``scale`` times cosine and sine of position * inverse_frequencies[i]. */
+/** An array that a runtime computes. "rope": (positions, R/2, 2) float32, ``scale`` times the cosine and sine of position * inverse_frequencies[i]. */
 export interface ConstantEntry {
   readonly kind: "rope";
   readonly shape: readonly number[];
@@ -103,7 +103,7 @@ export interface StepEntry {
   readonly attrs: Readonly<Record<string, unknown>>;
 }
 
-/** See `plan.Plan`. ``inputs`` are all that a batch must bring. ``outputs`` maps to the buffers that hold them. Plan "generate" gives "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20); plan "embed" gives "embeddings" (R, E), float32 and not normalised. */
+/** See `plan.Plan`. ``inputs`` are all inputs of a batch. ``outputs`` maps names to the buffers that hold them. Plan "generate" computes "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20); plan "embed" computes "embeddings" (R, E), float32 and not normalised. */
 export interface PlanEntry {
   readonly inputs: Readonly<Record<string, InputEntry>>;
   readonly states: Readonly<Record<string, BufferEntry>>;
@@ -113,14 +113,14 @@ export interface PlanEntry {
   readonly outputs: Readonly<Record<string, string>>;
 }
 
-/** The buffer at a binding: the step's input or output ``role``, and of a weight the ``plane``. Role "scratch" is the manifest's scratch buffer that ``plane`` names. */
+/** The buffer at a binding: the step's input or output ``role``, and the ``plane`` if it is a weight. Role "scratch" is the manifest's scratch buffer that ``plane`` names. */
 export interface BindingEntry {
   readonly role: string;
   readonly plane: string | null;
   readonly access: "read" | "write";
 }
 
-/** One kernel: what its ``template`` writes for its ``facts``, from which its name is made. ``uniforms`` are the 32-bit integers of its uniform buffer, which follows the last of ``bindings``. ``grid`` counts workgroups in x and y. Where x exceeds 65,535, the rest goes to z: the kernel takes z * gridDim.x + x. Of a CPU's shared library ``entry`` is a function of TVM FFI's calling convention: addresses of the bindings, then the uniforms. */
+/** One kernel: the output of its ``template`` for its ``facts``. Both determine its name. ``uniforms`` are the 32-bit integers of its uniform buffer, which follows the last of ``bindings``. ``grid`` counts workgroups in x and y. If x exceeds 65,535, the rest is dispatched in z: the kernel computes z * gridDim.x + x. In a CPU's shared library, ``entry`` is a function with TVM FFI's calling convention: addresses of the bindings, then the uniforms. */
 export interface KernelEntry {
   readonly template: string;
   readonly facts: Readonly<Record<string, unknown>>;
@@ -133,7 +133,7 @@ export interface KernelEntry {
   readonly workgroup_size: number;
 }
 
-/** One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch. ``needs`` names features of the device ("subgroups", "avx512") and of its shading language ("subgroup_id"). */
+/** One way to run a step: ``kernels`` in order. A runtime uses the first row that fits. A later row with the same condition is an alternative that a tuner may put first. ``activation`` None fits all dtypes; ``when`` None fits every batch. ``needs`` lists features of the device ("subgroups", "avx512") and of its shading language ("subgroup_id"). */
 export interface VariantEntry {
   readonly kernels: readonly string[];
   readonly activation: "float32" | "float16" | "bfloat16" | "int8" | null;
@@ -141,13 +141,13 @@ export interface VariantEntry {
   readonly when: Condition;
 }
 
-/** An activation dtype, and the device features without which a runtime takes the next entry. */
+/** An activation dtype, and the device features that it needs. Without them, a runtime uses the next entry. */
 export interface ActivationEntry {
   readonly dtype: "float32" | "float16" | "bfloat16" | "int8";
   readonly needs: readonly string[];
 }
 
-/** Where a module's low-rank matrices go: A to rows [part * rank, ..) of state ``a``, B to rows [start, stop) of state ``b``. Of B these are the rows from ``first_row`` on, times ``factor``. */
+/** The location of a module's low-rank matrices: A is in rows [part * rank, ..) of state ``a``, B in rows [start, stop) of state ``b``. The stored rows of B start at its row ``first_row`` and are multiplied by ``factor``. */
 export interface LoraModule {
   readonly a: string;
   readonly b: string;
@@ -158,13 +158,13 @@ export interface LoraModule {
   readonly factor: number;
 }
 
-/** LoRA adapters up to a ``rank``. ``modules`` are named as in the checkpoint: "model.layers.0.self_attn.q_proj". A module whose rows go to several projections has an entry for each of them. */
+/** LoRA adapters up to a ``rank``. ``modules`` have the names of the checkpoint: "model.layers.0.self_attn.q_proj". A module whose rows belong to several projections has an entry for each of them. */
 export interface LoraEntry {
   readonly rank: number;
   readonly modules: Readonly<Record<string, readonly LoraModule[]>>;
 }
 
-/** ``chat_template`` is Jinja, as Hugging Face writes it; None where the model has none. The tokens are those that templates may name. ``add_bos_token`` None leaves it to the tokenizer's file whether a text starts with the bos token. */
+/** ``chat_template`` is Hugging Face's Jinja template; None if the model has none. Templates may use the tokens. ``add_bos_token`` None: the tokenizer's file determines whether a text starts with the bos token. */
 export interface TokenizerEntry {
   readonly file: string;
   readonly chat_template: string | null;
@@ -175,7 +175,7 @@ export interface TokenizerEntry {
   readonly add_bos_token: boolean | null;
 }
 
-/** What the reference gives after row ``row`` of the prompt: the ``logits`` of ``token_ids``, and log(sum(exp(logits))) over all. */
+/** The reference's results for row ``row`` of the prompt: the ``logits`` of ``token_ids``, and log(sum(exp(logits))) over all tokens. */
 export interface SelfTestRow {
   readonly row: number;
   readonly token_ids: readonly number[];
@@ -183,14 +183,14 @@ export interface SelfTestRow {
   readonly logsumexp: number;
 }
 
-/** A prompt, and what the reference computes for it with float32 activations. ``tolerances``: for each activation dtype, how far a device may be off, relative to the largest magnitude among all ``rows``. */
+/** A prompt, and the reference's results for it with float32 activations. ``tolerances``: the allowed error for each activation dtype, relative to the largest magnitude among all ``rows``. */
 export interface SelfTestEntry {
   readonly prompt_ids: readonly number[];
   readonly rows: readonly SelfTestRow[];
   readonly tolerances: Readonly<Record<string, number>>;
 }
 
-/** A GPU as browsers name it (W3C, WebGPU, GPUAdapterInfo); "" is what a browser keeps to itself. */
+/** A GPU as browsers name it (W3C, WebGPU, GPUAdapterInfo). A value that a browser does not reveal is "". */
 export interface AdapterEntry {
   readonly vendor: string;
   readonly architecture: string;
@@ -198,20 +198,20 @@ export interface AdapterEntry {
   readonly description: string;
 }
 
-/** Where ``when`` holds, ``variant`` is the fastest: a row of the list, by the names of its kernels joined with "+". */
+/** If ``when`` holds, ``variant`` is the fastest row of the list. Its name is the names of its kernels joined with "+". */
 export interface TunedRow {
   readonly when: Condition;
   readonly variant: string;
 }
 
-/** What was measured on one adapter with one activation dtype: rows that go in front of those of some variants lists. */
+/** The measurements on one adapter with one activation dtype: rows to put in front of some lists of variants. */
 export interface TuningEntry {
   readonly adapter: AdapterEntry;
   readonly activation: "float32" | "float16" | "bfloat16" | "int8";
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
-/** What every bundle's manifest says, whatever runs it. ``context``: the longest sequence in tokens. ``page_size``: tokens of a page. ``kv`` is the format of keys and values: "activation", as computed, or "q8", 8-bit integers. ``embedding`` is None where the model generates text. */
+/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``kv`` is the format of keys and values: "activation", as computed, or "q8", 8-bit integers. ``embedding`` is None if the model generates text. */
 export interface Description {
   readonly format_version: number;
   readonly generator: string;
@@ -227,7 +227,7 @@ export interface Description {
   readonly files: readonly FileEntry[];
 }
 
-/** A bundle in a framework's own form, which the framework's own tools load; ``files`` are all that is in it. A page holds a whole sequence: ``page_size`` is ``context``. ``device`` is what the graph was made for, None where the framework asks for no choice; ``activation`` the dtype of activations, keys and values. ``group_size``: weights that share a scale, None where they are not quantized. */
+/** A bundle in a framework's own format, which the framework's own tools load. ``files`` are all its files. A page holds a complete sequence: ``page_size`` is ``context``. ``device`` is the device that the graph was made for, None if the framework has no choice. ``activation`` is the dtype of activations, keys and values. ``group_size`` is the number of weights that share a scale, None if they are not quantized. */
 export interface ExportManifest {
   readonly format_version: number;
   readonly generator: string;
@@ -246,7 +246,7 @@ export interface ExportManifest {
   readonly group_size: number | null;
 }
 
-/** A bundle with plans and kernels. ``files`` are those beside kernels and shards. ``plans`` has one entry for each thing that the bundle can do: "generate" text or "embed" it. A name means the same array in all plans, so plans share weights, constants and states, the pages of keys and values among them. ``arch`` is what the kernels were compiled for, None where they are source that any device of the target takes. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head D int8 codes of every row, four a word, the first lowest, then the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and activation dtype. ``lora`` is None where the bundle takes no adapters. */
+/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text or to "embed" it. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that make embeddings. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;

@@ -1,11 +1,11 @@
-// The conversation: what is typed flows in, answers stream out beneath it.
+// The conversation: sends typed messages to the engine and shows the streamed answers.
 
 import type { ChatCompletionChunk, ChatCompletionMessageParam } from "@nearfar/web";
 import type { EngineHost } from "@nearfar/webview";
 
 import { element, make } from "./elements.js";
 
-// What the demo model can do; put in what yours can.
+// Prompts for the demo model; replace them with prompts for your model.
 const EXAMPLES = ["what is 27 + 58?", "sort pear apple fig", "tell me a story about a fox"];
 
 export class Chat {
@@ -63,7 +63,7 @@ export class Chat {
     this.update();
   }
 
-  /** Fills the element; gives what is to be said of the answer. */
+  /** Streams an answer into the element. Returns the note below the answer. */
   private async stream(text: HTMLElement, signal: AbortSignal): Promise<string> {
     const chunks = await this.host.engine.chat.completions.create(
       { messages: this.#messages, temperature: 0, stream: true },

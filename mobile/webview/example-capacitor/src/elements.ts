@@ -1,8 +1,8 @@
 /** The element of the page with this id. */
 export function element<Kind extends Element>(id: string, kind: new () => Kind): Kind {
-  const found = document.getElementById(id);
-  if (!(found instanceof kind)) throw new Error(`index.html has no ${kind.name} '${id}'`);
-  return found;
+  const match = document.getElementById(id);
+  if (!(match instanceof kind)) throw new Error(`index.html has no ${kind.name} '${id}'`);
+  return match;
 }
 
 /** A new element with a class and a text. */

@@ -1,4 +1,4 @@
-// The page while the model loads, and when it did not.
+// The page while the model loads, and after a failed load.
 
 import type { LoadProgress } from "@nearfar/web";
 
@@ -14,7 +14,7 @@ const PHASES: Readonly<Record<LoadProgress["phase"], string>> = {
 
 export function showProgress({ phase, loadedBytes, totalBytes, compiledKernels, totalKernels }: LoadProgress): void {
   const part = (done: number, all: number): number => (all === 0 ? 0 : done / all);
-  // Files are read while kernels compile, and on a phone the kernels take as long.
+  // Files are read while kernels compile, and on a phone both take equally long.
   const percent = Math.round(50 * (part(loadedBytes, totalBytes) + part(compiledKernels, totalKernels)));
   element("phase", HTMLElement).textContent = PHASES[phase];
   element("amount", HTMLElement).textContent =
@@ -22,7 +22,7 @@ export function showProgress({ phase, loadedBytes, totalBytes, compiledKernels, 
   element("progress", HTMLProgressElement).value = percent;
 }
 
-/** What is wrong and, after the last semicolon, what to do. */
+/** Shows the problem, and, from the text after the last semicolon, what to do. */
 export function showFailure(error: unknown): void {
   const message = error instanceof Error ? error.message : String(error);
   const cut = message.lastIndexOf("; ");

@@ -1,4 +1,4 @@
-// The app's page: it has the engine in a worker, serves it to native code, and is a chat itself.
+// The app's page: it runs the engine in a worker, serves it to native code, and shows a chat.
 
 import { EngineHost, serveApp } from "@nearfar/webview";
 
@@ -11,13 +11,13 @@ const host = new EngineHost({
 });
 serveApp(host);
 
-// A phone takes the GPU from an app that is not in sight.
+// A phone takes the GPU away from an app in the background.
 document.addEventListener("visibilitychange", () => {
   void (document.hidden ? host.pause() : host.resume());
 });
 
 try {
-  // The bundle lies in the app already: the browser's store would only be a second copy.
+  // The bundle is part of the app, so the browser's store would only be a second copy.
   await host.load("./bundle/", { store: false, onProgress: showProgress });
   new Chat(host);
 } catch (error) {

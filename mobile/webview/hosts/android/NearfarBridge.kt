@@ -1,5 +1,5 @@
-// An app's end of the bridge on Android, and the app's files for its page. It shows what an app has to do; nobody has compiled or run it yet.
-// It needs androidx.webkit:webkit and kotlinx-coroutines-android, and the page in assets/www.
+// An app's side of the bridge on Android, and the app's files for its page. It shows what an app must do; it has not
+// been compiled or run yet. It needs androidx.webkit:webkit and kotlinx-coroutines-android, and the page in assets/www.
 //
 //     webView.settings.javaScriptEnabled = true
 //     webView.webViewClient = AppFiles(context)
@@ -25,36 +25,40 @@ import org.json.JSONException
 import org.json.JSONObject
 import java.util.UUID
 
-/** WebViewAssetLoader's own host: https, so the page may use WebGPU. */
+/** WebViewAssetLoader's own host. It is https, so the page may use WebGPU. */
 const val ORIGIN = "https://appassets.androidplatform.net"
 private const val PROTOCOL = 1
 
-/** Items that the page may send ahead. */
+/** The number of items that the page may send ahead. */
 private const val WINDOW = 32
 
-/** An error of the page, of the codes in web/src/errors.ts, or "error" for any other. */
+/** An error of the page, with a code of web/src/errors.ts, or "error" for other errors. */
 class NearfarException(val code: String, message: String) : Exception(message) {
     companion object {
         /** From an ErrorJson, or from the "error" of a message: a WireError. */
         fun of(error: JSONObject?): NearfarException {
             val json = error?.optJSONObject("json") ?: error ?: JSONObject()
-            return NearfarException(json.optString("code", "error"), json.optString("message", "The page gave no reason"))
+            val message = json.optString("message", "The page gave no reason")
+            return NearfarException(json.optString("code", "error"), message)
         }
     }
 }
 
 /** The files of the app's assets, under [ORIGIN]/assets/. */
 class AppFiles(context: Context) : WebViewClientCompat() {
-    private val files = WebViewAssetLoader.Builder().addPathHandler("/assets/", WebViewAssetLoader.AssetsPathHandler(context)).build()
+    private val files = WebViewAssetLoader.Builder()
+        .addPathHandler("/assets/", WebViewAssetLoader.AssetsPathHandler(context))
+        .build()
 
-    override fun shouldInterceptRequest(view: WebView, request: WebResourceRequest): WebResourceResponse? = files.shouldInterceptRequest(request.url)
+    override fun shouldInterceptRequest(view: WebView, request: WebResourceRequest): WebResourceResponse? =
+        files.shouldInterceptRequest(request.url)
 }
 
-/** Make it on the main thread, before the page is loaded, and use it there. Pages of [origin] alone can talk to it. */
+/** Create and use it on the main thread; create it before the page is loaded. Only pages of [origin] can use it. */
 class NearfarBridge(webView: WebView, origin: String = ORIGIN) : WebViewCompat.WebMessageListener {
     private class Call(val result: CompletableDeferred<Any?>, val item: (Any?) -> Unit)
 
-    /** Why no model will run in this web view, once the page has greeted. */
+    /** Why no model can run in this web view; set after the page's hello. */
     var problem: NearfarException? = null
         private set
     private val app = UUID.randomUUID().toString()
@@ -68,15 +72,16 @@ class NearfarBridge(webView: WebView, origin: String = ORIGIN) : WebViewCompat.W
     }
 
     /**
-     * Calls a function of the page, such as "load" or "engine", "chat", "completions", "create". [item] gets the parts of a streamed answer, whose
-     * result is null; cancelling ends it.
+     * Calls a function of the page, such as "load" or "engine", "chat", "completions", "create". [item] receives the
+     * parts of a streamed answer, whose result is null. Cancelling ends the answer.
      */
     suspend fun call(vararg path: String, arguments: JSONArray = JSONArray(), item: (Any?) -> Unit = {}): Any? {
-        if (session == null) throw NearfarException("worker_error", "The page has not greeted yet; wait for it")
+        if (session == null) throw NearfarException("worker_error", "The page has not sent its hello yet; wait for it")
         val id = ++nextId
         val call = Call(CompletableDeferred(), item)
         calls[id] = call
-        sendMessage(JSONObject().put("type", "call").put("id", id).put("path", JSONArray(path.toList())).put("args", arguments))
+        val message = JSONObject().put("type", "call").put("id", id)
+        sendMessage(message.put("path", JSONArray(path.toList())).put("args", arguments))
         try {
             return call.result.await()
         } catch (cancelled: CancellationException) {
@@ -86,7 +91,13 @@ class NearfarBridge(webView: WebView, origin: String = ORIGIN) : WebViewCompat.W
         }
     }
 
-    override fun onPostMessage(view: WebView, message: WebMessageCompat, sourceOrigin: Uri, isMainFrame: Boolean, replyProxy: JavaScriptReplyProxy) {
+    override fun onPostMessage(
+        view: WebView,
+        message: WebMessageCompat,
+        sourceOrigin: Uri,
+        isMainFrame: Boolean,
+        replyProxy: JavaScriptReplyProxy,
+    ) {
         val frame = try {
             JSONObject(message.data ?: return)
         } catch (_: JSONException) {
@@ -97,10 +108,13 @@ class NearfarBridge(webView: WebView, origin: String = ORIGIN) : WebViewCompat.W
         val number = frame.optInt("nearfar")
         val from = if (frame.isNull("app")) null else frame.optString("app")
         when {
-            number != PROTOCOL -> failAll(NearfarException("worker_error", "The page speaks protocol $number of the bridge, the app $PROTOCOL"))
-            // A page that was just loaded: what ran in the one before is lost.
+            number != PROTOCOL -> {
+                val message = "The page uses protocol $number of the bridge, the app $PROTOCOL"
+                failAll(NearfarException("worker_error", message))
+            }
+            // The page was just loaded, so calls of the previous page are lost.
             from == null && frame.optString("type") == "hello" -> {
-                failAll(NearfarException("worker_error", "The page was loaded anew; load the model again"))
+                failAll(NearfarException("worker_error", "The page was reloaded; load the model again"))
                 send(JSONObject().put("type", "hello").put("app", app))
             }
             from != app -> return
@@ -115,7 +129,7 @@ class NearfarBridge(webView: WebView, origin: String = ORIGIN) : WebViewCompat.W
         }
     }
 
-    /** Call it from WebViewClient.onRenderProcessGone too, before the web view is made anew. */
+    /** Call this from WebViewClient.onRenderProcessGone too, before the web view is created again. */
     fun failAll(error: NearfarException) {
         session = null
         val failed = calls.values.toList()
@@ -134,14 +148,19 @@ class NearfarBridge(webView: WebView, origin: String = ORIGIN) : WebViewCompat.W
             }
             "value" -> calls.remove(id)?.result?.complete(message.opt("value"))
             "end" -> calls.remove(id)?.result?.complete(null)
-            "error" -> calls.remove(id)?.result?.completeExceptionally(NearfarException.of(message.optJSONObject("error")))
+            "error" -> {
+                val error = NearfarException.of(message.optJSONObject("error"))
+                calls.remove(id)?.result?.completeExceptionally(error)
+            }
         }
     }
 
-    private fun sendMore(id: Int, count: Int) = sendMessage(JSONObject().put("type", "more").put("id", id).put("count", count))
+    private fun sendMore(id: Int, count: Int) =
+        sendMessage(JSONObject().put("type", "more").put("id", id).put("count", count))
 
     private fun sendMessage(message: JSONObject) {
-        send(JSONObject().put("type", "message").put("app", app).put("session", session ?: return).put("message", message))
+        val frame = JSONObject().put("type", "message").put("app", app)
+        send(frame.put("session", session ?: return).put("message", message))
     }
 
     private fun send(frame: JSONObject) {

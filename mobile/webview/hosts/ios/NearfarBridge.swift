@@ -1,7 +1,9 @@
-// An app's end of the bridge on iOS, and the app's files for its page. It shows what an app has to do; nobody has compiled or run it yet.
+// An app's side of the bridge on iOS, and the app's files for its page. It shows what an app must do; it has not been
+// compiled or run yet.
 //
 //     let configuration = WKWebViewConfiguration()
-//     configuration.setURLSchemeHandler(AppFiles(folder: Bundle.main.resourceURL!.appendingPathComponent("www")), forURLScheme: "nearfar")
+//     let files = AppFiles(folder: Bundle.main.resourceURL!.appendingPathComponent("www"))
+//     configuration.setURLSchemeHandler(files, forURLScheme: "nearfar")
 //     let webView = WKWebView(frame: .zero, configuration: configuration)
 //     let bridge = NearfarBridge(webView)
 //     webView.load(URLRequest(url: URL(string: "nearfar://app/index.html")!))
@@ -9,7 +11,7 @@
 import Foundation
 import WebKit
 
-/// An error of the page, of the codes in web/src/errors.ts, or "error" for any other.
+/// An error of the page, with a code of web/src/errors.ts, or "error" for other errors.
 struct NearfarError: Error {
     let code: String
     let message: String
@@ -28,7 +30,7 @@ struct NearfarError: Error {
     }
 }
 
-/// Make it before the page is loaded. It lives as long as its web view, which holds it.
+/// Create it before the page is loaded. It lives as long as its web view, which holds it.
 @MainActor
 final class NearfarBridge: NSObject, WKScriptMessageHandler, WKNavigationDelegate {
     private struct Call {
@@ -37,10 +39,10 @@ final class NearfarBridge: NSObject, WKScriptMessageHandler, WKNavigationDelegat
     }
 
     private static let protocolNumber = 1
-    /// Items that the page may send ahead.
+    /// The number of items that the page may send ahead.
     private static let window = 32
 
-    /// Why no model will run in this web view, once the page has greeted.
+    /// Why no model can run in this web view; set after the page's hello.
     private(set) var problem: NearfarError?
     private let webView: WKWebView
     private let app = UUID().uuidString
@@ -52,14 +54,18 @@ final class NearfarBridge: NSObject, WKScriptMessageHandler, WKNavigationDelegat
         self.webView = webView
         super.init()
         webView.configuration.userContentController.add(self, name: "nearfar")
-        // A framework's own delegate stays; call webViewWebContentProcessDidTerminate from it.
+        // A framework's own delegate is not replaced; call webViewWebContentProcessDidTerminate from it.
         if webView.navigationDelegate == nil { webView.navigationDelegate = self }
     }
 
-    /// Calls a function of the page, such as ["load"] or ["engine", "chat", "completions", "create"]. `item` gets the parts of a streamed answer,
-    /// whose result is nil; cancelling the task ends it.
-    func call(_ path: [String], _ arguments: [Any] = [], item: @escaping (Any) -> Void = { _ in }) async throws -> Any? {
-        guard session != nil else { throw NearfarError(code: "worker_error", message: "The page has not greeted yet; wait for it") }
+    /// Calls a function of the page, such as ["load"] or ["engine", "chat", "completions", "create"]. `item` receives
+    /// the parts of a streamed answer, whose result is nil. Cancelling the task ends the answer.
+    func call(
+        _ path: [String], _ arguments: [Any] = [], item: @escaping (Any) -> Void = { _ in }
+    ) async throws -> Any? {
+        guard session != nil else {
+            throw NearfarError(code: "worker_error", message: "The page has not sent its hello yet; wait for it")
+        }
         nextId += 1
         let id = nextId
         return try await withTaskCancellationHandler {
@@ -74,16 +80,18 @@ final class NearfarBridge: NSObject, WKScriptMessageHandler, WKNavigationDelegat
 
     func userContentController(_: WKUserContentController, didReceive message: WKScriptMessage) {
         guard let text = message.body as? String, let data = text.data(using: .utf8),
-              let frame = try? JSONSerialization.jsonObject(with: data) as? [String: Any], let number = frame["nearfar"] as? Int
+              let frame = try? JSONSerialization.jsonObject(with: data) as? [String: Any],
+              let number = frame["nearfar"] as? Int
         else { return }
         if number != Self.protocolNumber {
-            failAll(NearfarError(code: "worker_error", message: "The page speaks protocol \(number) of the bridge, the app \(Self.protocolNumber)"))
+            let message = "The page uses protocol \(number) of the bridge, the app \(Self.protocolNumber)"
+            failAll(NearfarError(code: "worker_error", message: message))
             return
         }
         switch (frame["type"] as? String, frame["app"] as? String) {
         case ("hello", nil):
-            // A page that was just loaded: what ran in the one before is lost.
-            failAll(NearfarError(code: "worker_error", message: "The page was loaded anew; load the model again"))
+            // The page was just loaded, so calls of the previous page are lost.
+            failAll(NearfarError(code: "worker_error", message: "The page was reloaded; load the model again"))
             send(["type": "hello", "app": app])
         case ("hello", app):
             session = frame["session"] as? String
@@ -97,7 +105,7 @@ final class NearfarBridge: NSObject, WKScriptMessageHandler, WKNavigationDelegat
         }
     }
 
-    /// iOS has ended the page's process, as it does when memory is short. The page greets again once it is there.
+    /// iOS ended the page's process, for example because memory is low. The page sends a hello when it is loaded again.
     func webViewWebContentProcessDidTerminate(_ webView: WKWebView) {
         failAll(NearfarError(code: "worker_error", message: "iOS ended the web view's process; load the model again"))
         webView.reload()
@@ -138,18 +146,25 @@ final class NearfarBridge: NSObject, WKScriptMessageHandler, WKNavigationDelegat
 
     private func send(_ frame: [String: Any]) {
         let numbered = frame.merging(["nearfar": Self.protocolNumber]) { mine, _ in mine }
-        guard let data = try? JSONSerialization.data(withJSONObject: numbered), let text = String(data: data, encoding: .utf8) else { return }
-        webView.callAsyncJavaScript("nearfarReceive(text)", arguments: ["text": text], in: nil, in: .page, completionHandler: nil)
+        guard let data = try? JSONSerialization.data(withJSONObject: numbered),
+              let text = String(data: data, encoding: .utf8)
+        else { return }
+        webView.callAsyncJavaScript(
+            "nearfarReceive(text)", arguments: ["text": text], in: nil, in: .page, completionHandler: nil
+        )
     }
 }
 
-/// The files of a folder of the app, in pieces, so that no file is in memory whole.
+/// Serves the files of a folder of the app in pieces, so that no complete file is in memory.
 final class AppFiles: NSObject, WKURLSchemeHandler {
     private static let pieceBytes = 1 << 20
-    private static let types = ["html": "text/html", "js": "text/javascript", "css": "text/css", "json": "application/json", "svg": "image/svg+xml"]
+    private static let types = [
+        "html": "text/html", "js": "text/javascript", "css": "text/css", "json": "application/json",
+        "svg": "image/svg+xml",
+    ]
 
     private let folder: URL
-    /// All of this runs on the main thread, where WebKit calls.
+    /// All methods run on the main thread, on which WebKit calls them.
     private var running = Set<ObjectIdentifier>()
 
     init(folder: URL) {
@@ -163,7 +178,10 @@ final class AppFiles: NSObject, WKURLSchemeHandler {
         let type = Self.types[file.pathExtension] ?? "application/octet-stream"
         let status = handle == nil ? 404 : 200
         running.insert(ObjectIdentifier(task))
-        task.didReceive(HTTPURLResponse(url: url, statusCode: status, httpVersion: "HTTP/1.1", headerFields: ["Content-Type": type])!)
+        let headers = ["Content-Type": type]
+        task.didReceive(
+            HTTPURLResponse(url: url, statusCode: status, httpVersion: "HTTP/1.1", headerFields: headers)!
+        )
         send(handle, to: task)
     }
 
@@ -171,7 +189,7 @@ final class AppFiles: NSObject, WKURLSchemeHandler {
         running.remove(ObjectIdentifier(task))
     }
 
-    /// One piece a turn of the main loop. A task that was stopped must not hear of anything any more.
+    /// Sends one piece per turn of the main loop. WebKit forbids calls on a task that was stopped.
     private func send(_ handle: FileHandle?, to task: WKURLSchemeTask) {
         guard running.contains(ObjectIdentifier(task)) else { return }
         do {

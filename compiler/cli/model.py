@@ -1,0 +1,49 @@
+"""The model of a command: a bundle, or a checkpoint that is compiled once into the cache of `nearfar serve`."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from ..bundle.manifest import MANIFEST_FILE
+from ..demo import DEMOS
+from .phases import phases, progress_bars
+
+# The server owns the cache. The compiler does not depend on the server, so it loads this module by name, as it does
+# with commands.
+CACHE = "nearfar.server_fallback.executors.default_bundle"
+
+
+def bundle_of(model: Path, *, quiet: bool) -> tuple[Path, bool]:
+    """The path of the model's bundle, and whether the bundle belongs to the cache. ``quiet`` hides the progress of a
+    compile.
+
+    A folder with a manifest is returned as it is, and so is a path that does not exist; opening it reports the error. A
+    checkpoint's folder, "demo" and "demo-far" are compiled for this machine unless the cache holds their bundle. Raises
+    what compiling raises.
+    """
+    checkpoint = checkpoint_of(model)
+    if checkpoint is None:
+        return model, False
+    with progress_bars(quiet=quiet, transient=True) as bars:
+        bundle = Path(importlib.import_module(CACHE).default_bundle(str(checkpoint), phases(bars)))
+        compiled = bool(bars.tasks)
+    if compiled and not quiet:
+        text = f"compiled {model} into the cache: {bundle}"
+        Console(stderr=True, soft_wrap=True).print(escape(text), style="dim", highlight=False)
+    return bundle, True
+
+
+def checkpoint_of(model: Path) -> Path | None:
+    """The checkpoint that a path or a demo model's name stands for; None for everything else, such as a bundle."""
+    try:
+        if (model / MANIFEST_FILE).is_file():
+            return None
+        if (model / "config.json").is_file():
+            return model
+    except (OSError, ValueError):
+        return None
+    return None if model.exists() else DEMOS.get(str(model))

@@ -1,0 +1,92 @@
+"""The rotary position embedding of config.json: both spellings, its scalings, and values that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from published_configs import LLAMA_3_2_1B, PHI_3_MINI_4K, read, without
+
+from nearfar.compiler.errors import CheckpointError, UnsupportedModel
+from nearfar.compiler.ir.spec import RopeSpec
+
+
+def test_phi3_rotates_a_part_of_each_head_and_refuses_longrope() -> None:
+    assert read(PHI_3_MINI_4K).rope == RopeSpec(theta=10000.0)
+    assert read(PHI_3_MINI_4K, partial_rotary_factor=0.75).rope == RopeSpec(theta=10000.0, rotary_dim=72)
+    assert (
+        read(PHI_3_MINI_4K, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.75}).rope.rotary_dim
+        == 72
+    )
+    with pytest.raises(UnsupportedModel, match="rotates 31 of a head's 96 elements; their number must be even"):
+        read(PHI_3_MINI_4K, partial_rotary_factor=0.33)
+    with pytest.raises(CheckpointError, match=r"'partial_rotary_factor' is 0\.5 here and 0\.75 at the top"):
+        read(PHI_3_MINI_4K, partial_rotary_factor=0.75, rope_parameters={"partial_rotary_factor": 0.5})
+    with pytest.raises(UnsupportedModel, match="RoPE type 'longrope' is not supported"):
+        read(PHI_3_MINI_4K, rope_scaling={"type": "longrope", "long_factor": [1.0] * 48, "short_factor": [1.0] * 48})
+
+
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+def test_linear_scaling_is_read_in_both_spellings(key: str) -> None:
+    expected = RopeSpec(500000.0, "linear", 2.0)
+    assert read(LLAMA_3_2_1B, rope_scaling={key: "linear", "factor": 2}).rope == expected
+    new_style = {"type": "linear", "rope_type": "linear", "factor": 2.0, "rope_theta": 500000.0}
+    assert read(without(LLAMA_3_2_1B, "rope_theta", "rope_scaling"), rope_parameters=new_style).rope == expected
+
+
+def test_both_spellings_of_rope_may_occur_together_if_they_agree() -> None:
+    same = {**LLAMA_3_2_1B["rope_scaling"], "rope_theta": 500000.0}
+    assert read(LLAMA_3_2_1B, rope_parameters=same) == read(LLAMA_3_2_1B)
+    with pytest.raises(CheckpointError, match="'rope_parameters' and 'rope_scaling' disagree"):
+        read(LLAMA_3_2_1B, rope_parameters={"rope_type": "default"})
+    with pytest.raises(CheckpointError, match=r"'rope_theta' is 10000.0 here and 500000.0 at the top"):
+        read(LLAMA_3_2_1B, rope_scaling=None, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+
+
+def test_llama3_scaling_without_an_original_length_uses_the_longest_position() -> None:
+    scaling = without(LLAMA_3_2_1B["rope_scaling"], "original_max_position_embeddings")
+    assert read(LLAMA_3_2_1B, rope_scaling=scaling).rope.original_max_position_embeddings == 131072
+
+
+@pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope", "su", "proportional"])
+def test_other_rope_scalings_are_refused_by_name(kind: str) -> None:
+    with pytest.raises(
+        UnsupportedModel,
+        match=rf"config\.json: rope_scaling: RoPE type '{kind}' is not supported; supported: default, linear, llama3",
+    ):
+        read(LLAMA_3_2_1B, rope_scaling={"rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 8192})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"rope_type": "default", "type": "mrope"}, "RoPE type 'mrope' beside 'default' is not supported"),
+        (
+            {"rope_type": "default", "partial_rotary_factor": 0.5},
+            "'partial_rotary_factor' is 0.5, which is not supported",
+        ),
+        ({"rope_type": "linear", "factor": 2.0, "attention_factor": 1.1}, "unknown key 'attention_factor'"),
+        ({"full_attention": {"rope_type": "default"}}, "unknown key 'full_attention'"),
+    ],
+)
+def test_unsupported_rope_is_refused(scaling: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        read(LLAMA_3_2_1B, rope_scaling=scaling)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"rope_type": "linear"}, "'factor' is missing"),
+        ({"rope_type": "linear", "factor": "2"}, "'factor' is '2'"),
+        ({"rope_type": 3}, "'rope_type' is 3"),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
+            "not above 'low_freq_factor'",
+        ),
+        ([], "expected an object"),
+    ],
+)
+def test_broken_rope_values_are_refused(scaling: object, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read(LLAMA_3_2_1B, rope_scaling=scaling)

@@ -1,0 +1,92 @@
+"""`nearfar run` with a checkpoint: it is compiled once into the cache of `nearfar serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nearfar.compiler.bundle.folder import open_any
+from nearfar.compiler.cli import main
+from nearfar.compiler.demo import CHECKPOINT
+from nearfar.compiler.errors import ToolError
+from nearfar.compiler.pipeline.compile import CompileOptions
+from nearfar.server_fallback.executors import default_bundle, local_opener
+from nearfar.server_fallback.executors.bundle_cache import bundle_place
+from nearfar.server_fallback.executors.compile_process import Progress
+from nearfar.server_fallback.executors.default_bundle import default_options
+from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
+
+PROMPT = ("what is 27 + 58?", "--runner", "numpy", "--json")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def text_of(capsys: pytest.CaptureFixture[str]) -> object:
+    return json.loads(capsys.readouterr().out)["text"]
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_demo_model_runs_from_the_cache(light_demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = bundle_place(CHECKPOINT, default_options())
+    shutil.copytree(light_demo, place)
+    assert main(["run", "demo", *PROMPT]) == 0
+    assert text_of(capsys) == "27 + 58 = 85"
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_checkpoint_is_compiled_for_this_machine(
+    light_demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(CHECKPOINT, folder)
+    place = bundle_place(folder, default_options())
+
+    async def compiled(model: str, options: CompileOptions, progress: Progress) -> Path:
+        assert (model, options) == (str(folder), default_options())
+        progress("kernels", 1, 1)
+        shutil.copytree(light_demo, place)
+        return place
+
+    # `nearfar serve` is tested with the compiler itself.
+    monkeypatch.setattr(default_bundle, "compiled", compiled)
+    assert main(["run", str(folder), *PROMPT[:-1]]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "27 + 58 = 85\n"
+    assert f"compiled {folder} into the cache: {place}" in printed.err
+    monkeypatch.undo()
+    monkeypatch.setenv("NEARFAR_CACHE", str(place.parent))
+    assert main(["run", str(folder), *PROMPT[:-1]]) == 0
+    assert "compiled" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("cache")
+def test_serve_compiles_with_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested = []
+
+    async def compiled(model: str, options: object, *_: object) -> Path:
+        requested.append((model, options))
+        raise ToolError("enough")
+
+    monkeypatch.setattr(local_opener, "compiled", compiled)
+    with pytest.raises(ToolError):
+        asyncio.run(LocalOpener(LocalOptions()).prepare("demo", None))
+    assert requested == [(str(CHECKPOINT), default_options())]
+
+
+def test_a_bundle_in_a_folder_named_demo_is_run_itself(
+    light_demo: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(light_demo, tmp_path / "demo")
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "demo", *PROMPT]) == 0
+    assert text_of(capsys) == "27 + 58 = 85"
+    assert not cache.exists()
+    assert open_any(Path("demo")).manifest.target == "webgpu"
