@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from light_bundle import lighten
+from chat_pages import ask, light_server, open_page, send
 from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, look
 from playwright.sync_api import Browser, Page
 
 from nearfar.compiler.browser.page_server import PageServer
 
-TIMEOUT_MS = 120_000
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 # The page's engine answers with the given pieces; `release` lets the rest go after each piece at which the answer pauses.
 SCRIPTED = """(pieces) => {
@@ -80,10 +78,7 @@ $\\href{javascript:window.hacked=8}{x}$ $\\includegraphics{https://tracker.test/
 
 @pytest.fixture(scope="module")
 def server(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
-    bundle = tmp_path_factory.mktemp("chat") / "qwen3"
-    shutil.copytree(tiny_bundle, bundle)
-    lighten(bundle)
-    with PageServer(bundle) as server:
+    with light_server(tiny_bundle, tmp_path_factory.mktemp("chat")) as server:
         yield server
 
 
@@ -91,13 +86,7 @@ def server(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFa
 def loaded(browser: Browser, server: PageServer) -> Iterator[Page]:
     """The chat page with its model. Its console stays silent, and it asks its own host alone."""
     problems: list[str] = []
-    context = browser.new_context(
-        permissions=["clipboard-read", "clipboard-write"], viewport={"width": DESK[0], "height": DESK[1]}
-    )
-    context.set_default_timeout(TIMEOUT_MS)
-    page = context.new_page()
-    page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: problems.append(str(error)))
+    page = open_page(browser, problems)
     page.on(
         "request",
         lambda request: None if request.url.startswith((server.url, "blob:")) else problems.append(request.url),
@@ -118,17 +107,6 @@ def chat(loaded: Page) -> Page:
         loaded.click("#new-chat")
     loaded.fill("#max-tokens", "4")
     return loaded
-
-
-def ask(page: Page, text: str) -> None:
-    count = page.locator(".answer").count()
-    send(page, text)
-    page.wait_for_selector(f".answer[data-state=done] >> nth={count}")
-
-
-def send(page: Page, text: str) -> None:
-    page.fill("#prompt", text)
-    page.press("#prompt", "Enter")
 
 
 def script(page: Page, *pieces: str | None) -> None:

@@ -551,7 +551,9 @@ def test_where_there_is_no_near_far_answers_alone_and_the_page_says_why(
         badge = page.text_content(".answer .sided") or ""
         assert badge.startswith("Far")
         assert badge.endswith("no model on this device")
-        assert "everything" in (page.text_content("#far-state") or "")
+        state = page.text_content("#far-state") or ""
+        assert "every message that is not private" in state
+        assert "Private messages are not sent" in state
 
 
 @pytest.mark.parametrize("redirects", [False, True], ids=["foreign", "redirected"])

@@ -6,40 +6,22 @@ Pictures of both go to build/screenshots.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from light_bundle import lighten
+from chat_pages import ask, light_server, markdown, open_page
 from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, fact, look
 from playwright.sync_api import Browser, Page
 
 from nearfar.compiler.browser.page_server import PageServer
 
-TIMEOUT_MS = 180_000
-
 
 @pytest.fixture(scope="module")
 def server(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
-    bundle = tmp_path_factory.mktemp("pages") / "qwen3"
-    shutil.copytree(tiny_bundle, bundle)
-    lighten(bundle)
-    with PageServer(bundle) as server:
+    with light_server(tiny_bundle, tmp_path_factory.mktemp("pages")) as server:
         yield server
-
-
-def open_page(browser: Browser, errors: list[str]) -> Page:
-    """An empty page that writes down what its console complains about."""
-    context = browser.new_context(
-        permissions=["clipboard-read", "clipboard-write"], viewport={"width": DESK[0], "height": DESK[1]}
-    )
-    context.set_default_timeout(TIMEOUT_MS)
-    page = context.new_page()
-    page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    return page
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +59,6 @@ def measured(browser: Browser, server: PageServer) -> Iterator[Page]:
     yield page
     page.context.close()
     assert errors == []
-
-
-def ask(page: Page, text: str) -> None:
-    """Type, press Enter, wait for the answer."""
-    count = page.locator(".answer").count()
-    page.fill("#prompt", text)
-    page.press("#prompt", "Enter")
-    page.wait_for_selector(f".answer[data-state=done] >> nth={count}")
-
-
-def markdown(page: Page, answer: int = 0) -> str:
-    """What the model wrote, before it is rendered."""
-    return page.locator(".answer .text").nth(answer).get_attribute("data-markdown") or ""
 
 
 def test_the_second_turn_reads_the_first_as_well(chat: Page, tiny_bundle: Path) -> None:

@@ -82,7 +82,10 @@ export class AnswerText {
   render(): void {
     if (this.#frame !== null) cancelAnimationFrame(this.#frame);
     this.#frame = null;
-    const { thinking, ended, answer } = splitThinking(this.#source);
+    // A mark may come before the reasoning; it belongs to the answer.
+    const [marks = ""] = /^[\ue800-\ue83f]*/.exec(this.#source) ?? [];
+    const { thinking, ended, answer: text } = splitThinking(this.#source.slice(marks.length));
+    const answer = marks + text;
     if (thinking !== null) {
       if (!this.#details.isConnected || this.#details.parentElement !== this.element)
         this.element.prepend(this.#details);

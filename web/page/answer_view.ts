@@ -27,6 +27,20 @@ export interface Question {
   readonly edit: () => void;
 }
 
+/** Why an answer ended. */
+const ENDS: Readonly<Record<string, string>> = {
+  stop: "by the model",
+  context: "the context was full",
+  server: "at the server's longest answer",
+};
+/** The note below an answer that ended before its longest length. */
+const CUT_OFF: Readonly<Record<string, string>> = {
+  context:
+    "The answer stops here because the model's context is full. Start a new chat, or send a shorter message for a longer answer.",
+  server:
+    "The answer stops here because the server ended it at the longest length that it allows. Ask it to continue for the rest.",
+};
+
 export class AnswerView {
   readonly question: HTMLElement;
   readonly answer = make("article", "answer");
@@ -118,6 +132,8 @@ export class AnswerView {
     const routed = route === null ? [] : routeFacts(route, this.far ?? "");
     const facts = factList([...routed, ...ran(end, settings, route?.side === "far" ? null : info)]);
     this.end(make("details", "ran", make("summary", "timings", chevron, ...line), facts));
+    const cut = CUT_OFF[end.finishReason];
+    if (cut !== undefined) this.#text.element.after(make("p", "cut-off quiet", cut));
     this.actions.announce(this.#text.plain);
   }
 
@@ -195,7 +211,7 @@ function ran(
     ["Prompt", end.promptTokens === null ? null : `${plural(end.promptTokens, "token")}${cached}`],
     ["Answer", end.completionTokens === null ? null : plural(end.completionTokens, "token")],
     ["First token", formatMs(end.timeToFirstTokenMs)],
-    ["Ended", end.finishReason === "stop" ? "by the model" : "at the longest answer"],
+    ["Ended", ENDS[end.finishReason] ?? "at the longest answer"],
     ["Chosen", temperature === 0 ? "the likeliest token each time" : drawn],
     ["Ran on", info === null ? null : `${info.adapter}, ${info.activation}`],
     ["Per token", info === null ? null : formatDispatches(info.dispatchesPerToken)],

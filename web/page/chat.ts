@@ -50,7 +50,7 @@ export class Chat {
   #edited: number | null = null;
   readonly #view: View;
   readonly #network = new Network();
-  readonly #controls = new SideControls(this.#network);
+  readonly #controls = new SideControls(this.#network, () => void this.save());
   readonly #form = new FarForm((address) => this.join(address));
   readonly #engine: Promise<Engine>;
   #near: Near = { state: "loading" };
@@ -161,8 +161,10 @@ export class Chat {
   /** Who is far, and when it is asked. */
   private farWords({ host, sides }: Far): string {
     const reached =
-      sides.farModel === null ? `${host} does not answer; it is tried again later.` : `${sides.farModel} at ${host}.`;
-    return `${reached} ${this.#near.state === "failed" ? "It answers everything, for there is no model on this device." : sides.words}`;
+      sides.farModel === null
+        ? `${host} does not answer. The page tries it again later.`
+        : `${sides.farModel} at ${host}.`;
+    return `${reached} ${sides.words(this.#near.state !== "failed")}`;
   }
 
   private get info(): EngineInfo | null {
@@ -251,7 +253,7 @@ export class Chat {
     this.#system.value = system;
     for (const turn of turns) this.add(turn);
     this.carry();
-    if (locked && !this.#controls.private) element("private", HTMLButtonElement).click();
+    if (locked) this.#controls.lock();
     this.#history.select(id);
   }
 
@@ -302,7 +304,7 @@ export class Chat {
         for (;;) {
           const { done, value } = await pieces.next();
           if (done === true) return value;
-          if (value.type === "dropped") this.forget(value.turns);
+          if (value.type === "dropped") this.forget(dropped + value.turns);
           else if (value.type === "route") turn.view.follow(value.route);
           else turn.view.append(value.text);
           this.#view.follow();

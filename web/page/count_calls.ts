@@ -34,16 +34,18 @@ type Method = (this: object, ...args: unknown[]) => unknown;
 
 const MAP_READ = 1;
 
+export const NO_CALLS: CallCounts = {
+  dispatches: 0,
+  submits: 0,
+  passes: 0,
+  bind_groups: 0,
+  buffers: 0,
+  write_buffers: 0,
+  bytes_read_back: 0,
+};
+
 export function countCalls(classes: WebGPUClasses = globalThis): CallCounter {
-  const counts: Record<keyof CallCounts, number> = {
-    dispatches: 0,
-    submits: 0,
-    passes: 0,
-    bind_groups: 0,
-    buffers: 0,
-    write_buffers: 0,
-    bytes_read_back: 0,
-  };
+  const counts: Record<keyof CallCounts, number> = { ...NO_CALLS };
   const sizes = new Map<object, number>();
   let writeMs = 0;
   const undo: (() => void)[] = [];

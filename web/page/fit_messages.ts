@@ -40,3 +40,10 @@ export async function fitMessages(
 export function answerRoom(context: number, maxTokens: number | null): number {
   return Math.min(maxTokens ?? Infinity, Math.floor(context / 4));
 }
+
+/** Messages as an engine reads them. */
+export function plain(
+  messages: readonly ChatMessage[],
+): readonly { readonly role: ChatMessage["role"]; readonly content: string }[] {
+  return messages.map(({ role, content }) => ({ role, content }));
+}

@@ -3,7 +3,7 @@
 import type { EngineInfo, LoadOptions, LoadProgress, Source } from "../src/index.js";
 import type { Route } from "../src/router/index.js";
 import { BundleError, Engine, RequestError, httpSource } from "../src/index.js";
-import { answerRoom, fitMessages } from "./fit_messages.js";
+import { answerRoom, fitMessages, plain } from "./fit_messages.js";
 
 export type { Route } from "../src/router/index.js";
 export type { EngineInfo, LoadProgress, SelfTestInfo } from "../src/index.js";
@@ -33,6 +33,7 @@ export type Piece =
 
 /** ``cachedTokens`` of the prompt's were there already. ``tokensPerSecond`` counts from the first token on. Null is what the far side did not tell. */
 export interface AnswerEnd {
+  /** "context": the model's context is full. "server": the server stopped before the longest answer that was requested. */
   readonly finishReason: string;
   readonly promptTokens: number | null;
   readonly cachedTokens: number;
@@ -115,12 +116,6 @@ export async function openModel(bundle: string | Source, options: LoadOptions = 
       engine.destroy();
     },
   };
-}
-
-function plain(
-  messages: readonly ChatMessage[],
-): readonly { readonly role: ChatMessage["role"]; readonly content: string }[] {
-  return messages.map(({ role, content }) => ({ role, content }));
 }
 
 /** The length of the system prompt with what templates put around it, at most half of the context. */

@@ -41,7 +41,7 @@ export class NearNotice {
       explain(near.error, this.#why);
     } else {
       this.#title.textContent = "The model is still loading";
-      this.#words.textContent = `Until it is here ${far} answers. What you mark private waits for this device.`;
+      this.#words.textContent = `Until it has loaded, ${far} answers. Private messages wait for this device.`;
     }
   }
 }

@@ -69,18 +69,24 @@ export async function fittedPolicy(near: string | null, far: string | null, dial
   return { ...ownPolicy(dialect), quality };
 }
 
-/** When the server answers, in words. */
-export function policyWords({
-  mode,
-  quality: { predictor, threshold },
-}: Pick<Policy, "mode"> & { readonly quality: { readonly predictor: unknown; readonly threshold: number } }): string {
+/** Says when the server answers. ``hasNear``: whether this device has a model, or will have one. */
+export function policyWords(
+  {
+    mode,
+    quality: { predictor, threshold },
+  }: Pick<Policy, "mode"> & { readonly quality: { readonly predictor: unknown; readonly threshold: number } },
+  hasNear: boolean,
+): string {
+  if (mode === "near-only")
+    return hasNear
+      ? "The policy sends no message to it."
+      : "The policy sends no message to it, and this device has no model, so no message is answered.";
+  if (mode === "far-only") return "The policy sends every message to it, so no message can be private.";
+  if (!hasNear)
+    return "It answers every message that is not private, because this device has no model. Private messages are not sent, so they are not answered.";
   switch (mode) {
-    case "near-only":
-      return "The policy sends no message to it.";
-    case "far-only":
-      return "The policy sends every message to it, so no message can be private.";
     case "prefer-near":
-      return "It answers only if this device cannot, and never a private message.";
+      return "It answers only if this device cannot, and it never receives a private message.";
     case "prefer-far":
       return "It answers every message that is not private.";
     case "auto":
@@ -88,15 +94,27 @@ export function policyWords({
     default:
       mode satisfies never;
   }
-  if (predictor === null) return "It answers only if that pays, and never a private message.";
+  if (predictor === null)
+    return "It answers only if the policy expects a better answer, and it never receives a private message.";
   const points = Math.round(100 * threshold);
   const lead =
     points === 0
-      ? "if it is the likelier"
+      ? "if it is more likely to be right"
       : points > 0
         ? `if it is ahead by more than ${points} points`
-        : `unless it is ${-points} points behind`;
-  return `The page predicts for every question how likely each side is right, in percent: the server is asked ${lead}, and never for a private message. An answer's details show both.`;
+        : `unless it is more than ${-points} points behind`;
+  return `For every question, the page predicts how likely each side is to be right, in percent. The server answers ${lead}, and it never receives a private message. The details of an answer show both numbers.`;
+}
+
+/** Says which messages are private under a policy of ``withLock``. ``isOwn``: whether it is the page's own policy. */
+export function privacyWords(policy: Policy, isOwn: boolean): string {
+  if (lockLabel(policy) === null) return "";
+  const count = policy.private.patterns.length;
+  if (isOwn)
+    return "Private messages are those that you lock, and those that contain a card or account number, an identity number, an e-mail address or a secret key.";
+  return count === 0
+    ? "Only messages that you lock are private: this policy does not look for card numbers, e-mail addresses or keys."
+    : `Private messages are those that you lock, and those that match ${count === 1 ? "the pattern" : `one of the ${count} patterns`} of this policy. The page adds no patterns of its own.`;
 }
 
 async function readPolicy(address: string): Promise<unknown> {

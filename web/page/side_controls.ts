@@ -14,10 +14,12 @@ export class SideControls {
   /** Whether the policy lets this device answer. */
   #locks = true;
 
-  constructor(network: Network) {
+  /** ``changed`` is called when the user opens or closes the lock. */
+  constructor(network: Network, changed: () => void) {
     this.#lock.addEventListener("click", () => {
       this.#lock.setAttribute("aria-pressed", String(!this.private));
       this.show();
+      changed();
     });
     const on = element("network", HTMLInputElement);
     on.addEventListener("change", () => {
@@ -49,6 +51,12 @@ export class SideControls {
   /** Whether the message that is typed is to stay here. */
   get private(): boolean {
     return this.#lock.getAttribute("aria-pressed") === "true";
+  }
+
+  /** Close the lock, as it was in a stored conversation. */
+  lock(): void {
+    this.#lock.setAttribute("aria-pressed", "true");
+    this.show();
   }
 
   /** Why the message that is typed cannot be sent; null where it can. The lock stays, lest it goes to the server unlocked. */

@@ -96,7 +96,7 @@ export class View {
       ...(far === null ? [] : [make("span", "wide", ` · far: ${far.host}`)]),
     );
     element("device", HTMLElement).textContent =
-      info === null ? `What you send goes to ${far?.host ?? ""}` : deviceLine(info);
+      info === null ? `Your messages go to ${far?.host ?? ""}, except private ones` : deviceLine(info);
     element("model-card", HTMLElement).replaceChildren(
       ...(info === null ? bundleCard(facts, near) : modelCard(info, facts)),
     );
@@ -122,7 +122,10 @@ export class View {
         `The model in this page answers what it can; the larger one at ${host} does the rest. What you mark private never leaves this device.`,
       ],
       loading: ["Far at once, near once it is here.", `The model at ${host} answers until this page has its own.`],
-      failed: ["A language model, far from here.", `The model at ${host} answers. What you type is sent there.`],
+      failed: [
+        "A language model on a server.",
+        `The model at ${host} answers. Your messages are sent there, except private ones.`,
+      ],
     }[near];
     element("welcome-title", HTMLElement).textContent = title ?? "";
     element("welcome-line", HTMLElement).textContent = line ?? "";
