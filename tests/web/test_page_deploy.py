@@ -14,10 +14,14 @@ from static_site import serve
 from nearfar.compiler.browser.page_server import PAGE
 
 CACHES = "async () => (await caches.keys()).filter((name) => name.startsWith('nearfar page '))"
-# Whether the only cache is the one of this build, with all of its files.
+# Waits until the only cache is the one of this build, with all of its files.
 CACHED = """async (name) => {
-    const names = (await caches.keys()).filter((name) => name.startsWith("nearfar page "));
-    return names.join() === name && (await (await caches.open(name)).keys()).length > 5;
+    for (const end = performance.now() + 30_000; performance.now() < end;) {
+        const names = (await caches.keys()).filter((name) => name.startsWith("nearfar page "));
+        if (names.join() === name && (await (await caches.open(name)).keys()).length > 5) return;
+        await new Promise((resolve) => setTimeout(resolve, 20));
+    }
+    throw new Error(`the caches are ${await caches.keys()}`);
 }"""
 
 
@@ -48,11 +52,11 @@ def test_after_a_deploy_a_reload_shows_the_new_page_and_its_files_replace_the_ol
         old = build(folder, "the first build", 1)
         page = context.new_page()
         page.goto(url)
-        page.wait_for_function(CACHED, arg=old)
+        page.evaluate(CACHED, old)
         new = build(folder, "the second build", 2)
         page.reload()
         assert page.title() == "the second build"
-        page.wait_for_function(CACHED, arg=new)
+        page.evaluate(CACHED, new)
     # The server is gone, so this is what the new build cached.
     page.reload()
     assert page.title() == "the second build"
