@@ -33,7 +33,7 @@ class Server:
         elif route.request.url.endswith("/models"):
             route.fulfill(json={"data": [{"id": "big"}]}, headers=ALLOW)
         else:
-            messages = route.request.post_data_json["messages"]
+            messages = json.loads(route.request.post_data or "")["messages"]
             if len(messages) > MOST_MESSAGES:
                 error = {"message": "Too long.", "type": "invalid_request_error", "code": "context_length_exceeded"}
                 route.fulfill(status=400, json={"error": error}, headers=ALLOW)
