@@ -200,7 +200,7 @@ def test_when_the_context_is_full_the_oldest_turns_make_way_and_the_system_promp
         ask(chat, f"{turn} " + "word " * 12)
     assert chat.locator(".answer .problem").count() == 0
     line = chat.locator(".forgotten")
-    assert "made way" in (line.text_content() or "")
+    assert "no longer reads" in (line.text_content() or "")
     # The line stands above the first question that the model still reads.
     first = chat.evaluate(
         "() => document.querySelector('.forgotten').nextElementSibling.querySelector('.question').lastChild.data"

@@ -83,11 +83,11 @@ def test_the_oldest_turns_are_dropped_when_the_servers_context_is_full(chat: Pag
     assert chat.locator(".answer .problem").count() == 0
     assert contents(far.chats[-1]) == ["two", "fine", "three"]
     line = chat.locator(".forgotten")
-    assert "The oldest message" in (line.text_content() or "")
+    assert "the oldest message," in (line.text_content() or "")
     assert "two" in (line.locator("xpath=following-sibling::*[1]").text_content() or "")
     ask(chat, "four")
     assert contents(far.chats[-1]) == ["three", "fine", "four"]
-    assert "The 2 oldest messages" in (chat.locator(".forgotten").text_content() or "")
+    assert "the 2 oldest messages" in (chat.locator(".forgotten").text_content() or "")
 
 
 def test_a_servers_reasoning_is_in_the_thinking_block(chat: Page, far: Server) -> None:

@@ -223,7 +223,7 @@ def test_the_fitted_policy_divides_what_is_easy_and_what_is_hard_as_in_python(
         shown = ended(chat)
         assert (shown["side"], shown["reason"]) == (expected.side, "quality"), prompt
         assert (len(far_server.received) > before) == (prompt in GO)
-        percents = [int(percent) for percent in re.findall(r"(\d+)%", fact(chat, 0, "Expected right"))]
+        percents = [int(percent) for percent in re.findall(r"(\d+)%", fact(chat, 0, "Expected to be right"))]
         assert expected.scores.near_right is not None
         assert expected.scores.far_right is not None
         # In whole percents.
@@ -272,7 +272,7 @@ def test_nothing_of_a_private_message_leaves_and_all_that_carry_it_are_private(
     assert (ended(chat)["side"], ended(chat)["reason"]) == ("near", "private")
     assert chat.locator(".question .icon").count() == 1
     assert chat.is_disabled("#private")
-    assert "every message carries the private one along" in (chat.text_content("#privacy") or "")
+    assert "every message includes the private one" in (chat.text_content("#privacy") or "")
     send(chat, HARD)
     assert (ended(chat, 1)["side"], ended(chat, 1)["reason"]) == ("near", "private")
     assert bytes(far_server.received) == before

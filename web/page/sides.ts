@@ -14,7 +14,9 @@ import { answerFromSides } from "./sides_answer.js";
 export interface Sides extends Answerer {
   /** The server's name for its model; null if the server has not been reached yet. */
   readonly farModel: string | null;
-  /** Says when the server answers and which messages are private. ``hasNear``: whether this device has a model, or will. */
+  /**
+   * Says when the server answers and which messages are private. ``hasNear``: whether this device has a model, or will.
+   */
   readonly words: (hasNear: boolean) => string;
   /** Whether a private message can be answered: not if the policy sends every message to the server. */
   readonly locks: boolean;

@@ -134,7 +134,7 @@ function onlyNearAnswers(policy: Policy, messages: readonly ChatMessage[], pin: 
   );
 }
 
-/** The conversation and the answer so far, without the oldest turns; null if even the last question leaves no room. */
+/** The conversation and the answer so far, without the oldest turns; null if the last question alone leaves no room. */
 async function goOn(
   engine: NearEngine,
   messages: readonly ChatMessage[],

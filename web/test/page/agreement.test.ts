@@ -20,7 +20,8 @@ function modelOf(answers: readonly number[]): TokenModel {
   };
 }
 
-// After the first row token 5 is far ahead; after the second 6 and 7 are closer than the tolerance can tell; the third ends the answer.
+// After the first row token 5 is far ahead; after the second 6 and 7 are closer than the tolerance can tell; the third
+// ends the answer.
 const SELF_TEST: SelfTestEntry = {
   prompt_ids: [1, 2, 3],
   rows: [

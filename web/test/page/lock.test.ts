@@ -1,4 +1,5 @@
-// What the page shows as private never leaves the device, whatever the policy says: every request of a recording server is read.
+// What the page shows as private never leaves the device, whatever the policy says: every request of a recording server
+// is read.
 
 import { readFileSync } from "node:fs";
 

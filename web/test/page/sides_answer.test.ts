@@ -30,7 +30,10 @@ function message(role: ChatMessage["role"], content: string, secret = false): Ch
   return { role, content, private: secret };
 }
 
-/** Answers by a script, from two sides, of which this device's model reads 100 tokens: 15 for each message, and its characters. */
+/**
+ * Answers by a script, from two sides, of which this device's model reads 100 tokens: 15 for each message, and its
+ * characters.
+ */
 async function answer(
   answers: readonly Answer[],
   { messages = CHAT, maxTokens = null as number | null, pin = null as Side | null, policy = {} } = {},
