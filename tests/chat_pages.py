@@ -1,4 +1,4 @@
-"""The chat page as tests open it and type in it: a light bundle's server, a page that records its problems, messages."""
+"""Helpers that open the chat page and type in it: a server with a light bundle, a page that records its problems."""
 
 from __future__ import annotations
 

@@ -17,9 +17,11 @@ CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript"}
 
 @dataclass
 class Behaviour:
-    """What the server does to files, by path, and what it was asked. ``cut``: bytes after which it hangs up, and
-    then refuses the file once, so that the load fails, unless it ``recovers``; ``hold``: bytes after which it
-    waits until ``go``; ``damage``: how many answers get a flipped byte."""
+    """The faults of the server, by path, and the requests that it received.
+
+    ``cut``: bytes after which it closes the connection; it then refuses the file once, so that the load fails, unless it
+    ``recovers``. ``hold``: bytes after which it waits until ``go``. ``damage``: the number of answers with a flipped byte.
+    """
 
     ranges: bool = True
     version: str = "1"
@@ -32,13 +34,13 @@ class Behaviour:
     held: threading.Event = field(default_factory=threading.Event)
     requests: list[tuple[str, str | None, int]] = field(default_factory=list)
 
-    def asked(self, suffix: str) -> list[tuple[str | None, int]]:
-        """The ranges and the answers' status codes of requests whose path ends so."""
+    def received(self, suffix: str) -> list[tuple[str | None, int]]:
+        """The ranges and the status codes of the requests whose path ends with the suffix."""
         return [(range_, status) for path, range_, status in self.requests if path.endswith(suffix)]
 
 
 class Handler(BaseHTTPRequestHandler):
-    # Chromium asks with an ETag only where the server speaks this.
+    # Chromium sends an ETag only to a server that speaks HTTP/1.1.
     protocol_version = "HTTP/1.1"
 
     def __init__(self, *arguments: Any, folder: Path, behaviour: Behaviour) -> None:
@@ -67,9 +69,9 @@ class Handler(BaseHTTPRequestHandler):
         if behaviour.damage.get(path, 0) > 0:
             behaviour.damage[path] -= 1
             data[len(data) // 2] ^= 1
-        found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if found and behaviour.ranges and self.headers.get("If-Range", etag) == etag:
-            start = int(found[1])
+        matched = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if matched and behaviour.ranges and self.headers.get("If-Range", etag) == etag:
+            start = int(matched[1])
             self._answer(
                 path,
                 206,
@@ -80,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(path, 200, bytes(data), headers)
 
     def do_HEAD(self) -> None:
-        """Answer what a load checks first: whether the file is there, with its size."""
+        """Answer the first request of a load: whether the file exists, and its size."""
         file = self._folder / self.path.split("?")[0].lstrip("/")
         self._send_head(*((200, file.stat().st_size) if file.is_file() else (404, 0)))
 
@@ -118,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
                 behaviour.refused |= set() if behaviour.recovers else {path}
             self.wfile.write(data)
         except OSError:
-            pass  # The page left.
+            pass  # The page was closed.
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -145,7 +147,7 @@ class Server:
 def serve(folder: Path) -> Server:
     behaviour = Behaviour()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, folder=folder, behaviour=behaviour))
-    # Held answers must not keep the server from stopping.
+    # A paused answer must not block the server from stopping.
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

@@ -1,4 +1,4 @@
-"""How a page looks, for tests of pages: sizes of windows, and whether all text can be read and all controls have names."""
+"""Checks of how a page looks: window sizes, the contrast of all text, and the names of all controls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from playwright.sync_api import Page
 
 SCREENSHOTS = ROOT / "build" / "screenshots"
 DESK, PHONE, NARROW = (1280, 800), (390, 780), (360, 640)
-# The least contrast of text to what is behind it (W3C, WCAG 2.2, 1.4.3), over all text in sight.
+# The lowest contrast between text and its background (W3C, WCAG 2.2, 1.4.3), over all visible text.
 LEAST_CONTRAST = """() => {
     const parse = (text) => {
         const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
@@ -42,7 +42,7 @@ OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElemen
 
 
 def look(page: Page) -> Iterator[str]:
-    """A page in light and dark, on a desk and on a phone, for pictures; what must hold is checked there and on a narrow phone as well."""
+    """Yield the name of each look of a page: light and dark, desk and phone. Checks contrast and overflow, on a narrow phone too."""
     page.emulate_media(reduced_motion="reduce")
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
@@ -57,7 +57,7 @@ def look(page: Page) -> Iterator[str]:
 
 
 def fact(page: Page, answer: int, term: str) -> str:
-    """What the answer's details say."""
+    """The description of a term in an answer's details."""
     found = (
         page.locator(".answer")
         .nth(answer)

@@ -33,7 +33,7 @@ from nearfar.server_fallback.router.fitting.prompts import Prompt
 # The model of the server.
 FAR_MODEL = "demo-far"
 STORY = "tell me a story about a fox"
-# Devices are collected, so that a test can take them away; from `window.noMore` on there is no other.
+# Collects the devices, so that a test can destroy them. Once `window.noMore` is set, the browser gives no other device.
 KEEP_DEVICES = """() => {
     window.devices = [];
     const { requestDevice } = GPUAdapter.prototype;
@@ -65,7 +65,7 @@ def serve_far(near_server: PageServer, folder: Path) -> Iterator[RecordingProxy]
                 str(CHECKPOINT), near_server.bundle, CompileOptions(activations=("float32",), self_test=False)
             )
             lighten(near_server.bundle)
-            # The last line of what it prints.
+            # The last line that it prints.
             line = next((line for line in printing if line.startswith("curl ")), None)
             assert line is not None, (folder / "log").read_text()
             with recording_proxy(int(re.findall(r"http://127\.0\.0\.1:(\d+)", line)[0])) as proxy:
@@ -76,7 +76,7 @@ def serve_far(near_server: PageServer, folder: Path) -> Iterator[RecordingProxy]
 
 
 def connect(page: Page) -> None:
-    """Anew, to the same server."""
+    """Connect to the same server again."""
     page.evaluate("() => { document.getElementById('far-details').open = true; }")
     page.click("#far-connect")
     page.wait_for_selector("#far-details:not([open])")
@@ -86,7 +86,7 @@ def pin(page: Page, side: str) -> None:
     page.click(f"#pin label:has(input[value={side}])")
 
 
-# The text of an answer up to where it changes sides.
+# The text of an answer before it changes sides.
 BEFORE_MARK = """() => {
     const range = document.createRange();
     range.setStart(document.querySelector(".answer .text"), 0);
@@ -96,7 +96,7 @@ BEFORE_MARK = """() => {
 
 
 def ended(page: Page, index: int = 0) -> dict[str, str]:
-    """An answer when it is over: its text, who wrote its end, and why."""
+    """Wait for the end of an answer, and return its text, the side that wrote its end, and the reason."""
     answer = page.locator(".answer").nth(index)
     page.wait_for_selector(f".answer[data-state=done] >> nth={index}")
     problem = answer.locator(".problem")
@@ -111,7 +111,7 @@ def ended(page: Page, index: int = 0) -> dict[str, str]:
 
 @contextmanager
 def page_of(browser: Browser, script: str) -> Iterator[Page]:
-    """A page of its own, whose browser the script has changed before."""
+    """Open a page in a context of its own. The script runs before those of the page."""
     context = browser.new_context(viewport={"width": DESK[0], "height": DESK[1]})
     context.set_default_timeout(TIMEOUT_MS)
     context.add_init_script(script)
@@ -124,26 +124,26 @@ def page_of(browser: Browser, script: str) -> Iterator[Page]:
 
 
 async def near_signals_in_python(bundle: Path, prompts: Sequence[str]) -> dict[str, NearSignals]:
-    """What the near model itself tells of the prompts, on the numpy reference, as `nearfar router log` asks it."""
+    """The near model's signals of the prompts on the numpy reference, as `nearfar router log` computes them."""
     opened = open_bundle(bundle)
     runner = ReferenceRunner(opened, limits=Limits(tokens=128, sequences=2, rows=128), activation="float32")
     near = LocalExecutor(TokenEngine(runner, TokenModel.of(opened.manifest)), TextModel.of(opened, "near"))
-    found = {}
+    signals = {}
     for prompt in prompts:
-        told: list[float] = []
-        call = Call("signals", observe_prompt_logprobs=told.extend)
-        asked = ask_both.request("near", Prompt(prompt=prompt), SIGNAL_TOKENS, logprobs=True)
-        _, tokens, _ = await ask_both.answer(near, asked, call)
-        found[prompt] = near_signals(tokens, told)
+        logprobs: list[float] = []
+        call = Call("signals", observe_prompt_logprobs=logprobs.extend)
+        request = ask_both.request("near", Prompt(prompt=prompt), SIGNAL_TOKENS, logprobs=True)
+        _, tokens, _ = await ask_both.answer(near, request, call)
+        signals[prompt] = near_signals(tokens, logprobs)
     await near.close()
-    return found
+    return signals
 
 
 @contextmanager
 def far_alone(
     browser: Browser, broken: str, near_server: PageServer, far_server: RecordingProxy, bundle: str = "./bundle/"
 ) -> Iterator[Page]:
-    """The page, whose model has not loaded, once the server answers."""
+    """Open the page without its model, and wait until the server answers."""
     far_server.come_back()
     with page_of(browser, broken) as page:
         page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'bundle': bundle})}")
@@ -156,28 +156,28 @@ def situation(prompt: str, signals: NearSignals | None) -> Situation:
     return Situation((Message("user", prompt),), NearState(available=True), FarState(online=True), near_signals=signals)
 
 
-def tell_a_story_far(page: Page, far_server: RecordingProxy) -> str:
-    """Far begins a story and is held in its middle; what stands of it then."""
-    # Three numbers, for the predictor.
+def begin_a_story_far(page: Page, far_server: RecordingProxy) -> str:
+    """Let far begin a story, pause it, and return the text so far."""
+    # The predictor sends a message with three numbers to far.
     far_server.hold(8)
     send(page, f"{STORY} 1 2 3")
     return begun(page)
 
 
 def begun(page: Page) -> str:
-    """What stands of an answer that is held in its middle."""
+    """The text so far of a paused answer."""
     page.wait_for_function("() => (document.querySelector('.answer .text')?.textContent ?? '').length > 20")
     return page.get_attribute(".answer .text", "data-markdown") or ""
 
 
-def assert_goes_on(page: Page, before: str, side: str, reason: str) -> None:
-    """One answer, which begins with what stood there and is ended by the other side, with one mark at that place."""
+def assert_continued(page: Page, before: str, side: str, reason: str) -> None:
+    """Check that the answer begins with the earlier text, that the other side ends it, and that one mark is between them."""
     answer = ended(page)
     assert (answer["side"], answer["reason"]) == (side, reason)
     assert answer["text"].startswith(before)
     assert answer["text"].count("The end.") == 1
     assert answer["text"].endswith("The end.")
     assert page.locator(".answer .mark").count() == 1
-    # Where the mark stands is where the other side begins.
+    # The mark is at the position where the other side begins.
     first = page.evaluate(BEFORE_MARK)
     assert fact(page, 0, "Changed sides") == f"after {len(first)} characters"

@@ -1,4 +1,4 @@
-"""The chat page whose model did not load, with a server that the test plays: long conversations, reasoning, private messages."""
+"""The chat page without a model, with a server of the test: long conversations, reasoning, private messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nearfar.compiler.browser.page_server import PageServer
 
 FAR = "http://far.test"
 NO_WEBGPU = "delete Navigator.prototype.gpu"
-# The server reads this many messages at once.
+# The number of messages that the server's context holds.
 MOST_MESSAGES = 3
 ALLOW = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Headers": "*"}
 
@@ -121,7 +121,7 @@ def test_the_lock_of_a_conversation_is_closed_again_after_a_reload(chat: Page, f
     send(chat, "my diary says quokka")
     assert (chat.text_content("#status") or "").startswith("Not sent.")
     assert len(far.chats) == 1
-    # The user may open the lock again, for there is no private message yet.
+    # The user may open the lock again, because no message is private yet.
     chat.click("#private")
     ask(chat, "hello again")
     assert len(far.chats) == 2

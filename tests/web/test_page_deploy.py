@@ -1,4 +1,4 @@
-"""A deploy of the page: the service worker of a new build replaces the files that an earlier build cached for offline use."""
+"""A deploy of the page: the service worker of a new build replaces the offline cache of the earlier build."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CACHED = """async (name) => {
 
 
 def build(folder: Path, title: str, version: int) -> str:
-    """Give the page a title, and its service worker the hash that a build with other files has. Returns the cache's name."""
+    """Change the page's title and the hash in its service worker, as another build does. Returns the cache's name."""
     digest = f"{version:016x}"
     page, worker = folder / "index.html", folder / "service_worker.js"
     page.write_text(re.sub(r"<title>[^<]*</title>", f"<title>{title}</title>", page.read_text()))
@@ -57,7 +57,7 @@ def test_after_a_deploy_a_reload_shows_the_new_page_and_its_files_replace_the_ol
         page.reload()
         assert page.title() == "the second build"
         page.evaluate(CACHED, new)
-    # The server is gone, so this is what the new build cached.
+    # The server is stopped, so the page comes from the new cache.
     page.reload()
     assert page.title() == "the second build"
     assert page.evaluate(CACHES) == [new]
