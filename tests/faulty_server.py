@@ -19,8 +19,9 @@ CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript"}
 class Behaviour:
     """The faults of the server, by path, and the requests that it received.
 
-    ``cut``: bytes after which it closes the connection; it then refuses the file once, so that the load fails, unless it
-    ``recovers``. ``hold``: bytes after which it waits until ``go``. ``damage``: the number of answers with a flipped byte.
+    ``cut``: bytes after which it closes the connection. It then refuses the file once, so that the load fails, unless
+    it ``recovers``. ``hold``: bytes after which it waits until ``go``. ``damage``: the number of answers with a flipped
+    byte.
     """
 
     ranges: bool = True

@@ -28,21 +28,27 @@ LEAST_CONTRAST = """() => {
     const found = [];
     for (const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT); walker.nextNode();) {
         const node = walker.currentNode.parentElement;
-        if (walker.currentNode.data.trim() === "" || !node.checkVisibility() || node.closest(".unseen, :disabled")) continue;
+        const isBlank = walker.currentNode.data.trim() === "";
+        if (isBlank || !node.checkVisibility() || node.closest(".unseen, :disabled")) continue;
         const under = behind(node);
-        const [low, high] = [luminance(under), luminance(over(parse(getComputedStyle(node).color), under))].sort((a, b) => a - b);
+        const colour = over(parse(getComputedStyle(node).color), under);
+        const [low, high] = [luminance(under), luminance(colour)].sort((a, b) => a - b);
         found.push([(high + 0.05) / (low + 0.05), walker.currentNode.data]);
     }
     return found.sort((a, b) => a[0] - b[0])[0];
 }"""
 NAMELESS = """() => [...document.querySelectorAll("button, input, textarea, a, [role=progressbar], [role=img]")]
-    .filter((node) => node.checkVisibility() && !node.getAttribute("aria-label") && !node.labels?.length && node.textContent.trim() === "")
+    .filter((node) => node.checkVisibility() && !node.getAttribute("aria-label") && !node.labels?.length)
+    .filter((node) => node.textContent.trim() === "")
     .map((node) => node.outerHTML)"""
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 def look(page: Page) -> Iterator[str]:
-    """Yield the name of each look of a page: light and dark, desk and phone. Checks contrast and overflow, on a narrow phone too."""
+    """Yield the name of each look of a page: light and dark, on a desk and on a phone.
+
+    Checks the contrast and the overflow of each look, and of a narrow phone.
+    """
     page.emulate_media(reduced_motion="reduce")
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)

@@ -1,4 +1,4 @@
-"""A TCP proxy before a server: it records every byte that clients send, pauses answers, and dies like a killed server."""
+"""A TCP proxy before a server: it records all bytes of clients, pauses answers, and dies like a killed server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chat page with two sides, as tests drive it: `nearfar serve` behind a proxy, answers that change sides, a choice of the side."""
+"""Helpers for the chat page with two sides: `nearfar serve` behind a proxy, pinned sides, answers that change sides."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def serve_far(near_server: PageServer, folder: Path) -> Iterator[RecordingProxy]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [*command, "--cors-origin", near_server.origin],
-            stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "NEARFAR_CACHE": str(folder), "COLUMNS": "120"},
+            stdout=subprocess.PIPE, stderr=log, text=True,
+            env={**os.environ, "NEARFAR_CACHE": str(folder), "COLUMNS": "120"},
         )  # fmt: skip
     assert process.stdout is not None
     with process.stdout as printing:
@@ -171,7 +172,7 @@ def begun(page: Page) -> str:
 
 
 def assert_continued(page: Page, before: str, side: str, reason: str) -> None:
-    """Check that the answer begins with the earlier text, that the other side ends it, and that one mark is between them."""
+    """Check that the answer begins with the earlier text, and that the other side ends it after one mark."""
     answer = ended(page)
     assert (answer["side"], answer["reason"]) == (side, reason)
     assert answer["text"].startswith(before)

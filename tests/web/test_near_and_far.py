@@ -2,8 +2,8 @@
 
 The page's engine runs the demo model on WebGPU, `nearfar serve` a model on the CPU.
 
-Answers come from the right side, change sides if one fails, and stay on the device if they are private. Without near, far
-answers. Screenshots are written to build/screenshots.
+Answers come from the right side, change sides if one fails, and stay on the device if they are private. Without near,
+far answers. Screenshots are written to build/screenshots.
 """
 
 from __future__ import annotations
@@ -199,11 +199,11 @@ def test_while_near_loads_far_answers_and_private_messages_wait_for_near(
 def test_the_fitted_policy_routes_easy_and_hard_prompts_as_in_python(
     chat: Page, near_server: PageServer, far_server: RecordingProxy, route_by: Callable[..., None]
 ) -> None:
-    """Real prompts, near's own signals of them from WebGPU here and from numpy there, and the predictor fitted to both models.
+    """Route real prompts by the fitted predictor and near's own signals, from WebGPU here and from numpy in Python.
 
     The prompts are of several tasks, and the predictor was not fitted on them. Each gain is at least ``MARGIN`` from the
-    threshold, while rounding in the engines moves a gain by less than a hundredth. By its words alone, one prompt would be
-    answered by near. It goes far because near's first tokens show that near is unsure, so the test fails without real
+    threshold, while rounding in the engines moves a gain by less than a hundredth. By its words alone, near would answer
+    one of the prompts. It goes far because near's first tokens show that near is unsure, so the test fails without real
     signals.
     """
     policy = Policy.read(DEMO_POLICY)

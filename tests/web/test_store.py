@@ -1,4 +1,4 @@
-"""The store of bundles in headless Chromium: downloads that resume, are repaired, are shared by tabs and work offline."""
+"""The store of bundles in headless Chromium: downloads resume, are repaired, are shared by tabs and work offline."""
 
 from __future__ import annotations
 
@@ -412,7 +412,7 @@ def wait_until(page: Page, script: str, argument: object = None) -> None:
 def load(
     page: Page, server: Server, bundle: str = "bundle", *, error: str | None = None, **options: object
 ) -> dict[str, Any]:
-    """Load a bundle and generate. Returns progress reports, token ids and the error as JSON, and checks the error's code."""
+    """Load a bundle and generate. Checks the error's code; returns progress reports, token ids and the error as JSON."""
     result: dict[str, Any] = page.evaluate(LOAD, [f"{server.url}{bundle}/", options])
     assert (result["error"] or {}).get("code") == error, result["error"]
     return result

@@ -3,7 +3,7 @@ import { expect, test } from "vitest";
 import { NO_CALLS, countCalls, median, medianCounts } from "../../page/count_calls.js";
 
 /* eslint-disable @typescript-eslint/no-empty-function */
-/** WebGPU's classes as far as they are counted, whose calls give what a test looks at. */
+/** The counted classes of WebGPU, with results that the tests read. */
 function fakeClasses() {
   class GPUComputePassEncoder {
     dispatchWorkgroups(): void {}
@@ -61,7 +61,7 @@ test("every call is counted and goes through", () => {
   });
 });
 
-test("bytes count as read back only of buffers that are mapped to be read", () => {
+test("only buffers that are mapped for reading count as read back", () => {
   const classes = fakeClasses();
   const counter = countCalls(classes);
   const device = new classes.GPUDevice();
@@ -93,7 +93,7 @@ test("once stopped, nothing is counted and the methods are as before", () => {
   expect(counter.read()).toEqual(NO_CALLS);
 });
 
-test("a median is of each count by itself", () => {
+test("the median of each count is computed separately", () => {
   const steps = [
     { ...NO_CALLS, dispatches: 9, buffers: 1 },
     { ...NO_CALLS, dispatches: 4 },

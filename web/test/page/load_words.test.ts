@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import { loadState } from "../../page/load_words.js";
 
-test("a download that is complete says that kernels are compiled, and its bar counts them", () => {
+test("after the download, the words and the bar show the kernels", () => {
   const progress = {
     phase: "download",
     loadedBytes: 50,

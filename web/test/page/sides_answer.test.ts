@@ -105,11 +105,11 @@ describe("an answer of this device whose context becomes full", () => {
     expect(contents(requests[1])).toEqual(["two", "2", "three", "a b"]);
     expect(dropped).toEqual([1]);
     expect(end).toMatchObject({ finishReason: "stop", completionTokens: 3 });
-    // The choice of the page itself, for the rest, is not shown as the user's.
+    // The page pins near for the rest, which is not shown as the user's choice.
     expect(routes).toBe(1);
   });
 
-  test("ends with a word about the context if only the last question is left", async () => {
+  test("ends with the reason context if only the last question remains", async () => {
     const { requests, end } = await answer([cut], { messages: [message("user", "three")] });
     expect(requests).toHaveLength(1);
     expect(end.finishReason).toBe("context");
@@ -145,7 +145,7 @@ test.each([
   expect(contents(requests[0]).slice(0, 2)).toEqual(["two", "2"]);
 });
 
-test("an answer that the server cuts off says so", async () => {
+test("an answer that the server cuts off has the reason server", async () => {
   const { end } = await answer([{ side: "far", deltas: [{ content: "a" }], finish: "length", tokens: 1 }]);
   expect(end.finishReason).toBe("server");
 });
