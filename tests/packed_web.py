@@ -1,6 +1,4 @@
-"""@nearfar/web as npm would install it: packed, unpacked into an application, and asked for two answers by a page of
-that application.
-"""
+"""@nearfar/web as npm installs it: packed, and unpacked into an application, whose page requests two answers."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ ANSWER_MS = 240_000
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What ask.js returns."""
+    """The result of ask.js."""
 
     text: str
     json: str
@@ -38,7 +36,7 @@ class Answers:
         return cls(found["text"], found["json"], found["scriptsForJson"])
 
     def check(self) -> None:
-        """The demo model answers, and its second answer is valid in the schema."""
+        """Check that the demo model answered, and that its second answer matches the schema."""
         assert self.text.startswith("27 + 58 = 85")
         found = json.loads(self.json)
         assert list(found) == ["sum"]
@@ -46,7 +44,7 @@ class Answers:
 
 
 def pack(folder: Path) -> Path:
-    """What `npm pack` makes of a fresh checkout whose dependencies are installed: the tarball, in the folder."""
+    """Run `npm pack` in a fresh checkout with its dependencies installed, and return the tarball in the folder."""
     checkout = folder / "checkout"
     shutil.copytree(ROOT / "web", checkout / "web", ignore=shutil.ignore_patterns("node_modules", "dist"))
     (checkout / "web/node_modules").symlink_to(ROOT / "web/node_modules")
@@ -79,13 +77,13 @@ def copy_app(app: Path, names: Sequence[str], bundle: Path) -> None:
 
 
 def write_page(folder: Path, entry: str, *, name: str = "index", head: str = "") -> None:
-    """A page whose only script is the entry's."""
+    """Write a page whose only script is the entry."""
     script = f'<script type="module" src="./{entry}.js"></script>'
     (folder / f"{name}.html").write_text(f"<!doctype html><title>nearfar</title>{head}<body>{script}</body>")
 
 
 def run(command: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None) -> str:
-    """The standard output of a command that must succeed."""
+    """Run a command that must succeed, and return its standard output."""
     found = {**os.environ, "NO_COLOR": "1", "NO_UPDATE_NOTIFIER": "1", **(env or {})}
     done = subprocess.run(
         command, cwd=cwd, env=found, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
@@ -95,7 +93,7 @@ def run(command: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None)
 
 
 def answers(page: Page, url: str) -> Answers:
-    """The answers of a page that calls `show` of ask.js."""
+    """Open a page that calls `show` of ask.js, and return its answers."""
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: problems.append(str(error)))

@@ -1,6 +1,4 @@
-"""How a page looks, for tests of pages: sizes of windows, and whether all text can be read and all controls have
-names.
-"""
+"""Checks of how a page looks: window sizes, the contrast of all text, and the names of all controls."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from playwright.sync_api import Page
 
 SCREENSHOTS = ROOT / "build" / "screenshots"
 DESK, PHONE, NARROW = (1280, 800), (390, 780), (360, 640)
-# The least contrast of text to what is behind it (W3C, WCAG 2.2, 1.4.3), over all text in sight.
+# The lowest contrast between text and its background (W3C, WCAG 2.2, 1.4.3), over all visible text.
 LEAST_CONTRAST = """() => {
     const parse = (text) => {
         const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
@@ -30,22 +28,26 @@ LEAST_CONTRAST = """() => {
     const found = [];
     for (const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT); walker.nextNode();) {
         const node = walker.currentNode.parentElement;
-        if (walker.currentNode.data.trim() === "" || !node.checkVisibility() || node.closest(".unseen, :disabled")) continue;
+        const isBlank = walker.currentNode.data.trim() === "";
+        if (isBlank || !node.checkVisibility() || node.closest(".unseen, :disabled")) continue;
         const under = behind(node);
-        const [low, high] = [luminance(under), luminance(over(parse(getComputedStyle(node).color), under))].sort((a, b) => a - b);
+        const colour = over(parse(getComputedStyle(node).color), under);
+        const [low, high] = [luminance(under), luminance(colour)].sort((a, b) => a - b);
         found.push([(high + 0.05) / (low + 0.05), walker.currentNode.data]);
     }
     return found.sort((a, b) => a[0] - b[0])[0];
 }"""
 NAMELESS = """() => [...document.querySelectorAll("button, input, textarea, a, [role=progressbar], [role=img]")]
-    .filter((node) => node.checkVisibility() && !node.getAttribute("aria-label") && !node.labels?.length && node.textContent.trim() === "")
+    .filter((node) => node.checkVisibility() && !node.getAttribute("aria-label") && !node.labels?.length)
+    .filter((node) => node.textContent.trim() === "")
     .map((node) => node.outerHTML)"""
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 def look(page: Page) -> Iterator[str]:
-    """A page in light and dark, on a desk and on a phone, for pictures; what must hold is checked there and on a narrow
-    phone as well.
+    """Yield the name of each look of a page: light and dark, on a desk and on a phone.
+
+    Checks the contrast and the overflow of each look, and of a narrow phone.
     """
     page.emulate_media(reduced_motion="reduce")
     for scheme in ("light", "dark"):
@@ -61,7 +63,7 @@ def look(page: Page) -> Iterator[str]:
 
 
 def fact(page: Page, answer: int, term: str) -> str:
-    """What the answer's details say."""
+    """The description of a term in an answer's details."""
     found = (
         page.locator(".answer")
         .nth(answer)

@@ -1,6 +1,4 @@
-"""A TCP proxy before a server: it keeps every byte that clients send, holds answers in their middle, and dies as a
-killed server does.
-"""
+"""A TCP proxy before a server: it records all bytes of clients, pauses answers, and dies like a killed server."""
 
 from __future__ import annotations
 
@@ -10,12 +8,12 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# A stream's events begin so.
+# Each event of a stream begins with this.
 EVENT = b"data: "
 
 
 class RecordingProxy:
-    """Its methods are for other threads than its own. ``received``: every byte of every client, as it came."""
+    """Call its methods from other threads than its own. ``received`` holds every byte of every client."""
 
     def __init__(self, upstream_port: int) -> None:
         self.received = bytearray()
@@ -26,23 +24,23 @@ class RecordingProxy:
         self._connections: set[asyncio.Task[None]] = set()
         self._events: int | None = None
         self._passed = 0
-        self._go_on = asyncio.Event()
+        self._released = asyncio.Event()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def hold(self, events: int) -> None:
-        """After so many events from now on nothing more comes, until `release`."""
+        """Pass on this number of events from now, then pause until `release`."""
         self._events, self._passed = events, 0
-        self._go_on.clear()
+        self._released.clear()
 
     def release(self) -> None:
         self._events = None
-        self._loop.call_soon_threadsafe(self._go_on.set)
+        self._loop.call_soon_threadsafe(self._released.set)
 
     def die(self) -> None:
-        """As kill -9: nobody listens any more, and every connection breaks."""
+        """Stop listening and break every connection, like kill -9."""
         self._do(self._die())
 
     def come_back(self) -> None:
@@ -73,8 +71,8 @@ class RecordingProxy:
         try:
             answers, upstream = await asyncio.open_connection("127.0.0.1", self._upstream_port)
             pumps = [
-                asyncio.create_task(self._asked(reader, upstream)),
-                asyncio.create_task(self._answered(answers, writer)),
+                asyncio.create_task(self._pass_requests(reader, upstream)),
+                asyncio.create_task(self._pass_answers(answers, writer)),
             ]
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -83,7 +81,7 @@ class RecordingProxy:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
         except (OSError, asyncio.CancelledError):
-            # The server is not there, or the proxy died.
+            # The server cannot be reached, or the proxy died.
             pass
         finally:
             self._connections.discard(task)
@@ -91,19 +89,19 @@ class RecordingProxy:
                 if end is not None:
                     end.transport.abort()
 
-    async def _asked(self, reader: asyncio.StreamReader, upstream: asyncio.StreamWriter) -> None:
+    async def _pass_requests(self, reader: asyncio.StreamReader, upstream: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
             self.received += data
             upstream.write(data)
             await upstream.drain()
 
-    async def _answered(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_answers(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await answers.read(65536):
             for index, piece in enumerate(data.split(EVENT)):
                 if index > 0:
                     if self._events is not None and self._passed >= self._events:
                         await writer.drain()
-                        await self._go_on.wait()
+                        await self._released.wait()
                     self._passed += 1
                 writer.write((EVENT if index > 0 else b"") + piece)
             await writer.drain()

@@ -1,4 +1,4 @@
-"""A folder on a web server of this machine, for tests in a browser."""
+"""Serves a folder on this machine, for tests in a browser."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def serve(folder: Path, headers: Mapping[str, str] | None = None) -> Iterator[str]:
-    """The address under which the folder is served, with these headers in every response."""
+    """Serve the folder with these headers in every response, and yield its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder), headers=headers or {}))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

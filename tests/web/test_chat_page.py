@@ -1,28 +1,26 @@
-"""What the chat page does with answers and conversations, with answers that the tests write: rendering, context, history, attachments."""
+"""The chat page with answers that the tests write: rendering, context, history, attachments."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from light_bundle import lighten
+from chat_pages import ask, light_server, open_page, send
 from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, look
 from playwright.sync_api import Browser, Page
 
 from nearfar.compiler.browser.page_server import PageServer
 
-TIMEOUT_MS = 120_000
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
-# The page's engine answers with the given pieces; `release` lets the rest go after each piece at which the answer pauses.
+# Makes the page's engine answer with these pieces. At a piece that is null, the answer pauses until `release`.
 SCRIPTED = """(pieces) => {
     const engine = window.nearfar.engine;
-    window.asked = [];
+    window.requests = [];
     engine.generate = async function* (messages, options) {
-        window.asked.push(messages);
+        window.requests.push(messages);
         for (const piece of pieces) {
             options.signal.throwIfAborted();
             if (piece === null) await new Promise((resolve) => { window.release = resolve; });
@@ -80,24 +78,15 @@ $\\href{javascript:window.hacked=8}{x}$ $\\includegraphics{https://tracker.test/
 
 @pytest.fixture(scope="module")
 def server(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
-    bundle = tmp_path_factory.mktemp("chat") / "qwen3"
-    shutil.copytree(tiny_bundle, bundle)
-    lighten(bundle)
-    with PageServer(bundle) as server:
+    with light_server(tiny_bundle, tmp_path_factory.mktemp("chat")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def loaded(browser: Browser, server: PageServer) -> Iterator[Page]:
-    """The chat page with its model. Its console stays silent, and it asks its own host alone."""
+    """The chat page with its model. Its console must stay silent, and it may only send requests to its own host."""
     problems: list[str] = []
-    context = browser.new_context(
-        permissions=["clipboard-read", "clipboard-write"], viewport={"width": DESK[0], "height": DESK[1]}
-    )
-    context.set_default_timeout(TIMEOUT_MS)
-    page = context.new_page()
-    page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: problems.append(str(error)))
+    page = open_page(browser, problems)
     page.on(
         "request",
         lambda request: None if request.url.startswith((server.url, "blob:")) else problems.append(request.url),
@@ -120,25 +109,14 @@ def chat(loaded: Page) -> Page:
     return loaded
 
 
-def ask(page: Page, text: str) -> None:
-    count = page.locator(".answer").count()
-    send(page, text)
-    page.wait_for_selector(f".answer[data-state=done] >> nth={count}")
-
-
-def send(page: Page, text: str) -> None:
-    page.fill("#prompt", text)
-    page.press("#prompt", "Enter")
-
-
 def script(page: Page, *pieces: str | None) -> None:
     """The next answers consist of these pieces; None waits until `release`."""
     page.evaluate(SCRIPTED, list(pieces))
 
 
-def asked(page: Page) -> Sequence[Sequence[dict[str, Any]]]:
-    found: Sequence[Sequence[dict[str, Any]]] = page.evaluate("() => window.asked")
-    return found
+def requests(page: Page) -> Sequence[Sequence[dict[str, Any]]]:
+    messages: Sequence[Sequence[dict[str, Any]]] = page.evaluate("() => window.requests")
+    return messages
 
 
 def titles(page: Page) -> list[str]:
@@ -161,7 +139,7 @@ def test_markdown_code_tables_and_formulas_are_rendered(chat: Page) -> None:
     assert chat.evaluate("() => navigator.clipboard.readText()").startswith("def quicksort(items: list[int])")
 
 
-def test_reasoning_is_folded_and_is_no_part_of_the_copied_answer_or_of_the_next_prompt(chat: Page) -> None:
+def test_reasoning_is_folded_and_left_out_of_the_copied_answer_and_the_next_prompt(chat: Page) -> None:
     script(chat, "<thi", "nk>Hmm, **two**", None, " it is.</think>\n\nTwo.")
     send(chat, "count")
     chat.wait_for_selector(".thinking summary:text-is('Thinking …')")
@@ -175,10 +153,10 @@ def test_reasoning_is_folded_and_is_no_part_of_the_copied_answer_or_of_the_next_
     assert chat.evaluate("() => navigator.clipboard.readText()") == "Two."
     script(chat, "Three.")
     ask(chat, "and then?")
-    assert [message["content"] for message in asked(chat)[0]] == ["count", "Two.", "and then?"]
+    assert [message["content"] for message in requests(chat)[0]] == ["count", "Two.", "and then?"]
 
 
-def test_a_hostile_answer_runs_and_loads_nothing(chat: Page) -> None:
+def test_a_hostile_answer_cannot_run_or_load_anything(chat: Page) -> None:
     """The page's fixture fails on any request to another host, and on any refusal of the Content-Security-Policy."""
     script(chat, HOSTILE)
     ask(chat, "attack")
@@ -205,38 +183,38 @@ def test_finished_blocks_keep_their_elements_while_the_answer_grows(chat: Page) 
     chat.wait_for_selector(".answer div.maths math")
     before = """() => {
         const blocks = [...document.querySelectorAll('.answer .text > .markdown > .block')].slice(0, -1);
-        window.stood = blocks.flatMap((block) => [block, ...block.querySelectorAll("*")]);
+        window.finished = blocks.flatMap((block) => [block, ...block.querySelectorAll("*")]);
         return blocks.length;
     }"""
     assert chat.evaluate(before) >= 4
     chat.evaluate("() => window.release()")
     chat.wait_for_selector(".answer[data-state=done]")
-    assert chat.evaluate("() => window.stood.every((node) => node.isConnected)")
+    assert chat.evaluate("() => window.finished.every((node) => node.isConnected)")
     assert chat.locator(".answer .text > .markdown > .block").count() == 7
 
 
-def test_when_the_context_is_full_the_oldest_turns_make_way_and_the_system_prompt_stays(chat: Page) -> None:
+def test_a_full_context_drops_the_oldest_turns_but_not_the_system_prompt(chat: Page) -> None:
     chat.fill("#system-prompt", "be brief")
     context = chat.evaluate("() => window.nearfar.engine.info.context")
     for turn in range(7):
         ask(chat, f"{turn} " + "word " * 12)
     assert chat.locator(".answer .problem").count() == 0
     line = chat.locator(".forgotten")
-    assert "made way" in (line.text_content() or "")
-    # The line stands above the first question that the model still reads.
+    assert "no longer reads" in (line.text_content() or "")
+    # The line is above the first question that the model still reads.
     first = chat.evaluate(
         "() => document.querySelector('.forgotten').nextElementSibling.querySelector('.question').lastChild.data"
     )
     script(chat, "done")
     ask(chat, "last")
-    messages = asked(chat)[0]
+    messages = requests(chat)[0]
     assert messages[0] == {"role": "system", "content": "be brief"}
     assert messages[1]["content"] >= first
     assert messages[-1]["content"] == "last"
     assert chat.evaluate("(messages) => window.nearfar.engine.countTokens(messages)", messages) + 4 <= context
 
 
-def test_an_answer_that_fills_the_context_goes_on(chat: Page) -> None:
+def test_an_answer_that_fills_the_context_continues(chat: Page) -> None:
     chat.fill("#max-tokens", "200")
     ask(chat, "word " * 30)
     assert chat.locator(".answer .problem").count() == 0
@@ -244,7 +222,7 @@ def test_an_answer_that_fills_the_context_goes_on(chat: Page) -> None:
     assert "200 tokens" in facts
 
 
-def test_problems_are_said_in_a_readers_words(chat: Page) -> None:
+def test_problems_are_explained_in_plain_words(chat: Page) -> None:
     ask(chat, "long " * 80)
     assert "too long for the model" in (chat.text_content(".answer .problem .what") or "")
     assert "reads 256 at once" in (chat.text_content(".answer .problem .what") or "")
@@ -252,7 +230,7 @@ def test_problems_are_said_in_a_readers_words(chat: Page) -> None:
     assert not chat.is_visible(".answer .problem .technical p")
 
 
-def test_conversations_are_kept_found_renamed_exported_and_deleted(chat: Page) -> None:
+def test_conversations_are_stored_found_renamed_exported_and_deleted(chat: Page) -> None:
     script(chat, "An **apple** a day.")
     chat.fill("#system-prompt", "about fruit")
     ask(chat, "tell me of fruit")
@@ -285,10 +263,10 @@ def test_conversations_are_kept_found_renamed_exported_and_deleted(chat: Page) -
     with chat.expect_download() as download:
         chat.click(".actions button:text-is('.md')")
     assert "## Model\n\nAn **apple** a day.\n" in download.value.path().read_text()
-    # It goes on where it was, under its own title.
+    # The conversation continues under its own title.
     script(chat, "Pears.")
     ask(chat, "go on")
-    assert [message["content"] for message in asked(chat)[0]] == [
+    assert [message["content"] for message in requests(chat)[0]] == [
         "about fruit",
         "tell me of fruit",
         "An **apple** a day.",
@@ -321,7 +299,7 @@ def test_an_earlier_message_is_edited_and_sent_again(chat: Page) -> None:
     send(chat, "deux")
     chat.wait_for_selector(".answer[data-state=done] >> nth=1")
     assert chat.locator(".question").count() == 2
-    assert [message["content"] for message in asked(chat)[-1]] == ["one", "fine", "deux"]
+    assert [message["content"] for message in requests(chat)[-1]] == ["one", "fine", "deux"]
     assert not chat.is_visible("#edit-note")
 
 
@@ -341,7 +319,7 @@ def test_a_text_file_becomes_part_of_the_message(chat: Page, tmp_path: Path) -> 
     chat.wait_for_selector("#attachments .chip:has-text('notes.md')")
     assert not chat.is_visible("#attachment-problem")
     ask(chat, "what is in it?")
-    assert asked(chat)[0][0]["content"] == "notes.md:\n````\na ``` b\n\n````\n\nwhat is in it?"
+    assert requests(chat)[0][0]["content"] == "notes.md:\n````\na ``` b\n\n````\n\nwhat is in it?"
     assert "notes.md" in (chat.text_content(".question .chip") or "")
     assert not chat.is_visible("#attachments .chip")
 
@@ -368,8 +346,8 @@ def test_a_host_with_several_models_offers_them(browser: Browser, server: PageSe
 
 def test_the_page_opens_and_answers_without_a_network(chat: Page) -> None:
     chat.evaluate("async () => { await navigator.serviceWorker.ready; }")
-    kept = chat.evaluate("async () => (await caches.keys()).filter((name) => name.startsWith('nearfar page '))")
-    assert len(kept) == 1
+    cached = chat.evaluate("async () => (await caches.keys()).filter((name) => name.startsWith('nearfar page '))")
+    assert len(cached) == 1
     page = chat.context.new_page()
     chat.context.set_offline(True)
     try:
@@ -378,7 +356,7 @@ def test_the_page_opens_and_answers_without_a_network(chat: Page) -> None:
         page.fill("#max-tokens", "2")
         ask(page, "hello")
         assert page.locator(".answer .problem").count() == 0
-        # Parts that load when they are first needed are there as well.
+        # The parts that load when they are first needed are cached as well.
         page.evaluate(SCRIPTED, [RICH])
         ask(page, "sort")
         page.wait_for_selector(".answer .hljs-keyword")
@@ -388,7 +366,7 @@ def test_the_page_opens_and_answers_without_a_network(chat: Page) -> None:
         page.close()
 
 
-def test_every_part_reads_well_and_can_be_touched(chat: Page) -> None:
+def test_every_part_is_legible_and_large_enough_to_touch(chat: Page) -> None:
     script(chat, RICH)
     ask(chat, "How fast are sorting algorithms, and why?")
     chat.wait_for_selector(".answer .hljs-keyword")

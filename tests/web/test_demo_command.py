@@ -1,4 +1,4 @@
-"""``nearfar demo`` from end to end, in a process of its own as a user starts it."""
+"""``nearfar demo`` from end to end, in its own process, as a user starts it."""
 
 from __future__ import annotations
 

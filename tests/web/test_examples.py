@@ -94,7 +94,7 @@ def test_the_model_calls_a_tool_of_the_page(page: Page, url: str) -> None:
     assert page.locator("#answer").text_content()
 
 
-def test_the_react_chat_loads_streams_and_answers_again(page: Page, url: str) -> None:
+def test_the_react_chat_loads_streams_and_regenerates(page: Page, url: str) -> None:
     page.goto(f"{url}react/")
     page.get_by_role("button", name="Send").click()
     expect(page.locator("li.assistant")).to_have_text("27 + 58 = 85")

@@ -1,45 +1,27 @@
-"""The chat page and the bench page in headless Chromium, by mouse and keyboard, on a desk and on a phone, in light and dark.
+"""The chat page and the bench page in headless Chromium: mouse and keyboard, desk and phone, light and dark.
 
-Pictures of both go to build/screenshots.
+Screenshots are written to build/screenshots.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from light_bundle import lighten
+from chat_pages import ask, light_server, markdown, open_page
 from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, fact, look
 from playwright.sync_api import Browser, Page
 
 from nearfar.compiler.browser.page_server import PageServer
 
-TIMEOUT_MS = 180_000
-
 
 @pytest.fixture(scope="module")
 def server(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
-    bundle = tmp_path_factory.mktemp("pages") / "qwen3"
-    shutil.copytree(tiny_bundle, bundle)
-    lighten(bundle)
-    with PageServer(bundle) as server:
+    with light_server(tiny_bundle, tmp_path_factory.mktemp("pages")) as server:
         yield server
-
-
-def open_page(browser: Browser, errors: list[str]) -> Page:
-    """An empty page that writes down what its console complains about."""
-    context = browser.new_context(
-        permissions=["clipboard-read", "clipboard-write"], viewport={"width": DESK[0], "height": DESK[1]}
-    )
-    context.set_default_timeout(TIMEOUT_MS)
-    page = context.new_page()
-    page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    return page
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +61,6 @@ def measured(browser: Browser, server: PageServer) -> Iterator[Page]:
     assert errors == []
 
 
-def ask(page: Page, text: str) -> None:
-    """Type, press Enter, wait for the answer."""
-    count = page.locator(".answer").count()
-    page.fill("#prompt", text)
-    page.press("#prompt", "Enter")
-    page.wait_for_selector(f".answer[data-state=done] >> nth={count}")
-
-
-def markdown(page: Page, answer: int = 0) -> str:
-    """What the model wrote, before it is rendered."""
-    return page.locator(".answer .text").nth(answer).get_attribute("data-markdown") or ""
-
-
 def test_the_second_turn_reads_the_first_as_well(chat: Page, tiny_bundle: Path) -> None:
     from nearfar.compiler.bundle.folder import open_bundle
     from nearfar.compiler.text.tokenizer import Tokenizer
@@ -109,7 +78,7 @@ def test_the_second_turn_reads_the_first_as_well(chat: Page, tiny_bundle: Path) 
     assert "first token" in (chat.text_content(".answer >> nth=1 >> .timings") or "")
 
 
-def test_the_last_answer_can_be_had_again(chat: Page) -> None:
+def test_the_last_answer_can_be_regenerated(chat: Page) -> None:
     ask(chat, "hello")
     ask(chat, "and again")
     assert not chat.is_visible(".answer >> nth=0 >> .regenerate")
@@ -123,7 +92,7 @@ def test_the_last_answer_can_be_had_again(chat: Page) -> None:
     assert chat.locator(".answer").count() == 2
 
 
-def test_an_answer_is_copied_and_told_to_screen_readers_whole(chat: Page) -> None:
+def test_a_complete_answer_is_copied_and_announced_to_screen_readers(chat: Page) -> None:
     ask(chat, "hello")
     answer = markdown(chat)
     assert (chat.text_content("#status") or "") == answer
@@ -132,7 +101,7 @@ def test_an_answer_is_copied_and_told_to_screen_readers_whole(chat: Page) -> Non
     assert chat.evaluate("() => navigator.clipboard.readText()") == answer
 
 
-def test_escape_stops_an_answer_and_the_next_one_comes(chat: Page) -> None:
+def test_escape_stops_an_answer_and_the_next_one_is_complete(chat: Page) -> None:
     chat.fill("#max-tokens", "")
     chat.fill("#prompt", "hello")
     chat.press("#prompt", "Enter")
@@ -155,7 +124,7 @@ def test_a_new_chat_is_empty_and_ready_to_type_in(chat: Page) -> None:
     assert chat.is_disabled("#send")
 
 
-def test_a_seed_draws_the_same_answer_again_and_settings_are_checked(chat: Page) -> None:
+def test_a_seed_gives_the_same_answer_again_and_settings_are_checked(chat: Page) -> None:
     chat.fill("#temperature", "1")
     chat.fill("#seed", "7")
     ask(chat, "hello")
@@ -196,7 +165,7 @@ def test_a_missing_bundle_shows_what_to_do(browser: Browser, server: PageServer)
     page.context.close()
 
 
-def test_the_model_card_says_what_is_on_the_device(chat: Page, tiny_bundle: Path) -> None:
+def test_the_model_card_describes_the_model_on_this_device(chat: Page, tiny_bundle: Path) -> None:
     manifest = json.loads((tiny_bundle / "manifest.json").read_text())
     card = chat.text_content("#model-card") or ""
     info: dict[str, Any] = chat.evaluate("() => window.nearfar.engine.info")
@@ -223,13 +192,13 @@ def test_on_a_phone_the_panel_opens_and_gives_the_focus_back(chat: Page) -> None
     assert chat.evaluate("() => document.activeElement.id") == "open-panel"
 
 
-def test_the_bench_page_gives_a_result_that_others_can_read(measured: Page, tiny_bundle: Path) -> None:
+def test_the_bench_page_exports_its_result(measured: Page, tiny_bundle: Path) -> None:
     result = json.loads(measured.text_content("#json") or "")
     assert result["format"] == "nearfar-bench-1"
     assert result["agreement"] == {"reference": "self_test", "checked": 24, "agreed": 24}
     assert result["device"]["runs_on_cpu"]
     assert [row["prompt_tokens"] for row in result["prefill"]] == [16, 64, 256]
-    # The longer of the two prompts is cut to what the context of 256 leaves for 32 new tokens.
+    # The longer prompt is cut, because the context of 256 must hold 32 new tokens.
     assert [row["prompt_tokens"] for row in result["decode"]] == [16, 224]
     assert all(row["tokens_per_second"] > 0 for row in (*result["prefill"], *result["decode"]))
     sizes = json.loads((tiny_bundle / "manifest.json").read_text())
@@ -249,7 +218,7 @@ def test_the_bench_page_gives_a_result_that_others_can_read(measured: Page, tiny
     assert json.loads(download.value.path().read_text()) == result
 
 
-def test_the_bench_page_counts_what_a_token_costs(measured: Page) -> None:
+def test_the_bench_page_counts_the_calls_of_a_token(measured: Page) -> None:
     counts = json.loads(measured.text_content("#json") or "")["per_token"]
     assert list(counts) == [
         "dispatches",

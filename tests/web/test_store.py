@@ -1,41 +1,32 @@
-"""The store of bundles in headless Chromium: downloads that resume, heal, are shared by tabs and outlive the network.
-
-The server below does what servers do to downloads: it cuts them, damages them, knows no ranges, goes away.
-"""
+"""The store of bundles in headless Chromium: downloads resume, are repaired, are shared by tabs and work offline."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import random
-import re
 import shutil
 import subprocess
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT
+from faulty_server import TIMEOUT_MS, Server, serve
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from nearfar.compiler.browser.page_server import PAGE
 
-TIMEOUT_MS = 30_000
 MIB = 1 << 20
-# Written as the download goes; what a closed tab had beyond the last whole piece is lost.
+# A download is written in pieces of this size. A closed tab loses what it had beyond the last complete piece.
 PIECE_BYTES = 4 * MIB
-CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript"}
 BIG, SMALL = "weights/00000.bin", "weights/00001.bin"
 BIG_BYTES, SMALL_BYTES = 10 * MIB, 100_000
 
-# The bundle that the tests of the runtime make by hand, into a folder: its few kernels compile in no time.
+# Writes the hand-made bundle of the runtime's tests into a folder. Its few kernels compile at once.
 WRITE_LETTERS_BUNDLE = """
 import { mkdirSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
@@ -65,7 +56,7 @@ LOAD = """async ([url, options]) => {
 START = f"([url, options]) => {{ window.loading = ({LOAD})([url, options]); }}"
 LOADED = "() => window.loading"
 LIST = "async () => (await nearfar.cache.list()).map((bundle) => ({ ...bundle, lastUsed: bundle.lastUsed.getTime() }))"
-# Whether another page waits for a file that is being fetched; whether the first piece of a file is on the disk.
+# Whether another page waits for a file that is being fetched; whether the first piece of a file is stored.
 WAITING = "async () => (await navigator.locks.query()).pending.some(({ name }) => name.startsWith('nearfar/file/'))"
 FIRST_PIECE = """async (sha256) => {
     try {
@@ -89,149 +80,12 @@ DAMAGE = """async (sha256) => {
 }"""
 
 
-@dataclass
-class Behaviour:
-    """What the server does to files, by path, and what it was asked. ``cut``: bytes after which it hangs up, and
-    then refuses the file once, so that the load fails, unless it ``recovers``; ``hold``: bytes after which it
-    waits until ``go``; ``damage``: how many answers get a flipped byte."""
-
-    ranges: bool = True
-    version: str = "1"
-    recovers: bool = False
-    cut: dict[str, int] = field(default_factory=dict)
-    refused: set[str] = field(default_factory=set)
-    hold: dict[str, int] = field(default_factory=dict)
-    damage: dict[str, int] = field(default_factory=dict)
-    go: threading.Event = field(default_factory=threading.Event)
-    held: threading.Event = field(default_factory=threading.Event)
-    requests: list[tuple[str, str | None, int]] = field(default_factory=list)
-
-    def asked(self, suffix: str) -> list[tuple[str | None, int]]:
-        """The ranges and the answers' status codes of requests whose path ends so."""
-        return [(range_, status) for path, range_, status in self.requests if path.endswith(suffix)]
-
-
-class Handler(BaseHTTPRequestHandler):
-    # Chromium asks with an ETag only where the server speaks this.
-    protocol_version = "HTTP/1.1"
-
-    def __init__(self, *arguments: Any, folder: Path, behaviour: Behaviour) -> None:
-        self._folder, self._behaviour = folder, behaviour
-        super().__init__(*arguments)
-
-    def do_GET(self) -> None:
-        path = self.path.split("?")[0]
-        file = self._folder / path.lstrip("/")
-        if not file.is_file():
-            self._answer(path, 404, b"", {})
-            return
-        behaviour, data = self._behaviour, bytearray(file.read_bytes())
-        if path in behaviour.refused:
-            behaviour.refused.remove(path)
-            self._send_head(410, 0)
-            return
-        etag = f'"{hashlib.sha256(data).hexdigest()[:8]}-{behaviour.version}"'
-        headers = {
-            "ETag": etag,
-            "Content-Type": {".html": "text/html", ".js": "text/javascript"}.get(
-                file.suffix, "application/octet-stream"
-            ),
-        }
-        if self.headers.get("If-None-Match") == etag:
-            self._answer(path, 304, b"", headers)
-            return
-        if behaviour.damage.get(path, 0) > 0:
-            behaviour.damage[path] -= 1
-            data[len(data) // 2] ^= 1
-        found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if found and behaviour.ranges and self.headers.get("If-Range", etag) == etag:
-            start = int(found[1])
-            self._answer(
-                path,
-                206,
-                bytes(data[start:]),
-                {**headers, "Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"},
-            )
-        else:
-            self._answer(path, 200, bytes(data), headers)
-
-    def do_HEAD(self) -> None:
-        """Answer what a load checks first: whether the file is there, with its size."""
-        file = self._folder / self.path.split("?")[0].lstrip("/")
-        self._send_head(*((200, file.stat().st_size) if file.is_file() else (404, 0)))
-
-    def _send_head(self, status: int, size: int) -> None:
-        self.send_response(status)
-        for name, value in {
-            "Content-Length": str(size),
-            "Access-Control-Allow-Origin": "*",
-            "Connection": "close",
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-
-    def _answer(self, path: str, status: int, data: bytes, headers: dict[str, str]) -> None:
-        behaviour = self._behaviour
-        behaviour.requests.append((path, self.headers.get("Range"), status))
-        self.send_response(status)
-        for name, value in {
-            **headers,
-            "Content-Length": str(len(data)),
-            "Access-Control-Allow-Origin": "*",
-            "Connection": "close",
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-        try:
-            if path in behaviour.hold:
-                sent = behaviour.hold.pop(path)
-                self.wfile.write(data[:sent])
-                behaviour.held.set()
-                behaviour.go.wait(TIMEOUT_MS / 1000)
-                data = data[sent:]
-            if path in behaviour.cut:
-                data = data[: behaviour.cut.pop(path)]
-                behaviour.refused |= set() if behaviour.recovers else {path}
-            self.wfile.write(data)
-        except OSError:
-            pass  # The page left.
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@dataclass
-class Server:
-    folder: Path
-    behaviour: Behaviour
-    server: ThreadingHTTPServer
-    thread: threading.Thread
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}/"
-
-    def stop(self) -> None:
-        self.behaviour.go.set()
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
-
-
-def serve(folder: Path) -> Server:
-    behaviour = Behaviour()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, folder=folder, behaviour=behaviour))
-    # Held answers must not keep the server from stopping.
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    return Server(folder, behaviour, server, thread)
-
-
 @pytest.fixture(scope="module")
 def site(chromium: str, node: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
-    """A page and a worker that only import the package, and two bundles. Both have the same shard of several pieces, each has a small
-    one of its own."""
+    """A page and a worker that only import the package, and two bundles.
+
+    Both bundles have the same shard of several pieces, and each has a small shard of its own.
+    """
     site = tmp_path_factory.mktemp("store")
     shutil.copy(PAGE.parent / "nearfar.js", site)
     (site / "index.html").write_text(f"<script type=module>{IMPORT} window.nearfar = nearfar;</script><body>")
@@ -260,7 +114,7 @@ def server(site: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    """With an empty store of its own."""
+    """A context with an empty store."""
     context = browser.new_context()
     context.set_default_timeout(TIMEOUT_MS)
     yield context
@@ -272,7 +126,7 @@ def page(context: BrowserContext, server: Server) -> Page:
     return open_page(context, server)
 
 
-def test_a_warm_load_asks_only_whether_the_manifest_is_still_good(page: Page, server: Server) -> None:
+def test_a_warm_load_only_revalidates_the_manifest(page: Page, server: Server) -> None:
     cold = load(page, server)
     total = cold["reports"][-1]["totalBytes"]
     assert [report["phase"] for report in cold["reports"] if report["loadedBytes"] == 0][:2] == ["manifest", "download"]
@@ -290,17 +144,17 @@ def test_a_warm_load_asks_only_whether_the_manifest_is_still_good(page: Page, se
     assert warm["ids"] == cold["ids"]
 
 
-def test_the_browser_is_asked_once_to_keep_a_bundle(context: BrowserContext, server: Server) -> None:
+def test_persistent_storage_is_requested_once(context: BrowserContext, server: Server) -> None:
     context.add_init_script(
-        "window.asked = 0; StorageManager.prototype.persist = async () => { window.asked++; return false; }"
+        "window.requests = 0; StorageManager.prototype.persist = async () => { window.requests++; return false; }"
     )
     page = open_page(context, server)
     load(page, server)
     load(page, server)
-    assert page.evaluate("() => window.asked") == 1
+    assert page.evaluate("() => window.requests") == 1
 
 
-def test_a_worker_and_the_page_share_what_is_stored(page: Page, server: Server) -> None:
+def test_a_worker_and_the_page_share_the_store(page: Page, server: Server) -> None:
     in_worker = page.evaluate(
         """(url) => new Promise((resolve, reject) => {
             const worker = new Worker("worker.js", { type: "module" });
@@ -314,11 +168,11 @@ def test_a_worker_and_the_page_share_what_is_stored(page: Page, server: Server) 
     assert stored_bytes(in_worker) == 0
     server.behaviour.requests.clear()
     loaded = load(page, server)
-    assert server.behaviour.asked(".bin") == []
+    assert server.behaviour.received(".bin") == []
     assert loaded["ids"] == in_worker["ids"]
 
 
-def test_a_page_may_have_a_store_of_its_own(page: Page, server: Server) -> None:
+def test_a_page_can_open_a_separate_store(page: Page, server: Server) -> None:
     own = f"async ([url, options]) => ({LOAD})([url, {{ ...options, store: await nearfar.BundleStore.open('own') }}])"
     for stored in (False, True):
         loaded = page.evaluate(own, [f"{server.url}bundle/", {}])
@@ -328,25 +182,25 @@ def test_a_page_may_have_a_store_of_its_own(page: Page, server: Server) -> None:
     assert page.evaluate("async () => (await (await nearfar.BundleStore.open('own')).list()).length") == 1
 
 
-def test_a_load_goes_on_where_the_last_one_was_cut(page: Page, server: Server) -> None:
+def test_a_load_resumes_where_the_last_one_was_cut_off(page: Page, server: Server) -> None:
     server.behaviour.cut[f"/bundle/{BIG}"] = cut = 7 * MIB + 123
     failed = load(page, server, error="bundle_error")
     assert failed["error"]["details"] == {"file": BIG, "status": 410}
     loaded = load(page, server)
-    (_, whole), (rest, partial_content) = server.behaviour.asked(BIG)
+    (_, whole), (rest, partial_content) = server.behaviour.received(BIG)
     assert (whole, partial_content) == (200, 206)
     start = int((rest or "").removeprefix("bytes=").removesuffix("-"))
-    # A connection that is reset may swallow bytes that were sent.
+    # A reset connection may lose bytes that were sent.
     assert PIECE_BYTES <= start <= cut
     assert stored_bytes(loaded) >= start
     assert loaded["reports"][-1]["loadedBytes"] == loaded["reports"][-1]["totalBytes"]
 
 
-def test_a_connection_that_is_cut_is_made_again_in_the_same_load(page: Page, server: Server) -> None:
+def test_a_load_reconnects_after_its_connection_was_cut_off(page: Page, server: Server) -> None:
     server.behaviour.recovers = True
     server.behaviour.cut[f"/bundle/{BIG}"] = cut = 5 * MIB
     loaded = load(page, server)
-    (first, _), (rest, status) = server.behaviour.asked(BIG)
+    (first, _), (rest, status) = server.behaviour.received(BIG)
     assert (first, status) == (None, 206)
     assert 0 < int((rest or "").removeprefix("bytes=").removesuffix("-")) <= cut
     counts = [report["loadedBytes"] for report in loaded["reports"]]
@@ -355,7 +209,7 @@ def test_a_connection_that_is_cut_is_made_again_in_the_same_load(page: Page, ser
 
 
 @pytest.mark.parametrize("change", ["no ranges", "another version"])
-def test_a_server_that_sends_the_whole_file_again_restarts_it(page: Page, server: Server, change: str) -> None:
+def test_a_download_restarts_if_the_server_sends_the_complete_file(page: Page, server: Server, change: str) -> None:
     server.behaviour.cut[f"/bundle/{BIG}"] = 5 * MIB
     load(page, server, error="bundle_error")
     if change == "no ranges":
@@ -363,42 +217,42 @@ def test_a_server_that_sends_the_whole_file_again_restarts_it(page: Page, server
     else:
         server.behaviour.version = "2"
     loaded = load(page, server)
-    assert [status for _, status in server.behaviour.asked(BIG)] == [200, 200]
+    assert [status for _, status in server.behaviour.received(BIG)] == [200, 200]
     final = loaded["reports"][-1]
     assert final["loadedBytes"] == final["totalBytes"]
     assert max(report["loadedBytes"] for report in loaded["reports"]) == final["totalBytes"]
 
 
-def test_a_file_that_came_damaged_is_fetched_once_more(page: Page, server: Server) -> None:
+def test_a_damaged_file_is_fetched_once_more(page: Page, server: Server) -> None:
     server.behaviour.damage[f"/bundle/{SMALL}"] = 1
     loaded = load(page, server)
-    assert server.behaviour.asked(SMALL) == [(None, 200), (None, 200)]
+    assert server.behaviour.received(SMALL) == [(None, 200), (None, 200)]
     assert loaded["reports"][-1]["loadedBytes"] == loaded["reports"][-1]["totalBytes"]
 
 
-def test_a_file_that_always_comes_damaged_is_an_error_that_names_it(page: Page, server: Server) -> None:
+def test_a_file_that_is_always_damaged_is_an_error_that_names_it(page: Page, server: Server) -> None:
     server.behaviour.damage[f"/bundle/{SMALL}"] = 3
     failed = load(page, server, error="bundle_error")
     assert failed["error"]["message"].startswith(f"{SMALL}: has SHA-256 ")
     assert failed["error"]["details"]["file"] == SMALL
-    assert len(server.behaviour.asked(SMALL)) == 2
-    # Nothing of it is left to go on with, and the third damaged answer is healed by the fourth.
+    assert len(server.behaviour.received(SMALL)) == 2
+    # Nothing of the file remains to resume from. The fourth answer replaces the third, which is damaged.
     load(page, server)
-    assert [range_ for range_, _ in server.behaviour.asked(SMALL)] == [None] * 4
+    assert [range_ for range_, _ in server.behaviour.received(SMALL)] == [None] * 4
 
 
-def test_a_stored_file_that_the_disk_damaged_is_fetched_again(page: Page, server: Server) -> None:
+def test_a_damaged_file_of_the_store_is_fetched_again(page: Page, server: Server) -> None:
     load(page, server)
     server.behaviour.requests.clear()
     page.evaluate(DAMAGE, shard_of(server, "bundle", BIG)["sha256"])
     loaded = load(page, server)
-    assert server.behaviour.asked(".bin") == [(None, 200)]
+    assert server.behaviour.received(".bin") == [(None, 200)]
     assert "download" in {report["phase"] for report in loaded["reports"]}
     final = loaded["reports"][-1]
     assert (final["loadedBytes"], final["storedBytes"]) == (final["totalBytes"], final["totalBytes"] - BIG_BYTES)
     server.behaviour.requests.clear()
     load(page, server)
-    assert server.behaviour.asked(".bin") == []
+    assert server.behaviour.received(".bin") == []
 
 
 def test_too_little_room_is_an_error_before_any_download(page: Page, server: Server) -> None:
@@ -409,12 +263,12 @@ def test_too_little_room_is_an_error_before_any_download(page: Page, server: Ser
     assert details["neededBytes"] > BIG_BYTES
     assert 7 * MIB < details["availableBytes"] <= 8 * MIB
     assert "store: false" in failed["error"]["message"]
-    assert server.behaviour.asked(".bin") == []
+    assert server.behaviour.received(".bin") == []
     load(page, server, store=False)
-    assert server.behaviour.asked(BIG) == [(None, 200)]
+    assert server.behaviour.received(BIG) == [(None, 200)]
 
 
-def test_room_that_runs_out_meanwhile_is_the_same_error(page: Page, server: Server) -> None:
+def test_a_store_that_becomes_full_during_the_download_is_the_same_error(page: Page, server: Server) -> None:
     server.behaviour.hold[f"/bundle/{BIG}"] = 6 * MIB
     page.evaluate(START, [f"{server.url}bundle/", {}])
     assert server.behaviour.held.wait(60)
@@ -446,19 +300,19 @@ def test_two_pages_that_load_at_once_fetch_each_file_once(context: BrowserContex
     assert stored_bytes(second) >= BIG_BYTES
 
 
-def test_a_page_goes_on_with_what_a_closed_one_had_written(context: BrowserContext, page: Page, server: Server) -> None:
+def test_a_page_resumes_the_download_of_a_closed_page(context: BrowserContext, page: Page, server: Server) -> None:
     dying = open_page(context, server)
     server.behaviour.hold[f"/bundle/{BIG}"] = 6 * MIB
     dying.evaluate(START, [f"{server.url}bundle/", {}])
     assert server.behaviour.held.wait(60)
-    # One piece is on the disk, the second is not full yet.
+    # One piece is stored, the second is not full yet.
     wait_until(page, FIRST_PIECE, shard_of(server, "bundle", BIG)["sha256"])
     page.evaluate(START, [f"{server.url}bundle/", {}])
     wait_until(page, WAITING)
     dying.close()
     loaded = page.evaluate(LOADED)
     assert loaded["error"] is None
-    (_, _), (rest, status) = server.behaviour.asked(BIG)
+    (_, _), (rest, status) = server.behaviour.received(BIG)
     assert status == 206
     assert int((rest or "").removeprefix("bytes=").removesuffix("-")) >= PIECE_BYTES
 
@@ -471,8 +325,8 @@ def test_a_loaded_bundle_of_another_origin_loads_again_when_its_server_is_gone(
         host.behaviour.cut[f"/bundle/{BIG}"] = 5 * MIB
         load(page, host, error="bundle_error")
         online = load(page, host)
-        # Its Content-Range cannot be read from this origin, and the rest is taken nevertheless.
-        assert [status for _, status in host.behaviour.asked(BIG)] == [200, 206]
+        # This origin cannot read its Content-Range, and still uses the rest.
+        assert [status for _, status in host.behaviour.received(BIG)] == [200, 206]
     finally:
         host.stop()
     page.close()
@@ -483,13 +337,13 @@ def test_a_loaded_bundle_of_another_origin_loads_again_when_its_server_is_gone(
     assert "manifest.json" in load(page, host, "sibling", error="bundle_error")["error"]["message"]
 
 
-def test_what_is_stored_is_listed_and_deleted_and_shared_files_stay(page: Page, server: Server) -> None:
+def test_stored_bundles_are_listed_and_deleted_and_shared_files_stay(page: Page, server: Server) -> None:
     assert page.evaluate(LIST) == []
     server.behaviour.cut[f"/sibling/{SMALL}"] = 0
     load(page, server)
     load(page, server, "sibling", error="bundle_error")
     # The large shard came with the first bundle.
-    assert server.behaviour.asked(f"/sibling/{BIG}") == []
+    assert server.behaviour.received(f"/sibling/{BIG}") == []
     sibling, bundle = page.evaluate(LIST)
     assert (bundle["url"], bundle["complete"]) == (f"{server.url}bundle/", True)
     assert (sibling["url"], sibling["complete"]) == (f"{server.url}sibling/", False)
@@ -499,13 +353,13 @@ def test_what_is_stored_is_listed_and_deleted_and_shared_files_stay(page: Page, 
     assert page.evaluate("() => nearfar.cache.delete('bundle/')") is False
     server.behaviour.requests.clear()
     load(page, server, "sibling")
-    assert server.behaviour.asked(".bin") == [(None, 200)]
+    assert server.behaviour.received(".bin") == [(None, 200)]
     page.evaluate("() => nearfar.cache.clear()")
     assert page.evaluate(LIST) == []
     assert page.evaluate("async () => (await navigator.storage.estimate()).usage") < MIB
 
 
-def test_a_bundle_that_is_loading_cannot_be_deleted(page: Page, server: Server) -> None:
+def test_a_bundle_cannot_be_deleted_while_it_loads(page: Page, server: Server) -> None:
     delete = "(call) => nearfar.cache[call]('bundle').then(() => null, (error) => error.toJSON())"
     server.behaviour.hold[f"/bundle/{BIG}"] = 6 * MIB
     page.evaluate(START, [f"{server.url}bundle/", {}])
@@ -558,7 +412,7 @@ def wait_until(page: Page, script: str, argument: object = None) -> None:
 def load(
     page: Page, server: Server, bundle: str = "bundle", *, error: str | None = None, **options: object
 ) -> dict[str, Any]:
-    """Load a bundle and generate: progress reports, token ids and the error as JSON, whose code must be this one."""
+    """Load a bundle and generate. Checks the error's code; returns progress reports, token ids and the error as JSON."""
     result: dict[str, Any] = page.evaluate(LOAD, [f"{server.url}{bundle}/", options])
     assert (result["error"] or {}).get("code") == error, result["error"]
     return result

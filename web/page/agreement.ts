@@ -1,21 +1,24 @@
-// Whether this device computes what the reference computes. The reference's tokens flow in with the model; how many of them it gives flows out.
+// Measures whether this device computes the same tokens as the reference.
 
 import type { SelfTestEntry } from "../src/runtime/manifest.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import type { TokenModel } from "./measure.js";
 
-/** What the reference answers to a prompt, token by token, as tests lay it beside a bundle. */
+/** The tokens with which the reference answers a prompt, as tests store them beside a bundle. */
 export interface Expected {
   readonly prompt_token_ids: readonly number[];
   readonly token_ids: readonly number[];
 }
 
-/** Of ``checked`` tokens ``agreed`` are the reference's. "self_test" asks after each of its rows anew, "expected" follows one answer. */
+/**
+ * ``agreed`` of the ``checked`` tokens equal the reference's. "self_test" checks the token after each of its rows,
+ * "expected" the tokens of one answer up to the first difference.
+ */
 export type Agreement =
   | { readonly reference: "self_test" | "expected"; readonly checked: number; readonly agreed: number }
   | { readonly reference: "none" };
 
-/** ``expected`` stands in where the bundle has no self-test. */
+/** ``expected`` is used if the bundle has no self-test. */
 export async function measureAgreement(
   model: TokenModel,
   facts: Pick<BundleFacts, "selfTest" | "endTokenIds">,
@@ -35,15 +38,15 @@ async function checkRows(
   signal: AbortSignal,
 ): Promise<Agreement> {
   const largest = Math.max(...test.rows.flatMap(({ logits }) => logits.map(Math.abs)));
-  // Both of two logits may be off, so tokens this close may change places.
+  // Each of two logits may be off by the tolerance, so tokens this close may swap their order.
   const tie = 2 * largest * (test.tolerances[activation] ?? 0);
   let agreed = 0;
   for (const { row, token_ids, logits } of test.rows) {
     const best = Math.max(...logits);
     const right = token_ids.filter((_, index) => best - (logits[index] ?? -Infinity) <= tie);
-    const [found] = await tokensOf(model, test.prompt_ids.slice(0, row + 1), 1, signal);
-    // A token that ends an answer is not told.
-    if (found === undefined ? right.some((id) => endTokenIds.includes(id)) : right.includes(found)) agreed++;
+    const [actual] = await tokensOf(model, test.prompt_ids.slice(0, row + 1), 1, signal);
+    // The model does not yield a token that ends an answer.
+    if (actual === undefined ? right.some((id) => endTokenIds.includes(id)) : right.includes(actual)) agreed++;
   }
   return { reference: "self_test", checked: test.rows.length, agreed };
 }
@@ -53,8 +56,8 @@ async function checkAnswer(
   { prompt_token_ids, token_ids }: Expected,
   signal: AbortSignal,
 ): Promise<Agreement> {
-  const found = await tokensOf(model, prompt_token_ids, token_ids.length, signal);
-  const different = token_ids.findIndex((id, index) => found[index] !== id);
+  const actual = await tokensOf(model, prompt_token_ids, token_ids.length, signal);
+  const different = token_ids.findIndex((id, index) => actual[index] !== id);
   return { reference: "expected", checked: token_ids.length, agreed: different < 0 ? token_ids.length : different };
 }
 

@@ -1,4 +1,4 @@
-// The text of an answer: reasoning that can be unfolded, then Markdown, with a mark wherever another side goes on.
+// The text of an answer: folded reasoning, then Markdown, with a mark at each point where another side continues.
 
 import { make } from "./elements.js";
 import { MarkdownView } from "./markdown_view.js";
@@ -6,7 +6,7 @@ import type { Route, Side } from "./model.js";
 import { markWords } from "./route_words.js";
 import { splitThinking } from "./thinking.js";
 
-/** Private-use characters stand for the marks in the Markdown source, one for each. */
+/** In the Markdown source, each mark is a private-use character. */
 const FIRST_MARK = 0xe800;
 const MOST_MARKS = 64;
 const MARKS = /[\ue800-\ue83f]/g;
@@ -19,25 +19,25 @@ export class AnswerText {
   readonly #thinking = new MarkdownView();
   readonly #summary = make("summary", "", "Thinking …");
   readonly #details = make("details", "thinking", this.#summary, this.#thinking.element);
-  /** As the model wrote it. */
+  /** The text as the model wrote it. */
   #written = "";
-  /** The same with a character for each mark. */
+  /** The same text with a character for each mark. */
   #source = "";
   #marks: Route[] = [];
   #sides: Side[] = [];
   #frame: number | null = null;
 
-  /** Who wrote the text, in order; empty if nobody said. */
+  /** The sides that wrote the text, in order; empty without a router. */
   get sides(): readonly Side[] {
     return this.#sides;
   }
 
-  /** As the model wrote it, reasoning included. */
+  /** The text as the model wrote it, with its reasoning. */
   get written(): string {
     return this.#written;
   }
 
-  /** The answer's Markdown without reasoning, as it is copied and as later turns read it. */
+  /** The answer's Markdown without reasoning, for the clipboard and for later turns. */
   get plain(): string {
     return splitThinking(this.#written).answer;
   }
@@ -56,13 +56,13 @@ export class AnswerText {
   append(text: string): void {
     this.#written += text;
     this.#source += text.replace(MARKS, "\ufffd");
-    // At most once a frame: tokens may come faster than pictures.
+    // At most once per frame, because tokens may arrive faster than frames.
     this.#frame ??= requestAnimationFrame(() => {
       this.render();
     });
   }
 
-  /** What comes next is from this side. If the answer starts anew there, what stood here is withdrawn. */
+  /** Set the side that writes the following text. If it starts the answer again, the text so far is removed. */
   follow(route: Route): void {
     const { side, switched_at: switchedAt } = route;
     if (side === this.#sides.at(-1)) return;
@@ -78,11 +78,14 @@ export class AnswerText {
     this.render();
   }
 
-  /** Show all that was appended. */
+  /** Show all appended text. */
   render(): void {
     if (this.#frame !== null) cancelAnimationFrame(this.#frame);
     this.#frame = null;
-    const { thinking, ended, answer } = splitThinking(this.#source);
+    // A mark may come before the reasoning; it belongs to the answer.
+    const [marks = ""] = /^[\ue800-\ue83f]*/.exec(this.#source) ?? [];
+    const { thinking, ended, answer: text } = splitThinking(this.#source.slice(marks.length));
+    const answer = marks + text;
     if (thinking !== null) {
       if (!this.#details.isConnected || this.#details.parentElement !== this.element)
         this.element.prepend(this.#details);
@@ -111,7 +114,7 @@ export class AnswerText {
   }
 }
 
-/** It holds no text, so that it is not copied. */
+/** A mark has no text, so that it is not copied. */
 function mark(route: Route): HTMLElement {
   const node = make("span", "mark");
   node.dataset.side = route.side;

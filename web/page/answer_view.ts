@@ -1,4 +1,4 @@
-// One question with its answer as it grows. Text, routes, the end and errors flow in; clicks flow out through `AnswerActions`.
+// One question with its answer as it arrives. Clicks are reported to `AnswerActions`.
 
 import { AnswerText } from "./answer_text.js";
 import type { Attachment } from "./attachments.js";
@@ -14,18 +14,34 @@ import { DeviceError } from "../src/index.js";
 export interface AnswerActions {
   /** Answer the question again. */
   readonly regenerate: () => void;
-  /** Say something to those who cannot see the page. */
+  /** Announce a text to screen readers. */
   readonly announce: (text: string) => void;
 }
 
-/** ``private`` where it, or one before it, is to stay on this device. */
+/** ``private``: whether this question, or an earlier one, must stay on this device. */
 export interface Question {
   readonly text: string;
   readonly attachments: readonly Attachment[];
   readonly private: boolean;
-  /** Type it anew. */
+  /** Edit the question. */
   readonly edit: () => void;
 }
+
+/** Why an answer ended. */
+const ENDS: Readonly<Record<string, string>> = {
+  stop: "by the model",
+  context: "the context was full",
+  server: "at the server's longest answer",
+};
+/** The note below an answer that ended before its longest length. */
+const CUT_OFF: Readonly<Record<string, string>> = {
+  context:
+    "The answer stops here because the model's context is full. Start a new chat, or send a shorter " +
+    "message for a longer answer.",
+  server:
+    "The answer stops here because the server ended it at the longest length that it allows. Ask it to " +
+    "continue for the rest.",
+};
 
 export class AnswerView {
   readonly question: HTMLElement;
@@ -33,10 +49,10 @@ export class AnswerView {
   readonly #text = new AnswerText();
   readonly #tools = make("div", "tools");
   readonly #badge = make("p", "timings");
-  /** Null where the engine answers alone. */
+  /** Null if the engine answers without a router. */
   #route: Route | null = null;
 
-  /** ``far`` is the far side's name; null where there is none. */
+  /** ``far`` is the server's host; null if no server is connected. */
   constructor(
     question: Question,
     private readonly far: string | null,
@@ -59,13 +75,13 @@ export class AnswerView {
     this.start();
   }
 
-  /** An answer from a kept conversation. */
+  /** Show an answer of a stored conversation. */
   restore(written: string): void {
     this.#text.append(written);
     this.end(make("p", "timings", ""));
   }
 
-  /** An empty answer, from which text grows. */
+  /** Empty the answer, so that text can be appended. */
   start(): void {
     this.#text.clear();
     this.#route = null;
@@ -94,7 +110,7 @@ export class AnswerView {
     this.#text.append(text);
   }
 
-  /** Who answers from here on. */
+  /** Set the side that answers from here on. */
   follow(route: Route): void {
     this.#text.follow(route);
     this.#route = route;
@@ -104,7 +120,7 @@ export class AnswerView {
     this.answer.append(this.#badge);
   }
 
-  /** ``info``: of this device's engine, null where there is none. */
+  /** ``info`` describes this device's engine; null if there is no engine. */
   finish(end: AnswerEnd, settings: Settings, info: EngineInfo | null): void {
     this.answer.dataset.ttftMs = end.timeToFirstTokenMs.toFixed(1);
     this.answer.dataset.tokensPerSecond = end.tokensPerSecond?.toFixed(1) ?? "";
@@ -118,6 +134,8 @@ export class AnswerView {
     const routed = route === null ? [] : routeFacts(route, this.far ?? "");
     const facts = factList([...routed, ...ran(end, settings, route?.side === "far" ? null : info)]);
     this.end(make("details", "ran", make("summary", "timings", chevron, ...line), facts));
+    const cut = CUT_OFF[end.finishReason];
+    if (cut !== undefined) this.#text.element.after(make("p", "cut-off quiet", cut));
     this.actions.announce(this.#text.plain);
   }
 
@@ -129,7 +147,7 @@ export class AnswerView {
   fail(error: unknown): void {
     const problem = make("div", "problem explained", ...problemElements(error));
     problem.setAttribute("role", "alert");
-    // A device that failed answers nothing more: the page has to load the model again.
+    // A lost device answers nothing more, so the page must load the model again.
     const lost = error instanceof DeviceError;
     const again = make("button", "plain regenerate", lost ? "Load the model again" : "Try again");
     again.type = "button";
@@ -141,7 +159,7 @@ export class AnswerView {
     this.answer.append(problem, again);
   }
 
-  /** Only the last answer can be had again. */
+  /** Only the last answer can be regenerated. */
   isLast(last: boolean): void {
     this.answer.classList.toggle("last", last);
   }
@@ -176,14 +194,14 @@ export class AnswerView {
   }
 }
 
-/** The timings in one line, whose end a narrow page leaves to the details. */
+/** The timings in one line. A narrow page leaves its end to the details. */
 function summary({ timeToFirstTokenMs, tokensPerSecond, completionTokens }: AnswerEnd): readonly HTMLElement[] {
   const speed = tokensPerSecond === null ? "" : ` · ${formatSpeed(tokensPerSecond)} tokens/s`;
   const tokens = completionTokens === null ? [] : [make("span", "wide", `· ${plural(completionTokens, "token")}`)];
   return [make("span", "", `first token ${formatMs(timeToFirstTokenMs)}${speed}`), ...tokens];
 }
 
-/** What ran, and where; ``info`` is null where that was not here. */
+/** The facts of the run; ``info`` is null if the answer did not run on this device. */
 function ran(
   end: AnswerEnd,
   { temperature, seed }: Settings,
@@ -195,8 +213,8 @@ function ran(
     ["Prompt", end.promptTokens === null ? null : `${plural(end.promptTokens, "token")}${cached}`],
     ["Answer", end.completionTokens === null ? null : plural(end.completionTokens, "token")],
     ["First token", formatMs(end.timeToFirstTokenMs)],
-    ["Ended", end.finishReason === "stop" ? "by the model" : "at the longest answer"],
-    ["Chosen", temperature === 0 ? "the likeliest token each time" : drawn],
+    ["Ended", ENDS[end.finishReason] ?? "at the longest answer"],
+    ["Chosen", temperature === 0 ? "the most likely token each time" : drawn],
     ["Ran on", info === null ? null : `${info.adapter}, ${info.activation}`],
     ["Per token", info === null ? null : formatDispatches(info.dispatchesPerToken)],
     ["Self-test", info === null ? null : describeSelfTest(info.selfTest)],

@@ -1,4 +1,4 @@
-// Text files that are dropped into the page or chosen. Their text becomes part of the next message.
+// Text files that the user drops into the page or chooses. Their text becomes part of the next message.
 
 import { element, make } from "./elements.js";
 import { formatBytes } from "./format.js";
@@ -11,11 +11,12 @@ export interface Attachment {
 /** Few models read more than this at once. */
 export const MOST_ATTACHED_BYTES = 256_000;
 
-/** Throws an Error in a reader's words for a file that is too large or is not text. */
+/** Throws an Error with a message for the user if the file is too large or is not text. */
 export async function readTextFile(file: File): Promise<Attachment> {
   if (file.size > MOST_ATTACHED_BYTES) {
     throw new Error(
-      `${file.name} has ${formatBytes(file.size)}; a file may have at most ${MOST_ATTACHED_BYTES / 1000} kB. Attach a smaller part of it.`,
+      `${file.name} has ${formatBytes(file.size)}; a file may have at most ${MOST_ATTACHED_BYTES / 1000} ` +
+        "kB. Attach a smaller part of it.",
     );
   }
   try {
@@ -37,7 +38,7 @@ export function withAttachments(question: string, attachments: readonly Attachme
   return [...parts, question].join("\n\n");
 }
 
-/** What is attached to the message that is being typed. */
+/** The files that are attached to the message being typed. */
 export class AttachmentTray {
   readonly #tray = element("attachments", HTMLUListElement);
   readonly #problem = element("attachment-problem", HTMLElement);

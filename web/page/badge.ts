@@ -1,4 +1,4 @@
-// Who wrote an answer, why, and how long it took: the line below it, and the facts that it opens to. A route flows in, elements flow out.
+// The line below an answer that says who wrote it, why, and in what time; and the facts of the route in its details.
 
 import { make } from "./elements.js";
 import { formatMs } from "./format.js";
@@ -22,7 +22,7 @@ export function badge(route: Route, sides: readonly Side[], totalMs: number | nu
   );
 }
 
-/** What the router knew when it decided. */
+/** The facts that the router knew when it decided. */
 export function routeFacts(route: Route, host: string): readonly (readonly [string, string | null])[] {
   const {
     near_right: near,
@@ -35,7 +35,7 @@ export function routeFacts(route: Route, host: string): readonly (readonly [stri
     ["Answered", route.side === "near" ? "on this device" : `by ${host}`],
     ["Why", reasonWords(route)],
     ["Changed sides", changed(route)],
-    ["Expected right", both(near, far, (share) => `${(100 * share).toFixed(0)}%`)],
+    ["Expected to be right", both(near, far, (share) => `${(100 * share).toFixed(0)}%`)],
     ["Expected time", both(nearSeconds, farSeconds, (seconds) => formatMs(1000 * seconds))],
     ["Expected price", usd === null || usd === undefined || usd === 0 ? null : `$${usd.toPrecision(2)}`],
   ];

@@ -36,7 +36,7 @@ class Bench {
     element("form", HTMLFormElement).addEventListener("submit", (event) => {
       event.preventDefault();
       const { value } = document.querySelector<HTMLInputElement>("input[name=depth]:checked") ?? { value: "quick" };
-      // What went wrong is on the page.
+      // The page shows the error.
       this.run(value as Depth).catch(() => undefined);
     });
     this.#stop.addEventListener("click", () => {
@@ -46,7 +46,7 @@ class Bench {
     document.body.dataset.state = "ready";
   }
 
-  /** Measure, and show the result or why there is none. */
+  /** Measure, and show the result or the error. */
   async run(depth: Depth): Promise<BenchResult> {
     this.#running = new AbortController();
     this.begin();
@@ -69,7 +69,7 @@ class Bench {
     }
   }
 
-  /** What the median token costs. */
+  /** The median calls of a token. */
   async countsPerToken(): Promise<CallCounts | null> {
     const { signal } = new AbortController();
     const model = await openModel(this.bundle);
@@ -97,7 +97,7 @@ class Bench {
     element("steps", HTMLElement).hidden = false;
   }
 
-  /** A step starts; null after the last. */
+  /** Show the step that starts; null after the last step. */
   private enter(step: Step | null): void {
     for (const item of document.querySelectorAll<HTMLElement>("#steps li")) {
       if (item.dataset.state === "running") item.dataset.state = "done";

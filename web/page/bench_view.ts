@@ -1,4 +1,4 @@
-// The result of a measurement as tables and plots. A `BenchResult` flows in, elements flow out.
+// Shows a `BenchResult` as tables and plots.
 
 import type { Agreement } from "./agreement.js";
 import { median } from "./count_calls.js";
@@ -28,7 +28,7 @@ export function resultCards(result: BenchResult): readonly HTMLElement[] {
       factList([
         ["Over the network", `${formatBytes(load.cold.bytes)} in ${formatMs(load.cold.download_ms)}`],
         ["Kernels compiled in", formatMs(load.cold.compile_ms)],
-        ["Writing weights took the host", formatMs(load.cold.upload_ms)],
+        ["Host time to write the weights", formatMs(load.cold.upload_ms)],
       ]),
     ),
     decode.length === 0
@@ -72,7 +72,7 @@ export function resultCards(result: BenchResult): readonly HTMLElement[] {
       ),
     ),
     card(
-      "A token costs",
+      "Calls of a token",
       result.per_token === null ? make("p", "quiet", "Not counted.") : countTable(result.per_token),
     ),
     card("Memory", memoryBar({ weightBytes, stateBytes, totalBytes })),
@@ -97,7 +97,7 @@ function notice(adapter: string): HTMLElement {
   return make(
     "p",
     "notice",
-    `${adapter} computes on the CPU. Counts and agreement hold; the times say nothing about a GPU.`,
+    `${adapter} computes on the CPU. The counts and the agreement are valid, but the times do not apply to a GPU.`,
   );
 }
 
@@ -121,7 +121,7 @@ function tiles({ load, prefill, decode, agreement }: BenchResult): HTMLElement {
     tile(...split(formatMs(shortest.time_to_first_token_ms)), `to the first token of ${shortest.prompt_tokens}`);
   tile(...split(formatMs(load.cold.total_ms)), `to load, ${formatMs(load.warm.total_ms)} again`);
   if (agreement.reference === "none") tile("none", "", "reference to compare with");
-  else tile(`${agreement.agreed}/${agreement.checked}`, "", "tokens as the reference");
+  else tile(`${agreement.agreed}/${agreement.checked}`, "", "tokens equal the reference");
   return row;
 }
 
@@ -131,7 +131,7 @@ function split(text: string): [string, string] {
   return [value, unit];
 }
 
-/** Both loads on one scale: the manifest, then download and kernels side by side, then what is left. */
+/** Both loads on one scale: the manifest, then download and kernels side by side, then the rest. */
 function lanes(cold: LoadTimes, warm: LoadTimes): HTMLElement {
   const chart = make("div", "lanes");
   chart.setAttribute("role", "img");
@@ -157,7 +157,7 @@ function lanes(cold: LoadTimes, warm: LoadTimes): HTMLElement {
     "ul",
     "keys",
     ...(["download", "compile", "whole"] as const).map((key) =>
-      make("li", key, { download: "Download", compile: "Kernels", whole: "In all" }[key]),
+      make("li", key, { download: "Download", compile: "Kernels", whole: "Total" }[key]),
     ),
   );
   return make("div", "", chart, legend);

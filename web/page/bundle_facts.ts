@@ -1,10 +1,11 @@
-// What a bundle's manifest says that the engine does not: a page shows it before the model is there, and measures against it.
+// Facts of a bundle's manifest that the engine does not report. The pages show them before the model has loaded, and
+// the bench page measures against them.
 
 import { httpSource } from "../src/index.js";
 import type { Manifest } from "../src/runtime/index.js";
 import { openBundle } from "../src/runtime/index.js";
 
-/** ``selfTest`` is null where the bundle has none. */
+/** ``selfTest`` is null if the bundle has no self-test. */
 export interface BundleFacts {
   readonly model: string;
   readonly quantization: string;
@@ -41,7 +42,7 @@ export async function fetchFacts(bundle: string): Promise<BundleFacts> {
   return bundleFacts(manifest);
 }
 
-/** The bundle that the page's address names. */
+/** The bundle that the page's address names, or ./bundle/. */
 export function bundleOfAddress(): string {
   return new URLSearchParams(location.search).get("bundle") ?? "./bundle/";
 }

@@ -1,4 +1,4 @@
-// The chat: its turns, who can answer them, which of them are private, and the kept conversation that they belong to.
+// The chat: its turns, the sides that can answer them, which turns are private, and the stored conversation.
 
 import type { Engine } from "../src/index.js";
 import { Unavailable } from "../src/index.js";
@@ -24,11 +24,11 @@ import type { Sides } from "./sides.js";
 import { connectSides } from "./sides.js";
 import { View } from "./view.js";
 
-/** A question, and the view that has as much of its answer as there is. */
+/** A question, and the view with its answer so far. */
 interface Turn {
   readonly question: string;
   readonly attachments: readonly Attachment[];
-  /** Whether it is to stay on this device. */
+  /** Whether it must stay on this device. */
   readonly private: boolean;
   readonly view: AnswerView;
 }
@@ -44,30 +44,30 @@ export class Chat {
   readonly #tray = new AttachmentTray();
   readonly #history: History;
   readonly #system = element("system-prompt", HTMLTextAreaElement);
-  /** Of the conversation in sight. */
+  /** The id of the open conversation. */
   #id: string = crypto.randomUUID();
-  /** The index of the turn that the message being typed replaces, with all that follow; null for a new turn. */
+  /** The index of the turn that the message being typed replaces, with all later turns; null for a new turn. */
   #edited: number | null = null;
   readonly #view: View;
   readonly #network = new Network();
-  readonly #controls = new SideControls(this.#network);
+  readonly #controls = new SideControls(this.#network, () => void this.save());
   readonly #form = new FarForm((address) => this.join(address));
   readonly #engine: Promise<Engine>;
   #near: Near = { state: "loading" };
   #model: Model | null = null;
-  /** Null where no server was named. */
+  /** Null if no server is connected. */
   #far: Far | null = null;
   #running = new AbortController();
   #answered = Promise.resolve();
 
-  /** ``facts``: of the bundle, null where its manifest cannot be read. */
+  /** ``facts`` resolves to null if the bundle's manifest cannot be read. */
   constructor(
     opening: Promise<Model>,
     private readonly facts: Promise<BundleFacts | null>,
     private readonly notice: NearNotice,
   ) {
     this.#engine = opening.then(({ engine }) => engine);
-    // Who opened the model is told of its failure.
+    // The caller, who opened the model, handles its failure.
     this.#engine.catch(() => undefined);
     this.#view = new View({
       send: (question) => {
@@ -97,7 +97,7 @@ export class Chat {
     };
   }
 
-  /** Asks the server that the page's address names, where it names one. */
+  /** Connect the server that the page's address names, if it names one. */
   async connect(): Promise<void> {
     if (this.#form.given) await this.#form.submit();
   }
@@ -109,19 +109,19 @@ export class Chat {
     this.#view.announce(`${model.info.model} is ready`);
   }
 
-  /** Whether somebody else answers. Else the form of the far side stands in the explanation of the failure. */
+  /** Returns whether a server answers. If not, the explanation of the failure shows the form to connect one. */
   async nearFailed(error: unknown): Promise<boolean> {
     this.#near = { state: "failed", error };
     await this.#form.settled;
     await this.arrange();
     if (this.answerable) return true;
-    // As long as near might have answered it was none.
+    // While near might still have answered, a silent server was not yet a failure.
     if (this.#far !== null) this.#form.fail(silent(this.#far.host));
     this.#form.moveTo("failure-far");
     return false;
   }
 
-  /** Throws what connectSides throws, and Unavailable where nobody could answer. */
+  /** Throws what connectSides throws, and Unavailable if neither side could answer. */
   private async join(address: FarAddress): Promise<void> {
     const host = hostOf(address.url);
     const sides = await connectSides(this.#engine, this.facts, address, this.#network, () => this.#controls.pin);
@@ -132,12 +132,12 @@ export class Chat {
     await this.arrange();
   }
 
-  /** Whether anybody is there to answer. */
+  /** Whether any side can answer. */
   private get answerable(): boolean {
     return this.#model !== null || (this.#far?.sides.farModel ?? null) !== null;
   }
 
-  /** Shows who can answer by now. */
+  /** Show the sides that can answer now. */
   private async arrange(): Promise<void> {
     const facts = await this.facts;
     if (!this.answerable) return;
@@ -154,15 +154,17 @@ export class Chat {
     this.notice.show(this.#near, far?.host ?? null);
     if (far === null) return;
     this.#controls.appear(far.sides.locks);
-    this.#form.tell(this.farWords(far));
-    this.carry();
+    this.#form.showState(this.farWords(far));
+    this.showCarried();
   }
 
-  /** Who is far, and when it is asked. */
+  /** Names the server, and says when it answers. */
   private farWords({ host, sides }: Far): string {
     const reached =
-      sides.farModel === null ? `${host} does not answer; it is tried again later.` : `${sides.farModel} at ${host}.`;
-    return `${reached} ${this.#near.state === "failed" ? "It answers everything, for there is no model on this device." : sides.words}`;
+      sides.farModel === null
+        ? `${host} does not answer. The page tries it again later.`
+        : `${sides.farModel} at ${host}.`;
+    return `${reached} ${sides.words(this.#near.state !== "failed")}`;
   }
 
   private get info(): EngineInfo | null {
@@ -177,26 +179,26 @@ export class Chat {
       this.#view.announce(`Not sent. ${refused}`);
       return;
     }
-    // Read before the edited turn goes: the lock stays closed if only that turn had closed it.
-    const marked = this.#controls.private;
+    // Read before the edited turn is removed, so that the lock stays closed if only that turn had closed it.
+    const isPrivate = this.#controls.private;
     const { attachments } = this.#tray;
     if (this.#edited !== null) this.truncate(this.#edited);
     this.edit(null);
     this.#tray.set([]);
-    const turn = this.add({ question: text, attachments, private: marked, answer: "" });
+    const turn = this.add({ question: text, attachments, private: isPrivate, answer: "" });
     this.#view.begin(turn.view);
     this.#answered = this.answer(turn, settings);
   }
 
   /** Show a turn at the end of the conversation. */
-  private add({ question, attachments, private: marked, answer }: SavedTurn): Turn {
+  private add({ question, attachments, private: isPrivate, answer }: SavedTurn): Turn {
     const view = this.#view.ask(
-      { text: question, attachments, private: marked, edit: () => void this.editTurn(view) },
+      { text: question, attachments, private: isPrivate, edit: () => void this.editTurn(view) },
       this.#far?.host ?? null,
     );
     if (answer !== "") view.restore(answer);
-    // What was typed while there was no far side was not meant for one.
-    const turn: Turn = { question, attachments, private: marked || this.#far === null, view };
+    // A message that was typed without a server connected was not meant for a server.
+    const turn: Turn = { question, attachments, private: isPrivate || this.#far === null, view };
     this.#turns.push(turn);
     return turn;
   }
@@ -239,23 +241,23 @@ export class Chat {
     this.#id = crypto.randomUUID();
     this.#system.value = "";
     this.edit(null);
-    this.carry();
+    this.showCarried();
     this.#history.select(null);
     this.#view.clear();
   }
 
-  /** Show a kept conversation, to go on with. */
+  /** Show a stored conversation, which the user can continue. */
   private async open({ id, system, turns, locked }: Conversation): Promise<void> {
     await this.clear();
     this.#id = id;
     this.#system.value = system;
     for (const turn of turns) this.add(turn);
-    this.carry();
-    if (locked && !this.#controls.private) element("private", HTMLButtonElement).click();
+    this.showCarried();
+    if (locked) this.#controls.lock();
     this.#history.select(id);
   }
 
-  /** Keep the conversation on this device, once there is one. */
+  /** Store the conversation on this device, unless it is empty. */
   private async save(): Promise<void> {
     const [first] = this.#turns;
     if (first === undefined) return;
@@ -267,10 +269,10 @@ export class Chat {
       model: this.info?.model ?? null,
       system: this.#system.value,
       locked: this.#controls.private,
-      turns: this.#turns.map(({ question, attachments, private: secret, view }) => ({
+      turns: this.#turns.map(({ question, attachments, private: isPrivate, view }) => ({
         question,
         attachments,
-        private: secret,
+        private: isPrivate,
         answer: view.written,
       })),
     });
@@ -286,12 +288,12 @@ export class Chat {
       if (signal.aborted) turn.view.stopped();
       else turn.view.fail(error);
     }
-    this.carry();
+    this.showCarried();
     this.#view.end();
     await this.save();
   }
 
-  /** Show an answer as it comes. If a side says that the conversation is too long, the oldest turns make way. */
+  /** Show an answer as it arrives. If a side reports that the conversation is too long, drop the oldest turns. */
   private async follow(turn: Turn, settings: Settings, signal: AbortSignal): Promise<AnswerEnd> {
     const all = this.messages();
     for (let dropped = 0; ; dropped++) {
@@ -302,7 +304,7 @@ export class Chat {
         for (;;) {
           const { done, value } = await pieces.next();
           if (done === true) return value;
-          if (value.type === "dropped") this.forget(value.turns);
+          if (value.type === "dropped") this.forget(dropped + value.turns);
           else if (value.type === "route") turn.view.follow(value.route);
           else turn.view.append(value.text);
           this.#view.follow();
@@ -314,7 +316,7 @@ export class Chat {
     }
   }
 
-  /** Say above which turn the model reads no more. Turns without an answer were no part of the conversation anyway. */
+  /** Show the first turn that the model still reads. The model has never read turns without an answer. */
   private forget(dropped: number): void {
     const read = this.#turns.filter((turn) => turn === this.#turns.at(-1) || turn.view.text !== "");
     const first = read[dropped];
@@ -323,15 +325,16 @@ export class Chat {
 
   private get answerer(): Answerer {
     const answerer = this.#far?.sides ?? this.#model;
-    if (answerer === null) throw new Error("a question came before anybody could answer");
+    if (answerer === null) throw new Error("a message was sent before any side could answer");
     return answerer;
   }
 
-  private carry(): void {
-    if (this.#far !== null) this.#controls.carry(this.#turns.some((turn) => turn.private && turn.view.text !== ""));
+  private showCarried(): void {
+    if (this.#far !== null)
+      this.#controls.setCarried(this.#turns.some((turn) => turn.private && turn.view.text !== ""));
   }
 
-  /** What was not answered is not part of the conversation, but for the last question. */
+  /** The conversation without questions that were not answered, except for the last one. */
   private messages(): readonly ChatMessage[] {
     const last = this.#turns.at(-1);
     const system = this.#system.value.trim();
@@ -351,10 +354,11 @@ export class Chat {
   }
 }
 
-/** The problem of a server that does not answer, where nobody else does. */
+/** The error if the server does not answer and this device has no model. */
 function silent(host: string): Unavailable {
   return new Unavailable(
-    `${host} does not answer; start it, and let it allow this page: nearfar serve --cors-origin ${location.origin}`,
+    `${host} does not answer; start it so that it accepts requests of this page: nearfar serve ` +
+      `--cors-origin ${location.origin}`,
     { retryable: true },
   );
 }

@@ -1,21 +1,22 @@
-// Consent: a link may name a server and a policy of other sites. The page shows them, and neither fetches nor sends anything before the user agrees.
+// Consent: a link may name a server and a policy of other sites. The page shows them, and it neither fetches nor sends
+// anything before the user agrees.
 
 import { make } from "./elements.js";
 
 const AGREED = "nearfar agreed";
 
-/** What the page's address asks for; null if it asks for nothing of the kind. */
-export interface Asked {
+/** The addresses in the page's address; null if it has none of the kind. */
+export interface LinkedAddresses {
   readonly far: string | null;
   readonly policy: string | null;
 }
 
 interface Item {
-  readonly kind: keyof Asked;
+  readonly kind: keyof LinkedAddresses;
   readonly origin: string;
 }
 
-/** Null for an address of this page's own origin, and for one that is no URL: nothing is fetched from either. */
+/** The origin of an address; null if it is the page's own, or if the address is not a URL and cannot be fetched. */
 export function foreignOrigin(address: string, page: string): string | null {
   if (!URL.canParse(address, page)) return null;
   const { origin, protocol } = new URL(address, page);
@@ -24,16 +25,16 @@ export function foreignOrigin(address: string, page: string): string | null {
   return origin === "null" ? protocol : origin;
 }
 
-/** The user typed the server's address. */
+/** Record consent to a server whose address the user typed. */
 export function agreeToFar(far: string): void {
   const origin = foreignOrigin(far, location.href);
   if (origin !== null) agree([{ kind: "far", origin }]);
 }
 
-/** Whether the user agrees to all that is of another origin. Who has agreed once is not asked again in this tab. */
-export async function agrees(asked: Asked): Promise<boolean> {
+/** Whether the user agrees to the addresses of other origins. The page requests each consent once per tab. */
+export async function agrees(addresses: LinkedAddresses): Promise<boolean> {
   const items = (["far", "policy"] as const).flatMap((kind): Item[] => {
-    const address = asked[kind];
+    const address = addresses[kind];
     const origin = address === null ? null : foreignOrigin(address, location.href);
     return origin === null || agreed().includes(`${kind} ${origin}`) ? [] : [{ kind, origin }];
   });
@@ -43,11 +44,13 @@ export async function agrees(asked: Asked): Promise<boolean> {
   return isAgreed;
 }
 
-/** What would happen, in words. */
-export function consentWords(kind: keyof Asked): string {
+/** Says what would happen. */
+export function consentWords(kind: keyof LinkedAddresses): string {
   return kind === "far"
-    ? "This server may answer instead of this device. It then receives your message and the conversation so far, except private messages."
-    : "A file from this site decides which messages go to the server. It may send every message there, except the ones that you lock.";
+    ? "This server may answer instead of this device. It then receives your message and the conversation " +
+        "so far, except private messages."
+    : "A file from this site decides which messages go to the server. It may send every message there, " +
+        "except the ones that you lock.";
 }
 
 function answered(items: readonly Item[]): Promise<boolean> {
@@ -63,7 +66,8 @@ function answered(items: readonly Item[]): Promise<boolean> {
   const advice = make(
     "p",
     "quiet",
-    "Nothing is loaded from there or sent there before you agree. Agree only if you trust the person who gave you the link.",
+    "Nothing is loaded from there or sent there before you agree. Agree only if you trust the person who " +
+      "gave you the link.",
   );
   const refuse = make("button", "plain", "Stay on this device");
   const accept = make("button", "solid", "Connect");
@@ -90,7 +94,7 @@ function answered(items: readonly Item[]): Promise<boolean> {
   });
 }
 
-/** For this tab, so that the page can be reloaded. */
+/** Store the consent for this tab, so that it survives a reload. */
 function agree(items: readonly Item[]): void {
   try {
     sessionStorage.setItem(
@@ -98,7 +102,7 @@ function agree(items: readonly Item[]): void {
       JSON.stringify([...agreed(), ...items.map(({ kind, origin }) => `${kind} ${origin}`)]),
     );
   } catch {
-    // A browser without storage asks again.
+    // Without storage, the page requests consent again.
   }
 }
 

@@ -1,4 +1,4 @@
-// Conversations that this device keeps, in IndexedDB. Nothing of them is sent anywhere.
+// Stores conversations on this device, in IndexedDB. They are not sent anywhere.
 
 import type { DBSchema, IDBPDatabase } from "idb";
 import { openDB } from "idb";
@@ -10,7 +10,7 @@ export interface SavedTurn {
   readonly attachments: readonly Attachment[];
   /** Whether only this device may answer it. */
   readonly private: boolean;
-  /** Markdown, with the model's reasoning; "" if there is no answer. */
+  /** Markdown, with the model's reasoning between <think> and </think>; "" if there is no answer. */
   readonly answer: string;
 }
 
@@ -18,7 +18,7 @@ export interface Conversation {
   readonly id: string;
   readonly title: string;
   readonly updatedMs: number;
-  /** The model of this device when it was last changed; null if there was none. */
+  /** The model of this device at the last change; null if there was no model. */
   readonly model: string | null;
   readonly system: string;
   /** Whether the lock was closed for the next message. */
@@ -33,7 +33,7 @@ interface Schema extends DBSchema {
 export class ConversationStore {
   private constructor(private readonly database: IDBPDatabase<Schema>) {}
 
-  /** Null if this browser keeps nothing, as in some private windows. */
+  /** Resolves to null if the browser does not store anything, as in some private windows. */
   static async open(): Promise<ConversationStore | null> {
     try {
       return new ConversationStore(
@@ -46,7 +46,7 @@ export class ConversationStore {
     }
   }
 
-  /** The latest first. */
+  /** All conversations, the latest first. */
   async list(): Promise<readonly Conversation[]> {
     return (await this.database.getAll("conversations")).sort((one, other) => other.updatedMs - one.updatedMs);
   }
@@ -66,7 +66,7 @@ export function titleOf(question: string): string {
   return line.length <= 60 ? line : `${line.slice(0, 59).trimEnd()}…`;
 }
 
-/** Whether a conversation has all words of a search, in its title or its text. */
+/** Whether a conversation contains all words of a search, in its title or its text. */
 export function matches({ title, turns }: Conversation, search: string): boolean {
   const text = [title, ...turns.flatMap(({ question, answer }) => [question, answer])].join("\n").toLowerCase();
   return search
@@ -76,11 +76,12 @@ export function matches({ title, turns }: Conversation, search: string): boolean
 }
 
 export function asMarkdown({ title, system, turns }: Conversation): string {
-  const said = turns.flatMap(({ question, attachments, answer }) => [
+  const messages = turns.flatMap(({ question, attachments, answer }) => [
     `## You\n\n${[question, ...attachments.map(({ name }) => `(attached: ${name})`)].join("\n\n")}`,
     ...(answer === "" ? [] : [`## Model\n\n${answer}`]),
   ]);
-  return `${[`# ${title}`, ...(system === "" ? [] : [`> ${system.replaceAll("\n", "\n> ")}`]), ...said].join("\n\n")}\n`;
+  const quoted = system === "" ? [] : [`> ${system.replaceAll("\n", "\n> ")}`];
+  return `${[`# ${title}`, ...quoted, ...messages].join("\n\n")}\n`;
 }
 
 export function asJson(conversation: Conversation): string {

@@ -1,6 +1,6 @@
-// Counts the calls of WebGPU, by wrapping its classes' methods. Calls go through as they are; counts flow out, at any time and until `stop`.
+// Counts the calls of WebGPU by wrapping the methods of its classes, until `stop`. The calls themselves are unchanged.
 
-/** What one or more steps asked of the browser. */
+/** The WebGPU calls of one or more steps. */
 export interface CallCounts {
   readonly dispatches: number;
   readonly submits: number;
@@ -13,15 +13,15 @@ export interface CallCounts {
 
 export interface CallCounter {
   read(): CallCounts;
-  /** Bytes of the buffers made since the start that are not destroyed yet. */
+  /** Bytes of the buffers that were created since the start and are not destroyed. */
   bufferBytes(): number;
-  /** Milliseconds that writeBuffer took of the host's time. */
+  /** Host time of all writeBuffer calls, in milliseconds. */
   writeMs(): number;
-  /** Give the classes their methods back. */
+  /** Restore the original methods. */
   stop(): void;
 }
 
-/** WebGPU's classes that are counted, as a page has them globally. */
+/** The WebGPU classes whose calls are counted. In a page they are global. */
 export interface WebGPUClasses {
   readonly GPUComputePassEncoder: { readonly prototype: object };
   readonly GPUCommandEncoder: { readonly prototype: object };
@@ -34,21 +34,23 @@ type Method = (this: object, ...args: unknown[]) => unknown;
 
 const MAP_READ = 1;
 
+export const NO_CALLS: CallCounts = {
+  dispatches: 0,
+  submits: 0,
+  passes: 0,
+  bind_groups: 0,
+  buffers: 0,
+  write_buffers: 0,
+  bytes_read_back: 0,
+};
+
 export function countCalls(classes: WebGPUClasses = globalThis): CallCounter {
-  const counts: Record<keyof CallCounts, number> = {
-    dispatches: 0,
-    submits: 0,
-    passes: 0,
-    bind_groups: 0,
-    buffers: 0,
-    write_buffers: 0,
-    bytes_read_back: 0,
-  };
+  const counts: Record<keyof CallCounts, number> = { ...NO_CALLS };
   const sizes = new Map<object, number>();
   let writeMs = 0;
   const undo: (() => void)[] = [];
 
-  /** Tell ``after`` of each call that came back: what it was called on, with what, and what it gave. */
+  /** Call ``after`` after each call that returned, with its object, its result and its duration. */
   const wrap = (
     owner: { readonly prototype: object },
     name: string,
@@ -86,7 +88,7 @@ export function countCalls(classes: WebGPUClasses = globalThis): CallCounter {
     writeMs += ms;
   });
   wrap(classes.GPUBuffer, "getMappedRange", (buffer, range) => {
-    // A buffer can also be mapped to be written.
+    // A buffer can also be mapped for writing.
     if (((buffer as { readonly usage: number }).usage & MAP_READ) !== 0)
       counts.bytes_read_back += (range as ArrayBuffer).byteLength;
   });
@@ -109,7 +111,7 @@ export function medianCounts(steps: readonly CallCounts[]): CallCounts | null {
   return Object.fromEntries(keys.map((key) => [key, median(steps.map((step) => step[key]))])) as unknown as CallCounts;
 }
 
-/** Of an even number of values the mean of the middle two. */
+/** The median; for an even number of values, the mean of the middle two. */
 export function median(values: readonly number[]): number {
   const sorted = values.toSorted((a, b) => a - b);
   const middle = sorted.length >> 1;

@@ -1,4 +1,4 @@
-// WebGPU without a GPU: drivers that compute on the CPU, by what an adapter says of itself.
+// Recognises WebGPU drivers that compute on the CPU by the name of the adapter.
 
 export function runsOnCpu(adapter: string): boolean {
   return /swiftshader|llvmpipe|lavapipe|basic render|software|\bcpu\b/i.test(adapter);

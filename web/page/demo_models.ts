@@ -1,6 +1,6 @@
-// The two demo models, by the names that they are served under.
+// The names of the two demo models, and the policy that was fitted to them.
 
 export const DEMO_MODELS = { near: "nearfar-demo", far: "demo-far" } as const;
 
-/** Fitted to what both of them answer; the page's build puts it there. */
+/** Fitted to the answers of both models. The page's build copies it here. */
 export const DEMO_POLICY = "./demo_policy.json";

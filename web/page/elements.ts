@@ -1,6 +1,6 @@
-// The document's elements, found and made with their types.
+// Typed access to the document's elements, and functions that create them.
 
-/** The element with this id. Throws where the page has none of this type. */
+/** The element with this id. Throws if the page has no such element of this type. */
 export function element<T extends HTMLElement>(id: string, type: new () => T): T {
   const found = document.getElementById(id);
   if (!(found instanceof type)) throw new Error(`the page has no ${type.name} #${id}`);
@@ -18,7 +18,7 @@ export function make<K extends keyof HTMLElementTagNameMap>(
   return node;
 }
 
-/** A track shows how much of a whole is done. */
+/** Set the progress of a progress bar. */
 export function fill(id: string, done: number, total: number): void {
   const percent = total === 0 ? 0 : Math.round((100 * done) / total);
   const track = element(id, HTMLElement);
@@ -38,12 +38,12 @@ export function makeSvg(
   return node;
 }
 
-/** One of the page's symbols. */
+/** An icon from the page's symbols. */
 export function icon(symbol: string): SVGElement {
   return makeSvg("svg", { class: "icon", "aria-hidden": "true" }, makeSvg("use", { href: `#icon-${symbol}` }));
 }
 
-/** A button that shows one of the page's symbols; ``label`` is its name for everyone who cannot see it. */
+/** A button with an icon; ``label`` is its accessible name and its tooltip. */
 export function iconButton(symbol: string, label: string, onClick: () => void): HTMLButtonElement {
   const button = make("button", "round", icon(symbol));
   button.type = "button";
@@ -53,7 +53,7 @@ export function iconButton(symbol: string, label: string, onClick: () => void): 
   return button;
 }
 
-/** Terms with their descriptions, of which null ones are left out. */
+/** A list of terms with their descriptions, without those whose description is null. */
 export function factList(
   facts: readonly (readonly [term: string, description: string | Node | null])[],
   className = "facts",

@@ -1,4 +1,5 @@
-// Errors for readers: the engine's messages say what is wrong and, after the last semicolon, what to do. Here the two are shown apart.
+// Shows errors to the user. The engine's messages say what is wrong and, after the last semicolon, what to do; the page
+// shows the two parts separately.
 
 import { NearfarError } from "../src/index.js";
 import { make } from "./elements.js";
@@ -8,7 +9,7 @@ export function errorKind(error: unknown): string {
   return error instanceof NearfarError ? error.name.replace("Error", "") : "Unexpected";
 }
 
-/** Put the message into an element, as what is wrong and what to do. */
+/** Show an error in an element: what is wrong, and what to do. */
 export function explain(error: unknown, into: HTMLElement): void {
   const message = error instanceof Error ? error.message : String(error);
   const cut = message.lastIndexOf("; ");
@@ -16,7 +17,7 @@ export function explain(error: unknown, into: HTMLElement): void {
     into.replaceChildren(message);
     return;
   }
-  // The semicolon stays for those who hear or copy the text.
+  // The semicolon remains for screen readers and for copied text.
   into.replaceChildren(
     make("span", "what", message.slice(0, cut)),
     make("span", "unseen", "; "),

@@ -1,8 +1,8 @@
-// The address of a far side, as it is typed and as it is asked.
+// The address of a server, as the user types it and as the page requests it.
 
 import type { Dialect } from "../src/router/index.js";
 
-/** ``key`` is null for a server that asks for none, ``model`` for one that serves one only. */
+/** ``key`` is null for a server without keys, ``model`` for a server with only one model. */
 export interface FarAddress {
   readonly url: string;
   readonly key: string | null;
@@ -10,7 +10,7 @@ export interface FarAddress {
   readonly dialect: Dialect;
 }
 
-/** "localhost:8000" -> "http://localhost:8000": what has no scheme is on this machine, or is reached safely. */
+/** "localhost:8000" -> "http://localhost:8000". Without a scheme, this machine gets http and every other host https. */
 export function urlOf(typed: string): string {
   const url = typed.trim();
   if (/^https?:\/\//.test(url)) return url;

@@ -1,5 +1,5 @@
-// Where the far side is: the page's address (?far=, &key=, &far-model=, &dialect=) and the form flow in, an address to connect to flows out. The form stands
-// in the panel, or in the explanation where the model did not load and nobody answers.
+// The form that connects a server. The page's address (?far=, &key=, &far-model=, &dialect=) fills it in. It is in the
+// panel, or in the explanation if the model did not load and no server answers.
 
 import type { Dialect } from "../src/router/index.js";
 import { element, factList } from "./elements.js";
@@ -12,7 +12,7 @@ import { formatBytes, formatCount } from "./format.js";
 import type { Sent } from "./network.js";
 
 export class FarForm {
-  /** By their names in the page's address. */
+  /** The fields by their names in the page's address. */
   readonly #fields = {
     far: element("far-url", HTMLInputElement),
     key: element("far-key", HTMLInputElement),
@@ -25,7 +25,9 @@ export class FarForm {
   readonly #form = element("far-form", HTMLFormElement);
   #settled = Promise.resolve();
 
-  /** ``connect`` is called with the address that the page was opened with, and with those that are typed later; what it throws is shown. */
+  /**
+   * ``connect`` is called for the address in the page's own address and for those typed later. Its errors are shown.
+   */
   constructor(private readonly connect: (address: FarAddress) => Promise<void>) {
     const given = new URLSearchParams(location.search);
     for (const [name, field] of Object.entries(this.#fields)) field.value = given.get(name) ?? field.value;
@@ -37,12 +39,12 @@ export class FarForm {
     });
   }
 
-  /** Whether the page's address named a far side. */
+  /** Whether the page's address named a server. */
   get given(): boolean {
     return this.#fields.far.value !== "";
   }
 
-  /** Fulfilled once it is known how the last connection went. */
+  /** Resolves once the last connection has succeeded or failed. */
   get settled(): Promise<void> {
     return this.#settled;
   }
@@ -52,16 +54,16 @@ export class FarForm {
     return this.#settled;
   }
 
-  /** Why nobody is connected. */
+  /** Show why no server is connected. */
   fail(error: unknown): void {
     explain(error, this.#problem);
     this.#problem.hidden = false;
     this.reveal();
   }
 
-  moveTo(place: "far-details" | "failure-far"): void {
-    const parent = element(place, HTMLElement);
-    // Who types in it would lose the focus.
+  moveTo(parentId: "far-details" | "failure-far"): void {
+    const parent = element(parentId, HTMLElement);
+    // Moving the form would take the focus from its fields.
     if (this.#form.parentElement !== parent) parent.append(this.#form);
     this.reveal();
   }
@@ -84,12 +86,12 @@ export class FarForm {
     }
   }
 
-  /** Who is connected. */
-  tell(words: string): void {
+  /** Show which server is connected, and when it answers. */
+  showState(words: string): void {
     element("far-state", HTMLElement).textContent = words;
   }
 
-  /** What has gone to the far side since the page was opened. */
+  /** Show what has been sent to the server since the page was opened. */
   traffic(sent: readonly Sent[]): void {
     const bytes = sent.reduce((sum, request) => sum + request.bytes, 0);
     const list = factList([
@@ -101,7 +103,7 @@ export class FarForm {
     traffic.hidden = false;
   }
 
-  /** A problem is shown wherever the form stands, but not over a page that still loads. */
+  /** Make a problem visible, except while the page still loads. */
   private reveal(): void {
     if (this.#problem.hidden || document.body.dataset.state === "loading") return;
     this.#details.open = true;
@@ -119,7 +121,10 @@ export class FarForm {
     };
   }
 
-  /** So that a page that is loaded anew finds it again; but a key would be read there by whoever looks on, and be bookmarked. */
+  /**
+   * Write the fields into the page's address for a reload. The key stays out, because addresses are visible and
+   * bookmarked.
+   */
   private keepInAddress(): void {
     const address = new URLSearchParams(location.search);
     for (const [name, field] of Object.entries(this.#fields)) {

@@ -1,14 +1,15 @@
-// Makes a conversation fit a model's context: the system prompt and the last question stay, and the oldest turns make way, each question with its answer.
+// Makes a conversation fit a model's context by dropping the oldest turns, each question with its answer. The system
+// prompt and the last question stay.
 
 import type { ChatMessage } from "./model.js";
 
 export interface Fitted {
   readonly messages: readonly ChatMessage[];
-  /** How many of the oldest questions made way. */
+  /** The number of the oldest turns that were dropped. */
   readonly dropped: number;
 }
 
-/** ``messages`` without the oldest ``count`` turns; null if only the last question would be left out as well. */
+/** ``messages`` without the oldest ``count`` turns; null if this would drop the last question as well. */
 export function withoutOldest(messages: readonly ChatMessage[], count: number): readonly ChatMessage[] | null {
   const system = messages.filter(({ role }) => role === "system");
   const rest = messages.filter(({ role }) => role !== "system");
@@ -18,8 +19,9 @@ export function withoutOldest(messages: readonly ChatMessage[], count: number): 
 }
 
 /**
- * Drops as few of the oldest turns as leave ``room`` tokens for the answer. If the last question alone leaves less, it is kept alone. ``countTokens`` counts a
- * chat's prompt.
+ * Drops the fewest oldest turns that leave ``room`` tokens for the answer. The last question is never dropped, even if
+ * it
+ * leaves less. ``countTokens`` counts the tokens of a chat's prompt.
  */
 export async function fitMessages(
   messages: readonly ChatMessage[],
@@ -36,7 +38,14 @@ export async function fitMessages(
   return fitted;
 }
 
-/** Tokens to keep free for an answer: as many as it may have, but at most a quarter of the context. */
+/** The tokens to reserve for an answer: its longest length, but at most a quarter of the context. */
 export function answerRoom(context: number, maxTokens: number | null): number {
   return Math.min(maxTokens ?? Infinity, Math.floor(context / 4));
+}
+
+/** Messages as an engine reads them. */
+export function plain(
+  messages: readonly ChatMessage[],
+): readonly { readonly role: ChatMessage["role"]; readonly content: string }[] {
+  return messages.map(({ role, content }) => ({ role, content }));
 }

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formats numbers for display.
 
 /** 512 -> "512 B", 1234567 -> "1.2 MB". */
 export function formatBytes(bytes: number): string {
@@ -25,12 +25,12 @@ export function formatCount(count: number): string {
   return count.toLocaleString("en");
 }
 
-/** Null where nobody counts them. */
+/** Null if the dispatches are not counted. */
 export function formatDispatches(count: number | null): string | null {
   return count === null ? null : `${formatCount(count)} dispatches`;
 }
 
-/** Tokens a second. */
+/** Tokens per second, to about three digits. */
 export function formatSpeed(tokensPerSecond: number): string {
   return significant(tokensPerSecond);
 }

@@ -1,4 +1,5 @@
-// Syntax highlighting for the languages that models write most. Loaded with the first code block that names its language.
+// Syntax highlighting for the languages that models write most. Loaded with the first code block that names its
+// language.
 
 import hljs from "highlight.js/lib/core";
 import bash from "highlight.js/lib/languages/bash";

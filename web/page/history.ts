@@ -1,4 +1,4 @@
-// The sidebar of kept conversations: search, open, rename, export, delete.
+// The sidebar of stored conversations: search, open, rename, export, delete.
 
 import type { Conversation } from "./conversations.js";
 import { ConversationStore, asJson, asMarkdown, matches } from "./conversations.js";
@@ -6,7 +6,7 @@ import { element, make } from "./elements.js";
 
 export interface HistoryHandlers {
   readonly open: (conversation: Conversation) => void;
-  /** The conversation in sight was deleted. */
+  /** The open conversation was deleted. */
   readonly removed: () => void;
   readonly announce: (text: string) => void;
 }
@@ -26,16 +26,16 @@ export class History {
     void this.refresh();
   }
 
-  /** Which conversation is in sight; null for a new one. */
+  /** Select the open conversation; null for a new one. */
   select(id: string | null): void {
     this.#current = id;
     this.show();
   }
 
-  /** Keeps a conversation under the title that it has been given. */
+  /** Store a conversation. A title that the user has changed stays. */
   async save(conversation: Conversation): Promise<void> {
-    const kept = this.#conversations.find(({ id }) => id === conversation.id);
-    await this.write(async (store) => store.put({ ...conversation, title: kept?.title ?? conversation.title }));
+    const stored = this.#conversations.find(({ id }) => id === conversation.id);
+    await this.write(async (store) => store.put({ ...conversation, title: stored?.title ?? conversation.title }));
   }
 
   private async write(change: (store: ConversationStore) => Promise<void>): Promise<void> {
@@ -44,9 +44,10 @@ export class History {
     try {
       await change(store);
     } catch {
-      this.handlers.announce("The browser could not keep this conversation");
+      this.handlers.announce("The browser could not store this conversation");
       this.#note.textContent =
-        "The browser could not keep the last change. Its storage may be full: delete conversations that you no longer need.";
+        "The browser could not store the last change. Its storage may be full: delete conversations that you " +
+        "no longer need.";
     }
     await this.refresh();
   }
@@ -54,7 +55,7 @@ export class History {
   private async refresh(): Promise<void> {
     const store = await this.#store;
     if (store === null)
-      this.#note.textContent = "This browser keeps no conversations. They last until you leave the page.";
+      this.#note.textContent = "This browser does not store conversations. They last until you leave the page.";
     else this.#conversations = await store.list();
     this.show();
   }
@@ -65,7 +66,9 @@ export class History {
     this.#list.replaceChildren(...shown.map((conversation) => this.item(conversation)));
     element("history-empty", HTMLElement).hidden = shown.length > 0;
     element("history-empty", HTMLElement).textContent =
-      search === "" ? "Your conversations appear here. They stay on this device." : "No conversation has these words.";
+      search === ""
+        ? "Your conversations appear here. They stay on this device."
+        : "No conversation contains these words.";
   }
 
   private item(conversation: Conversation): HTMLElement {
@@ -111,14 +114,14 @@ export class History {
     const done = (keep: boolean): void => {
       if (!open) return;
       open = false;
-      const given = input.value.trim();
-      if (keep && given !== "") void this.write(async (store) => store.put({ ...conversation, title: given }));
+      const typed = input.value.trim();
+      if (keep && typed !== "") void this.write(async (store) => store.put({ ...conversation, title: typed }));
       else this.show();
     };
     input.addEventListener("keydown", (event) => {
       if (event.key === "Enter") done(true);
       if (event.key !== "Escape") return;
-      // It would close the sidebar as well.
+      // The browser would close the sidebar as well.
       event.preventDefault();
       done(false);
     });
@@ -135,7 +138,7 @@ export class History {
     if (id === this.#current) this.handlers.removed();
   }
 
-  /** On a narrow page the sidebar lies over the conversation. */
+  /** Close the sidebar, which covers the conversation on a narrow page. */
   private close(): void {
     const history = element("history", HTMLElement);
     if (history.matches(":popover-open")) history.hidePopover();
@@ -145,7 +148,7 @@ export class History {
 function textButton(label: string, onClick: () => void): HTMLButtonElement {
   const button = make("button", "", label);
   button.type = "button";
-  // Two labels are short, for the width of the sidebar.
+  // The labels of the two exports are short, because the sidebar is narrow.
   if (label.startsWith(".")) button.setAttribute("aria-label", `Export ${label}`);
   button.addEventListener("click", onClick);
   return button;

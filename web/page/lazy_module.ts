@@ -1,6 +1,10 @@
-// A part of the page that is loaded when it is first needed.
+// Loads a part of the page when it is first needed.
 
-/** Returns a function that runs its callback at once if the module is loaded, else as soon as it is. Content stays plain if the module cannot be loaded. */
+/**
+ * Returns a function that runs its callback as soon as the module is loaded. If the module cannot be loaded, the
+ * content
+ * stays plain.
+ */
 export function whenLoaded<M>(load: () => Promise<M>): (use: (module: M) => void) => void {
   let loaded: M | null = null;
   let loading: Promise<M> | null = null;

@@ -1,4 +1,4 @@
-// The page while a model loads, and when it did not load. Progress and errors flow in.
+// Shows the progress of a load, and the error if the model did not load.
 
 import type { BundleFacts } from "./bundle_facts.js";
 import { element, fill } from "./elements.js";
@@ -11,7 +11,7 @@ import { NearfarError } from "../src/index.js";
 export class LoadView {
   readonly #start = performance.now();
 
-  /** What is known before the model is there. */
+  /** Show the facts that are known before the model has loaded. */
   expect({ model, parameters, downloadBytes }: BundleFacts): void {
     element("loading-title", HTMLElement).textContent = `Loading ${model}`;
     element("loading-facts", HTMLElement).textContent =
@@ -31,14 +31,16 @@ export class LoadView {
     element("loading", HTMLElement).dataset.waits = unit;
   }
 
-  /** The model did not load; whether somebody else answers is not known yet, which takes a while where a server says nothing. */
+  /**
+   * Show that the model did not load, while the page waits for the server. This takes a while if the server is silent.
+   */
   askServer(): void {
     element("loading-title", HTMLElement).textContent = "The model did not load";
-    element("phase", HTMLElement).textContent = "Asking the server";
+    element("phase", HTMLElement).textContent = "Connecting to the server";
     element("amount", HTMLElement).textContent = "";
   }
 
-  /** The model did not load, and nobody else answers. */
+  /** Show that the model did not load and that no server answers. */
   fail(error: unknown, bundle: string): void {
     document.body.dataset.state = "error";
     element("failure-kind", HTMLElement).textContent = errorKind(error);
@@ -52,7 +54,7 @@ export class LoadView {
     });
   }
 
-  /** How long the download still takes at its speed so far, where it takes long. */
+  /** The remaining time of the download at its average speed; "" if it is short. */
   private rest(loaded: number, total: number): string {
     const seconds = ((performance.now() - this.#start) / 1000) * (total / loaded - 1);
     if (!(seconds > 3 && seconds < 36_000)) return "";

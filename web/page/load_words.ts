@@ -1,11 +1,11 @@
-// What a load is doing, in words, and how far it is. A download that is complete may still wait for its kernels.
+// Describes the step of a load and its progress. A complete download may still wait for its kernels.
 
 import type { LoadProgress } from "./model.js";
 import { PHASES } from "./model.js";
 
 export interface LoadState {
   readonly words: string;
-  /** What the bar shows: bytes, or kernels once all bytes are there. */
+  /** The bar shows bytes, or kernels once all bytes have arrived. */
   readonly done: number;
   readonly total: number;
   readonly unit: "bytes" | "kernels";

@@ -1,5 +1,5 @@
-// The chat page: loads the bundle that ?bundle= names (./bundle/ by default) and chats with it, and with the server that ?far= names. Whichever is there
-// first answers first.
+// The chat page: loads the bundle that ?bundle= names (./bundle/ by default) and connects the server that ?far= names.
+// The side that is ready first answers first.
 
 import type { Engine } from "../src/index.js";
 import { bundleOfAddress, fetchFacts } from "./bundle_facts.js";
@@ -26,7 +26,7 @@ async function main(): Promise<void> {
       notice.progress(progress);
     },
   });
-  // Where the manifest cannot be read, the engine says why.
+  // If the manifest cannot be read, the engine reports why.
   const facts = fetchFacts(bundle).catch(() => null);
   const chat = new Chat(opening, facts, notice);
   void facts.then((known) => {
@@ -45,7 +45,7 @@ async function main(): Promise<void> {
   }
 }
 
-// The page works as well without it, as in a browser that forbids it.
+// The page also works without a service worker, for example in a browser that forbids it.
 if ("serviceWorker" in navigator) navigator.serviceWorker.register("service_worker.js").catch(() => undefined);
 
 void main();

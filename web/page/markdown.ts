@@ -1,4 +1,5 @@
-// Markdown to HTML in two steps: source to blocks, and one block to sanitised elements. Text from a model is hostile until the second step has passed it.
+// Markdown to HTML in two steps: source to blocks, and one block to sanitised elements. Text from a model is hostile
+// until the second step has passed it.
 
 import DOMPurify from "dompurify";
 import type { Token } from "marked";
@@ -9,10 +10,10 @@ import { mathsExtensions } from "./maths_syntax.js";
 
 /** HTML tags that models write within Markdown. All other HTML is shown as text. */
 const PLAIN_TAG = /^<\/?(?:br|sub|sup|kbd|mark|small|b|i|u|s|em|strong)\s*\/?>$/i;
-const TAGS =
-  "a b blockquote br code del div em h3 h4 h5 h6 hr i kbd li mark ol p pre s small span strong sub sup table tbody td th thead tr u ul".split(
-    " ",
-  );
+const TAGS = [
+  ..."a b blockquote br code del div em h3 h4 h5 h6 hr i kbd li mark ol p pre s".split(" "),
+  ..."small span strong sub sup table tbody td th thead tr u ul".split(" "),
+];
 /** Attributes beside href, whose value is no address. */
 const ATTRIBUTES = ["align", "data-language", "data-tex", "start"];
 const LINK = /^(?:https?:\/\/|mailto:)/i;

@@ -1,4 +1,5 @@
-// Markdown that is shown while it is being written. Only the last block is rendered again as text arrives; finished blocks keep their elements.
+// Markdown that is shown while it is being written. Only the last block is rendered again as text arrives; finished
+// blocks keep their elements.
 
 import { make } from "./elements.js";
 import type { MarkdownBlock } from "./markdown.js";

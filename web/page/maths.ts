@@ -1,8 +1,8 @@
-// Formulas as MathML, which browsers set themselves, without fonts or inline styles. Loaded with the first formula.
+// Renders formulas as MathML, which browsers lay out without fonts or inline styles. Loaded with the first formula.
 
 import katex from "katex";
 
-/** Replace the TeX source in a placeholder by its formula. TeX that cannot be read stays as its source. */
+/** Replace the TeX source in a placeholder by its formula. Invalid TeX stays as its source. */
 export function renderFormula(node: HTMLElement): void {
   const { tex } = node.dataset;
   if (tex === undefined) return;

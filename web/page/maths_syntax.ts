@@ -1,4 +1,5 @@
-// The syntax of formulas in Markdown: $…$ and \(…\) within a line, $$…$$ and \[…\] as blocks. The renderer writes placeholders, which maths.ts fills.
+// The syntax of formulas in Markdown: $…$ and \(…\) within a line, $$…$$ and \[…\] as blocks. The renderer writes
+// placeholders, which maths.ts fills.
 
 import type { TokenizerAndRendererExtension, Tokens } from "marked";
 
@@ -36,7 +37,10 @@ export const mathsExtensions: TokenizerAndRendererExtension[] = [
 ];
 
 function placeholder({ raw, tex }: Tokens.Generic, display: boolean): string {
-  return `<${display ? "div" : "span"} data-tex="${escapeHtml(String(tex))}">${escapeHtml(raw)}</${display ? "div" : "span"}>`;
+  return (
+    `<${display ? "div" : "span"} ` +
+    `data-tex="${escapeHtml(String(tex))}">${escapeHtml(raw)}</${display ? "div" : "span"}>`
+  );
 }
 
 function indexOf(text: string, pattern: RegExp): number | undefined {

@@ -1,9 +1,9 @@
-// The measurements of a loaded model: prompts of token ids flow in, times and counts flow out. It needs no page, so that Node runs it as well.
+// Measures a loaded model: the times of prompts and answers, and the calls of a token. Node runs it as well as a page.
 
 import type { CallCounter, CallCounts } from "./count_calls.js";
 import { median, medianCounts } from "./count_calls.js";
 
-/** Continues token ids greedily; fewer than ``maxTokens`` where the model ends its answer. */
+/** Continues token ids greedily: yields fewer than ``maxTokens`` if the model ends its answer. */
 export interface TokenModel {
   continueTokens(
     promptIds: readonly number[],
@@ -12,14 +12,14 @@ export interface TokenModel {
   ): AsyncGenerator<number, unknown, undefined>;
 }
 
-/** ``prompt_tokens`` read in ``time_to_first_token_ms``, the median of some runs. */
+/** The time to read ``prompt_tokens``: ``time_to_first_token_ms`` is the median over several runs. */
 export interface PrefillRow {
   readonly prompt_tokens: number;
   readonly time_to_first_token_ms: number;
   readonly tokens_per_second: number;
 }
 
-/** Tokens written after a prompt of ``prompt_tokens``, with the milliseconds that each took after the one before. */
+/** The tokens written after a prompt of ``prompt_tokens``, with the milliseconds from each token to the next. */
 export interface DecodeRow {
   readonly prompt_tokens: number;
   readonly tokens: number;
@@ -32,10 +32,10 @@ export interface Sizes {
   readonly context: number;
 }
 
-// A model may end its answer at once; after this many prompts there is nothing to be measured.
+// A model may end its answers at once. After this number of prompts, the measurement gives up.
 const MOST_PROMPTS = 12;
 
-/** Each of ``lengths`` that the context holds, ``runs`` times. */
+/** Measure each of ``lengths`` that fits the context, ``runs`` times. */
 export async function measurePrefill(
   model: TokenModel,
   sizes: Sizes,
@@ -57,7 +57,7 @@ export async function measurePrefill(
   return rows;
 }
 
-/** About ``tokens`` new ones after a prompt of each of ``lengths``, which are cut to what the context leaves. */
+/** Measure about ``tokens`` new tokens after a prompt of each of ``lengths``, cut to fit the context. */
 export async function measureDecode(
   model: TokenModel,
   sizes: Sizes,
@@ -85,7 +85,7 @@ export async function measureDecode(
   return rows;
 }
 
-/** What the median token costs after the first; null where the model writes no two. */
+/** The median calls of a token after the first; null if the model never writes two tokens. */
 export async function measureCounts(
   model: TokenModel,
   sizes: Sizes,
@@ -106,7 +106,7 @@ export async function measureCounts(
   return medianCounts(steps);
 }
 
-/** Ids without a meaning, others for each ``run`` and length, so that none finds the keys and values of one before. */
+/** Arbitrary ids, different for each ``run`` and length, so that no prompt hits the prefix cache of an earlier one. */
 export function promptOf(length: number, vocabSize: number, run: number): number[] {
   return Array.from(
     { length },
@@ -114,7 +114,7 @@ export function promptOf(length: number, vocabSize: number, run: number): number
   );
 }
 
-/** When each new token came. */
+/** The time at which each new token arrived. */
 async function arrivals(
   model: TokenModel,
   promptIds: readonly number[],

@@ -1,9 +1,9 @@
-// The pages' one way to the engine. A bundle's address flows in; what is known of the model, its answers and its tokens flow out.
+// The only module of the pages that calls the engine: it opens a bundle, and returns answers and tokens of its model.
 
 import type { EngineInfo, LoadOptions, LoadProgress, Source } from "../src/index.js";
 import type { Route } from "../src/router/index.js";
 import { BundleError, Engine, RequestError, httpSource } from "../src/index.js";
-import { answerRoom, fitMessages } from "./fit_messages.js";
+import { answerRoom, fitMessages, plain } from "./fit_messages.js";
 
 export type { Route } from "../src/router/index.js";
 export type { EngineInfo, LoadProgress, SelfTestInfo } from "../src/index.js";
@@ -12,27 +12,38 @@ export type Side = Route["side"];
 
 export interface Settings {
   readonly temperature: number;
-  /** Null for as many as the context holds. */
+  /** Null if only the context limits the answer. */
   readonly maxTokens: number | null;
   /** Null for a random one. */
   readonly seed: number | null;
 }
 
-/** A message as the page has it; a private one is answered on this device alone. */
+/** A message as the page stores it. Only this device answers a private message. */
 export interface ChatMessage {
   readonly role: "system" | "user" | "assistant";
   readonly content: string;
   readonly private: boolean;
 }
 
-/** Text of an answer, where what follows comes from, or how many of the oldest questions made way for it in all. */
+/**
+ * A part of an answer: text, the route of the text that follows, or the number of the oldest turns that have been
+ * dropped
+ * for this answer in all.
+ */
 export type Piece =
   | { readonly type: "text"; readonly text: string }
   | { readonly type: "route"; readonly route: Route }
   | { readonly type: "dropped"; readonly turns: number };
 
-/** ``cachedTokens`` of the prompt's were there already. ``tokensPerSecond`` counts from the first token on. Null is what the far side did not tell. */
+/**
+ * ``cachedTokens`` of the prompt's tokens were in the cache. ``tokensPerSecond`` counts from the first token. A value
+ * is
+ * null if the server did not report it.
+ */
 export interface AnswerEnd {
+  /**
+   * "context": the model's context is full. "server": the server stopped before the longest answer that was requested.
+   */
   readonly finishReason: string;
   readonly promptTokens: number | null;
   readonly cachedTokens: number;
@@ -42,9 +53,12 @@ export interface AnswerEnd {
   readonly tokensPerSecond: number | null;
 }
 
-/** What answers a chat: the engine alone, or both sides. */
+/** Answers a chat: the engine alone, or both sides. */
 export interface Answerer {
-  /** Yields text as it comes, and routes where there are two sides. Throws RequestError, DeviceError, or the signal's reason. */
+  /**
+   * Yields text as it arrives, and routes if there are two sides. Throws RequestError, DeviceError, or the signal's
+   * reason.
+   */
   answer(
     messages: readonly ChatMessage[],
     settings: Settings,
@@ -55,7 +69,7 @@ export interface Answerer {
 export interface Model extends Answerer {
   readonly engine: Engine;
   readonly info: EngineInfo;
-  /** Continues token ids greedily. Yields new ids; fewer than ``maxTokens`` where the model ends its answer. */
+  /** Continues token ids greedily. Yields new ids: fewer than ``maxTokens`` if the model ends its answer. */
   continueTokens(
     promptIds: readonly number[],
     maxTokens: number,
@@ -68,7 +82,7 @@ export const PHASES: Readonly<Record<LoadProgress["phase"], string>> = {
   manifest: "Reading the manifest",
   download: "Downloading weights",
   upload: "Reading weights from this device",
-  "self-test": "Checking that this device computes right",
+  "self-test": "Checking that this device computes correctly",
   ready: "Ready",
 };
 
@@ -93,7 +107,8 @@ export async function openModel(bundle: string | Source, options: LoadOptions = 
         whenFull: { keep: await tokensToKeep(engine, fitted) },
         seed: seed ?? undefined,
       };
-      // An answer that fills the context goes on, but a prompt that does not fit is an error: its beginning would be lost in silence.
+      // An answer that fills the context continues. A prompt that does not fit is an error, because the model would
+      // silently lose its beginning.
       const count = await engine.countTokens(plain(fitted));
       if (count > context)
         throw new RequestError("The message is longer than the model's context; shorten it", {
@@ -117,19 +132,13 @@ export async function openModel(bundle: string | Source, options: LoadOptions = 
   };
 }
 
-function plain(
-  messages: readonly ChatMessage[],
-): readonly { readonly role: ChatMessage["role"]; readonly content: string }[] {
-  return messages.map(({ role, content }) => ({ role, content }));
-}
-
-/** The length of the system prompt with what templates put around it, at most half of the context. */
+/** The tokens of the system prompt and of the template around it, at most half of the context. */
 async function tokensToKeep(engine: Engine, messages: readonly ChatMessage[]): Promise<number> {
   const system = messages.find(({ role }) => role === "system");
   return system === undefined ? 0 : Math.min((await engine.countTokens(system.content)) + 16, engine.info.context >> 1);
 }
 
-/** A bundle as a device sees it that never had it: every file comes over the network. */
+/** A bundle whose files all come over the network, as on a device that has never loaded it. */
 export function freshSource(bundle: string): Source {
   const { location } = httpSource(bundle);
   return {

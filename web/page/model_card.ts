@@ -1,4 +1,4 @@
-// The card of a model: what it is, and what of it is on this device. What is known flows in, elements flow out.
+// The card of a model: its properties, and its state on this device.
 
 import type { BundleFacts } from "./bundle_facts.js";
 import { factList, make } from "./elements.js";
@@ -6,7 +6,7 @@ import { formatBytes, formatCount, formatDispatches, formatParameters } from "./
 import type { EngineInfo, SelfTestInfo } from "./model.js";
 import type { Near } from "./near_notice.js";
 
-/** ``facts`` is null where the manifest could not be read on its own. */
+/** ``facts`` is null if the page could not read the manifest. */
 export function modelCard(info: EngineInfo, facts: BundleFacts | null): readonly HTMLElement[] {
   return [
     ...nameAndFacts(info, facts),
@@ -22,9 +22,9 @@ export function modelCard(info: EngineInfo, facts: BundleFacts | null): readonly
   ];
 }
 
-/** Of a model that is not on this device. */
+/** The card of a model that is not on this device. */
 export function bundleCard(facts: BundleFacts | null, near: Near["state"]): readonly HTMLElement[] {
-  const why = near === "loading" ? "It is still loading." : "It is not here; the server answers.";
+  const why = near === "loading" ? "The model is still loading." : "The model did not load, so the server answers.";
   return [
     ...(facts === null ? [] : nameAndFacts(facts, facts)),
     make("h3", "", "On this device"),
@@ -53,7 +53,7 @@ function nameAndFacts(
   ];
 }
 
-/** A model in one line, of which a narrow page shows the name. */
+/** A model in one line. A narrow page shows only its name. */
 export function modelLine({
   model,
   quantization,
@@ -68,7 +68,7 @@ export function describeSelfTest({ state, switchedOff, largestDeviation }: SelfT
   return switchedOff.length === 0 ? `${name}${deviation}` : `${name}${deviation}: ${switchedOff.join(", ")}`;
 }
 
-/** The device's memory as one bar of its parts. */
+/** A bar with the parts of the model's memory. */
 export function memoryBar({
   weightBytes,
   stateBytes,
@@ -91,7 +91,7 @@ export function memoryBar({
   return make(
     "div",
     "memory",
-    make("p", "row", make("span", "", "Memory in all"), make("strong", "number", formatBytes(totalBytes))),
+    make("p", "row", make("span", "", "Total memory"), make("strong", "number", formatBytes(totalBytes))),
     bar,
     legend,
   );

@@ -1,4 +1,5 @@
-// A choice of models: bundles.json beside the page lists the bundles that its host serves, as [{"name": "Small", "bundle": "./small/"}, ...].
+// The choice of a model. bundles.json beside the page lists the bundles of its host, as
+// [{"name": "Small", "bundle": "./small/"}, ...].
 
 import { element, make } from "./elements.js";
 
@@ -8,13 +9,13 @@ export interface ListedBundle {
   readonly bundle: string;
 }
 
-/** The entries of a list that can be offered. */
+/** The well-formed entries of a list. */
 export function readBundleList(list: unknown): readonly ListedBundle[] {
   if (!Array.isArray(list)) return [];
   return (list as readonly unknown[]).filter(isListed);
 }
 
-/** Offers the list's bundles if there are several. Choosing one loads the page with it. */
+/** Offer the listed bundles if there are several. The page reloads with the chosen one. */
 export async function offerModels(current: string): Promise<void> {
   const listed = readBundleList(await fetchList());
   if (listed.length < 2) return;
@@ -46,7 +47,7 @@ async function fetchList(): Promise<unknown> {
     const response = await fetch("bundles.json");
     return response.ok ? await response.json() : null;
   } catch {
-    // Without the list the page has its one model.
+    // Without the list, the page has one model.
     return null;
   }
 }

@@ -1,4 +1,4 @@
-// Why a server answers alone: the model is still loading, or this device cannot have it. The state of the near side and its progress flow in.
+// The notice that says why a server answers alone: the model is still loading, or it cannot run on this device.
 
 import { DeviceError } from "../src/index.js";
 import { element, fill } from "./elements.js";
@@ -7,7 +7,7 @@ import { formatBytes } from "./format.js";
 import { loadState } from "./load_words.js";
 import type { LoadProgress } from "./model.js";
 
-/** The model of this page. */
+/** The state of this page's model. */
 export type Near = { readonly state: "loading" | "ready" } | { readonly state: "failed"; readonly error: unknown };
 
 export class NearNotice {
@@ -25,7 +25,7 @@ export class NearNotice {
     fill("near-track", done, total);
   }
 
-  /** ``far`` is the server that answers; null where there is none. */
+  /** ``far`` is the host of the server that answers; null if no server is connected. */
   show(near: Near, far: string | null): void {
     this.#notice.hidden = near.state === "ready" || far === null;
     if (this.#notice.hidden) return;
@@ -37,11 +37,13 @@ export class NearNotice {
         near.error instanceof DeviceError
           ? "This device cannot run the model"
           : "The model did not load on this device";
-      this.#words.textContent = `${far} answers instead. What you send goes there. Private messages are not sent, so nobody answers them.`;
+      this.#words.textContent =
+        `${far} answers instead, and your messages are sent there. Private messages are not sent, so they ` +
+        "are not answered.";
       explain(near.error, this.#why);
     } else {
       this.#title.textContent = "The model is still loading";
-      this.#words.textContent = `Until it is here ${far} answers. What you mark private waits for this device.`;
+      this.#words.textContent = `Until it has loaded, ${far} answers. Private messages wait for this device.`;
     }
   }
 }

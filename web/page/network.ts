@@ -1,7 +1,6 @@
-// The page's way to the far side: fetch, with a switch that plays a network which goes away, and a count of what went out. Requests flow in,
-// responses flow out.
+// The fetch with which the page calls the server. It counts the requests, and a switch simulates a lost network.
 
-/** Of one request: its path, and the bytes of its body. */
+/** One request: its method, its path, and the bytes of its body. */
 export interface Sent {
   readonly method: string;
   readonly path: string;
@@ -9,10 +8,10 @@ export interface Sent {
 }
 
 export class Network {
-  /** Called after each request that went out. */
+  /** Called for each request that is sent. */
   onSent: () => void = () => undefined;
   readonly #sent: Sent[] = [];
-  /** Null while the network is away. */
+  /** Null while the network is switched off. */
   #connected: AbortController | null = new AbortController();
 
   get sent(): readonly Sent[] {
@@ -23,14 +22,14 @@ export class Network {
     return this.#connected !== null;
   }
 
-  /** Off breaks what is on its way, as a network does that goes away. */
+  /** Switching off aborts the running requests, as a lost network does. */
   switch(on: boolean): void {
     if (on === this.on) return;
     this.#connected?.abort(new TypeError("The network is switched off"));
     this.#connected = on ? new AbortController() : null;
   }
 
-  /** As the platform's fetch: a TypeError where there is no network. */
+  /** Like the platform's fetch: throws TypeError without a network. */
   readonly fetch: typeof globalThis.fetch = async (input, init) => {
     if (this.#connected === null) throw new TypeError("The network is switched off");
     const request = new Request(input, init);

@@ -1,4 +1,4 @@
-// The plot of a decode: milliseconds that each token took, one line for each prompt's length. Rows flow in with a width, an SVG flows out.
+// Plots a decode as SVG: the milliseconds of each token, with one line for each prompt length.
 
 import { makeSvg } from "./elements.js";
 import type { DecodeRow } from "./measure.js";

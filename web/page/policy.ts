@@ -1,5 +1,6 @@
-// The policy that the page routes by: the file that ?policy= names, the one that was fitted to the demo models if both are there, or the page's own.
-// Under each of them a locked message is private.
+// The policy that the page routes by: the file that ?policy= names, or the policy fitted to the demo models if both are
+// present, or the page's own. Under each of them, a locked message is private. The page adds its patterns only to its
+// own policies: a policy of a file decides by the patterns in that file.
 
 import { RequestError } from "../src/index.js";
 import type { Policy } from "../src/router/decision/policy.js";
@@ -9,8 +10,8 @@ import { PRIVATE_PATTERNS } from "./private_patterns.js";
 import { DEMO_MODELS, DEMO_POLICY } from "./demo_models.js";
 
 /**
- * Near where that is as good, and never an answer lost: an unsure near answer goes on far, and where one side fails the other goes on. A server of
- * OpenAI's parameters alone cannot go on from a text, so it starts anew.
+ * The page's own policy. Near answers if it is as good. The server continues an unsure answer of near, and if one side
+ * fails, the other continues. A server that knows only OpenAI's parameters cannot continue a text, so it starts again.
  */
 export function ownPolicy(dialect: Dialect): object {
   return {
@@ -27,7 +28,10 @@ const LOCK = "locked in the page";
 /** The most private labels that a policy may have. */
 const MAX_LABELS = 100;
 
-/** The policy with the page's label among the private ones. In mode far-only nothing can be private. Throws RequestError for a bad policy. */
+/**
+ * The policy with the page's label among its private labels. In mode far-only, nothing can be private. Throws
+ * RequestError for a bad policy.
+ */
 export function withLock(json: unknown): Policy {
   const policy = parsePolicy(json);
   const { labels } = policy.private;
@@ -35,52 +39,71 @@ export function withLock(json: unknown): Policy {
   return parsePolicy({ ...policy, private: { ...policy.private, labels: [...labels, LOCK] } });
 }
 
-/** What makes a message private under a policy of ``withLock``; null if nothing does. */
+/** The label that makes a message private under a policy of ``withLock``; null if no label does. */
 export function lockLabel({ private: { labels } }: Policy): string | null {
   return labels.includes(LOCK) ? LOCK : (labels[0] ?? null);
 }
 
-/** The labels of a message. Throws RequestError for a locked message if the policy sends every message to the server. */
+/**
+ * The labels of a message. Throws RequestError for a locked message if the policy sends every message to the server.
+ */
 export function labelsOf(policy: Policy, isLocked: boolean): readonly string[] {
   if (!isLocked) return [];
   const label = lockLabel(policy);
   if (label !== null) return [label];
   throw new RequestError(
-    "The policy sends every message to the server, so this private one was not sent; start a new chat, or use another policy",
+    "The policy sends every message to the server, so this private one was not sent; start a new chat, " +
+      "or use another policy",
     { code: "private" },
   );
 }
 
-/** The policy's address, as the page's address names it; null if it names none. */
+/** The value of ?policy= in the page's address, or null. */
 export function policyAddress(): string | null {
   return new URLSearchParams(location.search).get("policy");
 }
 
-/** Null if the page's address names none. Throws TypeError or SyntaxError if the file cannot be read; the router reports what is wrong in it. */
+/**
+ * The policy that the page's address names, not yet checked, or null. Throws TypeError or SyntaxError if the file
+ * cannot
+ * be read.
+ */
 export async function givenPolicy(): Promise<unknown> {
   const address = policyAddress();
   return address === null ? null : readPolicy(address);
 }
 
-/** The page's own, with the predictor of who of the two demo models is right; null for other models. Throws as `givenPolicy`. */
+/**
+ * The page's own policy with the predictor that was fitted to the two demo models; null for other models. Throws like
+ * `givenPolicy`.
+ */
 export async function fittedPolicy(near: string | null, far: string | null, dialect: Dialect): Promise<unknown> {
   if (near !== DEMO_MODELS.near || far !== DEMO_MODELS.far) return null;
   const { quality } = (await readPolicy(DEMO_POLICY)) as { readonly quality: unknown };
   return { ...ownPolicy(dialect), quality };
 }
 
-/** When the server answers, in words. */
-export function policyWords({
-  mode,
-  quality: { predictor, threshold },
-}: Pick<Policy, "mode"> & { readonly quality: { readonly predictor: unknown; readonly threshold: number } }): string {
+/** Says when the server answers. ``hasNear``: whether this device has a model, or will have one. */
+export function policyWords(
+  {
+    mode,
+    quality: { predictor, threshold },
+  }: Pick<Policy, "mode"> & { readonly quality: { readonly predictor: unknown; readonly threshold: number } },
+  hasNear: boolean,
+): string {
+  if (mode === "near-only")
+    return hasNear
+      ? "The policy sends no message to it."
+      : "The policy sends no message to it, and this device has no model, so no message is answered.";
+  if (mode === "far-only") return "The policy sends every message to it, so no message can be private.";
+  if (!hasNear)
+    return (
+      "It answers every message that is not private, because this device has no model. Private messages " +
+      "are not sent, so they are not answered."
+    );
   switch (mode) {
-    case "near-only":
-      return "The policy sends no message to it.";
-    case "far-only":
-      return "The policy sends every message to it, so no message can be private.";
     case "prefer-near":
-      return "It answers only if this device cannot, and never a private message.";
+      return "It answers only if this device cannot, and it never receives a private message.";
     case "prefer-far":
       return "It answers every message that is not private.";
     case "auto":
@@ -88,19 +111,40 @@ export function policyWords({
     default:
       mode satisfies never;
   }
-  if (predictor === null) return "It answers only if that pays, and never a private message.";
+  if (predictor === null)
+    return "It answers only if the policy expects a better answer, and it never receives a private message.";
   const points = Math.round(100 * threshold);
   const lead =
     points === 0
-      ? "if it is the likelier"
+      ? "if it is more likely to be right"
       : points > 0
         ? `if it is ahead by more than ${points} points`
-        : `unless it is ${-points} points behind`;
-  return `The page predicts for every question how likely each side is right, in percent: the server is asked ${lead}, and never for a private message. An answer's details show both.`;
+        : `unless it is more than ${-points} points behind`;
+  return (
+    "For every question, the page predicts how likely each side is to be right, in percent. The server " +
+    `answers ${lead}, and it never receives a private message. The details of an answer show both ` +
+    "numbers."
+  );
+}
+
+/** Says which messages are private under a policy of ``withLock``. ``isOwn``: whether it is the page's own policy. */
+export function privacyWords(policy: Policy, isOwn: boolean): string {
+  if (lockLabel(policy) === null) return "";
+  const count = policy.private.patterns.length;
+  if (isOwn)
+    return (
+      "Private messages are those that you lock, and those that contain a card or account number, an " +
+      "identity number, an e-mail address or a secret key."
+    );
+  const patterns = count === 1 ? "the pattern" : `one of the ${count} patterns`;
+  return count === 0
+    ? "Only messages that you lock are private: this policy does not look for card numbers, e-mail addresses or keys."
+    : `Private messages are those that you lock, and those that match ${patterns} of this policy. The page ` +
+        "adds no patterns of its own.";
 }
 
 async function readPolicy(address: string): Promise<unknown> {
-  // A policy that was changed counts from the next connection on. A redirect could lead to another site, which the user has not agreed to.
+  // A changed policy applies from the next connection. A redirect could lead to a site that the user has not agreed to.
   const response = await fetch(address, { cache: "no-store", redirect: "manual" });
   if (response.type === "opaqueredirect")
     throw new TypeError(

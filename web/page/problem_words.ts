@@ -1,6 +1,6 @@
-// Why a message was not answered, in a reader's words: what went wrong and what to do. The technical message stays in the details.
+// Says in the reader's words why a message was not answered and what to do. The details hold the technical message.
 
-import { DeviceError, RequestError, Unavailable } from "../src/index.js";
+import { DeviceError, NearfarError, RequestError, Unavailable } from "../src/index.js";
 import { make } from "./elements.js";
 import { formatCount } from "./format.js";
 
@@ -9,43 +9,68 @@ export interface Problem {
   readonly fix: string;
 }
 
-/** Whether a conversation has more tokens than a model reads at once. Servers say so with OpenAI's code or its words. */
+/**
+ * Whether a conversation has more tokens than a model reads at once. Servers report this with OpenAI's error code or
+ * message; the router's code is "context".
+ */
 export function isContextFull(error: unknown): boolean {
   if (!(error instanceof Error)) return false;
   const { details } = error as { readonly details?: Readonly<Record<string, unknown>> };
   return (
     typeof details?.context === "number" ||
     details?.code === "context_length_exceeded" ||
+    details?.code === "context" ||
+    details?.code === "pinned_context" ||
     /maximum context length|context_length_exceeded/.test(error.message)
   );
 }
 
+/** The kinds of errors in the order of their checks. */
+const PROBLEMS: readonly (Problem & { readonly is: (error: unknown) => boolean })[] = [
+  {
+    is: (error) => error instanceof NearfarError && error.details.code === "private",
+    what: "The message was not sent to the server, because it or an earlier message is private.",
+    fix: "Start a new chat to use the server.",
+  },
+  {
+    // The router reports this code only if the server may not answer.
+    is: (error) => error instanceof NearfarError && error.details.code === "near_unavailable",
+    what: "This message was not sent: it is private, or the policy uses no server, and this device has no model.",
+    fix: "Wait until the model has loaded, or start a new chat without the private text.",
+  },
+  {
+    is: (error) => error instanceof DeviceError,
+    what: "The model stopped: this device's graphics processor failed.",
+    fix: "Load the model again. If this happens again, close other tabs or choose a smaller model.",
+  },
+  {
+    is: (error) => error instanceof Unavailable,
+    what: "Neither this device nor the server could answer.",
+    fix: "Try again in a moment, or check the connection to the server.",
+  },
+  {
+    is: (error) => error instanceof TypeError,
+    what: "The server could not be reached.",
+    fix: "Check the network and the server's address, then try again.",
+  },
+  {
+    is: (error) => error instanceof RequestError,
+    what: "The model did not accept this message.",
+    fix: "Check the settings, change the message, and send it again.",
+  },
+];
+
 export function problemOf(error: unknown): Problem {
   if (isContextFull(error)) return tooLong(error as Error);
-  if (error instanceof DeviceError)
-    return {
-      what: "The model stopped: this device's graphics processor gave up.",
-      fix: "Load the model again. If that repeats, close other tabs or choose a smaller model.",
-    };
-  if (error instanceof Unavailable)
-    return {
-      what: "Nobody could answer just now.",
-      fix: "Try again in a moment, or check the connection to the server.",
-    };
-  if (error instanceof TypeError)
-    return {
-      what: "The server could not be reached.",
-      fix: "Check the network and the server's address, then try again.",
-    };
-  if (error instanceof RequestError)
-    return {
-      what: "The model did not accept this message.",
-      fix: "Check the settings, change the message, and send it again.",
-    };
-  return { what: "Something unexpected went wrong.", fix: "Try again. If that repeats, load the page again." };
+  return (
+    PROBLEMS.find(({ is }) => is(error)) ?? {
+      what: "Something unexpected went wrong.",
+      fix: "Try again. If this happens again, reload the page.",
+    }
+  );
 }
 
-/** What is wrong, what to do, and the technical message behind a fold. */
+/** The elements of an error: what is wrong, what to do, and the technical message, folded. */
 export function problemElements(error: unknown): readonly Node[] {
   const { what, fix } = problemOf(error);
   const technical = error instanceof Error ? error.message : String(error);

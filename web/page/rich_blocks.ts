@@ -1,4 +1,5 @@
-// What sanitised Markdown gets beyond HTML: code with its language, a copy button and highlighting, tables that scroll, and formulas.
+// Decorates sanitised Markdown: code gets its language, a copy button and highlighting, tables scroll, formulas are
+// rendered.
 
 import { icon, make } from "./elements.js";
 import { whenLoaded } from "./lazy_module.js";
@@ -30,7 +31,7 @@ function frameCode(code: HTMLElement): void {
   );
   pre?.replaceWith(frame);
   if (pre === null) return;
-  // Long lines scroll, also by keyboard.
+  // Long lines scroll, with the keyboard as well.
   pre.tabIndex = 0;
   frame.append(pre);
   if (language !== "") {

@@ -1,4 +1,5 @@
-// The whole measurement in a page: a bundle's address flows in, each step is told as it starts, the result flows out as one object for JSON.
+// Runs the complete measurement of a bundle, reports each step as it starts, and returns the result as an object for
+// JSON.
 
 import { httpSource } from "../src/index.js";
 import type { Agreement, Expected } from "./agreement.js";
@@ -13,11 +14,11 @@ import type { LoadProgress, Model } from "./model.js";
 import { freshSource, openModel } from "./model.js";
 
 export const STEPS = {
-  cold: "Load, all over the network",
+  cold: "Load everything over the network",
   warm: "Load again",
   prefill: "Read prompts",
   decode: "Write answers",
-  counts: "Count what a token costs",
+  counts: "Count the calls of a token",
   agreement: "Compare with the reference",
 } as const;
 
@@ -38,7 +39,7 @@ const PLANS: Readonly<Record<Depth, Plan>> = {
 };
 const COUNTED_TOKENS = 17;
 
-/** Milliseconds since the load began. ``upload_ms`` is what writing the weights took of the host's time, meanwhile. */
+/** The times of a load. ``upload_ms`` is the host time of writing the weights, which overlaps the other phases. */
 export interface LoadTimes {
   readonly total_ms: number;
   readonly manifest_ms: number;
@@ -48,7 +49,7 @@ export interface LoadTimes {
   readonly bytes: number;
 }
 
-/** ``runs_on_cpu``: WebGPU without a GPU, whose times say nothing of one. */
+/** ``runs_on_cpu``: whether WebGPU runs without a GPU, so that the times do not apply to any GPU. */
 export interface DeviceFacts {
   readonly adapter: string;
   readonly vendor: string;
@@ -75,7 +76,7 @@ export interface BenchResult {
   readonly prefill: readonly PrefillRow[];
   readonly decode: readonly DecodeRow[];
   readonly per_token: CallCounts | null;
-  /** ``buffers`` are all of the page's WebGPU buffers, as counted. */
+  /** ``buffers`` is the size of all WebGPU buffers of the page, as counted. */
   readonly memory_bytes: {
     readonly weights: number;
     readonly keys_and_values: number;
@@ -101,7 +102,7 @@ export async function runBench(
   onStep("warm");
   const { model, times: warm, bufferBytes } = await timedLoad(bundle, false, signal);
   try {
-    // The first forward pays for what is made once.
+    // The first forward pass includes one-time work.
     await measurePrefill(model, facts, [8], 1, signal);
     onStep("prefill");
     const prefill = await measurePrefill(model, facts, plan.prefill, plan.runs, signal);
@@ -138,11 +139,11 @@ export async function runBench(
   }
 }
 
-/** What the median token costs, of a model that has written before. */
+/** The median calls of a token. The model must have written tokens before. */
 export async function countTokens(model: Model, facts: BundleFacts, signal: AbortSignal): Promise<CallCounts | null> {
   const counter = countCalls();
   try {
-    // What is made once has been made when the counted answers start.
+    // One-time work is done before the counted answers start.
     await measureCounts(model, facts, counter, 4, signal);
     return await measureCounts(model, facts, counter, COUNTED_TOKENS, signal);
   } finally {
@@ -184,7 +185,7 @@ async function timedLoad(
   }
 }
 
-/** Null where there is none beside the bundle. */
+/** Resolves to null if there is no expected.json beside the bundle. */
 async function fetchExpected(bundle: string, signal: AbortSignal): Promise<Expected | null> {
   const response = await fetch(new URL("expected.json", httpSource(bundle).location), { signal });
   return response.ok ? ((await response.json()) as Expected) : null;

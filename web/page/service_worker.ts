@@ -1,5 +1,6 @@
 /// <reference lib="webworker" />
-// Keeps the page's own files, so that it opens without a network. Online, every file comes from the network and is never stale. Weights have their own store.
+// Caches the page's own files, so that it opens without a network. With a network, every file comes from the network
+// and is never stale. Weights have their own store.
 
 import type {} from "./service_worker_build.js";
 
@@ -11,11 +12,11 @@ const ADDRESSES: ReadonlySet<string> = new Set(
 );
 
 worker.addEventListener("install", (event) => {
-  event.waitUntil(keepFiles());
+  event.waitUntil(cacheFiles());
 });
 
 worker.addEventListener("activate", (event) => {
-  event.waitUntil(forgetOldFiles());
+  event.waitUntil(deleteOldCaches());
 });
 
 worker.addEventListener("fetch", (event) => {
@@ -24,14 +25,14 @@ worker.addEventListener("fetch", (event) => {
   if (request.method === "GET" && ADDRESSES.has(address)) event.respondWith(answer(request, address));
 });
 
-/** The files of this build, all or none. */
-async function keepFiles(): Promise<void> {
+/** Cache the files of this build: all of them, or none. */
+async function cacheFiles(): Promise<void> {
   const cache = await caches.open(CACHE);
   await cache.addAll([...ADDRESSES].map((address) => new Request(address, { cache: "reload" })));
   await worker.skipWaiting();
 }
 
-async function forgetOldFiles(): Promise<void> {
+async function deleteOldCaches(): Promise<void> {
   const names = await caches.keys();
   await Promise.all(
     names.filter((name) => name.startsWith(PREFIX) && name !== CACHE).map((name) => caches.delete(name)),
@@ -42,13 +43,13 @@ async function answer(request: Request, address: string): Promise<Response> {
   try {
     return await fetch(request);
   } catch (error) {
-    const kept = await (await caches.open(CACHE)).match(address);
-    if (kept === undefined) throw error;
-    return kept;
+    const cached = await (await caches.open(CACHE)).match(address);
+    if (cached === undefined) throw error;
+    return cached;
   }
 }
 
-/** Without ?bundle= and the like, which the page itself reads. */
+/** The address without its query and hash, which only the page reads. */
 function plainAddress(url: string): string {
   const address = new URL(url);
   address.search = "";

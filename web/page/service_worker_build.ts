@@ -1,4 +1,4 @@
-// What the build tells the service worker: the page's files, and a hash that changes with any of them.
+// Constants that the build defines for the service worker: the page's files, and a hash of their contents.
 
 declare global {
   const PAGE_BUILD: { readonly hash: string; readonly files: readonly string[] };

@@ -1,4 +1,4 @@
-// The settings of an answer: the form's fields flow in, checked settings flow out. They stay for the page's next visit where the browser keeps them.
+// The form with the settings of an answer. The browser stores them for the next visit.
 
 import { element } from "./elements.js";
 import type { Settings } from "./model.js";
@@ -12,10 +12,10 @@ export class SettingsForm {
 
   constructor() {
     for (const field of this.fields()) {
-      field.value = kept()[field.id] ?? field.value;
+      field.value = storedValues()[field.id] ?? field.value;
       field.addEventListener("input", () => {
         this.show();
-        keep(Object.fromEntries(this.fields().map(({ id, value }) => [id, value])));
+        store(Object.fromEntries(this.fields().map(({ id, value }) => [id, value])));
       });
     }
     element("settings", HTMLFormElement).addEventListener("submit", (event) => {
@@ -24,7 +24,7 @@ export class SettingsForm {
     this.show();
   }
 
-  /** Null, with the field in focus, where one is out of its range. */
+  /** The checked settings. If a field is out of its range, focuses the field and returns null. */
   read(): Settings | null {
     const wrong = this.fields().find((field) => !field.checkValidity());
     if (wrong !== undefined) {
@@ -53,19 +53,19 @@ function numberOf({ value }: HTMLInputElement): number | null {
   return value === "" ? null : Number(value);
 }
 
-function kept(): Readonly<Record<string, string>> {
+function storedValues(): Readonly<Record<string, string>> {
   try {
     return JSON.parse(localStorage.getItem(KEY) ?? "{}") as Record<string, string>;
   } catch {
-    // A browser without storage, or with something else there, has the form's own values.
+    // Without storage, or if it has other content, the form's default values apply.
     return {};
   }
 }
 
-function keep(values: Readonly<Record<string, string>>): void {
+function store(values: Readonly<Record<string, string>>): void {
   try {
     localStorage.setItem(KEY, JSON.stringify(values));
   } catch {
-    // They hold for this visit.
+    // Without storage, the settings last for this visit.
   }
 }

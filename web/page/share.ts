@@ -1,8 +1,8 @@
-// The result's way out of the page: to the clipboard, to a file, or to what the device shares with. Text flows in, buttons flow out.
+// Buttons that export the result: to the clipboard, to a file, or through the device's share sheet.
 
 import { make } from "./elements.js";
 
-/** ``announce`` tells those who cannot see the page. */
+/** ``announce`` reports to screen readers. */
 export function shareButtons(json: string, fileName: string, announce: (text: string) => void): HTMLElement {
   const row = make("div", "share");
   const button = (label: string, className: string, onClick: () => Promise<string>): void => {
@@ -16,7 +16,7 @@ export function shareButtons(json: string, fileName: string, announce: (text: st
           setTimeout(() => (node.textContent = label), 1500);
         },
         (error: unknown) => {
-          // Who closes the share sheet has not met an error.
+          // Closing the share sheet is not an error.
           if (!(error instanceof DOMException && error.name === "AbortError"))
             announce(`${label}: the browser does not allow it`);
         },
@@ -37,7 +37,7 @@ export function shareButtons(json: string, fileName: string, announce: (text: st
     URL.revokeObjectURL(link.href);
     return Promise.resolve("Saved");
   });
-  // Not every browser has it, and those that do share not every kind of file.
+  // Some browsers have no share sheet, and others do not share every type of file.
   if ("canShare" in navigator && navigator.canShare({ files: [file] })) {
     button("Share", "plain", async () => {
       await navigator.share({ files: [file], title: "nearfar measurement" });

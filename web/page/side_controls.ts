@@ -1,4 +1,4 @@
-// Who is to answer: the choice of a side, the lock of a private message, and the switch of the network. Clicks flow in, the choice flows out.
+// The controls of who answers: the choice of a side, the lock of a private message, and the switch of the network.
 
 import { element } from "./elements.js";
 import type { Network } from "./network.js";
@@ -8,16 +8,18 @@ import type { Near } from "./near_notice.js";
 export class SideControls {
   readonly #lock = element("private", HTMLButtonElement);
   readonly #note = element("privacy", HTMLElement);
-  /** Whether the conversation has a private message already, which goes with all that follow. */
+  /** Whether the conversation has a private message already. Every later message includes it. */
   #carried = false;
   #near: Near["state"] = "loading";
   /** Whether the policy lets this device answer. */
   #locks = true;
 
-  constructor(network: Network) {
+  /** ``changed`` is called when the user opens or closes the lock. */
+  constructor(network: Network, changed: () => void) {
     this.#lock.addEventListener("click", () => {
       this.#lock.setAttribute("aria-pressed", String(!this.private));
       this.show();
+      changed();
     });
     const on = element("network", HTMLInputElement);
     on.addEventListener("change", () => {
@@ -26,7 +28,7 @@ export class SideControls {
     });
   }
 
-  /** There are two sides from now on. ``locks``: whether the policy lets this device answer a private message. */
+  /** Show the controls of two sides. ``locks``: whether the policy lets this device answer a private message. */
   appear(locks: boolean): void {
     this.#locks = locks;
     this.show();
@@ -34,36 +36,54 @@ export class SideControls {
     for (const id of ["private", "sides"]) element(id, HTMLElement).hidden = false;
   }
 
-  /** Whether this device can answer; where it never will, it cannot be pinned. */
+  /** Sets whether this device can answer. A device that never will cannot be chosen. */
   near(state: Near["state"]): void {
     this.#near = state;
     this.show();
   }
 
-  /** Null leaves it to the router. */
+  /** The side that the user chose; null leaves the choice to the router. */
   get pin(): Side | null {
     const chosen = document.querySelector<HTMLInputElement>("input[name=pin]:checked")?.value;
     return chosen === "near" || chosen === "far" ? chosen : null;
   }
 
-  /** Whether the message that is typed is to stay here. */
+  /** Whether the message being typed must stay on this device. */
   get private(): boolean {
     return this.#lock.getAttribute("aria-pressed") === "true";
   }
 
-  /** Why the message that is typed cannot be sent; null where it can. The lock stays, lest it goes to the server unlocked. */
+  /** Close the lock, as it was in a stored conversation. */
+  lock(): void {
+    this.#lock.setAttribute("aria-pressed", "true");
+    this.show();
+  }
+
+  /**
+   * Why the message being typed cannot be sent; null if it can. The lock stays closed, so that the message is not sent
+   * unlocked.
+   */
   get refused(): string | null {
     if (!this.private) return null;
     if (!this.#locks && this.#carried)
-      return "This chat has private messages, and the policy sends every message to the server. Start a new chat to use the server.";
+      return (
+        "This chat has private messages, and the policy sends every message to the server. Start a new chat " +
+        "to use the server."
+      );
     if (!this.#locks)
-      return "A private message would never be answered: the policy sends every message to the server. Unlock it to send it there.";
+      return (
+        "A private message would never be answered: the policy sends every message to the server. Unlock it " +
+        "to send it to the server."
+      );
     if (this.#near !== "failed") return null;
-    return "A private message would never be answered: there is no model on this device, and the server must not see it. Unlock it to send it there.";
+    return (
+      "A private message would never be answered: this device has no model, and the server must not see " +
+      "the message. Unlock it to send it to the server."
+    );
   }
 
-  /** Whether a conversation so far has a private message. */
-  carry(carried: boolean): void {
+  /** Sets whether the conversation so far has a private message. */
+  setCarried(carried: boolean): void {
     if (carried === this.#carried) return;
     this.#carried = carried;
     this.#lock.setAttribute("aria-pressed", String(carried));
@@ -85,13 +105,19 @@ export class SideControls {
 
   private words(): string {
     if (this.#carried)
-      return "Private from here on: every message carries the private one along, so this device answers. A new chat is free again.";
+      return (
+        "This chat is private from here on: every message includes the private one, so only this device " +
+        "answers. A new chat is not private."
+      );
     const when = this.#near === "loading" ? " once its model is loaded" : "";
-    return `Private: this device answers it${when}, and every later message of this chat, for they carry this one along.`;
+    return (
+      `Private: only this device answers this message${when}. It also answers every later message of this ` +
+      "chat, because those include this one."
+    );
   }
 }
 
-/** A side that cannot be chosen is not. */
+/** Enable or disable the choice of a side. If the disabled side was chosen, the policy chooses instead. */
 function disable(side: Side, disabled: boolean): void {
   const choice = document.querySelector<HTMLInputElement>(`input[name=pin][value=${side}]`);
   if (choice === null) throw new Error(`the page has no choice of the ${side} side`);

@@ -1,4 +1,4 @@
-// Separates a model's reasoning, which it writes between <think> and </think>, from its answer.
+// A model's reasoning, which the page keeps in the answer's text between <think> and </think>.
 
 export interface Thought {
   /** Null if the model wrote no reasoning. */
@@ -10,6 +10,29 @@ export interface Thought {
 
 const OPEN = "<think>";
 const CLOSE = "</think>";
+
+/** Writes reasoning that arrives apart from the answer into the answer's text, between <think> and </think>. */
+export class ThinkingTags {
+  #open = false;
+
+  /** The text for one piece of reasoning and one of the answer; each may be empty. */
+  feed(reasoning: string, content: string): string {
+    let text = "";
+    if (reasoning !== "" && !this.#open) {
+      this.#open = true;
+      text += OPEN;
+    }
+    text += reasoning;
+    return content === "" ? text : text + this.end() + content;
+  }
+
+  /** The closing tag if the reasoning is still open. */
+  end(): string {
+    if (!this.#open) return "";
+    this.#open = false;
+    return `${CLOSE}\n\n`;
+  }
+}
 
 /** Some chat templates open the block in the prompt, so the closing tag may come alone. */
 export function splitThinking(text: string): Thought {

@@ -1,4 +1,4 @@
-// The chat page's elements. What happened flows in, the document shows it; clicks and keys flow out through `Handlers`.
+// The chat page's elements. The chat updates them, and they report clicks and keys to `Handlers`.
 
 import type { Question } from "./answer_view.js";
 import { AnswerView } from "./answer_view.js";
@@ -16,18 +16,18 @@ export interface Handlers {
   readonly newChat: () => void;
   /** Answer the last question again. */
   readonly regenerate: () => void;
-  /** Send a new message after all, and leave the earlier one as it is. */
+  /** Stop editing an earlier message, and leave it as it is. */
   readonly cancelEdit: () => void;
 }
 
-/** Who answers. */
+/** The sides that answer. */
 export interface Answerers {
   readonly near: Near["state"];
-  /** Of this device's engine; null where there is none. */
+  /** The information about this device's engine; null if there is no engine. */
   readonly info: EngineInfo | null;
-  /** Null where the bundle's manifest cannot be read. */
+  /** Null if the bundle's manifest cannot be read. */
   readonly facts: BundleFacts | null;
-  /** ``model`` is null for a server that was not reached yet. */
+  /** ``model`` is null for a server that has not been reached yet. */
   readonly far: { readonly host: string; readonly model: string | null } | null;
 }
 
@@ -38,7 +38,7 @@ const DEMO_EXAMPLES = [
   "find the email in: write to ana@example.com today",
   "tell me a story about a fox",
 ];
-// Half of them is what the larger model is for.
+// Half of them need the larger model.
 const DEMO_EXAMPLES_OF_BOTH = [
   "what is 27 + 58?",
   "dim the kitchen lights to 30 percent",
@@ -72,7 +72,7 @@ export class View {
       if (!this.busy) this.submit();
     });
     document.addEventListener("keydown", (event) => {
-      // Where the panel is open, Escape closes that.
+      // If the panel is open, Escape closes the panel.
       if (event.key === "Escape" && this.busy && !element("panel", HTMLElement).matches(":popover-open"))
         this.handlers.stop();
     });
@@ -87,7 +87,7 @@ export class View {
     element("bench-link", HTMLAnchorElement).search = location.search;
   }
 
-  /** At least one of them can answer: from now on questions are asked. */
+  /** Show the composer, because at least one side can answer. */
   present({ near, info, facts, far }: Answerers): void {
     document.title = `${info?.model ?? far?.model ?? ""} · nearfar`;
     const line = info === null ? [make("span", "", far?.model ?? "")] : modelLine(info);
@@ -96,7 +96,7 @@ export class View {
       ...(far === null ? [] : [make("span", "wide", ` · far: ${far.host}`)]),
     );
     element("device", HTMLElement).textContent =
-      info === null ? `What you send goes to ${far?.host ?? ""}` : deviceLine(info);
+      info === null ? `Messages go to ${far?.host ?? ""}, except private ones` : deviceLine(info);
     element("model-card", HTMLElement).replaceChildren(
       ...(info === null ? bundleCard(facts, near) : modelCard(info, facts)),
     );
@@ -107,7 +107,7 @@ export class View {
     if (document.body.dataset.state !== "ready") this.open();
   }
 
-  /** The composer and the welcome instead of what stood there. */
+  /** Show the composer and the welcome instead of the loading state or the failure. */
   private open(): void {
     document.body.dataset.state = "ready";
     for (const id of ["loading", "failure"]) element(id, HTMLElement).hidden = true;
@@ -118,17 +118,24 @@ export class View {
   private welcome(near: Near["state"], host: string): void {
     const [title, line] = {
       ready: [
-        "Near where it can, far where it pays.",
-        `The model in this page answers what it can; the larger one at ${host} does the rest. What you mark private never leaves this device.`,
+        "Near if it can, far if it helps.",
+        `The model in this page answers what it can, and the larger one at ${host} does the rest. Private ` +
+          "messages never leave this device.",
       ],
-      loading: ["Far at once, near once it is here.", `The model at ${host} answers until this page has its own.`],
-      failed: ["A language model, far from here.", `The model at ${host} answers. What you type is sent there.`],
+      loading: [
+        "Far now, near once it has loaded.",
+        `The model at ${host} answers until this page has loaded its own.`,
+      ],
+      failed: [
+        "A language model on a server.",
+        `The model at ${host} answers. Your messages are sent there, except private ones.`,
+      ],
     }[near];
     element("welcome-title", HTMLElement).textContent = title ?? "";
     element("welcome-line", HTMLElement).textContent = line ?? "";
   }
 
-  /** Back to an empty conversation. */
+  /** Show an empty conversation. */
   clear(): void {
     this.#conversation.replaceChildren();
     this.#last = null;
@@ -137,7 +144,7 @@ export class View {
     this.#prompt.focus();
   }
 
-  /** Show a question, and the place of its answer. */
+  /** Show a question and its empty answer. */
   ask(question: Question, far: string | null): AnswerView {
     this.show("conversation");
     this.#prompt.value = "";
@@ -154,7 +161,7 @@ export class View {
     return view;
   }
 
-  /** Take a turn out of the conversation. */
+  /** Remove a turn from the conversation. */
   remove(view: AnswerView): void {
     view.question.remove();
     view.answer.remove();
@@ -167,48 +174,49 @@ export class View {
     this.#prompt.focus();
   }
 
-  /** Which turn the message being typed replaces; null for none. */
+  /** Mark the turn that the message being typed replaces; null removes the mark. */
   editing(view: AnswerView | null): void {
     for (const question of this.#conversation.querySelectorAll(".editing")) question.classList.remove("editing");
     view?.question.classList.add("editing");
     element("edit-note", HTMLElement).hidden = view === null;
   }
 
-  /** A line above the first turn that the model still reads; null takes the line away. */
+  /** Show a line above the first turn that the model still reads; null removes the line. */
   forget(first: AnswerView | null, turns: number): void {
     this.#conversation.querySelector(".forgotten")?.remove();
     if (first === null) return;
-    const oldest = turns === 1 ? "The oldest message" : `The ${turns} oldest messages`;
+    const oldest = turns === 1 ? "the oldest message" : `the ${turns} oldest messages`;
     const line = make(
       "p",
       "forgotten quiet",
-      `${oldest} made way: the conversation is longer than the model can read at once. It answers from here on.`,
+      `The model no longer reads ${oldest}, because the conversation is longer than its context. It reads ` +
+        "from here on.",
     );
     line.setAttribute("role", "note");
     first.question.before(line);
   }
 
-  /** An answer starts to grow. */
+  /** An answer begins. */
   begin(view: AnswerView): void {
     this.setBusy(true);
     this.announce("Answering");
     view.question.scrollIntoView({ block: "start" });
   }
 
-  /** It grows no more. */
+  /** An answer has ended. */
   end(): void {
     this.follow();
     this.setBusy(false);
     this.#prompt.focus({ preventScroll: true });
   }
 
-  /** Keep the end in sight, unless the reader has scrolled up. */
+  /** Scroll to the end, unless the reader has scrolled up. */
   follow(): void {
     const root = document.documentElement;
     if (root.scrollHeight - root.scrollTop - root.clientHeight < 120) root.scrollTop = root.scrollHeight;
   }
 
-  /** Says something to those who cannot see the page. */
+  /** Announce a text to screen readers. */
   announce(text: string): void {
     element("status", HTMLElement).textContent = text;
   }

@@ -20,7 +20,8 @@ function modelOf(answers: readonly number[]): TokenModel {
   };
 }
 
-// After the first row token 5 is far ahead; after the second 6 and 7 are closer than the tolerance can tell; the third ends the answer.
+// After the first row token 5 is far ahead; after the second 6 and 7 are closer than the tolerance can tell; the third
+// ends the answer.
 const SELF_TEST: SelfTestEntry = {
   prompt_ids: [1, 2, 3],
   rows: [
@@ -33,12 +34,12 @@ const SELF_TEST: SelfTestEntry = {
 
 test.each([
   ["the reference's tokens agree", "float32", [5, 6, END], 3],
-  ["within the tolerance of float16 two tokens may change places", "float16", [5, 7, END], 3],
+  ["within the tolerance of float16 two tokens may swap", "float16", [5, 7, END], 3],
   ["within that of float32 they may not", "float32", [5, 7, END], 2],
   ["a token beyond the tolerance is wrong", "float16", [5, 8, END], 2],
   ["an answer that should have ended is wrong", "float32", [5, 6, 4], 2],
   ["an answer that ends too early is wrong", "float32", [END, 6, END], 2],
-])("of a self-test %s", async (_, activation, answers, agreed) => {
+])("in a self-test, %s", async (_, activation, answers, agreed) => {
   const facts = { selfTest: SELF_TEST, endTokenIds: [END] };
   expect(await measureAgreement(modelOf(answers), facts, activation, null, signal)).toEqual({
     reference: "self_test",
@@ -56,7 +57,7 @@ test("an expected answer agrees up to the first other token", async () => {
   expect(await found([5, END])).toEqual({ reference: "expected", checked: 4, agreed: 1 });
 });
 
-test("without a reference there is nothing to agree with", async () => {
+test("without a reference there is no agreement", async () => {
   expect(await measureAgreement(modelOf([1]), { selfTest: null, endTokenIds: [] }, "float32", null, signal)).toEqual({
     reference: "none",
   });

@@ -1,4 +1,4 @@
-// Which addresses the page asks about, and what it says of them.
+// The addresses for which the page requests consent, and its words.
 
 import { expect, test } from "vitest";
 

@@ -1,9 +1,9 @@
 import { expect, test } from "vitest";
 
-import { countCalls, median, medianCounts } from "../../page/count_calls.js";
+import { NO_CALLS, countCalls, median, medianCounts } from "../../page/count_calls.js";
 
 /* eslint-disable @typescript-eslint/no-empty-function */
-/** WebGPU's classes as far as they are counted, whose calls give what a test looks at. */
+/** The counted classes of WebGPU, with results that the tests read. */
 function fakeClasses() {
   class GPUComputePassEncoder {
     dispatchWorkgroups(): void {}
@@ -38,16 +38,6 @@ function fakeClasses() {
 }
 /* eslint-enable @typescript-eslint/no-empty-function */
 
-const NOTHING = {
-  dispatches: 0,
-  submits: 0,
-  passes: 0,
-  bind_groups: 0,
-  buffers: 0,
-  write_buffers: 0,
-  bytes_read_back: 0,
-};
-
 test("every call is counted and goes through", () => {
   const classes = fakeClasses();
   const counter = countCalls(classes);
@@ -71,7 +61,7 @@ test("every call is counted and goes through", () => {
   });
 });
 
-test("bytes count as read back only of buffers that are mapped to be read", () => {
+test("only buffers that are mapped for reading count as read back", () => {
   const classes = fakeClasses();
   const counter = countCalls(classes);
   const device = new classes.GPUDevice();
@@ -100,16 +90,16 @@ test("once stopped, nothing is counted and the methods are as before", () => {
   counter.stop();
   expect(submit()).toBe(before);
   new classes.GPUQueue().submit();
-  expect(counter.read()).toEqual(NOTHING);
+  expect(counter.read()).toEqual(NO_CALLS);
 });
 
-test("a median is of each count by itself", () => {
+test("the median of each count is computed separately", () => {
   const steps = [
-    { ...NOTHING, dispatches: 9, buffers: 1 },
-    { ...NOTHING, dispatches: 4 },
-    { ...NOTHING, dispatches: 5 },
+    { ...NO_CALLS, dispatches: 9, buffers: 1 },
+    { ...NO_CALLS, dispatches: 4 },
+    { ...NO_CALLS, dispatches: 5 },
   ];
-  expect(medianCounts(steps)).toEqual({ ...NOTHING, dispatches: 5 });
+  expect(medianCounts(steps)).toEqual({ ...NO_CALLS, dispatches: 5 });
   expect(medianCounts([])).toBeNull();
   expect(median([4, 1, 3, 2])).toBe(2.5);
 });

@@ -14,10 +14,10 @@ const CHAT = [
 ];
 const said = (messages: readonly ChatMessage[] | null): string | undefined =>
   messages?.map(({ content }) => content).join(" ");
-/** Ten tokens a message. */
+/** Ten tokens per message. */
 const count = (messages: readonly ChatMessage[]): Promise<number> => Promise.resolve(10 * messages.length);
 
-test("the oldest questions go with their answers, and the system prompt and the last question stay", () => {
+test("the oldest questions are dropped with their answers, and the system prompt and the last question stay", () => {
   expect(said(withoutOldest(CHAT, 0))).toBe("sys one 1 two 2 three");
   expect(said(withoutOldest(CHAT, 1))).toBe("sys two 2 three");
   expect(said(withoutOldest(CHAT, 2))).toBe("sys three");
@@ -31,12 +31,12 @@ test.each([
   [40, 1],
   [39, 2],
   [5, 2],
-])("of a context of %d tokens beside the answer's room, %d turns make way", async (context, dropped) => {
+])("for a context of %d tokens beside the answer's room, %d turns are dropped", async (context, dropped) => {
   const fitted = await fitMessages(CHAT, context + 15, 15, count);
   expect(fitted.dropped).toBe(dropped);
   expect(said(fitted.messages)).toBe(said(withoutOldest(CHAT, dropped)));
 });
 
-test("an answer has its longest length of room, at most a quarter of the context", () => {
+test("the room of an answer is its longest length, at most a quarter of the context", () => {
   expect([answerRoom(4096, null), answerRoom(4096, 100), answerRoom(256, 100)]).toEqual([1024, 100, 64]);
 });

@@ -3,7 +3,7 @@ import { expect, test } from "vitest";
 import { runsOnCpu } from "../../page/cpu_adapter.js";
 import { formatBytes, formatMs, formatParameters, formatSpeed, plural } from "../../page/format.js";
 
-test("numbers read as people write them", () => {
+test("numbers are formatted for readers", () => {
   expect([0, 512, 4096, 278_100_000, 1_240_000_000].map(formatBytes)).toEqual([
     "0 B",
     "512 B",
@@ -29,7 +29,7 @@ test("numbers read as people write them", () => {
   expect([plural(1, "token"), plural(2000, "token")]).toEqual(["1 token", "2,000 tokens"]);
 });
 
-test("drivers that compute on the CPU are known by their names", () => {
+test("drivers that compute on the CPU are recognised by their names", () => {
   expect(
     ["google swiftshader", "llvmpipe (LLVM 15.0.6, 256 bits)", "Microsoft Basic Render Driver"].every(runsOnCpu),
   ).toBe(true);

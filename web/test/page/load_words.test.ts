@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import { loadState } from "../../page/load_words.js";
 
-test("a download that is complete says that kernels are compiled, and its bar counts them", () => {
+test("after the download, the words and the bar show the kernels", () => {
   const progress = {
     phase: "download",
     loadedBytes: 50,
@@ -17,6 +17,6 @@ test("a download that is complete says that kernels are compiled, and its bar co
   expect(loadState({ ...progress, phase: "upload", loadedBytes: 100 })).toEqual(waits);
   expect(loadState({ ...progress, loadedBytes: 100, compiledKernels: 12 }).unit).toBe("bytes");
   expect(loadState({ ...progress, phase: "self-test", loadedBytes: 100 }).words).toBe(
-    "Checking that this device computes right",
+    "Checking that this device computes correctly",
   );
 });

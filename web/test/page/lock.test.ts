@@ -1,4 +1,5 @@
-// What the page shows as private never leaves the device, whatever the policy says: every request of a recording server is read.
+// A message that the page shows as private never leaves the device under any policy. The tests read every request of a
+// recording server.
 
 import { readFileSync } from "node:fs";
 
@@ -70,7 +71,7 @@ test("a request that the decision calls private is not sent", { timeout: 60_000 
       labels,
       content: parts === undefined ? content : parts.map((text) => ({ type: "text", text })),
     }));
-    // Other texts stand in a tool's description.
+    // Other texts are in a tool's description.
     const tools = situation.texts.map((description, index) => ({
       type: "function",
       function: { name: `tool_${index}`, description, parameters: { type: "object" } },
@@ -82,7 +83,7 @@ test("a request that the decision calls private is not sent", { timeout: 60_000 
   expect(found).toBeGreaterThan(50);
 });
 
-test("the lock has a label under a policy that has as many labels as it may", () => {
+test("the lock has a label under a policy with the maximum number of labels", () => {
   const labels = Array.from({ length: 100 }, (_, index) => `label ${index}`);
   const policy = withLock({ version: 1, mode: "prefer-far", private: { labels } });
   expect(labelsOf(policy, true)).toEqual(["label 0"]);
@@ -93,7 +94,7 @@ test("the lock has a label under a policy that has as many labels as it may", ()
   });
 });
 
-test("README's policy with private labels of its own has the lock", () => {
+test("the README's policy with its own private labels has the lock", () => {
   const policy = withLock({ version: 1, mode: "prefer-far", private: { labels: ["health"] } });
   expect(policy.private.labels).toContain("health");
   expect(decide(policy, situationOf({ labels: labelsOf(policy, true) }))).toMatchObject({
@@ -118,7 +119,7 @@ test("the page's own policy has the patterns of the conformance file", () => {
   expect(Object.fromEntries(EXAMPLES.map(({ name, pattern }) => [name, pattern]))).toEqual(PRIVATE_PATTERNS);
 });
 
-test.each(EXAMPLES)("$name: found in its examples, and nothing in the counterexamples", ({ pattern, found, clear }) => {
+test.each(EXAMPLES)("$name: matches its examples and none of the counterexamples", ({ pattern, found, clear }) => {
   const one = PrivateCheck.of({ labels: [], patterns: [pattern], ignore_case: true });
   const all = PrivateCheck.of(withLock(ownPolicy("nearfar")).private);
   expect(found.filter((text) => !one.matches(`x ${text}`) || !all.matches(text))).toEqual([]);

@@ -7,7 +7,7 @@ import { measureCounts, measureDecode, measurePrefill, promptOf } from "../../pa
 const SIZES = { vocabSize: 509, context: 100 };
 const { signal } = new AbortController();
 
-/** Ends each answer after so many tokens, and writes down what it was asked. */
+/** Ends each answer after a number of tokens, and records its requests. */
 function modelOf(
   mostTokens: number,
 ): TokenModel & { readonly asked: { readonly prompt: readonly number[]; readonly maxTokens: number }[] } {
@@ -22,7 +22,7 @@ function modelOf(
   };
 }
 
-test("prompts that the context does not hold are left out", async () => {
+test("prompts that do not fit the context are left out", async () => {
   const model = modelOf(10);
   const rows = await measurePrefill(model, SIZES, [16, 100, 101], 2, signal);
   expect(rows.map((row) => row.prompt_tokens)).toEqual([16, 100]);
@@ -34,7 +34,7 @@ test("prompts that the context does not hold are left out", async () => {
   ]);
 });
 
-test("a model that answers with nothing has read its prompt all the same", async () => {
+test("a model with an empty answer has still read its prompt", async () => {
   const [row] = await measurePrefill(modelOf(0), SIZES, [16], 1, signal);
   expect(row?.time_to_first_token_ms).toBeGreaterThanOrEqual(0);
 });
@@ -47,12 +47,12 @@ test("an answer that ends early is continued with another prompt", async () => {
   expect(row?.milliseconds.length).toBe(9);
 });
 
-test("a prompt is cut to what the context leaves for the answer", async () => {
+test("a prompt is cut so that the answer fits the context", async () => {
   const rows = await measureDecode(modelOf(1000), SIZES, [16, 400, 1000], 20, signal);
   expect(rows.map((row) => row.prompt_tokens)).toEqual([16, 80]);
 });
 
-test("a model that always ends at once gives no row and no counts", async () => {
+test("a model that always ends at once has no rows and no counts", async () => {
   const counter: CallCounter = {
     read: () => ({}) as never,
     bufferBytes: () => 0,

@@ -6,7 +6,7 @@ afterEach(() => {
   vi.unstubAllGlobals();
 });
 
-test("a network that is switched off breaks what is on its way, lets nothing out, and comes back", async () => {
+test("a network that is switched off aborts running requests, sends none, and can be switched on again", async () => {
   const reached: string[] = [];
   vi.stubGlobal("fetch", (request: Request, { signal }: { signal: AbortSignal }) => {
     reached.push(request.url);

@@ -1,14 +1,16 @@
 import { expect, test } from "vitest";
 
-import { fittedPolicy, policyWords } from "../../page/policy.js";
+import { fittedPolicy, ownPolicy, policyWords, privacyWords, withLock } from "../../page/policy.js";
+import type { Policy } from "../../src/router/decision/policy.js";
+import { PrivateCheck } from "../../src/router/decision/privacy.js";
 
 test.each([
-  [0.28, "asked if it is ahead by more than 28 points"],
-  [0, "asked if it is the likelier"],
-  [-0.1, "asked unless it is 10 points behind"],
-])("a predictor's threshold of %d is told as it is meant", (threshold, words) => {
-  expect(policyWords({ mode: "auto", quality: { predictor: {}, threshold } })).toContain(words);
-  expect(policyWords({ mode: "auto", quality: { predictor: null, threshold } })).not.toContain("points");
+  [0.28, "answers if it is ahead by more than 28 points"],
+  [0, "answers if it is more likely to be right"],
+  [-0.1, "answers unless it is more than 10 points behind"],
+])("the words for a predictor's threshold of %d", (threshold, words) => {
+  expect(policyWords({ mode: "auto", quality: { predictor: {}, threshold } }, true)).toContain(words);
+  expect(policyWords({ mode: "auto", quality: { predictor: null, threshold } }, true)).not.toContain("points");
 });
 
 test.each([
@@ -18,4 +20,33 @@ test.each([
   [null, "demo-far"],
 ])("near %s and far %s have no fitted policy", async (near, far) => {
   expect(await fittedPolicy(near, far, "nearfar")).toBeNull();
+});
+
+test.each(["auto", "prefer-near", "prefer-far"] as const)(
+  "without a model on this device, the words in mode %s except private messages",
+  (mode) => {
+    const words = policyWords(withLock({ version: 1, mode }), false);
+    expect(words).toContain("every message that is not private");
+    expect(words).toContain("Private messages are not sent");
+  },
+);
+
+test("without a model on this device, a policy that uses no server answers nothing", () => {
+  expect(policyWords(withLock({ version: 1, mode: "near-only" }), false)).toContain("no message is answered");
+});
+
+const CARD = "my card is 4111 1111 1111 1111";
+
+test("a policy of a file decides by its own patterns, and the page says so", () => {
+  const isPrivate = (policy: Policy): boolean => PrivateCheck.of(policy.private).matches(CARD);
+  const own = withLock(ownPolicy("nearfar"));
+  expect(isPrivate(own)).toBe(true);
+  expect(privacyWords(own, true)).toContain("a card or account number");
+  const bare = withLock({ version: 1, mode: "prefer-far" });
+  expect(isPrivate(bare)).toBe(false);
+  expect(privacyWords(bare, false)).toContain("does not look for card numbers");
+  const health = withLock({ version: 1, mode: "prefer-far", private: { patterns: ["diagnosis", "quokka"] } });
+  expect(isPrivate(health)).toBe(false);
+  expect(privacyWords(health, false)).toContain("one of the 2 patterns of this policy");
+  expect(privacyWords(withLock({ version: 1, mode: "far-only" }), false)).toBe("");
 });

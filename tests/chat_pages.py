@@ -1,0 +1,60 @@
+"""Helpers that open the chat page and type in it: a server with a light bundle, a page that records its problems."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from light_bundle import lighten
+from page_looks import DESK
+from playwright.sync_api import Browser, Page
+
+from nearfar.compiler.browser.page_server import PageServer
+
+TIMEOUT_MS = 180_000
+
+
+@contextmanager
+def light_server(bundle: Path, folder: Path) -> Iterator[PageServer]:
+    """The page's server with a light copy of the bundle, made in the folder."""
+    copy = folder / "qwen3"
+    shutil.copytree(bundle, copy)
+    lighten(copy)
+    with PageServer(copy) as server:
+        yield server
+
+
+def open_page(browser: Browser, problems: list[str], script: str | None = None) -> Page:
+    """Open an empty page in a context of its own, and add its errors and its console's warnings to ``problems``.
+
+    The script runs before those of the page.
+    """
+    context = browser.new_context(
+        permissions=["clipboard-read", "clipboard-write"], viewport={"width": DESK[0], "height": DESK[1]}
+    )
+    context.set_default_timeout(TIMEOUT_MS)
+    if script is not None:
+        context.add_init_script(script)
+    page = context.new_page()
+    page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    return page
+
+
+def send(page: Page, text: str) -> None:
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+
+
+def ask(page: Page, text: str) -> None:
+    """Send a message and wait for the answer."""
+    count = page.locator(".answer").count()
+    send(page, text)
+    page.wait_for_selector(f".answer[data-state=done] >> nth={count}")
+
+
+def markdown(page: Page, answer: int = 0) -> str:
+    """The text of an answer, before it is rendered."""
+    return page.locator(".answer .text").nth(answer).get_attribute("data-markdown") or ""

@@ -1,0 +1,184 @@
+"""Helpers for the chat page with two sides: `nearfar serve` behind a proxy, pinned sides, answers that change sides."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlencode
+
+from chat_pages import TIMEOUT_MS, send
+from light_bundle import lighten
+from page_looks import DESK, fact
+from playwright.sync_api import Browser, Page
+from recording_proxy import RecordingProxy, recording_proxy
+
+from nearfar.compiler.browser.page_server import PageServer
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.server_fallback.engine.model import TokenModel
+from nearfar.server_fallback.engine.token_engine import TokenEngine
+from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.local import LocalExecutor, TextModel
+from nearfar.server_fallback.router.answer.signals import SIGNAL_TOKENS, near_signals
+from nearfar.server_fallback.router.decision.situation import FarState, Message, NearSignals, NearState, Situation
+from nearfar.server_fallback.router.fitting import query_both
+from nearfar.server_fallback.router.fitting.prompts import Prompt
+
+# The model of the server.
+FAR_MODEL = "demo-far"
+STORY = "tell me a story about a fox"
+# Collects the devices, so that a test can destroy them. Once `window.noMore` is set, the browser gives no other device.
+KEEP_DEVICES = """() => {
+    window.devices = [];
+    const { requestDevice } = GPUAdapter.prototype;
+    GPUAdapter.prototype.requestDevice = async function (descriptor) {
+        if (window.noMore) throw new DOMException("no device", "OperationError");
+        const device = await requestDevice.call(this, descriptor);
+        window.devices.push(device);
+        return device;
+    };
+}"""
+
+
+@contextmanager
+def serve_far(near_server: PageServer, folder: Path) -> Iterator[RecordingProxy]:
+    """`nearfar serve` behind a proxy. The near server's bundle is compiled while it starts."""
+    from nearfar.compiler.demo import CHECKPOINT
+    from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+
+    command = [sys.executable, "-m", "nearfar.compiler.cli", "serve", FAR_MODEL, "--target", "cpu", "--port", "0"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--cors-origin", near_server.origin],
+            stdout=subprocess.PIPE, stderr=log, text=True,
+            env={**os.environ, "NEARFAR_CACHE": str(folder), "COLUMNS": "120"},
+        )  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout as printing:
+        try:
+            compile_model(
+                str(CHECKPOINT), near_server.bundle, CompileOptions(activations=("float32",), self_test=False)
+            )
+            lighten(near_server.bundle)
+            # The last line that it prints.
+            line = next((line for line in printing if line.startswith("curl ")), None)
+            assert line is not None, (folder / "log").read_text()
+            with recording_proxy(int(re.findall(r"http://127\.0\.0\.1:(\d+)", line)[0])) as proxy:
+                yield proxy
+        finally:
+            process.kill()
+            process.wait()
+
+
+def connect(page: Page) -> None:
+    """Connect to the same server again."""
+    page.evaluate("() => { document.getElementById('far-details').open = true; }")
+    page.click("#far-connect")
+    page.wait_for_selector("#far-details:not([open])")
+
+
+def pin(page: Page, side: str) -> None:
+    page.click(f"#pin label:has(input[value={side}])")
+
+
+# The text of an answer before it changes sides.
+BEFORE_MARK = """() => {
+    const range = document.createRange();
+    range.setStart(document.querySelector(".answer .text"), 0);
+    range.setEndBefore(document.querySelector(".answer .mark"));
+    return range.toString();
+}"""
+
+
+def ended(page: Page, index: int = 0) -> dict[str, str]:
+    """Wait for the end of an answer, and return its text, the side that wrote its end, and the reason."""
+    answer = page.locator(".answer").nth(index)
+    page.wait_for_selector(f".answer[data-state=done] >> nth={index}")
+    problem = answer.locator(".problem")
+    if problem.count():
+        return {"problem": problem.text_content() or ""}
+    return {
+        "text": answer.locator(".text").get_attribute("data-markdown") or "",
+        "side": answer.get_attribute("data-side") or "",
+        "reason": answer.get_attribute("data-reason") or "",
+    }
+
+
+@contextmanager
+def page_of(browser: Browser, script: str) -> Iterator[Page]:
+    """Open a page in a context of its own. The script runs before those of the page."""
+    context = browser.new_context(viewport={"width": DESK[0], "height": DESK[1]})
+    context.set_default_timeout(TIMEOUT_MS)
+    context.add_init_script(script)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    context.close()
+    assert errors == []
+
+
+async def near_signals_in_python(bundle: Path, prompts: Sequence[str]) -> dict[str, NearSignals]:
+    """The near model's signals of the prompts on the numpy reference, as `nearfar router log` computes them."""
+    opened = open_bundle(bundle)
+    runner = ReferenceRunner(opened, limits=Limits(tokens=128, sequences=2, rows=128), activation="float32")
+    near = LocalExecutor(TokenEngine(runner, TokenModel.of(opened.manifest)), TextModel.of(opened, "near"))
+    signals = {}
+    for prompt in prompts:
+        logprobs: list[float] = []
+        call = Call("signals", observe_prompt_logprobs=logprobs.extend)
+        request = query_both.request("near", Prompt(prompt=prompt), SIGNAL_TOKENS, logprobs=True)
+        _, tokens, _ = await query_both.answer(near, request, call)
+        signals[prompt] = near_signals(tokens, logprobs)
+    await near.close()
+    return signals
+
+
+@contextmanager
+def far_alone(
+    browser: Browser, broken: str, near_server: PageServer, far_server: RecordingProxy, bundle: str = "./bundle/"
+) -> Iterator[Page]:
+    """Open the page without its model, and wait until the server answers."""
+    far_server.come_back()
+    with page_of(browser, broken) as page:
+        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'bundle': bundle})}")
+        page.click("#consent-accept")
+        page.wait_for_selector("body[data-near=failed][data-state=ready]")
+        yield page
+
+
+def situation(prompt: str, signals: NearSignals | None) -> Situation:
+    return Situation((Message("user", prompt),), NearState(available=True), FarState(online=True), near_signals=signals)
+
+
+def begin_a_story_far(page: Page, far_server: RecordingProxy) -> str:
+    """Let far begin a story, pause it, and return the text so far."""
+    # The predictor sends a message with three numbers to far.
+    far_server.hold(8)
+    send(page, f"{STORY} 1 2 3")
+    return begun(page)
+
+
+def begun(page: Page) -> str:
+    """The text so far of a paused answer."""
+    page.wait_for_function("() => (document.querySelector('.answer .text')?.textContent ?? '').length > 20")
+    return page.get_attribute(".answer .text", "data-markdown") or ""
+
+
+def assert_continued(page: Page, before: str, side: str, reason: str) -> None:
+    """Check that the answer begins with the earlier text, and that the other side ends it after one mark."""
+    answer = ended(page)
+    assert (answer["side"], answer["reason"]) == (side, reason)
+    assert answer["text"].startswith(before)
+    assert answer["text"].count("The end.") == 1
+    assert answer["text"].endswith("The end.")
+    assert page.locator(".answer .mark").count() == 1
+    # The mark is at the position where the other side begins.
+    first = page.evaluate(BEFORE_MARK)
+    assert fact(page, 0, "Changed sides") == f"after {len(first)} characters"
