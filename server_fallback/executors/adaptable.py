@@ -13,7 +13,8 @@ from nearfar.compiler.formats.peft import read_adapter
 from ..engine.token_engine import TokenEngine
 from ..text.text_workers import TextWorkers
 from .executor import Executor
-from .local import LocalExecutor, TextModel
+from .local import LocalExecutor
+from .text_model import TextModel
 
 
 class AdaptableExecutor(LocalExecutor):

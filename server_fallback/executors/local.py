@@ -7,28 +7,18 @@ import base64
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from functools import cached_property
-from hashlib import sha256
-from pathlib import Path
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from nearfar.compiler.bundle.folder import Folder
 from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError
 from nearfar.compiler.ir.sampling import WORD
-from nearfar.compiler.ir.spec import EmbeddingSpec
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.embedding import normalized
 from nearfar.compiler.text.stop_strings import StopAutomaton
-from nearfar.compiler.text.tokenizer import Tokenizer
 
 from ..engine.request import (
-    MAX_PROMPT_LOGPROBS,
-    Completion,
-    GeneratedToken,
-    PromptLogprobs,
     Sampling,
     TokenRequest,
     TokenSource,
@@ -50,7 +40,7 @@ from ..text.grammar.constraint import GrammarConstraint
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.grammar.grammars import Grammars
 from ..text.grammar.source import GrammarSource
-from ..text.reasoning import Reasoning, State
+from ..text.reasoning import State
 from ..text.reasoning_constraint import ReasoningConstraint
 from ..text.requests import (
     Terms,
@@ -65,9 +55,10 @@ from ..text.response_format import answer_format, asked_grammar
 from ..text.text_size import is_longer
 from ..text.text_workers import TextWorkers
 from ..text.thinking import read_thinking
-from ..text.tools import ToolFormat, tool_format
-from ..text.vocabulary import Vocabulary, read_vocabulary
+from ..text.vocabulary import Vocabulary
 from .executor import Abilities, Call, ExecutorState
+from .observed_tokens import ObservedTokens
+from .text_model import TextModel
 
 # Characters. Longer requests are read on a thread: a megabyte of text takes a tokenizer most of a second.
 INLINE_CHARACTERS = 16_384
@@ -91,51 +82,6 @@ class Engine(TokenSource, Protocol):
     def stats(self) -> EngineStats: ...
 
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None: ...
-
-
-@dataclass(frozen=True)
-class TextModel:
-    """What the text layer needs to know of a model. ``embedding`` is None where it generates text."""
-
-    name: str
-    tokenizer: Tokenizer
-    tokenizer_json: Path
-    tools: ToolFormat | None
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    hidden_size: int
-    embedding: EmbeddingSpec | None = None
-
-    @staticmethod
-    def of(bundle: Folder, name: str) -> TextModel:
-        """Raises CheckpointError for a tokenizer that cannot be loaded."""
-        files, manifest = bundle.tokenizer_files(), bundle.manifest
-        tokenizer = Tokenizer(files)
-        tokenizer.prepare()
-        return TextModel(
-            name,
-            tokenizer,
-            files.tokenizer_json,
-            tool_format(files.chat_template),
-            manifest.spec.vocab_size,
-            tuple(manifest.spec.eos_token_ids),
-            manifest.spec.hidden_size,
-            manifest.embedding,
-        )
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """Read at first use, which takes a second for the largest vocabularies."""
-        return read_vocabulary(self.tokenizer_json, self.vocab_size, self.eos_token_ids)
-
-    @cached_property
-    def reasoning(self) -> Reasoning | None:
-        """How the model reasons, None if it does not."""
-        return Reasoning.of(self.tokenizer)
-
-    @cached_property
-    def tokenizer_sha256(self) -> str:
-        return sha256(self.tokenizer_json.read_bytes()).hexdigest()
 
 
 class LocalExecutor:
@@ -449,7 +395,7 @@ class LocalExecutor:
         """``state``: where the answers begin, None for text that is not parsed."""
         check_token_ids(request, self._model.vocab_size)
         stops = StopAutomaton(stops_of(request))
-        observed = _Observed(source, call)
+        observed = ObservedTokens(source, call)
         reasoning = None if state is None else self._model.reasoning
         return [
             answer_choice(observed, self._model.tokenizer, each, stops, reasoning, state or "content")
@@ -471,36 +417,6 @@ class LocalExecutor:
 
     async def _vocabulary(self, wanted: bool) -> Vocabulary | None:
         return await asyncio.to_thread(lambda: self._model.vocabulary) if wanted else None
-
-
-class _Observed:
-    """A source of tokens, with a call that is told its tokens, how likely its prompts are, and how long its answers waited.
-
-    Zero tokens are an answer that needs no engine.
-    """
-
-    def __init__(self, engine: TokenSource, call: Call) -> None:
-        self._engine = engine
-        self._call = call
-
-    async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
-        if request.max_tokens == 0:
-            yield Completion("length", len(request.prompt_ids), 0, 0, 0.0, 0.0, 0.0)
-            return
-        if self._call.observe_prompt_logprobs is not None:
-            request = replace(request, prompt_logprobs=MAX_PROMPT_LOGPROBS)
-        async with aclosing(self._engine.generate(request)) as tokens:
-            async for news in tokens:
-                if isinstance(news, PromptLogprobs):
-                    if self._call.observe_prompt_logprobs is not None:
-                        self._call.observe_prompt_logprobs(news.values)
-                    continue
-                if isinstance(news, Completion):
-                    if self._call.observe_queue is not None:
-                        self._call.observe_queue(news.queue_seconds)
-                elif self._call.observe_token is not None:
-                    self._call.observe_token(news.token_id)
-                yield news
 
 
 async def _in_thread_if_long(given: object, work: Callable[[], Result]) -> Result:

@@ -33,9 +33,10 @@ from .adaptable import AdaptableExecutor
 from .compile_process import compiled
 from .devices import default_arch, default_target, kv_memory_bytes
 from .executor import Executor, Opening
-from .local import LocalExecutor, TextModel
+from .local import LocalExecutor
 from .memory import MemoryPlan, context_bytes, plan_memory, weight_bytes
 from .registry import default_name
+from .text_model import TextModel
 
 NGRAM = "ngram"
 # Prompt tokens and decoded ones of a step together. More makes prefill faster, and lets those that decode wait longer.
