@@ -1,4 +1,6 @@
-"""The executor over our own engine: OpenAI's requests flow in, token ids go to the engine and come back, chunks flow out."""
+"""The executor over our own engine: converts OpenAI's requests to token ids for the engine, and the engine's tokens to
+chunks.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +62,14 @@ from .executor import Abilities, Call, ExecutorState
 from .observed_tokens import ObservedTokens
 from .text_model import TextModel
 
-# Characters. Longer requests are read on a thread: a megabyte of text takes a tokenizer most of a second.
+# Characters. Longer requests are read on a thread: a tokenizer needs most of a second for a megabyte of text.
 INLINE_CHARACTERS = 16_384
 MAX_ANSWERS = 1024
 Result = TypeVar("Result")
 
 
 class Engine(TokenSource, Protocol):
-    """`engine.token_engine.TokenEngine`, as far as it is needed here."""
+    """The part of `engine.token_engine.TokenEngine` that is needed here."""
 
     @property
     def context(self) -> int: ...
@@ -85,11 +87,11 @@ class Engine(TokenSource, Protocol):
 
 
 class LocalExecutor:
-    """An `Executor`. The engine is the executor's from now on, which closes it in the end; ``adapter`` names a LoRA adapter of it.
+    """An `Executor` that owns its engine and closes it in the end; ``adapter`` names one of the engine's LoRA adapters.
 
-    A call's priority counts, not a request's. ``memory_bytes`` is what the runner holds on its device, if that is known; ``device`` says
-    in words which that is. ``workers`` are the executor's as well; None compiles grammars in a process of its own, and renders the chat
-    template in this process.
+    The priority of the call counts, not that of the request. ``memory_bytes`` is the runner's memory on its device, if
+    known; ``device`` is a description of that device. The executor also owns ``workers``; None compiles grammars in a
+    separate process, and renders the chat template in this process.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class LocalExecutor:
     async def chat_from(
         self, source: TokenSource, request: ChatCompletionRequest, call: Call
     ) -> AsyncGenerator[ChatCompletionChunk, None]:
-        """As `chat`, with the tokens of another source."""
+        """Like `chat`, with the tokens of another source."""
         model = self._model
         self._require_text()
         max_tokens = _max_tokens(request)
@@ -158,9 +160,12 @@ class LocalExecutor:
         model, n = self._model, request.n or 1
         self._require_text()
         if request.echo and request.logprobs is not None:
-            raise RequestError("echo cannot be given together with logprobs: a prompt has none", param="echo")
+            raise RequestError(
+                "echo cannot be given together with logprobs: a prompt has none",
+                param="echo",
+            )
         if request.best_of not in (None, n):
-            raise RequestError("best_of is not supported; leave it out, or give it as n", param="best_of")
+            raise RequestError("best_of is not supported; leave it out, or set it to n", param="best_of")
         if request.suffix:
             raise RequestError("suffix is not supported; leave it out", param="suffix")
         check_min_tokens(request, request.max_tokens)
@@ -170,7 +175,7 @@ class LocalExecutor:
         )
         if len(prompts) * n > MAX_ANSWERS:
             raise RequestError(
-                f"prompt and n ask for {len(prompts) * n:,} answers; ask for at most {MAX_ANSWERS:,} at once",
+                f"prompt and n request {len(prompts) * n:,} answers; request at most {MAX_ANSWERS:,} at once",
                 param="prompt",
             )
         terms = self._terms(call, request.max_tokens, request.logprobs)
@@ -216,7 +221,7 @@ class LocalExecutor:
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         text, messages = request.prompt, request.messages
         if (text is None) == (messages is None):
-            raise RequestError("give either prompt or messages", param="prompt")
+            raise RequestError("give exactly one of prompt and messages", param="prompt")
         if messages is None:
             ids = await _in_thread_if_long(text, lambda: self._encode_text(text or "", request))
         else:
@@ -230,7 +235,9 @@ class LocalExecutor:
         return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
 
     def _encode_text(self, text: str, request: TokenizeRequest) -> list[int]:
-        """A text that is many times too long for the model is refused: its tokens would take a lot of memory, and nobody can use them."""
+        """Encode a text. A text that is many times too long for the model is refused, because its tokens would need
+        much memory and could not be used.
+        """
         tokenizer = self._model.tokenizer
         check_length(tokenizer, text, self.context, "prompt")
         return tokenizer.encode(text, request.add_special_tokens, request.split_special_tokens)
@@ -239,7 +246,7 @@ class LocalExecutor:
         wrong = next((token_id for token_id in request.tokens if not 0 <= token_id < self._model.vocab_size), None)
         if wrong is not None:
             raise RequestError(
-                f"tokens has id {wrong}; ids of this model are 0 to {self._model.vocab_size - 1}", param="tokens"
+                f"tokens contains id {wrong}; this model's ids are 0 to {self._model.vocab_size - 1}", param="tokens"
             )
         text = await _in_thread_if_long(
             request.tokens, lambda: self._model.tokenizer.decode(request.tokens, skip_special_tokens=False)
@@ -269,7 +276,8 @@ class LocalExecutor:
         self._require_text()
         if request.tokenizer_sha256 != model.tokenizer_sha256:
             raise RequestError(
-                f"the client's tokens are not those of {model.name}: their tokenizer.json differ; draft with a model of the same tokenizer",
+                f"the client's tokenizer.json differs from that of {model.name}; draft with a model that has the same "
+                "tokenizer",
                 param="tokenizer_sha256",
                 code="tokenizer_differs",
             )
@@ -324,7 +332,7 @@ class LocalExecutor:
             )
 
     async def _chat_prompt(self, chat: Chat, client: str) -> ChatPrompt:
-        """Raises RequestError, for a prompt that is many times too long before it is encoded."""
+        """Raises RequestError. A prompt that is many times too long is refused before it is encoded."""
         tokenizer, template = self._model.tokenizer, self._workers.template
         texts = [chat.messages, chat.options]
         try:
@@ -347,7 +355,7 @@ class LocalExecutor:
     async def _constrained(
         self, requests: Sequence[TokenRequest], grammar: GrammarSource | None, param: str, call: Call
     ) -> list[TokenRequest]:
-        """With a grammar's constraint each. The answers have the same prompt."""
+        """Add a grammar's constraint to each request. All requests have the same prompt."""
         if grammar is None:
             return list(requests)
         left = None if call.deadline is None else max(call.deadline - time.monotonic(), 0)
@@ -357,14 +365,16 @@ class LocalExecutor:
                 constraints = await self._workers.grammars.constraints(grammar, len(requests), param, most, call.client)
         except TimeoutError as error:
             raise DeadlineExceeded(
-                "the grammar is not compiled within the time that the request allows; ask again"
+                "the grammar was not compiled within the time that the request allows; send the request again"
             ) from error
         return [
             replace(request, constraint=constraint) for request, constraint in zip(requests, constraints, strict=True)
         ]
 
     def _reasoning_first(self, request: TokenRequest, state: State, budget: int | None) -> TokenRequest:
-        """The reasoning has a budget, and the request's constraint holds what follows it."""
+        """Add a constraint that limits the reasoning to its budget, and applies the request's own constraint to the
+        text after it.
+        """
         model = self._model
         assert model.reasoning is not None
         assert isinstance(request.constraint, GrammarConstraint | BoundedConstraint | None)
@@ -380,7 +390,7 @@ class LocalExecutor:
         return replace(request, constraint=constraint)
 
     def _room(self, request: TokenRequest) -> int:
-        """The most tokens of the answer, which ends with the context too."""
+        """The most tokens that the answer can have, which also ends when the context is full."""
         room = max(1, self.context - len(request.prompt_ids) + 1)
         return room if request.max_tokens is None else min(request.max_tokens, room)
 
@@ -392,7 +402,7 @@ class LocalExecutor:
         call: Call,
         state: State | None = None,
     ) -> list[Choice]:
-        """``state``: where the answers begin, None for text that is not parsed."""
+        """``state``: the part in which the answers begin; None for text that is not parsed."""
         check_token_ids(request, self._model.vocab_size)
         stops = StopAutomaton(stops_of(request))
         observed = ObservedTokens(source, call)
@@ -420,7 +430,7 @@ class LocalExecutor:
 
 
 async def _in_thread_if_long(given: object, work: Callable[[], Result]) -> Result:
-    """``given``: what the work reads, of which every text counts."""
+    """``given``: the data that ``work`` reads; the length of all its texts decides."""
     return await asyncio.to_thread(work) if is_longer(given, INLINE_CHARACTERS) else work()
 
 

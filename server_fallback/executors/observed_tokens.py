@@ -18,7 +18,7 @@ from .executor import Call
 
 
 class ObservedTokens:
-    """A source of tokens that reports to a call each token, the log probabilities of its prompt, and the time in the queue.
+    """A source of tokens that reports to a call the prompt's log-probabilities, each token, and the time in the queue.
 
     A request for zero tokens is answered without the engine.
     """

@@ -31,14 +31,14 @@ class SilentExecutor(FakeExecutor):
 
 def test_the_last_16_waits_count_where_somebody_waits_and_of_several_models_the_longest() -> None:
     waits = QueueWaits()
-    assert waits.told_ms({"a": BUSY}) is None
+    assert waits.wait_ms({"a": BUSY}) is None
     for seconds in (100.0, *[0.1] * 8, *[0.3] * 8):
         waits.observe("a", seconds)
     waits.observe("b", 0.0506)
-    assert waits.told_ms({"a": BUSY}) == 200
-    assert waits.told_ms({"a": IDLE}) == 0
-    assert waits.told_ms({"a": IDLE, "b": BUSY}) == 51
-    assert waits.told_ms({"a": BUSY, "b": BUSY, "silent": BUSY}) == 200
+    assert waits.wait_ms({"a": BUSY}) == 200
+    assert waits.wait_ms({"a": IDLE}) == 0
+    assert waits.wait_ms({"a": IDLE, "b": BUSY}) == 51
+    assert waits.wait_ms({"a": BUSY, "b": BUSY, "silent": BUSY}) == 200
 
 
 @pytest.mark.parametrize(("state", "told"), [(BUSY, "250"), (IDLE, "0")])

@@ -28,7 +28,7 @@ def test_texts_and_chats_are_tokenized_and_back(tmp_path: Path) -> None:
     assert tokenize(prompt="") == []
     assert bytes(tokenize(messages=HI)) == b"[user]hi[assistant]"
     for given in ({}, {"prompt": "a", "messages": HI}):
-        with pytest.raises(RequestError, match="either prompt or messages"):
+        with pytest.raises(RequestError, match="exactly one of prompt and messages"):
             tokenize(**given)
     assert run(local.detokenize(DetokenizeRequest(model="fake", tokens=[104, 257, 259]))).prompt == "h</s>"
     with pytest.raises(RequestError, match="260"):

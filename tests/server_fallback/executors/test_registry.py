@@ -107,7 +107,7 @@ def test_a_name_belongs_to_one_model() -> None:
             LoadRequest(model="2", aliases=["2"]),
             LoadRequest(model="2", aliases=["x", "x"]),
         ):
-            await fails(RequestError, "is taken", registry.load(request))
+            await fails(RequestError, "is already in use", registry.load(request))
         assert len(opener.opened) == 1
         assert [card.id for card in registry.cards()] == ["1", "uno"]
 
@@ -123,7 +123,7 @@ def test_loads_of_one_model_at_once_happen_once_and_outlive_who_asked() -> None:
         assert not registry.states()["1"].ready
         await fails(Unavailable, "still loading", registry.executor("1"))
         await fails(RequestError, "still loading", registry.unload("1"))
-        await fails(RequestError, "is taken", registry.load(LoadRequest(model="2", name="1")))
+        await fails(RequestError, "is already in use", registry.load(LoadRequest(model="2", name="1")))
         loads[0].cancel()
         opener.gate.set()
         assert [card.id for card in await asyncio.gather(*loads[1:])] == ["1", "1"]
@@ -218,7 +218,9 @@ def test_adapters_share_the_models_name_space() -> None:
         card = await registry.load_adapter(LoadAdapterRequest(lora_name="a", lora_path="xyz"))
         assert (card.id, card.parent, card.root) == ("a", "1", "1")
         assert (await registry.executor("a")).context == 3
-        await fails(RequestError, "is taken", registry.load_adapter(LoadAdapterRequest(lora_name="1", lora_path="x")))
+        await fails(
+            RequestError, "is already in use", registry.load_adapter(LoadAdapterRequest(lora_name="1", lora_path="x"))
+        )
         await fails(
             CheckpointError, "no adapter", registry.load_adapter(LoadAdapterRequest(lora_name="b", lora_path="bad"))
         )

@@ -257,5 +257,5 @@ def test_the_gateway_prints_where_requests_go() -> None:
     rules = Policy.read(policy("auto", private={"labels": ["private", "health"], "patterns": ["[0-9]{9}"]}))
     assert routes("demo", Far("http://far:8000", model="big"), rules) == (
         "routing by auto: near is demo, far is big at http://far:8000; "
-        "what is labelled private or labelled health or with one of 1 patterns stays near"
+        "requests labelled private or labelled health or that match one of 1 patterns stay near"
     )
