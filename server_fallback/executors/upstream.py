@@ -166,7 +166,7 @@ def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False
     try:
         parsed = httpx.URL(root)
     except httpx.InvalidURL as error:
-        raise RequestError(f"upstream {url!r}: the URL is invalid ({error}); write http://host:port") from error
+        raise RequestError(f"upstream {url!r}: is no URL ({error}); write http://host:port") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise RequestError(f"upstream {url!r}: is no URL of a server; write http://host:port")
     client = httpx.AsyncClient(

@@ -161,7 +161,7 @@ class FakeModels:
         if name in ("fake", "other/name"):
             return self.fake
         if name not in self.loaded:
-            raise UnknownModel(f"no model {name[:100]!r} does not exist here; available: fake, other/name")
+            raise UnknownModel(f"the model {name[:100]!r} does not exist here; available: fake, other/name")
         return self.loaded[name]
 
     async def load(self, request: LoadRequest) -> ModelCard:

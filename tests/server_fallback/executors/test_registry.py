@@ -225,10 +225,12 @@ def test_adapters_share_the_models_name_space() -> None:
             CheckpointError, "no adapter", registry.load_adapter(LoadAdapterRequest(lora_name="b", lora_path="bad"))
         )
         assert [each.id for each in registry.cards()] == ["1", "a"]
-        await fails(UnknownModel, "no adapter", registry.unload_adapter("1"))
+        await fails(UnknownModel, "is not loaded", registry.unload_adapter("1"))
         await registry.load(LoadRequest(model="2"))
         await fails(
-            RequestError, "must say whose", registry.load_adapter(LoadAdapterRequest(lora_name="c", lora_path="x"))
+            RequestError,
+            "must name the adapter's model",
+            registry.load_adapter(LoadAdapterRequest(lora_name="c", lora_path="x")),
         )
         await registry.unload_adapter("a")
         await fails(UnknownModel, "not loaded", registry.executor("a"))

@@ -154,7 +154,7 @@ def test_what_crashes_again_and_again_is_given_up(capfd: pytest.CaptureFixture[s
         pid = executor.server.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: "given up" in executor.state().detail)
+        await until(lambda: "not restarted again" in executor.state().detail)
         assert not executor.state().ready
         assert "no second time" in executor.state().detail
 
