@@ -271,7 +271,7 @@ def test_with_every_replica_gone_it_is_an_error_with_a_hint(replicas: list[Serve
         request = ChatCompletionRequest.model_validate(
             {"model": "demo", "messages": [{"role": "user", "content": QUESTION}]}
         )
-        with pytest.raises(Unavailable, match="no server behind this model answers") as raised:
+        with pytest.raises(Unavailable, match="no server of this model answers") as raised:
             await anext(executor.chat(request, Call("r")))
         assert raised.value.details["retry_after_seconds"] == pytest.approx(1, abs=1)
         await executor.close()
