@@ -42,7 +42,7 @@ def test_the_last_16_waits_count_where_somebody_waits_and_of_several_models_the_
 
 
 @pytest.mark.parametrize(("state", "told"), [(BUSY, "250"), (IDLE, "0")])
-def test_answers_tell_the_queue_and_pages_may_read_it(state: ExecutorState, told: str) -> None:
+def test_answers_report_the_queue_and_pages_may_read_it(state: ExecutorState, told: str) -> None:
     async def work() -> list[httpx.Response]:
         app = create_app(FakeModels(FakeExecutor(current=state)), ApiConfig(cors_origins=("https://example.org",)))
         asked = [

@@ -126,7 +126,7 @@ def test_failed_requests_are_counted_and_told(reply: Reply, message: str, capsys
         (("URL", "--body", "[1]"), "--body must be a JSON object"),
     ],
 )
-def test_what_cannot_be_measured_says_why(
+def test_a_load_that_cannot_be_measured_states_why(
     arguments: tuple[str, ...], message: str, server: FakeOpenAI, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with in_a_thread(server) as url:

@@ -315,7 +315,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("--executor", "upstream", "--upstream", "http://127.0.0.1:9"), "no connection could be made"),
     ],
 )
-def test_options_that_cannot_be_met_say_why(
+def test_invalid_options_are_errors_that_state_why(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in fails(capsys, *arguments)

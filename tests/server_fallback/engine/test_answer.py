@@ -12,7 +12,7 @@ from hash_runner import HashRunner
 from nearfar.compiler.errors import RequestError
 
 
-def test_a_stop_token_ends_the_answer_and_is_not_told() -> None:
+def test_a_stop_token_ends_the_answer_and_is_not_emitted() -> None:
     async def work() -> None:
         async with engine_on(HashRunner(LIMITS)) as engine:
             whole = await ids(engine)
@@ -23,7 +23,7 @@ def test_a_stop_token_ends_the_answer_and_is_not_told() -> None:
     run(work())
 
 
-def test_a_last_token_ends_the_answer_and_is_told() -> None:
+def test_a_last_token_ends_the_answer_and_is_emitted() -> None:
     async def work() -> None:
         async with engine_on(HashRunner(LIMITS)) as engine:
             whole = await ids(engine)
@@ -71,7 +71,7 @@ def test_the_models_end_is_a_token_like_any_other_if_it_is_ignored() -> None:
 
 
 @pytest.mark.parametrize(("complete", "reason"), [(True, "stop"), (False, "length")])
-def test_an_answer_that_is_whole_at_max_tokens_is_not_cut(complete: bool, reason: str) -> None:
+def test_an_answer_that_is_complete_at_max_tokens_is_not_cut(complete: bool, reason: str) -> None:
     async def work() -> None:
         async with engine_on(HashRunner(LIMITS)) as engine:
             tokens, completion = await collect(engine, constraint=EvenTokens(complete=complete), max_tokens=3)

@@ -91,7 +91,7 @@ def test_those_that_wait_for_a_prompt_go_on_without_the_one_that_computes_it() -
     run(work())
 
 
-def test_requests_made_at_once_share_steps_and_are_answered_as_each_alone() -> None:
+def test_simultaneous_requests_share_steps_and_get_the_same_answers_as_alone() -> None:
     async def work() -> None:
         runner = HashRunner(LIMITS, threaded=True, step_seconds=0.002)
         async with engine_on(runner) as engine:
@@ -216,7 +216,7 @@ def test_a_full_queue_refuses_and_takes_again_later() -> None:
     run(work())
 
 
-def test_close_waits_for_answers_as_long_as_it_is_told_and_fails_the_rest() -> None:
+def test_close_waits_for_answers_for_the_drain_time_and_fails_the_rest() -> None:
     async def work() -> None:
         runner = HashRunner(LIMITS, threaded=True, step_seconds=0.01)
         engine = TokenEngine(runner, MODEL)
@@ -260,7 +260,7 @@ def test_penalties_and_biases_reach_the_slot_and_log_probabilities_come_back() -
     run(work())
 
 
-def test_an_engine_that_nobody_asked_anything_closes() -> None:
+def test_an_engine_without_requests_closes() -> None:
     async def work() -> None:
         async with engine_on(HashRunner(LIMITS)) as engine:
             assert engine.stats().steps == 0
@@ -270,7 +270,7 @@ def test_an_engine_that_nobody_asked_anything_closes() -> None:
     run(work())
 
 
-def test_the_stop_reason_of_a_closed_engine_is_the_one_given() -> None:
+def test_a_closed_engine_reports_the_reason_passed_to_close() -> None:
     async def work() -> None:
         engine = TokenEngine(HashRunner(LIMITS), MODEL)
         await engine.close(reason=NearfarError("gone fishing"))

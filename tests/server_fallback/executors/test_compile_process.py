@@ -65,7 +65,7 @@ def test_a_place_changes_with_everything_that_a_bundle_is_made_from(
 
 
 @pytest.mark.usefixtures("cache")
-def test_what_is_there_is_found_without_another_process(
+def test_a_cached_bundle_is_found_without_another_process(
     tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = bundle_path(tiny_checkpoints["qwen3"], OPTIONS)

@@ -142,7 +142,7 @@ def test_vllms_ends_reach_the_engine(tmp_path: Path) -> None:
         chat(local, stop_token_ids=[260])
 
 
-def test_parameters_become_what_the_engine_is_asked_with_and_the_seed_counts_up(tmp_path: Path) -> None:
+def test_parameters_reach_the_engine_and_each_choice_has_the_next_seed(tmp_path: Path) -> None:
     local, source = executor(tmp_path, "x")
     chat(
         local,
@@ -181,7 +181,7 @@ def test_choices_run_at_once_and_share_the_prompt(tmp_path: Path) -> None:
     assert waited == [0.5] * 3
 
 
-def test_a_call_is_told_its_tokens_and_others_what_the_model_can(tmp_path: Path) -> None:
+def test_a_call_observes_its_tokens_and_abilities_are_reported(tmp_path: Path) -> None:
     local, source = executor(tmp_path, "hello")
     ids: list[int] = []
     prompt: list[float] = []

@@ -22,7 +22,7 @@ def embedding_model(folder: Path, *, normalize: bool) -> LocalExecutor:
     return LocalExecutor(FakeSource(""), model)
 
 
-def test_embeddings_are_cut_and_then_scaled_where_the_model_says_so(tmp_path: Path) -> None:
+def test_embeddings_are_cut_and_then_scaled_if_the_model_requires_it(tmp_path: Path) -> None:
     def vectors(local: LocalExecutor, **given: Any) -> list[Any]:
         answer = run(local.embed(EmbeddingRequest.model_validate({"model": "fake", **given}), CALL))
         assert [entry.index for entry in answer.data] == list(range(len(answer.data)))

@@ -15,7 +15,7 @@ from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.executors.local import LocalExecutor
 
 
-def test_an_answer_that_ends_with_a_whole_call_at_max_tokens_is_not_cut(tmp_path: Path) -> None:
+def test_an_answer_that_ends_with_a_complete_call_at_max_tokens_is_not_cut(tmp_path: Path) -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     for text, limit, reason in (
         (call + "!", len(call), "tool_calls"),
@@ -40,7 +40,7 @@ def test_tool_calls_are_read_out_of_the_answer(tmp_path: Path) -> None:
     assert (choice.message.content, choice.finish_reason) == ("Well. ", "tool_calls")
 
 
-def test_without_parallel_tool_calls_only_the_first_call_is_told(tmp_path: Path) -> None:
+def test_without_parallel_tool_calls_only_the_first_call_is_emitted(tmp_path: Path) -> None:
     local, _ = executor(tmp_path, CALLED)
     [choice] = chat(local, tools=[TOOL], parallel_tool_calls=False).choices
     assert len(choice.message.tool_calls or []) == 1

@@ -239,7 +239,7 @@ def test_adapters_share_the_models_name_space() -> None:
     run(test, kind=AdapterExecutor)
 
 
-def test_a_model_that_takes_no_adapters_says_so() -> None:
+def test_a_model_without_adapters_refuses_them() -> None:
     async def test(registry: Registry, _: FakeOpener) -> None:
         await registry.load(LoadRequest(model="1"))
         await fails(

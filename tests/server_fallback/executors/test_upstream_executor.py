@@ -400,7 +400,7 @@ def test_completions_embeddings_and_tokens() -> None:
     with_upstream(check, FakeOpenAI(lambda asked: replies[asked.path]), dialect="vllm")
 
 
-def test_tokens_are_not_asked_for_where_the_server_has_no_such_route() -> None:
+def test_tokenize_is_refused_for_upstreams() -> None:
     async def check(executor: UpstreamExecutor) -> None:
         with pytest.raises(RequestError, match="does not support /tokenize"):
             await executor.tokenize(TokenizeRequest(model="ours", prompt="a"))
@@ -416,7 +416,7 @@ def opening_fails(kind: type[NearfarError], message: str, *urls: str, model: str
         asyncio.run(attempt())
 
 
-def test_what_cannot_be_an_upstream_says_why() -> None:
+def test_an_invalid_upstream_is_an_error_that_states_why() -> None:
     opening_fails(RequestError, "needs the URL")
     opening_fails(RequestError, "is no URL of a server", "localhost:8000")
     opening_fails(RequestError, "is no URL", "http://here:port")
@@ -431,7 +431,7 @@ def test_what_cannot_be_an_upstream_says_why() -> None:
         (["a"], "b", "does not serve 'b', but a"),
     ],
 )
-def test_the_model_must_be_one_that_is_there(ids: list[str], wanted: str | None, message: str) -> None:
+def test_the_model_must_exist_on_the_upstream(ids: list[str], wanted: str | None, message: str) -> None:
     async def attempt() -> None:
         server = FakeOpenAI()
         server.models = [{"id": each} for each in ids]

@@ -243,7 +243,7 @@ def test_embeddings_are_near_s_where_near_embeds() -> None:
         (("--far", "http://a", "--policy", "good", "--port", "-1"), "choose others"),
     ],
 )
-def test_options_that_cannot_be_met_say_why(
+def test_invalid_options_are_errors_that_state_why(
     arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = tmp_path / "policy.json"
