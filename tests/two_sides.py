@@ -24,7 +24,8 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.executors.executor import Call
-from nearfar.server_fallback.executors.local import LocalExecutor, TextModel
+from nearfar.server_fallback.executors.local import LocalExecutor
+from nearfar.server_fallback.executors.text_model import TextModel
 from nearfar.server_fallback.router.answer.signals import SIGNAL_TOKENS, near_signals
 from nearfar.server_fallback.router.decision.situation import FarState, Message, NearSignals, NearState, Situation
 from nearfar.server_fallback.router.fitting import query_both

@@ -1,4 +1,6 @@
-"""The app: OpenAI's HTTP API over the executors of a `Models`. Requests flow through CORS, the gate, a keyed route and its handler."""
+"""The app: OpenAI's HTTP API over the executors of a `Models`. A request passes CORS, the gate, a route that checks its
+key, and the handler.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,10 @@ EXPOSED_HEADERS = (
 
 
 def create_app(models: Models, config: ApiConfig, traces: Traces | None = None, *, routed: bool = False) -> FastAPI:
-    """An ASGI app. When its lifespan ends, requests drain, then ``models`` are closed. ``app.state.service`` is what its routes share.
+    """An ASGI app. When its lifespan ends, requests drain, then ``models`` are closed. Its routes share
+    ``app.state.service``.
 
-    ``routed``: its models are pairs of a near and a far side, and requests may say which of them may answer.
+    ``routed``: each model is a pair of a near and a far side, and requests may restrict which side answers.
     """
     limiter = Limiter(config.max_concurrent_requests, config.body_memory_bytes, config.client_share)
     service = Service(
@@ -64,7 +67,7 @@ def create_app(models: Models, config: ApiConfig, traces: Traces | None = None, 
         if traces is not None:
             await asyncio.to_thread(traces.close)
 
-    # The pages that show the document would come from another server's scripts.
+    # The pages that show the OpenAPI document load scripts from another server.
     app = FastAPI(
         title="nearfar",
         version=version("nearfar"),
@@ -76,7 +79,7 @@ def create_app(models: Models, config: ApiConfig, traces: Traces | None = None, 
     app.state.service = service
     for error in (ApiError, NearfarError, HTTPException):
         app.add_exception_handler(error, _answer_error)
-    # A fixed address such as /v1/models/load comes before the pattern that it would fit.
+    # A fixed path such as /v1/models/load must come before a pattern that matches it too.
     answering = (
         (routed_generation_router, routed_embeddings_router) if routed else (generation_router, embeddings_router)
     )
@@ -96,7 +99,7 @@ def create_app(models: Models, config: ApiConfig, traces: Traces | None = None, 
             CORSMiddleware,
             allow_origins=config.cors_origins,
             allow_methods=("GET", "POST"),
-            # OpenAI's client sends a dozen of its own.
+            # OpenAI's client sends a dozen headers of its own.
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
@@ -106,13 +109,15 @@ def create_app(models: Models, config: ApiConfig, traces: Traces | None = None, 
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    told = api_error(error)
-    log_failure(exchange_of(request), error, told)
-    return told.response()
+    reported = api_error(error)
+    log_failure(exchange_of(request), error, reported)
+    return reported.response()
 
 
 def _without_422(document: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI writes its own answer to wrong requests into the document; here that is OpenAI's, with status 400."""
+    """Remove FastAPI's own answer to invalid requests (422) from the document: this server answers them with OpenAI's
+    error and status 400.
+    """
     for path in document["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)

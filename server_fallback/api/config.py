@@ -1,4 +1,4 @@
-"""ApiConfig: what the HTTP side of the server allows. Sizes in bytes, times in seconds."""
+"""ApiConfig: the limits and the access rules of the HTTP server. Sizes in bytes, times in seconds."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from .keys import Keys
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    """``keys`` without any key leave the API open to whoever reaches it; then bind it to this machine.
+    """If ``keys`` has no key, the API is open to everyone who reaches it; then bind the server to this machine.
 
-    ``allowed_hosts`` are the names that the Host header may have, none for any: a server without keys should list its own, or a page in a
-    browser could reach it through a name of its own that points here. ``cors_origins`` are the pages that may call, such as
-    ``https://example.org``, or ``*``.
-    ``request_timeout_seconds`` is the longest that a request may take; the header X-Request-Timeout-Ms asks for less.
-    ``body_timeout_seconds`` is how long a body may take to come, ``write_timeout_seconds`` how long a reader may take nothing, and
-    ``header_timeout_seconds`` how long a connection may be silent before and between requests, and ``draft_timeout_seconds`` how long a
-    client that guesses tokens may take for its next guesses.
-    ``lenient`` ignores unknown keys of a request, which are an error otherwise, and names them in a header of the answer.
-    ``max_choices`` bounds n times the number of prompts, ``max_inputs`` the texts of one embedding request.
-    ``max_body_bytes`` is for one body, ``body_memory_bytes`` for the bodies of all running requests. One client gets at most
-    ``client_share`` (above 0, at most 1) of the requests at once, the body memory, the connections, and the answers that a model can run
-    and queue. A client is a key or, without keys, an address; connections count by address. ``trusted_proxies`` are the addresses or
-    networks whose X-Forwarded-For is believed.
+    ``allowed_hosts`` are the names that the Host header may have; an empty list allows any. A server without keys
+    should list its own names: otherwise a web page could reach it through a host name of its own that resolves to this
+    machine. ``cors_origins`` are the origins of the pages that may call, such as ``https://example.org``, or ``*``.
+    ``request_timeout_seconds`` is the longest time for a request; the header X-Request-Timeout-Ms can shorten it.
+    ``body_timeout_seconds`` is the time for a body to arrive, ``write_timeout_seconds`` how long a client may read
+    nothing, ``header_timeout_seconds`` how long a connection may be silent before and between requests, and
+    ``draft_timeout_seconds`` the time for a client that drafts tokens to send its next drafts. ``lenient`` ignores
+    unknown keys of a request, which are otherwise an error, and lists them in a header of the answer. ``max_choices``
+    bounds n times the number of prompts, ``max_inputs`` the texts of one embedding request. ``max_body_bytes`` is for
+    one body, ``body_memory_bytes`` for the bodies of all running requests. One client gets at most ``client_share``
+    (above 0, at most 1) of the requests at once, the body memory, the connections, and the answers that a model can run
+    and queue. A client is a key or, without keys, an address; connections count by address. ``trusted_proxies`` are the
+    addresses or networks whose X-Forwarded-For is believed.
     """
 
     keys: Keys = field(default_factory=Keys)

@@ -1,7 +1,9 @@
-"""Connection: uvicorn's HTTP protocol with the limits that it lacks, so that no connection holds anything for long without doing anything.
+"""Connection: uvicorn's HTTP protocol with the limits that it lacks, so that no inactive connection holds resources for
+long.
 
-A client that sends no whole header in time, sends one without end, takes nothing of its answer for too long, or has too many connections
-is cut off. A WebSocket begins as such a connection and stays counted until it closes.
+A client is disconnected if it does not complete its header in time, sends a header that is too large, reads nothing of
+its answer for too long, or has too many connections. A WebSocket begins as such a connection and stays counted until it
+closes.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ MAX_HEADER_BYTES = 64 << 10
 
 
 class Connection(HttpToolsProtocol):
-    """``header_timeout_seconds`` counts while no request is under way, ``write_timeout_seconds`` while the answer's buffer is full."""
+    """``header_timeout_seconds`` counts while no request is under way, ``write_timeout_seconds`` while the answer's
+    buffer is full.
+    """
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class Connection(HttpToolsProtocol):
             if self.cycle is None or self.cycle.response_complete:
                 self.send_400_response(f"The header is larger than {MAX_HEADER_BYTES} bytes.")
             else:
-                # It is the next request's, sent while an answer is under way.
+                # The header belongs to the next request, which arrived while an answer is being sent.
                 self.transport.abort()
 
     def on_message_begin(self) -> None:
@@ -109,7 +113,7 @@ class Connection(HttpToolsProtocol):
         self._silent = self.loop.call_later(self._header_timeout_seconds, self.transport.abort)
 
     def _cut_off_later(self) -> None:
-        """A transport that closes still waits for a reader that does not read, and would wait for ever."""
+        """Without this timer, a closing transport would wait forever for a client that does not read."""
         if self._stuck is None:
             self._stuck = self.loop.call_later(self._write_timeout_seconds, self.transport.abort)
 
@@ -129,7 +133,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
 def connection_factory(
     open_connections: Connections, header_timeout_seconds: float, write_timeout_seconds: float
 ) -> Callable[..., Connection]:
-    """What uvicorn calls for each connection."""
+    """The function that uvicorn calls for each connection."""
     return partial(
         Connection,
         open_connections=open_connections,
@@ -139,5 +143,5 @@ def connection_factory(
 
 
 def socket_factory(open_connections: Connections) -> Callable[..., SocketConnection]:
-    """What uvicorn calls for each connection that becomes a WebSocket."""
+    """The function that uvicorn calls for each connection that becomes a WebSocket."""
     return partial(SocketConnection, open_connections=open_connections)

@@ -1,4 +1,6 @@
-"""Connections: the open sockets of a server. One client may have a share of them; when there are too many, idle ones make room."""
+"""Connections: the open sockets of a server. One client may hold a share of them. When there are too many, the server
+closes idle ones.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,14 @@ RESERVED_FILES = 128
 
 
 class Connections:
-    """``most`` are open at once, ``most_of_client`` of them from one client, except for trusted proxies."""
+    """At most ``most`` are open at once, and at most ``most_of_client`` from one client; trusted proxies are exempt
+    from the latter.
+    """
 
     def __init__(self, most: int, most_of_client: int, addresses: Addresses) -> None:
         self._most, self._most_of_client = most, most_of_client
         self._addresses = addresses
-        # By client, the oldest connection first; each with what says whether no request is under way on it.
+        # By client, the oldest connection first, each with a function that returns whether the connection is idle.
         self._idle: dict[str, dict[asyncio.Transport, Callable[[], bool]]] = {}
         self._clients: dict[asyncio.Transport, str] = {}
 
@@ -25,7 +29,9 @@ class Connections:
         return len(self._clients)
 
     def admit(self, transport: asyncio.Transport, address: str, idle: Callable[[], bool]) -> bool:
-        """Count a new connection until `release`, if necessary in place of an idle one. False if there is no room: then close it."""
+        """Count a new connection until `release`, if necessary in place of an idle one. False if there is no room: then
+        close it.
+        """
         client = client_of(address)
         own = self._idle.get(client, {})
         if len(own) >= self._most_of_client and not self._addresses.is_proxy(address):
@@ -40,12 +46,12 @@ class Connections:
         return True
 
     def keep(self, transport: asyncio.Transport) -> None:
-        """A connection that is never idle from now on: it became a WebSocket."""
+        """Mark a connection that became a WebSocket: it is never idle from now on."""
         if transport in self._clients:
             self._idle[self._clients[transport]][transport] = lambda: False
 
     def release(self, transport: asyncio.Transport) -> None:
-        """A closed connection. It may be released twice."""
+        """Remove a closed connection. Releasing it twice is allowed."""
         client = self._clients.pop(transport, None)
         if client is not None:
             del self._idle[client][transport]

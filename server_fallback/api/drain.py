@@ -1,4 +1,6 @@
-"""Drain: how a server stops. Nothing new begins, what runs may end until a time limit, and the rest is told and cut off."""
+"""Drain: how a server stops. It accepts no new requests, lets running ones finish until a time limit, and ends the rest
+with an error.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,17 @@ from nearfar.compiler.errors import DeadlineExceeded, Unavailable
 
 Result = TypeVar("Result")
 POLL_SECONDS = 0.02
-SHUTTING_DOWN = "the server is shutting down; ask again, another one may answer"
+SHUTTING_DOWN = "the server is shutting down; send the request again, another server may answer"
 
 
 class ClientGone(Exception):
-    """The connection ended before the answer did. Nobody is left to be told."""
+    """The connection ended before the answer did, so the error cannot be sent to anyone."""
 
 
 class Drain:
-    """``started``: nothing new begins. ``busy`` tells whether any request is under way, be it that its body is still read."""
+    """``started``: no new request is accepted. ``busy`` returns whether any request is in progress, including one whose
+    body is still being read.
+    """
 
     def __init__(self, busy: Callable[[], bool]) -> None:
         self.started = False
@@ -30,9 +34,10 @@ class Drain:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def run(self, work: Coroutine[Any, Any, Result], receive: Receive, deadline: float) -> Result:
-        """The result of ``work``, cancelled, and waited for, when its client goes, its deadline comes, or the drain is over.
+        """Return the result of ``work``. If its client disconnects, its deadline passes, or the drain is over, cancel
+        it and wait for its end.
 
-        ``receive`` is the connection's, its body already read; ``deadline`` is of `time.monotonic`.
+        ``receive`` belongs to the connection, whose body has been read; ``deadline`` is a time of `time.monotonic`.
         Raises what the work raises, ClientGone, DeadlineExceeded or Unavailable.
         """
         task = asyncio.create_task(work)
@@ -47,7 +52,9 @@ class Drain:
                 return task.result()
             if gone.done():
                 raise ClientGone
-            raise DeadlineExceeded("the answer took longer than the request allows")
+            raise DeadlineExceeded(
+                "the answer took longer than the request allows; allow more time, or request a shorter answer"
+            )
         finally:
             self._running.discard(task)
             task.cancel()
@@ -55,7 +62,7 @@ class Drain:
             await asyncio.gather(task, gone, return_exceptions=True)
 
     async def finish(self, seconds: float) -> None:
-        """Return when no request is under way; after ``seconds`` cut off those that generate."""
+        """Return when no request is in progress. After ``seconds``, end those that still generate."""
         self.started = True
         self._give_up = min(self._give_up, time.monotonic() + seconds)
         while self._busy() and time.monotonic() < self._give_up:
@@ -66,7 +73,7 @@ class Drain:
             await asyncio.sleep(POLL_SECONDS)
 
     def hurry(self) -> None:
-        """Wait no longer."""
+        """End the wait now."""
         self._give_up = 0.0
 
 

@@ -1,4 +1,4 @@
-"""Answers as JSON, key by key as OpenAI writes them: some nulls belong there, others do not."""
+"""Answers as JSON with the keys that OpenAI writes: some keys appear with null, others are left out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def chat_json(answer: ChatCompletion) -> bytes:
 
 
 def chat_chunk_json(chunk: ChatCompletionChunk, include_usage: bool) -> bytes | None:
-    """None where there is nothing to send: the chunk of the usage, where it was not asked for."""
+    """None if there is nothing to send: the chunk holds only the usage, which was not requested."""
     if not chunk.choices and not include_usage:
         return None
     value = chunk.model_dump(mode="json")
@@ -35,7 +35,7 @@ def completion_json(answer: Completion) -> bytes:
 
 
 def completion_chunk_json(chunk: CompletionChunk, include_usage: bool) -> bytes | None:
-    """None like `chat_chunk_json`."""
+    """None under the same condition as `chat_chunk_json`."""
     if not chunk.choices and not include_usage:
         return None
     value = chunk.model_dump(mode="json")
@@ -45,7 +45,9 @@ def completion_chunk_json(chunk: CompletionChunk, include_usage: bool) -> bytes 
 
 
 def _json(value: Any) -> bytes:
-    """Without a null ``route``, which only pairs of sides have, and without what is null in the usage because only some models know it."""
+    """Leave out a null ``route``, which only pairs of sides have, and the null fields of the usage that only some
+    models report.
+    """
     if value["route"] is None:
         del value["route"]
     usage = value.get("usage")

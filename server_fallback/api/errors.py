@@ -1,4 +1,6 @@
-"""Errors as OpenAI's API answers them: ``{"error": {message, type, param, code}}`` with a status that clients know how to take."""
+"""Errors in the form of OpenAI's API: ``{"error": {message, type, param, code}}``, with a status that its clients can
+handle.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from ..executors.executor import UnknownModel
 from ..schema.common import ErrorDetail, ErrorResponse
 
 DEFAULT_RETRY_SECONDS = 1.0
-# Characters. Some messages quote a text of the request.
+# Characters. Some messages quote text from the request.
 MAX_MESSAGE = 2000
 
 
@@ -48,7 +50,9 @@ class ApiError(Exception):
 
 
 def api_error(error: BaseException) -> ApiError:
-    """The answer to a client. An error that is a bug of ours is not described in it, because its text may hold anything."""
+    """The error for the client. It does not describe an error that is a bug of this server, because that message could
+    contain anything.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, NearfarError):
@@ -56,22 +60,29 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, HTTPException):
         return _of_http(error)
     if isinstance(error, RecursionError | UnicodeError) or is_panic(error):
-        # They come from texts that a library cannot read, such as one nested too deeply or with half of a surrogate pair.
+        # These errors come from text that a library cannot read, such as JSON nested too deeply or half of a surrogate
+        # pair.
         return ApiError(
-            400, "the request has a text that cannot be read; the server's log has this request's id", "unreadable_text"
+            400,
+            "the request contains text that cannot be read; see the server's log under this request's id",
+            "unreadable_text",
         )
     return ApiError(
-        500, "internal error; the server's log has it under this request's id", "internal_error", kind="server_error"
+        500, "internal error; see the server's log under this request's id", "internal_error", kind="server_error"
     )
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether code in Rust panicked, such as tokenizers. Each library has a class of its own, which derives from BaseException."""
+    """Whether the error is a panic in a Rust library such as tokenizers. Each library has its own exception class,
+    derived from BaseException.
+    """
     return type(error).__name__ == "PanicException"
 
 
 def loading_error(error: NearfarError) -> NearfarError | ApiError:
-    """An error of loading a model: the client named the model, so that what is wrong with its files is wrong with the request."""
+    """The error for a failed load. The client named the model, so an error in its files counts as an error in the
+    request.
+    """
     if isinstance(error, CheckpointError | BundleError | QuantizationError):
         return ApiError(400, error.message, error.code)
     return error
@@ -87,7 +98,7 @@ def _of_ours(error: NearfarError) -> ApiError:
     if isinstance(error, RequestError):
         return ApiError(400, error.message, code or "invalid_value", param)
     if isinstance(error, CheckpointError | BundleError | QuantizationError):
-        # A model that was loaded lost its files, or they are wrong. Another server may have them.
+        # The files of a loaded model are missing or invalid. Another server may have them.
         return ApiError(503, error.message, code or error.code, param, "server_error", retry_after())
     if isinstance(error, QueueFull):
         return ApiError(
@@ -120,23 +131,26 @@ def _of_ours(error: NearfarError) -> ApiError:
 
 
 def _of_http(error: HTTPException) -> ApiError:
-    """What the router says: no such route, or not with this method."""
+    """The router's error: the route does not exist, or does not support this method."""
     headers = dict(error.headers or {})
     if error.status_code == 404:
         return ApiError(
             404,
-            "there is nothing at this address; GET /openapi.json lists what there is",
+            "this address does not exist; GET /openapi.json lists the addresses that do",
             "unknown_url",
             headers=headers,
         )
     if error.status_code == 405:
         return ApiError(
-            405, f"this address takes {headers.get('Allow', 'other methods')}", "method_not_allowed", headers=headers
+            405,
+            f"this address does not support this method; use {headers.get('Allow', 'another one')}",
+            "method_not_allowed",
+            headers=headers,
         )
     return ApiError(error.status_code, str(error.detail), headers=headers)
 
 
 def retry_after(seconds: object = None) -> dict[str, str]:
-    """The header that says after how many seconds to try again, at least 1."""
+    """The Retry-After header: the number of seconds after which to try again, at least 1."""
     given = float(seconds) if isinstance(seconds, int | float) and math.isfinite(seconds) else DEFAULT_RETRY_SECONDS
     return {"Retry-After": str(max(1, math.ceil(given)))}

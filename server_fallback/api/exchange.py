@@ -1,4 +1,6 @@
-"""Exchange: one request and its answer, from the first header to the last byte. The gate makes it, the routes fill it in."""
+"""Exchange: one request and its answer, from the first header to the last byte. The gate creates it, and the routes
+fill it in.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,12 @@ TIMEOUT_HEADER = "X-Request-Timeout-Ms"
 
 @dataclass(slots=True)
 class Exchange:
-    """``arrived`` and ``deadline`` are times of `time.monotonic`. ``passed_on`` are headers for other servers that help to answer.
+    """``arrived`` and ``deadline`` are times of `time.monotonic`. ``passed_on`` are headers for other servers that help
+    to answer.
 
-    ``log`` is what the log's line says beside the usual; no text of a prompt or an answer may come in. ``answer_headers`` are added to the
-    answer. ``held`` is let go of when the exchange is over. ``address`` is the sender's IP address. ``admission`` is None until the
-    request is admitted, and for routes that need no slot.
+    ``log`` holds the extra fields of the request's line in the log; it must not contain text of a prompt or an answer.
+    ``answer_headers`` are added to the answer. ``held`` is released when the exchange is over. ``address`` is the
+    sender's IP address. ``admission`` is None until the request is admitted, and for routes that need no slot.
     """
 
     request_id: str
@@ -39,23 +42,25 @@ class Exchange:
 
     @property
     def client(self) -> str:
-        """The sender, as `Call.client` has it."""
+        """The sender, in the form of `Call.client`."""
         return f"key {self.key.name}" if self.key is not None else f"address {client_of(self.address)}"
 
     def set_deadline(self, headers: Mapping[str, str], longest_seconds: float) -> None:
-        """Raises ApiError where the header is no number of milliseconds."""
+        """Raises ApiError if the header is not a number of milliseconds."""
         seconds = longest_seconds
         asked = headers.get(TIMEOUT_HEADER)
         if asked is not None:
             if not (asked.isascii() and asked.isdigit() and 0 < len(asked) <= 12 and int(asked) > 0):
                 raise ApiError(
-                    400, f"the header {TIMEOUT_HEADER} must be a whole number of milliseconds above 0", "invalid_header"
+                    400,
+                    f"the header {TIMEOUT_HEADER} must be an integer number of milliseconds above 0",
+                    "invalid_header",
                 )
             seconds = min(seconds, int(asked) / 1000)
         self.deadline = self.arrived + seconds
 
     def priority(self, asked: int | None) -> int:
-        """A key bounds what its requests may ask for; they may always ask for less."""
+        """The requested priority, limited to that of the key."""
         if self.key is None:
             return asked or 0
         return self.key.priority if asked is None else min(asked, self.key.priority)

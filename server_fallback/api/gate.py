@@ -1,6 +1,8 @@
-"""Gate: the outermost layer of the app. Each request gets an id here, and when it is over its line in the log, its count and its span.
+"""Gate: the outermost layer of the app. It gives each request an id and, when the request is over, writes its log line,
+counts it and ends its span.
 
-Whatever fails further in becomes an answer here; no exception leaves the app. A WebSocket is one request, for as long as it is open.
+It turns every failure of the inner layers into an answer; no exception leaves the app. A WebSocket counts as one
+request for as long as it is open.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from .service import Service
 from .traces import context_headers
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-# What nginx calls it when the client has closed the connection.
+# nginx's status for a client that has closed the connection.
 CLIENT_CLOSED = 499
 SWITCHING_PROTOCOLS = 101
-# What is counted and logged as the method of a request that opens one.
+# Counted and logged as the method of a request that opens a WebSocket.
 WEBSOCKET = "WEBSOCKET"
-# Asked for all the time by machines.
+# Monitoring systems request these paths all the time.
 QUIET = ("/health", "/health/live", "/health/ready", "/metrics")
 
 
@@ -83,10 +85,10 @@ class Gate:
         except BaseException as error:
             if not (isinstance(error, Exception) or is_panic(error)):
                 raise
-            told = api_error(error)
-            log_failure(exchange, error, told)
+            reported = api_error(error)
+            log_failure(exchange, error, reported)
             if status == CLIENT_CLOSED:
-                await told.response()(scope, receive, named)
+                await reported.response()(scope, receive, named)
         finally:
             self._note(scope, method, exchange, status, time.monotonic() - started)
             if traces is not None and span is not None:
@@ -103,7 +105,8 @@ class Gate:
         if host not in allowed:
             raise ApiError(
                 403,
-                f"this server answers as {', '.join(allowed)} only; start it with that host allowed",
+                f"this server does not accept this Host header; it accepts {', '.join(allowed)}; add the host with "
+                "--allowed-host",
                 "host_not_allowed",
             )
 
@@ -125,5 +128,5 @@ class Gate:
 
 
 def _route(scope: Scope) -> str:
-    """The route's pattern; never the address itself, which could be anything and make a metric of its own each time."""
+    """The route's pattern. The address itself could be anything, so each one would create a metric of its own."""
     return str(getattr(scope.get("route"), "path", "none"))

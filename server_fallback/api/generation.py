@@ -1,4 +1,6 @@
-"""/v1/chat/completions and /v1/completions: a request flows to its model's executor; chunks flow back, as events or folded to an answer."""
+"""/v1/chat/completions and /v1/completions: pass a request to its model's executor, and return the chunks as events or
+as one answer.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from .errors import ApiError
 from .exchange import Exchange, exchange_of
 from .json_body import printable
 from .lenient import IGNORED_HEADER
-from .metrics import says_something
+from .metrics import has_content
 from .route import WITH_BODY, keyed_router
 from .service import Service
 from .sse import EventStream
@@ -73,11 +75,11 @@ async def _answer_chat(service: Service, body: ChatCompletionRequest, request: R
     check_calls(body.messages)
     executor = await _begin(service, body, 1, exchange)
     chunks = service.metrics.measured(executor.chat(body, _call(service, body, exchange)), body.model, exchange)
-    tell_queue = _telling_queue(service, executor, body.model, exchange)
+    report_queue = _queue_reporter(service, executor, body.model, exchange)
     if body.stream:
-        return EventStream(_events(chunks, body, chat_chunk_json), exchange, service.drain, tell_queue)
+        return EventStream(_events(chunks, body, chat_chunk_json), exchange, service.drain, report_queue)
     answer = await service.drain.run(fold_chat(chunks), request.receive, exchange.deadline)
-    tell_queue()
+    report_queue()
     return Response(chat_json(answer), media_type=JSON)
 
 
@@ -85,29 +87,35 @@ async def _answer_completion(service: Service, body: CompletionRequest, request:
     exchange = exchange_of(request)
     executor = await _begin(service, body, _num_prompts(body.prompt), exchange)
     chunks = service.metrics.measured(executor.complete(body, _call(service, body, exchange)), body.model, exchange)
-    tell_queue = _telling_queue(service, executor, body.model, exchange)
+    report_queue = _queue_reporter(service, executor, body.model, exchange)
     if body.stream:
-        return EventStream(_events(chunks, body, completion_chunk_json), exchange, service.drain, tell_queue)
+        return EventStream(_events(chunks, body, completion_chunk_json), exchange, service.drain, report_queue)
     answer = await service.drain.run(fold_completion(chunks), request.receive, exchange.deadline)
-    tell_queue()
+    report_queue()
     return Response(completion_json(answer), media_type=JSON)
 
 
 async def _begin(service: Service, body: GenerationRequest, num_prompts: int, exchange: Exchange) -> Executor:
-    """Check what the configuration limits, find the model, and count the answers. Raises ApiError, UnknownModel."""
+    """Check the configured limits, find the model, and count the answers. Raises ApiError, UnknownModel."""
     exchange.log.update(model=printable(body.model), stream=bool(body.stream))
     config = service.config
     if body.stream_options is not None and not body.stream:
         raise ApiError(
-            400, "'stream_options' is for streamed answers; set 'stream' to true", "invalid_value", "stream_options"
+            400,
+            "'stream_options' applies to streamed answers only; set 'stream' to true",
+            "invalid_value",
+            "stream_options",
         )
     choices = (body.n or 1) * num_prompts
     if choices > config.max_choices:
         param = "n" if num_prompts == 1 else "prompt"
-        message = f"{choices} answers asked for (n times the number of prompts); this server gives {config.max_choices} at most"
+        message = (
+            f"{choices} answers requested (n times the number of prompts); this server supports at most "
+            f"{config.max_choices}"
+        )
         raise ApiError(400, message, "invalid_value", param)
     if isinstance(body.stop, list) and len(body.stop) > config.max_stops:
-        message = f"{len(body.stop)} stop strings; this server takes {config.max_stops} at most"
+        message = f"{len(body.stop)} stop strings; this server supports at most {config.max_stops}"
         raise ApiError(400, message, "invalid_value", "stop")
     executor = await service.models.executor(body.model)
     assert exchange.admission is not None
@@ -117,9 +125,11 @@ async def _begin(service: Service, body: GenerationRequest, num_prompts: int, ex
     return executor
 
 
-def _telling_queue(service: Service, executor: Executor, model: str, exchange: Exchange) -> Callable[[], None]:
-    """To be called when the answer's headers are about to leave: the queue is what it is then."""
-    return lambda: service.tell_queue({model: executor.state()}, exchange)
+def _queue_reporter(service: Service, executor: Executor, model: str, exchange: Exchange) -> Callable[[], None]:
+    """Return a function to call just before the answer's headers are sent, so that they report the queue at that
+    time.
+    """
+    return lambda: service.report_queue({model: executor.state()}, exchange)
 
 
 def _call(service: Service, body: GenerationRequest, exchange: Exchange) -> Call:
@@ -153,7 +163,9 @@ async def _events(
     body: GenerationRequest,
     encode: Callable[[Chunk, bool], bytes | None],
 ) -> AsyncGenerator[bytes, None]:
-    """Chunks as JSON. Those before the first that says something wait for it, so that a full queue can still be a 429."""
+    """Chunks as JSON. Chunks without content wait for the first one with content, so that a full queue can still be
+    answered with 429.
+    """
     include_usage = body.stream_options is not None and body.stream_options.include_usage
     held: list[bytes] = []
     silent = True
@@ -162,7 +174,7 @@ async def _events(
             event = encode(chunk, include_usage)
             if event is not None:
                 held.append(event)
-            if silent and any(says_something(choice) for choice in chunk.choices):
+            if silent and any(has_content(choice) for choice in chunk.choices):
                 silent = False
             if not silent:
                 for waiting in held:

@@ -1,4 +1,6 @@
-"""/health, /health/live, /health/ready, /version and /metrics: for machines that watch. They need no key and no slot of the limits."""
+"""/health, /health/live, /health/ready, /version and /metrics: for monitoring. They need no key and do not count
+against the limits.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def health_router(service: Service) -> APIRouter:
 
     @router.get(
         "/health",
-        responses={200: {"description": "As /health/ready, without a body."}, **NOT_READY},
+        responses={200: {"description": "Like /health/ready, without a body."}, **NOT_READY},
         response_class=Response,
     )
     async def health() -> Response:
@@ -29,12 +31,14 @@ def health_router(service: Service) -> APIRouter:
 
     @router.get("/health/live")
     async def live() -> dict[str, str]:
-        """The process answers."""
+        """The process is running."""
         return {"status": "live"}
 
     @router.get("/health/ready", responses=NOT_READY)
     async def ready() -> JSONResponse:
-        """At least one model can answer, and the server is not shutting down. ``not_ready`` says why the others cannot."""
+        """At least one model can answer, and the server is not shutting down. ``not_ready`` states why the others
+        cannot.
+        """
         states, is_ready = service.models.states(), _is_ready(service)
         status = "shutting down" if service.drain.started else "ready" if is_ready else "not ready"
         return JSONResponse(
@@ -48,7 +52,7 @@ def health_router(service: Service) -> APIRouter:
 
     @router.get("/version")
     async def server_version() -> dict[str, str]:
-        """Of nearfar, in the shape of vLLM's."""
+        """The version of nearfar, in the form of vLLM's answer."""
         return {"version": version("nearfar")}
 
     @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}}, response_class=Response)

@@ -1,6 +1,7 @@
-"""Bodies: bytes flow in from the connection, within a size and a time; a JSON value flows out that is exactly what was sent.
+"""Read a request's body within a size and a time limit, and parse it strictly as JSON.
 
-Python's parser alone takes more than JSON (NaN, the last of two equal keys, halves of surrogate pairs), and nests until its stack ends.
+Python's own parser accepts more than JSON (NaN, duplicate keys, halves of surrogate pairs), and nests until its stack
+overflows.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from starlette.requests import ClientDisconnect, Request
 
 from .errors import ApiError
 
-# Deeper than any schema that a person writes, and far from where Python's own recursion ends.
+# Deeper than any schema that a person writes, and far below Python's recursion limit.
 MAX_DEPTH = 100
-# Each unknown key is an error of its own, and half a million of them take seconds to write.
+# Each unknown key gives an error of its own, and building half a million of them takes seconds.
 MAX_KEYS = 4096
-# A client that still sends may not read its answer before it has sent all: so much more is taken from it and thrown away.
+# A client may not read its answer before it has sent its whole body, so this many more bytes are read and discarded.
 MAX_DISCARDED_BYTES = 64 << 20
-# Larger bodies are parsed on a thread, which lets other requests run between the parts of the work.
+# Larger bodies are parsed on a thread, so that other requests can run meanwhile.
 INLINE_BYTES = 64 << 10
 # Python reads integers of some thousand digits at most.
 MAX_LENGTH_DIGITS = 20
-# A half of a surrogate pair as an escape; only texts with one need the slower look.
+# Half of a surrogate pair as an escape. Only texts that contain one need the slower check.
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 SURROGATE_IN_TEXT = re.compile(SURROGATE.pattern.decode())
 
@@ -34,12 +35,13 @@ SURROGATE_IN_TEXT = re.compile(SURROGATE.pattern.decode())
 async def read_json(
     request: Request, max_bytes: int, timeout_seconds: float, hold: Callable[[int], None] = lambda _: None
 ) -> Any:
-    """``hold`` is called with the size of each part before it is kept, and may raise ApiError.
+    """``hold`` is called with the size of each part before the part is stored, and may raise ApiError.
 
-    Raises ApiError: 415 for another content type, 413 over ``max_bytes`` (counted as they come, whatever Content-Length says), 408 for a
-    body that does not come, 400 for what is not JSON."""
+    Raises ApiError: 415 for another content type, 413 over ``max_bytes`` (counted as the bytes arrive, whatever
+    Content-Length states), 408 for a body that does not arrive in time, 400 for a body that is not JSON.
+    """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # A page of another site can send text/plain here without asking; JSON it cannot.
+    # A page of another site can send text/plain without a CORS preflight request, but not JSON.
     if content_type != "application/json":
         given = f"is {printable(content_type)!r}" if content_type else "is missing"
         raise ApiError(415, f"the Content-Type {given}; send application/json", "unsupported_content_type")
@@ -47,7 +49,7 @@ async def read_json(
         async with asyncio.timeout(timeout_seconds):
             body = await _read(request, max_bytes, hold)
     except TimeoutError:
-        message = f"the body did not come within {timeout_seconds:g} s"
+        message = f"the body did not arrive within {timeout_seconds:g} s"
         raise ApiError(408, message, "body_timeout", headers={"Connection": "close"}) from None
     return await asyncio.to_thread(parse_json, body) if len(body) > INLINE_BYTES else parse_json(body)
 
@@ -66,7 +68,7 @@ def parse_json(body: bytes) -> Any:
         raise _bad(f"the body nests deeper than {MAX_DEPTH} levels") from None
     except ValueError:
         # Python reads integers of some thousand digits at most.
-        raise _bad("the body has an integer of too many digits") from None
+        raise _bad("the body has an integer with too many digits") from None
     _check_depth(value)
     if SURROGATE.search(body):
         _check_surrogates(value)
@@ -74,8 +76,9 @@ def parse_json(body: bytes) -> Any:
 
 
 def check_inner_json(text: str, param: str) -> None:
-    """A text of the body that is JSON itself, such as the arguments of a call, has the limits of the body. Other texts are left to its
-    reader. Raises ApiError (400)."""
+    """Apply the body's limits to a string of the body that is JSON itself, such as the arguments of a call. A string
+    that is not JSON is accepted: its reader checks it. Raises ApiError (400).
+    """
     if text.count("[") + text.count("{") <= MAX_DEPTH and not SURROGATE_IN_TEXT.search(text):
         return
     try:
@@ -116,14 +119,14 @@ async def _read(request: Request, max_bytes: int, hold: Callable[[int], None]) -
             if refusal is not None:
                 parts.clear()
     except ClientDisconnect:
-        raise ApiError(499, "the client went away before its body had come", "client_disconnected") from None
+        raise ApiError(499, "the client disconnected before its body had arrived", "client_disconnected") from None
     if refusal is not None:
         raise refusal
     return b"".join(parts)
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    message = f"the body is larger than {max_bytes} bytes, the most that this server takes"
+    message = f"the body is larger than {max_bytes} bytes, the limit of this server"
     return ApiError(413, message, "body_too_large", headers={"Connection": "close"})
 
 
@@ -132,7 +135,7 @@ def _bad(message: str) -> ApiError:
 
 
 def _no_constant(name: str) -> None:
-    raise _bad(f"the body has {name}, which JSON has not")
+    raise _bad(f"the body has {name}, which is not valid JSON")
 
 
 def _finite(text: str) -> float:
@@ -144,19 +147,19 @@ def _finite(text: str) -> float:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs) > MAX_KEYS:
-        raise _bad(f"an object has {len(pairs)} keys; this server takes {MAX_KEYS}")
+        raise _bad(f"an object has {len(pairs)} keys; this server supports at most {MAX_KEYS}")
     value = dict(pairs)
     if len(value) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ApiError(
-            400, f"the key {twice[:100]!r} comes twice in one object", "invalid_json", param=printable(twice)
+            400, f"the key {twice[:100]!r} appears twice in one object", "invalid_json", param=printable(twice)
         )
     return value
 
 
 def printable(text: str) -> str:
-    """Part of a text from outside, as it can be put into an answer: short, and without halves of surrogate pairs."""
+    """The text from a client in a form that an answer can quote: shortened, and without halves of surrogate pairs."""
     return text[:100].encode("utf-8", "replace").decode("utf-8")
 
 
@@ -177,6 +180,4 @@ def _check_surrogates(value: object) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        raise _bad(
-            "the body has half of a surrogate pair (\\ud800 to \\udfff) that its other half does not follow"
-        ) from None
+        raise _bad("the body has half of a surrogate pair (\\ud800 to \\udfff) without its other half") from None

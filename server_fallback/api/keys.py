@@ -1,6 +1,7 @@
-"""API keys: who may ask, how much and how urgently. Only SHA-256 hashes of them are kept.
+"""API keys: who may send requests, how many, and with which priority. The server stores only the SHA-256 hashes of the
+keys.
 
-A file of keys is TOML, one table for each::
+The file of keys is TOML with one table for each key::
 
     [[keys]]
     name = "web"                  # what logs call it
@@ -10,7 +11,8 @@ A file of keys is TOML, one table for each::
     priority = 0
     admin = false
 
-The environment variable NEARFAR_API_KEYS holds ``name=key`` pairs with commas between them, without limits; ``admin`` is the admin's name.
+The environment variable NEARFAR_API_KEYS holds ``name=key`` pairs with commas between them, without limits; the key
+named ``admin`` is the admin's.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ MIN_KEY_LENGTH = 8
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """``digest`` is the key's SHA-256. Its requests go with ``priority``, or less where they ask for less. None is no limit."""
+    """``digest`` is the key's SHA-256. Its requests have at most ``priority``. None means no limit."""
 
     name: str
     digest: bytes
@@ -46,12 +48,14 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """All keys; none of them leaves the API open."""
+    """All keys. Without any, the API is open."""
 
     keys: tuple[ApiKey, ...] = ()
 
     def find(self, presented: str) -> ApiKey | None:
-        """The key that this text is. Compares with every key and in constant time, so that the time tells nothing."""
+        """The key with this text. It compares the text with every key in constant time, so that the time reveals
+        nothing.
+        """
         digest = _digest(presented)
         found = None
         for key in self.keys:
@@ -67,7 +71,7 @@ def read_keys(file: Path | None, environment: Mapping[str, str]) -> Keys:
         values = [getattr(key, part) for key in keys]
         if len(set(values)) != len(values):
             raise RequestError(
-                f"two API keys have the same {'name' if part == 'name' else 'text'}; every key needs its own"
+                f"two API keys have the same {'name' if part == 'name' else 'text'}; give each key its own"
             )
     return Keys(tuple(keys))
 
@@ -107,7 +111,7 @@ def _of_file(file: Path) -> list[ApiKey]:
     keys = []
     for row in rows:
         if (row.key is None) == (row.sha256 is None):
-            raise RequestError(f"{file}: key {row.name!r} needs either 'key' or 'sha256'")
+            raise RequestError(f"{file}: key {row.name!r} needs exactly one of 'key' and 'sha256'")
         digest = _digest(row.key) if row.key is not None else bytes.fromhex(row.sha256 or "")
         keys.append(ApiKey(row.name, digest, row.requests_per_minute, row.max_concurrent, row.priority, row.admin))
     return keys

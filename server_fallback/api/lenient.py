@@ -1,4 +1,4 @@
-"""Lenient requests: unknown keys are removed from a body, and named in a header of the answer."""
+"""Lenient requests: unknown keys are removed from a body, and listed in a header of the answer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_NAMED = 16
 MAX_NAME_CHARACTERS = 64
 
 
-# Keys of objects and indexes of lists, from the body inwards.
+# Keys of objects and indexes of lists, from the outermost inwards.
 Path = list[str | int]
 
 
 def without_unknown(model: type[BaseModel], body: Any) -> list[Path]:
-    """Remove the keys that ``model`` does not know from ``body``, at any depth, and return their places.
+    """Remove the keys that ``model`` does not know from ``body``, at any depth, and return their paths.
 
-    A body that is wrong in another way stays as it is: its error is reported as in strict mode.
+    A body that is invalid in another way is not changed: its error is reported as in strict mode.
     """
     try:
         read = model.model_validate(body, extra="allow")
@@ -33,7 +33,9 @@ def without_unknown(model: type[BaseModel], body: Any) -> list[Path]:
 
 
 def ignored_header(places: list[Path]) -> str:
-    """The places ("messages[0].x"), at most 16, and how many more there are. Whatever a header should not hold becomes "?"."""
+    """The paths ("messages[0].x"), at most 16, and the number of further ones. Characters that are not safe in a header
+    become "?".
+    """
     named = [re.sub(r"[^A-Za-z0-9_.\[\]-]", "?", dotted(place)[:MAX_NAME_CHARACTERS]) for place in places[:MAX_NAMED]]
     more = [f"and {len(places) - MAX_NAMED} more"] if len(places) > MAX_NAMED else []
     return ", ".join([*named, *more])
@@ -52,6 +54,6 @@ def _remove(read: object, value: Any, path: Path) -> Iterator[Path]:
     elif isinstance(read, list):
         for index, (inner, given) in enumerate(zip(read, value, strict=True)):
             if not isinstance(inner, BaseModel | list):
-                # Token ids and strings: a list of a kind.
+                # Lists of token ids or strings hold no keys.
                 return
             yield from _remove(inner, given, [*path, index])

@@ -1,7 +1,7 @@
-"""Limiter: what one client may have of the server at once, and what a key may ask for in a minute.
+"""Limiter: how much of the server one client may use at once, and how many answers a key may request per minute.
 
-A client is a key or, if the server has no keys, an address. It gets at most a share of the requests, of the body memory and of each
-model's answers, so that the rest is left to others.
+A client is a key or, if the server has no keys, an address. It gets at most a share of the requests, of the body memory
+and of each model's answers, so that the rest remains for others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from .keys import ApiKey
 
 @dataclass(slots=True)
 class _Use:
-    """What a client has now. ``tokens`` are the answers that a key may ask for at once; they grow with time up to a minute's worth."""
+    """What a client uses now. ``tokens`` are the answers that a key may request at once; they refill over time, up to
+    the number for one minute.
+    """
 
     tokens: float = 0.0
     refilled_at: float = 0.0
@@ -27,9 +29,10 @@ class _Use:
 
 
 class Limiter:
-    """``max_requests`` and ``max_body_bytes`` are for all clients together, ``client_share`` (above 0, at most 1) of them for one.
+    """``max_requests`` and ``max_body_bytes`` are for all clients together, ``client_share`` (above 0, at most 1) of
+    them for one.
 
-    Rates are token buckets, counted from when a key is first seen. ``clock`` gives seconds.
+    Rates are token buckets, which start when a key is first used. ``clock`` returns seconds.
     """
 
     def __init__(
@@ -43,12 +46,14 @@ class Limiter:
 
     @contextmanager
     def admit(self, client: str, key: ApiKey | None) -> Iterator[Admission]:
-        """While a request runs, which counts as one answer until `Admission.answers`. Raises ApiError (429) for too many."""
+        """Admit a request while it runs; it counts as one answer until `Admission.answers`. Raises ApiError (429) if
+        there are too many.
+        """
         if self.running >= self._max_requests:
-            raise _too_many(f"the server takes {self._max_requests} requests at once", "server_full", 1.0)
+            raise _too_many(f"the server accepts at most {self._max_requests} requests at once", "server_full", 1.0)
         use = self._uses.get(client) or _Use(_bucket_size(key), self._clock())
         if use.requests >= (most := self.of_one(self._max_requests)):
-            raise _too_many(f"one client may have {most} requests at once", "client_limit_exceeded", 1.0)
+            raise _too_many(f"one client may have at most {most} requests at once", "client_limit_exceeded", 1.0)
         admission = Admission(self, use, key)
         self._take_answers(admission, 1)
         self._uses[client] = use
@@ -63,7 +68,7 @@ class Limiter:
             use.body_bytes -= admission.held_bytes
             self.body_bytes -= admission.held_bytes
             if use.requests == 0 and (key is None or key.requests_per_minute is None):
-                # There are more addresses than memory.
+                # Forget idle clients: there are more possible addresses than fit into memory.
                 self._uses.pop(client, None)
 
     def of_one(self, total: int) -> int:
@@ -74,14 +79,14 @@ class Limiter:
         key, use = admission.key, admission.use
         if key is not None and key.max_concurrent is not None and use.answers + count > key.max_concurrent:
             raise _too_many(
-                f"this key may have {key.max_concurrent} answers at once", "concurrency_limit_exceeded", 1.0
+                f"this key may have at most {key.max_concurrent} answers at once", "concurrency_limit_exceeded", 1.0
             )
         if key is not None and key.requests_per_minute is not None:
             now, per_second = self._clock(), key.requests_per_minute / 60
             use.tokens = min(_bucket_size(key), use.tokens + (now - use.refilled_at) * per_second)
             use.refilled_at = now
             if use.tokens < count:
-                message = f"this key may ask for {key.requests_per_minute:g} answers a minute"
+                message = f"this key may request at most {key.requests_per_minute:g} answers per minute"
                 raise _too_many(message, "rate_limit_exceeded", (count - use.tokens) / per_second)
             use.tokens -= count
             admission.headers.update(
@@ -97,9 +102,13 @@ class Limiter:
     def _take_bytes(self, admission: Admission, size: int) -> None:
         most = self.of_one(self._max_body_bytes)
         if admission.use.body_bytes + size > most:
-            raise _too_many(f"the requests of one client may hold {most} bytes at once", "client_limit_exceeded", 1.0)
+            raise _too_many(
+                f"the requests of one client may hold at most {most} bytes at once", "client_limit_exceeded", 1.0
+            )
         if self.body_bytes + size > self._max_body_bytes:
-            raise _too_many(f"the server holds {self._max_body_bytes} bytes of requests at once", "server_full", 1.0)
+            raise _too_many(
+                f"the server holds at most {self._max_body_bytes} bytes of requests at once", "server_full", 1.0
+            )
         self.body_bytes += size
         admission.use.body_bytes += size
         admission.held_bytes += size
@@ -107,7 +116,9 @@ class Limiter:
 
 @dataclass(slots=True, eq=False)
 class Admission:
-    """A request that was admitted, and what it holds until it ends. ``headers`` say what is left, as OpenAI's do."""
+    """An admitted request, and what it holds until it ends. ``headers`` report what remains of the rate limit, as
+    OpenAI's do.
+    """
 
     limiter: Limiter
     use: _Use
@@ -117,9 +128,9 @@ class Admission:
     held_bytes: int = 0
 
     def answers(self, count: int, capacity: int, param: str = "n") -> None:
-        """The request asks for ``count`` answers of a model that can run and queue ``capacity`` at once.
+        """Count the request as ``count`` answers of a model that can run and queue ``capacity`` at once.
 
-        Raises ApiError: 400 for more than this client can ever have, 429 for more than it can have now.
+        Raises ApiError: 400 if this client can never have that number, 429 if it cannot have it now.
         """
         limits = [self.limiter.of_one(capacity)]
         if self.key is not None:
@@ -127,17 +138,20 @@ class Admission:
             limits += [int(_bucket_size(self.key))] if self.key.requests_per_minute is not None else []
         if count > min(limits):
             raise ApiError(
-                400, f"{count} answers requested; one client may have {min(limits)} at once", "invalid_value", param
+                400,
+                f"{count} answers requested; one client may have at most {min(limits)} at once",
+                "invalid_value",
+                param,
             )
         if self.use.answers + count - self.held_answers > limits[0]:
             raise _too_many(
-                f"one client may have {limits[0]} answers of this model at once", "client_limit_exceeded", 1.0
+                f"one client may have at most {limits[0]} answers of this model at once", "client_limit_exceeded", 1.0
             )
         if count > self.held_answers:
             self.limiter._take_answers(self, count - self.held_answers)
 
     def body(self, size: int) -> None:
-        """``size`` more bytes of the request are held in memory. Raises ApiError (429)."""
+        """Count ``size`` more bytes of the request in memory. Raises ApiError (429)."""
         self.limiter._take_bytes(self, size)
 
 

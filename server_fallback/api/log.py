@@ -1,4 +1,6 @@
-"""Logs: one line of JSON for each request and each event. No prompt, no answer and no key comes in: only what is named here."""
+"""Logs: one line of JSON for each request and each event. Prompts, answers and keys are never logged, only the fields
+listed here.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ LOGGER = logging.getLogger("nearfar.server")
 
 
 def configure_logs(stream: TextIO, level: int = logging.INFO) -> None:
-    """Let this server's lines and uvicorn's go to ``stream``, each a line of JSON. Called by who runs a process, never by the app."""
+    """Write the log of this server and of uvicorn to ``stream``, each record as a line of JSON. The command calls this,
+    never the app.
+    """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
     for name in ("nearfar", "uvicorn"):
@@ -45,15 +49,17 @@ def log_event(event: str, level: int = logging.INFO, **fields: object) -> None:
     LOGGER.log(level, event, extra={"fields": fields})
 
 
-def log_failure(exchange: Exchange, error: BaseException, told: ApiError) -> None:
-    """Note in the request's line why it failed. What is our own fault, or may be, gets a line with its stack."""
-    exchange.log["error"] = told.code
-    if told.code in ("internal_error", "unreadable_text"):
+def log_failure(exchange: Exchange, error: BaseException, reported: ApiError) -> None:
+    """Record in the request's log line why it failed. An error that is, or may be, a bug of the server gets a line with
+    its stack.
+    """
+    exchange.log["error"] = reported.code
+    if reported.code in ("internal_error", "unreadable_text"):
         log_event("bug", logging.ERROR, request_id=exchange.request_id, **_stack(error))
 
 
 def _stack(error: BaseException) -> dict[str, object]:
-    """Where it happened and what kind it is, without its message, which may quote a prompt."""
+    """The error's type and stack, without its message, which may quote a prompt."""
     frames = traceback.extract_tb(error.__traceback__)
     return {
         "error": type(error).__name__,

@@ -1,6 +1,8 @@
-"""Metrics for Prometheus. Names are vLLM's where they mean the same, so that its dashboards and autoscalers work; all have ``model_name``.
+"""Metrics for Prometheus. A metric with the meaning of one of vLLM's has its name, so that vLLM's dashboards and
+autoscalers work; all have the label ``model_name``.
 
-Times are measured where answers leave the executor: a chunk may hold some tokens, so the inter-token latency is that between chunks.
+Times are measured when chunks leave the executor. A chunk may hold several tokens, so the inter-token latency is the
+time between chunks.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from ..schema.route import Route
 from .exchange import Exchange
 
 MODEL = "model_name"
-# Which side answers, where a model is a pair of them.
+# The side that answers, if a model is a pair of sides.
 ROUTE_HEADER = "x-nearfar-route"
-# Seconds. The steps are about those of vLLM, the ends far enough for a CPU's long prompts.
+# Seconds. The buckets are close to vLLM's and extend far enough for long prompts on a CPU.
 FIRST_TOKEN_BUCKETS = (
     0.001,
     0.005,
@@ -90,23 +92,23 @@ REQUEST_BUCKETS = (
     960.0,
 )
 
-# Of an executor's state: the metric's name, its help, the state's field.
+# The metrics read from an executor's state: name, help text, field of the state.
 GAUGES = (
-    ("vllm:num_requests_running", "Requests that the device works on.", "running"),
+    ("vllm:num_requests_running", "Requests that the device is processing.", "running"),
     ("vllm:num_requests_waiting", "Requests that wait.", "waiting"),
     ("vllm:kv_cache_usage_perc", "Share of the pages of keys and values that are in use, 0 to 1.", "kv_usage"),
-    ("nearfar:kv_cache_waste_perc", "Share of what is in use of these pages that holds no token, 0 to 1.", "kv_waste"),
+    ("nearfar:kv_cache_waste_perc", "Share of the slots in these pages that hold no token, 0 to 1.", "kv_waste"),
     ("nearfar:memory_bytes", "Memory that the model holds on its device.", "memory_bytes"),
-    ("nearfar:model_ready", "1 where the model can answer, else 0.", "ready"),
+    ("nearfar:model_ready", "1 if the model can answer, else 0.", "ready"),
 )
 COUNTERS = (
     ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
     ("vllm:prefix_cache_hits", "Prompt tokens found there.", "prefix_hits"),
-    ("vllm:num_preemptions", "Requests that gave their pages back to others and began again.", "preemptions"),
+    ("vllm:num_preemptions", "Requests that were preempted and computed again.", "preemptions"),
     ("vllm:spec_decode_num_draft_tokens", "Tokens in drafts.", "draft_tokens"),
-    ("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that were right.", "accepted_tokens"),
+    ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", "accepted_tokens"),
     ("nearfar:engine_steps", "Steps of the device.", "steps"),
-    ("nearfar:engine_overhead_seconds", "Time of all steps that the engine itself took.", "overhead_seconds"),
+    ("nearfar:engine_overhead_seconds", "Time spent in the engine itself, over all steps.", "overhead_seconds"),
 )
 
 Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
@@ -121,23 +123,23 @@ class Metrics:
             return Histogram(name, text, [MODEL], buckets=buckets, registry=registry)
 
         self.first_token = histogram(
-            "vllm:time_to_first_token_seconds", "Until the first token leaves.", FIRST_TOKEN_BUCKETS
+            "vllm:time_to_first_token_seconds", "Time until the first token is sent.", FIRST_TOKEN_BUCKETS
         )
         self.next_token = histogram(
-            "vllm:inter_token_latency_seconds", "From each chunk of an answer to its next.", NEXT_TOKEN_BUCKETS
+            "vllm:inter_token_latency_seconds", "Time between the chunks of an answer.", NEXT_TOKEN_BUCKETS
         )
-        self.whole = histogram("vllm:e2e_request_latency_seconds", "Until the answer's end.", REQUEST_BUCKETS)
-        self.queue = histogram("vllm:request_queue_time_seconds", "Until the device begins.", REQUEST_BUCKETS)
+        self.whole = histogram("vllm:e2e_request_latency_seconds", "Time until the answer ends.", REQUEST_BUCKETS)
+        self.queue = histogram("vllm:request_queue_time_seconds", "Time until the device begins.", REQUEST_BUCKETS)
         self.prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts.", [MODEL], registry=registry)
         self.generation_tokens = Counter("vllm:generation_tokens", "Tokens of answers.", [MODEL], registry=registry)
         self.success = Counter(
-            "vllm:request_success", "Answers that ended, by how.", [MODEL, "finished_reason"], registry=registry
+            "vllm:request_success", "Completed answers by finish reason.", [MODEL, "finished_reason"], registry=registry
         )
         self.routes = Counter(
-            "nearfar:route", "Answers begun, by who began and why.", ["side", "reason"], registry=registry
+            "nearfar:route", "Answers by the side that began them, and why.", ["side", "reason"], registry=registry
         )
         self.switches = Counter(
-            "nearfar:switches", "Answers that went on elsewhere.", ["from", "to", "reason"], registry=registry
+            "nearfar:switches", "Answers that the other side continued.", ["from", "to", "reason"], registry=registry
         )
         self.http = Counter("http_requests", "HTTP requests.", ["handler", "method", "status"], registry=registry)
 
@@ -148,7 +150,7 @@ class Metrics:
     async def measured(
         self, chunks: AsyncGenerator[Chunk, None], model: str, exchange: Exchange
     ) -> AsyncGenerator[Chunk, None]:
-        """The same chunks; what they tell goes to the metrics and to the request's line in the log."""
+        """Yield the same chunks, and record their figures in the metrics and in the request's log line."""
         last_at: dict[int, float] = {}
         reasons: dict[int, str] = {}
         route: Route | None = None
@@ -162,10 +164,10 @@ class Metrics:
                     for choice in chunk.choices:
                         if choice.finish_reason is not None:
                             reasons[choice.index] = choice.finish_reason
-                        if not says_something(choice):
+                        if not has_content(choice):
                             continue
                         if choice.index in last_at:
-                            # The end alone is no token.
+                            # A chunk with only the finish reason has no token.
                             if has_text(choice):
                                 self.next_token.labels(model).observe(now - last_at[choice.index])
                         elif not last_at:
@@ -199,8 +201,10 @@ class Metrics:
         exchange.log["completion_tokens"] = completion_tokens
 
 
-def says_something(choice: ChunkChoice | CompletionChoice) -> bool:
-    """Whether a chunk's choice has text, a part of a tool call, or the end; a first chunk may have the role only."""
+def has_content(choice: ChunkChoice | CompletionChoice) -> bool:
+    """Whether a chunk's choice has text, a part of a tool call, or the finish reason. A first chunk may have only the
+    role.
+    """
     return has_text(choice) or choice.finish_reason is not None
 
 
@@ -212,7 +216,7 @@ def has_text(choice: ChunkChoice | CompletionChoice) -> bool:
 
 
 class _States(Collector):
-    """What the executors' states say, read at each scrape."""
+    """The metrics from the executors' states, read at each scrape."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -232,5 +236,5 @@ class _States(Collector):
             yield counter
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing, so that no state is read before the models are there."""
+        """Describe nothing, so that no state is read before the models exist."""
         return iter(())

@@ -1,4 +1,6 @@
-"""Loading and unloading of models and adapters, each with a line in the log: what, how long it took, its memory, and who asked for it."""
+"""Loading and unloading of models and adapters, each with a line in the log: the name, the time it took, its memory,
+and who requested it.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ COMMAND_LINE = "command line"
 
 
 class ModelChanges:
-    """``by`` identifies who changes the models, as `Call.client` does; ``address`` is the sender's, None for the command line."""
+    """``by`` identifies who changes the models, in the form of `Call.client`; ``address`` is the sender's IP address,
+    None for the command line.
+    """
 
     def __init__(self, models: Models, by: str = COMMAND_LINE, address: str | None = None) -> None:
         self._models, self._by, self._address = models, by, address
 
     async def load(self, request: LoadRequest) -> ModelCard:
-        """Raises as `Models.load`, and so do the others."""
+        """This and the other methods raise what the methods of `Models` raise."""
         with self._logged("model_loaded", request.name or request.model) as fields:
             card = await self._models.load(request)
             state = self._models.states().get(card.root or card.id)

@@ -31,26 +31,28 @@ def models_router(service: Service) -> APIRouter:
     async def list_models() -> ModelList:
         return ModelList(data=list(service.models.cards()))
 
-    # A model's name may have slashes in it.
+    # A model's name may contain slashes.
     @router.get("/v1/models/{model:path}", responses={**EVERYWHERE, 404: {"model": ErrorResponse}})
     async def one_model(model: str) -> ModelCard:
         for card in service.models.cards():
             if card.id == model:
                 return card
         names = ", ".join(card.id for card in service.models.cards())
-        raise UnknownModel(f"no model {model[:100]!r} here; there are: {names or 'none'}")
+        raise UnknownModel(f"the model {model[:100]!r} does not exist here; available: {names or 'none'}")
 
     return router
 
 
 def about_router(service: Service) -> APIRouter:
-    """The version of our extensions and the abilities of each model, for clients that share answers with this server."""
+    """The version of our extensions and the abilities of each model, for clients that share answers with this
+    server.
+    """
     router = keyed_router()
 
     @router.get("/v1/nearfar/about", responses=EVERYWHERE)
     async def about(request: Request) -> About:
         executors = [(card, await service.models.executor(card.id)) for card in service.models.cards()]
-        service.tell_queue({card.id: executor.state() for card, executor in executors}, exchange_of(request))
+        service.report_queue({card.id: executor.state() for card, executor in executors}, exchange_of(request))
         return About(api_version=API_VERSION, models=[_model_about(card, executor) for card, executor in executors])
 
     return router
@@ -100,7 +102,7 @@ def _model_about(card: ModelCard, executor: Executor) -> ModelAbout:
 
 
 async def _to_its_end(change: Coroutine[Any, Any, Result]) -> Result:
-    """A client that goes away leaves no model half loaded."""
+    """The change completes even if the client disconnects, so that no model is half loaded."""
     try:
         return await asyncio.shield(asyncio.ensure_future(change))
     except NearfarError as error:

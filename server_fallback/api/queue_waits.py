@@ -1,4 +1,6 @@
-"""QueueWaits: how long the last answers of each model waited for the device. A header tells it to clients that choose who answers."""
+"""QueueWaits: how long the last answers of each model waited for the device. A header reports it to clients that choose
+which side answers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ ANSWERS = 16
 
 
 class QueueWaits:
-    """By the name that was asked for. A model whose executor does not tell its waits has none."""
+    """By the requested name. If an executor does not report its waits, its model has no entry."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, deque[float]] = {}
@@ -19,10 +21,11 @@ class QueueWaits:
     def observe(self, model: str, seconds: float) -> None:
         self._seconds.setdefault(model, deque(maxlen=ANSWERS)).append(seconds)
 
-    def told_ms(self, states: Mapping[str, ExecutorState]) -> int | None:
-        """What a request would wait now: the mean of the last 16 answers, 0 where nobody waits. Of several models the longest.
+    def wait_ms(self, states: Mapping[str, ExecutorState]) -> int | None:
+        """The expected wait of a request now: the mean of the last 16 answers, or 0 if no request waits; the longest
+        one of several models.
 
-        None where no model of ``states`` has told a wait yet.
+        None if no model of ``states`` has reported a wait yet.
         """
         known = {model: state for model, state in states.items() if model in self._seconds}
         return max((self._mean_ms(model) if state.waiting else 0 for model, state in known.items()), default=None)

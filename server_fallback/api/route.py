@@ -1,4 +1,6 @@
-"""The routes' classes: before a handler runs, its caller is known, admitted, and its body read; no body is read for who may not ask."""
+"""The routes' classes: before a handler runs, they identify and admit the caller, and then read the body. The body of a
+rejected caller is not read.
+"""
 
 from __future__ import annotations
 
@@ -23,30 +25,30 @@ from .lenient import IGNORED_HEADER, ignored_header, without_unknown
 from .service import service_of
 from .validation import validation_error
 
-# For the OpenAPI document only; `KeyedRoute` is what checks.
+# For the OpenAPI document only; `KeyedRoute` checks the key.
 BEARER = Security(HTTPBearer(auto_error=False))
 EVERYWHERE: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorResponse, "description": "The API key is missing or wrong."},
-    403: {"model": ErrorResponse, "description": "The key, or the Host header, may not do this."},
-    429: {"model": ErrorResponse, "description": "Too many requests; Retry-After says when to try again."},
+    403: {"model": ErrorResponse, "description": "The API key or the Host header is not allowed to do this."},
+    429: {"model": ErrorResponse, "description": "Too many requests; Retry-After states when to try again."},
     500: {"model": ErrorResponse, "description": "The device failed, or the server has a bug."},
     503: {
         "model": ErrorResponse,
-        "description": "Not now, or not in the time allowed; Retry-After says when to try again.",
+        "description": "The server is not ready, or the time limit has passed; Retry-After states when to try again.",
     },
 }
 WITH_BODY: dict[int | str, dict[str, Any]] = {
     **EVERYWHERE,
-    400: {"model": ErrorResponse, "description": "The request is wrong; param says where."},
-    404: {"model": ErrorResponse, "description": "No model has this name."},
-    408: {"model": ErrorResponse, "description": "The body did not come in time."},
+    400: {"model": ErrorResponse, "description": "The request is invalid; param names the parameter."},
+    404: {"model": ErrorResponse, "description": "The model does not exist."},
+    408: {"model": ErrorResponse, "description": "The body did not arrive in time."},
     413: {"model": ErrorResponse, "description": "The body is too large."},
-    415: {"model": ErrorResponse, "description": "The body is not JSON by its Content-Type."},
+    415: {"model": ErrorResponse, "description": "The Content-Type of the body is not JSON."},
 }
 
 
 class KeyedRoute(APIRoute):
-    """Asks for a key where there are keys, counts the request against its limits, and reads the body strictly."""
+    """Checks the API key if the server has keys, counts the request against the limits, and reads the body strictly."""
 
     admin: ClassVar[bool] = False
 
@@ -88,11 +90,11 @@ def keyed_router(route_class: type[KeyedRoute] = KeyedRoute) -> APIRouter:
 
 
 def authorize(keys: Keys, authorization: str, *, admin: bool = False) -> ApiKey | None:
-    """The key of an Authorization header; None where there are no keys. Raises ApiError (401, 403)."""
+    """The key in an Authorization header; None if the server has no keys. Raises ApiError (401, 403)."""
     if not keys.keys:
         if admin:
             raise ApiError(
-                403, "this needs an admin's API key, and the server was started without keys", "admin_key_required"
+                403, "this needs an admin's API key, but the server was started without keys", "admin_key_required"
             )
         return None
     scheme, _, presented = authorization.partition(" ")
@@ -104,7 +106,7 @@ def authorize(keys: Keys, authorization: str, *, admin: bool = False) -> ApiKey 
         )
     key = keys.find(presented)
     if key is None:
-        raise ApiError(401, "this API key is not known here", "invalid_api_key", headers=challenge)
+        raise ApiError(401, "this server does not know this API key", "invalid_api_key", headers=challenge)
     if admin and not key.admin:
         raise ApiError(403, "this needs an admin's API key", "admin_key_required")
     return key
@@ -118,7 +120,7 @@ class _ReadRequest(Request):
         self._value = value
 
     async def body(self) -> bytes:
-        """Anything but nothing: FastAPI asks whether there is a body, then for its JSON."""
+        """Any non-empty value: FastAPI first checks whether there is a body, then reads its JSON."""
         return b"read"
 
     async def json(self) -> Any:

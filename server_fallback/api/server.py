@@ -1,7 +1,8 @@
-"""The server: the app on a socket until a signal. The first SIGTERM, SIGINT or SIGHUP lets requests finish, a second one does not.
+"""The server: the app on a socket until a signal. The first SIGTERM, SIGINT or SIGHUP lets requests finish; a second
+one does not wait.
 
-While requests finish, /health/ready answers 503 and new ones are turned away; then the process ends with 0. If something does not end,
-the process ends all the same, with 1 and a line in the log that says where each thread is.
+While requests finish, /health/ready answers 503 and new requests are rejected; then the process exits with 0. If a
+thread hangs, the process exits anyway, with 1 and a log line that shows the stack position of each thread.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from .log import log_event
 from .service import Service
 
 BACKLOG = 2048
-# After the drain: for the last bytes of the last answers.
+# The time after the drain to send the last bytes of the last answers.
 CLOSE_SECONDS = 5
-# After the drain: for everything else, such as threads of models.
+# The time after the drain for everything else to end, such as threads of models.
 STUCK_SECONDS = 20
 KEEP_ALIVE_SECONDS = 65
 # A parameter of glibc's mallopt(3), and its value.
@@ -42,10 +43,10 @@ M_ARENA_MAX, MAX_ARENAS = -8, 2
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one. Raises RequestError, so bind before anything slow is done."""
+    """Return a listening socket; port 0 selects a free port. Raises RequestError, so call this before any slow work."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        # Or a server that was just stopped would keep its port for a minute.
+        # Otherwise the port of a server that has just stopped stays blocked for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(BACKLOG)
@@ -58,8 +59,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def run_server(app: FastAPI, listener: socket.socket, started: Callable[[], Awaitable[None]] | None = None) -> None:
-    """Serve until a signal. ``started`` is awaited beside the serving once the socket answers; what it raises ends the server and is
-    raised."""
+    """Serve until a signal. ``started`` runs beside the server once the socket answers; an error that it raises ends
+    the server and is raised again.
+    """
     _allow_many_files()
     _collect_garbage_rarely()
     _limit_arenas()
@@ -71,7 +73,9 @@ def run_server(app: FastAPI, listener: socket.socket, started: Callable[[], Awai
 
 
 class Server(uvicorn.Server):
-    """``failure`` is what ``begun`` raised. ``ends_process``: the process ends with the server, by force if a thread hangs."""
+    """``failure`` is the error that ``begun`` raised. ``ends_process``: the process ends with the server, by force if a
+    thread hangs.
+    """
 
     def __init__(
         self, app: FastAPI, begun: Callable[[], Awaitable[None]] | None = None, *, ends_process: bool = False
@@ -80,7 +84,7 @@ class Server(uvicorn.Server):
         self.open_connections = _connections(service.config)
         config = uvicorn.Config(
             app,
-            # The annotations ask for classes; uvicorn calls them and no more.
+            # The annotations require classes, but uvicorn only calls them.
             http=connection_factory(  # type: ignore[arg-type]
                 self.open_connections, service.config.header_timeout_seconds, service.config.write_timeout_seconds
             ),
@@ -111,7 +115,9 @@ class Server(uvicorn.Server):
             self._tasks.append(asyncio.create_task(self._begin(self._begun)))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Unlike uvicorn's, this keeps listening while requests finish, and does not raise the signal again at the end."""
+        """Unlike uvicorn's method, this one keeps listening while requests finish, and does not raise the signal again
+        at the end.
+        """
         if self._loop is None or not self.started:
             self.should_exit = True
             return
@@ -125,7 +131,9 @@ class Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(lambda: self._tasks.append(asyncio.create_task(self._drain())))
 
     def _end_process_after(self, seconds: float) -> None:
-        """A thread that hangs would keep Python from ending, and one that hangs in the event loop keeps it from draining."""
+        """A hanging thread would keep Python from exiting, and a hang in the event loop would keep the server from
+        draining.
+        """
         if self._ends_process:
             timer = threading.Timer(seconds, _end_process)
             timer.daemon = True
@@ -144,7 +152,7 @@ class Server(uvicorn.Server):
 
 
 def _handle_hangup(server: Server) -> None:
-    """The end of the terminal ends the server like SIGTERM. Under nohup the signal is ignored, and stays so."""
+    """SIGHUP, sent when the terminal closes, stops the server like SIGTERM. Under nohup the signal stays ignored."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     if hasattr(signal, "SIGHUP") and in_main_thread and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, server.handle_exit)
@@ -158,7 +166,7 @@ def _end_process() -> None:
         if (last := traceback.extract_stack(frame, limit=1)[0])
     ]
     log_event("stuck", logging.ERROR, threads=where)
-    # Nothing that still runs is waited for.
+    # Exit without waiting for anything that still runs.
     os._exit(1)
 
 
@@ -176,16 +184,19 @@ def _connections(config: ApiConfig) -> Connections:
 
 
 def _collect_garbage_rarely() -> None:
-    """With Python's defaults, reading a large body looks through all objects of the process several times, which takes 0.2 s.
+    """With Python's default thresholds, reading a large body makes the garbage collector scan all objects of the
+    process several times, which takes 0.2 s.
 
-    Young objects are still looked through often, because the traceback of an error may hold a body.
+    Young objects are still scanned often, because the traceback of an error may hold a body.
     """
     gc.freeze()
     gc.set_threshold(5_000, 20, 20)
 
 
 def _limit_arenas() -> None:
-    """glibc gives threads up to 8 arenas a processor, and what one has freed serves no other: a third of the memory after a soak."""
+    """glibc gives threads up to 8 arenas per processor, and memory freed in one arena cannot serve another: this was a
+    third of the memory in a long test under load.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(M_ARENA_MAX, MAX_ARENAS)

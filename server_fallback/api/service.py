@@ -1,4 +1,4 @@
-"""Service: what all routes of one app share."""
+"""Service: the state that all routes of one app share."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Service:
     drain: Drain
     traces: Traces | None
 
-    def tell_queue(self, states: Mapping[str, ExecutorState], exchange: Exchange) -> None:
-        """In a header of the answer, where the models' executors tell how long answers wait."""
-        told_ms = self.queue_waits.told_ms(states)
-        if told_ms is not None:
-            exchange.answer_headers[QUEUE_HEADER] = str(told_ms)
+    def report_queue(self, states: Mapping[str, ExecutorState], exchange: Exchange) -> None:
+        """Report the queue in a header of the answer, if the models' executors report how long answers wait."""
+        wait_ms = self.queue_waits.wait_ms(states)
+        if wait_ms is not None:
+            exchange.answer_headers[QUEUE_HEADER] = str(wait_ms)
 
 
 def service_of(request: Request) -> Service:

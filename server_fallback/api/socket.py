@@ -1,6 +1,8 @@
-"""Socket: a WebSocket whose messages are JSON. Who asks is known before anything is read, and errors are told before it closes.
+"""Socket: a WebSocket whose messages are JSON. The caller is identified before any message is read, and errors are sent
+before the socket closes.
 
-A page of another site can open a WebSocket without asking, so its origin is checked here, by the rule that CORS has for the other routes.
+A page of another site can open a WebSocket without a CORS check, so the origin is checked here, by the same rule as
+CORS on the other routes.
 """
 
 from __future__ import annotations
@@ -33,31 +35,37 @@ from .validation import validation_error
 
 Said = TypeVar("Said", bound=Request)
 Result = TypeVar("Result")
-# Codes from here on are an application's own; what is added is the HTTP status of the same error.
+# Applications may use the close codes from here on; the HTTP status of the same error is added.
 CLOSE_CODES = 4000
 
 
 class Socket:
-    """One connection. ``accept`` first; then ``next``, ``while_connected`` and ``tell`` in turn, and ``end`` or ``fail`` last."""
+    """One connection. Call ``accept`` first, then ``next``, ``while_connected`` and ``send`` in turn, and ``end`` or
+    ``fail`` last.
+    """
 
     def __init__(self, socket: WebSocket, service: Service) -> None:
         self._socket, self._service, self.exchange = socket, service, exchange_of(socket)
-        # What came while an answer was made.
+        # Messages that arrived while an answer was being generated.
         self._early: deque[Message] = deque()
 
     async def accept(self, protocol: str) -> None:
-        """Raises ClientGone for a page that may not ask, which is refused over HTTP: a browser tells such a page nothing."""
+        """Raises ClientGone for a page whose origin is not allowed. The page is refused over HTTP, and the browser
+        shows it no details.
+        """
         if not self._may_ask():
-            message = "this page may not ask here; start the server with its --cors-origin"
-            told = ApiError(403, message, "origin_not_allowed")
-            log_failure(self.exchange, told, told)
-            await self._socket.send_denial_response(told.response())
+            message = "the origin of this page is not allowed; start the server with --cors-origin for it"
+            reported = ApiError(403, message, "origin_not_allowed")
+            log_failure(self.exchange, reported, reported)
+            await self._socket.send_denial_response(reported.response())
             raise ClientGone
         offered = self._socket.scope["subprotocols"]
         await self._socket.accept(protocol if protocol in offered else None)
 
     def admit(self) -> None:
-        """Find out who asks, and count that against the limits until the exchange is over. Raises ApiError (400, 401, 429), Unavailable."""
+        """Identify the caller, and count the exchange against the limits until it is over. Raises ApiError (400, 401,
+        429), Unavailable.
+        """
         service, exchange = self._service, self.exchange
         exchange.set_deadline(self._socket.headers, service.config.request_timeout_seconds)
         exchange.key = authorize(service.config.keys, self._authorization())
@@ -65,23 +73,24 @@ class Socket:
         self.require_no_drain()
 
     def require_no_drain(self) -> None:
-        """Raises Unavailable where the server goes: what runs for long ends between two messages."""
+        """Raises Unavailable if the server is shutting down: a long exchange ends between two messages."""
         if self._service.drain.started:
             raise Unavailable(SHUTTING_DOWN)
 
     async def next(self, kind: type[Said], idle_seconds: float, *, hold: bool = False) -> Said:
-        """The next message; ``hold``: its bytes stay in memory until the exchange is over.
+        """The next message. ``hold``: its bytes count as held in memory until the exchange is over.
 
-        Raises ApiError: 408 if none comes, 400 if it is another, 429 if too many bytes are held; ClientGone.
+        Raises ApiError: 408 if no message arrives in time, 400 if it is not the expected message, 429 if too many bytes
+        are held; ClientGone.
         """
         seconds = min(idle_seconds, max(0.0, self.exchange.deadline - time.monotonic()))
         try:
             message = self._early.popleft() if self._early else await asyncio.wait_for(self._receive(), seconds)
         except TimeoutError:
-            raise ApiError(408, f"no message came within {seconds:.0f} s", "message_timeout") from None
+            raise ApiError(408, f"no message arrived within {seconds:.0f} s", "message_timeout") from None
         text = message.get("text")
         if text is None:
-            raise ApiError(400, "messages are JSON as text, not bytes", "invalid_json")
+            raise ApiError(400, "send messages as JSON text, not as bytes", "invalid_json")
         body = text.encode("utf-8", "surrogatepass")
         if hold and self.exchange.admission is not None:
             self.exchange.admission.body(len(body))
@@ -94,26 +103,28 @@ class Socket:
             ) from None
 
     async def while_connected(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of ``work``, which ends early when the client goes, the deadline comes or the server goes. Raises as `Drain.run`."""
+        """The result of ``work``, which ends early if the client disconnects, the deadline passes or the server shuts
+        down. Raises what `Drain.run` raises.
+        """
         return await self._service.drain.run(work, self._disconnect, self.exchange.deadline)
 
-    async def tell(self, message: BaseModel) -> None:
+    async def send(self, message: BaseModel) -> None:
         try:
             await self._socket.send_text(message.model_dump_json(exclude_none=True))
         except (OSError, RuntimeError):
-            # Closed by the other side while this was made.
+            # The client closed the socket while this message was being prepared.
             raise ClientGone from None
 
     async def end(self) -> None:
         await self._socket.close(1000)
 
     async def fail(self, error: BaseException) -> None:
-        """Tell why it ends, where somebody is left to be told."""
-        told = api_error(error)
-        log_failure(self.exchange, error, told)
+        """Send the error that ends the exchange, if the client is still connected."""
+        reported = api_error(error)
+        log_failure(self.exchange, error, reported)
         try:
-            await self.tell(VerifyError(error=told.body().error))
-            await self._socket.close(CLOSE_CODES + told.status)
+            await self.send(VerifyError(error=reported.body().error))
+            await self._socket.close(CLOSE_CODES + reported.status)
         except (ClientGone, RuntimeError):
             return
 
@@ -124,7 +135,9 @@ class Socket:
         return message
 
     async def _disconnect(self) -> Message:
-        """As the connection of an HTTP request tells it. A message that comes before its turn waits for it."""
+        """The next event in the form that an HTTP connection reports it. A message that arrives early is queued for its
+        turn.
+        """
         message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
             return {"type": "http.disconnect"}
@@ -132,13 +145,15 @@ class Socket:
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
     def _may_ask(self) -> bool:
-        """Browsers alone send an origin, and no page can forge it."""
+        """Only browsers send an origin, and pages cannot forge it."""
         headers, allowed = self._socket.headers, self._service.config.cors_origins
         origin = headers.get("origin")
         return origin is None or "*" in allowed or origin in allowed or urlsplit(origin).netloc == headers.get("host")
 
     def _authorization(self) -> str:
-        """What the header would be: pages cannot set it, and name the key among the protocols that they offer."""
+        """The value of the Authorization header. Pages cannot set the header, so they send the key as one of the
+        protocols that they offer.
+        """
         offered = [name for name in self._socket.scope["subprotocols"] if name.startswith(KEY_PROTOCOL)]
         if not offered:
             return self._socket.headers.get("authorization", "")

@@ -1,7 +1,8 @@
 """EventStream: an answer as server-sent events, each ``data:`` and one line of JSON, ``data: [DONE]`` at the end.
 
-The status is sent with the first event, so that what fails before it is an ordinary error; what fails later is an event with an ``error``.
-Silence is filled with comments, which readers skip, the first of which brings the status where no event has.
+The status is sent with the first event, so that a failure before it is an ordinary error; a later failure is an event
+with an ``error``. During silence, comments are sent, which readers skip. If a comment is sent before any event, the
+status is sent with it.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ from .errors import api_error, is_panic
 from .exchange import Exchange
 from .log import log_failure
 
-# Proxies cut what is silent for a minute (nginx, the load balancers of clouds): a quarter of that, so that a late comment is in time.
+# Proxies (nginx, cloud load balancers) close a connection that is silent for a minute. The interval is a quarter of
+# that, so that a late comment is still in time.
 KEEP_ALIVE_SECONDS = 15.0
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    # nginx would keep events back until its buffer is full.
+    # Otherwise nginx holds events back until its buffer is full.
     "X-Accel-Buffering": "no",
 }
 
 
 class EventStream(Response):
-    """``events`` are JSON texts; the generator is closed however the answer ends. A slow reader slows its own generator only.
+    """``events`` are JSON texts; the generator is always closed, however the answer ends. A slow reader slows only its
+    own generator.
 
-    ``before_start`` is called when the headers are about to leave.
+    ``before_start`` is called just before the headers are sent.
     """
 
     def __init__(
@@ -59,9 +62,9 @@ class EventStream(Response):
         except BaseException as error:
             if not self._started or not (isinstance(error, Exception) or is_panic(error)):
                 raise
-            told = api_error(error)
-            log_failure(self._exchange, error, told)
-            last = b"data: " + told.body().model_dump_json().encode() + b"\n\n"
+            reported = api_error(error)
+            log_failure(self._exchange, error, reported)
+            last = b"data: " + reported.body().model_dump_json().encode() + b"\n\n"
         await self._send(last, send, more=False)
 
     async def _pump(self, send: Send) -> None:
@@ -71,7 +74,8 @@ class EventStream(Response):
             async with aclosing(self._events) as events:
                 async for event in events:
                     await self._send(b"data: " + event + b"\n\n", send)
-                    # Neither a ready event nor a send into a buffer with room lets go of the loop, which others and this one's end need.
+                    # Yield to the event loop: neither a ready event nor a send into a buffer with room does, but other
+                    # tasks and a cancellation of this one need it.
                     await asyncio.sleep(0)
         finally:
             filling.cancel()

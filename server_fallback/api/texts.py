@@ -68,7 +68,9 @@ async def _embed(service: Service, body: EmbeddingRequest, request: Request) -> 
     exchange.log["model"] = printable(body.model)
     limit = service.config.max_inputs
     if isinstance(body.input, list) and body.input and not isinstance(body.input[0], int) and len(body.input) > limit:
-        raise ApiError(400, f"{len(body.input)} inputs; this server takes {limit} at once", "invalid_value", "input")
+        raise ApiError(
+            400, f"{len(body.input)} inputs; this server supports at most {limit} at once", "invalid_value", "input"
+        )
     executor = await service.models.executor(body.model)
     call = Call(exchange.request_id, exchange.priority(None), exchange.deadline, exchange.passed_on, exchange.client)
     answer = await service.drain.run(executor.embed(body, call), request.receive, exchange.deadline)

@@ -1,4 +1,6 @@
-"""Traces: a span of OpenTelemetry for each request, where the environment names an endpoint. Without one, nothing of it is imported."""
+"""Traces: an OpenTelemetry span for each request, if the environment names an endpoint. Otherwise OpenTelemetry is not
+imported.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-# W3C Trace Context; passed on as they came where no spans are made here.
+# W3C Trace Context; passed on unchanged if no spans are made here.
 CONTEXT_HEADERS = ("traceparent", "tracestate")
-# What the log's line calls it, and what OpenTelemetry's conventions for generative AI do.
+# The field's name in the log line -> its name in OpenTelemetry's conventions for generative AI.
 ATTRIBUTES = {
     "model": "gen_ai.request.model",
     "prompt_tokens": "gen_ai.usage.input_tokens",
@@ -25,7 +27,7 @@ ATTRIBUTES = {
 
 
 def open_traces(environment: Mapping[str, str]) -> Traces | None:
-    """None where no endpoint is set. Raises ToolError where the library is missing."""
+    """None if no endpoint is set. Raises ToolError if the library is missing."""
     if not any(environment.get(name) for name in ENDPOINTS):
         return None
     try:
@@ -54,7 +56,7 @@ class Traces:
         self._tracer = provider.get_tracer("nearfar.server")
 
     def begin(self, method: str, headers: Mapping[str, str]) -> tuple[Span, dict[str, str]]:
-        """A span below the caller's, and the headers with which the next server's will be below it."""
+        """A child span of the caller's span, and the headers that make the next server's span a child of it."""
         from opentelemetry.trace import SpanKind, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -78,5 +80,5 @@ class Traces:
         span.end()
 
     def close(self) -> None:
-        """Send what is left. Waits for the network, so call it from a thread."""
+        """Send the remaining spans. Waits for the network, so call it from a thread."""
         self._provider.shutdown()

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a request, as OpenAI's API says it: one error that names the parameter."""
+"""Turn pydantic's errors about a request into one error that names the parameter, as OpenAI's API does."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from ..schema.chat import Message
 from .errors import ApiError
 from .json_body import check_inner_json, printable
 
-# Longer values are cut; what a client sent is not sent back whole.
+# Characters. Longer values are cut, so that a client's value is not sent back in full.
 MAX_SHOWN = 60
 
 
 def validation_error(errors: Sequence[Any], body: object) -> ApiError:
-    """``errors`` as pydantic lists them, places beginning with "body" or "path"; ``body`` is the JSON value that they are about."""
-    # Of a union every branch complains. What got furthest into the body is about the branch that was meant.
+    """``errors`` are pydantic's, with locations that begin with "body" or "path"; ``body`` is the JSON value that they
+    are about.
+    """
+    # Every branch of a union reports an error. The deepest one is about the branch that the client meant.
     first = max(errors, key=lambda error: len(_path(error, body)))
     path = _path(first, body)
     kind = first["type"]
     if kind == "union_tag_not_found":
-        # Of which kind an object is says its type.
+        # The key ``type`` selects the branch of the union.
         kind, path = "missing", [*path, "type"]
     param = printable(dotted(path)) or None
     if kind == "extra_forbidden":
@@ -31,36 +33,45 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
         return ApiError(400, f"The body must be a JSON object. Got {_shown(body)}.", "invalid_type")
     about = f"'{param}'"
     alike = [error["msg"] for error in errors if _path(error, body) == path]
-    wanted = "; or: ".join(dict.fromkeys(alike))
+    expected = "; or: ".join(dict.fromkeys(alike))
     if kind.endswith(("_type", "_parsing")) or kind in ("int_from_float", "literal_error"):
         return ApiError(
-            400, f"Invalid type or value for {about}: {wanted}. Got {_shown(first['input'])}.", "invalid_type", param
+            400, f"Invalid type or value for {about}: {expected}. Got {_shown(first['input'])}.", "invalid_type", param
         )
-    return ApiError(400, f"Invalid value for {about}: {wanted}. Got {_shown(first['input'])}.", "invalid_value", param)
+    return ApiError(
+        400, f"Invalid value for {about}: {expected}. Got {_shown(first['input'])}.", "invalid_value", param
+    )
 
 
 def check_calls(messages: Sequence[Message]) -> None:
-    """Arguments of calls are JSON in a text, which templates open. Raises ApiError (400) for those that nest too deeply to be rendered."""
+    """Check the arguments of calls, which are JSON in a string that templates parse. Raises ApiError (400) if they nest
+    too deeply to be rendered.
+    """
     for index, message in enumerate(messages):
         for number, call in enumerate(message.tool_calls or ()):
             check_inner_json(call.function.arguments, f"messages[{index}].tool_calls[{number}].function.arguments")
 
 
 def _path(error: Any, body: object) -> list[str | int]:
-    """Where in the body: the error's place without the names of union branches, which pydantic puts between."""
+    """The error's path in the body: its location without the names of union branches, which pydantic inserts."""
     path: list[str | int] = []
-    place = list(error["loc"][1:])
+    location = list(error["loc"][1:])
     at = body
-    for number, part in enumerate(place):
-        if isinstance(at, dict) and at.get("type") == part and number + 1 < len(place) and place[number + 1] in at:
-            # The branch of a union that is told by its type, which may be called as the key that follows it.
+    for number, part in enumerate(location):
+        if (
+            isinstance(at, dict)
+            and at.get("type") == part
+            and number + 1 < len(location)
+            and location[number + 1] in at
+        ):
+            # The branch of a union that is selected by ``type``. Its name may equal the key that follows it.
             continue
         inside = (isinstance(at, dict) and part in at) or (
             isinstance(at, list) and isinstance(part, int) and part < len(at)
         )
         if inside:
             at = at[part]  # type: ignore[index]
-        elif not (error["type"] == "missing" and number == len(place) - 1):
+        elif not (error["type"] == "missing" and number == len(location) - 1):
             continue
         path.append(part)
     return path
@@ -79,7 +90,7 @@ def _shown(value: object) -> str:
     if isinstance(value, list):
         return f"an array of {len(value)}"
     if isinstance(value, str):
-        # It may be a prompt, which answers do not repeat.
+        # It may be a prompt, which an error does not repeat.
         return "a string"
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return printable(text[:MAX_SHOWN])

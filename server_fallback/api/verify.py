@@ -1,4 +1,6 @@
-"""/v1/nearfar/verify: drafts of a client flow in over a WebSocket, what its model says to them flows back. See `schema/verify.py`."""
+"""/v1/nearfar/verify: receive a client's drafts over a WebSocket, and return the tokens that the model accepts. See
+`schema/verify.py`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def verify_router(service: Service) -> APIRouter:
             opened = await socket.next(VerifyOpen, service.config.body_timeout_seconds, hold=True)
             executor, stream = await begin(service, opened, socket)
             try:
-                await socket.tell(VerifyOpened(context=executor.context, max_drafts=executor.max_drafts))
+                await socket.send(VerifyOpened(context=executor.context, max_drafts=executor.max_drafts))
                 await check_rounds(service, stream, socket)
             finally:
                 service.metrics.count(opened.model, len(opened.prompt), stream.answered, socket.exchange)
@@ -43,15 +45,25 @@ def verify_router(service: Service) -> APIRouter:
 
 
 async def begin(service: Service, opened: VerifyOpen, socket: Socket) -> tuple[Verifies, Verification]:
-    """Raises ApiError for a version that is not ours or a model that checks no drafts, and what `Verifies.verification` raises."""
+    """Raises ApiError for another protocol version or a model that does not check drafts, and what
+    `Verifies.verification` raises.
+    """
     exchange = socket.exchange
     exchange.log["model"] = printable(opened.model)
     if opened.version != VERSION:
-        message = f"this server speaks version {VERSION} of these messages, the client {opened.version}; update the older of them"
+        message = (
+            f"this server supports version {VERSION} of these messages, the client uses {opened.version}; "
+            "update the older one"
+        )
         raise ApiError(400, message, "verify_version", "version")
     executor = await service.models.executor(opened.model)
     if not isinstance(executor, Verifies) or executor.max_drafts == 0:
-        raise ApiError(400, "this model checks no drafts here; ask for the whole answer", "verify_unavailable", "model")
+        raise ApiError(
+            400,
+            "this model does not check drafts on this server; request the complete answer instead",
+            "verify_unavailable",
+            "model",
+        )
     call = Call(
         exchange.request_id, exchange.priority(opened.priority), exchange.deadline, exchange.passed_on, exchange.client
     )
@@ -63,6 +75,6 @@ async def check_rounds(service: Service, stream: Verification, socket: Socket) -
         draft = await socket.next(VerifyDraft, service.config.draft_timeout_seconds)
         socket.require_no_drain()
         given = await socket.while_connected(stream.check(draft.tokens))
-        await socket.tell(
+        await socket.send(
             VerifyAccepted(tokens=given.token_ids, finish_reason=given.finish_reason, cached_tokens=given.cached_tokens)
         )

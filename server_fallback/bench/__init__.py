@@ -1,1 +1,1 @@
-"""Measuring a server from outside: a load of random requests, and what came of it."""
+"""Measure a server from outside with a load of random requests."""

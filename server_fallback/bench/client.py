@@ -1,6 +1,8 @@
-"""Client: asks a server as OpenAI's clients do, streaming, and notes when what came.
+"""Client: sends streamed requests to a server as OpenAI's clients do, and records when each piece of the answer
+arrives.
 
-As many workers as the concurrency says ask one after the other, so the server always has that many requests, until the last.
+Each of ``concurrency`` workers sends one request after the other, so the server always has that number of requests
+until the end.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ PROBE_WORDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Times in seconds. ``gaps`` lie between the pieces of an answer. ``error`` None where all went well; else the rest is 0."""
+    """Times in seconds. ``gaps`` are the times between the pieces of an answer. ``error`` is None after success;
+    otherwise the other fields are 0.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -41,7 +45,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """``url`` without /v1. ``extra`` goes into the body of each request."""
+    """``url`` without /v1. ``extra`` is added to the body of each request."""
 
     url: str
     client: httpx.AsyncClient
@@ -57,7 +61,7 @@ class Server:
             return Outcome(error=error.message)
 
     async def _ask(self, ask: Ask) -> Outcome:
-        # Not a system message: some chat templates refuse those.
+        # Not a system message: some chat templates reject those.
         text = f"{ask.prefix} {ask.prompt}".lstrip()
         body = {
             "model": self.model, "messages": [{"role": "user", "content": text}], "max_tokens": ask.max_tokens,
@@ -77,7 +81,7 @@ class Server:
                     if isinstance(chunk.get("error"), dict):
                         raise streamed_error(self.url, chunk["error"])
                     usage = chunk.get("usage") or usage
-                    if any(says_something(choice) for choice in chunk.get("choices") or ()):
+                    if any(has_content(choice) for choice in chunk.get("choices") or ()):
                         times.append(perf_counter())
                 else:
                     raise Unavailable("the answer stopped before its end")
@@ -87,7 +91,7 @@ class Server:
         return Outcome(
             prompt_tokens=usage.get("prompt_tokens") or 0,
             cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
-            # A server without usage sends a token a piece, or so we must think.
+            # If a server reports no usage, each piece counts as one token.
             completion_tokens=usage.get("completion_tokens") or len(times),
             time_to_first_token=times[0] - started,
             total=ended - started,
@@ -95,7 +99,7 @@ class Server:
         )
 
 
-def says_something(choice: Mapping[str, Any]) -> bool:
+def has_content(choice: Mapping[str, Any]) -> bool:
     delta = choice.get("delta") or {}
     return bool(
         delta.get("content") or delta.get("tool_calls") or delta.get("reasoning_content") or delta.get("reasoning")
@@ -111,23 +115,29 @@ def make_client(api_key: str | None) -> httpx.AsyncClient:
 
 
 async def find_model(client: httpx.AsyncClient, url: str, wanted: str | None) -> str:
-    """The model that is wanted, or the first that the server lists. Raises Unavailable without an answer, RequestError for another name."""
+    """The requested model, or the first one that the server lists. Raises Unavailable if the server does not answer,
+    RequestError for an unknown name.
+    """
     try:
         response = await client.get(f"{url}/v1/models")
     except httpx.HTTPError as error:
         raise Unavailable(
-            f"{url}: no server answers there; write http://host:port, and start one with 'nearfar serve MODEL'"
+            f"{url}: no server answers at this URL; write http://host:port, and start one with 'nearfar serve MODEL'"
         ) from error
     if not response.is_success:
         raise refusal(url, response, response.text)
     names = [str(card["id"]) for card in response.json()["data"]]
     if not names or (wanted is not None and wanted not in names):
-        raise RequestError(f"{url}: does not serve {wanted or 'any model'}; it serves {', '.join(names) or 'none'}")
+        raise RequestError(
+            f"{url}: the server does not serve {wanted or 'any model'}; it serves {', '.join(names) or 'none'}"
+        )
     return wanted or names[0]
 
 
 async def tokens_per_word(server: Server, words: str) -> float:
-    """How many tokens the model's tokenizer makes of a word, by asking with two lengths. 1 where the server tells no usage."""
+    """How many tokens the model's tokenizer makes of a word, measured with two prompt lengths. 1 if the server reports
+    no usage.
+    """
     short, long = [await server.ask(Ask("", prompt, 1)) for prompt in (words.split()[0], words)]
     for outcome in (short, long):
         if outcome.error is not None:
@@ -139,7 +149,7 @@ async def tokens_per_word(server: Server, words: str) -> float:
 async def run_load(
     server: Server, asks: Sequence[Ask], concurrency: int, progress: Callable[[], None] = lambda: None
 ) -> tuple[list[Outcome], float]:
-    """The outcomes, in the order of the asks, and the seconds that all took together."""
+    """The outcomes, in the order of the requests, and the duration of all of them together in seconds."""
     outcomes: list[Outcome | None] = [None] * len(asks)
     rest = iter(enumerate(asks))
 

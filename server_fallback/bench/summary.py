@@ -1,4 +1,4 @@
-"""Summary: what the outcomes of one load say, in figures; as rows of a table, as JSON and as a plot."""
+"""Summary: the figures of one load, as rows of a table, as JSON and as a plot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """In seconds; None where nothing was measured."""
+    """In seconds; None if nothing was measured."""
 
     p50: float | None
     p90: float | None
@@ -30,7 +30,9 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """``errors`` counts failed requests by what they said. Tokens and times are those of the others. ``seconds`` is the whole load's."""
+    """``errors`` counts failed requests by message. Tokens and times are those of the other requests. ``seconds`` is
+    the duration of the entire load.
+    """
 
     concurrency: int
     requests: int
@@ -114,7 +116,7 @@ def plot(summaries: Sequence[Summary], title: str, file: Path) -> None:
     throughput, first, following = figure.subplots(1, 3)
     clients = [summary.concurrency for summary in summaries]
     throughput.plot(clients, [summary.completion_tokens_per_second for summary in summaries], marker="o")
-    throughput.set_title("output tokens a second")
+    throughput.set_title("output tokens per second")
     panels = (
         (first, "time to first token, ms", [summary.time_to_first_token_seconds for summary in summaries]),
         (following, "time between tokens, ms", [summary.inter_token_seconds for summary in summaries]),

@@ -1,4 +1,4 @@
-"""Workload: random requests of wanted lengths, the same for the same seed whichever server gets them."""
+"""Workload: random requests of given lengths, the same for the same seed on every server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Short common words: most tokenizers have one token for each, so lengths are nearly even.
+# Short common words: most tokenizers have one token for each, so the lengths in tokens are nearly exact.
 WORD_LINES = (
     "time year people way day man thing woman life child world school state family student group country problem",
     "hand part place case week company system program question work government number night point home water room",
@@ -18,7 +18,7 @@ WORDS = tuple(word for line in WORD_LINES for word in line.split())
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Both ends belong to it; in tokens."""
+    """A range of lengths in tokens, both ends included."""
 
     least: int
     most: int
@@ -26,7 +26,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """``prefix`` is the same for all asks of a workload; "" for none."""
+    """``prefix`` is the same for all requests of a workload; "" for none."""
 
     prefix: str
     prompt: str
@@ -36,8 +36,10 @@ class Ask:
 def make_workload(
     count: int, inputs: Lengths, outputs: Lengths, *, prefix_tokens: int, tokens_per_word: float, seed: Sequence[int]
 ) -> list[Ask]:
-    """``inputs`` does not count the prefix. ``seed`` may have several parts: those of other concurrencies ask other things."""
-    # The prefix is the first part's alone, so that it is the same throughout a run.
+    """``inputs`` does not include the prefix. ``seed`` may have several parts, so that each concurrency gets different
+    prompts.
+    """
+    # The prefix depends only on the seed's first part, so that it is the same throughout a run.
     prefix = words(random.Random(f"prefix {seed[0]}"), prefix_tokens, tokens_per_word)
     chance = random.Random(f"asks {tuple(seed)}")
     return [

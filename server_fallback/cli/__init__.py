@@ -1,1 +1,3 @@
-"""The commands of the far side: ``nearfar serve`` and ``nearfar bench serve``. Their parsers import nothing that takes time."""
+"""The commands of the far side: ``nearfar serve``, ``gateway``, ``router`` and ``bench serve``. Their parsers import
+nothing slow.
+"""

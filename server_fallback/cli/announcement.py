@@ -1,4 +1,4 @@
-"""What `nearfar serve` prints: progress while models load, then what it serves and how to ask."""
+"""What `nearfar serve` prints: progress while models load, then the served models and an example request."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ QUESTION = "what is 27 + 58?"
 
 
 class Announcement:
-    """``progress`` is told while a model is compiled."""
+    """``progress`` is called while a model is compiled."""
 
     def __init__(self) -> None:
         self._bars: Progress | None = None
-        self._tell: Callable[[str, int, int], None] | None = None
+        self._report: Callable[[str, int, int], None] | None = None
         self._model: str | None = None
 
     @contextmanager
@@ -35,7 +35,7 @@ class Announcement:
             try:
                 yield
             finally:
-                # Models that are loaded later, over HTTP, are compiled without bars.
+                # Models that are loaded later over HTTP are compiled without progress bars.
                 self._bars = None
 
     def progress(self, model: str, phase: str, done: int, total: int) -> None:
@@ -43,10 +43,10 @@ class Announcement:
             return
         if model != self._model:
             self._model = model
-            self._bars.console.print(f"compiling {model}, once", highlight=False, markup=False)
-            self._tell = phases(self._bars)
-        assert self._tell is not None
-        self._tell(phase, done, total)
+            self._bars.console.print(f"compiling {model} (first use only)", highlight=False, markup=False)
+            self._report = phases(self._bars)
+        assert self._report is not None
+        self._report(phase, done, total)
 
     def serving(self, registry: Registry, address: Any, *, keyed: bool) -> None:
         """``address`` is the listening socket's name."""
@@ -54,10 +54,11 @@ class Announcement:
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         console = Console(soft_wrap=True)
         console.print(models_table(registry))
-        console.print(f"serving at {url}/v1, Ctrl-C ends", highlight=False, markup=False)
+        console.print(f"serving at {url}/v1, Ctrl-C stops", highlight=False, markup=False)
         if not keyed and host not in ("127.0.0.1", "::1"):
             console.print(
-                "whoever reaches this address may ask: there are no keys; --api-keys FILE changes that",
+                "anyone who reaches this address may send requests, because no keys are set; set them with "
+                "--api-keys FILE",
                 style="bold yellow",
             )
         console.print(curl(url, registry, keyed=keyed), highlight=False, markup=False)
@@ -83,7 +84,7 @@ def models_table(registry: Registry) -> Table:
 
 
 def curl(url: str, registry: Registry, *, keyed: bool) -> str:
-    """One line that asks the first model something."""
+    """One line of curl that sends a request to the first model."""
     model = registry.cards()[0].id
     body: dict[str, object]
     if registry.embeds(model):
@@ -91,4 +92,7 @@ def curl(url: str, registry: Registry, *, keyed: bool) -> str:
     else:
         route, body = "chat/completions", {"model": model, "messages": [{"role": "user", "content": QUESTION}]}
     key = ' -H "Authorization: Bearer $NEARFAR_API_KEY"' if keyed else ""
-    return f"curl {url}/v1/{route}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
+    return (
+        f"curl {url}/v1/{route}{key} -H 'Content-Type: application/json' -d "
+        f"{shlex.quote(json.dumps(body, ensure_ascii=False))}"
+    )

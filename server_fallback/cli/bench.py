@@ -28,17 +28,20 @@ def add_parser(commands: Any) -> None:
     kinds = benches.add_subparsers(metavar="WHAT", required=True)
     parser = add_command(kinds, "serve", run, summary="measure an OpenAI-compatible server under load", example=EXAMPLE)
     parser.add_argument("url", metavar="URL", help="the server, such as http://127.0.0.1:8000")
-    parser.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
+    parser.add_argument("--model", metavar="NAME", help="the model (default: the first that the server lists)")
     parser.add_argument(
         "--concurrency",
         type=count,
         nargs="+",
         default=[1, 4, 8, 16, 32],
         metavar="N",
-        help="clients at once (default: 1 4 8 16 32)",
+        help="numbers of clients that send requests at once (default: 1 4 8 16 32)",
     )
     parser.add_argument(
-        "--requests", type=count, metavar="N", help="for each of these (default: four for each client, at least 8)"
+        "--requests",
+        type=count,
+        metavar="N",
+        help="requests for each of these numbers (default: four for each client, at least 8)",
     )
     parser.add_argument(
         "--input-tokens",
@@ -46,7 +49,7 @@ def add_parser(commands: Any) -> None:
         nargs=2,
         default=[100, 200],
         metavar=("A", "B"),
-        help="of prompts (default: 100 200)",
+        help="shortest and longest prompt in tokens (default: 100 200)",
     )
     parser.add_argument(
         "--output-tokens",
@@ -54,33 +57,37 @@ def add_parser(commands: Any) -> None:
         nargs=2,
         default=[32, 64],
         metavar=("A", "B"),
-        help="at most, of answers (default: 32 64)",
+        help="smallest and largest token limit of answers (default: 32 64)",
     )
     parser.add_argument(
-        "--prefix-tokens", type=int, default=0, metavar="N", help="of a common beginning of all prompts"
+        "--prefix-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="length of the common prefix of all prompts (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of lengths and prompts (default: %(default)s)"
+        "--seed", type=int, default=0, metavar="N", help="seed of the random lengths and prompts (default: %(default)s)"
     )
     parser.add_argument(
         "--body",
         type=json.loads,
         default={},
         metavar="JSON",
-        help="more for each request, such as '{\"temperature\": 0}'",
+        help="further parameters of each request, such as '{\"temperature\": 0}'",
     )
     parser.add_argument(
         "--api-key-env",
         default=KEY_VARIABLE,
         metavar="NAME",
-        help="the variable that holds the API key (default: %(default)s)",
+        help="the environment variable that holds the API key (default: %(default)s)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", dest="json_file", help="write the figures there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as a PNG or SVG")
+    parser.add_argument("--json", type=Path, metavar="FILE", dest="json_file", help="write the figures to this file")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures into this file, a PNG or SVG")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Raises Unavailable where requests failed, after all figures are out."""
+    """Raises Unavailable if requests failed, after all figures are printed."""
     import asyncio
 
     from rich.console import Console
@@ -94,9 +101,11 @@ def run(options: argparse.Namespace) -> None:
     for name in ("input_tokens", "output_tokens"):
         least, most = getattr(options, name)
         if least > most:
-            raise RequestError(f"--{name.replace('_', '-')} {least} {most}: the first must not be more than the second")
+            raise RequestError(
+                f"--{name.replace('_', '-')} {least} {most}: the first number must not be larger than the second"
+            )
     if options.prefix_tokens < 0 or not isinstance(options.body, dict):
-        raise RequestError("--prefix-tokens must be 0 or more, and --body a JSON object")
+        raise RequestError("--prefix-tokens must be at least 0, and --body must be a JSON object")
     console = Console()
     model, summaries = asyncio.run(measure(options))
     console.print(f"{model} at {options.url}", highlight=False, markup=False)

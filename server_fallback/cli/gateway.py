@@ -1,4 +1,4 @@
-"""nearfar gateway: answer OpenAI's requests near or far, request by request, as a policy says."""
+"""nearfar gateway: answer each OpenAI request near or far, as a policy decides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..router.decision.policy import Policy
     from ..router.sides.far import Far
 
-# Not that of `nearfar serve`, which may be the far side on the same machine.
+# Not the port of `nearfar serve`, which may be the far side on the same machine.
 DEFAULT_PORT = 8001
 
 
@@ -36,35 +36,37 @@ def add_parser(commands: Any) -> None:
         "--near",
         required=True,
         metavar="MODEL",
-        help="a bundle, a Hugging Face folder or name, or demo; on this machine",
+        help="the model on this machine: a bundle, a Hugging Face folder or name, or demo",
     )
     add_trust(parser)
-    parser.add_argument("--far", required=True, metavar="URL", help="the server of the other side")
-    parser.add_argument("--policy", required=True, type=Path, metavar="FILE", help="who may and should answer, as JSON")
+    parser.add_argument("--far", required=True, metavar="URL", help="the server of the far side")
+    parser.add_argument("--policy", required=True, type=Path, metavar="FILE", help="the routing policy, as JSON")
     parser.add_argument(
         "--far-api-key-env", metavar="NAME", help="the environment variable that holds the far server's API key"
     )
     parser.add_argument(
-        "--far-model", metavar="NAME", help="what the far server calls its model (default: the only one that it has)"
+        "--far-model", metavar="NAME", help="the far server's name for its model (default: its only model)"
     )
     parser.add_argument(
         "--far-dialect",
         default="nearfar",
-        help="what the far server is: nearfar, vllm, or openai (default: %(default)s)",
+        help="the far server's kind: nearfar, vllm, or openai (default: %(default)s)",
     )
-    parser.add_argument("--far-vision", action="store_true", help="the far server's model sees images")
-    parser.add_argument("--name", metavar="NAME", help="what requests call the pair (default: as near is called)")
+    parser.add_argument("--far-vision", action="store_true", help="the far server's model accepts images")
+    parser.add_argument(
+        "--name", metavar="NAME", help="the name of the pair in requests (default: the near model's name)"
+    )
     parser.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine only)"
     )
     parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, metavar="N", help="0 takes a free one (default: %(default)s)"
+        "--port", type=int, default=DEFAULT_PORT, metavar="N", help="0 selects a free port (default: %(default)s)"
     )
     add_access(parser)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Raises ToolError where the server's libraries are missing, and RequestError for options that cannot be met."""
+    """Raises ToolError if the server's libraries are missing, and RequestError for invalid options."""
     require_libraries("gateway")
     from ..api.app import create_app
     from ..api.log import configure_logs
@@ -82,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
     announcement = Announcement()
     config = api_config(options, os.environ)
     traces = open_traces(os.environ)
-    # Before anything that takes long.
+    # Bind before any slow work.
     listener = bind(options.host, options.port)
     registry = Registry(
         HybridOpener(LocalOpener(LocalOptions(trust=tuple(trusted_keys(options))), announcement.progress), far, policy)
@@ -95,7 +97,7 @@ def run(options: argparse.Namespace) -> None:
                 await ModelChanges(registry).load(LoadRequest(model=options.near, name=options.name))
         except Unavailable:
             if registry.closed:
-                # Stopped while the model loaded, which is no error.
+                # The server was stopped while the model loaded, which is not an error.
                 return
             raise
         Console(soft_wrap=True).print(routes(options.near, far, policy), highlight=False, markup=False)
@@ -110,7 +112,7 @@ def far_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Far:
 
     dialect = next((known for known in DIALECTS if known == options.far_dialect), None)
     if dialect is None:
-        raise RequestError(f"--far-dialect {options.far_dialect}: is not known; known: {', '.join(DIALECTS)}")
+        raise RequestError(f"--far-dialect {options.far_dialect}: unknown dialect; known: {', '.join(DIALECTS)}")
     variable = options.far_api_key_env
     if variable is not None and not environment.get(variable):
         raise RequestError(f"--far-api-key-env {variable}: this environment variable is not set")
@@ -119,9 +121,9 @@ def far_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Far:
 
 
 def routes(near: str, far: Far, policy: Policy) -> str:
-    """Where requests go, in a line."""
+    """One line that states where requests are sent."""
     private = policy.private
     stays = [f"labelled {label}" for label in private.labels]
-    stays += [f"with one of {len(private.patterns)} patterns"] if private.patterns else []
-    kept = f"; what is {' or '.join(stays)} stays near" if stays else ""
-    return f"routing by {policy.mode}: near is {near}, far is {far.model or 'the model'} at {far.base_url}{kept}"
+    stays += [f"that match one of {len(private.patterns)} patterns"] if private.patterns else []
+    stay_near = f"; requests {' or '.join(stays)} stay near" if stays else ""
+    return f"routing by {policy.mode}: near is {near}, far is {far.model or 'the model'} at {far.base_url}{stay_near}"

@@ -1,4 +1,4 @@
-"""Options that are more than text: counts, shares, seconds, sizes such as 4GB, networks, and origins of pages."""
+"""Parsers of option values: counts, shares, seconds, sizes such as 4GB, networks, and origins of pages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def count(text: str, least: int = 1) -> int:
     try:
         value = int(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
     if value < least:
         raise argparse.ArgumentTypeError(f"{value} is less than {least}")
     return value
@@ -41,9 +41,9 @@ def seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{value} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{value} is not a number of seconds")
     return value
 
 
@@ -69,13 +69,14 @@ def network(text: str) -> str:
 
 
 def origin(text: str) -> str:
-    """Scheme, host and port, as browsers send it: any other text would match no page. "*" is every page, "null" one of a file.
+    """Scheme, host and port, as browsers send an origin: any other text would match no page. "*" stands for every page,
+    "null" for a page opened from a file.
 
     Raises ArgumentTypeError.
     """
     if text not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", text):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no origin; write https://example.org or http://localhost:8080, without a path"
+            f"{text!r} is not an origin; write https://example.org or http://localhost:8080, without a path"
         )
     return text
 
@@ -85,5 +86,5 @@ def size_bytes(text: str) -> int:
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip().lower())
     size = math.floor(float(parts[1]) * UNITS[parts[2] or ""]) if parts else 0
     if size < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 4GB, 512MB or 1.5GiB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 4GB, 512MB or 1.5GiB")
     return size

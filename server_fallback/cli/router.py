@@ -1,4 +1,4 @@
-"""nearfar router log | fit | eval: what both sides answer, a policy fitted on that, and whether the policy pays."""
+"""nearfar router log | fit | eval: log the answers of both sides, fit a policy to them, and evaluate the policy."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ EXAMPLE = "nearfar router log --near demo --far http://127.0.0.1:8000 --prompts 
 def add_parser(commands: Any) -> None:
     router = add_command(commands, "router", run_log, example=EXAMPLE)
     steps = router.add_subparsers(metavar="STEP", required=True)
-    log = add_command(steps, "log", run_log, summary="ask both sides the same prompts", example=EXAMPLE)
+    log = add_command(steps, "log", run_log, summary="send the same prompts to both sides", example=EXAMPLE)
     log.add_argument("--near", metavar="MODEL", required=True, help="a bundle; a Hugging Face folder or name; or demo")
     add_trust(log)
     log.add_argument(
-        "--far", metavar="URL|MODEL", required=True, help="an OpenAI-compatible server, or a model as --near takes it"
+        "--far",
+        metavar="URL|MODEL",
+        required=True,
+        help="an OpenAI-compatible server, or a model in any form that --near accepts",
     )
-    log.add_argument(
-        "--far-model", metavar="NAME", help="what the server calls its model (default: the only one that it serves)"
-    )
+    log.add_argument("--far-model", metavar="NAME", help="the server's name for its model (default: its only model)")
     log.add_argument(
         "--far-api-key-env", metavar="NAME", help="the environment variable that holds the server's API key"
     )
@@ -47,32 +48,46 @@ def add_parser(commands: Any) -> None:
         help='JSON lines: {"prompt", "expected" or "accepted"}',
     )  # fmt: skip
     log.add_argument("--count", type=count, metavar="N", help="only the first N prompts (default: all)")
-    log.add_argument("--max-tokens", type=count, default=256, metavar="N", help="of an answer (default: %(default)s)")
     log.add_argument(
-        "--concurrency", type=count, default=32, metavar="N", help="prompts asked at once (default: %(default)s)"
+        "--max-tokens", type=count, default=256, metavar="N", help="the longest answer in tokens (default: %(default)s)"
     )
-    log.add_argument("-o", "--output", type=Path, metavar="FILE", required=True, help="JSON lines: what both answered")
+    log.add_argument(
+        "--concurrency", type=count, default=32, metavar="N", help="prompts sent at once (default: %(default)s)"
+    )
+    log.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        required=True,
+        help="write the answers of both sides to this file, as JSON lines",
+    )
     fit = add_command(
         steps, "fit", run_fit, summary="fit a policy to logged pairs",
         example="nearfar router fit pairs.jsonl --wanted-far-share 0.3 -o policy.json",
     )  # fmt: skip
-    fit.add_argument("pairs", type=Path, metavar="PAIRS", help="what 'nearfar router log' wrote")
+    fit.add_argument("pairs", type=Path, metavar="PAIRS", help="the output of 'nearfar router log'")
     wanted = fit.add_mutually_exclusive_group()
     wanted.add_argument(
-        "--wanted-quality", type=share, metavar="Q", help="the share of right answers to reach with few far requests"
+        "--wanted-quality",
+        type=share,
+        metavar="Q",
+        help="reach this share of right answers with as few far requests as possible",
     )
-    wanted.add_argument("--wanted-far-share", type=share, metavar="S", help="the share of prompts that may go far")
+    wanted.add_argument(
+        "--wanted-far-share", type=share, metavar="S", help="send at most this share of the prompts to the far side"
+    )
     fit.add_argument("-o", "--output", type=Path, metavar="FILE", required=True, help="the policy")
     evaluation = add_command(
         steps, "eval", run_eval, summary="compare a policy with others on logged pairs",
         example="nearfar router eval held-out.jsonl --policy policy.json --plot eval.png",
     )  # fmt: skip
-    evaluation.add_argument("pairs", type=Path, metavar="PAIRS", help="others than the policy was fitted on")
+    evaluation.add_argument("pairs", type=Path, metavar="PAIRS", help="logged pairs that the policy was not fitted on")
     evaluation.add_argument(
-        "--policy", type=Path, metavar="FILE", required=True, help="what 'nearfar router fit' wrote"
+        "--policy", type=Path, metavar="FILE", required=True, help="the output of 'nearfar router fit'"
     )
     evaluation.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw quality by far share there, as a PNG or SVG"
+        "--plot", type=Path, metavar="FILE", help="draw quality by far share into this file, a PNG or SVG"
     )
     evaluation.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -82,23 +97,25 @@ def share(text: str) -> float:
     try:
         value = float(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{value} is not between 0 and 1")
     return value
 
 
-# --- log -------------------------------------------------------------------------------------------------------------------------------
+# --- log --------------------------------------------------------------------------------------------------------------
 
 
 def run_log(options: argparse.Namespace) -> None:
-    """Raises ToolError where the server's libraries are missing, and what the sides raise; pairs that were logged by then stay."""
+    """Raises ToolError if the server's libraries are missing, and what the sides raise; pairs that are already logged
+    remain in the file.
+    """
     import asyncio
 
     try:
         import httpx  # noqa: F401
 
-        # Not imported: it loads torch.
+        # Checked without an import, which would load torch.
         if find_spec("xgrammar") is None:
             raise ModuleNotFoundError(name="xgrammar")
     except ImportError as error:
@@ -112,7 +129,8 @@ def read_prompts(options: argparse.Namespace) -> Sequence[Prompt]:
     prompts = Prompt.read(options.prompts)[: options.count]
     if not prompts:
         raise RequestError(
-            f'--prompts {options.prompts}: has no prompt; write lines such as {{"prompt": "2+2?", "expected": "4"}}'
+            f"--prompts {options.prompts}: the file has no prompt; write lines such as "
+            f'{{"prompt": "2+2?", "expected": "4"}}'
         )
     return prompts
 
@@ -128,7 +146,7 @@ async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], envi
 
     right = {"near": 0, "far": 0}
     async with AsyncExitStack() as opened:
-        # Before anything that takes long; but the pairs of an earlier run stay until both sides are there.
+        # Check before any slow work, but keep the pairs of an earlier run until both sides are open.
         require_writable(options.output)
         near = await open_model(options.near, options)
         opened.push_async_callback(near.close)
@@ -152,11 +170,11 @@ async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], envi
 
 
 def require_writable(path: Path) -> None:
-    """Raises OutputError where `open_output` would, as far as can be told without touching the file."""
+    """Raises OutputError if `open_output` would, as far as can be determined without touching the file."""
     from nearfar.compiler.errors import OutputError
 
     if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise OutputError(f"-o {path}: cannot be written; give a file in a folder that is there")
+        raise OutputError(f"-o {path}: cannot be written; give a file in an existing folder")
 
 
 def open_output(path: Path) -> TextIO:
@@ -166,7 +184,7 @@ def open_output(path: Path) -> TextIO:
         return path.open("w", encoding="utf-8")
     except OSError as error:
         raise OutputError(
-            f"-o {path}: cannot be written: {reason_of(error)}; give a file in a folder that is there"
+            f"-o {path}: cannot be written: {reason_of(error)}; give a file in an existing folder"
         ) from error
 
 
@@ -184,7 +202,7 @@ async def open_model(model: str, options: argparse.Namespace) -> Executor:
 
 
 async def open_far(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[Executor, str]:
-    """The far side, and what it calls its model."""
+    """The far side, and its name for its model."""
     from ..executors.upstream_executor import UpstreamOpener, UpstreamOptions, only_model
 
     if not options.far.startswith(("http://", "https://")):
@@ -198,7 +216,7 @@ async def open_far(options: argparse.Namespace, environment: Mapping[str, str]) 
     return await (await UpstreamOpener(upstream).prepare(model, None)).open(), model
 
 
-# --- fit -------------------------------------------------------------------------------------------------------------------------------
+# --- fit --------------------------------------------------------------------------------------------------------------
 
 
 def run_fit(options: argparse.Namespace) -> None:
@@ -233,7 +251,8 @@ def run_fit(options: argparse.Namespace) -> None:
         weights = ", ".join(f"{name} {weight:+.2f}" for name, weight in found.top)
         console.print(f"{side} is right: {weights}", highlight=False, markup=False)
     console.print(
-        f"fitted on {len(pairs):,} pairs; above {result.threshold:+.3f} far answers: {result.far_share:.1%} of these prompts, and "
+        f"fitted on {len(pairs):,} pairs; above {result.threshold:+.3f} the far side answers: "
+        f"{result.far_share:.1%} of these prompts, and "
         f"{result.quality:.1%} of the answers are right",
         highlight=False,
     )
@@ -244,7 +263,10 @@ def fit_table(result: FitResult) -> Table:
     from rich.table import Table
 
     made = Table(
-        box=HORIZONTALS, show_edge=False, pad_edge=False, caption="on pairs that the regression was not fitted on"
+        box=HORIZONTALS,
+        show_edge=False,
+        pad_edge=False,
+        caption="measured on pairs that the regression was not fitted on",
     )
     made.add_column("probability that")
     for column in ("AUC", "Brier", "calibration error", "right", "penalty"):
@@ -259,7 +281,7 @@ def side_cells(found: SideReport) -> tuple[str, ...]:
     return area, f"{found.brier:.3f}", f"{found.calibration_error:.3f}", f"{found.right:.1%}", f"{found.ridge:g}"
 
 
-# --- eval ------------------------------------------------------------------------------------------------------------------------------
+# --- eval -------------------------------------------------------------------------------------------------------------
 
 
 def run_eval(options: argparse.Namespace) -> None:
@@ -282,7 +304,8 @@ def run_eval(options: argparse.Namespace) -> None:
     console = Console()
     console.print(eval_table(found))
     console.print(
-        f"near is right on {found.near_quality:.1%} of {found.prompts:,} prompts, far on {found.far_quality:.1%}; the policy sends "
+        f"near is right on {found.near_quality:.1%} of {found.prompts:,} prompts, far on {found.far_quality:.1%}; "
+        "the policy sends "
         f"{found.far_share:.1%} far and is right on {found.quality:.1%}",
         highlight=False,
     )
@@ -296,7 +319,7 @@ def eval_table(found: Evaluation) -> Table:
         box=HORIZONTALS,
         show_edge=False,
         pad_edge=False,
-        caption="below each figure its 95 % bootstrap interval over prompts",
+        caption="below each figure: its 95 % bootstrap interval over prompts",
     )
     made.add_column("policy")
     for column in ("APGR", "auto ahead", "CPT(50 %)", "CPT(80 %)", f"at {found.far_share:.0%} far"):

@@ -32,13 +32,14 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "models", metavar="MODEL", nargs="*",
-        help="a bundle; a Hugging Face folder or name, compiled on first use; or demo or demo-far, the models that come with nearfar",
+        help="a bundle; a Hugging Face folder or name, compiled on first use; or demo or demo-far, the models that "
+        "come with nearfar",
     )  # fmt: skip
     parser.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine only)"
     )
     parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, metavar="N", help="0 takes a free one (default: %(default)s)"
+        "--port", type=int, default=DEFAULT_PORT, metavar="N", help="0 selects a free port (default: %(default)s)"
     )
     parser.add_argument(
         "--alias",
@@ -50,73 +51,88 @@ def add_parser(commands: Any) -> None:
     add_access(parser)
     local = parser.add_argument_group("models on this machine")
     local.add_argument(
-        "--target", choices=("cpu", "cuda", *EXPORTS), help="what to compile for (default: cuda where there is a GPU)"
+        "--target",
+        choices=("cpu", "cuda", *EXPORTS),
+        help="the target to compile for (default: cuda if there is a GPU, else cpu)",
     )
     local.add_argument(
-        "--quantization", metavar="NAME", default="q4f16", help="of what is compiled (default: %(default)s)"
+        "--quantization", metavar="NAME", default="q4f16", help="quantization of compiled models (default: %(default)s)"
     )
-    local.add_argument("--context", type=int, metavar="N", help="of what is compiled: the longest sequence in tokens")
+    local.add_argument(
+        "--context", type=int, metavar="N", help="context of compiled models: the longest sequence in tokens"
+    )
     local.add_argument(
         "--kv",
         choices=("activation", "q8"),
         default="activation",
-        help="of what is compiled: keys and values; q8 halves them",
+        help="format of the keys and values of compiled models; q8 halves their size",
     )
     local.add_argument(
         "--lora-rank",
         type=int,
         default=0,
         metavar="RANK",
-        help="of what is compiled: take LoRA adapters up to this rank",
+        help="compile models that accept LoRA adapters up to this rank",
     )
     local.add_argument(
-        "--max-adapters", type=count, default=4, metavar="N", help="LoRA adapters loaded at once (default: %(default)s)"
+        "--max-adapters",
+        type=count,
+        default=4,
+        metavar="N",
+        help="LoRA adapters that can be loaded at once (default: %(default)s)",
     )
     local.add_argument(
-        "--max-sequences", type=count, metavar="N", help="answers made at once (default: 32; on a GPU 256)"
+        "--max-sequences",
+        type=count,
+        metavar="N",
+        help="answers that are generated at once (default: 32; on a GPU 256)",
     )
     local.add_argument(
         "--max-waiting", type=count, default=256, metavar="N", help="requests that may queue (default: %(default)s)"
     )
     local.add_argument(
-        "--kv-memory", type=size_bytes, metavar="SIZE", help="for keys and values of a model, such as 4GB"
+        "--kv-memory", type=size_bytes, metavar="SIZE", help="memory for the keys and values of a model, such as 4GB"
     )
     local.add_argument(
         "--memory",
         type=size_bytes,
         metavar="SIZE",
-        help="for all models together; more are not loaded (default: 90%% of the device's)",
+        help="memory for all models together; a model that exceeds it is not loaded (default: 90%% of the device's)",
     )
     add_trust(local)
-    local.add_argument("--threads", type=count, metavar="N", help="of the cpu and onnx targets (default: one a core)")
+    local.add_argument(
+        "--threads", type=count, metavar="N", help="threads of the cpu and onnx targets (default: one per core)"
+    )
     local.add_argument(
         "--draft",
         metavar="MODEL",
-        help="guess tokens, checked several at once: ngram, or a smaller model with the same tokens",
+        help="speculative decoding: draft tokens with ngram, or with a smaller model that has the same tokenizer",
     )
     local.add_argument(
-        "--draft-tokens", type=count, default=4, metavar="N", help="guessed at once (default: %(default)s)"
+        "--draft-tokens", type=count, default=4, metavar="N", help="tokens drafted at once (default: %(default)s)"
     )
     local.add_argument(
         "--remote-drafts", type=count_or_none, default=16, metavar="N",
-        help="guesses of clients that a step checks, of all clients together (default: %(default)s)",
+        help="client drafts that a step checks, for all clients together (default: %(default)s)",
     )  # fmt: skip
-    others = parser.add_argument_group("models that others run")
+    others = parser.add_argument_group("models that other programs run")
     others.add_argument(
         "--executor",
         choices=("local", "vllm", "upstream"),
         default="local",
-        help="who runs them (default: this process)",
+        help="the program that runs the models (default: this process)",
     )
     others.add_argument(
         "--upstream",
         action="append",
         default=[],
         metavar="URL",
-        help="an OpenAI-compatible server; several are replicas",
+        help="an OpenAI-compatible server; repeat the option for replicas",
     )
     others.add_argument(
-        "--dialect", default="openai", help="what the upstream takes beside OpenAI's parameters: openai, vllm, nearfar"
+        "--dialect",
+        default="openai",
+        help="parameters that the upstream accepts beside OpenAI's: openai (none), vllm, nearfar",
     )
     others.add_argument(
         "--upstream-api-key-env", metavar="NAME", help="the environment variable that holds the upstream's API key"
@@ -132,18 +148,21 @@ def add_parser(commands: Any) -> None:
         help="vllm: groups of GPUs that share the layers",
     )
     others.add_argument(
-        "--vllm-arguments", default="", metavar="TEXT", help="more for vllm serve, as one text: '--max-model-len 8192'"
+        "--vllm-arguments",
+        default="",
+        metavar="TEXT",
+        help="further arguments of vllm serve, as one string: '--max-model-len 8192'",
     )
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:
-    """What `api_config` reads."""
+    """Add the options that `api_config` reads."""
     access = parser.add_argument_group("access")
     access.add_argument(
         "--api-keys",
         type=Path,
         metavar="FILE",
-        help="TOML with the keys that may ask (also: NEARFAR_API_KEYS, name=key)",
+        help="TOML file with the API keys (also: the variable NEARFAR_API_KEYS, name=key)",
     )
     access.add_argument(
         "--cors-origin",
@@ -151,51 +170,52 @@ def add_access(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="pages that may ask, such as https://example.org",
+        help="origin of pages that may send requests, such as https://example.org",
     )
     access.add_argument(
         "--allowed-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="names that requests may call this server by",
+        help="host name that requests may use for this server",
     )
     access.add_argument(
         "--lenient",
         action="store_true",
-        help="ignore unknown keys of requests and name them in X-Nearfar-Ignored (default: an error)",
+        help="ignore unknown keys of requests and list them in X-Nearfar-Ignored (default: an error)",
     )
     access.add_argument(
         "--trusted-proxy", type=network, action="append", default=[], metavar="ADDRESS",
-        help="a proxy, or a network such as 10.0.0.0/8, whose X-Forwarded-For is believed; may be given several times",
+        help="a proxy, or a network such as 10.0.0.0/8, whose X-Forwarded-For is trusted; may be given several times",
     )  # fmt: skip
     access.add_argument(
         "--client-share", type=share, default=0.5, metavar="SHARE",
-        help="the most that one client (a key or, without keys, an address) gets of the requests, answers, connections and memory for "
-        "requests; 1 reserves nothing for others (default: %(default)s)",
+        help="the largest share of requests, answers, connections and request memory for one client (a key or, "
+        "without keys, an "
+        "address); 1 reserves nothing for others (default: %(default)s)",
     )  # fmt: skip
     access.add_argument(
         "--max-connections",
         type=count,
         default=4096,
         metavar="N",
-        help="open at once; idle ones make room (default: %(default)s)",
+        help="connections open at once; idle ones are closed to make room (default: %(default)s)",
     )
     access.add_argument(
         "--body-memory",
         type=size_bytes,
         default=256 << 20,
         metavar="SIZE",
-        help="for the bodies of all running requests (default: 256MiB)",
+        help="memory for the bodies of all running requests (default: 256MiB)",
     )
     access.add_argument(
         "--drain-seconds", type=seconds, default=30.0, metavar="S",
-        help="for requests to end after SIGTERM or SIGHUP (default: %(default)s)",
+        help="time for requests to finish after SIGTERM or SIGHUP (default: %(default)s)",
     )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> None:
-    """Raises ToolError where the server's libraries are missing, and RequestError for options that cannot be met."""
+    """Raises ToolError if the server's libraries are missing, and RequestError for invalid options."""
     require_libraries("serve")
     from ..api.app import create_app
     from ..api.log import configure_logs
@@ -208,14 +228,14 @@ def run(options: argparse.Namespace) -> None:
     from .served_models import load_requests, make_opener
 
     if options.threads is not None:
-        # Runners on the CPU read it, and so do those that are loaded later.
+        # Runners on the CPU read this variable, including runners of models that are loaded later.
         os.environ["NEARFAR_THREADS"] = str(options.threads)
     announcement = Announcement()
     opener = make_opener(options, os.environ, announcement.progress)
     config = api_config(options, os.environ)
     traces = open_traces(os.environ)
     requests = load_requests(options, os.environ)
-    # Before anything that takes long.
+    # Bind before any slow work.
     listener = bind(options.host, options.port)
     registry = Registry(opener, options.memory or models_memory_bytes(options.target or default_target()))
     configure_logs(sys.stderr)
@@ -227,7 +247,7 @@ def run(options: argparse.Namespace) -> None:
                     await ModelChanges(registry).load(request)
         except Unavailable:
             if registry.closed:
-                # Stopped while a model loaded, which is no error.
+                # The server was stopped while a model loaded, which is not an error.
                 return
             raise
         announcement.serving(registry, listener.getsockname(), keyed=bool(config.keys.keys))
@@ -246,8 +266,9 @@ def require_libraries(command: str) -> None:
 
 
 def api_config(options: argparse.Namespace, environment: Mapping[str, str]) -> ApiConfig:
-    """A server without keys that only this machine can reach answers to this machine's names: a page elsewhere could have a name of its own
-    that leads here."""
+    """The server's configuration. A server without keys that only this machine can reach accepts only this machine's
+    host names: otherwise a web page could reach it through a host name of its own that resolves here.
+    """
     from ..api.config import ApiConfig
     from ..api.keys import read_keys
 

@@ -1,4 +1,4 @@
-"""What `nearfar serve` is to load, from its options: who opens models, and which ones under which names."""
+"""Derive from the options of `nearfar serve` the opener, and the models to load with their names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
     if options.executor == "upstream":
         return UpstreamOpener(upstream_options(options, environment))
     if options.upstream:
-        raise RequestError("--upstream says who runs the model; add --executor upstream")
+        raise RequestError("--upstream names the server that runs the model; add --executor upstream")
     if options.executor == "vllm":
         sizes = {
             "tensor_parallel_size": options.tensor_parallel_size,
@@ -58,7 +58,7 @@ def upstream_options(options: argparse.Namespace, environment: Mapping[str, str]
         raise RequestError("--executor upstream needs the server's address: --upstream http://host:port")
     dialect = next((known for known in DIALECTS if known == options.dialect), None)
     if dialect is None:
-        raise RequestError(f"--dialect {options.dialect}: is not known; known: {', '.join(DIALECTS)}")
+        raise RequestError(f"--dialect {options.dialect}: unknown dialect; known: {', '.join(DIALECTS)}")
     variable = options.upstream_api_key_env
     if variable is not None and not environment.get(variable):
         raise RequestError(f"--upstream-api-key-env {variable}: this environment variable is not set")
@@ -72,7 +72,9 @@ def upstream_options(options: argparse.Namespace, environment: Mapping[str, str]
 
 
 def load_requests(options: argparse.Namespace, environment: Mapping[str, str]) -> list[LoadRequest]:
-    """Raises RequestError for no model, or an alias of none. An alias may give its model as the command line does, or by its name."""
+    """Raises RequestError without a model, or for an alias of an unknown model. An alias may name its model as on the
+    command line, or by the model's default name.
+    """
     models = list(options.models)
     if not models and options.executor == "upstream":
         models = [asyncio.run(only_model(upstream_options(options, environment)))]
@@ -83,6 +85,6 @@ def load_requests(options: argparse.Namespace, environment: Mapping[str, str]) -
     for text in options.alias:
         alias, equals, name = text.partition("=")
         if not alias or not equals or name not in by_name:
-            raise RequestError(f"--alias {text}: write NAME=MODEL, with a model of {', '.join(by_name)}")
+            raise RequestError(f"--alias {text}: write NAME=MODEL, with one of the models {', '.join(by_name)}")
         aliases[by_name[name]].append(alias)
     return [LoadRequest(model=model, aliases=names) for model, names in aliases.items()]

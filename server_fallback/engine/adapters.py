@@ -1,4 +1,6 @@
-"""LoRA adapters in the slots that a runner has for them: which is where, and how many answers use it. The runner holds the matrices."""
+"""LoRA adapters in the slots that a runner has for them: which is where, and how many answers use it. The runner holds
+the matrices.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from .step_runner import WriteState
 class Adapter:
     """``key`` is never used twice, unlike a name: what was computed with one adapter must not be taken for another's.
 
-    ``users`` are unfinished answers. ``unloaded`` is set once it is to be unloaded, and done when the last of them has ended.
+    ``users`` are unfinished answers. ``unloaded`` is set once it is to be unloaded, and done when the last of them has
+    ended.
     """
 
     name: str
@@ -66,7 +69,9 @@ class Adapters:
             unloaded.set_exception(error)
 
     def allocate(self, name: str) -> Adapter:
-        """A slot for a new adapter, which requests can name after `add`. Raises RequestError if the name or every slot is taken."""
+        """A slot for a new adapter, which requests can name after `add`. Raises RequestError if the name or every slot
+        is taken.
+        """
         if name in self._loaded:
             raise RequestError(
                 f"an adapter '{name}' is loaded already; unload it first, or give this one another name", param="name"

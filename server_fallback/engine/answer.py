@@ -17,7 +17,8 @@ from .resolved_sampling import ResolvedSampling
 from .sequence import ContextShift, Sequence, SequenceParams
 from .step import Event
 
-# What an answer consists of: log-probabilities of the prompt if requested, the tokens, then the completion or the error that ended it.
+# What an answer consists of: log-probabilities of the prompt if requested, the tokens, then the completion or the error
+# that ended it.
 Item = PromptLogprobs | GeneratedToken | Completion | BaseException
 
 

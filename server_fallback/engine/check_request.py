@@ -19,7 +19,9 @@ MIN_TOKENS = "an integer from 0 to max_tokens"
 
 
 def check_request(request: TokenRequest, model: TokenModel, adapters: Collection[str] = ()) -> None:
-    """``adapters`` are the names of those that are loaded. Raises RequestError, whose details name the parameter ("param")."""
+    """``adapters`` are the names of those that are loaded. Raises RequestError, whose details name the parameter
+    ("param").
+    """
     if model.embeds:
         raise RequestError(
             "this model makes embeddings and generates no text; ask a model that generates, or for embeddings"
@@ -45,7 +47,8 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
     )
     if request.ignore_eos and request.constraint is not None:
         raise RequestError(
-            "ignore_eos cannot be combined with a format, whose end is the model's end token, or with a budget for the reasoning",
+            "ignore_eos cannot be combined with a format, whose end is the model's end token, or with a budget for "
+            "the reasoning",
             param="ignore_eos",
         )
     if request.when_full != "stop":
@@ -77,7 +80,8 @@ def check_prompt(request: TokenRequest, model: TokenModel) -> None:
     prompt, context = request.prompt_ids, model.context
     if len(prompt) > context and request.when_full == "stop":
         raise RequestError(
-            f"This model's maximum context length is {context} tokens. However, the prompt has {len(prompt)} tokens; shorten it, let the "
+            f"This model's maximum context length is {context} tokens. However, the prompt has {len(prompt)} "
+            "tokens; shorten it, let the "
             "oldest go (when_full), or serve the model with a longer context",
             param="prompt_ids",
             code="context_length_exceeded",
@@ -100,7 +104,8 @@ def check_drafts(request: TokenRequest, model: TokenModel) -> None:
     masked = request.constraint is not None or request.min_tokens > 0
     if penalties or sampling.logit_bias or masked or request.when_full != "stop":
         raise RequestError(
-            "drafts cannot be checked together with penalties, a logit bias, a constraint, min_tokens or a number for when_full; "
+            "drafts cannot be checked together with penalties, a logit bias, a constraint, min_tokens or a number "
+            "for when_full; "
             "leave these out",
             param="drafts",
         )

@@ -12,10 +12,12 @@ from .speculation import Speculation
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """``max_tokens`` positions a step, ``max_sequences`` running at once. The pages must hold at least ``context`` tokens.
+    """``max_tokens`` positions a step, ``max_sequences`` running at once. The pages must hold at least ``context``
+    tokens.
 
-    ``max_rows`` sampled rows a step, None for one per sequence; the rows beyond that can check drafts. A sequence that had no row for
-    ``patience_steps`` steps goes before all others from then on, in the order of arrival; None lets it wait.
+    ``max_rows`` sampled rows a step, None for one per sequence; the rows beyond that can check drafts. A sequence that
+    had no row for ``patience_steps`` steps goes before all others from then on, in the order of arrival; None lets it
+    wait.
     """
 
     page_size: int
@@ -31,9 +33,10 @@ class SchedulerConfig:
 class EngineConfig:
     """``max_waiting`` requests can be queued beside those that the runner computes at once; more are refused.
 
-    ``lookahead``: how many steps are submitted before the first of them is read; 1 prepares a step only when the one before it is done.
-    ``patience_steps``: see `SchedulerConfig`. ``speculation``: how tokens are guessed, None for no guesses. ``max_mask_wait_seconds``: how
-    long one step waits at most for the masks of constrained answers; those that are not ready by then miss the step.
+    ``lookahead``: how many steps are submitted before the first of them is read; 1 prepares a step only when the one
+    before it is done. ``patience_steps``: see `SchedulerConfig`. ``speculation``: how tokens are guessed, None for no
+    guesses. ``max_mask_wait_seconds``: how long one step waits at most for the masks of constrained answers; those that
+    are not ready by then miss the step.
     """
 
     max_waiting: int = 256

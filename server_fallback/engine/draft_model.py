@@ -1,7 +1,7 @@
 """Drafts from a smaller model with the same tokens.
 
-The small model has pages of its own. It samples with the settings and random numbers of the large one, so that both choose the same token
-as often as possible.
+The small model has pages of its own. It samples with the settings and random numbers of the large one, so that both
+choose the same token as often as possible.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from .step_runner import StepRunner
 
 @dataclass(eq=False, slots=True)
 class Draft:
-    """The small model's state for a sequence: its pages hold ``computed`` known tokens, followed by ``guessed`` ones."""
+    """The small model's state for a sequence: its pages hold ``computed`` known tokens, followed by ``guessed``
+    ones.
+    """
 
     slot: int
     pages: list[int] = field(default_factory=list)
@@ -51,7 +53,9 @@ class DraftModel:
         self.reset()
 
     def draft(self, guesses: Items[Guess]) -> None:
-        """A sequence gets no drafts until the small model has read all of it; it reads one batch of prompts at a time."""
+        """A sequence gets no drafts until the small model has read all of it; it reads one batch of prompts at a
+        time.
+        """
         limits = self._runner.limits
         room, rows = limits.tokens, min(limits.rows, limits.sequences)
         chunks: list[Chunk] = []

@@ -3,8 +3,8 @@
     step = scheduler.next(); future = runner.submit(batch of step)
     for event in scheduler.commit(step, future.result()): publish(event)
 
-Some steps are submitted before the oldest one is read, so the next batch is prepared while the device works, and the device never waits
-for the host to read a token.
+Some steps are submitted before the oldest one is read, so the next batch is prepared while the device works, and the
+device never waits for the host to read a token.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from .step_runner import StepRunner
 T = TypeVar("T")
 # A device that fails more often than this, without a successful step in between, is given up.
 MAX_FAILURES = 3
-# If more than one running sequence in this many is in lockstep, steps that hold all sequences give more tokens than early steps do.
+# If more than one running sequence in this many is in lockstep, steps that hold all sequences give more tokens than
+# early steps do.
 LOCKSTEP_SHARE = 8
 # With nothing to compute but slow masks, the loop looks this often for new requests.
 POLL_SECONDS = 0.005
@@ -136,7 +137,7 @@ class EngineLoop:
             **counts,
         )
 
-    # --- requests --------------------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def _begin(self, answer: Answer) -> None:
         """Start an answer. If it has a constraint, its sequence waits for the first mask before it is queued."""
@@ -181,7 +182,9 @@ class EngineLoop:
         return self._drafter is not None and plain
 
     def _end(self, answer: Answer, item: Item | None) -> None:
-        """End an answer with a last item, and its sequence if that is not finished; ``item`` None if nobody reads the answer."""
+        """End an answer with a last item, and its sequence if that is not finished; ``item`` None if nobody reads the
+        answer.
+        """
         if answer.ended:
             return
         answer.ended = True
@@ -190,7 +193,8 @@ class EngineLoop:
             self._outbox.add(answer, item)
         if answer.mask_task is not None:
             self._masks.cancel(answer.mask_task)
-            # They refer to each other, so they would both be kept until the garbage collector runs, with the parser's states.
+            # They refer to each other, so they would both be kept until the garbage collector runs, with the parser's
+            # states.
             answer.mask_task = None
         sequence = answer.sequence
         if sequence is not None:
@@ -212,7 +216,7 @@ class EngineLoop:
                 answer, DeadlineExceeded(f"the deadline passed after {count} tokens; allow more time, or ask for fewer")
             )
 
-    # --- one turn --------------------------------------------------------------------------------------------------------------
+    # --- one turn -----------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         """Submit steps ahead, deliver what the last turn read, then read the oldest step."""
@@ -275,7 +279,9 @@ class EngineLoop:
         return [guess for guess in guesses if guess is not None]
 
     def _call(self, call: Callable[..., T], *arguments: object) -> T:
-        """Call the runner, whose time is not the engine's overhead. Whatever it raises becomes a NearfarError, usually DeviceError."""
+        """Call the runner, whose time is not the engine's overhead. Whatever it raises becomes a NearfarError, usually
+        DeviceError.
+        """
         started = time.perf_counter()
         try:
             return call(*arguments)
@@ -334,7 +340,7 @@ class EngineLoop:
         """`StepRunner.write_state`, on this thread."""
         self._call(self._runner.write_state, name, slot, values)
 
-    # --- reading a step --------------------------------------------------------------------------------------------------------
+    # --- reading a step -----------------------------------------------------------------------------------------------
 
     def _publish(self, events: list[Event], output: Output) -> None:
         tasks: list[MaskTask] = []
@@ -376,7 +382,9 @@ class EngineLoop:
             self._masks.post(tasks)
 
     def _collect_masks(self, wait_seconds: float | None = None) -> None:
-        """Let the answers continue whose masks are ready; see `MaskPool.collect`. A constraint that fails ends its own answer only."""
+        """Let the answers continue whose masks are ready; see `MaskPool.collect`. A constraint that fails ends its own
+        answer only.
+        """
         done, over_budget = self._masks.collect(wait_seconds)
         for task in done:
             answer, sequence = task.answer, task.answer.sequence
@@ -397,14 +405,18 @@ class EngineLoop:
             self._end(task.answer, task.over_budget())
 
     def _send(self) -> None:
-        """Deliver what was published. Waking an event loop lets it run, so the outbox measures this by processor time."""
+        """Deliver what was published. Waking an event loop lets it run, so the outbox measures this by processor
+        time.
+        """
         started = time.perf_counter()
         for answer in self._outbox.send():
             self._end(answer, None)
         self._other_seconds += time.perf_counter() - started
 
     def _recover(self, failed: Step, failure: NearfarError) -> None:
-        """A step failed: its answers fail with it, and all others start again. Raises if the device fails again and again."""
+        """A step failed: its answers fail with it, and all others start again. Raises if the device fails again and
+        again.
+        """
         # The steps that follow were computed on pages with unknown contents.
         self._call(wait, [future for _, future in self._open])
         self._open.clear()
@@ -420,7 +432,7 @@ class EngineLoop:
             raise failure
         self._counts.recoveries += 1
 
-    # --- embeddings ------------------------------------------------------------------------------------------------------------
+    # --- embeddings ---------------------------------------------------------------------------------------------------
 
     def _embed(self) -> None:
         for job in self._embedder.drop(lambda job: job.abandoned):

@@ -1,4 +1,6 @@
-"""The inbox: what event loops send to the engine's thread, and whether it accepts more. Both sides change it, under one lock."""
+"""The inbox: what event loops send to the engine's thread, and whether it accepts more. Both sides change it, under one
+lock.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from .embedder import EmbedJob
 
 @dataclass(slots=True)
 class Messages:
-    """What was sent since the last `Inbox.receive`. Nobody reads ``abandoned`` answers; ``calls`` run on the engine's thread."""
+    """What was sent since the last `Inbox.receive`. Nobody reads ``abandoned`` answers; ``calls`` run on the engine's
+    thread.
+    """
 
     arrivals: list[Answer] = field(default_factory=list)
     abandoned: list[Answer] = field(default_factory=list)
@@ -61,7 +65,9 @@ class Inbox:
             self._notify()
 
     def call(self, call: Callable[[], None]) -> None:
-        """Run something on the engine's thread between two steps. Raises the reason for which nothing is accepted any more."""
+        """Run something on the engine's thread between two steps. Raises the reason for which nothing is accepted any
+        more.
+        """
         with self._changed:
             if self._refusal is not None:
                 raise self._refusal

@@ -12,7 +12,9 @@ from .sequence import RUNNING, Sequence
 
 
 class Prefix(NamedTuple):
-    """The first ``length`` tokens of a sequence are computed already, in ``pages`` of the prefix cache (``cached``) or of its leader."""
+    """The first ``length`` tokens of a sequence are computed already, in ``pages`` of the prefix cache (``cached``) or
+    of its leader.
+    """
 
     length: int
     pages: Items[int]
@@ -49,14 +51,17 @@ class KvCache:
             and leader.params.context_shift is None
             and sequence.generated == 0
         ):
-            # The leader's rows in the step being built all follow its prompt, so what is shared was computed in earlier steps.
+            # The leader's rows in the step being built all follow its prompt, so what is shared was computed in earlier
+            # steps.
             shared = min(leader.computed, limit)
             if shared > length:
                 return Prefix(shared, leader.pages[: self.pages_for(shared)], cached=False)
         return Prefix(length, pages, cached=True)
 
     def fits(self, sequence: Sequence, prefix: Prefix, running: Iterable[Sequence]) -> bool:
-        """Whether there are pages for a sequence's known tokens and one more, beside those that running ones need for the same."""
+        """Whether there are pages for a sequence's known tokens and one more, beside those that running ones need for
+        the same.
+        """
         promised = sum(max(0, self.pages_for(other.length + 1) - len(other.pages)) for other in running)
         needed = promised + self.pages_for(len(sequence.tokens) + 1) - len(prefix.pages)
         # Its prefix must not be evicted; the last page of a leader's prefix may have to be copied.
@@ -73,7 +78,9 @@ class KvCache:
             sequence.cached_tokens = prefix.length
 
     def prepare(self, sequence: Sequence, copies: list[tuple[int, int]]) -> None:
-        """Before a row is scheduled: use pages that others have filled meanwhile, and copy a shared page before it is written to."""
+        """Before a row is scheduled: use pages that others have filled meanwhile, and copy a shared page before it is
+        written to.
+        """
         pages, index = sequence.pages, sequence.computed // self.page_size
         if index < len(pages):
             if self.pool.users[pages[index]] > 1:
@@ -122,7 +129,9 @@ class KvCache:
         return True
 
     def capacity(self, sequence: Sequence, *, evict: bool) -> int:
-        """How many positions fit in a sequence's pages and the free ones; with ``evict``, in those that can be evicted as well."""
+        """How many positions fit in a sequence's pages and the free ones; with ``evict``, in those that can be evicted
+        as well.
+        """
         return (len(sequence.pages) + (self.available if evict else self.pool.free)) * self.page_size
 
     def cache_pages(self, sequence: Sequence) -> None:

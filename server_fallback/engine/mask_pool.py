@@ -1,8 +1,9 @@
 """The threads that compute the masks of constrained answers, so that a slow grammar delays no answer but its own.
 
-A constraint's calls cannot be interrupted, but xgrammar releases the GIL while it computes. An answer whose last mask was quick goes to a
-quick thread, and the engine waits a little for that one. Any other answer goes to slow threads, least used time first; the engine never
-waits for these. A quick thread that meets a slow mask becomes a slow one, and another quick thread replaces it.
+A constraint's calls cannot be interrupted, but xgrammar releases the GIL while it computes. An answer whose last mask
+was quick goes to a quick thread, and the engine waits a little for that one. Any other answer goes to slow threads,
+least used time first; the engine never waits for these. A quick thread that meets a slow mask becomes a slow one, and
+another quick thread replaces it.
 """
 
 from __future__ import annotations
@@ -17,27 +18,33 @@ from threading import Condition, Lock, Thread, get_ident, get_native_id
 
 from .mask_task import MaskTask
 
-# An answer is quick if its last run took at most this much processor time. The first mask does not count: later ones are quicker.
+# An answer is quick if its last run took at most this much processor time. The first mask does not count: later ones
+# are quicker.
 QUICK_SECONDS = 0.002
 # A quick thread that works on one task for longer than this becomes a slow one.
 STUCK_SECONDS = 0.01
-# A second quick thread is no faster, because it contends for the GIL. Slow masks get at most a quarter of a small machine's processors.
+# A second quick thread is no faster, because it contends for the GIL. Slow masks get at most a quarter of a small
+# machine's processors.
 NUM_QUICK, NUM_SLOW = 1, 2 if (os.cpu_count() or 1) >= 8 else 1
-# How far slow threads yield to others on Linux, up to a niceness of 19: the device's threads wait for each other in each step, so one that
-# waits for a processor delays them all.
+# How far slow threads yield to others on Linux, up to a niceness of 19: the device's threads wait for each other in
+# each step, so one that waits for a processor delays them all.
 ADDED_NICENESS = 10
 # Beyond this, stuck threads are not replaced until some of them end.
 MAX_THREADS = 8
 # The processor time of a shorter task is taken to be its wall time.
 UNTIMED_SECONDS = 0.001
-# All steps together wait at most half of the time. What was not waited is saved, for up to this many steps that wait as long as they can.
+# All steps together wait at most half of the time. What was not waited is saved, for up to this many steps that wait as
+# long as they can.
 NUM_SAVED_WAITS = 5
-# A thread that returns to Python while the process ends would abort it. A mask that takes longer than this is unlikely to return just then.
+# A thread that returns to Python while the process ends would abort it. A mask that takes longer than this is unlikely
+# to return just then.
 CLOSE_SECONDS = 2.0
 
 
 class MaskPool:
-    """`post`, `collect`, `cancel` and `close` are called by the engine's thread. Threads start when they are first needed."""
+    """`post`, `collect`, `cancel` and `close` are called by the engine's thread. Threads start when they are first
+    needed.
+    """
 
     def __init__(self, max_wait_seconds: float) -> None:
         # Tasks that were posted and neither returned nor cancelled.
@@ -70,7 +77,8 @@ class MaskPool:
     def collect(self, wait_seconds: float | None = None) -> tuple[list[MaskTask], list[MaskTask]]:
         """The tasks that are done, and those that run and are over their budget.
 
-        By default it waits until all quick tasks are done, within the limits on waiting; otherwise ``wait_seconds`` for any task.
+        By default it waits until all quick tasks are done, within the limits on waiting; otherwise ``wait_seconds`` for
+        any task.
         """
         with self._lock:
             over_budget = self._check_running()
@@ -183,7 +191,9 @@ class MaskPool:
             self._returned.notify()
 
     def _assign(self, thread: _MaskThread) -> bool:
-        """Wait for a task for a thread. False if the pool is closed or has too many slow threads, because quick ones became slow."""
+        """Wait for a task for a thread. False if the pool is closed or has too many slow threads, because quick ones
+        became slow.
+        """
         while not self._closed:
             if not thread.is_slow:
                 if self._quick:

@@ -18,11 +18,12 @@ BUDGET_SECONDS_PER_TOKEN = 0.004
 
 
 class MaskTask:
-    """Work that is posted to a `MaskPool` once for each token. Until the pool returns the task, only the pool's thread uses it.
+    """Work that is posted to a `MaskPool` once for each token. Until the pool returns the task, only the pool's thread
+    uses it.
 
-    ``mask`` allows the next token, None allows all; ``finished``: nothing but the end may come; ``is_complete``: the answer was whole
-    after its last token; ``error`` is what the constraint raised.
-    ``seconds`` is the processor time of all runs, ``last_seconds`` that of the last one; the pool measures them.
+    ``mask`` allows the next token, None allows all; ``finished``: nothing but the end may come; ``is_complete``: the
+    answer was whole after its last token; ``error`` is what the constraint raised. ``seconds`` is the processor time of
+    all runs, ``last_seconds`` that of the last one; the pool measures them.
     """
 
     def __init__(self, answer: Answer, constraint: Constraint) -> None:
@@ -67,7 +68,8 @@ class MaskTask:
         """The error of an answer that is over its budget."""
         return RequestError(
             f"the grammar is too slow: after {self._tokens} tokens it has used all of its processor time "
-            f"({BUDGET_SECONDS:g} seconds and {1000 * BUDGET_SECONDS_PER_TOKEN:g} ms for each token); write it with less ambiguity",
+            f"({BUDGET_SECONDS:g} seconds and {1000 * BUDGET_SECONDS_PER_TOKEN:g} ms for each token); write it "
+            "with less ambiguity",
             param="response_format",
             code="grammar_too_slow",
             tokens=self._tokens,

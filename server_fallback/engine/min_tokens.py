@@ -12,7 +12,9 @@ from .request import TokenRequest
 
 
 def end_ids(request: TokenRequest, model_end_ids: frozenset[int]) -> frozenset[int]:
-    """The tokens that do not come before ``min_tokens``: the model's own end tokens even if the request ignores them, as in vLLM."""
+    """The tokens that do not come before ``min_tokens``: the model's own end tokens even if the request ignores them,
+    as in vLLM.
+    """
     return model_end_ids | request.stop_token_ids | request.last_token_ids
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class PagePool:
-    """``size`` pages, all free at first. ``users`` says how many users each page has, including the prefix cache; only the pool changes it.
-    ``idle`` counts the pages that only the prefix cache uses.
+    """``size`` pages, all free at first. ``users`` says how many users each page has, including the prefix cache; only
+    the pool changes it. ``idle`` counts the pages that only the prefix cache uses.
     """
 
     __slots__ = ("_cached", "_free", "idle", "size", "users")

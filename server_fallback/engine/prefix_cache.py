@@ -1,11 +1,12 @@
-"""The prefix cache: a radix tree over full pages, which finds the pages that hold the longest known prefix of some tokens.
+"""The prefix cache: a radix tree over full pages, which finds the pages that hold the longest known prefix of some
+tokens.
 
-So a second turn, or a second conversation with the same system prompt, computes only its new tokens. Zheng et al. 2024 (SGLang's
-RadixAttention). An adapter changes keys and values, so each adapter has a tree of its own.
+So a second turn, or a second conversation with the same system prompt, computes only its new tokens. Zheng et al. 2024
+(SGLang's RadixAttention). An adapter changes keys and values, so each adapter has a tree of its own.
 
-Partly filled pages are cached in two cases. If a page holds a whole sequence, few pages are ever full, so a sequence may start from the
-first tokens of any page: in a copy of it, or in the page itself if nobody else uses it. With smaller pages, only the requests that
-together make one answer cache and find the last, partly filled page.
+Partly filled pages are cached in two cases. If a page holds a whole sequence, few pages are ever full, so a sequence
+may start from the first tokens of any page: in a copy of it, or in the page itself if nobody else uses it. With smaller
+pages, only the requests that together make one answer cache and find the last, partly filled page.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Node:
 class CachePosition:
     """How far a sequence's pages are in the tree: its first ``depth`` pages are those of ``node`` and its ancestors.
 
-    A running sequence uses all of them, so none of them can be evicted. When it used them last is recorded in ``last_used`` alone, and
-    passed on to the nodes when the sequence leaves.
+    A running sequence uses all of them, so none of them can be evicted. When it used them last is recorded in
+    ``last_used`` alone, and passed on to the nodes when the sequence leaves.
     """
 
     __slots__ = ("depth", "last_used", "node")
@@ -49,7 +50,9 @@ class CachePosition:
 
 
 class PrefixCache:
-    """The cache is a user of each page that it holds. ``partial_pages``: partly filled pages of every sequence are cached and found."""
+    """The cache is a user of each page that it holds. ``partial_pages``: partly filled pages of every sequence are
+    cached and found.
+    """
 
     def __init__(self, pool: PagePool, page_size: int, *, partial_pages: bool = False) -> None:
         self._pool, self._page_size, self._partial_pages = pool, page_size, partial_pages
@@ -64,7 +67,9 @@ class PrefixCache:
         return len(self._nodes)
 
     def match(self, tokens: Sequence[int], limit: int, adapter: str | None = None) -> list[int]:
-        """The full pages of the longest known prefix of ``tokens``, at most ``limit`` pages. The caller is not a user of them yet."""
+        """The full pages of the longest known prefix of ``tokens``, at most ``limit`` pages. The caller is not a user
+        of them yet.
+        """
         now = self._tick()
         pages: list[int] = []
         level = self._roots.get(adapter)
@@ -99,7 +104,8 @@ class PrefixCache:
         return pages, length
 
     def detach(self, page: int, *, partial_only: bool = False) -> bool:
-        """Remove a page that the cache shares with a single sequence, which then owns it. False if others use or extend it.
+        """Remove a page that the cache shares with a single sequence, which then owns it. False if others use or extend
+        it.
 
         ``partial_only``: also False if the page is full.
         """
@@ -119,8 +125,8 @@ class PrefixCache:
     ) -> None:
         """Cache the first ``count`` pages of a sequence, all full, and move its position there.
 
-        If the same tokens are cached already, the cached page replaces the sequence's own one. So whoever uses a page of the tree also
-        uses its ancestors.
+        If the same tokens are cached already, the cached page replaces the sequence's own one. So whoever uses a page
+        of the tree also uses its ancestors.
         """
         self.touch(position)
         for index in range(position.depth, count):
@@ -158,7 +164,9 @@ class PrefixCache:
         *,
         partial_page: bool = False,
     ) -> None:
-        """`leave` with pages that hold ``tokens``; with ``partial_pages`` or ``partial_page``, the partly filled page is cached."""
+        """`leave` with pages that hold ``tokens``; with ``partial_pages`` or ``partial_page``, the partly filled page
+        is cached.
+        """
         if (self._partial_pages or partial_page) and position.depth < len(pages):
             key, level = tuple(tokens[position.depth * self._page_size :]), self._level(position, adapter)
             # A sequence that has just started shares full pages of the tree which its position does not include yet.
@@ -234,7 +242,9 @@ class PrefixCache:
             self._queue(node.parent)
 
     def _queue(self, node: Node) -> None:
-        """Add a node to the eviction candidates if nothing follows it; the caller knows that only the cache uses its page."""
+        """Add a node to the eviction candidates if nothing follows it; the caller knows that only the cache uses its
+        page.
+        """
         if not node.queued and not node.children:
             node.queued = True
             heapq.heappush(self._heap, (node.last_used, node.page))

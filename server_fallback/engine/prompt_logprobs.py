@@ -1,4 +1,6 @@
-"""Log-probabilities of a prompt's last tokens: the rows that must be sampled for them, and the values that such a row gives."""
+"""Log-probabilities of a prompt's last tokens: the rows that must be sampled for them, and the values that such a row
+gives.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ MIN_LOGPROB = -30.0
 
 
 class PromptLogprobRows:
-    """How many rows of a prompt are still to be sampled: ``pending`` ones are not scheduled, ``scheduled`` ones are not read back.
+    """How many rows of a prompt are still to be sampled: ``pending`` ones are not scheduled, ``scheduled`` ones are not
+    read back.
 
-    The row at position p gives the log-probability of the token at p + 1, so these rows are the last ones before the row that samples
-    the first token of the answer. They are never taken from a cache, which holds keys and values but no logits.
+    The row at position p gives the log-probability of the token at p + 1, so these rows are the last ones before the
+    row that samples the first token of the answer. They are never taken from a cache, which holds keys and values but
+    no logits.
     """
 
     __slots__ = ("pending", "scheduled")
@@ -39,7 +43,8 @@ class PromptLogprobRows:
 def prompt_logprob(output: Output, sample: int, token_id: int, vocab_size: int) -> float:
     """The log-probability of ``token_id`` after the sampled row ``sample``.
 
-    It is exact for the most likely tokens, which the row lists. Any other token gets an equal share of the probability that they leave.
+    It is exact for the most likely tokens, which the row lists. Any other token gets an equal share of the probability
+    that they leave.
     """
     token_ids, logprobs = output.top_token_ids[sample], output.top_logprobs[sample]
     found = np.flatnonzero(token_ids == token_id)

@@ -32,10 +32,14 @@ class Sampling:
 
 
 class Constraint(Protocol):
-    """Which tokens may come next: a grammar's state over one answer. Used by one request only, from one thread at a time."""
+    """Which tokens may come next: a grammar's state over one answer. Used by one request only, from one thread at a
+    time.
+    """
 
     def mask(self) -> npt.NDArray[np.int32] | None:
-        """One bit for each token id, (ceil(V / 32),), least significant bit first: whether it may come next. None if all may."""
+        """One bit for each token id, (ceil(V / 32),), least significant bit first: whether it may come next. None if
+        all may.
+        """
 
     def accept(self, token_id: int) -> None:
         """Advance by a sampled token. Stop tokens are not passed."""
@@ -53,24 +57,25 @@ class Constraint(Protocol):
 class TokenRequest:
     """Continue ``prompt_ids``.
 
-    ``max_tokens`` None generates until the context is full. ``logprobs``: the number of alternatives, 0 to 20, listed with the
-    log-probability of each chosen token; None for neither. ``priority``: higher goes first. ``adapter`` names a loaded LoRA adapter; None
-    is the model as it is. ``deadline`` is a time of `time.monotonic` at which the answer fails with DeadlineExceeded. ``when_full``:
-    "stop" ends the answer when the context is full; a number drops old tokens instead, and keeps that many at the start.
+    ``max_tokens`` None generates until the context is full. ``logprobs``: the number of alternatives, 0 to 20, listed
+    with the log-probability of each chosen token; None for neither. ``priority``: higher goes first. ``adapter`` names
+    a loaded LoRA adapter; None is the model as it is. ``deadline`` is a time of `time.monotonic` at which the answer
+    fails with DeadlineExceeded. ``when_full``: "stop" ends the answer when the context is full; a number drops old
+    tokens instead, and keeps that many at the start.
 
-    ``stop_token_ids`` end the answer like the model's own end tokens, which are not part of it; ``last_token_ids`` end it and are its last
-    token. With ``ignore_eos`` the model's own end tokens are part of the answer like any other. None of all these comes before the answer
-    has ``min_tokens`` tokens, unless a constraint allows nothing else.
+    ``stop_token_ids`` end the answer like the model's own end tokens, which are not part of it; ``last_token_ids`` end
+    it and are its last token. With ``ignore_eos`` the model's own end tokens are part of the answer like any other.
+    None of all these comes before the answer has ``min_tokens`` tokens, unless a constraint allows nothing else.
 
-    ``drafts`` are the caller's guesses at the next tokens. All of them are checked in one step; the answer consists of the accepted ones
-    and one token more, and then ends ("length", unless a stop token came). None guesses nothing. ``answered``: how many of the prompt's
-    last tokens belong to the answer already, so that its random numbers continue after them. ``arrival``, from `TokenEngine.arrive`, is
-    shared by several requests that together make one answer: all have the same rank in the queue, and each starts from the last, partly
-    filled page of the one before.
+    ``drafts`` are the caller's guesses at the next tokens. All of them are checked in one step; the answer consists of
+    the accepted ones and one token more, and then ends ("length", unless a stop token came). None guesses nothing.
+    ``answered``: how many of the prompt's last tokens belong to the answer already, so that its random numbers continue
+    after them. ``arrival``, from `TokenEngine.arrive`, is shared by several requests that together make one answer: all
+    have the same rank in the queue, and each starts from the last, partly filled page of the one before.
 
-    ``prompt_logprobs``: how many of the prompt's last tokens, 0 to 32, get a log-probability before the answer; the prompt's first token
-    never does. The rows for them are always computed, even if a cache holds their keys and values, so the values do not depend on earlier
-    requests. Not together with drafts or with a number for ``when_full``.
+    ``prompt_logprobs``: how many of the prompt's last tokens, 0 to 32, get a log-probability before the answer; the
+    prompt's first token never does. The rows for them are always computed, even if a cache holds their keys and values,
+    so the values do not depend on earlier requests. Not together with drafts or with a number for ``when_full``.
 
     ``client`` identifies the sender: requests of equal priority are admitted fairly between clients.
     """
@@ -113,14 +118,15 @@ class GeneratedToken(NamedTuple):
 class PromptLogprobs:
     """The log-probability of each of the prompt's last tokens, given all tokens before it, in the order of the prompt.
 
-    It is exact for the 20 most likely tokens of a position. Any other token gets an equal share of what they leave, and at least -30.
+    It is exact for the 20 most likely tokens of a position. Any other token gets an equal share of what they leave, and
+    at least -30.
     """
 
     values: tuple[float, ...]
 
 
-# "stop": the model ended its answer, or the answer is whole under its constraint. "length": max_tokens are reached, the context is full, or
-# the drafts are checked.
+# "stop": the model ended its answer, or the answer is whole under its constraint. "length": max_tokens are reached, the
+# context is full, or the drafts are checked.
 FinishReason = Literal["stop", "length"]
 
 
@@ -144,7 +150,8 @@ class TokenSource(Protocol):
     """Something that generates tokens: the engine, or a replacement in tests."""
 
     def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
-        """Yield each new token, without a stop token, and last the Completion; first PromptLogprobs if they are requested.
+        """Yield each new token, without a stop token, and last the Completion; first PromptLogprobs if they are
+        requested.
 
         Closing the generator early ends the answer and frees its pages at the next step.
 

@@ -1,4 +1,6 @@
-"""A request's sampling as the device takes it: which states of its slot apply, their values, and the settings of each token."""
+"""A request's sampling as the device takes it: which states of its slot apply, their values, and the settings of each
+token.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,18 @@ def seed_after(seed: int, count: int) -> int:
 
 
 def dense_bias(vocab_size: int, logit_bias: Mapping[int, float]) -> FloatArray:
-    """(V,): what is added to the logit of each token. Made when a slot needs it, because it takes 600 kB for 152,000 tokens."""
+    """(V,): what is added to the logit of each token. Made when a slot needs it, because it takes 600 kB for 152,000
+    tokens.
+    """
     bias = np.zeros(vocab_size, np.float32)
     bias[list(logit_bias)] = list(logit_bias.values())
     return bias
 
 
 def token_counts(vocab_size: int, prompt: Sequence[int], answer: Sequence[int]) -> IntArray:
-    """(V,): the counts from which a slot starts, see `compiler/ir/sampling.py`. They include tokens dropped by a context shift."""
+    """(V,): the counts from which a slot starts, see `compiler/ir/sampling.py`. They include tokens dropped by a
+    context shift.
+    """
     counts = np.zeros(vocab_size, np.int32)
     counts[np.asarray(prompt, np.int64)] = IN_PROMPT
     np.add.at(counts, np.asarray(answer, np.int64), 1)

@@ -1,11 +1,12 @@
 """The scheduler: decides which positions of which sequences each step computes, and in which pages.
 
-It knows neither the device nor text, and decides the same in every runtime: tests/conformance/scheduler.json holds it to its decisions.
+It knows neither the device nor text, and decides the same in every runtime: tests/conformance/scheduler.json holds it
+to its decisions.
 
-Every decoding sequence gets a row in each step; the rest of the step's budget goes to prompts, in chunks and in turn. Steps are built
-before the tokens of earlier ones are known: a row may continue from "the token sampled last". When pages run out, cached ones are
-evicted first; then the running sequence of the lowest rank is preempted, and computed again later (Kwon et al. 2023). No request fails
-for lack of pages.
+Every decoding sequence gets a row in each step; the rest of the step's budget goes to prompts, in chunks and in turn.
+Steps are built before the tokens of earlier ones are known: a row may continue from "the token sampled last". When
+pages run out, cached ones are evicted first; then the running sequence of the lowest rank is preempted, and computed
+again later (Kwon et al. 2023). No request fails for lack of pages.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ class Scheduler:
         sequence.state, sequence.finish_reason = FINISHED, reason
 
     def hold(self, sequence: Sequence) -> None:
-        """Give a sequence no rows until it is released, because the mask of its next token is not ready. The browser's masks always are."""
+        """Give a sequence no rows until it is released, because the mask of its next token is not ready. The browser's
+        masks always are.
+        """
         sequence.is_held = True
 
     def release(self, sequence: Sequence) -> None:
@@ -115,7 +118,9 @@ class Scheduler:
         sequence.arrival_step = self._step_number
 
     def reset(self) -> None:
-        """The contents of all pages are lost: every sequence starts again from its known tokens. Open steps must not be committed."""
+        """The contents of all pages are lost: every sequence starts again from its known tokens. Open steps must not be
+        committed.
+        """
         for sequence in list(self.running):
             self._suspend(sequence)
         self.kv.prefixes.clear()
@@ -123,7 +128,7 @@ class Scheduler:
         self._open_steps = 0
         self._draining = False
 
-    # --- building a step -------------------------------------------------------------------------------------------------------
+    # --- building a step ----------------------------------------------------------------------------------------------
 
     def _schedule(self, step: OpenStep, sequence: Sequence) -> None:
         """Give a sequence a row, with as many of its missing positions as fit."""
@@ -155,7 +160,9 @@ class Scheduler:
         return self._max_rows - step.num_sampled - (len(self.running) - len(step.rows))
 
     def _take_drafts(self, step: OpenStep, sequence: Sequence, count: int) -> tuple[int, ...]:
-        """The drafts that the step checks after ``count`` positions of a sequence. They may evict cached pages at most."""
+        """The drafts that the step checks after ``count`` positions of a sequence. They may evict cached pages at
+        most.
+        """
         end = sequence.computed + count
         room = min(self.config.context, self.kv.capacity(sequence, evict=sequence.params.verifies)) - end
         drafts = sequence.take_drafts(min(step.draft_budget, step.budget - count, room))
@@ -182,7 +189,9 @@ class Scheduler:
                 return False
 
     def _reserve(self, step: OpenStep, sequence: Sequence, length: int) -> bool:
-        """Find pages for the first ``length`` positions, preempting other sequences if necessary. False if this one has to wait."""
+        """Find pages for the first ``length`` positions, preempting other sequences if necessary. False if this one has
+        to wait.
+        """
         while not self.kv.reserve(sequence, length):
             victim = self._lowest_rank(step)
             if victim is None or not self._preempt(victim) or victim is sequence:
@@ -210,7 +219,7 @@ class Scheduler:
             shift.apply(sequence.tokens, self.config.context)
             self.kv.restart(sequence)
 
-    # --- starting and stopping -------------------------------------------------------------------------------------------------
+    # --- starting and stopping ----------------------------------------------------------------------------------------
 
     def _run(self, sequence: Sequence) -> None:
         sequence.state, sequence.leader, sequence.slot = RUNNING, None, self._slots.pop()
@@ -231,7 +240,7 @@ class Scheduler:
         sequence.prompt_logprobs.restart()
         self.waiting.add(sequence)
 
-    # --- reading a step --------------------------------------------------------------------------------------------------------
+    # --- reading a step -----------------------------------------------------------------------------------------------
 
     def _commit_row(self, row: Row, token_ids: Items[int], first: int, events: list[Event]) -> None:
         """Read the sampled tokens of a row. ``first`` is the index of the first of them among the step's."""

@@ -1,4 +1,6 @@
-"""A sequence: the tokens of one request, the pages that hold their keys and values, and how far it has been computed."""
+"""A sequence: the tokens of one request, the pages that hold their keys and values, and how far it has been
+computed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ FINISHED: Final = "finished"
 
 @dataclass(frozen=True, slots=True)
 class ContextShift:
-    """Makes room in a full context: the older half of the tokens after the first ``keep`` is dropped, and the rest is computed again."""
+    """Makes room in a full context: the older half of the tokens after the first ``keep`` is dropped, and the rest is
+    computed again.
+    """
 
     keep: int
 
@@ -32,13 +36,13 @@ class ContextShift:
 class SequenceParams:
     """What a request wants from the scheduler. The defaults are those of a plain request.
 
-    ``max_tokens`` None generates until the context is full. ``context_shift`` None ends the answer when the context is full.
-    ``last_token_ids`` end the answer as its last token.
-    ``lockstep``: the next token cannot be scheduled before the last one is read, because a constraint's mask or the drafts depend on it.
-    ``verifies``: a round of verification; it ends with its first sampled row, and its drafts may evict cached pages.
-    ``partial_page``: one of several requests for one answer; each starts from the last, partly filled page of the one before.
-    ``prompt_logprobs`` is the number of tokens at the end of the prompt that get a log-probability; it excludes ``context_shift``.
-    ``adapter`` is the key of a LoRA adapter, ``adapter_slot`` its slot on the device.
+    ``max_tokens`` None generates until the context is full. ``context_shift`` None ends the answer when the context is
+    full. ``last_token_ids`` end the answer as its last token. ``lockstep``: the next token cannot be scheduled before
+    the last one is read, because a constraint's mask or the drafts depend on it. ``verifies``: a round of verification;
+    it ends with its first sampled row, and its drafts may evict cached pages. ``partial_page``: one of several requests
+    for one answer; each starts from the last, partly filled page of the one before. ``prompt_logprobs`` is the number
+    of tokens at the end of the prompt that get a log-probability; it excludes ``context_shift``. ``adapter`` is the key
+    of a LoRA adapter, ``adapter_slot`` its slot on the device.
     """
 
     max_tokens: int | None = None
@@ -58,10 +62,10 @@ PLAIN = SequenceParams()
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """``id`` rises in the order of arrival; all requests for one answer have the same. ``priority`` only rises, to infinity once the
-    sequence has waited too long. ``leader`` is an earlier sequence with the same prompt: this one starts from the leader's pages once
-    the prompt is computed. ``client`` identifies the sender. ``resumes``: its answer has begun already, in an earlier round or before it
-    was preempted.
+    """``id`` rises in the order of arrival; all requests for one answer have the same. ``priority`` only rises, to
+    infinity once the sequence has waited too long. ``leader`` is an earlier sequence with the same prompt: this one
+    starts from the leader's pages once the prompt is computed. ``client`` identifies the sender. ``resumes``: its
+    answer has begun already, in an earlier round or before it was preempted.
     """
 
     id: int

@@ -1,4 +1,6 @@
-"""How the sequence in each slot samples: settings in arrays, gathered once a step, and what the device keeps by slot."""
+"""How the sequence in each slot samples: settings in arrays, gathered once a step, and what the device keeps by
+slot.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class SlotSampling:
             self._write_state("logit_bias", slot, dense_bias(self._vocab_size, sampling.sampling.logit_bias))
 
     def set_mask(self, slot: int, mask: IntArray | None) -> None:
-        """Allow only the tokens of ``mask`` (ceil(V / 32),) from the next step on; None allows all. The array must not change."""
+        """Allow only the tokens of ``mask`` (ceil(V / 32),) from the next step on; None allows all. The array must not
+        change.
+        """
         if mask is None:
             self._slots[slot, 1] &= ~MASK
         else:
@@ -52,7 +56,8 @@ class SlotSampling:
     def rows(self, slots: IntArray, indices: IntArray) -> tuple[IntArray, FloatArray]:
         """`sample_slots` (R, 2) and `sample_settings` (R, 8) of sampled rows.
 
-        ``slots`` (R,); ``indices`` (R,) number the new tokens of each row's answer from 0 on. Greedy rows ignore what is drawn for them.
+        ``slots`` (R,); ``indices`` (R,) number the new tokens of each row's answer from 0 on. Greedy rows ignore what
+        is drawn for them.
         """
         settings = self._settings[slots]
         if settings[:, TEMPERATURE].any():

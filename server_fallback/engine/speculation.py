@@ -1,11 +1,11 @@
 """Speculative decoding: tokens are guessed cheaply, and several of them are checked in one step. Leviathan et al. 2023.
 
-The step samples a token after each draft, with the random number that this token would have been drawn with anyway. A draft is accepted
-if it is the token that was sampled in its place. So the answer is, token for token, the one without speculation, greedy or sampled; only
-the number of tokens in a step depends on the guesses.
+The step samples a token after each draft, with the random number that this token would have been drawn with anyway. A
+draft is accepted if it is the token that was sampled in its place. So the answer is, token for token, the one without
+speculation, greedy or sampled; only the number of tokens in a step depends on the guesses.
 
-Requests with penalties, a logit bias or a constraint do not speculate, because the device updates their slot once a step; nor do requests
-with a context shift.
+Requests with penalties, a logit bias or a constraint do not speculate, because the device updates their slot once a
+step; nor do requests with a context shift.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from .sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """``tokens`` are guessed at once. "ngram": those that followed the last tokens before; "draft": those of a smaller model.
+    """``tokens`` are guessed at once. "ngram": those that followed the last tokens before; "draft": those of a smaller
+    model.
 
     The runner must allow more sampled rows than sequences, ideally ``sequences * (tokens + 1)``.
     """

@@ -22,17 +22,18 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot. ``running`` and ``waiting`` are requests; ``kv_usage`` is the share of pages that running ones use, 0 to 1, and
-    ``kv_waste`` the share of the positions in these pages that hold no token.
+    """A snapshot. ``running`` and ``waiting`` are requests; ``kv_usage`` is the share of pages that running ones use, 0
+    to 1, and ``kv_waste`` the share of the positions in these pages that hold no token.
 
-    All others count from the start. ``prefix_queries`` are the prompts' tokens, ``prefix_hits`` those that were in a cache.
-    ``computed_tokens`` are positions that the device computed, ``generated_tokens`` those of answers. ``drafted_tokens`` are guesses that
-    were checked, ``accepted_tokens`` those that were right. ``recoveries``: device failures that the engine survived; ``failure``: the one
-    that ended it, after which every request fails.
+    All others count from the start. ``prefix_queries`` are the prompts' tokens, ``prefix_hits`` those that were in a
+    cache. ``computed_tokens`` are positions that the device computed, ``generated_tokens`` those of answers.
+    ``drafted_tokens`` are guesses that were checked, ``accepted_tokens`` those that were right. ``recoveries``: device
+    failures that the engine survived; ``failure``: the one that ended it, after which every request fails.
 
-    ``overhead_seconds`` is the time of the engine's own code in all steps: wall time of its thread, including waits for the masks of
-    constrained answers, without drafting, the runner's calls and waits for the device; and for delivery, on that thread and on the event
-    loops, processor time, because it runs while the device works. What the callers do with their tokens is not included.
+    ``overhead_seconds`` is the time of the engine's own code in all steps: wall time of its thread, including waits for
+    the masks of constrained answers, without drafting, the runner's calls and waits for the device; and for delivery,
+    on that thread and on the event loops, processor time, because it runs while the device works. What the callers do
+    with their tokens is not included.
     """
 
     running: int

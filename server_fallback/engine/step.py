@@ -1,4 +1,6 @@
-"""A step: what the device computes at once. The scheduler builds steps, and commits them when their tokens are read back."""
+"""A step: what the device computes at once. The scheduler builds steps, and commits them when their tokens are read
+back.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from .sequence import Sequence
 class Row(NamedTuple):
     """``length`` positions of a sequence, from ``start`` on; the last ``num_sampled`` of them are sampled.
 
-    Of the sampled positions, the first ``prompt_logprobs`` give log-probabilities of the prompt's own tokens. The others sample the
-    answer: one token after the last known one, and one after each of the ``drafts``, which are the last positions then.
+    Of the sampled positions, the first ``prompt_logprobs`` give log-probabilities of the prompt's own tokens. The
+    others sample the answer: one token after the last known one, and one after each of the ``drafts``, which are the
+    last positions then.
     """
 
     sequence: Sequence
@@ -41,7 +44,9 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``copies`` are (source, destination) pairs of pages to copy first. ``admitted`` and ``preempted``: since the step before."""
+    """``copies`` are (source, destination) pairs of pages to copy first. ``admitted`` and ``preempted``: since the step
+    before.
+    """
 
     number: int
     rows: list[Row]
@@ -52,7 +57,9 @@ class Step:
 
 @dataclass(slots=True)
 class OpenStep:
-    """A step being built. ``budget`` positions and ``draft_budget`` drafts still fit; ``num_sampled`` rows are sampled so far."""
+    """A step being built. ``budget`` positions and ``draft_budget`` drafts still fit; ``num_sampled`` rows are sampled
+    so far.
+    """
 
     number: int
     budget: int
@@ -73,8 +80,9 @@ class OpenStep:
 class Event(NamedTuple):
     """What a step did to a sequence. ``sample`` is the index among the step's sampled rows.
 
-    "prompt_logprob": the log-probability of the prompt's ``token_id`` can be read at ``sample``. "token": ``token_id`` was sampled.
-    "finished": the answer is complete. "failed": the device could not compute a row of the sequence, which has ended.
+    "prompt_logprob": the log-probability of the prompt's ``token_id`` can be read at ``sample``. "token": ``token_id``
+    was sampled. "finished": the answer is complete. "failed": the device could not compute a row of the sequence, which
+    has ended.
     """
 
     kind: Literal["prompt_logprob", "token", "finished", "failed"]

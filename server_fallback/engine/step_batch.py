@@ -18,8 +18,8 @@ from .step import Step
 def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternatives: bool, logprobs: bool) -> Batch:
     """To be called before any later commit: a token that has not been read back is named by its slot.
 
-    Rows that check drafts leave no token in their slot, because only the host knows how many drafts are right; nor do rows for prompt
-    log-probabilities, which are greedy.
+    Rows that check drafts leave no token in their slot, because only the host knows how many drafts are right; nor do
+    rows for prompt log-probabilities, which are greedy.
     """
     sequences, starts, lengths, num_sampled, num_prompt_logprobs, drafts = zip(*step.rows, strict=True)
     seq_starts = np.array([0, *accumulate(lengths)], np.int32)
@@ -28,7 +28,8 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
     positions = ranges(starts, lengths)
     pages = page_ids[spread(page_indptr[:-1], lengths) + positions // page_size]
 
-    # The last rows of a sequence are sampled; those for its prompt come first. This step's token already counts as in flight.
+    # The last rows of a sequence are sampled; those for its prompt come first. This step's token already counts as in
+    # flight.
     first_rows = seq_starts[1:] - np.array(num_sampled, np.int32)
     first_tokens = [sequence.generated + sequence.in_flight - 1 for sequence in sequences]
     if any(num_prompt_logprobs):

@@ -34,9 +34,9 @@ from .step_runner import StepRunner
 class TokenEngine:
     """A `TokenSource` that owns its runner: it alone calls the runner, and closes it in the end.
 
-    If the runner's pages do not hold the model's whole context, ``context`` is what they hold. ``draft`` is the draft model, for a config
-    with one. ``max_drafts``: how many drafts a step checks, of all callers together. Raises RequestError if the config's speculation
-    cannot work.
+    If the runner's pages do not hold the model's whole context, ``context`` is what they hold. ``draft`` is the draft
+    model, for a config with one. ``max_drafts``: how many drafts a step checks, of all callers together. Raises
+    RequestError if the config's speculation cannot work.
     """
 
     def __init__(
@@ -68,13 +68,14 @@ class TokenEngine:
     async def generate(
         self, request: TokenRequest
     ) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
-        """Yield each new token, without a stop token, and last the Completion. Any number of requests share the steps of the device.
-        If ``prompt_logprobs`` are requested, PromptLogprobs comes first.
+        """Yield each new token, without a stop token, and last the Completion. Any number of requests share the steps
+        of the device. If ``prompt_logprobs`` are requested, PromptLogprobs comes first.
 
-        Requests with the same prompt compute it once. Closing the generator early ends the answer and frees its pages at the next step.
+        Requests with the same prompt compute it once. Closing the generator early ends the answer and frees its pages
+        at the next step.
 
-        Raises RequestError for a request that cannot be answered, QueueFull, DeadlineExceeded, Unavailable once the engine is closed, or
-        DeviceError.
+        Raises RequestError for a request that cannot be answered, QueueFull, DeadlineExceeded, Unavailable once the
+        engine is closed, or DeviceError.
         """
         check_request(request, self.model, self._loop.adapters.names)
         sampling = resolve_sampling(request.sampling, request.answered)
@@ -99,8 +100,8 @@ class TokenEngine:
     async def embed(self, texts: Sequence[Sequence[int]]) -> FloatArray:
         """The vector of each text's last token, (n, E), after the model's last norm: not scaled to length 1.
 
-        Texts of all callers share batches. Raises RequestError for a model that generates text, for no text, an empty or too long one, or
-        ids outside the vocabulary; QueueFull; Unavailable; DeviceError.
+        Texts of all callers share batches. Raises RequestError for a model that generates text, for no text, an empty
+        or too long one, or ids outside the vocabulary; QueueFull; Unavailable; DeviceError.
         """
         if not self.model.embeds:
             raise RequestError("this model generates text and makes no embeddings; ask an embedding model")
@@ -110,7 +111,8 @@ class TokenEngine:
             check_ids(f"input {index}", ids, self.model.vocab_size, param="input")
             if len(ids) > self.context:
                 raise RequestError(
-                    f"This model's maximum context length is {self.context} tokens. However, input {index} has {len(ids)} tokens; "
+                    f"This model's maximum context length is {self.context} tokens. However, input {index} has "
+                    f"{len(ids)} tokens; "
                     "shorten it",
                     param="input",
                     code="context_length_exceeded",
@@ -126,7 +128,8 @@ class TokenEngine:
             raise
 
     async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None:
-        """Load a LoRA adapter under a name that requests can use. ``states`` are what `nearfar.compiler.formats.peft` reads.
+        """Load a LoRA adapter under a name that requests can use. ``states`` are what `nearfar.compiler.formats.peft`
+        reads.
 
         Raises RequestError if the name is taken or no slot is free.
         """
@@ -135,7 +138,9 @@ class TokenEngine:
         await asyncio.wrap_future(loaded)
 
     async def unload_adapter(self, name: str) -> None:
-        """Accept no new requests for an adapter, and free its slot when those that use it have ended. Raises RequestError."""
+        """Accept no new requests for an adapter, and free its slot when those that use it have ended. Raises
+        RequestError.
+        """
         unloaded: Future[None] = Future()
         self._inbox.call(lambda: self._loop.adapters.unload(name, unloaded))
         await asyncio.wrap_future(unloaded)
@@ -169,12 +174,14 @@ def make_drafter(
     if limits.rows <= limits.sequences:
         rows = limits.sequences * (speculation.tokens + 1)
         raise RequestError(
-            f"the runner takes {limits.rows} sampled rows, none beyond a sequence's own; open it with {rows} to speculate"
+            f"the runner takes {limits.rows} sampled rows, none beyond a sequence's own; open it with {rows} to "
+            "speculate"
         )
     if draft is None:
         return NgramDrafter()
     if draft.model.vocab_size != model.vocab_size:
         raise RequestError(
-            f"the draft model has {draft.model.vocab_size} tokens, the model {model.vocab_size}; take one with the same tokenizer"
+            f"the draft model has {draft.model.vocab_size} tokens, the model {model.vocab_size}; take one with the "
+            "same tokenizer"
         )
     return draft

@@ -1,9 +1,10 @@
-"""Verification: an answer whose tokens a client guesses. Each round checks the client's drafts and returns the accepted ones.
+"""Verification: an answer whose tokens a client guesses. Each round checks the client's drafts and returns the accepted
+ones.
 
-A round is a request of its own: its drafts are checked in one step, which gives one token more. Between rounds the engine holds nothing
-of the answer but pages in the prefix cache, including the last, partly filled one. So a client that is slow or gone holds nothing that
-others wait for; a round that comes late may find less in the cache, and is answered anyway. The tokens are those of the same request
-without drafts, greedy or sampled. Leviathan et al. 2023.
+A round is a request of its own: its drafts are checked in one step, which gives one token more. Between rounds the
+engine holds nothing of the answer but pages in the prefix cache, including the last, partly filled one. So a client
+that is slow or gone holds nothing that others wait for; a round that comes late may find less in the cache, and is
+answered anyway. The tokens are those of the same request without drafts, greedy or sampled. Leviathan et al. 2023.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from .request import Completion, FinishReason, GeneratedToken, TokenRequest, Tok
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """``token_ids`` are new: the accepted drafts, and one token more unless the answer ends. ``finish_reason`` None: it continues.
+    """``token_ids`` are new: the accepted drafts, and one token more unless the answer ends. ``finish_reason`` None: it
+    continues.
 
     ``cached_tokens``: how many tokens of the prompt and of the answer so far were in a cache.
     """

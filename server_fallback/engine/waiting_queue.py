@@ -11,14 +11,14 @@ from .sequence import FINISHED, WAITING, Sequence, by_rank
 
 
 class WaitingQueue:
-    """Each client has a queue in order of rank. Among equal priorities, the next sequence belongs to the client with the fewest admissions,
-    counted from when it began to wait (start-time fair queueing, Goyal, Vin and Cheng 1996). A client's first request waits for at most one
-    admission of each other client with the same priority, however long their queues are. Sequences that resume an answer come first and
-    are not counted.
+    """Each client has a queue in order of rank. Among equal priorities, the next sequence belongs to the client with
+    the fewest admissions, counted from when it began to wait (start-time fair queueing, Goyal, Vin and Cheng 1996). A
+    client's first request waits for at most one admission of each other client with the same priority, however long
+    their queues are. Sequences that resume an answer come first and are not counted.
 
-    An admission needs a free slot and pages, and nobody is preempted for fairness. So the wait in seconds is bounded by how soon a running
-    answer ends: by ``max_tokens``, the context, or a deadline. Overdue sequences (`promote_overdue`) have the highest priority: behind
-    those of another client, a first request waits until it is overdue too.
+    An admission needs a free slot and pages, and nobody is preempted for fairness. So the wait in seconds is bounded by
+    how soon a running answer ends: by ``max_tokens``, the context, or a deadline. Overdue sequences (`promote_overdue`)
+    have the highest priority: behind those of another client, a first request waits until it is overdue too.
 
     A follower, whose prompt an earlier sequence is computing, is held back until that is done.
     """
@@ -26,7 +26,8 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._queues: dict[str, list[Sequence]] = {}
         self._followers: list[Sequence] = []
-        # Virtual time, in admissions: of the last admission, of each waiting client's next one, and of the end of each client's last one.
+        # Virtual time, in admissions: of the last admission, of each waiting client's next one, and of the end of each
+        # client's last one.
         self._now = 0
         self._starts: dict[str, int] = {}
         self._ends: dict[str, int] = {}

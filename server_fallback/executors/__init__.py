@@ -1,1 +1,1 @@
-"""What answers a request: our own engine, or another server."""
+"""The executors that answer requests: our own engine, or another server."""

@@ -1,4 +1,4 @@
-"""The executor over our own engine for a bundle that takes LoRA adapters."""
+"""The executor over our own engine for a bundle that supports LoRA adapters."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from nearfar.compiler.formats.peft import read_adapter
 from ..engine.token_engine import TokenEngine
 from ..text.text_workers import TextWorkers
 from .executor import Executor
-from .local import LocalExecutor, TextModel
+from .local import LocalExecutor
+from .text_model import TextModel
 
 
 class AdaptableExecutor(LocalExecutor):
-    """A `LocalExecutor` that `TakesAdapters`: folders as PEFT writes them."""
+    """A `LocalExecutor` that `TakesAdapters`, from folders in the format of PEFT."""
 
     def __init__(
         self,
@@ -49,7 +50,9 @@ class AdaptableExecutor(LocalExecutor):
 
 
 class AdaptedExecutor(LocalExecutor):
-    """One adapter of a model. The engine and the text's processes are the model's and stay when the adapter goes."""
+    """One adapter of a model. The engine and the text processes belong to the model and remain when the adapter is
+    unloaded.
+    """
 
     async def close(self) -> None:
         pass

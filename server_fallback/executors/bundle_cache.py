@@ -1,8 +1,8 @@
-"""The cache of compiled models: a checkpoint's folder and how to compile it -> the place of its bundle.
+"""The cache of compiled models: finds the folder of a bundle from the checkpoint's folder and the compile options.
 
-It lies in the platform's folder for caches, or in NEARFAR_CACHE. A bundle is found again as long as nothing that it was made from changed:
-the contents of the checkpoint's small files; the names, sizes, times and headers of its weight files (reading gigabytes to be sure would
-take longer than compiling); the options; and the compiler's own files.
+The cache is in the platform's cache folder, or in NEARFAR_CACHE. A bundle is found again as long as nothing that it was
+made from has changed: the contents of the checkpoint's small files; the names, sizes, times and headers of its weight
+files (reading gigabytes to be sure would take longer than compiling); the options; and the compiler's own files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEY_DIGITS = 16
 
 
 def cache_folder() -> Path:
-    """Where bundles are kept; it need not exist."""
+    """The folder of the cached bundles; it need not exist."""
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE]).expanduser()
     home = Path.home()
@@ -35,7 +35,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "nearfar"
 
 
-def bundle_place(checkpoint: Path, options: CompileOptions) -> Path:
+def bundle_path(checkpoint: Path, options: CompileOptions) -> Path:
     """The folder that the bundle of a checkpoint's folder has in the cache, compiled or not."""
     digest = sha256(json.dumps([version("nearfar"), asdict(options)], default=str, sort_keys=True).encode())
     for part in (*checkpoint_parts(checkpoint), *compiler_parts(options.target)):
@@ -47,7 +47,9 @@ def bundle_place(checkpoint: Path, options: CompileOptions) -> Path:
 
 
 def checkpoint_parts(folder: Path) -> Iterator[bytes]:
-    """What tells one checkpoint from another. Folders in it are those of sentence-transformers, which are small."""
+    """The bytes that distinguish one checkpoint from another. Its subfolders are those of sentence-transformers, which
+    are small.
+    """
     for path in sorted([*folder.glob("*"), *folder.glob("*/*.json")]):
         name = path.relative_to(folder).as_posix().encode()
         if path.suffix == ".safetensors":
@@ -58,10 +60,12 @@ def checkpoint_parts(folder: Path) -> Iterator[bytes]:
 
 
 def safetensors_header(path: Path) -> bytes:
-    """Its hash. The format: eight bytes of the header's length, the lowest first, then the header."""
+    """The hash of a safetensors header. The format: eight bytes with the header's length, little-endian, then the
+    header.
+    """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        # A length that is none is found wrong when the file is opened.
+        # An invalid length is reported when the file is opened.
         return sha256(file.read(min(length, 100 << 20))).digest()
 
 

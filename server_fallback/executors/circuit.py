@@ -1,8 +1,9 @@
-"""Circuit: whether a server is asked. One that fails is left alone for a while, then tried with a single request before it gets more.
+"""Circuit: decides whether a server gets requests. A server that fails gets none for a while, then a single trial
+request before it gets more.
 
 closed  --failures-->  open  --after a while-->  half-open  --one request succeeds-->  closed
                         ^                            |
-                        +------ it fails, and the while doubles
+                        +------ it fails, and the wait doubles
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Literal
 
-# So many failures one after the other open the circuit; a single one may be a kept connection that went stale.
+# The number of consecutive failures that open the circuit. A single failure may only be a pooled connection that went
+# stale.
 FAILURES_TO_OPEN = 3
 FIRST_WAIT_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 30.0
@@ -20,7 +22,8 @@ State = Literal["closed", "open", "half-open"]
 
 
 class Circuit:
-    """Times are those of ``clock``, in seconds. So many ``failures`` in a row open it; the wait doubles up to the longest one.
+    """Times are those of ``clock``, in seconds. ``failures`` in a row open the circuit; the wait doubles up to the
+    longest one.
 
     ``first_wait_seconds`` None: FIRST_WAIT_SECONDS.
     """
@@ -50,7 +53,7 @@ class Circuit:
 
     @property
     def admits(self) -> bool:
-        """Whether a request may go there now."""
+        """Whether a request may be sent to the server now."""
         return self.state == "closed" or (self.state == "half-open" and not self._trying)
 
     @property
@@ -58,7 +61,7 @@ class Circuit:
         return 0.0 if self._open_until is None else max(0.0, self._open_until - self._clock())
 
     def begin(self) -> None:
-        """A request goes there. While the circuit is half-open it is the trial, until `ended`."""
+        """A request is sent to the server. While the circuit is half-open, this is the trial, until `ended`."""
         self._trying = self._trying or self.state == "half-open"
 
     def succeeded(self) -> None:
@@ -66,18 +69,18 @@ class Circuit:
         self._open_until, self._trying = None, False
 
     def failed(self, *, certain: bool = False) -> None:
-        """``certain``: nobody listens there, so one failure is enough."""
+        """``certain``: nothing listens at the address, so one failure is enough."""
         self._failures += 1
         was_closed = self._open_until is None
         if was_closed and not certain and self._failures < self._failures_to_open:
             return
         if not was_closed and self.state == "open":
-            # Requests that were under way when it opened fail late; they say nothing new.
+            # Requests that were running when the circuit opened fail late; they carry no new information.
             return
         if not was_closed:
             self._wait = min(2 * self._wait, self._longest_wait)
         self._open_until, self._trying = self._clock() + self._wait, False
 
     def ended(self) -> None:
-        """The request is over, however it went: the next may be the trial, if one is still needed."""
+        """The request has ended, with any outcome: the next one may be the trial, if one is still needed."""
         self._trying = False

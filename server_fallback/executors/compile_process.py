@@ -1,6 +1,8 @@
-"""Compiling into the cache, in a process of its own: the compiler's libraries stay out of the server, and its work off the event loop.
+"""Compiling into the cache, in a process of its own: the compiler's libraries stay out of the server, and its work off
+the event loop.
 
-The child prints one JSON object a line: {"progress": [phase, done, total]}, and at the end {"bundle": path} or {"error": ...}.
+The child prints one JSON object a line: {"progress": [phase, done, total]}, and at the end {"bundle": path} or
+{"error": ...}.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from nearfar.compiler.errors import NearfarError, OutputError, ToolError, reason
 from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 
-from .bundle_cache import VARIABLE, bundle_place
+from .bundle_cache import VARIABLE, bundle_path
 
 Progress = Callable[[str, int, int], None]
 
@@ -31,34 +33,36 @@ Progress = Callable[[str, int, int], None]
 async def compiled(model: str, options: CompileOptions, progress: Progress = lambda *_: None) -> Path:
     """The bundle of a checkpoint's folder or a hub's model, from the cache or compiled into it now.
 
-    Several processes that want the same one wait for the first. Cancelled, it leaves nothing. Raises as `compile_any`.
+    Several processes that need the same bundle wait for the first one. A cancelled compile leaves nothing behind.
+    Raises what `compile_any` raises.
     """
     folder = Path(os.path.expanduser(model))
     if folder.is_dir():
-        place = await asyncio.to_thread(bundle_place, folder, options)
-        if is_there(place):
-            return place
+        path = await asyncio.to_thread(bundle_path, folder, options)
+        if is_bundle(path):
+            return path
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, model, TypeAdapter(CompileOptions).dump_json(options).decode(),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        # Ctrl-C is for us; the child is ended below.
+        # Ctrl-C must reach this process only; it ends the child below.
         start_new_session=True,
     )  # fmt: skip
     assert child.stdout is not None
     partial: Path | None = None
     try:
         async for line in child.stdout:
-            told = json.loads(line)
-            if "place" in told:
-                partial = Path(told["place"])
-            elif "progress" in told:
-                progress(*told["progress"])
-            elif "error" in told:
-                raise error_of(told["error"])
+            message = json.loads(line)
+            if "path" in message:
+                partial = Path(message["path"])
+            elif "progress" in message:
+                progress(*message["progress"])
+            elif "error" in message:
+                raise error_of(message["error"])
             else:
-                return Path(told["bundle"])
+                return Path(message["bundle"])
         raise ToolError(
-            f"{model}: the compiler ended without a word (status {await child.wait()}); is there enough memory?"
+            f"{model}: the compiler exited without a message (status {await child.wait()}); check that there is "
+            "enough memory"
         )
     finally:
         if child.returncode is None:
@@ -80,40 +84,41 @@ def main(model: str, options_json: str) -> None:
 def compile_once(model: str, options: CompileOptions) -> Path:
     from filelock import FileLock
 
-    place = bundle_place(load(model).path, options)
+    path = bundle_path(load(model).path, options)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        # A lock would wait for ever in a folder that cannot be written.
-        with TemporaryFile(dir=place.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # In a folder that cannot be written, the lock would wait forever.
+        with TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
         raise OutputError(
-            f"{place.parent}: compiled models cannot be stored here: {reason_of(error)}; set {VARIABLE} to a folder that can be written"
+            f"{path.parent}: compiled models cannot be stored here: {reason_of(error)}; set {VARIABLE} to a "
+            "writable folder"
         ) from error
-    say(place=str(place))
-    with FileLock(place.with_name(f"{place.name}.lock")):
-        if not is_there(place):
-            # What is there without a manifest is no bundle of ours.
+    say(path=str(path))
+    with FileLock(path.with_name(f"{path.name}.lock")):
+        if not is_bundle(path):
+            # A folder without a manifest is not a complete bundle.
             compile_any(
                 model,
-                place,
+                path,
                 replace(options, force=True),
                 lambda phase, done, total: say(progress=[phase, done, total]),
             )
-    return place
+    return path
 
 
-def is_there(place: Path) -> bool:
-    return (place / MANIFEST_FILE).is_file()
+def is_bundle(path: Path) -> bool:
+    return (path / MANIFEST_FILE).is_file()
 
 
-def say(**told: Any) -> None:
-    print(json.dumps(told, default=str), flush=True)
+def say(**message: Any) -> None:
+    print(json.dumps(message, default=str), flush=True)
 
 
-def error_of(told: dict[str, Any]) -> NearfarError:
-    kind = next((kind for kind in leaves(NearfarError) if kind.code == told["code"]), NearfarError)
-    return kind(told["message"], **told["details"])
+def error_of(message: dict[str, Any]) -> NearfarError:
+    kind = next((kind for kind in leaves(NearfarError) if kind.code == message["code"]), NearfarError)
+    return kind(message["message"], **message["details"])
 
 
 def leaves(kind: type[NearfarError]) -> Iterator[type[NearfarError]]:

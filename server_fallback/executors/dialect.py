@@ -1,7 +1,8 @@
-"""Dialects: a request of ours as the JSON that another kind of server takes.
+"""Dialects: convert a request to the JSON that another kind of server accepts.
 
-OpenAI's parameters mean the same everywhere. Our extensions go to servers that have them, under their names; to another they are an error,
-for what a client asks for is not dropped in silence. What is for OpenAI's own accounts stays here.
+OpenAI's parameters mean the same everywhere. Our extensions are sent to servers that have them, under their names; for
+any other server they are an error, because no parameter of a client is dropped silently. Parameters for OpenAI's own
+accounts are not sent.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from ..schema.common import GenerationRequest
 from ..schema.completions import CompletionRequest
 from ..text.response_format import asked_grammar, structured_outputs
 
-# "openai": nothing beyond OpenAI's parameters (llama.cpp, Ollama, TGI, SGLang, TensorRT-LLM, LMDeploy, Triton). "vllm": vLLM 0.12 or newer.
+# "openai": nothing beyond OpenAI's parameters (llama.cpp, Ollama, TGI, SGLang, TensorRT-LLM, LMDeploy, Triton). "vllm":
+# vLLM 0.12 or newer.
 Dialect = Literal["openai", "vllm", "nearfar"]
 DIALECTS: tuple[Dialect, ...] = ("openai", "vllm", "nearfar")
 
 OF_ACCOUNTS = {
-    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction", "modalities",
+    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "prediction", "modalities",
 }  # fmt: skip
 REASONING_KEYS = ("reasoning_content", "reasoning")
 SAMPLING_EXTENSIONS = ("top_k", "min_p", "repetition_penalty")
-# Empty or false, they ask for nothing.
+# Empty or false values have no effect.
 VLLM_EXTENSIONS = ("stop_token_ids", "min_tokens", "ignore_eos", "chat_template_kwargs")
 THINKING_EXTENSIONS = ("enable_thinking", "thinking_token_budget")
 
@@ -32,29 +35,30 @@ THINKING_EXTENSIONS = ("enable_thinking", "thinking_token_budget")
 def generation_body(
     request: GenerationRequest, model: str, dialect: Dialect, *, priority: int | None
 ) -> dict[str, Any]:
-    """What to post for a chat or completion: streamed, with usage. ``priority`` None where the server takes none; higher goes first.
+    """The body to post for a chat or completion: streamed, with usage. ``priority`` is None if the server accepts none;
+    a higher one is served first.
 
     Raises RequestError for an extension that the dialect lacks.
     """
     body = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=OF_ACCOUNTS | {"priority"})
     body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     if dialect != "nearfar":
-        # All servers know the older name; some ignore the newer one.
+        # All servers support the older name; some ignore the newer one.
         limit = body.pop("max_completion_tokens", None)
         if limit is not None:
             body["max_tokens"] = limit
-    # Several forms of one answer are an error here, as they are on our own engine.
+    # More than one answer format is an error here, as on our own engine.
     asked_grammar(request)
     if dialect == "openai":
         refuse_extensions(request)
         for message in body.get("messages", ()):
-            # OpenAI's own messages have no reasoning, and DeepSeek refuses what it wrote itself.
+            # OpenAI's messages have no reasoning, and DeepSeek rejects the reasoning that it wrote itself.
             for key in REASONING_KEYS:
                 message.pop(key, None)
     if dialect == "vllm":
         to_vllm(request, body)
     if priority:
-        # vLLM takes the lowest first.
+        # vLLM serves the lowest priority first.
         body["priority"] = -priority if dialect == "vllm" else priority
     return body
 
@@ -73,12 +77,12 @@ def refuse_extensions(request: GenerationRequest) -> None:
         given.append("split_special_tokens")
     if given:
         raise RequestError(
-            f"{given[0]}: the server behind this model takes OpenAI's parameters only; leave it out", param=given[0]
+            f"{given[0]}: the server behind this model accepts only OpenAI's parameters; leave it out", param=given[0]
         )
 
 
 def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
-    # vLLM 0.12 does not know the older names any more.
+    # vLLM 0.12 no longer supports the older names.
     for name, form in structured_outputs(request):
         body.pop(name, None)
         if asked := form.model_dump(mode="json", by_alias=True, exclude_none=True):
@@ -109,5 +113,5 @@ def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
             "enable_thinking": request.enable_thinking,
         }
     if request.continue_final_message:
-        # vLLM starts a new turn unless it is told not to, and the two exclude each other.
+        # vLLM starts a new turn by default, and the two parameters exclude each other.
         body["add_generation_prompt"] = False

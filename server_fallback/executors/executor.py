@@ -1,7 +1,9 @@
-"""The executors' interface: what answers requests for one model, how one is opened, and the executors of a process by name.
+"""The executors' interface: an executor answers requests for one model; further protocols open executors, and list
+those of a process by name.
 
-Our own engine is an executor, and so is another server. Requests and answers are OpenAI's, as the classes of `schema/`; HTTP, keys and
-limits are the API's concern. The protocols after `Executor` describe what only some executors have; test for them with `isinstance`.
+Our own engine is an executor, and so is another server. Requests and answers are OpenAI's, as the classes of `schema/`;
+HTTP, keys and limits are the API's concern. The protocols after `Executor` describe what only some executors have; test
+for them with `isinstance`.
 """
 
 from __future__ import annotations
@@ -24,14 +26,16 @@ from ..schema.verify import VerifyOpen
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The context of a request. ``deadline`` is a time of `time.monotonic`; ``headers`` are passed on to other servers (traceparent).
+    """The context of a request. ``deadline`` is a time of `time.monotonic`; ``headers`` are passed on to other servers
+    (traceparent).
 
-    ``client`` identifies the sender, so that work can be shared fairly: "key NAME", or "address IP" if the server has no keys (the /64
-    network for IPv6); "" for calls of the server itself. ``priority`` is final: the requested one, limited to what the key allows. For each
-    answer, our own executors call ``observe_queue`` with the seconds until the device received its first token, and ``observe_token`` with
-    the id of each of its tokens. Before that, they call ``observe_prompt_logprobs`` with the log-probabilities of the prompt's last tokens,
-    at most 32. Other executors call none of these. ``ignore_param`` is called with the name of a parameter that the model lacks, which is
-    then ignored; None makes it an error.
+    ``client`` identifies the sender, so that work can be shared fairly: "key NAME", or "address IP" if the server has
+    no keys (the /64 network for IPv6); "" for calls of the server itself. ``priority`` is final: the requested one,
+    limited to what the key allows. For each answer, our own executors call ``observe_queue`` with the seconds until the
+    device received its first token, and ``observe_token`` with the id of each of its tokens. Before that, they call
+    ``observe_prompt_logprobs`` with the log-probabilities of the prompt's last tokens, at most 32. Other executors call
+    none of these. ``ignore_param`` is called with the name of a parameter that the model lacks, which is then ignored;
+    None makes it an error.
     """
 
     request_id: str
@@ -49,9 +53,9 @@ class Call:
 class ExecutorState:
     """The current state of an executor. ``memory_bytes`` is the device memory that it uses, None if unknown.
 
-    ``kv_usage`` and ``kv_waste`` are from 0 to 1; ``kv_waste`` is the share of the used slots that hold no token. The rest are counts since
-    the start: tokens looked up in the prefix cache and found there, preempted requests, draft tokens and accepted ones, steps of the
-    device, and the seconds that the engine itself took in them.
+    ``kv_usage`` and ``kv_waste`` are from 0 to 1; ``kv_waste`` is the share of the used slots that hold no token. The
+    rest are counts since the start: tokens looked up in the prefix cache and found there, preempted requests, draft
+    tokens and accepted ones, steps of the device, and the seconds that the engine itself took in them.
     """
 
     ready: bool
@@ -73,8 +77,8 @@ class ExecutorState:
 class Executor(Protocol):
     """Answers requests for one model, always as a stream; `schema/fold.py` folds the chunks into a whole answer.
 
-    Closing a generator ends the answer.
-    All methods raise NearfarError's leaves: RequestError (400), QueueFull (429), DeadlineExceeded and Unavailable (503), DeviceError (500).
+    Closing a generator ends the answer. All methods raise NearfarError's leaves: RequestError (400), QueueFull (429),
+    DeadlineExceeded and Unavailable (503), DeviceError (500).
     """
 
     @property
@@ -98,14 +102,16 @@ class Executor(Protocol):
         """End all running requests and free the memory."""
 
 
-# --- what only some executors have -----------------------------------------------------------------------------------------------------
+# --- interfaces of some executors -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a model can do. ``tokenizer_sha256`` is the hash of tokenizer.json, None if answers may come from different tokenizers.
+    """What a model can do. ``tokenizer_sha256`` is the hash of tokenizer.json, None if answers may come from different
+    tokenizers.
 
-    ``tools``: the model writes tool calls. ``embeds``: it makes embeddings and no text. ``verify``: it checks drafts of clients.
+    ``tools``: the model writes tool calls. ``embeds``: it makes embeddings and no text. ``verify``: it checks drafts of
+    clients.
     """
 
     tokenizer_sha256: str | None
@@ -142,10 +148,12 @@ class Verifies(Executor, Protocol):
 
     @property
     def max_drafts(self) -> int:
-        """The most drafts of one message, 0 if the model takes none."""
+        """The most drafts of one message; 0 if the model does not check drafts."""
 
     def verification(self, request: VerifyOpen, call: Call) -> Verification:
-        """Raises RequestError for another tokenizer ("tokenizer_differs"), a prompt that does not fit, or a model that takes no drafts."""
+        """Raises RequestError for another tokenizer ("tokenizer_differs"), a prompt that does not fit, or a model that
+        does not check drafts.
+        """
 
 
 @runtime_checkable
@@ -159,16 +167,18 @@ class Drafts(Executor, Protocol):
     def chat_from(
         self, source: TokenSource, request: ChatCompletionRequest, call: Call
     ) -> AsyncGenerator[ChatCompletionChunk, None]:
-        """Like `Executor.chat`, with the tokens of another source: prompts, texts, stop strings and chunks are this model's."""
+        """Like `Executor.chat`, with the tokens of another source: prompts, texts, stop strings and chunks are this
+        model's.
+        """
 
 
-# --- opening and naming them -----------------------------------------------------------------------------------------------------------
+# --- opening and naming executors -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A model that can be opened. ``memory_bytes`` is None if this process will not hold the model. ``embeds``: it only makes embeddings.
-    ``answers_at_once`` is how many answers it can run and queue, None if that is not known.
+    """A model that can be opened. ``memory_bytes`` is None if this process will not hold the model. ``embeds``: it only
+    makes embeddings. ``answers_at_once`` is how many answers it can run and queue, None if that is not known.
 
     ``open`` may take minutes. If it fails, it leaves nothing open.
     """
@@ -182,7 +192,9 @@ class Opening:
 
 class Opener(Protocol):
     async def prepare(self, model: str, name: str | None) -> Opening:
-        """Find a model, and compile it if necessary. Raises RequestError and others for a model that cannot be served."""
+        """Find a model, and compile it if necessary. Raises RequestError and others for a model that cannot be
+        served.
+        """
 
 
 class UnknownModel(RequestError):
@@ -201,7 +213,9 @@ class Models(Protocol):
         """All names that requests may use now, with aliases and adapters."""
 
     def states(self) -> Mapping[str, ExecutorState]:
-        """The state of each model (no aliases, no adapters); models that are still loading are not ready. Cheap: read for every scrape."""
+        """The state of each model (no aliases, no adapters); models that are still loading are not ready. Cheap: read
+        for every scrape.
+        """
 
     def answers_at_once(self, name: str) -> int | None:
         """How many answers the model of a name can run and queue; None if that is not known. Raises UnknownModel."""
@@ -210,11 +224,14 @@ class Models(Protocol):
         """The executor for a name; an adapter's executor applies the adapter. Raises UnknownModel. Returns at once."""
 
     async def load(self, request: LoadRequest) -> ModelCard:
-        """Return when the model is ready. Raises RequestError for a name in use or an invalid folder, BundleError and CheckpointError, and
-        Unavailable if the memory does not suffice; after a failure nothing of the model remains."""
+        """Return when the model is ready. Raises RequestError for a name in use or an invalid folder, BundleError and
+        CheckpointError, and Unavailable if the memory does not suffice; after a failure nothing of the model remains.
+        """
 
     async def unload(self, name: str) -> None:
-        """Wait for the model's running requests, then free its memory; an alias loses only its name. Raises UnknownModel."""
+        """Wait for the model's running requests, then free its memory; an alias loses only its name. Raises
+        UnknownModel.
+        """
 
     async def load_adapter(self, request: LoadAdapterRequest) -> ModelCard:
         """Raises UnknownModel for its model, RequestError for a name in use or an adapter that does not fit."""

@@ -1,4 +1,6 @@
-"""The executor over our own engine: OpenAI's requests flow in, token ids go to the engine and come back, chunks flow out."""
+"""The executor over our own engine: converts OpenAI's requests to token ids for the engine, and the engine's tokens to
+chunks.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +9,18 @@ import base64
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from functools import cached_property
-from hashlib import sha256
-from pathlib import Path
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from nearfar.compiler.bundle.folder import Folder
 from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError
 from nearfar.compiler.ir.sampling import WORD
-from nearfar.compiler.ir.spec import EmbeddingSpec
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.embedding import normalized
 from nearfar.compiler.text.stop_strings import StopAutomaton
-from nearfar.compiler.text.tokenizer import Tokenizer
 
 from ..engine.request import (
-    MAX_PROMPT_LOGPROBS,
-    Completion,
-    GeneratedToken,
-    PromptLogprobs,
     Sampling,
     TokenRequest,
     TokenSource,
@@ -50,7 +42,7 @@ from ..text.grammar.constraint import GrammarConstraint
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.grammar.grammars import Grammars
 from ..text.grammar.source import GrammarSource
-from ..text.reasoning import Reasoning, State
+from ..text.reasoning import State
 from ..text.reasoning_constraint import ReasoningConstraint
 from ..text.requests import (
     Terms,
@@ -65,18 +57,19 @@ from ..text.response_format import answer_format, asked_grammar
 from ..text.text_size import is_longer
 from ..text.text_workers import TextWorkers
 from ..text.thinking import read_thinking
-from ..text.tools import ToolFormat, tool_format
-from ..text.vocabulary import Vocabulary, read_vocabulary
+from ..text.vocabulary import Vocabulary
 from .executor import Abilities, Call, ExecutorState
+from .observed_tokens import ObservedTokens
+from .text_model import TextModel
 
-# Characters. Longer requests are read on a thread: a megabyte of text takes a tokenizer most of a second.
+# Characters. Longer requests are read on a thread: a tokenizer needs most of a second for a megabyte of text.
 INLINE_CHARACTERS = 16_384
 MAX_ANSWERS = 1024
 Result = TypeVar("Result")
 
 
 class Engine(TokenSource, Protocol):
-    """`engine.token_engine.TokenEngine`, as far as it is needed here."""
+    """The part of `engine.token_engine.TokenEngine` that is needed here."""
 
     @property
     def context(self) -> int: ...
@@ -93,57 +86,12 @@ class Engine(TokenSource, Protocol):
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None: ...
 
 
-@dataclass(frozen=True)
-class TextModel:
-    """What the text layer needs to know of a model. ``embedding`` is None where it generates text."""
-
-    name: str
-    tokenizer: Tokenizer
-    tokenizer_json: Path
-    tools: ToolFormat | None
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    hidden_size: int
-    embedding: EmbeddingSpec | None = None
-
-    @staticmethod
-    def of(bundle: Folder, name: str) -> TextModel:
-        """Raises CheckpointError for a tokenizer that cannot be loaded."""
-        files, manifest = bundle.tokenizer_files(), bundle.manifest
-        tokenizer = Tokenizer(files)
-        tokenizer.prepare()
-        return TextModel(
-            name,
-            tokenizer,
-            files.tokenizer_json,
-            tool_format(files.chat_template),
-            manifest.spec.vocab_size,
-            tuple(manifest.spec.eos_token_ids),
-            manifest.spec.hidden_size,
-            manifest.embedding,
-        )
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """Read at first use, which takes a second for the largest vocabularies."""
-        return read_vocabulary(self.tokenizer_json, self.vocab_size, self.eos_token_ids)
-
-    @cached_property
-    def reasoning(self) -> Reasoning | None:
-        """How the model reasons, None if it does not."""
-        return Reasoning.of(self.tokenizer)
-
-    @cached_property
-    def tokenizer_sha256(self) -> str:
-        return sha256(self.tokenizer_json.read_bytes()).hexdigest()
-
-
 class LocalExecutor:
-    """An `Executor`. The engine is the executor's from now on, which closes it in the end; ``adapter`` names a LoRA adapter of it.
+    """An `Executor` that owns its engine and closes it in the end; ``adapter`` names one of the engine's LoRA adapters.
 
-    A call's priority counts, not a request's. ``memory_bytes`` is what the runner holds on its device, if that is known; ``device`` says
-    in words which that is. ``workers`` are the executor's as well; None compiles grammars in a process of its own, and renders the chat
-    template in this process.
+    The priority of the call counts, not that of the request. ``memory_bytes`` is the runner's memory on its device, if
+    known; ``device`` is a description of that device. The executor also owns ``workers``; None compiles grammars in a
+    separate process, and renders the chat template in this process.
     """
 
     def __init__(
@@ -174,7 +122,7 @@ class LocalExecutor:
     async def chat_from(
         self, source: TokenSource, request: ChatCompletionRequest, call: Call
     ) -> AsyncGenerator[ChatCompletionChunk, None]:
-        """As `chat`, with the tokens of another source."""
+        """Like `chat`, with the tokens of another source."""
         model = self._model
         self._require_text()
         max_tokens = _max_tokens(request)
@@ -212,9 +160,12 @@ class LocalExecutor:
         model, n = self._model, request.n or 1
         self._require_text()
         if request.echo and request.logprobs is not None:
-            raise RequestError("echo cannot be given together with logprobs: a prompt has none", param="echo")
+            raise RequestError(
+                "echo cannot be given together with logprobs: a prompt has none",
+                param="echo",
+            )
         if request.best_of not in (None, n):
-            raise RequestError("best_of is not supported; leave it out, or give it as n", param="best_of")
+            raise RequestError("best_of is not supported; leave it out, or set it to n", param="best_of")
         if request.suffix:
             raise RequestError("suffix is not supported; leave it out", param="suffix")
         check_min_tokens(request, request.max_tokens)
@@ -224,7 +175,7 @@ class LocalExecutor:
         )
         if len(prompts) * n > MAX_ANSWERS:
             raise RequestError(
-                f"prompt and n ask for {len(prompts) * n:,} answers; ask for at most {MAX_ANSWERS:,} at once",
+                f"prompt and n request {len(prompts) * n:,} answers; request at most {MAX_ANSWERS:,} at once",
                 param="prompt",
             )
         terms = self._terms(call, request.max_tokens, request.logprobs)
@@ -270,7 +221,7 @@ class LocalExecutor:
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         text, messages = request.prompt, request.messages
         if (text is None) == (messages is None):
-            raise RequestError("give either prompt or messages", param="prompt")
+            raise RequestError("give exactly one of prompt and messages", param="prompt")
         if messages is None:
             ids = await _in_thread_if_long(text, lambda: self._encode_text(text or "", request))
         else:
@@ -284,7 +235,9 @@ class LocalExecutor:
         return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
 
     def _encode_text(self, text: str, request: TokenizeRequest) -> list[int]:
-        """A text that is many times too long for the model is refused: its tokens would take a lot of memory, and nobody can use them."""
+        """Encode a text. A text that is many times too long for the model is refused, because its tokens would need
+        much memory and could not be used.
+        """
         tokenizer = self._model.tokenizer
         check_length(tokenizer, text, self.context, "prompt")
         return tokenizer.encode(text, request.add_special_tokens, request.split_special_tokens)
@@ -293,7 +246,7 @@ class LocalExecutor:
         wrong = next((token_id for token_id in request.tokens if not 0 <= token_id < self._model.vocab_size), None)
         if wrong is not None:
             raise RequestError(
-                f"tokens has id {wrong}; ids of this model are 0 to {self._model.vocab_size - 1}", param="tokens"
+                f"tokens contains id {wrong}; this model's ids are 0 to {self._model.vocab_size - 1}", param="tokens"
             )
         text = await _in_thread_if_long(
             request.tokens, lambda: self._model.tokenizer.decode(request.tokens, skip_special_tokens=False)
@@ -323,7 +276,8 @@ class LocalExecutor:
         self._require_text()
         if request.tokenizer_sha256 != model.tokenizer_sha256:
             raise RequestError(
-                f"the client's tokens are not those of {model.name}: their tokenizer.json differ; draft with a model of the same tokenizer",
+                f"the client's tokenizer.json differs from that of {model.name}; draft with a model that has the same "
+                "tokenizer",
                 param="tokenizer_sha256",
                 code="tokenizer_differs",
             )
@@ -378,7 +332,7 @@ class LocalExecutor:
             )
 
     async def _chat_prompt(self, chat: Chat, client: str) -> ChatPrompt:
-        """Raises RequestError, for a prompt that is many times too long before it is encoded."""
+        """Raises RequestError. A prompt that is many times too long is refused before it is encoded."""
         tokenizer, template = self._model.tokenizer, self._workers.template
         texts = [chat.messages, chat.options]
         try:
@@ -401,7 +355,7 @@ class LocalExecutor:
     async def _constrained(
         self, requests: Sequence[TokenRequest], grammar: GrammarSource | None, param: str, call: Call
     ) -> list[TokenRequest]:
-        """With a grammar's constraint each. The answers have the same prompt."""
+        """Add a grammar's constraint to each request. All requests have the same prompt."""
         if grammar is None:
             return list(requests)
         left = None if call.deadline is None else max(call.deadline - time.monotonic(), 0)
@@ -411,14 +365,16 @@ class LocalExecutor:
                 constraints = await self._workers.grammars.constraints(grammar, len(requests), param, most, call.client)
         except TimeoutError as error:
             raise DeadlineExceeded(
-                "the grammar is not compiled within the time that the request allows; ask again"
+                "the grammar was not compiled within the time that the request allows; send the request again"
             ) from error
         return [
             replace(request, constraint=constraint) for request, constraint in zip(requests, constraints, strict=True)
         ]
 
     def _reasoning_first(self, request: TokenRequest, state: State, budget: int | None) -> TokenRequest:
-        """The reasoning has a budget, and the request's constraint holds what follows it."""
+        """Add a constraint that limits the reasoning to its budget, and applies the request's own constraint to the
+        text after it.
+        """
         model = self._model
         assert model.reasoning is not None
         assert isinstance(request.constraint, GrammarConstraint | BoundedConstraint | None)
@@ -434,7 +390,7 @@ class LocalExecutor:
         return replace(request, constraint=constraint)
 
     def _room(self, request: TokenRequest) -> int:
-        """The most tokens of the answer, which ends with the context too."""
+        """The most tokens that the answer can have, which also ends when the context is full."""
         room = max(1, self.context - len(request.prompt_ids) + 1)
         return room if request.max_tokens is None else min(request.max_tokens, room)
 
@@ -446,10 +402,10 @@ class LocalExecutor:
         call: Call,
         state: State | None = None,
     ) -> list[Choice]:
-        """``state``: where the answers begin, None for text that is not parsed."""
+        """``state``: the part in which the answers begin; None for text that is not parsed."""
         check_token_ids(request, self._model.vocab_size)
         stops = StopAutomaton(stops_of(request))
-        observed = _Observed(source, call)
+        observed = ObservedTokens(source, call)
         reasoning = None if state is None else self._model.reasoning
         return [
             answer_choice(observed, self._model.tokenizer, each, stops, reasoning, state or "content")
@@ -471,38 +427,8 @@ class LocalExecutor:
         return await asyncio.to_thread(lambda: self._model.vocabulary) if wanted else None
 
 
-class _Observed:
-    """A source of tokens, with a call that is told its tokens, how likely its prompts are, and how long its answers waited.
-
-    Zero tokens are an answer that needs no engine.
-    """
-
-    def __init__(self, engine: TokenSource, call: Call) -> None:
-        self._engine = engine
-        self._call = call
-
-    async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
-        if request.max_tokens == 0:
-            yield Completion("length", len(request.prompt_ids), 0, 0, 0.0, 0.0, 0.0)
-            return
-        if self._call.observe_prompt_logprobs is not None:
-            request = replace(request, prompt_logprobs=MAX_PROMPT_LOGPROBS)
-        async with aclosing(self._engine.generate(request)) as tokens:
-            async for news in tokens:
-                if isinstance(news, PromptLogprobs):
-                    if self._call.observe_prompt_logprobs is not None:
-                        self._call.observe_prompt_logprobs(news.values)
-                    continue
-                if isinstance(news, Completion):
-                    if self._call.observe_queue is not None:
-                        self._call.observe_queue(news.queue_seconds)
-                elif self._call.observe_token is not None:
-                    self._call.observe_token(news.token_id)
-                yield news
-
-
 async def _in_thread_if_long(given: object, work: Callable[[], Result]) -> Result:
-    """``given``: what the work reads, of which every text counts."""
+    """``given``: the data that ``work`` reads; the length of all its texts decides."""
     return await asyncio.to_thread(work) if is_longer(given, INLINE_CHARACTERS) else work()
 
 

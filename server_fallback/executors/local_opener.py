@@ -1,4 +1,6 @@
-"""Opening a model on this machine: a bundle, or a checkpoint that is compiled into the cache on first use -> a LocalExecutor."""
+"""Open a model on this machine as a LocalExecutor: a bundle, or a checkpoint that is compiled into the cache on first
+use.
+"""
 
 from __future__ import annotations
 
@@ -33,27 +35,31 @@ from .adaptable import AdaptableExecutor
 from .compile_process import compiled
 from .devices import default_arch, default_target, kv_memory_bytes
 from .executor import Executor, Opening
-from .local import LocalExecutor, TextModel
+from .local import LocalExecutor
 from .memory import MemoryPlan, context_bytes, plan_memory, weight_bytes
 from .registry import default_name
+from .text_model import TextModel
 
 NGRAM = "ngram"
-# Prompt tokens and decoded ones of a step together. More makes prefill faster, and lets those that decode wait longer.
+# Prompt tokens and decoded tokens of a step together. A larger number makes prefill faster and decoding sequences wait
+# longer.
 STEP_TOKENS = {"cpu": 256, "onnx": 256, "cuda": 2048}
 DEFAULT_SEQUENCES = {"cpu": 32, "cuda": 256}
 
-# What is compiled, then as `compile_model` tells it.
+# The model that is compiled, then phase, done and total as `compile_model` reports them.
 Progress = Callable[[str, str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """``target`` None: a GPU where there is one, else the CPU. ``target`` to ``lora_rank`` are for what is compiled; bundles have theirs.
+    """``target`` None: a GPU if there is one, else the CPU. ``target`` to ``lora_rank`` apply to checkpoints that are
+    compiled; bundles have their own.
 
-    ``max_sequences`` None: DEFAULT_SEQUENCES. ``kv_memory_bytes`` None: a share of the device's memory. ``max_adapters``: places for LoRA
-    adapters in a bundle that takes them. ``draft``: "ngram", or a smaller model with the same tokens, which guesses ``draft_tokens`` at
-    once; None guesses nothing. ``remote_drafts``: guesses of clients (`schema/verify.py`) that a step checks, of all clients together.
-    ``trust``: if not empty, bundles must be signed with one of these keys. Bundles that are compiled here need no signature.
+    ``max_sequences`` None: DEFAULT_SEQUENCES. ``kv_memory_bytes`` None: a share of the device's memory.
+    ``max_adapters``: slots for LoRA adapters in a bundle that supports them. ``draft``: "ngram", or a smaller model
+    with the same tokenizer, which drafts ``draft_tokens`` at once; None drafts nothing. ``remote_drafts``: the drafts
+    of clients (`schema/verify.py`) that a step checks, for all clients together. ``trust``: if not empty, bundles must
+    be signed with one of these keys. Bundles that are compiled here need no signature.
     """
 
     target: str | None = None
@@ -73,7 +79,7 @@ class LocalOptions:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A bundle and what its runner is to take."""
+    """A bundle, and the limits and memory of its runner."""
 
     bundle: Bundle | ExportBundle
     memory: MemoryPlan
@@ -83,7 +89,7 @@ class Planned:
 
 
 class LocalOpener:
-    """Implements `Opener`. ``progress`` is told while a model is compiled."""
+    """Implements `Opener`. ``progress`` is called while a model is compiled."""
 
     def __init__(self, options: LocalOptions, progress: Progress = lambda *_: None) -> None:
         self._options, self._progress = options, progress
@@ -91,17 +97,17 @@ class LocalOpener:
         self._compiler = GrammarCompiler()
 
     async def prepare(self, model: str, name: str | None) -> Opening:
-        """Raises BundleError, CheckpointError, RequestError and what else compiling raises."""
+        """Raises BundleError, CheckpointError, RequestError and the other errors of compiling."""
         options = self._options
         guesses = options.draft_tokens if options.draft is not None else 0
         planned = await self._planned(model, guesses, options.remote_drafts)
-        # One that embeds has nothing to guess.
+        # An embedding model has nothing to draft.
         by_model = options.draft not in (None, NGRAM) and planned.bundle.manifest.embedding is None
         draft = await self._planned(options.draft, 0, 0) if options.draft is not None and by_model else None
         name = name or default_name(model)
 
         async def open_it() -> Executor:
-            # Hashes, weights and libraries are read on a thread, so that those who are served meanwhile do not wait.
+            # Hashes, weights and libraries are read on a thread, so that running requests do not wait.
             text = await asyncio.to_thread(TextModel.of, planned.bundle, name)
             workers = await self._workers(text)
             try:
@@ -118,7 +124,7 @@ class LocalOpener:
     async def _workers(self, model: TextModel) -> TextWorkers:
         """Raises CheckpointError for a chat template that is not valid."""
         source = model.tokenizer.chat_template
-        # A model that embeds does not chat.
+        # An embedding model does not chat.
         template = None if source is None or model.embedding is not None else TemplateProcess(source)
         if template is not None:
             try:
@@ -147,7 +153,7 @@ class LocalOpener:
                 drafter = DraftModel(draft_runner, TokenModel.of(draft.bundle.manifest))
             config = EngineConfig(max_waiting=options.max_waiting, speculation=speculation)
             engine = TokenEngine(runner, TokenModel.of(manifest), config, draft=drafter)
-            # They are the engine's now.
+            # The engine owns the runners now.
             opened.pop_all()
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
         if isinstance(manifest, Manifest) and manifest.lora is not None:
@@ -157,11 +163,11 @@ class LocalOpener:
         return LocalExecutor(engine, text, workers=workers, memory_bytes=memory_bytes, device=runner.device)
 
     async def _planned(self, model: str, guesses: int, remote_drafts: int) -> Planned:
-        """``guesses`` of each sequence are checked in a step, and ``remote_drafts`` beside them."""
+        """A step checks ``guesses`` of each sequence, and ``remote_drafts`` beside them."""
         bundle = await self._bundle(model)
         manifest, options = bundle.manifest, self._options
         require_known_inputs(manifest)
-        # One that embeds checks none.
+        # An embedding model checks no drafts.
         remote_drafts = 0 if manifest.embedding is not None else remote_drafts
         kv_bytes = options.kv_memory_bytes or kv_memory_bytes(
             manifest.target, weight_bytes(manifest), context_bytes(manifest)
@@ -182,7 +188,8 @@ class LocalOpener:
             is_bundle, is_folder = (path / MANIFEST_FILE).is_file(), path.is_dir()
         except (OSError, ValueError) as error:
             raise RequestError(
-                f"{model}: cannot be read: {reason_of(error)}; give a folder, or a name on the hub", param="model"
+                f"{model}: cannot be read: {reason_of(error)}; give a folder, or a name on the Hugging Face Hub",
+                param="model",
             ) from error
         if is_bundle:
             return await asyncio.to_thread(open_any, path, options.trust)
@@ -196,5 +203,5 @@ class LocalOpener:
             lora_rank=options.lora_rank,
         )
         name = str(path) if is_folder else model
-        place = await compiled(name, wanted, lambda phase, done, total: self._progress(model, phase, done, total))
-        return await asyncio.to_thread(open_any, place)
+        bundle = await compiled(name, wanted, lambda phase, done, total: self._progress(model, phase, done, total))
+        return await asyncio.to_thread(open_any, bundle)

@@ -1,4 +1,4 @@
-"""How many pages a served model gets, and how much memory that takes in all, from its manifest alone."""
+"""Compute from a manifest alone how many pages a served model gets, and how much memory it needs in total."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def weight_bytes(manifest: Manifest | ExportManifest) -> int:
 
 
 def context_bytes(manifest: Manifest | ExportManifest) -> int:
-    """Keys and values of one sequence of the whole context."""
+    """The bytes of the keys and values of one sequence with a full context."""
     return manifest.pages_for(manifest.context) * page_bytes(manifest)
 
 
@@ -48,17 +48,17 @@ def plan_memory(
     extra_rows: int = 0,
     adapters: int = 0,
 ) -> MemoryPlan:
-    """As many pages as ``sequences`` of the whole context take, or as fit into ``kv_bytes``.
+    """The number of pages for ``sequences`` with a full context, or fewer if ``kv_bytes`` does not hold them.
 
-    ``tokens`` a step; ``extra_rows`` sampled rows a step beside one for each sequence; places for ``adapters``.
-    Raises RequestError where one sequence does not fit.
+    ``tokens`` per step; ``extra_rows`` sampled rows per step beside one for each sequence; slots for ``adapters``.
+    Raises RequestError if one sequence does not fit.
     """
     rows = sequences + extra_rows
     page, one = page_bytes(manifest), manifest.pages_for(manifest.context)
     if kv_bytes < one * page:
         raise RequestError(
-            f"{manifest.model}: a sequence of {manifest.context} tokens takes {one * page:,} bytes of keys and values, "
-            f"there are {kv_bytes:,}; give more with --kv-memory, or compile for a shorter context with --context",
+            f"{manifest.model}: a sequence of {manifest.context} tokens needs {one * page:,} bytes of keys and values, "
+            f"but {kv_bytes:,} are available; allow more with --kv-memory, or compile a shorter context with --context",
             param="model",
         )
     pages = min(one * sequences, kv_bytes // page) if page else one * sequences
@@ -72,7 +72,7 @@ def plan_memory(
 
 
 def plan_buffer_bytes(manifest: Manifest, limits: Limits) -> int:
-    """Tables, states of slots, and buffers for the largest batch."""
+    """The bytes of tables, slot states, and buffers for the largest batch."""
     states = manifest.page_states()
     others = [state for name, state in manifest.states.items() if name not in states]
     entries = (*manifest.buffers.values(), *manifest.inputs.values(), *manifest.scratch.values(), *others)
@@ -82,7 +82,9 @@ def plan_buffer_bytes(manifest: Manifest, limits: Limits) -> int:
 
 
 def export_buffer_bytes(manifest: ExportManifest, limits: Limits) -> int:
-    """The sampler's states, logits, and what a layer makes of the largest batch's tokens; what the framework takes besides is not known."""
+    """The bytes of the sampler's states, the logits, and a layer's activations for the largest batch. The framework's
+    further memory is unknown.
+    """
     spec = manifest.spec
     states = limits.sequences * (2 * spec.vocab_size * ITEM_BYTES["int32"] + spec.vocab_size // 8)
     widest = max(spec.intermediate_size, spec.num_heads * spec.head_dim)
@@ -90,7 +92,7 @@ def export_buffer_bytes(manifest: ExportManifest, limits: Limits) -> int:
 
 
 def size_bytes(manifest: Manifest, buffers: Iterable[BufferEntry], dims: dict[str, int]) -> int:
-    """With the activation dtype that the bundle prefers."""
+    """Uses the activation dtype that the bundle prefers."""
     activation = manifest.activations[0].dtype
     return sum(
         math.prod(evaluate(extent, dims) for extent in buffer.shape)

@@ -1,4 +1,4 @@
-"""What an upstream's refusal means: its status and error object -> one of our errors."""
+"""Convert an upstream's error answer, from its status and error object, to one of our errors."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ import httpx
 
 from nearfar.compiler.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 
-# Of an answer that is no JSON, so much is shown.
+# Characters that are shown of an answer that is not JSON.
 SHOWN_CHARACTERS = 200
 MESSAGE_CHARACTERS = 2000
-# A code such as context_length_exceeded is passed on; anything else is not a code.
+# A code such as context_length_exceeded is passed on; text of another form is not a code.
 CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# The upstream, or a proxy before it, is not there; a 500 is a fault that the same request may well meet again elsewhere.
+# The upstream, or a proxy in front of it, is not available. A 500 is not listed: the same request may well fail
+# elsewhere too.
 STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429, "timeout_error": 503}
 NOT_THERE = {408, 502, 503, 504, 529}
 
 
 def refusal(url: str, response: httpx.Response, text: str) -> NearfarError:
-    """For an answer whose status is no success; ``text`` is its body."""
+    """The error for an answer whose status is not a success; ``text`` is its body."""
     return by_status(url, response.status_code, error_object(text), retry_after(response))
 
 
 def streamed_error(url: str, error: dict[str, Any]) -> NearfarError:
-    """For an error in the middle of a stream: OpenAI's object, whose code some servers give as an HTTP status."""
+    """The error for an error object in the middle of a stream. Some servers use an HTTP status as its code."""
     code = error.get("code")
     if isinstance(code, int):
         return by_status(url, code, error, None)
-    # Ours ends so where another server may answer, which its type does not tell.
+    # Our own server sends these codes when another server may answer, which the error's type does not show.
     status = 503 if code == "unavailable" else STATUS_OF_TYPE.get(str(error.get("type")), 500)
     return by_status(url, status, error, None)
 
@@ -42,10 +43,10 @@ def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds:
     if retry_after_seconds is not None:
         hint["retry_after_seconds"] = retry_after_seconds
     if status in (401, 403):
-        # The key is ours: whoever sent the request can do nothing about it.
+        # The key belongs to this server: the sender of the request cannot correct it.
         advice = "set the right one in the variable of --upstream-api-key-env (serve) or --api-key-env (bench)"
         return DeviceError(
-            f"{url}: refuses the API key that it was sent ({message}); {advice}", upstream=url, status=status
+            f"{url}: the server rejects the configured API key ({message}); {advice}", upstream=url, status=status
         )
     if status == 429:
         return QueueFull(f"{url}: {message}", upstream=url, **hint)
@@ -53,7 +54,7 @@ def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds:
         return Unavailable(f"{url}: {message}", upstream=url, **hint)
     if 300 <= status < 400:
         return DeviceError(
-            f"{url}: answers with a redirect, which is not followed; give its target instead",
+            f"{url}: the server answers with a redirect, which is not followed; use the redirect's target instead",
             upstream=url,
             status=status,
         )
@@ -68,7 +69,9 @@ def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds:
 
 
 def error_object(text: str) -> dict[str, Any]:
-    """OpenAI's error object: under "error", or alone as some servers send it; what else there is becomes the message."""
+    """OpenAI's error object: under "error", or at the top level as some servers send it; any other body becomes the
+    message.
+    """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -82,7 +85,7 @@ def error_object(text: str) -> dict[str, Any]:
 
 
 def retry_after(response: httpx.Response) -> float | None:
-    """Of the header's two forms, the seconds."""
+    """The value of Retry-After in seconds; the header's date form is not read."""
     try:
         seconds = float(response.headers["Retry-After"])
     except (KeyError, ValueError):
@@ -91,5 +94,5 @@ def retry_after(response: httpx.Response) -> float | None:
 
 
 def printable(text: str) -> str:
-    """The text as it can be sent on: at most `MESSAGE_CHARACTERS`, without half a surrogate pair."""
+    """The text in a form that can be sent on: at most `MESSAGE_CHARACTERS`, without half of a surrogate pair."""
     return text[:MESSAGE_CHARACTERS].encode("utf-8", "replace").decode()

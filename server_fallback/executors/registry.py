@@ -1,6 +1,7 @@
 """Registry: the models of one process by name, loaded and unloaded while it serves, within a budget of memory.
 
-A name is a model's, an alias of one, or an adapter's. It is reserved while its model loads, and free again where that fails.
+A name is a model's, an alias of one, or an adapter's. It is reserved while its model loads, and free again if the load
+fails.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from .executor import Executor, ExecutorState, Opener, TakesAdapters, UnknownMod
 
 POLL_SECONDS = 0.02
 UNLOAD_DRAIN_SECONDS = 600.0
-SHUTTING_DOWN = "the server is shutting down; it loads nothing more"
+SHUTTING_DOWN = "the server is shutting down and loads no more models; use another server"
 LOADING = ExecutorState(ready=False, detail="loading")
 
 
 @dataclass(eq=False)
 class Entry:
-    """A model; ``executor`` None while it loads, by the task ``loading``. ``adapters`` are names of adapters on it."""
+    """A model. ``executor`` is None while the task ``loading`` loads it. ``adapters`` are the names of its adapters."""
 
     name: str
     model: str
@@ -46,12 +47,14 @@ class Entry:
 
 
 class Registry:
-    """Implements `Models`. ``memory_bytes`` is what all models together may take, None for no limit. ``closed``: it loads nothing more."""
+    """Implements `Models`. ``memory_bytes`` is the limit for all models together, None for no limit. ``closed``: it
+    loads no more models.
+    """
 
     def __init__(self, opener: Opener, memory_bytes: int | None = None) -> None:
         self._opener, self._budget = opener, memory_bytes
         self._entries: dict[str, Entry] = {}
-        # Those on their way out: nobody finds them, but their memory is not free yet.
+        # Models that are being unloaded: they cannot be found any more, but their memory is not free yet.
         self._leaving: set[Entry] = set()
         self.closed = False
 
@@ -64,7 +67,7 @@ class Registry:
         return {name: entry.state() for name, entry in self._entries.items()}
 
     def memory_bytes(self, name: str) -> int:
-        """What a model was counted with; 0 where it is not this process that holds it."""
+        """The memory counted for a model; 0 if this process does not hold the model."""
         return self._find(name).memory_bytes
 
     def embeds(self, name: str) -> bool:
@@ -76,14 +79,16 @@ class Registry:
     async def executor(self, name: str) -> Executor:
         entry = self._find(name)
         if entry.executor is None:
-            raise Unavailable(f"{name}: is still loading; ask again soon", retry_after_seconds=5.0)
+            raise Unavailable(f"{name}: the model is still loading; try again soon", retry_after_seconds=5.0)
         if name in entry.adapters:
             assert isinstance(entry.executor, TakesAdapters)
             return entry.executor.with_adapter(name)
         return entry.executor
 
     async def load(self, request: LoadRequest) -> ModelCard:
-        """Whoever asks for a model that is being loaded already waits for the same load, which goes on even if none of them waits."""
+        """All callers that load the same model wait for one load, which continues even if none of them waits any
+        more.
+        """
         if self.closed:
             raise Unavailable(SHUTTING_DOWN)
         name = request.name or default_name(request.model)
@@ -93,7 +98,7 @@ class Registry:
         self._reserve([name, *request.aliases])
         entry = self._entries[name] = Entry(name, request.model, int(time.time()), aliases=list(request.aliases))
         entry.loading = asyncio.create_task(self._load(entry))
-        # Where nobody waits any more, nobody asks for the exception.
+        # If no caller waits any more, nothing else retrieves the exception.
         entry.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await self._loaded(entry.loading)
 
@@ -106,19 +111,22 @@ class Registry:
             await self.unload_adapter(name)
             return
         if entry.executor is None:
-            raise RequestError(f"{name}: is still loading; unload it when that is done", param="model")
+            raise RequestError(f"{name}: the model is still loading; unload it when the load is done", param="model")
         await self._remove(entry, UNLOAD_DRAIN_SECONDS)
 
     async def load_adapter(self, request: LoadAdapterRequest) -> ModelCard:
         if request.model is None and len(self._entries) != 1:
             names = ", ".join(self._entries) or "none"
-            raise RequestError(f"'model' must say whose adapter it is; loaded: {names}", param="model")
+            raise RequestError(f"'model' must name the adapter's model; loaded: {names}", param="model")
         entry = self._find(request.model or next(iter(self._entries)))
         executor = entry.executor
         if not isinstance(executor, TakesAdapters):
-            raise RequestError(f"{entry.name}: takes no adapters", param="model")
+            raise RequestError(
+                f"{entry.name}: takes no adapters; use a bundle that was compiled with --lora-rank",
+                param="model",
+            )
         self._reserve([request.lora_name])
-        # In the list from here on, so that nobody else takes the name meanwhile.
+        # Add the name now, so that no other request can use it meanwhile.
         entry.adapters.append(request.lora_name)
         try:
             await executor.load_adapter(request.lora_name, request.lora_path)
@@ -130,7 +138,7 @@ class Registry:
     async def unload_adapter(self, name: str) -> None:
         entry = self._find(name)
         if name not in entry.adapters:
-            raise UnknownModel(f"no adapter {name!r} is loaded", param="model")
+            raise UnknownModel(f"the adapter {name!r} is not loaded", param="model")
         entry.adapters.remove(name)
         assert isinstance(entry.executor, TakesAdapters)
         await entry.executor.unload_adapter(name)
@@ -165,7 +173,7 @@ class Registry:
             raise
 
     def _take(self, wanted: int, entry: Entry) -> int:
-        """Raises Unavailable where a model of so many bytes does not fit beside the others."""
+        """Raises Unavailable if a model of this size in bytes does not fit beside the others."""
         others = {
             each.name: each.memory_bytes
             for each in (*self._entries.values(), *self._leaving)
@@ -175,14 +183,16 @@ class Registry:
         if self._budget is not None and wanted + used > self._budget:
             held = ", ".join(f"{name} {megabytes(size)}" for name, size in others.items()) or "nothing else is loaded"
             raise Unavailable(
-                f"{entry.name}: needs {megabytes(wanted)}, and {megabytes(max(0, self._budget - used))} of {megabytes(self._budget)} "
-                f"are free ({held}); {'unload a model, or ' if others else ''}serve with less --kv-memory or more --memory",
+                f"{entry.name}: needs {megabytes(wanted)}, and {megabytes(max(0, self._budget - used))} of "
+                f"{megabytes(self._budget)} "
+                f"are free ({held}); {'unload a model, or ' if others else ''}serve with less --kv-memory or more "
+                "--memory",
                 needed_bytes=wanted, budget_bytes=self._budget,
             )  # fmt: skip
         return wanted
 
     async def _remove(self, entry: Entry, drain_seconds: float) -> None:
-        """Take the names away at once, and the executor when it has nothing more to do or the time is over."""
+        """Remove the names at once, and close the executor when its requests have ended or the time is over."""
         executor = entry.executor
         assert executor is not None
         del self._entries[entry.name]
@@ -206,11 +216,13 @@ class Registry:
         taken = {name for entry in self._entries.values() for name in entry.names()}
         for index, name in enumerate(names):
             if name in taken or name in names[:index]:
-                raise RequestError(f"the name {name!r} is taken; unload it first, or give another name", param="name")
+                raise RequestError(
+                    f"the name {name!r} is already in use; unload it first, or choose another name", param="name"
+                )
 
     def _cards_of(self, entry: Entry) -> list[ModelCard]:
         assert entry.executor is not None
-        # An upstream may not tell its context.
+        # An upstream may not report its context.
         longest = entry.executor.context or None
         own, *aliases = (
             ModelCard(id=name, created=entry.created, root=entry.name, max_model_len=longest)
@@ -220,6 +232,6 @@ class Registry:
 
 
 def default_name(model: str) -> str:
-    """What a model is called where nobody says: a folder's last part; a name on a hub as it stands, for that is no folder here."""
+    """The default name of a model: the last part of a folder, or the complete name on a hub."""
     path = os.path.expanduser(model)
     return os.path.basename(os.path.abspath(path)) if os.path.exists(path) else model

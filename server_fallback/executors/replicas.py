@@ -1,10 +1,12 @@
-"""Replicas: which of several servers of the same model gets a request.
+"""Replicas: choose which of several servers of the same model gets a request.
 
-    score = requests of ours that it has  -  PREFIX_WORTH * blocks of the prompt that it has seen / max(blocks of the prompt, FULL_PROMPT)
+score = our running requests on it  -  PREFIX_WORTH * blocks of the prompt that it has seen / max(blocks of the prompt,
+FULL_PROMPT)
 
-The lowest wins, of equal ones the one that was chosen longest ago. So a replica that has computed the whole of a long prompt is taken
-until it has PREFIX_WORTH requests more than another; short prompts, which cost little to compute again, go where there is room.
-What a replica has seen is a guess from what was sent there, the least recently used forgotten first.
+The lowest score wins; among equal ones, the replica that was chosen longest ago. So a replica that has computed all of
+a long prompt is preferred until it has PREFIX_WORTH requests more than another. Short prompts, which cost little to
+compute again, are sent to the least busy replica. The prompts that a replica has seen are estimated from what was sent
+to it; the least recently used ones are forgotten first.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ PREFIX_WORTH = 4.0
 # In bytes of text: about a hundred tokens.
 BLOCK_BYTES = 512
 FULL_PROMPT = 8
-# Of a prompt beyond so many blocks the rest is not looked at, and a replica's memory holds so many.
+# The most blocks of a prompt that are compared, and the most that are remembered for a replica.
 MOST_BLOCKS = 256
 REMEMBERED_BLOCKS = 65_536
 
 
 @dataclass(eq=False)
 class Replica:
-    """``seen`` has the prefixes that were sent there, the least recent first; ``chosen`` grows with every choice."""
+    """``seen`` holds the prefixes that were sent to the replica, the least recent first; ``chosen`` is the number of
+    its last choice.
+    """
 
     upstream: Upstream
     seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict, repr=False)
@@ -44,7 +48,7 @@ class Replica:
         return self.upstream.outstanding - PREFIX_WORTH * matched / max(len(prefixes), FULL_PROMPT)
 
     def remember(self, prefixes: Sequence[bytes]) -> None:
-        # The longest first: what many prompts begin with is then the most recent, and the last to be forgotten.
+        # The longest first: then the prefix that many prompts share is the most recent, and the last to be forgotten.
         for prefix in reversed(prefixes):
             self.seen[prefix] = None
             self.seen.move_to_end(prefix)
@@ -58,10 +62,12 @@ class Replicas:
         self._choices = count(1)
 
     def choose(self, prefixes: Sequence[bytes], tried: Sequence[Upstream] = ()) -> Upstream:
-        """The upstream for a prompt, of those not ``tried`` while there are any. Raises Unavailable where none may be asked now."""
+        """The upstream for a prompt, preferably one that is not in ``tried``. Raises Unavailable if no upstream accepts
+        requests now.
+        """
         for replica in self.all:
             if replica.upstream.circuit.state == "open":
-                # What restarts has computed nothing.
+                # A server that restarts has an empty cache.
                 replica.seen.clear()
         admitted = [replica for replica in self.all if replica.upstream.circuit.admits]
         if not admitted:
@@ -77,12 +83,13 @@ class Replicas:
         wait = min(upstream.circuit.seconds_until_trial for upstream in upstreams)
         names = ", ".join(upstream.url for upstream in upstreams)
         return Unavailable(
-            f"no server behind this model answers ({names}); is it running?", retry_after_seconds=max(1.0, wait)
+            f"no server of this model answers ({names}); check that they are running",
+            retry_after_seconds=max(1.0, wait),
         )
 
 
 def prefixes_of(request: ChatCompletionRequest | CompletionRequest) -> list[bytes]:
-    """A hash of each beginning of the prompt that is a number of whole blocks long."""
+    """A hash of each prefix of the prompt that consists of full blocks."""
     text = prompt_bytes(request)[: MOST_BLOCKS * BLOCK_BYTES]
     prefixes, digest = [], b""
     for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
@@ -92,7 +99,7 @@ def prefixes_of(request: ChatCompletionRequest | CompletionRequest) -> list[byte
 
 
 def prompt_bytes(request: ChatCompletionRequest | CompletionRequest) -> bytes:
-    """What decides the beginning of the token ids: tools go before messages, as chat templates have them."""
+    """The text that determines the first token ids: tools come before messages, as in chat templates."""
     if isinstance(request, CompletionRequest):
         return request.prompt.encode() if isinstance(request.prompt, str) else json.dumps(request.prompt).encode()
     parts = [tool.model_dump_json() for tool in request.tools or ()]

@@ -1,6 +1,7 @@
-"""Server-sent events: bytes as they come over a connection -> the data of each event.
+"""Server-sent events: parse the bytes of a connection into the data of each event.
 
-The form is that of the HTML standard (section 9.2.6) with lines that end in \\n or \\r\\n; of its fields only ``data`` matters here.
+The format is that of the HTML standard (section 9.2.6) with lines that end in \\n or \\r\\n; only the field
+``data`` is used.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 from nearfar.compiler.errors import DeviceError
 
-# A server that never ends its line must not fill the memory.
+# A server that never ends a line must not fill the memory.
 MAX_EVENT_BYTES = 8 << 20
 
 
 async def events(parts: AsyncIterator[bytes]) -> AsyncGenerator[str]:
-    """The data of each event. An event that the connection's end cuts short is left out, as the standard says.
+    """The data of each event. An event that is cut short by the end of the connection is dropped, as the standard
+    requires.
 
     Raises DeviceError for an event of more than 8 MB, or one that is not UTF-8.
     """
@@ -32,7 +34,8 @@ async def events(parts: AsyncIterator[bytes]) -> AsyncGenerator[str]:
                 data, size = [], len(pending)
         if size > MAX_EVENT_BYTES:
             raise DeviceError(
-                f"the upstream sent an event of more than {MAX_EVENT_BYTES >> 20} MB; is it a server of language models?"
+                f"the upstream sent an event of more than {MAX_EVENT_BYTES >> 20} MB; check that its URL is that "
+                "of an OpenAI-compatible server"
             )
 
 

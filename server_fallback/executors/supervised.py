@@ -1,4 +1,6 @@
-"""A server of another program: started, waited for, its log passed on, started again when it crashes, stopped with all that it started."""
+"""Supervise another program's server: start it, wait until it is ready, pass on its log, restart it after a crash, and
+stop it with all its child processes.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,10 @@ LOG_END_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ServerProgram:
-    """``command`` serves ``health_url`` once it is ready, which may take ``start_seconds``.
+    """``command`` serves ``health_url`` once it is ready, which may take up to ``start_seconds``.
 
-    After a crash it is started again in ``first_restart_seconds``, then in twice that; after ``restarts`` crashes with less than
-    ``steady_seconds`` of work between them it is given up.
+    After a crash it is restarted after ``first_restart_seconds``, and after twice the wait each further time. After
+    ``restarts`` crashes with less than ``steady_seconds`` of work between them, it is given up.
     """
 
     name: str
@@ -44,7 +46,7 @@ class ServerProgram:
 
 
 class SupervisedServer:
-    """Needs a running event loop. ``detail`` says in words how it is; ``ready`` whether it answers."""
+    """Needs a running event loop. ``detail`` describes its state; ``ready`` is whether it answers."""
 
     def __init__(self, program: ServerProgram) -> None:
         self._program = program
@@ -60,7 +62,9 @@ class SupervisedServer:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Returns when it answers. Raises DeviceError, with the end of its log, when it exits first or takes too long; then it is gone."""
+        """Return when it answers. Raises DeviceError, with the end of its log, if it exits first or takes too long; it
+        is then stopped.
+        """
         try:
             await self._launch()
         except BaseException:
@@ -69,7 +73,7 @@ class SupervisedServer:
         self._supervision = asyncio.create_task(self._supervise())
 
     async def stop(self) -> None:
-        """Ask it to end, and make it end after a while."""
+        """Request its end, and kill it after a while."""
         if self._supervision is not None:
             self._supervision.cancel()
             with suppress(asyncio.CancelledError):
@@ -79,11 +83,12 @@ class SupervisedServer:
 
     async def _launch(self) -> None:
         program, self.detail = self._program, "starting"
-        # Our own pipe: asyncio's would make `wait` last as long as any child of a crashed server holds it open.
+        # A pipe of our own: with asyncio's, `wait` would last until every child of a crashed server has closed it.
         read_end, write_end = os.pipe()
         self._log = asyncio.create_task(self._pass_on(read_end))
         try:
-            # A session of its own: what it starts is then ended with it, and Ctrl-C reaches it through us only.
+            # A separate session, so that its child processes are ended with it, and Ctrl-C reaches it only through this
+            # process.
             self._process = await asyncio.create_subprocess_exec(
                 *ended_with_us(program.command),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -101,16 +106,18 @@ class SupervisedServer:
                     status = await asyncio.wait_for(self._process.wait(), POLL_SECONDS)
                     await self._end()
                     raise DeviceError(
-                        f"{program.name} ended with status {status} before it was ready; its last lines:\n{self._last()}"
+                        f"{program.name} ended with status {status} before it was ready; its last "
+                        f"lines:\n{self._last()}"
                     )
                 if monotonic() > give_up:
                     raise DeviceError(
-                        f"{program.name} was not ready after {program.start_seconds:.0f} seconds; its last lines:\n{self._last()}"
+                        f"{program.name} was not ready after {program.start_seconds:.0f} seconds; its last "
+                        f"lines:\n{self._last()}"
                     )
         self.ready, self.detail = True, "ready"
 
     async def _supervise(self) -> None:
-        """Wait for the end that nobody asked for, and start it again."""
+        """Wait for an unexpected exit, and restart the server."""
         program, crashes = self._program, 0
         while True:
             assert self._process is not None
@@ -122,13 +129,14 @@ class SupervisedServer:
                 await self._end()
                 if crashes > program.restarts:
                     self.detail = (
-                        f"crashed {crashes} times and is given up; its last line: {self._last().splitlines()[-1]}"
+                        f"crashed {crashes} times and is not restarted again; its last line: "
+                        f"{self._last().splitlines()[-1]}"
                     )
                     self._say(self.detail)
                     return
                 wait = program.first_restart_seconds * 2 ** (crashes - 1)
-                self.detail = f"{reason}, and starts again"
-                self._say(f"{reason}; starting it again in {wait:g} s ({crashes} of {program.restarts})")
+                self.detail = f"{reason}, and is restarting"
+                self._say(f"{reason}; restarting it in {wait:g} s ({crashes} of {program.restarts})")
                 await asyncio.sleep(wait)
                 try:
                     await self._launch()
@@ -138,7 +146,7 @@ class SupervisedServer:
                     crashes += 1
 
     async def _end(self) -> None:
-        """End the process and whatever it started and left behind."""
+        """End the process and all child processes that it left behind."""
         self.ready = False
         if self._process is not None:
             if self._process.returncode is None:
@@ -147,16 +155,16 @@ class SupervisedServer:
                     await asyncio.wait_for(self._process.wait(), self._program.stop_seconds)
             signal_group(self._process.pid, signal.SIGKILL)
             await self._process.wait()
-            # The number may be another's from now on.
+            # From now on, the process id may belong to another process.
             self._process = None
         if self._log is not None:
-            # What left the group of processes may hold the pipe open; wait_for ends the reading then.
+            # A process that has left the group may hold the pipe open; wait_for then ends the reading.
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._log, LOG_END_SECONDS)
             self._log = None
 
     async def _pass_on(self, read_end: int) -> None:
-        """Its log goes to our error stream, each line with its name before it. Progress bars become lines."""
+        """Copy its log to our standard error, each line prefixed with its name. Progress bars become lines."""
         reader = asyncio.StreamReader()
         pipe = os.fdopen(read_end, "rb", buffering=0)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -183,11 +191,11 @@ class SupervisedServer:
         print(f"{self._program.name} | {line}", file=sys.stderr, flush=True)
 
     def _last(self) -> str:
-        return "\n".join(self._lines) or "(it said nothing)"
+        return "\n".join(self._lines) or "(its log is empty)"
 
 
 def ended_with_us(command: Sequence[str]) -> Sequence[str]:
-    """The command, run so that Linux ends it when this process is killed and has no time to."""
+    """The command, wrapped so that Linux ends it if this process is killed and cannot do so itself."""
     setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
     return command if setpriv is None else [setpriv, "--pdeathsig", "TERM", *command]
 

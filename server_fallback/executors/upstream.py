@@ -1,6 +1,8 @@
-"""Upstream: one OpenAI-compatible server over HTTP. JSON bodies go in, JSON objects come out; every failure is one of our errors.
+"""Upstream: one OpenAI-compatible server over HTTP. It sends JSON bodies, returns JSON objects, and turns every failure
+into one of our errors.
 
-Whether a failed request may go to another server is told by the error: Unavailable means that this one has not answered it.
+The error shows whether a failed request may be sent to another server: Unavailable means that this one has not answered
+it.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from .sse import events
 PASSED_ON = ("traceparent", "tracestate")
 CONNECT_TIMEOUT_SECONDS = 5.0
 CHECK_TIMEOUT_SECONDS = 5.0
-# A server that accepts a request and then says nothing for so long has lost it.
+# A server that accepts a request and then sends nothing for this long has lost it.
 READ_TIMEOUT_SECONDS = 600.0
-# The escape of a half of a surrogate pair.
+# The escape of half of a surrogate pair.
 HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 T = TypeVar("T")
@@ -37,8 +39,10 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Upstream:
-    """``url`` is the server's root, without /v1. ``any_request_id``: it takes other request ids than UUIDs. ``outstanding`` counts the
-    requests of ours that it has. ``observe_headers`` is told those of each of its answers, of errors too; it must not raise."""
+    """``url`` is the server's root, without /v1. ``any_request_id``: it accepts request ids that are not UUIDs.
+    ``outstanding`` counts our running requests on it. ``observe_headers`` is called with the headers of each answer,
+    also of errors; it must not raise.
+    """
 
     url: str
     client: httpx.AsyncClient = field(repr=False)
@@ -50,8 +54,8 @@ class Upstream:
     async def stream(self, path: str, body: Mapping[str, Any], call: Call) -> AsyncGenerator[dict[str, Any]]:
         """The objects of a streamed answer, up to "[DONE]".
 
-        Raises RequestError where the server blames the request, QueueFull and Unavailable where it did not answer (after the first object:
-        where the connection broke), DeadlineExceeded, and DeviceError where it failed.
+        Raises RequestError if the server rejects the request, QueueFull and Unavailable if it did not answer (after the
+        first object: if the connection broke), DeadlineExceeded, and DeviceError if it failed.
         """
         async with self._sent("POST", path, body, call) as response, aclosing(events(response.aiter_bytes())) as source:
             while (data := await before(call.deadline, anext(source, None))) is not None:
@@ -64,14 +68,15 @@ class Upstream:
             raise Unavailable(f"{self.url}: its answer stopped before the end; ask again", upstream=self.url)
 
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> dict[str, Any]:
-        """The object that the server answers with. Raises as `stream`."""
+        """The object that the server answers with. Raises what `stream` raises."""
         async with self._sent(method, path, body, call) as response:
             return self._object((await before(call.deadline, response.aread())).decode(errors="replace"))
 
     async def check(self) -> None:
-        """Ask for the list of models, a route that every such server has, and tell the circuit.
+        """Request the list of models, a route that every such server has, and report the outcome to the circuit.
 
-        Silence counts only while the server has nothing of ours to do: some answer one request at a time.
+        A timeout counts only while the server has none of our requests, because some servers answer one request at a
+        time.
         """
         try:
             response = await self.client.get(f"{self.url}/v1/models", timeout=CHECK_TIMEOUT_SECONDS)
@@ -90,13 +95,15 @@ class Upstream:
     async def _sent(
         self, method: str, path: str, body: Mapping[str, Any] | None, call: Call
     ) -> AsyncIterator[httpx.Response]:
-        """The answer to a request, once its head is there and good. The circuit is told how it went."""
+        """The answer to a request, once its status line and headers have arrived and show success. The outcome is
+        reported to the circuit.
+        """
         if self.client.is_closed:
             raise Unavailable("this model is being unloaded; try again later")
         headers = {name: call.headers[name] for name in PASSED_ON if name in call.headers}
         headers["X-Request-Id"] = call.request_id if self.any_request_id else as_uuid(call.request_id)
         if call.deadline is not None:
-            # Ours takes it; the others learn of the deadline when we hang up.
+            # Our own server reads this header; for the others, the deadline closes the connection.
             headers["X-Request-Timeout-Ms"] = str(max(1, round((call.deadline - monotonic()) * 1000)))
         request = self.client.build_request(method, f"{self.url}{path}", json=body, headers=headers)
         self.outstanding += 1
@@ -114,15 +121,15 @@ class Upstream:
             yield response
         except httpx.HTTPError as error:
             self.circuit.failed(certain=isinstance(error, httpx.ConnectError))
-            raise Unavailable(f"{self.url}: {reason(error)}; is it running?", upstream=self.url) from error
+            raise Unavailable(f"{self.url}: {reason(error)}; check that it is running", upstream=self.url) from error
         except (QueueFull, DeadlineExceeded):
-            # It may be well: it has too much to do, or the client is in a hurry.
+            # The server may be healthy: it is busy, or the client's deadline is short.
             raise
         except Unavailable:
             self.circuit.failed()
             raise
         finally:
-            # For a request that was cancelled, or refused for its own sake, while it was the one trial.
+            # For a trial request that was cancelled, or rejected because of its content.
             self.circuit.ended()
             self.outstanding -= 1
             if response is not None:
@@ -132,19 +139,20 @@ class Upstream:
         try:
             value = json.loads(data)
             if HALF_PAIR.search(data):
-                # Raises UnicodeEncodeError if it is a half indeed, which no answer of ours could hold.
+                # Raises UnicodeEncodeError if it really is only half of a pair, which our answers cannot contain.
                 json.dumps(value, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise DeviceError(
-                f"{self.url}: expected a JSON object, it sent {data[:SHOWN_CHARACTERS]!r}", upstream=self.url
+                f"{self.url}: expected a JSON object, it sent {data[:SHOWN_CHARACTERS]!r}",
+                upstream=self.url,
             )
         return value
 
 
 def as_uuid(request_id: str) -> str:
-    """The id, or where it is no UUID one that is made of it: the server of llama-cpp-python answers all others with 400."""
+    """The id, or a UUID derived from it if it is not one: llama-cpp-python's server answers all other ids with 400."""
     try:
         UUID(request_id)
     except ValueError:
@@ -153,7 +161,7 @@ def as_uuid(request_id: str) -> str:
 
 
 def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False) -> Upstream:
-    """``url`` with or without /v1 at its end, as OpenAI's clients write it. Raises RequestError for one that is none."""
+    """``url`` with or without /v1 at its end, as in OpenAI's clients. Raises RequestError for an invalid URL."""
     root = url.rstrip("/").removesuffix("/v1")
     try:
         parsed = httpx.URL(root)
@@ -165,14 +173,14 @@ def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         timeout=httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_TIMEOUT_SECONDS, pool=None),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-        # A proxy of the environment does not reach this machine's own servers.
+        # A proxy from the environment cannot reach servers on this machine.
         trust_env=parsed.host not in ("localhost", "127.0.0.1", "::1"),
     )
     return Upstream(root, client, any_request_id)
 
 
 async def before(deadline: float | None, awaited: Awaitable[T]) -> T:
-    """Wait, until a time of `time.monotonic` at most. Raises DeadlineExceeded."""
+    """Wait at most until ``deadline``, a time of `time.monotonic`. Raises DeadlineExceeded."""
     if deadline is None:
         return await awaited
     try:
@@ -188,5 +196,5 @@ def reason(error: httpx.HTTPError) -> str:
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return "no connection could be made"
     if isinstance(error, httpx.TimeoutException):
-        return f"it said nothing for {READ_TIMEOUT_SECONDS:.0f} seconds"
+        return f"it sent nothing for {READ_TIMEOUT_SECONDS:.0f} seconds"
     return "the connection broke"

@@ -1,4 +1,4 @@
-"""What other servers answer, in our form: chunks of their shapes flow in, chunks of OpenAI's flow out, the usage last."""
+"""Convert the answers of other servers to chunks in OpenAI's form, the usage last."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from nearfar.compiler.errors import DeviceError, NearfarError, Unavailable
 from ..schema.common import Answer
 from .upstream_bounds import BoundedChoices, Bounds, says_text
 
-# What servers call an answer's end beside OpenAI's words. Others, such as content_filter, reach the client as they are.
+# Other servers' names for a finish reason -> OpenAI's. Further ones, such as content_filter, reach the client
+# unchanged.
 ENDS = {"eos_token": "stop", "stop_sequence": "stop", "max_tokens": "length"}
 MAX_END_CHARACTERS = 64
-# The usage follows the end in one chunk, at once.
+# After the end, the usage follows immediately in one chunk.
 AFTER_END_CHUNKS = 16
 AFTER_END_SECONDS = 5.0
-# Beyond this JavaScript counts no more.
+# The largest integer that JavaScript represents exactly.
 MAX_COUNT = 1 << 53
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
@@ -28,11 +29,12 @@ AnswerT = TypeVar("AnswerT", bound=Answer)
 async def in_our_form(
     values: AsyncGenerator[dict[str, Any]], name: str, bounds: Bounds
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Yield chunks with choices as they come, then one with the usage alone; ``name`` is our name for the model.
+    """Yield chunks with choices as they arrive, then one with only the usage; ``name`` is our name for the model.
 
-    If the server reports no usage, the chunks with a text or a call count as the answer's tokens, and the prompt's are 0. After the end of
-    all choices only the usage is read, at most `AFTER_END_CHUNKS` chunks and for `AFTER_END_SECONDS`; failures no longer matter then.
-    Raises DeviceError for what is not of OpenAI's form, Unavailable for an answer without a chunk, and what ``values`` raises.
+    If the server reports no usage, the chunks with a text or a call count as the answer's tokens, and the prompt's are
+    0. After the end of all choices only the usage is read, at most `AFTER_END_CHUNKS` chunks and for
+    `AFTER_END_SECONDS`; failures no longer matter then. Raises DeviceError for an answer that is not in OpenAI's form,
+    Unavailable for an answer without a chunk, and what ``values`` raises.
     """
     usage: dict[str, Any] | None = None
     last: dict[str, Any] = {}
@@ -55,14 +57,14 @@ async def in_our_form(
             for each in choices_of(value, name)
             if (choice := bounded.bounded(plain_choice(each, name))) is not None
         ]
-        pieces += sum(map(says_something, choices))
+        pieces += sum(map(has_content, choices))
         last = {key: value[key] for key in ("id", "created") if key in value} | {"model": name}
         if choices:
             yield {**last, "choices": choices}
     if not last:
-        raise Unavailable("the upstream ended its answer before it began; ask again")
+        raise Unavailable("the upstream ended its answer without any output; send the request again")
     if rest := [*bounded.rest(None if usage is None else plain_usage(usage)["completion_tokens"])]:
-        pieces += sum(map(says_something, rest))
+        pieces += sum(map(has_content, rest))
         for choice in rest:
             yield {**last, "choices": [choice]}
     counts = {"prompt_tokens": 0, "completion_tokens": pieces} if usage is None else usage
@@ -70,7 +72,7 @@ async def in_our_form(
 
 
 def checked(kind: type[AnswerT], value: Mapping[str, Any], name: str) -> AnswerT:
-    """Raises DeviceError for what is not of this form."""
+    """Raises DeviceError if the value does not have this form."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -82,15 +84,17 @@ def checked(kind: type[AnswerT], value: Mapping[str, Any], name: str) -> AnswerT
 def choices_of(value: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     choices = value.get("choices") or []
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        raise nonsense(name, "choices: is not a list of objects")
+        raise nonsense(name, "choices: the value is not a list of objects")
     return choices
 
 
 def plain_choice(choice: dict[str, Any], name: str) -> dict[str, Any]:
-    """A choice whose end has OpenAI's name for it, if there is one, and whose role is the only one that an answer can have."""
+    """The choice with OpenAI's name for its finish reason, if there is one, and with the only role that an answer can
+    have.
+    """
     index, end, delta = choice.get("index") or 0, choice.get("finish_reason") or None, choice.get("delta")
     if not isinstance(index, int) or not isinstance(end, str | None) or len(end or "") > MAX_END_CHARACTERS:
-        raise nonsense(name, "choices: index is not an integer, or finish_reason is not a word")
+        raise nonsense(name, "choices: index is not an integer, or finish_reason is not a string")
     choice = {**choice, "index": index, "finish_reason": None if end is None else ENDS.get(end, end)}
     if isinstance(delta, dict) and "role" in delta:
         choice["delta"] = {**delta, "role": "assistant"}
@@ -98,11 +102,13 @@ def plain_choice(choice: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def nonsense(name: str, what: str) -> DeviceError:
-    return DeviceError(f"{name}: the upstream's answer is not OpenAI's form: {what}")
+    return DeviceError(f"{name}: the upstream's answer is not in OpenAI's form: {what}")
 
 
-def says_something(choice: Mapping[str, Any]) -> bool:
-    """Whether it has a text or a part of a call: a first chunk may have the role alone, a last one the end."""
+def has_content(choice: Mapping[str, Any]) -> bool:
+    """Whether it has text or a part of a tool call. A first chunk may have only the role, a last one only the finish
+    reason.
+    """
     delta = choice.get("delta")
     return says_text(choice) or bool(isinstance(delta, dict) and delta.get("tool_calls"))
 

@@ -1,9 +1,10 @@
 """Cut an upstream's answer where the request ends it.
 
-A server is not trusted to stop where it should. Choices that nobody asked for, text after a choice's end and tokens beyond ``max_tokens``
-are left out. Tokens are counted exactly if they are listed with their log-probabilities. Otherwise a piece of text counts as one token,
-which is the least that it can be; servers of the dialect openai may split tokens, so their pieces are not counted. Whatever a server says
-about its tokens, text that has more words or characters than so many tokens can hold is cut too.
+The server may not stop where it should. Choices that were not requested, text after a choice's end and tokens beyond
+``max_tokens`` are removed. Tokens are counted exactly if they are listed with their log-probabilities. Otherwise a
+piece of text counts as one token, which is the least that it can be; servers of the dialect openai may split tokens, so
+their pieces are not counted. Whatever a server reports about its tokens, text with more words or characters than
+``max_tokens`` tokens can hold is cut too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CHARACTERS_PER_TOKEN = 256
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """``tokens`` are those of each choice, None for no limit that can be counted."""
+    """``tokens`` is the limit of each choice, None for no limit that can be counted."""
 
     choices: int = 1
     tokens: int | None = None
@@ -42,7 +43,7 @@ def bounds_of(request: GenerationRequest, dialect: Dialect) -> Bounds:
     assert isinstance(request, CompletionRequest)
     prompt = request.prompt
     several = isinstance(prompt, list) and not all(isinstance(part, int) for part in prompt)
-    # An echo is no part of the answer.
+    # An echo is not part of the answer.
     return Bounds(
         choices * len(prompt) if several else choices, None if request.echo else request.max_tokens, counts_pieces
     )
@@ -56,7 +57,8 @@ class BoundedChoices:
         self._tokens = Counter[int]()
         self._texts = defaultdict[int, TextLength](TextLength)
         self._ended = set[int]()
-        # One piece beyond the limit, with the end if that came: it may be text of earlier tokens that the server had held back.
+        # One piece beyond the limit, with the end if that came: it may be text of earlier tokens that the server had
+        # held back.
         self._late: dict[int, list[dict[str, Any]]] = {}
 
     @property
@@ -64,7 +66,9 @@ class BoundedChoices:
         return len(self._ended) == self._bounds.choices
 
     def bounded(self, choice: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the choice as far as it belongs to the answer; None if nothing of it does, or if that is not known yet."""
+        """Return the part of the choice that belongs to the answer; None if no part does, or if this is not known
+        yet.
+        """
         index, limit = choice["index"], self._bounds.tokens
         if not 0 <= index < self._bounds.choices or index in self._ended:
             return None
@@ -86,7 +90,9 @@ class BoundedChoices:
         return choice
 
     def rest(self, completion_tokens: int | None) -> Iterator[dict[str, Any]]:
-        """Return, at the end, what belongs to the answer, given the server's count of its tokens (None if it sent no count)."""
+        """Return, at the end, the rest of the answer, from the server's count of its tokens (None if it sent no
+        count).
+        """
         limit = self._bounds.tokens
         whole = (
             completion_tokens is not None and limit is not None and completion_tokens <= limit * self._bounds.choices
@@ -101,7 +107,7 @@ def cut(index: int) -> dict[str, Any]:
 
 
 class TextLength:
-    """Words and characters of a text that comes in pieces."""
+    """The numbers of words and characters of a text that arrives in pieces."""
 
     def __init__(self) -> None:
         self._words = self._characters = 0
@@ -113,7 +119,7 @@ class TextLength:
         self._last = piece[-1:] or self._last
 
     def exceeds(self, tokens: int) -> bool:
-        """Return whether no text of so many tokens is that long."""
+        """Return whether the text is longer than any text of ``tokens`` tokens."""
         return self._words > tokens * WORDS_PER_TOKEN or self._characters > tokens * CHARACTERS_PER_TOKEN
 
 
@@ -128,7 +134,7 @@ def text_of(choice: Mapping[str, Any]) -> str:
 
 
 def listed_tokens(choice: Mapping[str, Any]) -> int:
-    """As many as the choice lists, in the form of chats or of completions."""
+    """The number of tokens that the choice lists, in the form of chats or of completions."""
     logprobs = choice.get("logprobs")
     listed = (logprobs.get("content") or logprobs.get("tokens")) if isinstance(logprobs, dict) else None
     return len(listed) if isinstance(listed, list) else 0

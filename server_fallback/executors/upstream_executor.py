@@ -1,7 +1,7 @@
-"""UpstreamExecutor: sends requests to other servers, the replicas of one model; and UpstreamOpener, which opens one.
+"""UpstreamExecutor sends requests to other servers, the replicas of one model; UpstreamOpener opens one.
 
-A request without an answer goes to another replica, at most three in all. After the first chunk a failure reaches the client, so that
-nothing is paid for or sent twice.
+A request without an answer is sent to another replica, with at most three attempts in total. After the first chunk a
+failure is reported to the client, so that nothing is paid for or sent twice.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from .upstream_answers import checked, in_our_form
 from .upstream_bounds import bounds_of
 
 ATTEMPTS = 3
-# Before another attempt, between half and all of it; twice as much before the third.
+# The wait before the second attempt is between half of this and all of it; before the third, it is twice as long.
 RETRY_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamOptions:
-    """``model`` is the upstream's name for it, None for the only one that it serves; ``name`` is ours. ``priorities``: whether the upstream
-    orders by priority (vLLM does with --scheduling-policy priority, and refuses requests that have one without)."""
+    """``model`` is the upstream's name for the model, None for the only one that it serves; ``name`` is our name.
+    ``priorities``: whether the upstream orders requests by priority (vLLM does with --scheduling-policy priority, and
+    without that option it rejects requests that have a priority).
+    """
 
     urls: tuple[str, ...]
     name: str
@@ -51,7 +53,9 @@ class UpstreamOptions:
 
 
 class UpstreamOpener:
-    """Implements `Opener`. A model keeps its servers' name for it unless it gets another one; ``options.name`` is not used."""
+    """Implements `Opener`. A model has its servers' name for it unless the load request names another one;
+    ``options.name`` is not used.
+    """
 
     def __init__(self, options: UpstreamOptions) -> None:
         self._options = options
@@ -66,7 +70,9 @@ class UpstreamOpener:
 
 
 async def open_upstream(options: UpstreamOptions) -> UpstreamExecutor:
-    """Find out what the upstreams serve. Raises RequestError for a bad URL or model name, Unavailable where none of them answers."""
+    """Find the upstreams' model. Raises RequestError for a bad URL or model name, Unavailable if no upstream
+    answers.
+    """
     if not options.urls:
         raise RequestError("an upstream model needs the URL of a server: --upstream http://host:port")
     upstreams = [make_upstream(url, options.api_key, any_request_id=options.any_request_id) for url in options.urls]
@@ -80,7 +86,9 @@ async def open_upstream(options: UpstreamOptions) -> UpstreamExecutor:
 
 
 async def only_model(options: UpstreamOptions) -> str:
-    """Return the name of the servers' only model. Raises RequestError if they have several, Unavailable if no server answers."""
+    """Return the name of the servers' only model. Raises RequestError if they have several, Unavailable if no server
+    answers.
+    """
     upstreams = [make_upstream(url, options.api_key, any_request_id=options.any_request_id) for url in options.urls]
     try:
         model, _ = await discover(upstreams, options)
@@ -91,8 +99,10 @@ async def only_model(options: UpstreamOptions) -> str:
 
 
 async def discover(upstreams: Sequence[Upstream], options: UpstreamOptions) -> tuple[str, int]:
-    """The model's name there, and its context (0 where it is not told), from the first server that answers."""
-    reason = Unavailable("no upstream was asked")
+    """The servers' name for the model, and its context (0 if it is not reported), from the first server that
+    answers.
+    """
+    reason = Unavailable("no upstream was queried")
     for upstream in upstreams:
         try:
             listed = (await upstream.ask("GET", "/v1/models", None, Call("discover"))).get("data")
@@ -103,7 +113,10 @@ async def discover(upstreams: Sequence[Upstream], options: UpstreamOptions) -> t
         cards = {str(card["id"]): card for card in listed if isinstance(card, dict) and "id" in card}
         model = options.model or (next(iter(cards)) if len(cards) == 1 else None)
         if model is None:
-            raise RequestError(f"{upstream.url}: serves {', '.join(cards) or 'no model'}; say which one", param="model")
+            raise RequestError(
+                f"{upstream.url}: serves {', '.join(cards) or 'no model'}; say which one",
+                param="model",
+            )
         if cards and model not in cards:
             raise RequestError(f"{upstream.url}: does not serve {model!r}, but {', '.join(cards)}", param="model")
         context = cards.get(model, {}).get("max_model_len")
@@ -112,7 +125,7 @@ async def discover(upstreams: Sequence[Upstream], options: UpstreamOptions) -> t
 
 
 class UpstreamExecutor:
-    """Needs a running event loop, on which it checks its servers from time to time."""
+    """Needs a running event loop, on which it checks its servers periodically."""
 
     def __init__(self, replicas: Replicas, options: UpstreamOptions, model: str, context: int) -> None:
         self._replicas, self._options, self._model, self._context = replicas, options, model, context
@@ -120,7 +133,7 @@ class UpstreamExecutor:
 
     @property
     def context(self) -> int:
-        """0 where the upstream does not say it."""
+        """0 if the upstream does not report it."""
         return self._context
 
     async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk]:
@@ -198,18 +211,18 @@ class UpstreamExecutor:
                 await self._before_retry(error, tried)
 
     async def _before_retry(self, error: Unavailable, tried: Sequence[Upstream]) -> None:
-        """Wait a little, or raise the error where another attempt is of no use."""
+        """Wait a little, or raise the error if another attempt cannot help."""
         others = any(
             replica.upstream not in tried and replica.upstream.circuit.admits for replica in self._replicas.all
         )
-        # A full queue is as full a moment later; and whoever set the deadline does not wait.
+        # A full queue is still full a moment later, and no retry fits a deadline that has passed.
         if (
             len(tried) == ATTEMPTS
             or isinstance(error, DeadlineExceeded)
             or (isinstance(error, QueueFull) and not others)
         ):
             raise error
-        # A spread, so that what one failure threw back does not come again all at once.
+        # A random wait, so that requests that failed together are not all retried at once.
         await asyncio.sleep(RETRY_SECONDS * 2 ** (len(tried) - 1) * random.uniform(0.5, 1.0))
 
     async def _check(self, seconds: float) -> None:
@@ -221,5 +234,6 @@ class UpstreamExecutor:
     def _require_tokenize(self) -> None:
         if self._options.dialect == "openai":
             raise RequestError(
-                f"{self._options.name}: the server behind this model does not show its tokens", param="model"
+                f"{self._options.name}: the server behind this model does not support /tokenize and /detokenize",
+                param="model",
             )

@@ -1,4 +1,6 @@
-"""The vllm executor: starts `vllm serve` and asks it, so that tensor and pipeline parallel on one machine or many are vLLM's."""
+"""The vllm executor: starts `vllm serve` and sends it the requests, so that vLLM provides tensor and pipeline
+parallelism on one or more machines.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from .upstream_executor import UpstreamExecutor, UpstreamOptions, discover
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """``model`` is what `vllm serve` takes: a folder or a name on the Hugging Face Hub. ``arguments`` go to it as they are."""
+    """``model`` is a folder or a name on the Hugging Face Hub, as for `vllm serve`. ``arguments`` are passed to it
+    unchanged.
+    """
 
     model: str
     name: str
@@ -39,23 +43,24 @@ class VllmOpener:
         self._options = options
 
     async def prepare(self, model: str, name: str | None) -> Opening:
-        """Raises ToolError where vLLM is not installed."""
+        """Raises ToolError if vLLM is not installed."""
         options = replace(self._options, model=model, name=name or default_name(model))
         find_vllm()
-        # Its memory is its own.
+        # vLLM's process holds the memory.
         return Opening(options.name, None, lambda: open_vllm(options))
 
 
 async def open_vllm(options: VllmOptions) -> VllmExecutor:
-    """Returns when it answers, which for a large model takes minutes. Raises ToolError where vLLM is not installed, DeviceError where it
-    does not start."""
+    """Return when the server answers, which takes minutes for a large model. Raises ToolError if vLLM is not installed,
+    DeviceError if it does not start.
+    """
     port, api_key = free_port(), secrets.token_hex(16)
     url = f"http://127.0.0.1:{port}"
     program = ServerProgram(
         name="vllm",
         command=command(options, port),
         health_url=f"{url}/health",
-        # So that nobody on this machine gets past the keys of our own server.
+        # A key of its own, so that no program on this machine can bypass the keys of our server.
         environment={"VLLM_API_KEY": api_key},
         start_seconds=options.start_seconds,
         first_restart_seconds=options.first_restart_seconds,
@@ -95,8 +100,10 @@ class VllmExecutor(UpstreamExecutor):
 
 def command(options: VllmOptions, port: int) -> list[str]:
     return [
-        find_vllm(), "serve", options.model, "--host", "127.0.0.1", "--port", str(port), "--served-model-name", options.name,
-        "--tensor-parallel-size", str(options.tensor_parallel_size), "--pipeline-parallel-size", str(options.pipeline_parallel_size),
+        find_vllm(), "serve", options.model, "--host", "127.0.0.1", "--port", str(port), "--served-model-name",
+        options.name,
+        "--tensor-parallel-size", str(options.tensor_parallel_size), "--pipeline-parallel-size",
+        str(options.pipeline_parallel_size),
         "--scheduling-policy", "priority", *options.arguments,
     ]  # fmt: skip
 
@@ -106,7 +113,8 @@ def find_vllm() -> str:
     program = shutil.which("vllm") or shutil.which("vllm", path=beside)
     if program is None:
         raise ToolError(
-            "vllm is not installed; 'pip install vllm' into an environment on the PATH (it needs Linux and a GPU that it supports), "
+            "vllm is not installed; 'pip install vllm' into an environment on the PATH (it needs Linux and a GPU "
+            "that it supports), "
             "or serve the model without --executor vllm"
         )
     return program

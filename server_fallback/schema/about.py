@@ -1,19 +1,21 @@
-"""/v1/nearfar/about: what a client of ours must know before it shares an answer with a server (extension)."""
+"""/v1/nearfar/about: what our client must know about a server before it shares an answer with it (extension)."""
 
 from __future__ import annotations
 
 from .common import Answer
 
-# Raised where an older client would misread what /v1/nearfar routes or our extensions say.
+# Incremented when an older client would misread the /v1/nearfar routes or our extensions.
 API_VERSION = 1
-# On this answer and on generated ones: what a request would wait for the device now, in whole milliseconds.
+# The header on this answer and on generated ones: how long a request would wait for the device now, in integer
+# milliseconds.
 QUEUE_HEADER = "X-Nearfar-Queue-Ms"
 
 
 class ModelAbout(Answer):
-    """``tokenizer_sha256`` is of tokenizer.json. It, ``vocab_size`` and ``context`` are None where an upstream does not tell them.
+    """``tokenizer_sha256`` is the hash of tokenizer.json. It, ``vocab_size`` and ``context`` are None if an upstream
+    does not report them.
 
-    ``verify``: the model takes drafts over /v1/nearfar/verify.
+    ``verify``: the model checks drafts over /v1/nearfar/verify.
     """
 
     id: str

@@ -10,7 +10,8 @@ from pydantic_core import PydanticCustomError
 from .common import Answer, FinishReason, GenerationRequest, Items, Request, TokenLogprob, Unused, Usage
 from .route import Route
 
-# Far above what applications send: without bounds, one body of 4 MB occupies the event loop for hundreds of milliseconds.
+# Far above what applications send: without bounds, one body of 4 MB occupies the event loop for hundreds of
+# milliseconds.
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 # Parts and tool calls of all messages together.
@@ -39,12 +40,12 @@ class ImagePart(Request):
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
-# A client's own reading of what a message holds as text: it is accepted when it is sent back, and never passed on.
+# The value that a client parsed from a message's text: accepted when it is sent back, and never passed on.
 Parsed = Annotated[Any, Field(exclude=True)]
 
 
 def require_few_parts(messages: object) -> object:
-    """Refuse messages with too many parts and calls in all, before each is validated."""
+    """Reject messages with too many parts and calls in total, before each is validated."""
     if isinstance(messages, list) and len(messages) <= MAX_MESSAGES:
         lists = (
             message.get(key) for message in messages if isinstance(message, dict) for key in ("content", "tool_calls")
@@ -52,13 +53,13 @@ def require_few_parts(messages: object) -> object:
         count = sum(len(each) for each in lists if isinstance(each, list))
         if count > MAX_ALL_PARTS:
             raise PydanticCustomError(
-                "too_long", f"{count} parts and tool calls in all; at most {MAX_ALL_PARTS} are supported"
+                "too_long", f"{count} parts and tool calls in total; at most {MAX_ALL_PARTS} are supported"
             )
     return messages
 
 
 class FunctionCall(Request):
-    """What follows ``arguments`` is in the messages that clients send back."""
+    """The fields after ``arguments`` appear in messages that clients send back."""
 
     name: str
     arguments: str
@@ -67,7 +68,9 @@ class FunctionCall(Request):
 
 
 class ToolCall(Request):
-    """What follows ``function`` is in the messages that clients send back. The order of the calls is that of the list."""
+    """The fields after ``function`` appear in messages that clients send back. The calls are in the order of the
+    list.
+    """
 
     id: str
     type: Literal["function"] = "function"
@@ -77,8 +80,8 @@ class ToolCall(Request):
 
 
 class Message(Request):
-    """``content`` is text, or parts: texts, and images for servers whose models see. What follows ``refusal`` is in the messages that
-    clients send back.
+    """``content`` is text, or parts: texts, and images for servers whose models accept them. The fields after
+    ``refusal`` appear in messages that clients send back.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -99,7 +102,7 @@ class Message(Request):
 
     @property
     def text(self) -> str:
-        """All of its text, the parts joined as chat templates get them."""
+        """All of its text, with the parts joined as chat templates receive them."""
         content = self.content
         return (
             content
@@ -161,7 +164,7 @@ class RegexFormat(Request):
 
 
 class GrammarFormat(Request):
-    """Extension: EBNF, from its rule root."""
+    """Extension: an EBNF grammar that starts at the rule root."""
 
     type: Literal["grammar"]
     grammar: str
@@ -173,10 +176,11 @@ ResponseFormat = Annotated[
 
 
 class ChatCompletionRequest(GenerationRequest):
-    """``user`` and ``metadata`` to ``prediction`` are accepted and have no effect: they concern OpenAI's accounts, or speed alone.
+    """``user`` and ``metadata`` to ``prediction`` are accepted and have no effect: they concern OpenAI's accounts, or
+    speed alone.
 
-    ``text/thinking.py`` says what ``chat_template_kwargs``, ``enable_thinking``, ``reasoning_effort``, ``thinking_token_budget`` and
-    ``verbosity`` give to the chat template, and how they bound the reasoning.
+    ``text/thinking.py`` states how ``chat_template_kwargs``, ``enable_thinking``, ``reasoning_effort``,
+    ``thinking_token_budget`` and ``verbosity`` reach the chat template, and how they limit the reasoning.
     """
 
     messages: Annotated[
@@ -200,12 +204,12 @@ class ChatCompletionRequest(GenerationRequest):
     modalities: Items[Literal["text"]] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    # Extensions of vLLM's.
+    # Extensions from vLLM.
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
-    # Extension: the chat template's variable of this kind.
+    # Extension: the chat template's variable with this name.
     enable_thinking: bool | None = None
-    # Extension: the last message is the start of the answer, which goes on from it.
+    # Extension: the last message is the start of the answer, which continues it.
     continue_final_message: bool | None = None
 
 

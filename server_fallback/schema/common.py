@@ -1,4 +1,4 @@
-"""What requests and answers of several routes have in common."""
+"""The parts that requests and answers of several routes share."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ MAX_STOP_TOKENS = 1024
 MAX_CHOICES = 128
 MAX_GUIDED_CHOICES = 1024
 MAX_LOGIT_BIASES = 1024
-# As OpenAI has it for embeddings.
+# OpenAI's limit for embeddings.
 MAX_TEXTS = 2048
 
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Item = TypeVar("Item")
-# Of a million wrong items one is told; a list of a million errors takes seconds to write.
+# Report only the first of a million invalid items: a list of a million errors takes seconds to build.
 Items = Annotated[list[Item], Field(fail_fast=True)]
 
 
 def _require_few_texts(value: object) -> object:
-    """Refuse a list of too many texts before each is validated. The token ids of one text may be any number."""
+    """Reject a list of too many texts before each is validated. The number of token ids in one text is not limited
+    here.
+    """
     if isinstance(value, list) and len(value) > MAX_TEXTS and not isinstance(value[0], int):
         raise PydanticCustomError("too_long", f"{len(value)} texts; at most {MAX_TEXTS} are supported")
     return value
@@ -32,7 +34,7 @@ Texts = Annotated[str | Items[str] | Items[int] | Items[Items[int]], BeforeValid
 
 
 def _require_nothing(value: object) -> None:
-    """Raises ValueError unless a value is null or empty, or holds nothing but such values."""
+    """Raises ValueError unless a value is null or empty, or contains only such values."""
     if isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             _require_nothing(inner)
@@ -40,14 +42,16 @@ def _require_nothing(value: object) -> None:
         raise ValueError("only null or an empty value is supported here; leave it out")
 
 
-# Clients send back these keys of an answer's message; ours are null. They are never passed on.
+# Clients send back these keys of an answer's message, which are null in our answers. They are never passed on.
 Unused = Annotated[
     dict[str, Any] | list[Any] | Literal[""] | None, AfterValidator(_require_nothing), Field(exclude=True)
 ]
 
 
 class Request(BaseModel):
-    """A key that is not known is an error, and so is a text where a number is due: nothing that a client asks for is ignored or guessed."""
+    """An unknown key is an error, and so is a string in place of a number: nothing in a request is ignored or
+    guessed.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -62,7 +66,9 @@ class StreamOptions(Request):
 
 
 class StructuredOutputs(Request):
-    """One of them. ``json_`` is a JSON schema, or its text; ``choice`` lists the possible answers; ``json_object`` is any JSON object."""
+    """Exactly one of the fields. ``json_`` is a JSON schema, or its text; ``choice`` lists the possible answers;
+    ``json_object`` is any JSON object.
+    """
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
@@ -72,7 +78,7 @@ class StructuredOutputs(Request):
 
 
 class GenerationRequest(Request):
-    """Both kinds of completions take these. Null counts as not given."""
+    """The parameters of both kinds of completions. Null has the same meaning as a missing key."""
 
     model: str
     stream: bool | None = None
@@ -84,7 +90,7 @@ class GenerationRequest(Request):
     seed: Int64 | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    # JSON's keys are texts.
+    # JSON's keys are strings.
     logit_bias: (
         Annotated[
             dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]],
@@ -93,17 +99,18 @@ class GenerationRequest(Request):
         | None
     ) = None
     user: str | None = None
-    # Extensions: see `nearfar.compiler.ir.sampling`; -1 and 0 are all tokens. A higher priority goes first.
+    # Extensions: see `nearfar.compiler.ir.sampling`; -1 and 0 mean all tokens. A higher priority is served first.
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     priority: Int64 | None = None
-    # Extensions of vLLM's, with its meaning. `stop_token_ids` end the answer and are its last token. Neither they nor the model's end
-    # tokens nor stop strings end it before it has `min_tokens` tokens.
+    # Extensions from vLLM, with its meaning. `stop_token_ids` end the answer and are its last token. Neither they nor
+    # the model's end tokens nor stop strings end it before it has `min_tokens` tokens.
     stop_token_ids: Annotated[Items[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_TOKENS)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
-    # Extensions of vLLM's: the form of the answer. The older names stand for one key of `structured_outputs` each.
+    # Extensions from vLLM: the format of the answer. Each of the older names stands for one key of
+    # `structured_outputs`.
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -120,8 +127,9 @@ class CompletionTokensDetails(Answer):
 
 
 class Usage(Answer):
-    """``queue_ms`` (extension) is how long the answer waited until its first tokens were handed to the device, of several the longest;
-    None where it is not known."""
+    """``queue_ms`` (extension) is how long the answer waited until its first tokens were passed to the device, the
+    longest wait of several answers; None if unknown.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -152,5 +160,5 @@ class ErrorResponse(Answer):
     error: ErrorDetail
 
 
-# Another server's own word, such as "recitation", reaches the client as it is.
+# Another server's own value, such as "recitation", reaches the client unchanged.
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"] | str

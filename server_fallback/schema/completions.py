@@ -1,4 +1,4 @@
-"""/v1/completions, OpenAI's older form: texts or token ids are continued as they stand."""
+"""/v1/completions, OpenAI's older form: texts or token ids are continued without a chat template."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from .route import Route
 
 
 class CompletionRequest(GenerationRequest):
-    """``prompt``: a text, token ids, or several of either. Of several prompts each gets ``n`` answers: choice p * n + i.
+    """``prompt``: a text, token ids, or several of either. Each prompt gets ``n`` answers: choice p * n + i is answer i
+    of prompt p.
 
-    ``split_special_tokens`` (extension; true if absent): control tokens that a text spells out are split into the tokens of their text.
-    Give false only for prompts that your own code writes: they become single tokens then.
+    ``split_special_tokens`` (extension; true if absent): the text of a control token is encoded as ordinary text. With
+    false it becomes a single control token; use this only for prompts that your own code writes.
     """
 
     prompt: Texts

@@ -10,7 +10,9 @@ from .common import Answer, Request, Texts
 
 
 class EmbeddingRequest(Request):
-    """Control tokens that a text spells out are split into the tokens of their text; give token ids for a text that needs them."""
+    """The text of a control token is encoded as ordinary text; send token ids for an input that needs control
+    tokens.
+    """
 
     model: str
     input: Texts
@@ -20,7 +22,7 @@ class EmbeddingRequest(Request):
 
 
 class Embedding(Answer):
-    """``embedding`` as numbers, or as the base64 of their float32 bytes, the lowest first."""
+    """``embedding`` as numbers, or as the base64 of their float32 bytes, little-endian."""
 
     object: Literal["embedding"] = "embedding"
     index: int

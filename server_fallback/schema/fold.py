@@ -1,4 +1,4 @@
-"""Fold: the chunks of a streamed answer flow in, the whole answer that they add up to flows out.
+"""Fold the chunks of a streamed answer into the complete answer.
 
 The last chunk must have the usage, as `executors.executor.Executor` promises.
 """
@@ -27,7 +27,7 @@ from .route import Route
 
 
 async def fold_chat(chunks: AsyncIterable[ChatCompletionChunk]) -> ChatCompletion:
-    """The whole chat completion. Raises Unavailable where the chunks end too early, and what the chunks raise."""
+    """The complete chat completion. Raises Unavailable if the chunks end too early, and what the chunks raise."""
     choices: dict[int, _ChatParts] = {}
     last = None
     route = None
@@ -47,7 +47,7 @@ async def fold_chat(chunks: AsyncIterable[ChatCompletionChunk]) -> ChatCompletio
 
 
 async def fold_completion(chunks: AsyncIterable[CompletionChunk]) -> Completion:
-    """The whole completion. Raises Unavailable where the chunks end too early, and what the chunks raise."""
+    """The complete completion. Raises Unavailable if the chunks end too early, and what the chunks raise."""
     choices: dict[int, list[CompletionChoice]] = {}
     last = None
     route = None
@@ -65,7 +65,7 @@ async def fold_completion(chunks: AsyncIterable[CompletionChunk]) -> Completion:
 
 
 def withdraws(before: Route | None, now: Route | None) -> bool:
-    """Whether a chunk's route takes back what came before it: the other side began the answer again."""
+    """Whether a chunk's route withdraws the text before it, because the other side began the answer again."""
     return before is not None and now not in (None, before) and now.switched_at == 0
 
 
@@ -117,7 +117,7 @@ class _ChatParts:
         calls = fold_calls(self.calls)
         return ChatChoice(
             index=index,
-            # A message of calls or reasoning alone has no content.
+            # A message with only calls or reasoning has no content.
             message=AnswerMessage(
                 content=None if (calls or reasoning) and not text else text,
                 reasoning_content=reasoning,
@@ -152,4 +152,4 @@ def _joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
 
 
 def _cut_off() -> Unavailable:
-    return Unavailable("the answer was cut off before its end; ask again")
+    return Unavailable("the answer was cut off before its end; send the request again")

@@ -1,5 +1,5 @@
-"""/v1/models and what changes them: /v1/models/load and /v1/models/unload (extensions), /v1/load_lora_adapter and
-/v1/unload_lora_adapter as vLLM has them.
+"""/v1/models, and the routes that change the models: /v1/models/load and /v1/models/unload (extensions),
+/v1/load_lora_adapter and /v1/unload_lora_adapter as in vLLM.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from pydantic import Field
 
 from .common import Answer, Items, Request
 
-# A NUL or a line break is no part of a path that works, nor of a name that a log can show.
+# A working path contains no NUL or line break, nor does a name that a log can show.
 Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class ModelCard(Answer):
-    """A name that requests may ask for. ``root`` is the model that answers to it, an alias's too; an adapter's ``parent`` is its model.
+    """A name that requests may use. ``root`` is the model that answers, also for an alias; the ``parent`` of an adapter
+    is its model.
 
-    ``max_model_len`` is the longest sequence in tokens, None where an upstream does not say it.
+    ``max_model_len`` is the longest sequence in tokens, None if an upstream does not report it.
     """
 
     id: str
@@ -35,8 +36,9 @@ class ModelList(Answer):
 
 
 class LoadRequest(Request):
-    """``model``: a bundle's or checkpoint's folder, or a name that `nearfar serve` takes. ``name`` is what requests call it, the folder's
-    name where it is not given."""
+    """``model``: a bundle's or checkpoint's folder, or a name that `nearfar serve` takes. ``name`` is its name in
+    requests, by default the folder's name.
+    """
 
     model: Name
     name: Name | None = None
@@ -48,7 +50,7 @@ class UnloadRequest(Request):
 
 
 class LoadAdapterRequest(Request):
-    """``model``: whose adapter it is; may be left out where one model is loaded (extension)."""
+    """``model``: the adapter's model; may be omitted if only one model is loaded (extension)."""
 
     lora_name: Name
     lora_path: Name

@@ -1,4 +1,4 @@
-"""What an answer that two sides could give says of which side gave it (extension)."""
+"""The route of an answer of a pair of sides: which side gave it, and why (extension)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ Side = Literal["near", "far"]
 
 
 class Route(Answer):
-    """``side`` wrote the end of the answer, for ``reason``. ``scores`` are what the decision weighed, null where it is not known.
+    """``side`` wrote the end of the answer, for ``reason``. ``scores`` are the values that the decision compared, null
+    if unknown.
 
-    ``switched_at`` is null, or the number of characters (code points) of the answer that stand before the last switch: 0 where what came
-    before is withdrawn. In a stream the first chunk has a route, the first after a switch, and the last.
+    ``switched_at`` is null, or the number of characters (code points) of the answer before the last switch: 0 if the
+    earlier text is withdrawn. In a stream the first chunk has a route, the first after a switch, and the last.
     """
 
     side: Side

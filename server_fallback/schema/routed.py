@@ -1,4 +1,6 @@
-"""Requests to a pair of sides: OpenAI's, with what decides who may answer (extension). A server of one side does not know these keys."""
+"""Requests to a pair of sides: OpenAI's requests with keys that decide which side may answer (extension). A server of
+one side rejects these keys.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,15 @@ Language = Annotated[str, Field(min_length=2, max_length=3)]
 
 
 class RoutedMessage(Message):
-    """``labels`` of one message hold for the whole request."""
+    """``labels`` of one message apply to the entire request."""
 
     labels: Labels | None = None
 
 
 class RoutedChatRequest(ChatCompletionRequest):
-    """``labels`` are those of the policy. ``pin``: this side or none. ``language``: what the answering model must know."""
+    """``labels`` are those of the policy. ``pin``: only this side may answer. ``language``: the language that the
+    answering model must support.
+    """
 
     messages: Annotated[  # type: ignore[assignment]
         Items[RoutedMessage], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(require_few_parts)
@@ -47,12 +51,12 @@ class RoutedEmbeddingRequest(EmbeddingRequest):
     language: Language | None = None
 
 
-# What is for the choice of a side, and goes no further.
+# The keys for the choice of a side, which are not sent to it.
 ROUTING = frozenset({"labels", "pin", "language"})
 
 
 def unlabelled_chat(request: ChatCompletionRequest) -> ChatCompletionRequest:
-    """What a side is asked with: nothing of who may answer goes out."""
+    """The request for a side, without the keys that decide which side answers."""
     messages = [_plain(message) for message in request.messages]
     return ChatCompletionRequest.model_construct(**_fields(request, {*ROUTING, "messages"}), messages=messages)
 
@@ -70,5 +74,5 @@ def _plain(message: Message) -> Message:
 
 
 def _fields(value: BaseModel, without: Set[str]) -> dict[str, Any]:
-    """Those that were given."""
+    """The labels of the request and of its messages."""
     return {name: getattr(value, name) for name in value.model_fields_set - without}

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as vLLM has them."""
+"""/tokenize and /detokenize, as in vLLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from .common import Answer, Items, Request
 
 
 class TokenizeRequest(Request):
-    """Either ``prompt`` or ``messages``. ``split_special_tokens`` (extension) is for ``prompt``, as in /v1/completions."""
+    """Either ``prompt`` or ``messages``. ``split_special_tokens`` (extension) is for ``prompt``, as in
+    /v1/completions.
+    """
 
     model: str
     prompt: str | None = None

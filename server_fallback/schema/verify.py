@@ -1,14 +1,15 @@
-"""/v1/nearfar/verify (extension): a client guesses tokens, the server says which hold. JSON messages over one WebSocket, one answer each.
+"""/v1/nearfar/verify (extension): a client drafts tokens, and the server returns those that it accepts. One answer is
+one WebSocket with JSON messages.
 
-    client  open      the prompt in token ids, and how to choose tokens
+    client  open      the prompt in token ids, and the sampling parameters
     server  opened    how many drafts a message may have
-    client  draft     guesses at the next tokens, none to get one token
-    server  accepted  the guesses that hold, and one token more; with finish_reason where the answer ends
+    client  draft     guesses at the next tokens; without any, one token is returned
+    server  accepted  the accepted guesses and one token more; with finish_reason if the answer ends
     ...
-    server  error     instead of any of these, as OpenAI's errors are; then it closes
+    server  error     instead of any of these, in the form of OpenAI's errors; then the server closes
 
-The server closes with 1000 at the end of the answer and with 4000 plus the HTTP status of the error after an error. A client that has
-enough closes.
+The server closes with 1000 at the end of the answer and with 4000 plus the HTTP status of the error after an error. A
+client that needs no further tokens closes the socket.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from pydantic import Field
 
 from .common import Answer, ErrorDetail, Int64, Items, Request
 
-# Raised where an older client would misread what the messages say.
+# Incremented when an older client would misread the messages.
 VERSION = 1
-# What a WebSocket is asked for with, beside the key of those that cannot set headers: KEY_PROTOCOL and the key in base64url, without "=".
+# The protocol of the WebSocket. Clients that cannot set headers send their key as a second one: KEY_PROTOCOL followed
+# by the key in base64url, without "=".
 PROTOCOL = "nearfar.verify"
 KEY_PROTOCOL = "nearfar.key."
 MAX_DRAFTS = 64
 
 
 class VerifyOpen(Request):
-    """``tokenizer_sha256`` is of the client's tokenizer.json, which must be the server's, for token ids mean nothing else.
+    """``tokenizer_sha256`` is the hash of the client's tokenizer.json, which must equal the server's, because otherwise
+    the token ids differ.
 
-    Greedy where no ``temperature`` is given; with one, tokens are those that the same ``seed`` gives without drafts.
+    Greedy without a ``temperature``; with one, the tokens are those that the same ``seed`` gives without drafts.
     """
 
     type: Literal["open"]
@@ -53,7 +56,9 @@ class VerifyDraft(Request):
 
 
 class VerifyOpened(Answer):
-    """``max_drafts``: of a message that has more, the rest is not checked. ``context``: the longest answer and its prompt, in tokens."""
+    """``max_drafts``: further drafts of a message are not checked. ``context``: the most tokens of the prompt and the
+    answer together.
+    """
 
     type: Literal["opened"] = "opened"
     version: int = VERSION
@@ -62,7 +67,9 @@ class VerifyOpened(Answer):
 
 
 class VerifyAccepted(Answer):
-    """``tokens`` are the answer's next. ``cached_tokens``: of the tokens before, those that were not computed again."""
+    """``tokens`` are the next ones of the answer. ``cached_tokens``: the number of earlier tokens that were not
+    computed again.
+    """
 
     type: Literal["accepted"] = "accepted"
     tokens: list[int]

@@ -96,7 +96,7 @@ class FakeExecutor:
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         if (request.prompt is None) == (request.messages is None):
-            raise RequestError("either prompt or messages", param="prompt")
+            raise RequestError("exactly one of prompt and messages", param="prompt")
         tokens = list((request.prompt or "chat").encode())
         return TokenizeResponse(tokens=tokens, count=len(tokens), max_model_len=self.context)
 
@@ -161,7 +161,7 @@ class FakeModels:
         if name in ("fake", "other/name"):
             return self.fake
         if name not in self.loaded:
-            raise UnknownModel(f"no model {name[:100]!r} here; there are: fake, other/name")
+            raise UnknownModel(f"the model {name[:100]!r} does not exist here; available: fake, other/name")
         return self.loaded[name]
 
     async def load(self, request: LoadRequest) -> ModelCard:

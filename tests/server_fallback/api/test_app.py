@@ -118,7 +118,7 @@ def test_models_are_listed_and_found_by_names_with_slashes() -> None:
     assert cards["data"][1] == ask("GET", "/v1/models/other/name").json()
     missing = ask("GET", "/v1/models/gpt-9")
     assert code(missing) == (404, "model_not_found")
-    assert "there are: fake, other/name" in missing.json()["error"]["message"]
+    assert "available: fake, other/name" in missing.json()["error"]["message"]
     asked = ask("POST", CHAT, {**HI, "model": "gpt-9"})
     assert (code(asked), asked.json()["error"]["param"]) == ((404, "model_not_found"), "model")
 

@@ -46,7 +46,7 @@ def test_json_comes_out_as_it_went_in(value: object) -> None:
         (b"[-Infinity]", "-Infinity"),
         (b"[1e999]", "too large"),
         (b"[" + b"9" * 5000 + b"]", "too many digits"),
-        (b'{"a": {"b": 1, "b": 2}}', "'b' comes twice"),
+        (b'{"a": {"b": 1, "b": 2}}', "'b' appears twice"),
         (b'["\\ud800"]', "surrogate"),
         (b'{"\\uDC00x": 1}', "surrogate"),
         (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "nests deeper"),

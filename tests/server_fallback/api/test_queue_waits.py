@@ -31,18 +31,18 @@ class SilentExecutor(FakeExecutor):
 
 def test_the_last_16_waits_count_where_somebody_waits_and_of_several_models_the_longest() -> None:
     waits = QueueWaits()
-    assert waits.told_ms({"a": BUSY}) is None
+    assert waits.wait_ms({"a": BUSY}) is None
     for seconds in (100.0, *[0.1] * 8, *[0.3] * 8):
         waits.observe("a", seconds)
     waits.observe("b", 0.0506)
-    assert waits.told_ms({"a": BUSY}) == 200
-    assert waits.told_ms({"a": IDLE}) == 0
-    assert waits.told_ms({"a": IDLE, "b": BUSY}) == 51
-    assert waits.told_ms({"a": BUSY, "b": BUSY, "silent": BUSY}) == 200
+    assert waits.wait_ms({"a": BUSY}) == 200
+    assert waits.wait_ms({"a": IDLE}) == 0
+    assert waits.wait_ms({"a": IDLE, "b": BUSY}) == 51
+    assert waits.wait_ms({"a": BUSY, "b": BUSY, "silent": BUSY}) == 200
 
 
 @pytest.mark.parametrize(("state", "told"), [(BUSY, "250"), (IDLE, "0")])
-def test_answers_tell_the_queue_and_pages_may_read_it(state: ExecutorState, told: str) -> None:
+def test_answers_report_the_queue_and_pages_may_read_it(state: ExecutorState, told: str) -> None:
     async def work() -> list[httpx.Response]:
         app = create_app(FakeModels(FakeExecutor(current=state)), ApiConfig(cors_origins=("https://example.org",)))
         asked = [

@@ -119,14 +119,14 @@ def test_failed_requests_are_counted_and_told(reply: Reply, message: str, capsys
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("http://127.0.0.1:9",), "no server answers there"),
+        (("http://127.0.0.1:9",), "no server answers at this URL"),
         (("URL", "--model", "other"), f"does not serve other; it serves {MODEL}"),
-        (("URL", "--input-tokens", "9", "3"), "--input-tokens 9 3: the first must not be more"),
-        (("URL", "--prefix-tokens", "-1"), "must be 0 or more"),
-        (("URL", "--body", "[1]"), "--body a JSON object"),
+        (("URL", "--input-tokens", "9", "3"), "--input-tokens 9 3: the first number must not be larger"),
+        (("URL", "--prefix-tokens", "-1"), "must be at least 0"),
+        (("URL", "--body", "[1]"), "--body must be a JSON object"),
     ],
 )
-def test_what_cannot_be_measured_says_why(
+def test_a_load_that_cannot_be_measured_states_why(
     arguments: tuple[str, ...], message: str, server: FakeOpenAI, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with in_a_thread(server) as url:

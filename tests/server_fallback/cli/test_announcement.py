@@ -54,7 +54,7 @@ def test_models_are_shown_with_their_aliases_and_one_line_that_asks_the_first(
         ["chat", "4,096", "12.3 MB", "a device", "gpt, other"],
         ["second", "4,096", "12.3 MB", "a device", ""],
     ]
-    assert lines[-2] == "serving at http://127.0.0.1:8000/v1, Ctrl-C ends"
+    assert lines[-2] == "serving at http://127.0.0.1:8000/v1, Ctrl-C stops"
     assert lines[-1].startswith("curl http://127.0.0.1:8000/v1/chat/completions -H")
     assert body_of(lines[-1])["model"] == "chat"
     assert "Authorization" not in lines[-1]
@@ -64,7 +64,7 @@ def test_one_that_embeds_is_asked_for_embeddings_and_open_doors_are_named(capsys
     lines = announced("embed", ("::", 8000, 0, 0), capsys, keyed=False)
     assert lines[-1].startswith("curl http://[::]:8000/v1/embeddings")
     assert body_of(lines[-1]).keys() == {"model", "input"}
-    assert any("whoever reaches this address may ask" in line for line in lines)
+    assert any("anyone who reaches this address may send requests" in line for line in lines)
     keyed = announced("embed", ("0.0.0.0", 8000), capsys, keyed=True)
     assert '-H "Authorization: Bearer $NEARFAR_API_KEY"' in keyed[-1]
     assert not any("whoever" in line for line in keyed)

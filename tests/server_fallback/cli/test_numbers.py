@@ -26,8 +26,8 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "4 parsecs", "0", "0.1", "1e9", "nan"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is no size; write 4GB"):
+def test_an_invalid_size_is_rejected(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a size; write 4GB"):
         size_bytes(text)
 
 
@@ -67,6 +67,6 @@ def test_origins(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["localhost:8080", "http://localhost:8080/", "https://example.org/page", "example.org", ""]
 )
-def test_what_matches_no_page_is_no_origin(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is no origin; write"):
+def test_an_origin_that_matches_no_page_is_rejected(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not an origin; write"):
         origin(text)

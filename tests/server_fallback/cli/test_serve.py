@@ -90,7 +90,7 @@ def replicas(cache: Path) -> Iterator[list[Served]]:
 
 def test_the_model_is_compiled_once_and_what_is_served_is_printed(replicas: list[Served], cache: Path) -> None:
     logs = "".join(path.read_text() for path in cache.glob("*.log"))
-    assert logs.count("compiling demo, once") == 1
+    assert logs.count("compiling demo (first use only)") == 1
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
     printed = replicas[0].printed
     assert re.search(r"demo +│ 512 +│ [\d.]+ MB +│ .*thread.*│ gpt", printed)
@@ -251,7 +251,7 @@ def test_a_server_before_others_answers_as_they_do_and_survives_the_end_of_one(
     try:
         answers = asyncio.run(load())
         # Those that the dead one was answering are told so; the others go on to the second.
-        assert set(answers) <= {ANSWER, "503 the connection broke; is it running?"}
+        assert set(answers) <= {ANSWER, "503 the connection broke; check that it is running"}
         assert answers[-1] == ANSWER
         front.process.send_signal(signal.SIGTERM)
         assert front.process.wait(10) == 0
@@ -271,7 +271,7 @@ def test_with_every_replica_gone_it_is_an_error_with_a_hint(replicas: list[Serve
         request = ChatCompletionRequest.model_validate(
             {"model": "demo", "messages": [{"role": "user", "content": QUESTION}]}
         )
-        with pytest.raises(Unavailable, match="no server behind this model answers") as raised:
+        with pytest.raises(Unavailable, match="no server of this model answers") as raised:
             await anext(executor.chat(request, Call("r")))
         assert raised.value.details["retry_after_seconds"] == pytest.approx(1, abs=1)
         await executor.close()
@@ -298,8 +298,8 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ("arguments", "message"),
     [
         ((), "needs a model"),
-        (("demo", "--alias", "x"), "--alias x: write NAME=MODEL, with a model of demo"),
-        (("demo", "--alias", "x=y"), "with a model of demo"),
+        (("demo", "--alias", "x"), "--alias x: write NAME=MODEL, with one of the models demo"),
+        (("demo", "--alias", "x=y"), "with one of the models demo"),
         (("demo", "--executor", "upstream"), "needs the server's address"),
         (("demo", "--upstream", "http://127.0.0.1:1"), "add --executor upstream"),
         (
@@ -315,7 +315,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("--executor", "upstream", "--upstream", "http://127.0.0.1:9"), "no connection could be made"),
     ],
 )
-def test_options_that_cannot_be_met_say_why(
+def test_invalid_options_are_errors_that_state_why(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in fails(capsys, *arguments)

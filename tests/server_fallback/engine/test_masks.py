@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 import pytest
+from engine_requests import LIMITS, OTHERS, PROMPT, EvenTokens, engine_on, ids, require_no_page_held, run, settle
 from hash_model import answer_of
 from hash_runner import MODEL, HashRunner
-from test_token_engine import LIMITS, OTHERS, PROMPT, EvenTokens, engine_on, ids, require_no_page_held, run, settle
 
 from nearfar.compiler.errors import DeadlineExceeded, RequestError, Unavailable
 from nearfar.server_fallback.engine import mask_pool, mask_task

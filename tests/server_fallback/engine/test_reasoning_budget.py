@@ -8,9 +8,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from engine_requests import LIMITS, engine_on, ids, run
 from hash_model import STOP, VOCAB, next_token
 from hash_runner import HashRunner
-from test_token_engine import LIMITS, engine_on, ids, run
 
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.speculation import Speculation

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from engine_requests import LIMITS as NO_SPARE_ROWS
+from engine_requests import engine_on, require_no_page_held, run, settle
 from hash_model import VOCAB
 from hash_runner import MODEL, HashRunner
 from test_same_under_load import alone, answer, left_early, mixed_requests
-from test_token_engine import LIMITS as NO_SPARE_ROWS
-from test_token_engine import engine_on, require_no_page_held, run, settle
 from tiny_models import VOCAB_SIZE
 
 from nearfar.compiler.bundle.folder import open_bundle

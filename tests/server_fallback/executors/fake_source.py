@@ -23,7 +23,8 @@ from nearfar.server_fallback.engine.request import (
     TokenRequest,
 )
 from nearfar.server_fallback.engine.stats import EngineStats
-from nearfar.server_fallback.executors.local import LocalExecutor, TextModel
+from nearfar.server_fallback.executors.local import LocalExecutor
+from nearfar.server_fallback.executors.text_model import TextModel
 from nearfar.server_fallback.text.tools import tool_format
 
 # The comment is what tells a template that writes calls as Hermes does.

@@ -14,7 +14,7 @@ import pytest
 
 from nearfar.compiler.errors import CheckpointError, OutputError, RequestError, ToolError, UnsupportedModel
 from nearfar.compiler.pipeline.compile import CompileOptions
-from nearfar.server_fallback.executors.bundle_cache import bundle_place, cache_folder
+from nearfar.server_fallback.executors.bundle_cache import bundle_path, cache_folder
 from nearfar.server_fallback.executors.compile_process import compile_once, compiled, error_of
 
 OPTIONS = CompileOptions(target="webgpu", context=64, activations=("float32",), self_test=False)
@@ -44,40 +44,39 @@ def test_a_place_changes_with_everything_that_a_bundle_is_made_from(
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_checkpoints["qwen3"], folder)
-    places = [bundle_place(folder, OPTIONS)]
-    assert bundle_place(folder, OPTIONS) == places[0]
-    assert places[0].name.startswith("model-webgpu-q4f16-")
-    places += [
-        bundle_place(folder, replace(OPTIONS, **change))
-        for change in ({"context": 32}, {"target": "cpu"}, {"kv": "q8"})
+    paths = [bundle_path(folder, OPTIONS)]
+    assert bundle_path(folder, OPTIONS) == paths[0]
+    assert paths[0].name.startswith("model-webgpu-q4f16-")
+    paths += [
+        bundle_path(folder, replace(OPTIONS, **change)) for change in ({"context": 32}, {"target": "cpu"}, {"kv": "q8"})
     ]
     config = folder / "config.json"
     config.write_text(config.read_text() + " ")
-    places.append(bundle_place(folder, OPTIONS))
+    paths.append(bundle_path(folder, OPTIONS))
     # The weights' header and size stay as they are.
     os.utime(folder / "model.safetensors", (1, 1))
-    places.append(bundle_place(folder, OPTIONS))
+    paths.append(bundle_path(folder, OPTIONS))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    places.append(bundle_place(folder, OPTIONS))
-    assert len(set(places)) == len(places)
-    before = places[-1]
+    paths.append(bundle_path(folder, OPTIONS))
+    assert len(set(paths)) == len(paths)
+    before = paths[-1]
     (folder / "notes.txt").write_text("for people")
-    assert bundle_place(folder, OPTIONS) == before
+    assert bundle_path(folder, OPTIONS) == before
 
 
 @pytest.mark.usefixtures("cache")
-def test_what_is_there_is_found_without_another_process(
+def test_a_cached_bundle_is_found_without_another_process(
     tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = bundle_place(tiny_checkpoints["qwen3"], OPTIONS)
-    place.mkdir(parents=True)
-    (place / "manifest.json").touch()
+    path = bundle_path(tiny_checkpoints["qwen3"], OPTIONS)
+    path.mkdir(parents=True)
+    (path / "manifest.json").touch()
 
     def none(*_: object, **__: object) -> None:
         raise AssertionError
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", none)
-    assert asyncio.run(compiled(str(tiny_checkpoints["qwen3"]), OPTIONS)) == place
+    assert asyncio.run(compiled(str(tiny_checkpoints["qwen3"]), OPTIONS)) == path
 
 
 @pytest.mark.usefixtures("cache")
@@ -111,7 +110,7 @@ def test_a_compiler_that_is_cancelled_is_ended_and_leaves_nothing(
     place = cache / "place"
     # In the place of Python: it begins to write as the compiler does, and does not end.
     stand_in = tmp_path / "python"
-    begin = f"""echo '{{"place": "{place}"}}'; mkdir '{cache}/.place.partial'; echo '{{"progress": ["kernels", 0, 9]}}'; exec sleep 60"""
+    begin = f"""echo '{{"path": "{place}"}}'; mkdir '{cache}/.place.partial'; echo '{{"progress": ["kernels", 0, 9]}}'; exec sleep 60"""
     stand_in.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\n{begin}\n")
     stand_in.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stand_in))
@@ -136,5 +135,5 @@ def test_a_compiler_that_dies_is_an_error(
     tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(ToolError, match=r"ended without a word \(status 1\)"):
+    with pytest.raises(ToolError, match=r"exited without a message \(status 1\)"):
         asyncio.run(compiled(str(tiny_checkpoints["llama"]), OPTIONS))

@@ -1,62 +1,21 @@
+"""Chats that the local executor answers."""
+
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import pytest
-from fake_source import TEMPLATE, FakeSource, executor, text_model
+from fake_source import FakeSource, executor, text_model
+from local_requests import CALL, HI, IMAGE, TOOL, chat, chat_request, chunks, complete, prompt_text, run
 
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, RequestError
-from nearfar.compiler.ir.spec import EmbeddingSpec
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor
-from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
-from nearfar.server_fallback.schema.completions import Completion, CompletionRequest
-from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
-from nearfar.server_fallback.schema.fold import fold_chat, fold_completion
-from nearfar.server_fallback.schema.tokenize import DetokenizeRequest, TokenizeRequest
-
-CALL = Call("1")
-HI = [{"role": "user", "content": "hi"}]
-IMAGE = {"type": "image_url", "image_url": {"url": "http://here/a.png"}}
-FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
-TOOL = {"type": "function", "function": FUNCTION}
-Result = TypeVar("Result")
-
-
-def run(work: Coroutine[Any, Any, Result]) -> Result:
-    return asyncio.run(work)
-
-
-def chat_request(**given: Any) -> ChatCompletionRequest:
-    return ChatCompletionRequest.model_validate({"model": "fake", "messages": HI, **given})
-
-
-def chat(local: LocalExecutor, call: Call = CALL, **given: Any) -> ChatCompletion:
-    return run(fold_chat(local.chat(chat_request(**given), call)))
-
-
-def chunks(local: LocalExecutor, **given: Any) -> list[ChatCompletionChunk]:
-    async def read() -> list[ChatCompletionChunk]:
-        return [chunk async for chunk in local.chat(chat_request(**given), CALL)]
-
-    return run(read())
-
-
-def complete(local: LocalExecutor, **given: Any) -> Completion:
-    return run(fold_completion(local.complete(CompletionRequest.model_validate({"model": "fake", **given}), CALL)))
-
-
-def prompt_text(source: FakeSource, index: int = 0) -> str:
-    return bytes(source.requests[index].prompt_ids).decode()
+from nearfar.server_fallback.schema.tokenize import TokenizeRequest
 
 
 def test_a_chat_is_answered_with_its_usage(tmp_path: Path) -> None:
@@ -162,17 +121,6 @@ def test_what_a_client_sends_back_gives_the_prompt_of_the_plain_message(tmp_path
     assert prompt_text(source, 0) == prompt_text(source, 1)
 
 
-def test_an_answer_that_ends_with_a_whole_call_at_max_tokens_is_not_cut(tmp_path: Path) -> None:
-    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-    for text, limit, reason in (
-        (call + "!", len(call), "tool_calls"),
-        (call, len(call) - 20, "length"),
-        (call + " So", len(call) + 2, "length"),
-    ):
-        local, _ = executor(tmp_path, text)
-        assert chat(local, tools=[TOOL], max_tokens=limit).choices[0].finish_reason == reason
-
-
 def test_no_stop_string_ends_an_answer_before_min_tokens(tmp_path: Path) -> None:
     local, source = executor(tmp_path, "a#b##c#d")
     for least, text in ((0, "a"), (2, "a#b"), (4, "a#b#"), (5, "a#b##c")):
@@ -194,7 +142,7 @@ def test_vllms_ends_reach_the_engine(tmp_path: Path) -> None:
         chat(local, stop_token_ids=[260])
 
 
-def test_parameters_become_what_the_engine_is_asked_with_and_the_seed_counts_up(tmp_path: Path) -> None:
+def test_parameters_reach_the_engine_and_each_choice_has_the_next_seed(tmp_path: Path) -> None:
     local, source = executor(tmp_path, "x")
     chat(
         local,
@@ -233,7 +181,7 @@ def test_choices_run_at_once_and_share_the_prompt(tmp_path: Path) -> None:
     assert waited == [0.5] * 3
 
 
-def test_a_call_is_told_its_tokens_and_others_what_the_model_can(tmp_path: Path) -> None:
+def test_a_call_observes_its_tokens_and_abilities_are_reported(tmp_path: Path) -> None:
     local, source = executor(tmp_path, "hello")
     ids: list[int] = []
     prompt: list[float] = []
@@ -298,100 +246,6 @@ def test_a_failure_of_one_choice_ends_the_others(tmp_path: Path) -> None:
     assert source.running == 0
 
 
-CALLED = 'Well. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>{"name": "g", "arguments": {}}</tool_call>'
-
-
-def test_tool_calls_are_read_out_of_the_answer(tmp_path: Path) -> None:
-    local, source = executor(tmp_path, CALLED, template=TEMPLATE + "{{ tools | tojson }}")
-    [choice] = chat(local, tools=[TOOL]).choices
-    assert '"name": "f"' in prompt_text(source)
-    calls = choice.message.tool_calls or []
-    assert [(call.function.name, call.function.arguments) for call in calls] == [("f", '{"a": 1}'), ("g", "{}")]
-    assert calls[0].id.startswith("call_")
-    assert len({call.id for call in calls}) == 2
-    assert (choice.message.content, choice.finish_reason) == ("Well. ", "tool_calls")
-
-
-def test_without_parallel_tool_calls_only_the_first_call_is_told(tmp_path: Path) -> None:
-    local, _ = executor(tmp_path, CALLED)
-    [choice] = chat(local, tools=[TOOL], parallel_tool_calls=False).choices
-    assert len(choice.message.tool_calls or []) == 1
-
-
-SAID = {
-    "type": "object",
-    "properties": {"said": {"type": "string"}},
-    "required": ["said"],
-    "additionalProperties": False,
-}
-ANSWER = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SAID}}
-STRICT = {"type": "function", "function": {**FUNCTION, "strict": True}}
-ONE_CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-
-
-@contextmanager
-def grammar_executor(folder: Path, *answers: str) -> Iterator[tuple[LocalExecutor, FakeSource]]:
-    """Its grammar compiler's process ends with it. The prompts show the tools."""
-    local, source = executor(folder, *answers, template=TEMPLATE + "{{ tools | tojson }}")
-    try:
-        yield local, source
-    finally:
-        run(local.close())
-
-
-def test_beside_tools_a_form_holds_messages_and_its_text_is_never_read_as_a_call(tmp_path: Path) -> None:
-    unlike_json = {"type": "regex", "pattern": "x: [^]*"}
-    for form, message in ((ANSWER, json.dumps({"said": ONE_CALL})), (unlike_json, f"x: {ONE_CALL}")):
-        with grammar_executor(tmp_path, message) as (local, source):
-            [choice] = chat(local, tools=[TOOL], response_format=form).choices
-            assert '"name": "f"' in prompt_text(source)
-            assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (message, None, "stop")
-            texts = [
-                chunk.choices[0].delta.content
-                for chunk in chunks(local, tools=[TOOL], response_format=form)
-                if chunk.choices
-            ]
-            assert "".join(text or "" for text in texts) == message
-            assert len(texts) > len(message), "the form's text is streamed as it comes"
-
-
-def test_beside_a_form_calls_are_held_to_strict_schemas(tmp_path: Path) -> None:
-    other = {"type": "function", "function": {"name": "g"}}
-    second = '\n<tool_call>\n{"name": "g", "arguments": {"any": null}}\n</tool_call>'
-    with grammar_executor(tmp_path, ONE_CALL + second, ONE_CALL.replace("1", '"x"')) as (local, _):
-        for expected in ([("f", '{"a": 1}'), ("g", '{"any": null}')], None):
-            [choice] = chat(local, tools=[STRICT, other], response_format=ANSWER, max_tokens=300).choices
-            called = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
-            assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
-            assert expected in (None, called)
-            assert isinstance(json.loads(called[0][1]).get("a", 0), int)
-
-
-def test_if_a_call_is_required_a_form_has_no_effect_and_without_calls_only_the_form_has_one(tmp_path: Path) -> None:
-    with grammar_executor(tmp_path, '{"said": "no"}', ONE_CALL) as (local, source):
-        for choice in ("required", {"type": "function", "function": {"name": "f"}}):
-            answer = chat(local, tools=[TOOL], tool_choice=choice, response_format=ANSWER, max_tokens=200)
-            assert (answer.choices[0].finish_reason, answer.choices[0].message.content) == ("tool_calls", None)
-        [none] = chat(local, tools=[TOOL], tool_choice="none", response_format=ANSWER, max_tokens=60).choices
-        assert list(json.loads(none.message.content or "")) == ["said"]
-        assert prompt_text(source, 2).endswith("null")
-
-
-def test_beside_tools_a_form_that_may_begin_as_a_call_is_refused(tmp_path: Path) -> None:
-    with grammar_executor(tmp_path, "x") as (local, source):
-        with pytest.raises(RequestError, match="may begin with '<tool_call>") as error:
-            chat(local, tools=[TOOL], response_format={"type": "regex", "pattern": "[^]*"})
-        assert error.value.details["param"] == "response_format"
-        assert source.requests == []
-
-
-def test_with_tool_choice_none_the_prompt_has_no_tools_and_calls_are_text(tmp_path: Path) -> None:
-    local, source = executor(tmp_path, CALLED, template=TEMPLATE + "{{ tools | tojson }}")
-    [choice] = chat(local, tools=[TOOL], tool_choice="none").choices
-    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (CALLED, None, "stop")
-    assert prompt_text(source).endswith("null")
-
-
 @pytest.mark.parametrize(
     ("given", "param"),
     [
@@ -435,159 +289,6 @@ def test_a_deadline_holds_while_a_grammar_is_compiled(tmp_path: Path, monkeypatc
     with pytest.raises(DeadlineExceeded, match="within the time"):
         chat(local, Call("1", deadline=time.monotonic() + 0.02), response_format={"type": "json_object"})
     assert source.requests == []
-
-
-def test_tools_need_a_template_that_knows_them_and_chats_need_a_template(tmp_path: Path) -> None:
-    local, _ = executor(tmp_path, "x", template="{{ messages }}")
-    with pytest.raises(RequestError, match="chat template that knows tools"):
-        chat(local, tools=[TOOL])
-    local, _ = executor(tmp_path, "x", template=None)
-    with pytest.raises(RequestError, match="no chat template"):
-        chat(local)
-    local, _ = executor(tmp_path, "x", template="{{ raise_exception('odd') }}")
-    with pytest.raises(RequestError, match="odd") as error:
-        chat(local)
-    assert error.value.details["param"] == "messages"
-
-
-def test_several_prompts_each_get_n_answers(tmp_path: Path) -> None:
-    local, source = executor(tmp_path, *"abcd")
-    answer = complete(local, prompt=["xx", "y"], n=2, seed=5, echo=True, max_tokens=3)
-    assert [(choice.index, choice.text, choice.finish_reason) for choice in answer.choices] == [
-        (0, "xxa", "stop"),
-        (1, "xxb", "stop"),
-        (2, "yc", "stop"),
-        (3, "yd", "stop"),
-    ]
-    assert [request.sampling.seed for request in source.requests] == [5, 6, 5, 6]
-    usage = answer.usage
-    assert (usage.prompt_tokens, usage.completion_tokens) == (3, 4)
-    assert usage.prompt_tokens_details is not None
-    assert usage.prompt_tokens_details.cached_tokens == 6
-
-
-def test_control_tokens_of_a_prompt_are_split_unless_the_client_says_otherwise(tmp_path: Path) -> None:
-    local, source = executor(tmp_path, "x", "x")
-    complete(local, prompt="a</s>")
-    complete(local, prompt="a</s>", split_special_tokens=False)
-    assert [list(request.prompt_ids) for request in source.requests] == [list(b"a</s>"), [97, 257]]
-
-
-def test_token_ids_are_prompts_too(tmp_path: Path) -> None:
-    local, source = executor(tmp_path, "a")
-    assert complete(local, prompt=[104, 105], echo=True).choices[0].text == "hia"
-    assert len(complete(local, prompt=[[104], [105, 258]]).choices) == 2
-    assert [list(request.prompt_ids) for request in source.requests] == [[104, 105], [104], [105, 258]]
-
-
-def test_completion_logprobs_have_offsets_in_the_answer(tmp_path: Path) -> None:
-    local, _ = executor(tmp_path, "aéb")
-    [choice] = complete(local, prompt="x", logprobs=1).choices
-    assert choice.logprobs is not None
-    assert choice.logprobs.tokens == ["a", "\ufffd", "\ufffd", "b"]
-    assert choice.logprobs.text_offset == [0, 1, 1, 2]
-    assert choice.logprobs.token_logprobs == [-1.0] * 4
-    assert choice.logprobs.top_logprobs == [{"a": -1.0}, {"\ufffd": -1.0}, {"\ufffd": -1.0}, {"b": -1.0}]
-
-
-def test_no_tokens_is_an_answer_without_the_engine(tmp_path: Path) -> None:
-    local, source = executor(tmp_path, "a")
-    [choice] = complete(local, prompt="hi", echo=True, max_tokens=0).choices
-    assert (choice.text, choice.finish_reason, source.requests) == ("hi", "length", [])
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [[1], []]}, "prompt[1]"),
-        ({"prompt": [260]}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
-        ({"prompt": "a" * 4097}, "prompt"),
-        ({"prompt": "a", "echo": True, "logprobs": 0}, "echo"),
-        ({"prompt": "a", "best_of": 2}, "best_of"),
-        ({"prompt": ["a"] * 9, "n": 128}, "prompt"),
-        ({"prompt": "a", "suffix": "b"}, "suffix"),
-    ],
-)
-def test_a_completion_that_cannot_be_answered_is_refused(tmp_path: Path, given: dict[str, Any], param: str) -> None:
-    local, source = executor(tmp_path, "x")
-    with pytest.raises(RequestError) as error:
-        complete(local, **given)
-    assert error.value.details["param"] == param
-    assert source.requests == []
-
-
-def embedding_model(folder: Path, *, normalize: bool) -> LocalExecutor:
-    model = text_model(folder, embedding=EmbeddingSpec(pooling="last_token", normalize=normalize))
-    return LocalExecutor(FakeSource(""), model)
-
-
-def test_embeddings_are_cut_and_then_scaled_where_the_model_says_so(tmp_path: Path) -> None:
-    def vectors(local: LocalExecutor, **given: Any) -> list[Any]:
-        answer = run(local.embed(EmbeddingRequest.model_validate({"model": "fake", **given}), CALL))
-        assert [entry.index for entry in answer.data] == list(range(len(answer.data)))
-        return [answer.usage.prompt_tokens, *(entry.embedding for entry in answer.data)]
-
-    scaled, plain = embedding_model(tmp_path, normalize=True), embedding_model(tmp_path, normalize=False)
-    assert vectors(plain, input=["ab", "c"]) == [3, [3.0, 4.0, 2.0], [3.0, 4.0, 1.0]]
-    assert vectors(scaled, input=[97, 98], dimensions=2) == [2, pytest.approx([0.6, 0.8])]
-    _, encoded = vectors(plain, input="ab", encoding_format="base64", dimensions=1)
-    assert np.frombuffer(base64.b64decode(encoded), "<f4").tolist() == [3.0]
-    for given, param in (
-        ({"input": "a", "dimensions": 4}, "dimensions"),
-        ({"input": ""}, "input"),
-        ({"input": ["a", ""]}, "input[1]"),
-    ):
-        with pytest.raises(RequestError) as error:
-            vectors(plain, **given)
-        assert error.value.details["param"] == param
-
-
-def test_a_model_does_what_it_is_for_and_nothing_else(tmp_path: Path) -> None:
-    local, _ = executor(tmp_path, "x")
-    with pytest.raises(RequestError, match="makes no embeddings"):
-        run(local.embed(EmbeddingRequest(model="fake", input="a"), CALL))
-    embedding = embedding_model(tmp_path, normalize=True)
-    for ask in (lambda: chat(embedding), lambda: complete(embedding, prompt="a")):
-        with pytest.raises(RequestError, match="generates no text"):
-            ask()
-
-
-def test_texts_and_chats_are_tokenized_and_back(tmp_path: Path) -> None:
-    local, _ = executor(tmp_path, "x")
-
-    def tokenize(**given: Any) -> list[int]:
-        answer = run(local.tokenize(TokenizeRequest.model_validate({"model": "fake", **given})))
-        assert (answer.count, answer.max_model_len) == (len(answer.tokens), 4096)
-        return answer.tokens
-
-    assert tokenize(prompt="hé</s>", split_special_tokens=False) == [104, 0xC3, 0xA9, 257]
-    assert tokenize(prompt="hé</s>") == [104, 0xC3, 0xA9, *b"</s>"]
-    assert tokenize(prompt="") == []
-    assert bytes(tokenize(messages=HI)) == b"[user]hi[assistant]"
-    for given in ({}, {"prompt": "a", "messages": HI}):
-        with pytest.raises(RequestError, match="either prompt or messages"):
-            tokenize(**given)
-    assert run(local.detokenize(DetokenizeRequest(model="fake", tokens=[104, 257, 259]))).prompt == "h</s>"
-    with pytest.raises(RequestError, match="260"):
-        run(local.detokenize(DetokenizeRequest(model="fake", tokens=[260])))
-
-
-def test_a_long_prompt_leaves_the_event_loop_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    local, _ = executor(tmp_path, "x")
-    threads: list[Callable[..., Any]] = []
-
-    async def to_thread(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        threads.append(work)
-        return work(*args, **kwargs)
-
-    monkeypatch.setattr(asyncio, "to_thread", to_thread)
-    run(local.tokenize(TokenizeRequest(model="fake", prompt="a" * 100)))
-    assert threads == []
-    run(local.tokenize(TokenizeRequest(model="fake", prompt="a" * 20_000)))
-    assert len(threads) == 1
 
 
 def test_the_state_is_the_engines_and_closing_closes_it(tmp_path: Path) -> None:

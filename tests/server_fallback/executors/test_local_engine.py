@@ -23,7 +23,8 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.executors.executor import Call
-from nearfar.server_fallback.executors.local import LocalExecutor, TextModel
+from nearfar.server_fallback.executors.local import LocalExecutor
+from nearfar.server_fallback.executors.text_model import TextModel
 from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.fold import fold_chat, fold_completion

@@ -122,7 +122,7 @@ def test_what_cannot_be_opened_leaves_no_runner(
 ) -> None:
     fails(CheckpointError, "there is no such folder", tmp_path / "nothing")
     fails(CheckpointError, "has no config.json", tmp_path)
-    fails(RequestError, "give more with --kv-memory", bundle, replace(SMALL, kv_memory_bytes=1000))
+    fails(RequestError, "allow more with --kv-memory", bundle, replace(SMALL, kv_memory_bytes=1000))
     (tmp_path / "manifest.json").write_text("{}")
     fails(BundleError, "format version", tmp_path)
 

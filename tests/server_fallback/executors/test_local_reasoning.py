@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_source import END, HYBRID, OPEN, OPENED, FakeSource, ids, reasoner, said
-from test_local import HI, chat, chunks, complete, run
+from local_requests import HI, chat, chunks, complete, run
 
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.executors.executor import Call

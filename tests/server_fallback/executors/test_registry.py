@@ -107,7 +107,7 @@ def test_a_name_belongs_to_one_model() -> None:
             LoadRequest(model="2", aliases=["2"]),
             LoadRequest(model="2", aliases=["x", "x"]),
         ):
-            await fails(RequestError, "is taken", registry.load(request))
+            await fails(RequestError, "is already in use", registry.load(request))
         assert len(opener.opened) == 1
         assert [card.id for card in registry.cards()] == ["1", "uno"]
 
@@ -123,7 +123,7 @@ def test_loads_of_one_model_at_once_happen_once_and_outlive_who_asked() -> None:
         assert not registry.states()["1"].ready
         await fails(Unavailable, "still loading", registry.executor("1"))
         await fails(RequestError, "still loading", registry.unload("1"))
-        await fails(RequestError, "is taken", registry.load(LoadRequest(model="2", name="1")))
+        await fails(RequestError, "is already in use", registry.load(LoadRequest(model="2", name="1")))
         loads[0].cancel()
         opener.gate.set()
         assert [card.id for card in await asyncio.gather(*loads[1:])] == ["1", "1"]
@@ -218,15 +218,19 @@ def test_adapters_share_the_models_name_space() -> None:
         card = await registry.load_adapter(LoadAdapterRequest(lora_name="a", lora_path="xyz"))
         assert (card.id, card.parent, card.root) == ("a", "1", "1")
         assert (await registry.executor("a")).context == 3
-        await fails(RequestError, "is taken", registry.load_adapter(LoadAdapterRequest(lora_name="1", lora_path="x")))
+        await fails(
+            RequestError, "is already in use", registry.load_adapter(LoadAdapterRequest(lora_name="1", lora_path="x"))
+        )
         await fails(
             CheckpointError, "no adapter", registry.load_adapter(LoadAdapterRequest(lora_name="b", lora_path="bad"))
         )
         assert [each.id for each in registry.cards()] == ["1", "a"]
-        await fails(UnknownModel, "no adapter", registry.unload_adapter("1"))
+        await fails(UnknownModel, "is not loaded", registry.unload_adapter("1"))
         await registry.load(LoadRequest(model="2"))
         await fails(
-            RequestError, "must say whose", registry.load_adapter(LoadAdapterRequest(lora_name="c", lora_path="x"))
+            RequestError,
+            "must name the adapter's model",
+            registry.load_adapter(LoadAdapterRequest(lora_name="c", lora_path="x")),
         )
         await registry.unload_adapter("a")
         await fails(UnknownModel, "not loaded", registry.executor("a"))
@@ -235,7 +239,7 @@ def test_adapters_share_the_models_name_space() -> None:
     run(test, kind=AdapterExecutor)
 
 
-def test_a_model_that_takes_no_adapters_says_so() -> None:
+def test_a_model_without_adapters_refuses_them() -> None:
     async def test(registry: Registry, _: FakeOpener) -> None:
         await registry.load(LoadRequest(model="1"))
         await fails(

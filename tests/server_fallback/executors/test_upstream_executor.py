@@ -132,14 +132,14 @@ def test_what_servers_leave_out_or_name_otherwise_is_made_openais() -> None:
         (Reply(400, {"error": {"message": "n is wrong", "param": "n"}}), RequestError, "n is wrong"),
         (Reply(404, {"object": "error", "message": "no such model", "code": 404}), RequestError, "no such model"),
         (Reply(422, {"detail": [{"msg": "bad"}]}), RequestError, "bad"),
-        (Reply(401, {"error": {"message": "bad key"}}), DeviceError, "refuses the API key that it was sent"),
+        (Reply(401, {"error": {"message": "bad key"}}), DeviceError, "rejects the configured API key"),
         (Reply(429, {"error": {"message": "slow down"}}, headers={"Retry-After": "7"}), QueueFull, "slow down"),
         (Reply(503, b"<html>busy", headers={"Retry-After": "soon"}), Unavailable, "busy"),
         (Reply(500, {"error": "broken"}), DeviceError, "broken"),
         (Reply(200, b"what?"), Unavailable, "stopped before the end"),
         (Reply(chunks=["what?"]), DeviceError, "expected a JSON object"),
         (Reply(chunks=["[1]"]), DeviceError, "expected a JSON object"),
-        (Reply(chunks=[]), Unavailable, "before it began"),
+        (Reply(chunks=[]), Unavailable, "without any output"),
         (
             Reply(chunks=[chunk("a"), {"error": {"message": "out of memory", "code": 500}}]),
             DeviceError,
@@ -151,9 +151,9 @@ def test_what_servers_leave_out_or_name_otherwise_is_made_openais() -> None:
             "too long",
         ),
         (Reply(chunks=[LEAVING]), Unavailable, "shutting down"),
-        (Reply(chunks=[chunk("a", finish="x" * 65)]), DeviceError, "finish_reason is not a word"),
-        (Reply(chunks=[{**chunk("a"), "choices": 5}]), DeviceError, "choices: is not a list"),
-        (Reply(chunks=[{**chunk("a"), "choices": ["a"]}]), DeviceError, "choices: is not a list"),
+        (Reply(chunks=[chunk("a", finish="x" * 65)]), DeviceError, "finish_reason is not a string"),
+        (Reply(chunks=[{**chunk("a"), "choices": 5}]), DeviceError, "choices: the value is not a list"),
+        (Reply(chunks=[{**chunk("a"), "choices": ["a"]}]), DeviceError, "choices: the value is not a list"),
         (Reply(chunks=[{**chunk("a"), "choices": [{"index": "0"}]}]), DeviceError, "index is not an integer"),
         (Reply(chunks=[chunk("\ud800")]), DeviceError, "expected a JSON object"),
         (Reply(chunks=["[" * 100_000 + "]" * 100_000]), DeviceError, "expected a JSON object"),
@@ -270,7 +270,7 @@ def test_a_killed_replica_leaves_no_request_stuck_and_is_used_again_when_it_is_b
             if index == 15:
                 await servers[0].die()
         answers = await asyncio.wait_for(asyncio.gather(*tasks), 5)
-        assert set(answers) <= {"abcdefgh", f"{servers[0].url}: the connection broke; is it running?"}
+        assert set(answers) <= {"abcdefgh", f"{servers[0].url}: the connection broke; check that it is running"}
         # All that came after its end went to the other one.
         assert set(answers[16:]) == {"abcdefgh"}
         assert executor.state().detail == "1 of 2 servers answer"
@@ -400,9 +400,9 @@ def test_completions_embeddings_and_tokens() -> None:
     with_upstream(check, FakeOpenAI(lambda asked: replies[asked.path]), dialect="vllm")
 
 
-def test_tokens_are_not_asked_for_where_the_server_has_no_such_route() -> None:
+def test_tokenize_is_refused_for_upstreams() -> None:
     async def check(executor: UpstreamExecutor) -> None:
-        with pytest.raises(RequestError, match="does not show its tokens"):
+        with pytest.raises(RequestError, match="does not support /tokenize"):
             await executor.tokenize(TokenizeRequest(model="ours", prompt="a"))
 
     with_upstream(check, FakeOpenAI())
@@ -416,7 +416,7 @@ def opening_fails(kind: type[NearfarError], message: str, *urls: str, model: str
         asyncio.run(attempt())
 
 
-def test_what_cannot_be_an_upstream_says_why() -> None:
+def test_an_invalid_upstream_is_an_error_that_states_why() -> None:
     opening_fails(RequestError, "needs the URL")
     opening_fails(RequestError, "is no URL of a server", "localhost:8000")
     opening_fails(RequestError, "is no URL", "http://here:port")
@@ -431,7 +431,7 @@ def test_what_cannot_be_an_upstream_says_why() -> None:
         (["a"], "b", "does not serve 'b', but a"),
     ],
 )
-def test_the_model_must_be_one_that_is_there(ids: list[str], wanted: str | None, message: str) -> None:
+def test_the_model_must_exist_on_the_upstream(ids: list[str], wanted: str | None, message: str) -> None:
     async def attempt() -> None:
         server = FakeOpenAI()
         server.models = [{"id": each} for each in ids]

@@ -149,12 +149,12 @@ def test_a_crash_is_followed_by_a_new_start_and_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_what_crashes_again_and_again_is_given_up(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_crashes_repeatedly_is_given_up(capfd: pytest.CaptureFixture[str]) -> None:
     async def check(executor: VllmExecutor) -> None:
         pid = executor.server.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: "given up" in executor.state().detail)
+        await until(lambda: "not restarted again" in executor.state().detail)
         assert not executor.state().ready
         assert "no second time" in executor.state().detail
 

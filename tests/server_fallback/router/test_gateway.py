@@ -247,7 +247,7 @@ def test_near_embeds_if_it_can() -> None:
         (("--far", "http://a", "--policy", "good", "--port", "-1"), "choose others"),
     ],
 )
-def test_options_that_cannot_be_met_explain_why(
+def test_invalid_options_are_errors_that_state_why(
     arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = tmp_path / "policy.json"
@@ -261,5 +261,5 @@ def test_the_gateway_prints_both_sides() -> None:
     rules = Policy.read(policy("auto", private={"labels": ["private", "health"], "patterns": ["[0-9]{9}"]}))
     assert routes("demo", Far("http://far:8000", model="big"), rules) == (
         "routing by auto: near is demo, far is big at http://far:8000; "
-        "what is labelled private or labelled health or with one of 1 patterns stays near"
+        "requests labelled private or labelled health or that match one of 1 patterns stay near"
     )

@@ -79,7 +79,7 @@ def test_memory_is_counted_by_sequences_of_the_whole_context(demo: ExportBundle)
     assert (plan.limits.pages, plan.limits.rows, plan.kv_bytes) == (4, 7, 4 * one)
     assert plan.total_bytes > weight_bytes(manifest) + 4 * one
     assert plan_memory(manifest, sequences=4, tokens=64, kv_bytes=2 * one + 1).limits.pages == 2
-    with pytest.raises(RequestError, match="give more with --kv-memory"):
+    with pytest.raises(RequestError, match="allow more with --kv-memory"):
         plan_memory(manifest, sequences=4, tokens=64, kv_bytes=one - 1)
 
 

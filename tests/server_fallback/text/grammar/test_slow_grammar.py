@@ -10,10 +10,10 @@ import time
 import numpy as np
 import numpy.typing as npt
 import pytest
+from engine_requests import OTHERS, engine_on, ids, run
 from hash_model import answer_of
 from hash_runner import HashRunner
 from picking import Grammar
-from test_token_engine import OTHERS, engine_on, ids, run
 
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.runtime.batch import Limits

@@ -1,0 +1,61 @@
+"""TextModel: the tokenizer and the properties of a model that the text layer uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+from nearfar.compiler.bundle.folder import Folder
+from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.compiler.text.tokenizer import Tokenizer
+
+from ..text.reasoning import Reasoning
+from ..text.tools import ToolFormat, tool_format
+from ..text.vocabulary import Vocabulary, read_vocabulary
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """What the text layer needs to know about a model. ``embedding`` is None for a model that generates text."""
+
+    name: str
+    tokenizer: Tokenizer
+    tokenizer_json: Path
+    tools: ToolFormat | None
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    hidden_size: int
+    embedding: EmbeddingSpec | None = None
+
+    @staticmethod
+    def of(bundle: Folder, name: str) -> TextModel:
+        """Raises CheckpointError for a tokenizer that cannot be loaded."""
+        files, manifest = bundle.tokenizer_files(), bundle.manifest
+        tokenizer = Tokenizer(files)
+        tokenizer.prepare()
+        return TextModel(
+            name,
+            tokenizer,
+            files.tokenizer_json,
+            tool_format(files.chat_template),
+            manifest.spec.vocab_size,
+            tuple(manifest.spec.eos_token_ids),
+            manifest.spec.hidden_size,
+            manifest.embedding,
+        )
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Read at first use, which takes a second for the largest vocabularies."""
+        return read_vocabulary(self.tokenizer_json, self.vocab_size, self.eos_token_ids)
+
+    @cached_property
+    def reasoning(self) -> Reasoning | None:
+        """How the model reasons, None if it does not."""
+        return Reasoning.of(self.tokenizer)
+
+    @cached_property
+    def tokenizer_sha256(self) -> str:
+        return sha256(self.tokenizer_json.read_bytes()).hexdigest()

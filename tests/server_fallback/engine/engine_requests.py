@@ -1,0 +1,93 @@
+"""Helpers that run requests on a token engine over the hash model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from hash_runner import MODEL, HashRunner
+
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.server_fallback.engine.config import EngineConfig
+from nearfar.server_fallback.engine.request import Completion, GeneratedToken, TokenRequest
+from nearfar.server_fallback.engine.token_engine import TokenEngine
+
+T = TypeVar("T")
+
+
+LIMITS = Limits(tokens=8, sequences=4, rows=4, pages=24)
+
+
+# Their answers are long, by the hash model.
+PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14]
+
+
+OTHERS = [[10, 12, 15], [15, 7, 12, 13]]
+
+
+def run(work: Awaitable[T]) -> T:
+    async def bounded() -> T:
+        return await asyncio.wait_for(work, 20)
+
+    return asyncio.run(bounded())
+
+
+@asynccontextmanager
+async def engine_on(runner: HashRunner, config: EngineConfig | None = None, **model: Any) -> AsyncIterator[TokenEngine]:
+    engine = TokenEngine(runner, replace(MODEL, **model), config)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        assert runner.closed
+
+
+async def collect(
+    engine: TokenEngine, prompt: list[int] = PROMPT, **request: Any
+) -> tuple[list[GeneratedToken], Completion]:
+    tokens: list[GeneratedToken] = []
+    async for news in engine.generate(TokenRequest(prompt, **{"max_tokens": 6, **request})):
+        if isinstance(news, Completion):
+            return tokens, news
+        assert isinstance(news, GeneratedToken)
+        tokens.append(news)
+    raise AssertionError("the answer has no end")
+
+
+async def ids(engine: TokenEngine, prompt: list[int] = PROMPT, **request: Any) -> list[int]:
+    return [token.token_id for token in (await collect(engine, prompt, **request))[0]]
+
+
+async def settle(engine: TokenEngine) -> None:
+    """Wait until nothing runs."""
+    while engine.stats().running or engine.stats().waiting:
+        await asyncio.sleep(0.001)
+
+
+def require_no_page_held(engine: TokenEngine) -> None:
+    kv = engine._loop.scheduler.kv
+    assert kv.pool.free + len(kv.prefixes) == kv.pool.size
+    assert kv.prefixes.evictable == len(kv.prefixes)
+
+
+@dataclass(slots=True, weakref_slot=True)
+class EvenTokens:
+    """Even tokens only, but not the stop token; four of them."""
+
+    accepted: list[int] = field(default_factory=list)
+    complete: bool = False
+
+    def mask(self) -> npt.NDArray[np.int32] | None:
+        return np.array([0b0101_0101_0101_0100], np.int32)
+
+    def accept(self, token_id: int) -> None:
+        self.accepted.append(token_id)
+
+    @property
+    def finished(self) -> bool:
+        return len(self.accepted) == 4
