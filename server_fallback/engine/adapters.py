@@ -1,4 +1,4 @@
-"""LoRA adapters in the slots that a runner has for them: which is where, and how many answers use it. The runner holds
+"""LoRA adapters in a runner's slots: the slot of each adapter, and the number of answers that use it. The runner holds
 the matrices.
 """
 
@@ -16,7 +16,7 @@ from .step_runner import WriteState
 
 @dataclass(eq=False, slots=True)
 class Adapter:
-    """``key`` is never used twice, unlike a name: what was computed with one adapter must not be taken for another's.
+    """Unlike a name, ``key`` is never used twice, so that cached results of one adapter are never used for another.
 
     ``users`` are unfinished answers. ``unloaded`` is set once it is to be unloaded, and done when the last of them has
     ended.
@@ -31,7 +31,7 @@ class Adapter:
 
 @dataclass(slots=True)
 class Adapters:
-    """Changed on the engine's thread only; `names` may be read from any."""
+    """Only the engine's thread changes this; `names` may be read from any thread."""
 
     num_slots: int
     _loaded: dict[str, Adapter] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Adapters:
 
     @property
     def names(self) -> list[str]:
-        """Those that requests can name."""
+        """The adapters that requests can name."""
         return [name for name, adapter in list(self._loaded.items()) if adapter.unloaded is None]
 
     def load(self, name: str, states: Mapping[str, FloatArray], write_state: WriteState, loaded: Future[None]) -> None:
@@ -78,9 +78,9 @@ class Adapters:
             )
         if not self._free:
             what = (
-                f"all {self.num_slots} places for adapters are taken"
+                f"all {self.num_slots}  slots for adapters are in use"
                 if self.num_slots
-                else "this model is served without places for adapters"
+                else "this model is served without slots for adapters"
             )
             raise RequestError(f"{what}; unload one, or serve the model with more (--max-adapters)", param="name")
         self._count += 1

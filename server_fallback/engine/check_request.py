@@ -1,4 +1,4 @@
-"""Checks whether a request can be answered by a model; a RequestError names what is wrong."""
+"""Checks whether a model can answer a request. A RequestError names the invalid parameter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIN_TOKENS = "an integer from 0 to max_tokens"
 
 
 def check_request(request: TokenRequest, model: TokenModel, adapters: Collection[str] = ()) -> None:
-    """``adapters`` are the names of those that are loaded. Raises RequestError, whose details name the parameter
+    """``adapters`` are the names of the loaded ones. Raises RequestError, whose details name the parameter
     ("param").
     """
     if model.embeds:
@@ -122,7 +122,7 @@ def check_prompt_logprobs(request: TokenRequest) -> None:
 
 
 def check_ids(what: str, ids: Sequence[int], vocab_size: int, **details: object) -> None:
-    """Raise RequestError for no tokens, or ids out of the vocabulary."""
+    """Raise RequestError for an empty list, or ids outside the vocabulary."""
     if len(ids) == 0:
         raise RequestError(f"{what} is empty; give it at least one token", **details)
     try:
@@ -151,10 +151,10 @@ def whole(least: int, most: float = math.inf) -> Holds:
 
 
 def are_ids(tokens: Collection[int], vocab_size: int) -> bool:
-    """Whether all are token ids, found quickly for a whole vocabulary of them. May be False for those of numpy."""
+    """Whether all are token ids; fast even for an entire vocabulary. May be False for numpy integers."""
     return len(tokens) == 0 or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size)
 
 
 def are_finite(values: Collection[float]) -> bool:
-    """Whether all are finite numbers, found quickly for many. May be False for those of numpy, or for huge ones."""
+    """Whether all are finite numbers; fast for many. May be False for numpy numbers or huge ones."""
     return set(map(type, values)) <= {int, float} and math.isfinite(sum(values))

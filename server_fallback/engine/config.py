@@ -12,12 +12,12 @@ from .speculation import Speculation
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """``max_tokens`` positions a step, ``max_sequences`` running at once. The pages must hold at least ``context``
-    tokens.
+    """A step has at most ``max_tokens`` positions, and ``max_sequences`` run at once. The pages must hold at least
+    ``context`` tokens.
 
-    ``max_rows`` sampled rows a step, None for one per sequence; the rows beyond that can check drafts. A sequence that
-    had no row for ``patience_steps`` steps goes before all others from then on, in the order of arrival; None lets it
-    wait.
+    A step samples at most ``max_rows`` rows; None means one per sequence. Further rows can verify drafts. A sequence
+    that had no row for ``patience_steps`` steps has precedence over all others from then on, in the order of arrival;
+    with None it waits.
     """
 
     page_size: int
@@ -31,12 +31,12 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """``max_waiting`` requests can be queued beside those that the runner computes at once; more are refused.
+    """``max_waiting`` requests can be queued besides the running ones; more are refused.
 
     ``lookahead``: how many steps are submitted before the first of them is read; 1 prepares a step only when the one
-    before it is done. ``patience_steps``: see `SchedulerConfig`. ``speculation``: how tokens are guessed, None for no
-    guesses. ``max_mask_wait_seconds``: how long one step waits at most for the masks of constrained answers; those that
-    are not ready by then miss the step.
+    before it is done. ``patience_steps``: see `SchedulerConfig`. ``speculation``: how tokens are drafted, None for no
+    drafts. ``max_mask_wait_seconds`` limits the wait of one step for the masks of constrained answers; answers without
+    a mask miss the step.
     """
 
     max_waiting: int = 256
@@ -47,7 +47,7 @@ class EngineConfig:
 
 
 def scheduler_config(limits: Limits, num_pages: int, model: TokenModel, patience_steps: int | None) -> SchedulerConfig:
-    """For a runner with these limits and pages."""
+    """The scheduler's configuration for a runner with these limits and pages."""
     return SchedulerConfig(
         page_size=model.page_size,
         pages=num_pages,

@@ -1,7 +1,7 @@
 """Drafts from a smaller model with the same tokens.
 
-The small model has pages of its own. It samples with the settings and random numbers of the large one, so that both
-choose the same token as often as possible.
+The small model has its own pages. It samples with the large model's settings and random numbers, so that both choose
+the same token as often as possible.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Draft:
     guessed: list[int] = field(default_factory=list)
 
     def learn(self, tokens: Items[int]) -> None:
-        """Count the guesses that were right as computed; the others will be overwritten."""
+        """Count accepted drafts as computed; the others will be overwritten."""
         self.computed = min(self.computed, len(tokens) - 1)
         for guess in self.guessed:
             # The last token is always computed again, because its logits are needed.
@@ -44,7 +44,7 @@ class Draft:
 
 
 class DraftModel:
-    """A `Drafter` that owns its runner, which needs pages for the sequences that speculate at once."""
+    """A `Drafter` that owns its runner. The runner needs pages for all sequences that speculate at once."""
 
     def __init__(self, runner: StepRunner, model: TokenModel) -> None:
         self.model = model

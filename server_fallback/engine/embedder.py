@@ -1,4 +1,4 @@
-"""The embedder: computes a vector for each text of token ids. It takes the scheduler's place for models that embed.
+"""The embedder: computes a vector for each list of token ids. It replaces the scheduler for embedding models.
 
 Nothing is cached from one text to the next. Texts of several jobs share batches, in the order in which they arrived.
 """
@@ -19,7 +19,7 @@ from .step_runner import StepRunner
 
 @dataclass(eq=False, slots=True)
 class EmbedJob:
-    """``result`` is (n, E), a row for each text. A caller that gives the job up sets ``abandoned``."""
+    """``result`` is (n, E), one row per text. A caller that abandons the job sets ``abandoned``."""
 
     texts: Sequence[Sequence[int]]
     result: Future[FloatArray] = field(default_factory=Future)
@@ -29,7 +29,7 @@ class EmbedJob:
 
 @dataclass(eq=False, slots=True)
 class Text:
-    """One text in progress: ``done`` of its tokens are in its pages."""
+    """One text in progress; ``done`` is the number of its tokens in its pages."""
 
     job: EmbedJob
     index: int

@@ -40,12 +40,12 @@ from .step_batch import step_batch
 from .step_runner import StepRunner
 
 T = TypeVar("T")
-# A device that fails more often than this, without a successful step in between, is given up.
+# The engine gives up a device that fails more often than this without a successful step in between.
 MAX_FAILURES = 3
 # If more than one running sequence in this many is in lockstep, steps that hold all sequences give more tokens than
 # early steps do.
 LOCKSTEP_SHARE = 8
-# With nothing to compute but slow masks, the loop looks this often for new requests.
+# If only slow masks are being computed, the loop checks for new requests at this interval.
 POLL_SECONDS = 0.005
 
 
@@ -74,11 +74,11 @@ class EngineLoop:
         # Time of this turn that is not the engine's own: in the runner and the drafter, and in waking event loops.
         self._other_seconds = 0.0
         self._counts = Counts()
-        # What ended the loop before anybody closed it.
+        # The error that ended the loop before it was closed.
         self._failure: NearfarError | None = None
 
     def run(self) -> None:
-        """Until the inbox stops it, or the device is given up. Unfinished answers then fail."""
+        """Run until the inbox stops it or the device is given up. Then unfinished answers fail."""
         reason: NearfarError = Unavailable("the engine was closed before the answer was complete; try again later")
         try:
             while True:
@@ -101,7 +101,7 @@ class EngineLoop:
         except NearfarError as error:
             reason = self._failure = error
         except BaseException as error:
-            reason = self._failure = Unavailable(f"the engine stopped for a fault of its own: {error!r}")
+            reason = self._failure = Unavailable(f"the engine stopped because of an internal error:  {error!r}")
             raise
         finally:
             self._inbox.refuse(reason)
@@ -171,7 +171,7 @@ class EngineLoop:
         self.scheduler.add(sequence)
 
     def _speculates(self, answer: Answer) -> bool:
-        """`speculation.py` says why not all do."""
+        """Whether an answer speculates; `speculation.py` explains why not all do."""
         request = answer.request
         plain = (
             request.constraint is None
@@ -213,7 +213,8 @@ class EngineLoop:
         while (answer := self._deadlines.expired(time.monotonic())) is not None:
             count = len(answer.token_ids)
             self._end(
-                answer, DeadlineExceeded(f"the deadline passed after {count} tokens; allow more time, or ask for fewer")
+                answer,
+                DeadlineExceeded(f"the deadline passed after {count} tokens; allow more time, or request fewer tokens"),
             )
 
     # --- one turn -----------------------------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ class EngineLoop:
         return 1 if lockstep * LOCKSTEP_SHARE > len(running) else self._config.lookahead
 
     def _next(self) -> Step | None:
-        """The scheduler's next step, with drafts for those who speculate."""
+        """The scheduler's next step, with drafts for speculating answers."""
         if self._drafter is not None and (guesses := self._guesses()):
             self._send()
             started = time.perf_counter()
@@ -273,14 +274,14 @@ class EngineLoop:
         guesses = [
             Guess.of(sequence, answer.sampling, tokens, context)
             for sequence, answer in speculating
-            # The first tokens have a mask that all rows of a step would share.
+            # The first tokens have a mask, which all rows of a step would share.
             if self._speculates(answer) and sequence.generated >= answer.request.min_tokens
         ]
         return [guess for guess in guesses if guess is not None]
 
     def _call(self, call: Callable[..., T], *arguments: object) -> T:
-        """Call the runner, whose time is not the engine's overhead. Whatever it raises becomes a NearfarError, usually
-        DeviceError.
+        """Call the runner, whose time is not part of the engine's overhead. Its exceptions become NearfarErrors,
+        usually DeviceError.
         """
         started = time.perf_counter()
         try:
@@ -405,9 +406,7 @@ class EngineLoop:
             self._end(task.answer, task.over_budget())
 
     def _send(self) -> None:
-        """Deliver what was published. Waking an event loop lets it run, so the outbox measures this by processor
-        time.
-        """
+        """Deliver the published items. Waking an event loop lets it run, so the outbox measures processor time."""
         started = time.perf_counter()
         for answer in self._outbox.send():
             self._end(answer, None)

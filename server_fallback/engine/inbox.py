@@ -1,5 +1,5 @@
-"""The inbox: what event loops send to the engine's thread, and whether it accepts more. Both sides change it, under one
-lock.
+"""The inbox: requests and calls from event loops to the engine's thread, and its capacity. Both sides change it under
+one lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .embedder import EmbedJob
 
 @dataclass(slots=True)
 class Messages:
-    """What was sent since the last `Inbox.receive`. Nobody reads ``abandoned`` answers; ``calls`` run on the engine's
+    """The content since the last `Inbox.receive`. ``abandoned`` answers have no reader; ``calls`` run on the engine's
     thread.
     """
 
@@ -28,7 +28,7 @@ class Messages:
 
 
 class Inbox:
-    """``capacity``: how many requests may be unfinished at once."""
+    """``capacity`` is the maximum number of unfinished requests."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -49,7 +49,7 @@ class Inbox:
         return self._unfinished
 
     def add(self, item: Answer | EmbedJob) -> None:
-        """Raises QueueFull, or the reason for which nothing is accepted any more."""
+        """Raises QueueFull, or the reason why requests are no longer accepted."""
         with self._changed:
             if self._refusal is not None:
                 raise self._refusal
@@ -65,9 +65,7 @@ class Inbox:
             self._notify()
 
     def call(self, call: Callable[[], None]) -> None:
-        """Run something on the engine's thread between two steps. Raises the reason for which nothing is accepted any
-        more.
-        """
+        """Run a call on the engine's thread between two steps. Raises the reason why requests are no longer accepted."""
         with self._changed:
             if self._refusal is not None:
                 raise self._refusal
@@ -80,7 +78,7 @@ class Inbox:
             self._notify()
 
     def receive(self, *, wait: bool) -> Messages:
-        """What was sent; ``wait`` until there is something."""
+        """Return the content; with ``wait``, wait until there is some."""
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self._has_messages)
@@ -89,13 +87,13 @@ class Inbox:
             return messages
 
     def finished(self) -> None:
-        """One request has been answered, or cannot be."""
+        """Record that one request has been answered or cannot be."""
         with self._changed:
             self._unfinished -= 1
             self._changed.notify_all()
 
     def refuse(self, reason: NearfarError) -> None:
-        """Accept nothing more; the first reason stays."""
+        """Stop accepting requests; the first reason is retained."""
         with self._changed:
             self._refusal = self._refusal or reason
 

@@ -91,7 +91,7 @@ def test_a_name_that_is_loaded_again_answers_with_the_new_adapter(
 
     async def main() -> None:
         async with engine_with(bundle, states, "red", "green") as engine:
-            with pytest.raises(RequestError, match="all 2 places for adapters are taken"):
+            with pytest.raises(RequestError, match="all 2 slots for adapters are in use"):
                 await engine.load_adapter("blue", states["blue"])
             with pytest.raises(RequestError, match="an adapter 'red' is loaded already"):
                 await engine.load_adapter("red", states["blue"])
@@ -138,5 +138,5 @@ def test_keys_are_never_given_twice_and_without_places_there_are_no_adapters() -
     second = adapters.allocate("red")
     assert (first.slot, first.key) == (second.slot, "red 1")
     assert second.key == "red 2"
-    with pytest.raises(RequestError, match="served without places for adapters"):
+    with pytest.raises(RequestError, match="served without slots for adapters"):
         Adapters(0).allocate("red")

@@ -55,7 +55,7 @@ def test_an_adapter_is_a_model_of_its_own_name(
         executors = [await registry.executor(name) for name in ("red", "tiny")]
         assert all(isinstance(executor, LocalExecutor) for executor in executors)
         assert len({id(executor._workers) for executor in executors if isinstance(executor, LocalExecutor)}) == 1
-        with pytest.raises(RequestError, match="all 1 places for adapters are taken"):
+        with pytest.raises(RequestError, match="all 1 slots for adapters are in use"):
             await registry.load_adapter(LoadAdapterRequest(lora_name="blue", lora_path=str(tmp_path / "red")))
         await registry.unload_adapter("red")
         with pytest.raises(UnknownModel):
