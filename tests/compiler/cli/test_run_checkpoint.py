@@ -15,7 +15,7 @@ from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.errors import ToolError
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.server_fallback.executors import default_bundle, local_opener
-from nearfar.server_fallback.executors.bundle_cache import bundle_place
+from nearfar.server_fallback.executors.bundle_cache import bundle_path
 from nearfar.server_fallback.executors.compile_process import Progress
 from nearfar.server_fallback.executors.default_bundle import default_options
 from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
@@ -35,7 +35,7 @@ def text_of(capsys: pytest.CaptureFixture[str]) -> object:
 
 @pytest.mark.usefixtures("cache")
 def test_the_demo_model_runs_from_the_cache(light_demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = bundle_place(CHECKPOINT, default_options())
+    place = bundle_path(CHECKPOINT, default_options())
     shutil.copytree(light_demo, place)
     assert main(["run", "demo", *PROMPT]) == 0
     assert text_of(capsys) == "27 + 58 = 85"
@@ -47,7 +47,7 @@ def test_a_checkpoint_is_compiled_for_this_machine(
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(CHECKPOINT, folder)
-    place = bundle_place(folder, default_options())
+    place = bundle_path(folder, default_options())
 
     async def compiled(model: str, options: CompileOptions, progress: Progress) -> Path:
         assert (model, options) == (str(folder), default_options())
