@@ -56,6 +56,13 @@ Language = Set | Series | Choice | Repeat
 
 
 @dataclass(frozen=True, slots=True)
+class Intersection:
+    """The texts that are in each of the languages."""
+
+    parts: tuple[Language, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _State:
     """``following``: the next state for each atom, -1 for none."""
 
@@ -68,7 +75,12 @@ def text_language(text: str) -> Language:
 
 
 def language_rule(
-    book: RuleBook, language: Language, place: Place, where: str, least: int = 0, most: int | None = None
+    book: RuleBook,
+    language: Language | Intersection,
+    place: Place,
+    where: str,
+    least: int = 0,
+    most: int | None = None,
 ) -> str | None:
     """Add the rules of the language's texts of ``least`` to ``most`` characters, and the shortest ends of its texts to the book's endings;
     its rule's name, None where it has none.
@@ -78,9 +90,12 @@ def language_rule(
     Raises RequestError where it is too large; ``where`` names it.
     """
     automaton = _Nfa(where)
-    start, end = automaton.add(language)
+    ends = [automaton.add(part) for part in (language.parts if isinstance(language, Intersection) else (language,))]
     atoms = automaton.atoms()
-    states = _minimal(_useful(_of_length(automaton.states(start, end, atoms), least, most, where)))
+    states = automaton.states(*ends[0], atoms)
+    for start, end in ends[1:]:
+        states = _intersection(states, automaton.states(start, end, atoms), where)
+    states = _minimal(_useful(_of_length(states, least, most, where)))
     return _write_rules(book, states, atoms, place, where) if states else None
 
 
@@ -190,6 +205,28 @@ class _Nfa:
         self._epsilon.append([])
         self._edges.append([])
         return len(self._edges) - 1
+
+
+def _intersection(left: Sequence[_State], right: Sequence[_State], where: str) -> list[_State]:
+    """The product construction: a state is a pair of states, one of each automaton."""
+    pairs = [(0, 0)]
+    ids = {(0, 0): 0}
+    states: list[_State] = []
+    # The list grows during the iteration.
+    for first, second in pairs:
+        following = []
+        for pair in zip(left[first].following, right[second].following, strict=True):
+            if -1 in pair:
+                following.append(-1)
+                continue
+            if pair not in ids:
+                if len(pairs) >= _MOST_STATES:
+                    raise _too_large(where)
+                ids[pair] = len(pairs)
+                pairs.append(pair)
+            following.append(ids[pair])
+        states.append(_State(left[first].accepting and right[second].accepting, tuple(following)))
+    return states
 
 
 def _of_length(states: Sequence[_State], least: int, most: int | None, where: str) -> list[_State]:

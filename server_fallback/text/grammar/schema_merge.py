@@ -39,7 +39,10 @@ _KEYWORDS = {
     "string": ("minLength", "maxLength", "pattern", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
-    "object": ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
+    "object": (
+        *("properties", "required", "additionalProperties", "patternProperties", "propertyNames"),
+        *("minProperties", "maxProperties"),
+    ),
 }
 _KNOWN = {
     "type",
@@ -59,7 +62,8 @@ def assertions(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key in kept:
         if key not in _KNOWN:
             raise RequestError(
-                f"{where}: the keyword '{key}' cannot be held to; take it out, or say it another way", keyword=key
+                f"{where}: the keyword '{key}' is not supported; remove it or rewrite the schema without it",
+                keyword=key,
             )
     for key, names in (("type", list_of(kept.get("type"))), ("required", kept.get("required", []))):
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -10,6 +10,12 @@ export type Language =
   | { readonly kind: "sequence" | "choice"; readonly parts: readonly Language[] }
   | { readonly kind: "repeat"; readonly of: Language; readonly min: number; readonly max: number };
 
+/** The texts that are in each of the languages. */
+export interface Intersection {
+  readonly kind: "intersection";
+  readonly parts: readonly Language[];
+}
+
 /** How characters are written: as they are, or as the inside of a JSON string. */
 export type Encoding = "plain" | "json";
 
@@ -47,15 +53,18 @@ export function literalLanguage(text: string): Language {
  */
 export function languageRule(
   book: RuleBook,
-  language: Language,
+  language: Language | Intersection,
   encoding: Encoding,
   where: string,
   length: Length = { min: 0, max: Infinity },
 ): string | null {
   const automaton = new Nfa(where);
-  const [start, end] = automaton.add(language);
+  const ends = (language.kind === "intersection" ? language.parts : [language]).map((part) => automaton.add(part));
   const atoms = automaton.atoms();
-  const states = minimal(useful(ofLength(automaton.states(start, end, atoms), length, where)));
+  const all = ends
+    .map(([start, end]) => automaton.states(start, end, atoms))
+    .reduce((left, right) => intersection(left, right, where));
+  const states = minimal(useful(ofLength(all, length, where)));
   if (states.length === 0) return null;
   return writeRules(book, states, atoms, encoding, where);
 }
@@ -170,6 +179,32 @@ class Nfa {
     this.#epsilon.push([]);
     return this.#edges.push([]) - 1;
   }
+}
+
+/** The product construction: a state is a pair of states, one of each automaton. */
+function intersection(left: readonly State[], right: readonly State[], where: string): State[] {
+  const pairs: (readonly [number, number])[] = [];
+  const ids = new Map<string, number>();
+  const idOf = (first: number, second: number): number => {
+    if (first < 0 || second < 0) return -1;
+    const key = `${first} ${second}`;
+    const known = ids.get(key);
+    if (known !== undefined) return known;
+    if (pairs.length >= MOST_STATES) throw tooLarge(where);
+    ids.set(key, pairs.length);
+    return pairs.push([first, second]) - 1;
+  };
+  idOf(0, 0);
+  const states: State[] = [];
+  // The list grows during the iteration.
+  for (const [first, second] of pairs) {
+    const [a, b] = [left[first], right[second]];
+    states.push({
+      accepting: a?.accepting === true && b?.accepting === true,
+      next: (a?.next ?? []).map((to, index) => idOf(to, b?.next[index] ?? -1)),
+    });
+  }
+  return states;
 }
 
 /** The texts of a length in characters. */

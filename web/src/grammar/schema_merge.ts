@@ -36,7 +36,15 @@ export const KEYWORDS: Readonly<Record<"string" | "number" | "array" | "object",
   string: ["minLength", "maxLength", "pattern", "format"],
   number: ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"],
   array: ["items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"],
-  object: ["properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"],
+  object: [
+    "properties",
+    "required",
+    "additionalProperties",
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+    "maxProperties",
+  ],
 };
 const GENERAL = ["type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf"];
 const KNOWN: ReadonlySet<string> = new Set([...GENERAL, ...Object.values(KEYWORDS).flat()]);
@@ -50,9 +58,12 @@ export function assertions(schema: SchemaObject, where: string): SchemaObject {
   const kept = Object.entries(schema).filter(([key]) => !ANNOTATIONS.has(key) && !key.startsWith("x-"));
   for (const [key] of kept) {
     if (!KNOWN.has(key))
-      throw new RequestError(`${where}: the keyword '${key}' cannot be held to; take it out, or say it another way`, {
-        keyword: key,
-      });
+      throw new RequestError(
+        `${where}: the keyword '${key}' is not supported; remove it or rewrite the schema without it`,
+        {
+          keyword: key,
+        },
+      );
   }
   return Object.fromEntries(kept);
 }

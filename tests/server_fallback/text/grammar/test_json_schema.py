@@ -39,6 +39,16 @@ def test_every_answer_is_valid(grammar: Grammar, name: str) -> None:
             assert grammar.takes(compiled, answer)
 
 
+@pytest.mark.parametrize("name", VECTORS["answers"])
+def test_a_schema_accepts_and_rejects_answers(grammar: Grammar, name: str) -> None:
+    case = VECTORS["answers"][name]
+    compiled = grammar.compile(JsonSource(json.dumps(case["schema"])))
+    for text in case["accepted"]:
+        assert grammar.takes(compiled, text), text
+    for text in case["rejected"]:
+        assert not grammar.takes(compiled, text), text
+
+
 @pytest.mark.parametrize(("schema", "message"), VECTORS["refused"])
 def test_what_cannot_be_held_to_is_refused(schema: Any, message: str) -> None:
     text = schema["$text"] if isinstance(schema, dict) and "$text" in schema else json.dumps(schema)
