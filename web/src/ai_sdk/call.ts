@@ -2,7 +2,6 @@
 
 import type { LanguageModelV4CallOptions, LanguageModelV4FunctionTool, SharedV4Warning } from "@ai-sdk/provider";
 
-import { withPlainSchemas } from "../api/library_schema.js";
 import type {
   ChatCompletionCreateParamsNonStreaming,
   ChatCompletionTool,
@@ -37,7 +36,7 @@ export function callOf(options: LanguageModelV4CallOptions): Call {
     return [];
   });
   return {
-    params: withPlainSchemas({
+    params: {
       ...(providerOptions?.nearfar as Partial<ChatCompletionCreateParamsNonStreaming> | undefined),
       messages: messagesOf(options.prompt),
       // What is undefined counts as not given.
@@ -51,7 +50,7 @@ export function callOf(options: LanguageModelV4CallOptions): Call {
       seed: options.seed,
       response_format: responseFormat(options.responseFormat),
       ...(tools.length > 0 && { tools, tool_choice: toolChoice === undefined ? undefined : choiceOf(toolChoice) }),
-    }),
+    },
     warnings,
   };
 }

@@ -2,7 +2,6 @@
 
 import type { ChatSource } from "../api/chat_source.js";
 import { modelName } from "../api/chat_source.js";
-import { withPlainSchemas } from "../api/library_schema.js";
 import { RequestError, messageOf } from "../errors.js";
 import { errorResponse, notFound, streamResponse, wrongMethod } from "./responses.js";
 import { ROUTES } from "./routes.js";
@@ -28,7 +27,7 @@ export function createFetch(source: ChatSource): typeof fetch {
     const left = new AbortController();
     const signal = AbortSignal.any([given, left.signal]);
     try {
-      const body = route.method === "GET" ? {} : withPlainSchemas(await jsonOf(request));
+      const body = route.method === "GET" ? {} : await jsonOf(request);
       const id = decodeURIComponent(route.path.exec(pathname)?.[1] ?? "");
       const answer = await route.answer(source, body, { signal, id });
       if (answer === null) return notFound(`There is no model '${id}'; this engine serves '${modelName(source)}'`);

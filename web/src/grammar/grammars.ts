@@ -17,17 +17,11 @@ export class Grammars {
   ) {}
 
   /** See GrammarCompiler.constraint. Each grammar is compiled once. */
-  async constraint(source: GrammarSource, maxTokens?: number, starts?: ReasoningStart): Promise<GrammarConstraint>;
-  async constraint(
-    source: GrammarSource | undefined,
+  async constraint<Source extends GrammarSource | undefined>(
+    source: Source,
     maxTokens?: number,
     starts?: ReasoningStart,
-  ): Promise<GrammarConstraint | undefined>;
-  async constraint(
-    source: GrammarSource | undefined,
-    maxTokens?: number,
-    starts?: ReasoningStart,
-  ): Promise<GrammarConstraint | undefined> {
+  ): Promise<GrammarConstraint | (Source & undefined)> {
     if (source && this.spec.eos_token_ids.length === 0) {
       throw new RequestError(
         "This model has no token that ends an answer, which a grammar needs; compile it with its eos_token_id",

@@ -75,17 +75,11 @@ export class GrammarCompiler {
    * A constraint for one answer of at most ``maxTokens``, which is then a whole text of the grammar when it ends there; without maxTokens it may be
    * cut off. If the answer ``starts`` with reasoning, the grammar holds what follows it; without a source only the reasoning is bounded. Throws RequestError for a grammar that is wrong or that no answer so short can meet, DeviceError where the page may not run wasm.
    */
-  async constraint(source: GrammarSource, maxTokens?: number, starts?: ReasoningStart): Promise<GrammarConstraint>;
-  async constraint(
-    source: GrammarSource | undefined,
+  async constraint<Source extends GrammarSource | undefined>(
+    source: Source,
     maxTokens?: number,
     starts?: ReasoningStart,
-  ): Promise<GrammarConstraint | undefined>;
-  async constraint(
-    source: GrammarSource | undefined,
-    maxTokens?: number,
-    starts?: ReasoningStart,
-  ): Promise<GrammarConstraint | undefined> {
+  ): Promise<GrammarConstraint | (Source & undefined)> {
     const form = source && (await this.form(source, maxTokens));
     const { tokens, eosTokenIds } = this.vocabulary;
     return starts === undefined

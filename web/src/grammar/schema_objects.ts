@@ -47,9 +47,12 @@ export class ObjectRules {
     const names = this.names(schema.propertyNames ?? true, `${where}.propertyNames`);
     if (names !== null && patterns.length > 0) throw unsupportedNames(where, "patternProperties");
     if (Array.isArray(names)) {
-      const others = names.filter((name) => !Object.hasOwn(named, name)).map((name) => [name, further]);
-      const allowed = Object.entries(named).map(([name, value]) => [name, names.includes(name) ? value : false]);
-      named = Object.fromEntries([...allowed, ...others]) as Record<string, unknown>;
+      const listed: readonly string[] = names;
+      const others = listed.filter((name) => !Object.hasOwn(named, name)).map((name) => [name, further] as const);
+      const allowed = Object.entries(named).map(
+        ([name, value]) => [name, listed.includes(name) ? value : false] as const,
+      );
+      named = Object.fromEntries([...allowed, ...others]);
       further = false;
     } else if (names !== null && Object.keys(named).length > 0) {
       throw unsupportedNames(where, "properties or required");

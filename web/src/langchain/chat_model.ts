@@ -22,7 +22,6 @@ import { toJsonSchema } from "@langchain/core/utils/json_schema";
 import type { ChatSource } from "../api/chat_source.js";
 import { appendOnly, modelName } from "../api/chat_source.js";
 import type { EngineApi } from "../api/engine_api.js";
-import { withPlainSchemas } from "../api/library_schema.js";
 import type {
   ChatCompletionCreateParamsNonStreaming,
   ChatCompletionToolChoiceOption,
@@ -96,7 +95,7 @@ export class ChatNearfar extends BaseChatModel<ChatNearfarCallOptions> {
     options?: this["ParsedCallOptions"],
   ): Omit<ChatCompletionCreateParamsNonStreaming, "messages"> {
     const { params, stop, tools = [], tool_choice: choice, response_format } = options ?? {};
-    return withPlainSchemas({
+    return {
       ...this.#params,
       ...params,
       ...(stop !== undefined && { stop }),
@@ -105,7 +104,7 @@ export class ChatNearfar extends BaseChatModel<ChatNearfarCallOptions> {
         tools: tools.map((tool) => convertToOpenAITool(tool)),
         tool_choice: toolChoice(choice),
       }),
-    });
+    };
   }
 
   /** The number of tokens by the model's own tokenizer; a quarter of the characters for a Hybrid. The base class would download a tokenizer. */

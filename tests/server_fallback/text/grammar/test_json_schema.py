@@ -97,6 +97,12 @@ def test_values_that_a_schema_allows_can_be_written(grammar: Grammar) -> None:
     assert takes({}, '{"a": [1.5e3, {"b": []}, "", true]}')
 
 
+def test_an_integer_bound_that_no_float_holds_is_accepted(grammar: Grammar) -> None:
+    compiled = grammar.compile(JsonSource(json.dumps({"type": "integer", "minimum": -(10**400), "maximum": 10**400})))
+    assert grammar.takes(compiled, "-123")
+    assert not grammar.takes(compiled, "1.5")
+
+
 def test_a_schema_too_large_or_too_deep_is_refused() -> None:
     wide = {"type": "object", "properties": {f"property {index}": {"type": "string"} for index in range(5_000)}}
     deep: dict[str, Any] = {}
@@ -157,26 +163,17 @@ KEYWORDS = [
     "enum",
     "const",
     "$ref",
+    "$defs",
     "allOf",
     "anyOf",
     "oneOf",
-    "properties",
-    "required",
-    "additionalProperties",
     "items",
+    "prefixItems",
+    "maxItems",
     "a",
 ]
-KEYWORDS += [
-    "prefixItems",
-    "minimum",
-    "exclusiveMaximum",
-    "minLength",
-    "maxItems",
-    "pattern",
-    "format",
-    "$defs",
-    "patternProperties",
-]
+KEYWORDS += ["properties", "required", "additionalProperties", "patternProperties", "propertyNames", "pattern"]
+KEYWORDS += ["minimum", "exclusiveMaximum", "minLength", "format"]
 NAMES = st.sampled_from(["string", "integer", "object", "array", "a", "#", "#/$defs/a"])
 LEAVES = st.none() | st.booleans() | st.integers(-9, 9) | st.floats() | NAMES
 SCHEMAS = st.recursive(
