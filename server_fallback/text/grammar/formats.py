@@ -41,8 +41,8 @@ _ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _GROUP = "[0-9a-fA-F]{1,4}"
 _GROUP_AT_END = f":{_GROUP}"
 
-# The texts that a format allows beside a pattern, for formats of which FORMATS leaves out texts that libraries' patterns
-# allow.
+# The texts that a format allows beside a pattern. These formats have texts that libraries' patterns allow and FORMATS
+# leaves out.
 _BESIDE_PATTERN = {
     "date": _ANY_DATE,
     "time": _ANY_TIME,

@@ -185,7 +185,8 @@ class _SchemaRules:
             for earlier in range(index):
                 if not exclusive(branch, branches[earlier], lambda schema: self._expand(schema, where)):
                     raise RequestError(
-                        f"{where}: a value may be valid in both oneOf[{earlier}] and oneOf[{index}]; use anyOf, or give "
+                        f"{where}: a value may be valid in both oneOf[{earlier}] and oneOf[{index}]; use anyOf, or "
+                        "give "
                         "them a required property with different constants"
                     )
 

@@ -1,4 +1,4 @@
-"""Numbers between bounds, as languages of digits: every text is within the bounds, none has an exponent or very many digits."""
+"""Writes the numbers between bounds as languages of digits, without exponents and with few digits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DOT = Set(single("."))
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A bound at ``value`` / 10^digits; open where the value itself is out."""
+    """A bound at ``value`` / 10^digits. If it is open, the value itself is outside of the range."""
 
     value: int
     is_open: bool
@@ -31,7 +31,8 @@ class _End:
 def integer_range(bounds: Mapping[str, Any], where: str) -> Language | None:
     """An integer within the bounds, or None if none exists.
 
-    Without a bound of 16 digits, an integer has at most 15 digits. Raises RequestError if the bounds allow only integers
+    Without a bound of 16 digits, an integer has at most 15 digits. Raises RequestError if the bounds allow only
+    integers
     that a double does not hold.
     """
     low, high = _ends(bounds, where, _LARGEST_INTEGER)
@@ -65,7 +66,7 @@ def _magnitudes(low: _End, high: _End, digits: int) -> list[Language]:
         first, last = _steps(low, high, 10 ** (digits - places))
         parts += _exact(first, last, places)
     point = [_DOT] if digits == 0 else []
-    # Digits after the last place stay below the next step, so all steps but the highest may have any.
+    # Digits after the last decimal stay below the next step, so all steps but the highest may have any of them.
     if low.is_open and low.value < high.value:
         tail = [*point, _more(_EXTRA_DIGITS - 1), _digit(1, 9)]
         parts += [Series((step, *tail)) for step in _exact(low.value, low.value, digits)]
@@ -132,7 +133,8 @@ def _ends(bounds: Mapping[str, Any], where: str, largest: int) -> tuple[_End, _E
         is_lower = name in ("minimum", "exclusiveMinimum")
         if digits > 15 or (value > largest if is_lower else value < -largest):
             raise RequestError(
-                f"{where}: the bound {bounds[name]} has more than 15 digits before or after the point; give a nearer one"
+                f"{where}: the bound {bounds[name]} has more than 15 digits before or after the point; give a nearer "
+                "one"
             )
     # Few digits by default: each digit is a state, and compiling tries the entire vocabulary on each state.
     has_large = any(_LARGEST < abs(value) <= largest for value in values.values())

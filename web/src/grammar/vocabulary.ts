@@ -25,7 +25,7 @@ interface Part {
 
 const BYTE_TOKEN = /^<0x([0-9A-Fa-f]{2})>$/;
 
-/** Throws RequestError for a tokenizer whose tokens have no bytes of their own, BundleError for a file that is no tokenizer. */
+/** Throws RequestError for a tokenizer whose tokens have no bytes of their own, BundleError for a file that is not a tokenizer. */
 export function readVocabulary(
   tokenizerJson: string,
   spec: { readonly vocab_size: number; readonly eos_token_ids: readonly number[] },

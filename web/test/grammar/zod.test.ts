@@ -75,7 +75,7 @@ const CASES: Readonly<
   ],
   "nested objects": [
     z.object({
-      id: z.uuid(),
+      id: z.int(),
       owner: z.object({ email: z.email(), since: z.iso.datetime().optional() }),
       counts: z.record(z.string(), z.int().min(0)),
     }),
