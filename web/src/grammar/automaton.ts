@@ -1,5 +1,5 @@
-// Regular languages as grammar rules. A language flows in; it becomes a minimal deterministic automaton over characters, of which each state is a rule.
-// Rules so made have one way to read any text: xgrammar 0.1.27 joins alternatives that begin or end alike wrongly.
+// Writes regular languages as grammar rules: one rule for each state of a minimal deterministic automaton. Such rules
+// have only one way to read a text, because xgrammar 0.1.27 joins alternatives that begin or end alike wrongly.
 
 import { RequestError } from "../errors.js";
 import type { Ranges, RuleBook } from "./ebnf.js";
@@ -32,7 +32,7 @@ interface State {
 
 const MOST_STATES = 1500;
 const MOST_ENDINGS = 200;
-// A character has at most six bytes where JSON escapes it.
+// An escaped character of a JSON string has at most six bytes.
 const LONGEST_CHARACTER = 6;
 const JSON_ESCAPED: Ranges = [
   [0, 0x1f],
@@ -48,8 +48,9 @@ export function literalLanguage(text: string): Language {
 }
 
 /**
- * Adds the rules of ``language`` to ``book``, and the shortest ends of its texts to the book's endings; returns its rule's name, or null where no text of the
- * length is in it. Throws RequestError where it is too large; ``where`` names it.
+ * Adds the rules of ``language`` to ``book``, and the shortest ends of its texts to the book's endings; returns the
+ * name of the first rule, or null if the language has no text of that length. Throws RequestError if the automaton is
+ * too large; ``where`` names it.
  */
 export function languageRule(
   book: RuleBook,
@@ -124,7 +125,7 @@ class Nfa {
     }
   }
 
-  /** Ranges of characters that no set tells apart. */
+  /** Ranges of characters that no set separates. */
   atoms(): Ranges {
     const starts = new Set([0, 0x80, 0xd800, 0xe000]);
     for (const edges of this.#edges)
@@ -150,7 +151,7 @@ class Nfa {
     };
     idOf(new Set([start]));
     const states: State[] = [];
-    // The list grows while it is gone through.
+    // The list grows during the iteration.
     for (const members of sets) {
       const targets = atoms.map(() => new Set<number>());
       for (const member of members) {
@@ -221,7 +222,7 @@ function ofLength(states: readonly State[], { min, max }: Length, where: string)
   );
 }
 
-/** Without states from which no text ends; none where the start is such a one. */
+/** The states that lead to the end of a text; none if the start does not. */
 function useful(states: readonly State[]): State[] {
   const distance = distances(states);
   const reached = new Set<number>(distance[0] === Infinity ? [] : [0]);
@@ -234,7 +235,7 @@ function useful(states: readonly State[]): State[] {
   }));
 }
 
-/** How many characters end a text from each state. */
+/** The number of characters from each state to the end of a text. */
 function distances(states: readonly State[]): number[] {
   const distance = states.map(({ accepting }) => (accepting ? 0 : Infinity));
   for (let changed = true; changed;) {
@@ -300,7 +301,7 @@ function writeRules(
   return names[0] ?? "";
 }
 
-/** The shortest text from each state to an end, of the first few states. */
+/** Adds the shortest text from each of the first states to an end. */
 function addEndings(book: RuleBook, states: readonly State[], atoms: Ranges, encoding: Encoding): void {
   const distance = distances(states);
   book.longestEnd = Math.max(book.longestEnd, LONGEST_CHARACTER * Math.max(...distance));

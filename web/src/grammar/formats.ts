@@ -13,8 +13,8 @@ const BYTE = "(25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)";
 const HEX_GROUP = "[0-9a-f]{1,4}";
 
 /**
- * Each pattern allows only texts of the format, but not all of them: a date is never the 29th of February. RFC 3339, RFC 4122, RFC 5321, RFC 1123,
- * RFC 2673, RFC 4291, RFC 3986.
+ * Each pattern allows only texts of the format, but not all of them: a date is never the 29th of February. RFC 3339,
+ * RFC 4122, RFC 5321, RFC 1123, RFC 2673, RFC 4291, RFC 3986.
  */
 const FORMATS: Readonly<Record<string, string>> = {
   date: DATE,
@@ -37,7 +37,10 @@ const ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+";
 const GROUP = "[0-9a-fA-F]{1,4}";
 const GROUP_AT_END = `:${GROUP}`;
 
-/** The texts that a format allows beside a pattern, for formats of which FORMATS leaves out texts that libraries' patterns allow. */
+/**
+ * The texts that a format allows beside a pattern, for formats of which FORMATS leaves out texts that libraries'
+ * patterns allow.
+ */
 const BESIDE_PATTERN: Readonly<Record<string, string>> = {
   date: ANY_DATE,
   time: ANY_TIME,
@@ -64,12 +67,13 @@ const DEFINED_BY_PATTERN: ReadonlySet<unknown> = new Set(
 const IMPLIED_PATTERNS: Readonly<Record<string, string>> = {
   duration: "^P(?:(\\d+W)|(?!.*W)(?=\\d|T\\d)(\\d+Y)?(\\d+M)?(\\d+D)?(T(?=\\d)(\\d+H)?(\\d+M)?(\\d+([.,]\\d+)?S)?)?)$",
   hostname:
-    "^(?=.{1,253}\\.?$)[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(?:\\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{0,61}[0-9a-zA-Z])?)*\\.?$",
+    "^(?=.{1,253}\\.?$)[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?" +
+    "(?:\\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{0,61}[0-9a-zA-Z])?)*\\.?$",
 };
 
 /**
- * The texts that match ``pattern`` and have the ``format``; at least one of them is not undefined. Throws RequestError for a pattern or a format that a
- * grammar cannot enforce; ``where`` names the schema.
+ * The texts that match ``pattern`` and have the ``format``; at least one of them is not undefined. Throws RequestError
+ * for a pattern or a format that a grammar cannot enforce; ``where`` names the schema.
  */
 export function stringLanguage(pattern: unknown, format: unknown, where: string): Language | Intersection {
   if (pattern !== undefined && typeof pattern !== "string") throw new RequestError(`${where}.pattern must be a string`);

@@ -1,5 +1,6 @@
-// Writes a JSON Schema as grammar rules that allow only valid JSON, and refuses a schema that the rules cannot enforce. The rules allow a part of what
-// the schema allows: properties come in the schema's order, and a schema that names properties allows no others.
+// Writes a JSON Schema as grammar rules that allow only valid JSON, and refuses a schema that the rules cannot enforce.
+// The rules allow a part of what the schema allows: properties come in the schema's order, and a schema that names
+// properties allows no others.
 
 import { RequestError, messageOf } from "../errors.js";
 import { languageRule, literalLanguage } from "./automaton.js";
@@ -73,7 +74,10 @@ class SchemaRules {
     );
   }
 
-  /** The expression of a value; null if no value is valid. ``open`` are the references that led here without a character between them. */
+  /**
+   * The expression of a value; null if no value is valid. ``open`` are the references that led here without a character
+   * between them.
+   */
   of(schema: unknown, where: string, open: readonly string[] = []): string | null {
     if (schema === true) return this.any();
     if (schema === false) return null;
@@ -192,7 +196,8 @@ class SchemaRules {
       );
       if (clash >= 0) {
         throw new RequestError(
-          `${where}: a value may be valid in both oneOf[${clash}] and oneOf[${index}]; use anyOf, or give them a required property with different constants`,
+          `${where}: a value may be valid in both oneOf[${clash}] and oneOf[${index}]; use anyOf, or give them a ` +
+            "required property with different constants",
         );
       }
     });
@@ -246,7 +251,8 @@ class SchemaRules {
     const gap = space(this.book);
     const string = this.#strings.any();
     return this.book.once("any_value", () => {
-      const object = `"{" (${gap} ${string} ":" ${gap} any_value ("," ${gap} ${string} ":" ${gap} any_value)* ${gap})? "}"`;
+      const member = `${string} ":" ${gap} any_value`;
+      const object = `"{" (${gap} ${member} ("," ${gap} ${member})* ${gap})? "}"`;
       const array = `"[" (${gap} any_value ("," ${gap} any_value)* ${gap})? "]"`;
       return `${object} | ${array} | ${string} | ${this.anyNumber()} | "true" | "false" | "null"`;
     });

@@ -1,4 +1,4 @@
-// Numbers between bounds, as languages of digits. Every text in them is within the bounds; of all such texts they leave out exponents and many digits.
+// Writes the numbers between bounds as languages of digits, without exponents and with few digits.
 
 import { RequestError } from "../errors.js";
 import type { Language } from "./automaton.js";
@@ -11,7 +11,7 @@ export interface Bounds {
   readonly exclusiveMaximum?: number | undefined;
 }
 
-/** A bound at ``value`` / 10^digits; open where the value itself is out. */
+/** A bound at ``value`` / 10^digits. If it is open, the value itself is outside of the range. */
 interface End {
   readonly value: bigint;
   readonly open: boolean;
@@ -26,8 +26,8 @@ const DIGIT = digit(0, 9);
 const DOT = character(".");
 
 /**
- * An integer within the bounds, or null if none exists. Without a bound of 16 digits, an integer has at most 15 digits. Throws RequestError if the
- * bounds allow only integers that a double does not hold.
+ * An integer within the bounds, or null if none exists. Without a bound of 16 digits, an integer has at most 15 digits.
+ * Throws RequestError if the bounds allow only integers that a double does not hold.
  */
 export function integerRange(bounds: Bounds, where: string): Language | null {
   const [low, high] = ends(bounds, where, LARGEST_INTEGER);
@@ -42,8 +42,8 @@ export function integerRange(bounds: Bounds, where: string): Language | null {
 }
 
 /**
- * A number of at most 15 digits before the point within the bounds, or null if none exists. Throws RequestError for a bound with more digits than that
- * behind the point, or if the bounds allow only larger numbers.
+ * A number of at most 15 digits before the point within the bounds, or null if none exists. Throws RequestError for a
+ * bound with more digits than that behind the point, or if the bounds allow only larger numbers.
  */
 export function numberRange(bounds: Bounds, where: string): Language | null {
   const digits = decimals(bounds);
@@ -67,7 +67,7 @@ function magnitudes(low: End, high: End, digits: number): Language[] {
     parts.push(...exact(first, last, places));
   }
   const point = digits === 0 ? [DOT] : [];
-  // Digits after the last place stay below the next step, so all steps but the highest may have any.
+  // Digits after the last decimal stay below the next step, so all steps but the highest may have any of them.
   if (low.open && low.value < high.value) {
     parts.push(
       ...exact(low.value, low.value, digits).map((step) =>

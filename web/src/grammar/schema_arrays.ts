@@ -7,8 +7,8 @@ import type { SchemaObject } from "./schema_merge.js";
 import { checkedList, choice, countOf, space } from "./schema_parts.js";
 
 /**
- * The expression of an array that is valid in ``schema``; null if no array is. ``valueOf`` gives the expression of an item from its schema and its
- * location. Throws RequestError.
+ * The expression of an array that is valid in ``schema``; null if no array is. ``valueOf`` gives the expression of an
+ * item from its schema and its location. Throws RequestError.
  */
 export function arrayExpression(
   book: RuleBook,

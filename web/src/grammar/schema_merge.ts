@@ -72,7 +72,8 @@ export function assertions(schema: SchemaObject, where: string): SchemaObject {
 export function resolve(root: Schema, ref: unknown, where: string): Schema {
   if (typeof ref !== "string" || !/^#(\/|$)/.test(ref)) {
     throw new RequestError(
-      `${where}: $ref ${JSON.stringify(ref)} is not a path in the schema; put its target under $defs, and write '#/$defs/name'`,
+      `${where}: $ref ${JSON.stringify(ref)} is not a path in the schema; put its target under $defs, and write ` +
+        "'#/$defs/name'",
     );
   }
   let at: unknown = root;
@@ -198,7 +199,8 @@ function requireOpen(closed: SchemaObject, other: SchemaObject, where: string): 
   const more = isObject(other.properties) ? Object.keys(other.properties).filter((name) => !names.includes(name)) : [];
   if (more.length > 0) {
     throw new RequestError(
-      `${where}: additionalProperties forbids '${more.join("', '")}', which is beside it; put all properties into one schema`,
+      `${where}: additionalProperties forbids '${more.join("', '")}', which is beside it; put all properties ` +
+        "into one schema",
     );
   }
 }

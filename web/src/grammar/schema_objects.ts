@@ -23,8 +23,8 @@ interface Counts {
 }
 
 /**
- * Adds the rules of objects to a book. ``valueOf`` gives the expression of a value from its schema and its location; ``expand`` gives the schema that a
- * schema with ``$ref`` stands for.
+ * Adds the rules of objects to a book. ``valueOf`` gives the expression of a value from its schema and its location;
+ * ``expand`` gives the schema that a schema with ``$ref`` stands for.
  */
 export class ObjectRules {
   constructor(
@@ -70,7 +70,8 @@ export class ObjectRules {
       // The rules cannot express which of several patterns a name matches, or that a listed name matches one.
       if (patterns.length > 1 || Object.keys(named).length > 0) {
         throw new RequestError(
-          `${where}: patternProperties is supported only with one pattern, and without properties or required beside it`,
+          `${where}: patternProperties is supported only with one pattern, and without properties or required ` +
+            "beside it",
         );
       }
       const keyWhere = `${where}.patternProperties`;
@@ -89,7 +90,8 @@ export class ObjectRules {
     const unsupported = keys.find((key) => !NAME_KEYWORDS.includes(key));
     if (unsupported !== undefined) {
       throw new RequestError(
-        `${where}: the keyword '${unsupported}' is not supported in propertyNames; supported: ${NAME_KEYWORDS.join(", ")}`,
+        `${where}: the keyword '${unsupported}' is not supported in propertyNames; supported: ` +
+          NAME_KEYWORDS.join(", "),
         { keyword: unsupported },
       );
     }
@@ -135,7 +137,10 @@ export class ObjectRules {
     const counted = counts.min > 1 || counts.max < Infinity;
     const rules = new Map<string, string | null>();
 
-    /** What follows the members before ``index`` if ``done`` of them are present. If the count does not matter, ``done`` is 1 for any number. */
+    /**
+     * What follows the members before ``index`` if ``done`` of them are present. If the count does not matter, ``done``
+     * is 1 for any number.
+     */
     const tail = (index: number, done: number): string | null => {
       const member = members[index];
       if (member === undefined) return this.further(additional, done, counts);
@@ -169,7 +174,8 @@ export class ObjectRules {
 
 function unsupportedNames(where: string, other: string): RequestError {
   return new RequestError(
-    `${where}: propertyNames is not supported with ${other} beside it, unless it lists the names with enum; remove one of them`,
+    `${where}: propertyNames is not supported with ${other} beside it, unless it lists the names with enum; ` +
+      "remove one of them",
     { keyword: "propertyNames" },
   );
 }

@@ -6,7 +6,10 @@ import { alternatives } from "./ebnf.js";
 import type { Schema } from "./schema_merge.js";
 import { isObject, listOf } from "./schema_merge.js";
 
-/** Any one of the expressions that are not null; null if all are. Each has its own rule, so that xgrammar does not join two of them. */
+/**
+ * Any one of the expressions that are not null; null if all are. Each has its own rule, so that xgrammar does not join
+ * two of them.
+ */
 export function choice(book: RuleBook, expressions: readonly (string | null)[]): string | null {
   const ways = expressions.filter((expression) => expression !== null);
   if (ways.length < 2) return ways[0] ?? null;
@@ -14,8 +17,8 @@ export function choice(book: RuleBook, expressions: readonly (string | null)[]):
 }
 
 /**
- * White space between JSON tokens: nothing, one space, or a new line with its indent. It is bounded, because a model could otherwise write spaces for
- * ever.
+ * White space between JSON tokens: nothing, one space, or a new line with its indent. It is bounded, because a model
+ * could otherwise write spaces for ever.
  */
 export function space(book: RuleBook): string {
   return book.once("space", () => '"" | " " | "\\n" [ \\t]{0,20}');

@@ -36,7 +36,8 @@ export class StringRules {
       if (rule === null && pattern !== undefined && format !== undefined) {
         // The grammar's form of a format leaves out some of its texts, so this does not prove that none exists.
         throw new RequestError(
-          `${where}: the grammar of the format ${JSON.stringify(format)} has no text that matches the pattern; remove the format or the pattern`,
+          `${where}: the grammar of the format ${JSON.stringify(format)} has no text that matches the pattern; ` +
+            "remove the format or the pattern",
           { keyword: "format" },
         );
       }
