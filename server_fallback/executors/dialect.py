@@ -14,7 +14,7 @@ from nearfar.compiler.errors import RequestError
 from ..schema.chat import ChatCompletionRequest, GrammarFormat, RegexFormat
 from ..schema.common import GenerationRequest
 from ..schema.completions import CompletionRequest
-from ..text.response_format import asked_grammar, structured_outputs
+from ..text.response_format import requested_grammar, structured_outputs
 
 # "openai": nothing beyond OpenAI's parameters (llama.cpp, Ollama, TGI, SGLang, TensorRT-LLM, LMDeploy, Triton). "vllm":
 # vLLM 0.12 or newer.
@@ -48,7 +48,7 @@ def generation_body(
         if limit is not None:
             body["max_tokens"] = limit
     # More than one answer format is an error here, as on our own engine.
-    asked_grammar(request)
+    requested_grammar(request)
     if dialect == "openai":
         refuse_extensions(request)
         for message in body.get("messages", ()):

@@ -53,7 +53,7 @@ from ..text.requests import (
     stops_of,
     token_requests,
 )
-from ..text.response_format import answer_format, asked_grammar
+from ..text.response_format import answer_format, requested_grammar
 from ..text.text_size import is_longer
 from ..text.text_workers import TextWorkers
 from ..text.thinking import read_thinking
@@ -169,7 +169,7 @@ class LocalExecutor:
         if request.suffix:
             raise RequestError("suffix is not supported; leave it out", param="suffix")
         check_min_tokens(request, request.max_tokens)
-        grammar, param = asked_grammar(request)
+        grammar, param = requested_grammar(request)
         prompts = await self._prompts(
             request.prompt, "prompt", split_special_tokens=request.split_special_tokens is not False
         )

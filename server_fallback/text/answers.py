@@ -1,4 +1,4 @@
-"""Several answers at once: the pieces of all of them flow out as they come, and at the end what they cost."""
+"""Merges the streams of several answers, and adds up their usage."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Choice = AsyncGenerator[Piece | ChoiceEnd, None]
 
 
 async def answer_all(choices: Sequence[Choice]) -> AsyncGenerator[tuple[int, Piece | ChoiceEnd], None]:
-    """What each choice yields, with its index. When one fails, or the consumer leaves, all of them are closed."""
+    """Yield what each choice yields, with its index. If one fails or the consumer stops reading, all are closed."""
     if len(choices) == 1:
         async with aclosing(choices[0]) as only:
             async for piece in only:
                 yield 0, piece
         return
-    news: asyncio.Queue[tuple[int, Piece | ChoiceEnd | BaseException]] = asyncio.Queue()
-    tasks = [asyncio.create_task(_forward(index, choice, news)) for index, choice in enumerate(choices)]
+    events: asyncio.Queue[tuple[int, Piece | ChoiceEnd | BaseException]] = asyncio.Queue()
+    tasks = [asyncio.create_task(_forward(index, choice, events)) for index, choice in enumerate(choices)]
     try:
         running = len(choices)
         while running:
-            index, item = await news.get()
+            index, item = await events.get()
             if isinstance(item, BaseException):
                 raise item
             running -= isinstance(item, ChoiceEnd)
@@ -37,21 +37,22 @@ async def answer_all(choices: Sequence[Choice]) -> AsyncGenerator[tuple[int, Pie
 
 
 async def _forward(
-    index: int, choice: Choice, news: asyncio.Queue[tuple[int, Piece | ChoiceEnd | BaseException]]
+    index: int, choice: Choice, events: asyncio.Queue[tuple[int, Piece | ChoiceEnd | BaseException]]
 ) -> None:
     try:
         async with aclosing(choice):
             async for item in choice:
-                news.put_nowait((index, item))
+                events.put_nowait((index, item))
     except (asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as error:
-        # It is raised where the answers are read. A panic of tokenizers is no Exception, and would leave the reader waiting.
-        news.put_nowait((index, error))
+        # The reader raises it. A panic of the tokenizers library is not an Exception, and would leave the reader
+        # waiting.
+        events.put_nowait((index, error))
 
 
 def usage_of(requests: Sequence[TokenRequest], ends: Sequence[ChoiceEnd], n: int) -> Usage:
-    """Each prompt has ``n`` answers that follow each other and share its tokens, so the first of them speaks for all."""
+    """Each prompt has ``n`` consecutive answers that share its tokens, so only the first of them counts the prompt."""
     prompt_tokens = sum(len(request.prompt_ids) for request in requests[::n])
     completion_tokens = sum(end.completion_tokens for end in ends)
     completions = [end.completion for end in ends[::n]]
@@ -62,7 +63,7 @@ def usage_of(requests: Sequence[TokenRequest], ends: Sequence[ChoiceEnd], n: int
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
-        # Neither is known where a stop string ended an answer.
+        # These are unknown if a stop string ended an answer.
         prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(cached))
         if len(cached) == len(completions)
         else None,

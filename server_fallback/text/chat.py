@@ -1,4 +1,4 @@
-"""Chat chunks: the pieces of answers flow in, chunks in OpenAI's form flow out, with tool calls read out of the text."""
+"""Turns the pieces of answers into OpenAI's chat chunks, and reads tool calls out of the text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..engine.request import TokenRequest
 from ..schema.chat import ChatCompletionChunk, ChatLogprobs, ChunkChoice, Delta, FunctionCallDelta, ToolCallDelta
 from ..schema.common import FinishReason, TokenLogprob, TopLogprob, Usage
 from .answers import Choice, answer_all, usage_of
-from .choice import ChoiceEnd, Piece, PlacedToken
+from .choice import ChoiceEnd, Piece, TokenSpan
 from .tool_call_stream import ArgumentsEvent, CallEvent, TextEvent, ToolCallEvent, ToolCallStream
 from .tools import ToolFormat
 from .vocabulary import Vocabulary
@@ -20,8 +20,11 @@ from .vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """How answers are streamed. ``calls`` is the format of tool calls, None if the answer has none; ``call_begins``: see `AnswerFormat`.
-    ``one_call``: what follows the first call is left out. ``vocabulary`` is given if log-probabilities are wanted.
+    """How answers are streamed.
+
+    ``calls`` is the format of tool calls, None if the answer has none; for ``call_begins`` see `AnswerFormat`. With
+    ``one_call``, everything after the first call is left out. ``vocabulary`` is None unless log-probabilities are
+    requested.
     """
 
     model: str
@@ -32,8 +35,8 @@ class ChatForm:
 
 
 @dataclass(slots=True)
-class _Told:
-    """What of a choice is out."""
+class _ChoiceState:
+    """What was emitted of one choice."""
 
     parser: ToolCallStream | None
     started: bool = False
@@ -57,12 +60,13 @@ async def chat_chunks(
 ) -> AsyncGenerator[ChatCompletionChunk, None]:
     """All choices answer one prompt. The last chunk has the usage and no choices. Raises what the choices raise."""
     head = _Head(form.model)
-    told = [
-        _Told(ToolCallStream(form.calls, begins=form.call_begins) if form.calls is not None else None) for _ in choices
+    states = [
+        _ChoiceState(ToolCallStream(form.calls, begins=form.call_begins) if form.calls is not None else None)
+        for _ in choices
     ]
     async with aclosing(answer_all(choices)) as answers:
         async for index, item in answers:
-            state = told[index]
+            state = states[index]
             if isinstance(item, Piece):
                 events = [TextEvent(item.text)] if state.parser is None else state.parser.feed(item.text)
                 for choice in _choices(index, state, item.reasoning, events, item.tokens, form):
@@ -74,20 +78,20 @@ async def chat_chunks(
             ):
                 yield head.chunk(choice)
             yield head.chunk(ChunkChoice(index=index, delta=Delta(), finish_reason=_finish_reason(item, state.parser)))
-    ends = [state.end for state in told if state.end is not None]
+    ends = [state.end for state in states if state.end is not None]
     yield head.chunk(usage=usage_of(requests, ends, len(requests)))
 
 
 def _choices(
     index: int,
-    state: _Told,
+    state: _ChoiceState,
     reasoning: str,
     events: Sequence[ToolCallEvent],
-    tokens: Sequence[PlacedToken],
+    tokens: Sequence[TokenSpan],
     form: ChatForm,
 ) -> list[ChunkChoice]:
     deltas = [Delta(reasoning_content=reasoning)] if reasoning else []
-    deltas += [_delta(event) for event in events if _is_told(event, form)]
+    deltas += [_delta(event) for event in events if _is_emitted(event, form)]
     logprobs = None
     if form.vocabulary is not None and tokens:
         logprobs = ChatLogprobs(content=[_token_logprob(form.vocabulary, token) for token in tokens])
@@ -103,12 +107,12 @@ def _choices(
 
 
 def _finish_reason(end: ChoiceEnd, parser: ToolCallStream | None) -> FinishReason:
-    """An answer that ``max_tokens`` ends right after a whole call is not cut."""
+    """An answer that ``max_tokens`` ends right after a complete call is not cut off."""
     called = parser is not None and (parser.calls > 0 if end.finish_reason == "stop" else parser.whole)
     return "tool_calls" if called else end.finish_reason
 
 
-def _is_told(event: ToolCallEvent, form: ChatForm) -> bool:
+def _is_emitted(event: ToolCallEvent, form: ChatForm) -> bool:
     if isinstance(event, TextEvent):
         return event.text != ""
     return not form.one_call or event.index == 0
@@ -125,15 +129,15 @@ def _delta(event: ToolCallEvent) -> Delta:
             return Delta(tool_calls=[ToolCallDelta(index=index, function=FunctionCallDelta(arguments=text))])
 
 
-def _token_logprob(vocabulary: Vocabulary, placed: PlacedToken) -> TokenLogprob:
-    token = placed.token
+def _token_logprob(vocabulary: Vocabulary, span: TokenSpan) -> TokenLogprob:
+    token = span.token
     top = [_top_logprob(vocabulary, other.token_id, other.logprob) for other in token.alternatives]
     chosen = _top_logprob(vocabulary, token.token_id, token.logprob or 0.0)
     return TokenLogprob(token=chosen.token, bytes=chosen.bytes, logprob=chosen.logprob, top_logprobs=top)
 
 
 def _top_logprob(vocabulary: Vocabulary, token_id: int, logprob: float) -> TopLogprob:
-    written = vocabulary.tokens[token_id]
+    token_bytes = vocabulary.tokens[token_id]
     return TopLogprob(
-        token=vocabulary.name(token_id), bytes=None if written is None else list(written), logprob=logprob
+        token=vocabulary.name(token_id), bytes=None if token_bytes is None else list(token_bytes), logprob=logprob
     )

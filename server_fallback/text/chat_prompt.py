@@ -1,4 +1,4 @@
-"""A chat as OpenAI writes it, to the token ids of its prompt."""
+"""Turns a chat of OpenAI's API into the token ids of its prompt."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from .requests import check_length
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What a chat template renders: messages, and the keyword arguments of `ChatTemplate.render`. ``begun`` is the start of the answer,
-    which follows the rendered text, and ``begun_reasoning`` the reasoning before it."""
+    """What a chat template renders: messages, and the keyword arguments of `ChatTemplate.render`.
+
+    ``begun`` is the start of the answer, which follows the rendered text, and ``begun_reasoning`` the reasoning before
+    it.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     options: Mapping[str, Any]
@@ -26,7 +29,7 @@ class Chat:
 
 
 class ChatPrompt(NamedTuple):
-    """The token ids of a prompt, and whether its answer begins with reasoning; "content" for a model that does not reason."""
+    """The token ids of a prompt, and the state of its answer: "content" for a model that does not reason."""
 
     ids: list[int]
     state: State
@@ -40,7 +43,7 @@ def read_chat(
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
 ) -> Chat:
-    """With ``continue_final_message`` the last message is the start of the answer. The template gets ``variables``.
+    """With ``continue_final_message``, the last message is the start of the answer. The template gets ``variables``.
 
     Raises RequestError, also for an image.
     """
@@ -59,23 +62,26 @@ def read_chat(
 
 
 def mark_chat(tokenizer: Tokenizer, chat: Chat) -> Chat:
-    """The chat as it is rendered: with marks wherever its text could become a control token (see `Tokenizer.mark_chat`)."""
+    """The chat with marks wherever its text could become a control token (see `Tokenizer.mark_chat`)."""
     messages, tools = tokenizer.mark_chat(chat.messages, chat.options["tools"])
     variables = tokenizer.mark_variables(chat.options["variables"])
     return replace(chat, messages=messages, options={**chat.options, "tools": tools, "variables": variables})
 
 
 def render_chat(tokenizer: Tokenizer, chat: Chat) -> str:
-    """Render a marked chat in this process. Raises RequestError for messages that the template refuses, or without a chat template."""
+    """Render a marked chat in this process.
+
+    Raises RequestError if the template refuses the messages or the model has no chat template.
+    """
     return tokenizer.apply_chat_template(chat.messages, **chat.options)
 
 
 def encode_rendered(
     tokenizer: Tokenizer, chat: Chat, text: str, context: int | None = None, reasoning: Reasoning | None = None
 ) -> ChatPrompt:
-    """A rendered prompt. The template writes all special tokens itself, so none are added.
+    """Encode a rendered prompt. The template writes all special tokens itself, so none are added.
 
-    Raises RequestError, with ``context`` before anything is encoded, for a prompt that cannot fit.
+    Raises RequestError for a prompt that does not fit; with ``context``, before anything is encoded.
     """
     if context is not None:
         check_length(tokenizer, max(text, chat.begun or "", chat.begun_reasoning, key=len), context, "messages")
@@ -92,7 +98,10 @@ def encode_rendered(
 
 
 def _read(message: Message, where: str) -> Mapping[str, Any]:
-    """As templates know it. ``refusal`` is part of the messages that OpenAI's client gives back, and null but for OpenAI's own models."""
+    """The message in the form that templates expect.
+
+    OpenAI's client sends ``refusal`` back with each message. It is null except for OpenAI's own models.
+    """
     if message.refusal:
         raise RequestError(f"{where} has 'refusal', which is not supported", param=f"{where}.refusal")
     content = message.content
@@ -103,7 +112,8 @@ def _read(message: Message, where: str) -> Mapping[str, Any]:
     image = next((index for index, part in enumerate(parts) if isinstance(part, ImagePart)), None)
     if image is not None:
         raise RequestError(
-            f"{where}.content[{image}] is an image, and this model reads texts only; leave it out, or ask a model that sees",
+            f"{where}.content[{image}] is an image, and this model reads texts only; leave it out, or ask a model "
+            "that sees",
             param=f"{where}.content[{image}]",
         )
     return {

@@ -1,4 +1,4 @@
-"""One answer as text: token ids flow in from the engine, pieces of text flow out with the tokens that they are made of."""
+"""Turns the token ids of one answer into pieces of text, each with its tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .reasoning import Parts, Reasoning, ReasoningParser, State
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedToken:
-    """A token with where its text starts and ends in the answer, in characters."""
+class TokenSpan:
+    """A token, and the offsets at which its text starts and ends in the answer, in characters."""
 
     token: GeneratedToken
     start: int
@@ -24,17 +24,20 @@ class PlacedToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """``reasoning`` comes before ``text``. ``tokens`` are those whose text is out with this piece, also those of the reasoning."""
+    """``reasoning`` comes before ``text``. ``tokens`` are those whose text ends in this piece or its reasoning."""
 
     text: str
-    tokens: tuple[PlacedToken, ...]
+    tokens: tuple[TokenSpan, ...]
     reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
-    """``completion`` is None if a stop string ended the answer, so that the engine did not say what it cost. ``reasoning_tokens`` are those
-    up to the end of the reasoning, with the markers; None for a model that does not reason.
+    """The end of an answer.
+
+    ``completion`` is None if a stop string ended the answer, because the engine then reports no usage.
+    ``reasoning_tokens`` counts the tokens up to the end of the reasoning, with the markers; it is None for a model that
+    does not reason.
     """
 
     finish_reason: FinishReason
@@ -51,25 +54,26 @@ async def answer_choice(
     reasoning: Reasoning | None = None,
     state: State = "content",
 ) -> AsyncGenerator[Piece | ChoiceEnd, None]:
-    """Yield a piece for each token, an empty one while its text is held back, and last the end. Stop strings end the content only.
+    """Yield a piece for each token, which is empty while its text is held back, and finally the end.
 
-    ``reasoning`` is how the model reasons, and ``state`` where the answer begins. Raises what the source raises.
+    Stop strings end the content only. ``reasoning`` is how the model reasons, and ``state`` is the state in which the
+    answer begins. Raises what the source raises.
     """
     choice = _Choice(TextStream(tokenizer), StopStrings(stops), request.min_tokens, reasoning, state)
     async with aclosing(source.generate(request)) as tokens:
-        async for news in tokens:
-            if isinstance(news, PromptLogprobs):
+        async for event in tokens:
+            if isinstance(event, PromptLogprobs):
                 continue
-            if isinstance(news, Completion):
+            if isinstance(event, Completion):
                 yield choice.finish()
                 yield ChoiceEnd(
-                    "stop" if choice.stopped else news.finish_reason,
-                    news.completion_tokens,
-                    news,
+                    "stop" if choice.stopped else event.finish_reason,
+                    event.completion_tokens,
+                    event,
                     choice.reasoning_tokens,
                 )
                 return
-            yield choice.feed(news)
+            yield choice.feed(event)
             if choice.stopped:
                 yield ChoiceEnd("stop", choice.count, None, choice.reasoning_tokens)
                 return
@@ -84,7 +88,7 @@ class _Choice:
         self._min_tokens = min_tokens
         self._reasoning = reasoning
         self._parser = ReasoningParser(state)
-        self._waiting: list[PlacedToken] = []
+        self._pending: list[TokenSpan] = []
         self._decoded = 0
         self._released = 0
         self.count = 0
@@ -98,7 +102,7 @@ class _Choice:
         self.count += 1
         text = self._stream.feed(token.token_id)
         start, self._decoded = self._decoded, self._decoded + len(text)
-        self._waiting.append(PlacedToken(token, start, self._decoded))
+        self._pending.append(TokenSpan(token, start, self._decoded))
         held = len(self._parser.held)
         parts = (
             self._parser.feed(text) if self._reasoning is None else self._parsed(token.token_id, text, self._reasoning)
@@ -135,14 +139,14 @@ class _Choice:
 
     def _piece(self, reasoning: str, text: str, *, last: bool) -> Piece:
         self._released += len(text)
-        # Of the tokens around a stop string, those that have a character before it belong to the answer.
+        # A token with at least one character before a stop string belongs to the answer.
         kept = next(
             (
                 index
-                for index, token in enumerate(self._waiting)
+                for index, token in enumerate(self._pending)
                 if (self.stopped and token.start >= self._released if last else token.end > self._released)
             ),
-            len(self._waiting),
+            len(self._pending),
         )
-        tokens, self._waiting = tuple(self._waiting[:kept]), self._waiting[kept:]
+        tokens, self._pending = tuple(self._pending[:kept]), self._pending[kept:]
         return Piece(text, tokens, reasoning)

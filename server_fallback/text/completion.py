@@ -1,4 +1,4 @@
-"""Chunks of OpenAI's older completions: texts or token ids are continued as they stand, without the chat template."""
+"""Chunks of OpenAI's older completions, which continue texts or token ids without the chat template."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ..engine.request import TokenRequest
 from ..schema.common import Usage
 from ..schema.completions import CompletionChoice, CompletionChunk, CompletionLogprobs
 from .answers import Choice, answer_all, usage_of
-from .choice import ChoiceEnd, Piece, PlacedToken
+from .choice import ChoiceEnd, Piece, TokenSpan
 from .requests import check_length, check_prompt
 from .vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``given`` is the text, or the token ids themselves."""
+    """``source`` is the text or the token ids of the request."""
 
     ids: Sequence[int]
-    given: str | list[int]
+    source: str | list[int]
 
     def text(self, tokenizer: Tokenizer) -> str:
-        """As it is echoed. The ids must be in the vocabulary."""
-        return self.given if isinstance(self.given, str) else tokenizer.decode(self.given)
+        """The text that is echoed. The ids must be in the vocabulary."""
+        return self.source if isinstance(self.source, str) else tokenizer.decode(self.source)
 
 
 def read_prompts(
@@ -66,8 +66,10 @@ def read_prompts(
 
 @dataclass(frozen=True, slots=True)
 class CompletionForm:
-    """Each prompt has ``n`` choices that follow each other. ``echoes``: what each choice starts with. ``vocabulary`` is given where
-    log-probabilities are wanted.
+    """How answers are streamed.
+
+    Each prompt has ``n`` consecutive choices. ``echoes`` are the texts that the choices start with. ``vocabulary`` is
+    None unless log-probabilities are requested.
     """
 
     model: str
@@ -102,12 +104,12 @@ async def completion_chunks(
     yield chunk(usage=usage_of(requests, [ends[index] for index in sorted(ends)], form.n))
 
 
-def _logprobs(vocabulary: Vocabulary, tokens: Sequence[PlacedToken]) -> CompletionLogprobs:
+def _logprobs(vocabulary: Vocabulary, tokens: Sequence[TokenSpan]) -> CompletionLogprobs:
     return CompletionLogprobs(
-        tokens=[vocabulary.name(placed.token.token_id) for placed in tokens],
-        token_logprobs=[placed.token.logprob or 0.0 for placed in tokens],
+        tokens=[vocabulary.name(span.token.token_id) for span in tokens],
+        token_logprobs=[span.token.logprob or 0.0 for span in tokens],
         top_logprobs=[
-            {vocabulary.name(other.token_id): other.logprob for other in placed.token.alternatives} for placed in tokens
+            {vocabulary.name(other.token_id): other.logprob for other in span.token.alternatives} for span in tokens
         ],
-        text_offset=[placed.start for placed in tokens],
+        text_offset=[span.start for span in tokens],
     )

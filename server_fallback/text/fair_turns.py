@@ -1,8 +1,8 @@
-"""Fair turns: one request after another uses something that only one can use, shared fairly between clients.
+"""Fair turns: requests use an exclusive resource one after another, shared fairly between clients.
 
-Each client has a queue. The next turn goes to the client that has used the least time, counted from when it began to wait
-(start-time fair queueing, Goyal, Vin and Cheng 1996): a client that asks for the first time waits for the running turn only, however many
-requests of others wait. Who leaves the queue costs nothing.
+Each client has a queue. The next turn goes to the client that has used the least time, counted from when it began to
+wait (start-time fair queueing, Goyal, Vin and Cheng 1996). A new client therefore waits only for the running turn,
+however many requests of other clients wait. A request that leaves the queue costs nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ RETRY_SECONDS = 5.0
 
 
 class FairTurns:
-    """At most ``most_waiting`` requests wait, and ``most_of_one`` of one client. ``name`` says for what. Used from one event loop."""
+    """At most ``most_waiting`` requests wait, and at most ``most_of_one`` of one client.
+
+    ``name`` is the name of the resource in messages. The object is used from one event loop.
+    """
 
     def __init__(self, name: str, most_waiting: int, most_of_one: int, clock: Callable[[], float] = monotonic) -> None:
         self._name, self._most_waiting, self._most_of_one, self._clock = name, most_waiting, most_of_one, clock
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        # Virtual time, in seconds of use: of the last turn that began, of each waiting client's next turn, of each client's last end.
+        # Virtual times, in seconds of use: the start of the latest turn, the start of each waiting client's next turn,
+        # and
+        # the end of each client's last turn.
         self._now = 0.0
         self._starts: dict[str, float] = {}
         self._ends: dict[str, float] = {}
@@ -32,7 +37,7 @@ class FairTurns:
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
-        """Inside, nobody else has a turn. Raises QueueFull."""
+        """Inside the context, no other request has a turn. Raises QueueFull."""
         start = await self._wait(client)
         began = self._clock()
         try:
@@ -71,15 +76,15 @@ class FairTurns:
                 queue.remove(granted)
                 self._forget_if_empty(client)
             elif not granted.cancelled():
-                # It was this one's turn already.
+                # The turn was already granted to this request.
                 self._next()
             raise
         # Only the end of this turn changes it.
         return self._now
 
     def _next(self) -> None:
-        """Give the next turn."""
-        # What ended before now no longer counts.
+        """Grant the next turn."""
+        # An end before the current virtual time no longer counts.
         self._ends = {client: end for client, end in self._ends.items() if end > self._now}
         while self._waiting:
             client = min(self._waiting, key=self._starts.__getitem__)

@@ -1,4 +1,7 @@
-"""Frames between the server and its worker processes: pickles, each behind its length. Both sides run our own code with the same rights."""
+"""Frames between the server and its worker processes: each is a length and a pickle.
+
+Pickle is safe here, because both sides run our own code with the same rights.
+"""
 
 from __future__ import annotations
 

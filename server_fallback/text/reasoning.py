@@ -1,7 +1,8 @@
-"""Reasoning: how a model writes what it thinks before its answer, and the parser that separates the two.
+"""Separates a model's reasoning from the answer that follows it.
 
-The markers are single tokens of the vocabulary (``<think>``), so the parser is told of them by id: an answer that spells one with other
-tokens is not cut. web/src/text/reasoning.ts does the same, and tests/conformance/reasoning.json holds both to the same results.
+The markers (``<think>``) are single tokens of the vocabulary, and the parser receives them by id: an answer that spells
+a marker with other tokens is not cut. web/src/text/reasoning.ts does the same, and tests/conformance/reasoning.json
+tests that both give the same results.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Literal, NamedTuple
 
 from nearfar.compiler.text.tokenizer import Tokenizer
 
-# Where an answer is. "start": nothing but white space has come, so reasoning may begin.
+# The part of the answer that comes next. "start": only white space precedes, so reasoning may still begin.
 State = Literal["start", "reasoning", "content"]
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The markers, around which models and templates write line breaks."""
+    """The markers. Models and templates write line breaks around them."""
 
     open: str
     close: str
@@ -28,7 +29,10 @@ DIALECTS = (Dialect("<think>", "</think>"),)
 
 
 def find_dialect(template: str, token_id: Callable[[str], int | None]) -> Dialect | None:
-    """The dialect whose markers are tokens and whose closing marker the chat template names; None for a model that does not reason."""
+    """The dialect of a model; None if it does not reason.
+
+    The markers must be tokens, and the chat template must contain the closing one.
+    """
     return next(
         (
             each
@@ -40,7 +44,10 @@ def find_dialect(template: str, token_id: Callable[[str], int | None]) -> Dialec
 
 
 class Reasoning:
-    """How one model reasons, in token ids. ``ending_ids`` are what ends the reasoning: the closing marker and the line breaks around it."""
+    """How one model reasons, in token ids.
+
+    ``ending_ids`` end the reasoning: the closing marker and the line breaks around it.
+    """
 
     def __init__(self, dialect: Dialect, tokenizer: Tokenizer) -> None:
         self.dialect, self._tokenizer = dialect, tokenizer
@@ -62,7 +69,10 @@ class Reasoning:
         return self._tokenizer.decode([token_id], skip_special_tokens=False).isspace()
 
     def state_after(self, prompt_ids: Sequence[int]) -> State:
-        """Where an answer to a prompt begins. A template may open the reasoning, or close it again if it is switched off."""
+        """The state in which an answer to a prompt begins.
+
+        A template may open the reasoning, and close it again if it is switched off.
+        """
         last = next((token_id for token_id in reversed(prompt_ids) if not self.is_blank(token_id)), None)
         return "reasoning" if last == self.open_id else "content" if last == self.close_id else "start"
 
@@ -92,21 +102,23 @@ class Parts(NamedTuple):
 
 
 class ReasoningParser:
-    """One answer's text, cut at the markers. Line breaks at both ends of the reasoning and before the content are left out, and the
-    result does not depend on how the text comes in pieces. An answer that never closes its reasoning has no content.
+    """Cuts one answer's text at the markers.
+
+    Line breaks at both ends of the reasoning and before the content are left out. The result does not depend on how the
+    text is divided into pieces. An answer that never closes its reasoning has no content.
     """
 
     def __init__(self, state: State) -> None:
         self.state = state
-        # Text that may turn out to be left out.
+        # Text that may have to be left out.
         self.held = ""
-        # Whether line breaks that come now are left out.
+        # Whether the next line breaks are left out.
         self._at_start = state != "content"
 
     def feed(self, text: str) -> Parts:
-        """What of the text so far is new and surely belongs to the answer."""
+        """The text that now certainly belongs to the answer and was not returned before."""
         if self.state == "content":
-            return Parts("", self._led(text))
+            return Parts("", self._without_leading_breaks(text))
         text, self.held = self.held + text, ""
         if self.state == "start":
             if not text.strip():
@@ -114,27 +126,27 @@ class ReasoningParser:
                 return Parts("", "")
             self.state, self._at_start = "content", False
             return Parts("", text)
-        text = self._led(text)
+        text = self._without_leading_breaks(text)
         settled = text.rstrip("\n")
         self.held = text[len(settled) :]
         return Parts(settled, "")
 
     def open(self) -> None:
-        """The opening marker has come. It counts at the start only."""
+        """The opening marker was generated. It has an effect only at the start."""
         if self.state == "start":
             self.state, self.held = "reasoning", ""
 
     def close(self) -> None:
-        """The closing marker has come. It counts in the reasoning only."""
+        """The closing marker was generated. It has an effect only in the reasoning."""
         if self.state == "reasoning":
             self.state, self.held, self._at_start = "content", "", True
 
     def finish(self) -> Parts:
-        """What is left once the answer has ended."""
+        """The text that was still held back at the end of the answer."""
         held, self.held = self.held, ""
         return Parts("", held if self.state == "start" else "")
 
-    def _led(self, text: str) -> str:
+    def _without_leading_breaks(self, text: str) -> str:
         if self._at_start:
             text = text.lstrip("\n")
             self._at_start = text == ""

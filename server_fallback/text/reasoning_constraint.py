@@ -1,7 +1,7 @@
-"""A constraint for an answer that reasons first: the reasoning has a budget, and a form holds what follows it.
+"""A constraint for an answer that reasons first: it limits the reasoning, and a form constrains the content.
 
-Within the budget any token may come. Then the tokens that end the reasoning are forced one by one. The browser does the same
-(web/src/grammar/reasoning_constraint.ts).
+Within the budget, any token is allowed. Then the tokens that end the reasoning are forced one by one. The browser does
+the same (web/src/grammar/reasoning_constraint.ts).
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from .reasoning import Reasoning, State
 
 
 class FormConstraint(Constraint, Protocol):
-    """The constraint of an answer that has not begun."""
+    """The constraint of an answer that has not yet begun."""
 
     @property
     def needed(self) -> int | None:
-        """How many tokens the shortest answer found has; None if that is not known."""
+        """The number of tokens of the shortest known answer; None if none is known."""
 
     def spend(self, tokens: int) -> None:
-        """So many tokens of the answer have come before its form begins."""
+        """Count ``tokens`` tokens of the answer that precede its form."""
 
 
 class ReasoningConstraint:
-    """Over an answer of at most ``max_tokens`` that begins in ``state``. ``budget`` is the most tokens of the reasoning, without the
-    markers; None sets no limit. ``form`` holds the content.
+    """Constrains an answer of at most ``max_tokens`` that begins in ``state``.
 
-    With a form, the reasoning leaves room for the marker and the shortest content, and the model's ``end_token_ids`` cannot end the answer
-    before its content. Raises RequestError if there is no room for these.
+    ``budget`` is the maximum number of reasoning tokens, without the markers; None sets no limit. ``form`` constrains
+    the content.
+
+    With a form, the reasoning leaves room for the marker and the shortest content, and the model's ``end_token_ids``
+    cannot end the answer before its content. Raises RequestError if there is not enough room.
     """
 
     def __init__(
@@ -55,15 +57,15 @@ class ReasoningConstraint:
         self._vocab_size = vocab_size
         self._any = None if form is None else mask_without(end_token_ids, vocab_size)
         needed = None if form is None else form.needed
-        # The most tokens before the end of the reasoning.
+        # The maximum number of tokens before the end of the reasoning.
         self._room = math.inf if needed is None else max_tokens - len(reasoning.ending_ids) - needed
         if state == "reasoning" and self._room < 0:
             raise RequestError(
-                f"the end of the reasoning and the shortest answer found need {max_tokens - self._room} tokens, and max_tokens is "
-                f"{max_tokens}; raise it",
+                f"the end of the reasoning and the shortest answer found need {max_tokens - self._room} tokens, and "
+                f"max_tokens is {max_tokens}; raise it",
                 param="max_tokens",
             )
-        # All tokens before the content, and those of the reasoning alone.
+        # The number of tokens before the content, and of those in the reasoning.
         self._spent = self._reasoned = 0
         self._forced: list[int] = []
 

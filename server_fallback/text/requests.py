@@ -1,4 +1,4 @@
-"""Parameters of the API to what the engine is asked with: what both kinds of completions have in common."""
+"""Turns the parameters of the API into requests to the engine, for chats and for completions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _WORD = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What holds for all answers to one request, beside what it says itself. ``deadline`` is a time of `time.monotonic`."""
+    """The settings of all answers to one request that are not in the request itself.
+
+    ``deadline`` is a time of `time.monotonic`.
+    """
 
     max_tokens: int | None = None
     logprobs: int | None = None
@@ -27,7 +30,7 @@ class Terms:
 
 
 def token_requests(prompt_ids: Sequence[int], request: GenerationRequest, terms: Terms) -> list[TokenRequest]:
-    """One for each of the ``n`` answers to a prompt; a seed counts up from one answer to the next."""
+    """One request for each of the ``n`` answers to a prompt. The seed increases by 1 from one answer to the next."""
     return [
         TokenRequest(
             prompt_ids,
@@ -47,7 +50,7 @@ def token_requests(prompt_ids: Sequence[int], request: GenerationRequest, terms:
 
 
 def _sampling(request: GenerationRequest, seed: int | None) -> Sampling:
-    """What is not given is as OpenAI has it, so the temperature is 1."""
+    """Missing parameters have OpenAI's defaults, so the temperature is 1."""
     return Sampling(
         temperature=1.0 if request.temperature is None else request.temperature,
         top_k=max(0, request.top_k or 0),
@@ -87,7 +90,7 @@ def check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
 
 
 def context_overflow(param: str, tokens: str, context: int) -> RequestError:
-    """In OpenAI's words, which clients look for."""
+    """The error has OpenAI's wording, which clients look for."""
     return RequestError(
         f"This model's maximum context length is {context} tokens. However, {param} has {tokens} tokens; shorten it",
         param=param,
@@ -96,14 +99,14 @@ def context_overflow(param: str, tokens: str, context: int) -> RequestError:
 
 
 def check_length(tokenizer: Tokenizer, text: str, context: int, param: str) -> None:
-    """Refuse a text that cannot fit before it is encoded. Raises RequestError."""
+    """Refuse a text that cannot fit, before it is encoded. Raises RequestError."""
     least = tokenizer.least_tokens(text)
     if least > context:
         raise context_overflow(param, f"at least {least}", context)
 
 
 def check_prompt(prompt_ids: Sequence[int], vocab_size: int, context: int, param: str) -> None:
-    """Raises RequestError for no token, an id out of the vocabulary, or more tokens than the context."""
+    """Raises RequestError for an empty prompt, an id outside the vocabulary, or more tokens than the context."""
     if not prompt_ids:
         raise RequestError(f"{param} is empty; give at least one token", param=param)
     if len(prompt_ids) > context:

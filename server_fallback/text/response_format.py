@@ -1,4 +1,4 @@
-"""What an answer may be: the grammar of response_format, of vLLM's structured_outputs and guided_*, or of tools, and how calls are read."""
+"""The form of an answer: the grammar of response_format, of vLLM's structured_outputs and guided_*, or of tools."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ ANY_OBJECT = '{"type": "object"}'
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """``param`` is what asked for the grammar. ``tools`` are those that the prompt names; their calls are written in ``calls``.
+    """``param`` is the parameter that requests the grammar.
 
-    ``call_begins``: if given, an answer has calls only if it begins with one of these texts, and otherwise it is a message.
+    ``tools`` are the tools in the prompt, and ``calls`` is the format of their calls. With ``call_begins``, an answer
+    has calls only if it begins with one of these texts; otherwise it is a message.
     """
 
     grammar: GrammarSource | None
@@ -41,26 +42,29 @@ class AnswerFormat:
 
 
 def answer_format(request: ChatCompletionRequest, form: ToolFormat | None) -> AnswerFormat:
-    """``form`` is how the model writes calls, None where it knows no tools. Raises RequestError for what cannot be."""
+    """``form`` is how the model writes calls, None if it does not support tools.
+
+    Raises RequestError if the request cannot be met.
+    """
     tools, choice = request.tools or [], request.tool_choice or "auto"
     check_tools(tools, choice)
-    asked, param = asked_grammar(request)
+    requested, param = requested_grammar(request)
     if not tools or choice == "none":
-        return AnswerFormat(asked, param, None, None)
+        return AnswerFormat(requested, param, None, None)
     if form is None:
         raise RequestError(
             "tools need a chat template that knows tools, which this model lacks; leave them out", param="tools"
         )
-    grammar = tool_grammar(form, tools, choice, request.parallel_tool_calls is not False, asked)
+    grammar = tool_grammar(form, tools, choice, request.parallel_tool_calls is not False, requested)
     if isinstance(grammar, CallsOrForm):
         return AnswerFormat(grammar, param, tools, form, tuple(tag.begin for tag in grammar.calls.tags))
     return AnswerFormat(grammar, "tools", tools, form)
 
 
-def asked_grammar(request: GenerationRequest) -> tuple[FormSource | None, str]:
-    """The grammar that the request itself asks for, and the parameter that does.
+def requested_grammar(request: GenerationRequest) -> tuple[FormSource | None, str]:
+    """The grammar that the request itself asks for, and the name of the parameter that does.
 
-    Raises RequestError for more than one of them, and for a schema that is not one.
+    Raises RequestError for more than one such parameter, and for an invalid schema.
     """
     forms = structured_outputs(request)
     sources = [(name, _structured(form, name)) for name, form in forms]
@@ -75,7 +79,7 @@ def asked_grammar(request: GenerationRequest) -> tuple[FormSource | None, str]:
 
 
 def structured_outputs(request: GenerationRequest) -> list[tuple[str, StructuredOutputs]]:
-    """What the request says in vLLM's words, by the name of the parameter; vLLM's older names in its newer form."""
+    """vLLM's parameters of the request by name. The older ones have the form of the newer one."""
     older = {
         "guided_json": StructuredOutputs.model_construct(json_=request.guided_json),
         "guided_regex": StructuredOutputs.model_construct(regex=request.guided_regex),
@@ -90,7 +94,7 @@ def structured_outputs(request: GenerationRequest) -> list[tuple[str, Structured
 
 
 def _structured(form: StructuredOutputs, param: str) -> FormSource | None:
-    """None if no key asks for anything."""
+    """None if no key is set."""
     sources: list[FormSource] = []
     if form.json_ is not None:
         sources.append(JsonSource(_schema_text(_schema(form.json_, param), param)))

@@ -1,4 +1,7 @@
-"""A model's chat template, rendered in a process of its own with limits of time and memory. A model that hangs holds up only itself."""
+"""Renders a model's chat template in a separate process with limits of time and memory.
+
+A template that hangs delays only its own model.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,15 @@ from .worker_process import WorkerEnded, WorkerProcess
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """A prompt may take ``seconds``, and the process ``memory_bytes``. A process that holds more than ``keeps_bytes``
-    afterwards is replaced. ``waiting`` prompts may wait, ``waiting_of_one`` of one client.
+    """A prompt may take ``seconds``, and the process ``memory_bytes``.
 
-    After ``failures`` prompts in a row that reached a limit, requests fail at once: for 1 second at first, later for up to 30. Only chats
-    of at most ``small_characters`` count. A longer chat may be slow by itself, and its sender must not close the model to others.
+    A process that holds more than ``keeps_bytes`` afterwards is replaced. ``waiting`` prompts may wait, and
+    ``waiting_of_one`` of one client.
+
+    After ``failures`` prompts in a row that reached a limit, requests fail at once: for 1 second at first, later for up
+    to 30. Only chats of at most ``small_characters`` count. A longer chat may be slow by itself, and its sender must
+    not
+    close the model to others.
     """
 
     seconds: float = 2.0
@@ -48,7 +55,7 @@ class TemplateProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's, None before its first start."""
+        """The id of the process, None before its first start."""
         return self._process.pid
 
     async def check(self) -> None:
@@ -62,7 +69,9 @@ class TemplateProcess:
             ) from ended
 
     async def render(self, messages: Sequence[Message], options: Mapping[str, Any], client: str) -> str:
-        """As `ChatTemplate.render` with the keyword arguments ``options``. The processes of other models go on meanwhile.
+        """Like `ChatTemplate.render` with the keyword arguments ``options``.
+
+        Other models' processes continue meanwhile.
 
         Raises also Unavailable if the template takes more than its time or memory, and QueueFull.
         """

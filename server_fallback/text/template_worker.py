@@ -1,4 +1,7 @@
-"""The inside of the process that renders one model's chat template. The template is the model's: it may hang or take all memory."""
+"""The code that runs in the process that renders one model's chat template.
+
+The template comes with the model, so it may hang or use all memory.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from .worker_loop import serve
 
 @dataclass(frozen=True, slots=True)
 class RenderJob:
-    """A chat for a template, and the keyword arguments of `ChatTemplate.render`. Without messages the template is only compiled."""
+    """A chat for a template, and the keyword arguments of `ChatTemplate.render`.
+
+    Without messages, the template is only compiled.
+    """
 
     source: str
     special_tokens: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""How much text a request has, wherever it stands in it."""
+"""Measures the text in all parts of a request."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from pydantic import BaseModel
 
 
 def is_longer(value: Any, characters: int) -> bool:
-    """Whether all texts, keys included, are longer together; anything else counts as one character. Stops counting once that is known."""
-    left, pending = characters, [value]
+    """Whether all texts together, keys included, have more than ``characters`` characters.
+
+    Each other value counts as one character. The count stops once the result is known.
+    """
+    remaining, pending = characters, [value]
     while pending:
         each = pending.pop()
-        left -= len(each) if isinstance(each, str) else 1
-        if left < 0:
+        remaining -= len(each) if isinstance(each, str) else 1
+        if remaining < 0:
             return True
         if isinstance(each, BaseModel):
             each = {**each.__dict__, **(each.__pydantic_extra__ or {})}
         if isinstance(each, Mapping):
             pending += [*each.keys(), *each.values()]
         elif isinstance(each, list | tuple):
-            if len(each) > left:
+            if len(each) > remaining:
                 return True
             pending += each
     return False

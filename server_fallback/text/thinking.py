@@ -1,4 +1,4 @@
-"""What a chat's parameters say of the model's reasoning: the variables of its chat template, and a budget in tokens."""
+"""Reads how a chat request controls reasoning: variables of the chat template, and a budget in tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nearfar.compiler.errors import RequestError
 
 from ..schema.chat import ChatCompletionRequest
 
-# The most tokens of reasoning, None for no limit; 0 switches it off.
+# The maximum number of reasoning tokens, None for no limit; 0 switches reasoning off.
 EFFORT_TOKENS: Mapping[str, int | None] = {
     "none": 0, "minimal": 0, "low": 1024, "medium": 8192, "high": 24_576, "xhigh": None, "max": None,
 }  # fmt: skip
@@ -19,7 +19,7 @@ SWITCH = "enable_thinking"
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """``variables`` are the chat template's; ``budget`` is the most tokens of reasoning, None for no limit."""
+    """``variables`` are for the chat template; ``budget`` is the maximum of reasoning tokens, None for no limit."""
 
     variables: Mapping[str, Any]
     budget: int | None
@@ -28,17 +28,17 @@ class Thinking:
 def read_thinking(
     request: ChatCompletionRequest, template: str, *, reasons: bool, ignore: Callable[[str], None] | None = None
 ) -> Thinking:
-    """``reasons``: the model has markers of reasoning. ``ignore`` is called with the name of a parameter that the model lacks.
+    """``reasons``: the model has reasoning markers. ``ignore`` is called with the name of each unsupported parameter.
 
-    As in vLLM, ``reasoning_effort`` goes before the variable of that name, and sets the switch only if the request does not. If the
-    template has no switch, an effort that switches the reasoning off is a budget of 0.
+    As in vLLM, ``reasoning_effort`` takes precedence over the variable of that name, and sets the switch only if the
+    request does not. If the template has no switch, an effort that switches reasoning off becomes a budget of 0.
 
-    Raises RequestError, without ``ignore`` also for a parameter that the model lacks.
+    Raises RequestError, without ``ignore`` also for a parameter that the model does not support.
     """
     can_switch, effort, budget = SWITCH in template, request.reasoning_effort, request.thinking_token_budget
     variables = dict(request.chat_template_kwargs or {})
     if budget is not None and not reasons:
-        _lacking("thinking_token_budget", "which does not reason between markers", ignore)
+        _unsupported("thinking_token_budget", "which does not reason between markers", ignore)
     if request.enable_thinking is not None:
         if SWITCH in variables:
             raise RequestError(
@@ -47,7 +47,7 @@ def read_thinking(
         if can_switch:
             variables[SWITCH] = request.enable_thinking
         else:
-            _lacking(SWITCH, "whose chat template has no such variable", ignore)
+            _unsupported(SWITCH, "whose chat template has no such variable", ignore)
     if effort is not None:
         tokens = EFFORT_TOKENS[effort]
         variables.setdefault(SWITCH, tokens != 0)
@@ -59,7 +59,7 @@ def read_thinking(
     return Thinking(variables, budget)
 
 
-def _lacking(param: str, why: str, ignore: Callable[[str], None] | None) -> None:
+def _unsupported(param: str, why: str, ignore: Callable[[str], None] | None) -> None:
     if ignore is None:
         raise RequestError(f"{param} has no effect on this model, {why}; leave it out", param=param)
     ignore(param)

@@ -1,6 +1,7 @@
-"""Tool calls in an answer, as they come: pieces of text flow in, text and calls flow out in the order in which OpenAI's API streams them.
+"""Reads tool calls out of the streamed pieces of an answer, in the order in which OpenAI's API streams them.
 
-How the text is cut into pieces does not matter. What looks like a call and is none comes out as text.
+The result does not depend on how the text is divided into pieces. Text that looks like a call but is not one is
+returned as text.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ class ArgumentsEvent:
 
 
 ToolCallEvent = TextEvent | CallEvent | ArgumentsEvent
-# text: outside of calls. head: in one whose name is not known yet. arguments: in its arguments. tail: after those, before its end.
+# text: outside of calls. head: in a call whose name is not known yet. arguments: in its arguments. tail: after its
+# arguments, before its end.
 _Mode = Literal["text", "head", "arguments", "tail"]
 
 _CLOSE = "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _TYPE = r'(?:"type"\s*:\s*"function"\s*,\s*)?'
-# A call up to where its arguments begin.
+# A call up to the start of its arguments.
 _HEAD = re.compile(
     rf'\s*\{{\s*{_TYPE}"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)', re.DOTALL
 )
@@ -55,7 +57,7 @@ _KEYS = ("name", "type", "arguments", "parameters")
 
 
 class _Nesting:
-    """Follows JSON until the object with which it begins has ended."""
+    """Follows JSON text until its first object ends."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -63,7 +65,7 @@ class _Nesting:
         self._escaped = False
 
     def end(self, text: str, start: int = 0) -> int:
-        """The index behind the object's brace, -1 where it is not in ``text``."""
+        """The index after the object's closing brace; -1 if ``text`` does not contain it."""
         for position in range(start, len(text)):
             character = text[position]
             if self._escaped:
@@ -83,7 +85,7 @@ class _Nesting:
 
 
 class ToolCallStream:
-    """With ``begins`` the answer has calls only if it begins with one of these texts; any other answer is text as a whole."""
+    """With ``begins``, the answer has calls only if it begins with one of these texts; otherwise it is all text."""
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class ToolCallStream:
         # Whether the brace that ends the call's own object is taken with its arguments.
         self._brace_taken = False
         # Whether text came that is no call, after which llama3 has no calls.
-        self._said = False
+        self._has_text = False
 
     @property
     def calls(self) -> int:
@@ -116,14 +118,17 @@ class ToolCallStream:
     @property
     def whole(self) -> bool:
         """Whether the answer so far ends with a call whose arguments are complete."""
-        return self._calls > 0 and self._mode in ("text", "tail") and not self._said
+        return self._calls > 0 and self._mode in ("text", "tail") and not self._has_text
 
     def feed(self, text: str) -> list[ToolCallEvent]:
         self._held += text
         return _joined(self._advance(ended=False))
 
     def finish(self) -> list[ToolCallEvent]:
-        """What is still held back, once the answer has ended. The arguments of a call that was cut off stay as they are."""
+        """What is still held back at the end of the answer.
+
+        The arguments of a call that was cut off stay incomplete.
+        """
         return _joined(self._advance(ended=True))
 
     def _advance(self, *, ended: bool) -> list[ToolCallEvent]:
@@ -158,17 +163,17 @@ class ToolCallStream:
             text = self._take(start)
             self._opened = self._take(len(TOOL_CALL))
             self._mode = "head"
-            return self._text(text) if text.strip() or self._said else []
-        # Space before a call is no text, and the start of a tag may become one.
-        blank = not self._said and not self._held.strip()
+            return self._text(text) if text.strip() or self._has_text else []
+        # White space before a call is dropped, and the start of a tag may become a complete tag.
+        blank = not self._has_text and not self._held.strip()
         kept = 0 if ended else len(self._held) if blank else _overlap(self._held, TOOL_CALL)
         rest = self._held[: len(self._held) - kept]
-        if not self._said and not rest.strip() and not ended:
+        if not self._has_text and not rest.strip() and not ended:
             return []
         return self._text(self._take(len(rest)))
 
     def _llama_text(self, ended: bool) -> list[ToolCallEvent]:
-        if not self._said:
+        if not self._has_text:
             rest = _LEAD.sub("", self._held, count=1)
             lead = len(self._held) - len(rest)
             if rest.startswith((_PYTHON_TAG, "{")):
@@ -188,7 +193,7 @@ class ToolCallStream:
         if match is not None and isinstance(name, str):
             self._take(match.end())
             return [self._started(name)]
-        # Keys in another order: the whole call at once.
+        # The keys have another order: the entire call is returned at once.
         end = self._held.find(_CLOSE) if self._form == "hermes" else _Nesting().end(self._held)
         if end >= 0:
             call = _call(_parsed(self._held[:end]))
@@ -202,8 +207,8 @@ class ToolCallStream:
                 ArgumentsEvent(self._calls - 1, json.dumps(call[1], ensure_ascii=False, separators=(",", ":"))),
             ]
         key = _FIRST_KEY.match(self._held)
-        hopeless = not _OBJECT_OR_NOTHING.match(self._held) or (key is not None and _parsed(key[1]) not in _KEYS)
-        return self._is_text() if ended or hopeless else []
+        is_impossible = not _OBJECT_OR_NOTHING.match(self._held) or (key is not None and _parsed(key[1]) not in _KEYS)
+        return self._is_text() if ended or is_impossible else []
 
     def _started(self, name: str) -> CallEvent:
         self._mode, self._nesting, self._brace_taken = "arguments", _Nesting(), False
@@ -217,7 +222,10 @@ class ToolCallStream:
         return [ArgumentsEvent(self._calls - 1, self._take(end if end >= 0 else len(self._held)))]
 
     def _tail(self, ended: bool) -> None:
-        """What ends a call: its object's brace, and the tag. What a model writes there besides is dropped, as the call is out already."""
+        """The end of a call: its object's closing brace, and the tag.
+
+        Other text there is dropped, because the call was already emitted.
+        """
         if self._form == "hermes":
             end = self._held.find(_CLOSE)
             unclear = 0 if ended else _overlap(self._held, _CLOSE)
@@ -232,20 +240,20 @@ class ToolCallStream:
             self._to_text()
 
     def _to_text(self) -> None:
-        self._mode, self._said = "text", False
+        self._mode, self._has_text = "text", False
 
     def _is_text(self) -> list[ToolCallEvent]:
-        """What was held as a call is none."""
+        """The text that was held back as a call is not a call."""
         opened, self._opened = self._opened, ""
         self._mode = "text"
-        # The tag itself is past, so that what follows it is looked at again.
+        # The tag is emitted first, so that the text after it is read again.
         rest = self._take(len(self._held)) if self._form == "llama3" else ""
         return self._text(opened + rest)
 
     def _text(self, text: str) -> list[ToolCallEvent]:
         if not text:
             return []
-        self._said = True
+        self._has_text = True
         return [TextEvent(text)]
 
     def _take(self, length: int) -> str:
@@ -254,7 +262,7 @@ class ToolCallStream:
 
 
 def _joined(events: list[ToolCallEvent]) -> list[ToolCallEvent]:
-    """Neighbours of text as one event, and none without text."""
+    """The events with adjacent texts joined, and without empty ones."""
     result: list[ToolCallEvent] = []
     for event in events:
         last = result[-1] if result else None
@@ -266,7 +274,7 @@ def _joined(events: list[ToolCallEvent]) -> list[ToolCallEvent]:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """How long an end of ``text`` is a start of ``tag``."""
+    """The length of the longest end of ``text`` that is a start of ``tag``."""
     longest = min(len(text), len(tag) - 1)
     return next((length for length in range(longest, 0, -1) if tag.startswith(text[-length:])), 0)
 

@@ -1,4 +1,4 @@
-"""Tools: functions that a model may call. What a request says of them flows in, the grammar that makes a model write calls flows out."""
+"""Tools: checks the functions that a model may call, and makes the grammar of their calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from nearfar.compiler.errors import RequestError
 from ..schema.chat import NamedToolChoice, Tool
 from .grammar.source import CallsOrForm, FormSource, GrammarSource, Tag, TagsSource
 
-# How a call is written. "hermes" (Qwen 2.5 and 3, Hermes): <tool_call>{"name": .., "arguments": ..}</tool_call>. "llama3" (Llama 3.1
+# How a call is written. "hermes" (Qwen 2.5 and 3, Hermes): <tool_call>{"name": .., "arguments": ..}</tool_call>.
+# "llama3" (Llama 3.1
 # and on): {"name": .., "parameters": ..} as the whole answer.
 ToolFormat = Literal["hermes", "llama3"]
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
@@ -23,7 +24,7 @@ _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additi
 
 
 def tool_format(chat_template: str | None) -> ToolFormat | None:
-    """The format that a chat template asks for, or None where it has no tools or writes their calls in another way."""
+    """The format that a chat template uses; None if it does not support tools or uses another format."""
     if chat_template is None or not re.search(r"\btools\b", chat_template):
         return None
     if TOOL_CALL in chat_template:
@@ -32,7 +33,7 @@ def tool_format(chat_template: str | None) -> ToolFormat | None:
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
-    """Raises RequestError for a name that is none, for two functions of one name, and for a choice that the tools do not offer."""
+    """Raises RequestError for an invalid name, for two functions of one name, and for a choice that is not a tool."""
     names: set[str] = set()
     for index, tool in enumerate(tools):
         name = tool.function.name
@@ -62,11 +63,11 @@ def tool_grammar(
     parallel: bool = True,
     message: FormSource | None = None,
 ) -> GrammarSource | None:
-    """What holds an answer to calls: of any tool for "required", of one for a named function. With ``parallel`` there may be several.
+    """The grammar of calls: of any tool for "required", of one tool for a named function.
 
-    For "auto" the model is free, but calls of functions that are ``strict`` are held to their parameters once they have begun; None if
-    there are none of these. If a ``message`` is given, the answer to "auto" is either calls or such a message. The tools are checked
-    already.
+    With ``parallel``, an answer may have several calls. For "auto" the model is free, but calls of ``strict`` functions
+    must match their parameters once they have begun; the result is None if no function is strict. With ``message``, the
+    answer to "auto" is either calls or such a message. The tools must have been checked.
     """
     if choice == "none":
         return None
@@ -75,7 +76,7 @@ def tool_grammar(
     if choice == "auto" and message is not None:
         return CallsOrForm(TagsSource(_auto_tags(form, tools), separator), message)
     if choice == "auto":
-        # A trigger must not begin a call of a function that has no tag, so all have one.
+        # After a trigger, only functions that have a tag can be called, so each function has one.
         if form != "hermes" or not any(tool.function.strict for tool in tools):
             return None
         return TagsSource(_auto_tags(form, tools), separator=None, trigger=TOOL_CALL)
@@ -84,7 +85,7 @@ def tool_grammar(
 
 
 def _auto_tags(form: ToolFormat, tools: Sequence[Tool]) -> tuple[Tag, ...]:
-    """Functions that are not strict take any arguments."""
+    """Functions that are not strict accept any arguments."""
     return tuple(_tag(form, tool, schema=None if tool.function.strict else {"type": "object"}) for tool in tools)
 
 

@@ -1,4 +1,4 @@
-"""The vocabulary as bytes: a tokenizer.json flows in, the bytes that each token writes flow out, for log-probabilities and for grammars."""
+"""Reads the bytes of each token from a tokenizer.json, for log-probabilities and for grammars."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """``tokens`` has the bytes of each id that the model has logits for, None where there is no token. Of a special token, which is no part
-    of an answer's text, they are those of its name; ``special_ids`` are these. ``spaced_by`` names a decoder that puts spaces between
-    words, so that its tokens' bytes do not add up to the text; None for all others.
+    """``tokens`` has the bytes of each id that the model has logits for, None if the id has no token.
+
+    ``special_ids`` are the special tokens, which are not part of an answer's text; their bytes are those of their
+    names. ``spaced_by`` names a decoder that puts spaces between words, so that the bytes of its tokens do not add up
+    to the text; it is None for other decoders.
     """
 
     tokens: tuple[bytes | None, ...]
@@ -31,21 +33,26 @@ class Vocabulary:
         return len(self.tokens)
 
     def name(self, token_id: int) -> str:
-        """The token as text; bytes that are a part of a character come out as U+FFFD."""
+        """The token as text; incomplete characters become U+FFFD."""
         return (self.tokens[token_id] or b"").decode(errors="replace")
 
     def spoken(self) -> list[bytes]:
-        """The bytes that each id adds to an answer's text. Raises RequestError for a tokenizer that puts spaces between words."""
+        """The bytes that each id adds to an answer's text.
+
+        Raises RequestError for a tokenizer that puts spaces between words.
+        """
         if self.spaced_by is not None:
             raise RequestError(
-                f"a grammar needs a tokenizer whose tokens are bytes; this model's decoder, {self.spaced_by}, puts spaces between words"
+                f"a grammar needs a tokenizer whose tokens are bytes; this model's decoder, {self.spaced_by}, puts "
+                "spaces "
+                "between words"
             )
         silent = self.special_ids | set(self.eos_token_ids)
         return [b"" if token is None or index in silent else token for index, token in enumerate(self.tokens)]
 
 
 def read_vocabulary(tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
-    """Raises BundleError for a file that is no tokenizer."""
+    """Raises BundleError for a file that is not a tokenizer."""
     try:
         file = json.loads(tokenizer_json.read_bytes())
         entries = _entries(file["model"]["vocab"])
@@ -56,7 +63,7 @@ def read_vocabulary(tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequen
         parts = _decoders(file.get("decoder"))
         bytes_of = _token_bytes(parts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BundleError(f"{tokenizer_json}: is no tokenizer: {error!r}; compile the bundle again") from error
+        raise BundleError(f"{tokenizer_json}: is not a tokenizer: {error!r}; compile the bundle again") from error
     tokens: list[bytes | None] = [None] * vocab_size
     for name, token_id in entries:
         if 0 <= token_id < vocab_size:
@@ -74,7 +81,7 @@ def read_vocabulary(tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequen
 
 
 def _entries(vocab: Mapping[str, int] | Sequence[tuple[str, float]]) -> list[tuple[str, int]]:
-    """Of most models a mapping from names to ids; of Unigram models a list of names and scores."""
+    """Most models have a mapping from names to ids; Unigram models have a list of names and scores."""
     if isinstance(vocab, Mapping):
         return [(str(name), int(token_id)) for name, token_id in vocab.items()]
     return [(str(name), index) for index, (name, _) in enumerate(vocab)]
@@ -116,7 +123,7 @@ def _token_bytes(parts: Sequence[Mapping[str, Any]]) -> Callable[[str], bytes]:
 
 
 def _byte_characters() -> list[str]:
-    """The characters by which byte-level tokenizers write bytes: printable ones as they are, the others from U+0100 on.
+    """The characters that byte-level tokenizers write for bytes: printable bytes as they are, the others from U+0100.
 
     Radford et al. 2019.
     """

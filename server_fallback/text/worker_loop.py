@@ -1,7 +1,7 @@
-"""The inside of a worker process of ours: frames of requests on stdin, one frame on stdout for each reply (see `worker_process`).
+"""The loop of a worker process: it reads requests as frames from stdin, and writes one frame to stdout for each reply.
 
-The process may use a limited amount of memory. It ends when its input ends, and by itself if one request takes far too long: a server that
-was killed cannot end it.
+The process may use a limited amount of memory. It ends when its input ends, and by itself if one request takes far too
+long, because a server that was killed cannot end it. See `worker_process`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STARTED = "started"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """``ends``: the worker ends after this reply, because it holds more memory than it should keep."""
+    """``ends``: the worker ends after this reply, because it holds more memory than it may."""
 
     value: object
     ends: bool
@@ -29,8 +29,11 @@ class Reply:
 def serve(open_worker: Callable[[], Callable[[object], object]]) -> None:
     """``open_worker`` loads what the worker needs and returns the function that answers requests.
 
-    The arguments of the process are its memory limit in bytes; the bytes that it may keep, beyond which it ends after a request, because a
-    process returns little of the memory that it has used; the most seconds of one request; and its niceness.
+    The arguments of the process are its memory limit in bytes; the bytes that it may retain, above which it ends after
+    a
+    request, because a process returns little of the memory that it has used; the maximum seconds of one request; and
+    its
+    niceness.
     """
     memory_bytes, keeps_bytes, most_seconds, niceness = map(int, sys.argv[1:5])
     # Output of libraries must not get between the frames.

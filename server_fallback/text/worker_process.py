@@ -1,6 +1,6 @@
-"""A worker process of ours: started when it is first needed, asked one request at a time, ended at a time limit, started again.
+"""Runs a worker process: it starts when it is first needed, gets one request at a time, and ends at a time limit.
 
-What runs in it (`worker_loop.serve`) may hang, use too much memory or crash; the server goes on.
+The code in it (`worker_loop.serve`) may hang, use too much memory or crash; the server continues and starts it again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 from .frames import read_frame, write_frame
 from .worker_loop import STARTED, Reply
 
-# Until a process is ready for requests. A busy machine may take long.
+# The time until a process is ready for requests. A busy machine may take long.
 START_SECONDS = 60.0
-# A request whose sender left may still end in this time; starting another process costs about as much.
+# A request whose sender left may still end in this time, which is about the cost of starting another process.
 ABANDONED_SECONDS = 0.5
-# Signals by which a process ends through a fault of its own: the C library's abort, which failed allocations lead to, and bad accesses.
+# Signals of a process that ends through its own fault: the C library's abort, also after a failed allocation, and bad
+# accesses.
 _FAULTS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 EXIT_SECONDS = 1.0
 # A device's threads wait for each other in each step, so a worker that takes a processor from one of them delays all answers.
@@ -32,8 +33,11 @@ Result = TypeVar("Result")
 
 
 class WorkerEnded(Exception):
-    """The process ended before its reply. ``timed_out``: at the time limit. ``fault``: through a fault of its own, such as too little
-    memory; not because something else ended it."""
+    """The process ended before its reply.
+
+    ``timed_out``: it ended at the time limit. ``fault``: it ended through its own fault, such as too little memory, and
+    not from outside.
+    """
 
     def __init__(self, *, fault: bool = False) -> None:
         super().__init__("the worker process ended")
@@ -42,10 +46,11 @@ class WorkerEnded(Exception):
 
 
 class WorkerProcess:
-    """``main`` of ``module`` calls `worker_loop.serve`. A request takes at most ``most_seconds``, even if this process is killed meanwhile.
+    """``main`` of ``module`` calls `worker_loop.serve`.
 
-    It ends after a request that leaves it with more than ``keeps_bytes``, and another starts. ``niceness`` is how far it
-    yields the processor to the models, up to 19.
+    A request takes at most ``most_seconds``, even if this process is killed meanwhile. The worker ends after a request
+    that leaves it with more than ``keeps_bytes``, and another one starts. ``niceness`` is how far it yields the
+    processor to the models, up to 19.
 
     Used from one event loop, by one caller at a time (see `fair_turns`).
     """

@@ -1,6 +1,6 @@
-"""Regular languages as grammar rules. A language becomes a minimal deterministic automaton over characters, of which each state is a rule.
+"""Writes regular languages as grammar rules: one rule for each state of a minimal deterministic automaton.
 
-Rules so made have one way to read any text, which keeps masks cheap.
+Such rules have only one way to read a text, which keeps masks cheap.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from .ebnf import RuleBook, alternatives, character_ways, literal
 
 _MOST_STATES = 1500
 _MOST_ENDINGS = 200
-# A character has at most six bytes where JSON escapes it.
+# An escaped character of a JSON string has at most six bytes.
 _LONGEST_CHARACTER = 6
 _JSON_ESCAPED: Ranges = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
-# What a language's texts are: the whole answer; a JSON value as it is written; or a JSON string's characters, and the quote behind them.
+# The part of an answer that a language's texts are: all of it, a JSON value, or a JSON string after its opening quote.
 Place = Literal["answer", "value", "string"]
-# What comes after a JSON value, or a name. Without it, xgrammar must try each token that ends a value against all that may follow.
+# A lookahead for what follows a JSON value or a name. Without it, xgrammar must try each token that ends a value
+# against
+# everything that may follow.
 FOLLOWED = "(= [ \\n\\t]* [,}\\]:])"
 
 
@@ -56,6 +58,13 @@ Language = Set | Series | Choice | Repeat
 
 
 @dataclass(frozen=True, slots=True)
+class Intersection:
+    """The texts that are in each of the languages."""
+
+    parts: tuple[Language, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _State:
     """``following``: the next state for each atom, -1 for none."""
 
@@ -68,19 +77,27 @@ def text_language(text: str) -> Language:
 
 
 def language_rule(
-    book: RuleBook, language: Language, place: Place, where: str, least: int = 0, most: int | None = None
+    book: RuleBook,
+    language: Language | Intersection,
+    place: Place,
+    where: str,
+    least: int = 0,
+    most: int | None = None,
 ) -> str | None:
-    """Add the rules of the language's texts of ``least`` to ``most`` characters, and the shortest ends of its texts to the book's endings;
-    its rule's name, None where it has none.
+    """Add the rules of the language's texts of ``least`` to ``most`` characters; the name of the first rule.
 
-    The rule of place "string" starts behind the opening quote.
+    The result is None if there are no such texts. The shortest ends of the texts are added to the book's endings. For
+    place "string", the rule starts after the opening quote.
 
-    Raises RequestError where it is too large; ``where`` names it.
+    Raises RequestError if the automaton is too large; ``where`` names it.
     """
     automaton = _Nfa(where)
-    start, end = automaton.add(language)
+    ends = [automaton.add(part) for part in (language.parts if isinstance(language, Intersection) else (language,))]
     atoms = automaton.atoms()
-    states = _minimal(_useful(_of_length(automaton.states(start, end, atoms), least, most, where)))
+    states = automaton.states(*ends[0], atoms)
+    for start, end in ends[1:]:
+        states = _intersection(states, automaton.states(start, end, atoms), where)
+    states = _minimal(_useful(_of_length(states, least, most, where)))
     return _write_rules(book, states, atoms, place, where) if states else None
 
 
@@ -116,7 +133,7 @@ class _Nfa:
         return start, end
 
     def atoms(self) -> Ranges:
-        """Ranges of characters that no set tells apart."""
+        """Ranges of characters that no set separates."""
         starts = {0, 0x80, 0xD800, 0xE000}
         for edges in self._edges:
             for ranges, _ in edges:
@@ -129,8 +146,8 @@ class _Nfa:
     def states(self, start: int, end: int, atoms: Ranges) -> list[_State]:
         """The subset construction; state 0 is the start."""
         firsts = [first for first, _ in atoms]
-        # Which atoms an edge takes.
-        taken = {
+        # The atoms of each set.
+        accepted = {
             ranges: [index for index, first in enumerate(firsts) if any(low <= first <= high for low, high in ranges)]
             for ranges in {ranges for edges in self._edges for ranges, _ in edges}
         }
@@ -138,12 +155,12 @@ class _Nfa:
         ids = {initial: 0}
         members = [initial]
         states: list[_State] = []
-        # The list grows while it is gone through.
+        # The list grows during the iteration.
         for subset in members:
             targets: list[set[int]] = [set() for _ in atoms]
             for member in subset:
                 for ranges, to in self._edges[member]:
-                    for index in taken[ranges]:
+                    for index in accepted[ranges]:
                         targets[index].add(to)
             following = []
             for target in targets:
@@ -192,8 +209,30 @@ class _Nfa:
         return len(self._edges) - 1
 
 
+def _intersection(left: Sequence[_State], right: Sequence[_State], where: str) -> list[_State]:
+    """The product construction: a state is a pair of states, one of each automaton."""
+    pairs = [(0, 0)]
+    ids = {(0, 0): 0}
+    states: list[_State] = []
+    # The list grows during the iteration.
+    for first, second in pairs:
+        following = []
+        for pair in zip(left[first].following, right[second].following, strict=True):
+            if -1 in pair:
+                following.append(-1)
+                continue
+            if pair not in ids:
+                if len(pairs) >= _MOST_STATES:
+                    raise _too_large(where)
+                ids[pair] = len(pairs)
+                pairs.append(pair)
+            following.append(ids[pair])
+        states.append(_State(left[first].accepting and right[second].accepting, tuple(following)))
+    return states
+
+
 def _of_length(states: Sequence[_State], least: int, most: int | None, where: str) -> list[_State]:
-    """The texts of a length: state (q, n) is q after n characters, n up to the least, or one past the most."""
+    """The texts of a length. State (q, n) is q after n characters, where n stops at ``least``, or at ``most`` + 1."""
     if least == 0 and most is None:
         return list(states)
     top = least if most is None else most + 1
@@ -210,7 +249,7 @@ def _of_length(states: Sequence[_State], least: int, most: int | None, where: st
 
 
 def _useful(states: Sequence[_State]) -> list[_State]:
-    """Without states from which no text ends; none where the start is such a one."""
+    """The states that lead to the end of a text; none if the start does not."""
     distance = _distances(states)
     if distance[0] is None:
         return []
@@ -228,7 +267,7 @@ def _useful(states: Sequence[_State]) -> list[_State]:
 
 
 def _distances(states: Sequence[_State]) -> list[int | None]:
-    """How many characters end a text from each state; None where none do."""
+    """The number of characters from each state to the end of a text; None if no text ends."""
     before: list[list[int]] = [[] for _ in states]
     for index, state in enumerate(states):
         for to in state.following:
@@ -245,7 +284,10 @@ def _distances(states: Sequence[_State]) -> list[int | None]:
 
 
 def _minimal(states: Sequence[_State]) -> list[_State]:
-    """Moore's minimization; the start stays state 0. States of one block end after as many characters, which is where it begins."""
+    """Moore's minimization, which starts with blocks of states at the same distance to an end.
+
+    The start stays state 0.
+    """
     if not states:
         return []
     block = [distance or 0 for distance in _distances(states)]
@@ -285,7 +327,7 @@ def _write_rules(book: RuleBook, states: Sequence[_State], atoms: Ranges, place:
 
 
 def _add_endings(book: RuleBook, states: Sequence[_State], atoms: Ranges, place: Place) -> None:
-    """The shortest text from each state to an end, of the first few states."""
+    """Add the shortest text from each of the first states to an end."""
     distance = [length or 0 for length in _distances(states)]
     book.longest_end = max(book.longest_end, _LONGEST_CHARACTER * max(distance))
     firsts = [chr(first) for first, _ in atoms]

@@ -1,7 +1,9 @@
-"""A grammar's answer that is whole within a number of tokens, as the engine's Constraint.
+"""A constraint whose answer is complete within a number of tokens.
 
-While many tokens are left, the grammar alone decides what may come next. When few are, only those tokens may that leave enough for a
-completion, down to the completion itself. How few: ``reserve`` is at least how many tokens one token can add to the shortest completion.
+While many tokens remain, the grammar alone decides which tokens are allowed. When few remain, a token is allowed only
+if
+it leaves enough tokens for a completion. ``reserve`` sets this limit: it is an upper bound of the tokens that one token
+can add to the shortest completion.
 
 The browser does the same (web/src/grammar/bounded.ts), with the same masks.
 """
@@ -22,30 +24,32 @@ from .matcher import Mask, SearchTooLong, has_bit, set_bit
 from .shortener import Shortener
 from .token_shapes import FreeText
 
-# At most this many tokens are tried one by one each time, the shortest ones first; each costs up to TRIALS characters.
+# At most this number of tokens is tried one by one for a mask, the shortest first; each costs up to _TRIALS characters.
 _MOST_TRIED = 24
 _TRIALS = 600
-# Where a completion has to be found anew, which is rare.
+# For a completion that has to be searched again, which is rare.
 _TRIALS_AGAIN = 4000
-# Characters of many kinds: where a matcher takes them all and is as before, any text without escapes leaves it so.
+# Characters of many kinds. If a matcher accepts them all without a change of state, it does so for any text without
+# escapes.
 _PROBE = (
     2 * "az AZ 09 ,;.:-_+*/=<>(){}[]#%&!?'~^`|@$ \u00e9\u00df\u03a9\u0416\u05d0\u0905\u4e2d\u3042\uac00\u20ac\U0001f600"
 )
 # After a quote, JSON has no backslash.
 _FREE_PROBE = _PROBE + '"\\\n'
-# Other answers wait meanwhile. What takes longer is a grammar that is ambiguous without end.
+# Other answers wait during a search. Only very ambiguous grammars take longer.
 _MOST_SECONDS = 1.0
-# Of one character.
+# The most bytes of one character.
 _MOST_BYTES = 4
-# So many tokens are looked at together for those that a mask holds.
+# The number of tokens that are compared with a mask at once.
 _CHUNK = 4096
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """``first`` completes an answer that has not begun, None where none was found; ``endings`` are texts that may complete one. ``text`` is
-    for grammars with a trigger.
+    """``first`` completes an answer that has not begun; it is None if no completion was found.
+
+    ``endings`` are texts that may complete an answer. ``text`` is for grammars with a trigger.
     """
 
     max_tokens: int
@@ -56,8 +60,9 @@ class Bound:
 
 
 class BoundedConstraint:
-    """``inner`` before its first token; it is used by nothing else. Where completions take too long to find, the answer may be cut:
-    ``gave_up`` says so.
+    """``inner`` must not have accepted a token, and nothing else may use it.
+
+    If completions take too long to find, the answer may be cut off, and ``gave_up`` is true.
     """
 
     def __init__(self, inner: GrammarConstraint, bound: Bound, shortener: Shortener) -> None:
@@ -66,15 +71,15 @@ class BoundedConstraint:
         self._bound = bound
         self._shapes = inner.matcher.shapes
         self._shortener = shortener
-        self._left = bound.max_tokens
+        self._remaining = bound.max_tokens
         self._completion = bound.first
-        # How many bytes the last character lacks.
+        # The number of bytes that the last character lacks.
         self._pending = 0
         self._mask: Mask | None = None
         self.gave_up = False
 
     def mask(self) -> Mask:
-        """A new array each time the state changes. Raises RequestError where no token of the vocabulary continues the text."""
+        """A new array each time the state changes. Raises RequestError if no token continues the text."""
         if self._mask is None:
             every = self._inner.mask()
             self._mask = every if self._has_room else self._in_time(lambda: self._allowed(every), every)
@@ -83,20 +88,20 @@ class BoundedConstraint:
     def accept(self, token_id: int) -> None:
         """Raises RequestError for a token that the grammar does not allow."""
         self._inner.accept(token_id)
-        self._left -= 1
+        self._remaining -= 1
         self._mask = None
         self._pending = pending_bytes(self._pending, self._shapes.tokens[token_id])
         self._completion = self._in_time(lambda: self._completion_after(token_id, self._pending, _TRIALS_AGAIN), None)
 
     @property
     def needed(self) -> int | None:
-        """How many tokens the shortest completion found has; None if none was found."""
+        """The number of tokens of the shortest known completion; None if none was found."""
         needed = None if self._completion is None else self._shortener.needed(self._completion)
         return None if needed is None else needed.count
 
     def spend(self, tokens: int) -> None:
-        """So many of ``max_tokens`` have come before the grammar's text begins."""
-        self._left -= tokens
+        """Count ``tokens`` of ``max_tokens`` that precede the grammar's text."""
+        self._remaining -= tokens
         self._mask = None
 
     @property
@@ -105,7 +110,7 @@ class BoundedConstraint:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer so far is a whole text of the grammar."""
+        """Whether the answer so far is a complete text of the grammar."""
         return self._inner.complete
 
     @property
@@ -114,7 +119,7 @@ class BoundedConstraint:
         completion = self._completion
         return (
             completion is None
-            or self._left - 1 >= len(completion.head) + _MOST_BYTES * len(completion.text) + self._bound.reserve
+            or self._remaining - 1 >= len(completion.head) + _MOST_BYTES * len(completion.text) + self._bound.reserve
         )
 
     def _in_time(self, find: Callable[[], Found], otherwise: Found) -> Found:
@@ -130,7 +135,7 @@ class BoundedConstraint:
     def _allowed(self, every: Mask) -> Mask:
         completion, matcher = self._completion, self.matcher
         assert completion is not None
-        afterwards = self._left - 1
+        afterwards = self._remaining - 1
         needed = self._shortener.needed(completion)
         if needed is None or afterwards >= needed.count + self._bound.reserve:
             return every
@@ -140,7 +145,7 @@ class BoundedConstraint:
                 set_bit(few, token_id)
         if needed.first is not None and afterwards >= 0:
             set_bit(few, needed.first)
-        # A text that leaves the matcher as it is leaves the completion as it is.
+        # A text that does not change the matcher does not change the completion.
         if afterwards >= needed.count:
             if self._bound.text is not None and self._is_as_before_after(_FREE_PROBE, every):
                 few |= every & self._bound.text.free
@@ -170,7 +175,10 @@ class BoundedConstraint:
                 yield token_id
 
     def _completion_after(self, token_id: int, pending: int, most_trials: float = math.inf) -> Completion | None:
-        """A completion of the matcher's state, which the token led to from the one that the completion at hand is for."""
+        """A completion after ``token_id``, which the matcher has accepted.
+
+        It may reuse the completion before the token.
+        """
         known = ""
         if self._completion is not None:
             head, text = self._completion.head, self._completion.text
@@ -178,9 +186,9 @@ class BoundedConstraint:
                 return Completion(head[1:], text)
             token = self._shapes.tokens[token_id]
             known = text if pending == 0 else _after_character(text, token, pending)
-            written = token.decode(errors="replace")
-            # What a completion leaves out between its parts is space.
-            for part in (written, re.sub(r"[ \t\n]", "", written)) if pending == 0 else ():
+            token_text = token.decode(errors="replace")
+            # A completion has no white space between its parts.
+            for part in (token_text, re.sub(r"[ \t\n]", "", token_text)) if pending == 0 else ():
                 if text.startswith(part) and completes(self.matcher, text[len(part) :]):
                     return Completion((), text[len(part) :])
         return find_completion(self.matcher, pending, self._bound.endings, most_trials, known)
@@ -195,6 +203,6 @@ class BoundedConstraint:
 
 
 def _after_character(text: str, token: bytes, pending: int) -> str:
-    """What of the text is left after the token and the bytes that end its last character, where it begins with these; else all of it."""
+    """The rest of ``text`` after the token and the end of its last character; all of it if it begins otherwise."""
     data = text.encode()
     return data[len(token) + pending :].decode() if data.startswith(token) else text

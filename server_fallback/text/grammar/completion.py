@@ -1,6 +1,7 @@
-"""Short completions: a text that makes the answer so far a whole one. A matcher's state flows in, a text flows out.
+"""Searches for a short text that completes the answer so far.
 
-The matcher is left as it was. The browser looks in the same order (web/src/grammar/completion.ts), so that both find the same.
+The search leaves the matcher as it was. The browser searches in the same order (web/src/grammar/completion.ts), so that
+both find the same text.
 """
 
 from __future__ import annotations
@@ -11,24 +12,27 @@ from dataclasses import dataclass
 
 from .matcher import Matcher, allowed_ids
 
-# What closes something first, then what keeps things short: of a JSON text this order finds nearly the shortest.
+# Characters that close something, then those that keep a text short. For JSON, this order finds nearly the shortest
+# text.
 _FIRST = '}]",:0123456789ntf-{['
 _CLOSERS = (*_FIRST, *(chr(code) for code in range(0x7E, 0x1F, -1) if chr(code) not in _FIRST), "\n", "\t")
-# Lengths of texts tried one after another, with how many characters may be tried each time. JSON goes straight, others may have to go back.
+# The maximum length of a text, and the number of texts that may be tried for it, for one round after another. JSON
+# needs
+# no backtracking; other grammars may.
 _ROUNDS = ((2, 250), (8, 500), (64, 1500), (512, 4000))
-# The first round tells whether one goes straight; a character more often than this in a row is a loop.
+# Limits of the search without backtracking. A character that repeats more often than _LONGEST_RUN is a loop.
 _STRAIGHT_TRIALS = 10_000
 _LONGEST_RUN = 60
 _LONGEST_TEXT = 4096
-# By so many characters before it, the place is found where two completions are the same again.
+# The number of preceding characters that identify where two completions become equal.
 _LONGEST_SAME = 8
-# Of the vocabulary's texts, where no character of ASCII goes on.
+# The number of texts of the vocabulary that are tried if no ASCII character continues the text.
 _MOST_FROM_MASK = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What completes an answer: tokens that end its last character, then a text."""
+    """A completion of an answer: tokens that end its last character, then a text."""
 
     head: tuple[int, ...]
     text: str
@@ -37,10 +41,11 @@ class Completion:
 def find_completion(
     matcher: Matcher, pending: int, endings: Sequence[str], most_trials: float = math.inf, known: str = ""
 ) -> Completion | None:
-    """A completion that is short but not surely the shortest; None where none is found.
+    """A completion that is short, but not necessarily the shortest; None if none is found.
 
-    ``pending`` is how many bytes the answer's last character lacks, ``endings`` are texts that may be the end of what can go on for ever.
-    What completed the answer before its last token is ``known``: a new completion soon leads to where that goes on.
+    ``pending`` is the number of bytes that the answer's last character lacks. ``endings`` are texts that may end a part
+    that could continue for ever. ``known`` completed the answer before its last token; the new completion often ends in
+    the same way.
     """
     if pending == 0:
         text = _find_text(matcher, endings, most_trials, known)
@@ -66,7 +71,7 @@ def completes(matcher: Matcher, text: str) -> bool:
 
 
 def pending_bytes(pending: int, token: bytes) -> int:
-    """How many bytes the last character lacks after ``token``, where it lacked ``pending`` before."""
+    """The number of bytes that the last character lacks after ``token``, if it lacked ``pending`` before."""
     for byte in token:
         pending = (
             0 if byte < 0x80 else max(pending - 1, 0) if byte < 0xC0 else 1 if byte < 0xE0 else 2 if byte < 0xF0 else 3
@@ -78,7 +83,7 @@ def _find_text(matcher: Matcher, endings: Sequence[str], most_trials: float, kno
     if matcher.complete:
         return ""
     trials = min(_STRAIGHT_TRIALS, most_trials)
-    # A text in which anything may come ends with a quote, once it has what it must have.
+    # A string in which any text is allowed ends with a quote, once its required characters are there.
     ends = ('"', *endings, *_CLOSERS)
     for texts in (_CLOSERS, ends):
         straight = _go_straight(matcher, texts, trials, known)
@@ -94,7 +99,7 @@ def _find_text(matcher: Matcher, endings: Sequence[str], most_trials: float, kno
 
 
 def _go_straight(matcher: Matcher, texts: Sequence[str], trials: float, known: str) -> str | None:
-    """Always the first text that goes on, and never back."""
+    """Always use the first text that is accepted, without backtracking."""
     text, steps = "", 0
     while not matcher.complete:
         rest = next((rest for rest in _rests(known, text) if completes(matcher, rest)), None)
@@ -154,7 +159,7 @@ class _Search:
         # Texts that lead to where others may follow, each one step of the matcher further.
         opened: list[tuple[str, Iterator[str]]] = []
         while not matcher.complete:
-            opened.append((text, self._taken_after(text)))
+            opened.append((text, self._accepted_after(text)))
             following = None
             while following is None and opened:
                 text, followings = opened[-1]
@@ -168,8 +173,8 @@ class _Search:
         matcher.rollback(len(opened))
         return text
 
-    def _taken_after(self, text: str) -> Iterator[str]:
-        """Each text that goes on, which the matcher has then taken."""
+    def _accepted_after(self, text: str) -> Iterator[str]:
+        """Each text that the matcher accepts; the matcher is in the state after it."""
         matcher = self._matcher
         forced = matcher.forced
         if forced != "":
@@ -192,14 +197,14 @@ class _Search:
 
 
 def _texts_of_mask(matcher: Matcher) -> Iterator[str]:
-    """The first texts of the vocabulary that go on, for where nothing of ASCII does."""
+    """The first texts of the vocabulary that continue the answer, used if no ASCII character does."""
     count = 0
     tokens = matcher.shapes.tokens
     for token_id in allowed_ids(matcher.mask(), len(tokens)).tolist():
         try:
             text = tokens[token_id].decode()
         except UnicodeDecodeError:
-            # A part of a character is no text.
+            # An incomplete character is not a text.
             continue
         if text:
             yield text

@@ -1,7 +1,8 @@
-"""A grammar over one answer, as the engine's Constraint: it accepts tokens and computes masks of what may come next.
+"""The engine's constraint for a grammar: it accepts tokens and computes masks of the tokens that are allowed next.
 
-A grammar that reads the same text in many ways (`[a-z]* [a-z]*`) gives the parser more states with each token, and the parser keeps them
-all, 60 to 700 bytes each. Its time grows with them. So the states of all tokens together have a budget.
+A grammar that reads the same text in many ways (`[a-z]* [a-z]*`) gives the parser more states with each token. The
+parser retains them all, 60 to 700 bytes each, and its time grows with them. The states of all tokens together therefore
+have a budget.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from .token_shapes import TokenShapes
 if TYPE_CHECKING:
     from .xgrammar_binding import CompiledGrammar
 
-# An answer's parser may have this many states, summed over its tokens, and this many more for each token. JSON has 1 to 5 a token, an
-# object with 400 optional properties 70, a union of 300 objects 90.
+# The maximum number of parser states, summed over the tokens of an answer, and its increase for each token. JSON has 1
+# to
+# 5 states a token, an object with 400 optional properties 70, a union of 300 objects 90.
 BUDGET_STATES = 30_000
 BUDGET_STATES_PER_TOKEN = 100
 
 
 class GrammarConstraint:
-    """A matcher's state after the tokens so far; it is used by nothing else.
+    """Constrains one answer by a matcher, which nothing else may use.
 
-    ``open_ended``: any text may come, so no answer is whole before the model ends it.
+    ``open_ended``: any text is allowed, so an answer is complete only when the model ends it.
     """
 
     def __init__(self, matcher: Matcher, open_ended: bool = False) -> None:
@@ -41,13 +43,13 @@ class GrammarConstraint:
 
     @classmethod
     def of(cls, compiled: CompiledGrammar, shapes: TokenShapes, open_ended: bool = False) -> GrammarConstraint:
-        """Over an answer that has not begun."""
+        """A constraint for an answer that has not begun."""
         from .xgrammar_binding import GrammarMatcher
 
         return cls(Matcher(GrammarMatcher(compiled), shapes), open_ended)
 
     def mask(self) -> Mask:
-        """A new array each time the state changes. Raises RequestError where no token of the vocabulary continues the text."""
+        """A new array each time the state changes. Raises RequestError if no token continues the text."""
         if self._mask is None:
             mask = self.matcher.mask()
             if not mask.any():
@@ -60,7 +62,7 @@ class GrammarConstraint:
         return self._mask
 
     def accept(self, token_id: int) -> None:
-        """Raises RequestError for a token that the mask does not allow, and if the parser is over its budget of states."""
+        """Raises RequestError for a token that the mask does not allow, and if the parser exceeds its budget."""
         if not self.matcher.accept_token(token_id):
             raise RequestError(
                 f"token {token_id} does not continue the grammar; choose one that mask() allows", token_id=token_id
@@ -70,8 +72,11 @@ class GrammarConstraint:
         self._states += self.matcher.num_states
         if self._states > BUDGET_STATES + BUDGET_STATES_PER_TOKEN * self._tokens:
             raise RequestError(
-                f"the grammar is too ambiguous: after {self._tokens} tokens its parser has kept {self._states:,} states "
-                f"(at most {BUDGET_STATES:,} and {BUDGET_STATES_PER_TOKEN} for each token); let each text be read in one way only",
+                f"the grammar is too ambiguous: after {self._tokens} tokens its parser has kept {self._states:,} "
+                "states "
+                f"(at most {BUDGET_STATES:,} and {BUDGET_STATES_PER_TOKEN} for each token); let each text be read in "
+                "one "
+                "way only",
                 param="response_format",
                 code="grammar_too_ambiguous",
                 tokens=self._tokens,
@@ -83,7 +88,7 @@ class GrammarConstraint:
         return None
 
     def spend(self, tokens: int) -> None:
-        """There is no limit on tokens here."""
+        """This constraint has no limit on tokens."""
 
     @property
     def finished(self) -> bool:
@@ -91,5 +96,5 @@ class GrammarConstraint:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer so far is a whole text of the grammar."""
+        """Whether the answer so far is a complete text of the grammar."""
         return not self._open_ended and self.matcher.complete

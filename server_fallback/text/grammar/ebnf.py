@@ -23,9 +23,10 @@ class RuleBook:
     """Rules by name; ``root`` is where a text begins."""
 
     def __init__(self) -> None:
-        # Texts that may complete what has no end in sight, for the search of completions; in the order in which they were found.
+        # Texts that may complete an answer, for the search of completions, in the order in which they were added.
         self.endings: dict[str, None] = {}
-        # The most bytes that any of the automata needs to its end, and what all that is not of an automaton needs at least, each once.
+        # The most bytes from a state of an automaton to its end, and the bytes that all other parts need at least, each
+        # once.
         self.longest_end = 0
         self.demanded = 0
         self._rules: dict[str, str] = {}
@@ -38,7 +39,7 @@ class RuleBook:
         return name
 
     def define(self, name: str, body: str) -> str:
-        """Raises RequestError where the rules have become too many."""
+        """Raises RequestError if the rules become too large."""
         self._size += len(body)
         if self._size > _MAX_SIZE:
             raise RequestError("the grammar is too large; make the schema smaller, or its optional parts fewer")
@@ -49,32 +50,33 @@ class RuleBook:
         return self.define(self.reserve(hint), body)
 
     def once(self, name: str, body: Callable[[], str]) -> str:
-        """The name of a rule that is there once, made where it is missing."""
+        """The name of a shared rule, which the first call adds."""
         if name not in self._rules:
             self._rules[name] = ""
             self.define(name, body())
         return name
 
     def demand(self, num_bytes: int) -> None:
-        """Count bytes that a choice may newly make necessary."""
+        """Count bytes that a choice may add to the shortest completion."""
         self.demanded += num_bytes
 
     def rooted(self, expression: str) -> str:
-        """The whole grammar's text. Raises RequestError where all texts of the expression would go on without end."""
+        """The text of the grammar. Raises RequestError if every text of the expression is infinite."""
         if not self._ends(expression):
             raise RequestError(
-                "the JSON schema allows no value that ends: what it requires holds itself again; make that part optional"
+                "the JSON schema allows no value that ends: what it requires holds itself again; make that part "
+                "optional"
             )
         return f"root ::= {expression}\n" + "".join(f"{name} ::= {body}\n" for name, body in self._rules.items())
 
     def _ends(self, expression: str) -> bool:
-        """Whether any text of the expression is finite: rules that surely have one are found until there are no more of them."""
+        """Whether any text of the expression is finite. Finds the rules with a finite text until no more are found."""
         bodies = {name: _ITEM.findall(body) for name, body in self._rules.items()}
         ending: set[str] = set()
         count = -1
         while count < len(ending):
             count = len(ending)
-            # Most rules name rules that are written before them.
+            # Most rules name earlier rules.
             ending.update(
                 name for name, items in bodies.items() if name not in ending and _Reader(items, ending).alternatives()
             )
@@ -137,7 +139,10 @@ def char_class(ranges: Ranges) -> str:
 
 
 def character_ways(characters: Ranges) -> list[str] | None:
-    """Alternatives that together are a set of characters; those past ASCII are all of them, or each by itself. None: too many."""
+    """Alternatives that together are a set of characters; None if they are too many.
+
+    The characters past ASCII are all of them, or each by itself.
+    """
     ascii_only, past = intersect(characters, ASCII), subtract(characters, ASCII)
     parts = [char_class(ascii_only)] if ascii_only else []
     if not past:

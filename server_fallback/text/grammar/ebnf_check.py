@@ -1,8 +1,9 @@
-"""What is refused in a client's EBNF before it is compiled: left recursion, which takes xgrammar memory without end, huge repetition, and
-escapes that are not Unicode characters.
+"""Checks a client's EBNF before it is compiled.
 
-A rule is left-recursive if it can begin with itself: `root ::= root "a" | "a"`, directly, through other rules, or behind items that may be
-empty. It can be rewritten without left recursion, mostly with repetition. Syntax that is not understood here is left to xgrammar.
+It refuses left recursion, for which xgrammar uses unlimited memory, huge repetition, and escapes that are not Unicode
+characters. A rule is left-recursive if it can begin with itself: `root ::= root "a" | "a"`, directly, through other
+rules, or after items that may be empty. It can be rewritten without left recursion, mostly with repetition. Unknown
+syntax is left to xgrammar.
 """
 
 from __future__ import annotations
@@ -15,27 +16,29 @@ from nearfar.compiler.errors import RequestError
 
 from .characters import LAST
 
-# Characters of a grammar; beyond, compiling takes seconds.
+# The maximum number of characters of a grammar. A larger one takes seconds to compile.
 MAX_EBNF_SIZE = 400_000
-# Of bounded repetitions inside each other, the product of their most counts.
+# The maximum product of the counts of nested repetitions.
 MAX_REPETITIONS = 1_000_000
 _TOKEN = re.compile(
-    r"""\s+ | \#[^\n]* | (?P<define>::=) | (?P<literal>"(?:[^"\\\n]|\\.)*") | (?P<set>\[(?:[^\]\\\n]|\\.)*\]) | (?P<look>\(=)
+    r"""\s+ | \#[^\n]* | (?P<define>::=) | (?P<literal>"(?:[^"\\\n]|\\.)*")
+    | (?P<set>\[(?:[^\]\\\n]|\\.)*\]) | (?P<look>\(=)
     | (?P<name>[A-Za-z_][\w.-]*) | (?P<repeat>[*+?]|\{\s*\d+\s*(?:,\s*\d*\s*)?\}) | (?P<mark>[()|]) | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
 _ESCAPE = re.compile(
     r"\\(?:u\{(?P<braced>[0-9A-Fa-f]+)\}|u(?P<four>[0-9A-Fa-f]{4})|U(?P<eight>[0-9A-Fa-f]{8})|.)", re.DOTALL
 )
-# Built-in functions of xgrammar's EBNF: their arguments are texts and tokens that come first.
+# Built-in functions of xgrammar's EBNF. Their arguments are texts and tokens that they begin with.
 _FUNCTION = re.compile(r"TagDispatch|TokenTagDispatch|Token|ExcludeToken")
 
 
 @dataclass(slots=True)
 class _Rule:
-    """Alternatives of sequences of symbols: names of rules, "" for what writes characters. ``optional``: whether a symbol may be left out.
+    """Alternatives of sequences. Each item is a symbol, and whether it may be left out.
 
-    Groups are rules of their own, with a number for a name. ``most`` is the largest count of what it repeats, with all that is inside.
+    A symbol is the name of a rule, or "" for characters. Groups are separate rules with numbers as names. ``most`` is
+    the largest count of the rule's repetitions, multiplied through nested ones.
     """
 
     name: str | int
@@ -44,9 +47,9 @@ class _Rule:
 
 
 def check_ebnf(grammar: str) -> None:
-    """Raises RequestError for a grammar that is too large, repeats too much, has an escape that is not a character, or is left-recursive.
+    """Raises RequestError for a grammar that is too large, repeats too much, has a wrong escape, or is left-recursive.
 
-    The message names the rules of the cycle.
+    For left recursion, the message names the rules of the cycle.
     """
     if len(grammar) > MAX_EBNF_SIZE:
         raise RequestError(f"the grammar has {len(grammar):,} characters; at most {MAX_EBNF_SIZE:,} can be compiled")
@@ -58,13 +61,14 @@ def check_ebnf(grammar: str) -> None:
     if cycle:
         names = [name for name in cycle if isinstance(name, str)]
         raise RequestError(
-            f"the grammar is left-recursive: {' -> '.join([*names, names[0]])}; write what repeats with * or + instead, "
+            f"the grammar is left-recursive: {' -> '.join([*names, names[0]])}; write what repeats with * or + "
+            "instead, "
             f"such as {names[0]} ::= item+"
         )
 
 
 def _check_characters(grammar: str) -> None:
-    """Raises RequestError for an escape of what is not a Unicode character. xgrammar would write bytes for it that are not UTF-8."""
+    """Raises RequestError for an escape that is not a Unicode character. xgrammar would write invalid UTF-8 for it."""
     for token in _TOKEN.finditer(grammar):
         if token.lastgroup not in ("literal", "set"):
             continue
@@ -73,13 +77,14 @@ def _check_characters(grammar: str) -> None:
             code = int(digits, 16) if digits else 0
             if code > LAST or 0xD800 <= code <= 0xDFFF:
                 raise RequestError(
-                    f"the grammar has {escape.group()}, which is not a Unicode character; characters are U+0000 to U+10FFFF without the "
-                    "surrogates U+D800 to U+DFFF"
+                    f"the grammar has {escape.group()}, which is not a Unicode character; characters are U+0000 to "
+                    "U+10FFFF "
+                    "without the surrogates U+D800 to U+DFFF"
                 )
 
 
 def _read(grammar: str) -> dict[str | int, _Rule]:
-    """The rules by name, groups before the rules that hold them. Raises RequestError for too much repetition."""
+    """The rules by name, groups before the rules that contain them. Raises RequestError for too much repetition."""
     rules: dict[str | int, _Rule] = {}
     tokens = [(match.lastgroup, match.group()) for match in _TOKEN.finditer(grammar) if match.lastgroup]
     # The rule at the bottom, then the groups that are open.
@@ -116,8 +121,8 @@ def _read(grammar: str) -> dict[str | int, _Rule]:
             rule.most = max(rule.most, last_most * most)
             if rule.most > MAX_REPETITIONS:
                 raise RequestError(
-                    f"the grammar repeats up to {rule.most:,} times, counted through nested repetitions; the limit is {MAX_REPETITIONS:,}: "
-                    "use smaller counts, or * and + for any number"
+                    f"the grammar repeats up to {rule.most:,} times, counted through nested repetitions; the limit is "
+                    f"{MAX_REPETITIONS:,}: use smaller counts, or * and + for any number"
                 )
         elif text == "|":
             rule.ways.append([])
@@ -138,7 +143,7 @@ def _read(grammar: str) -> dict[str | int, _Rule]:
 
 
 def _end_of_group(tokens: Sequence[tuple[str, str]], position: int) -> int:
-    """The position behind the parenthesis that closes the one at ``position``."""
+    """The position after the parenthesis that closes the one at ``position``."""
     depth = 0
     for index in range(position, len(tokens)):
         depth += (tokens[index][1] in ("(", "(=")) - (tokens[index][1] == ")")
@@ -148,7 +153,7 @@ def _end_of_group(tokens: Sequence[tuple[str, str]], position: int) -> int:
 
 
 def _counts(repeat: str) -> tuple[int, int]:
-    """The least and most counts; for any number the most is 1, as it takes no more states."""
+    """The least and the most counts. For an unlimited number the most is 1, because it takes no more states."""
     if repeat in "*?":
         return 0, 1
     if repeat == "+":
@@ -158,7 +163,7 @@ def _counts(repeat: str) -> tuple[int, int]:
 
 
 def _empty(rules: Mapping[str | int, _Rule]) -> set[str | int]:
-    """The rules that may write nothing."""
+    """The rules that may be empty."""
     empty: set[str | int] = set()
     users: dict[str | int, list[str | int]] = {}
     for name, rule in rules.items():

@@ -1,8 +1,8 @@
-"""The grammar compiler: processes of their own that compile the grammars of all models and adapters of a server.
+"""Compiles the grammars of all models and adapters of a server in separate processes.
 
-There are two lanes. A grammar begins in the quick one, where each has little time, so that small schemas never wait for long. A grammar
-that takes longer begins again in the slow one, whose process runs only while it is needed. A client that has just sent a costly grammar
-begins in the slow one too.
+There are two lanes. A grammar begins in the quick lane, where each grammar has little time, so that small schemas never
+wait for long. A grammar that takes longer begins again in the slow lane, whose process runs only while it is needed. A
+client that has just sent a costly grammar begins in the slow lane too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ SLOW_NICENESS = 10
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """A grammar may take ``quick_seconds`` and then ``slow_seconds``, with the search for its shortest answer, and ``memory_bytes``, which
-    limits all that the process has allocated. A process that holds more than ``keeps_bytes`` afterwards is replaced. In each lane
-    ``waiting`` grammars may wait, ``waiting_of_one`` of one client.
+    """The limits of time, memory and queues.
 
-    After a grammar that took ``costly_seconds``, the grammars of its client begin in the slow lane for ``slow_lane_seconds``.
+    A grammar may take ``quick_seconds`` and then ``slow_seconds``, with the search for its shortest answer, and
+    ``memory_bytes``, which limits all memory of the process. A process that holds more than ``keeps_bytes`` afterwards
+    is replaced. In each lane, ``waiting`` grammars may wait, and ``waiting_of_one`` of one client.
+
+    After a grammar that took ``costly_seconds``, the grammars of its client begin in the slow lane for
+    ``slow_lane_seconds``.
     """
 
     quick_seconds: float = 3.0
@@ -43,7 +46,10 @@ class CompileLimits:
 
 
 class GrammarCompiler:
-    """Used from one event loop. A process starts when it is first needed, and both have ended when the last user has left."""
+    """Used from one event loop.
+
+    A process starts when it is first needed. Both have ended when the last user has left.
+    """
 
     def __init__(self, limits: CompileLimits = CompileLimits()) -> None:
         self.lanes: Sequence[CompileLane] = (
@@ -52,7 +58,7 @@ class GrammarCompiler:
         )
         self._limits = limits
         self._users = 0
-        # Until when the grammars of a client begin in the slow lane.
+        # The time until which the grammars of a client begin in the slow lane.
         self._costly_until: dict[str, float] = {}
 
     def lanes_of(self, client: str) -> Sequence[CompileLane]:
@@ -100,7 +106,7 @@ class CompileLane:
 
     @property
     def pid(self) -> int | None:
-        """The process's, None while there is none."""
+        """The id of the process, None while it does not run."""
         return None if self._process is None else self._process.pid
 
     @asynccontextmanager
@@ -114,9 +120,10 @@ class CompileLane:
                     self.close()
 
     async def compile(self, setup: Setup, source: GrammarSource, client: str) -> Compiled | None:
-        """Compile a source for a vocabulary; None if it takes longer than this lane allows. Cancelled, it gives the process half a second.
+        """Compile a source for a vocabulary; None if it takes longer than this lane allows.
 
-        Raises RequestError for a grammar that is wrong or takes more than its memory, Unavailable if the process was ended from outside.
+        A cancelled call gives the process half a second. Raises RequestError for a grammar that is wrong or needs too
+        much memory, and Unavailable if the process was ended from outside.
         """
         if self._process is None:
             limits, module = self._limits, f"{__package__}.worker"

@@ -1,4 +1,7 @@
-"""One model's grammars: what an answer may be, as constraints on its tokens. xgrammar is loaded when the first grammar is needed."""
+"""One model's grammars, and the constraints on answers that they make.
+
+xgrammar is loaded when the first grammar is needed.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ from .token_shapes import FreeText, TokenShapes
 if TYPE_CHECKING:
     from .xgrammar_binding import CompiledGrammar, TokenizerInfo
 
-MAX_KEPT = 128
-# Of compiled grammars and their sources.
-MAX_KEPT_BYTES = 64 * 2**20
+MAX_CACHED = 128
+# The size of the cached compiled grammars and their sources.
+MAX_CACHED_BYTES = 64 * 2**20
 
 
 class Grammars:
@@ -34,7 +37,7 @@ class Grammars:
         self._compiler = compiler
         self._read_vocabulary = read_vocabulary
         self._tables: asyncio.Task[_Tables] | None = None
-        self._kept: OrderedDict[GrammarSource, _Grammar] = OrderedDict()
+        self._cache: OrderedDict[GrammarSource, _Grammar] = OrderedDict()
         self._pending: dict[tuple[str, GrammarSource], _Pending] = {}
         self._closed = False
         compiler.join()
@@ -42,12 +45,14 @@ class Grammars:
     async def constraints(
         self, source: GrammarSource, count: int, param: str, max_tokens: int | None = None, client: str = ""
     ) -> list[GrammarConstraint | BoundedConstraint]:
-        """One for each of ``count`` answers of at most ``max_tokens``, which are then whole when they end there; with None they may be cut
-        off. Compiling is shared fairly between clients; requests of one client for the same source wait together.
+        """One constraint for each of ``count`` answers of at most ``max_tokens``.
 
-        Raises RequestError, which names ``param``, for a grammar that is wrong, that no answer can meet, or that takes too long to
-        compile, and one that says how many tokens are needed if that is more; QueueFull if too many grammars wait to be compiled,
-        Unavailable if the compiler's process was ended, and ToolError if xgrammar is not installed.
+        Answers are complete within ``max_tokens``; with None they may be cut off. Compiling is shared fairly between
+        clients. Requests of one client for the same source wait together.
+
+        Raises RequestError, which names ``param``, for a grammar that is wrong, that no answer can meet, or that takes
+        too long to compile, and for one that needs more tokens; QueueFull if too many grammars wait to be compiled;
+        Unavailable if the compiler's process was ended; and ToolError if xgrammar is not installed.
         """
         try:
             grammar = await self._compiled(source, client)
@@ -57,7 +62,7 @@ class Grammars:
             raise RequestError(error.message, **{"param": param, **error.details}) from error
 
     def close(self) -> None:
-        """What is being compiled fails."""
+        """Cancel the grammars that are being compiled."""
         if not self._closed:
             self._closed = True
             for pending in list(self._pending.values()):
@@ -65,9 +70,9 @@ class Grammars:
             self._compiler.leave()
 
     async def _compiled(self, source: GrammarSource, client: str) -> _Grammar:
-        kept = self._use_kept(source)
-        if kept is not None:
-            return kept
+        cached = self._use_cached(source)
+        if cached is not None:
+            return cached
         if self._closed:
             raise Unavailable("this model is being unloaded; ask again")
         key = (client, source)
@@ -84,7 +89,7 @@ class Grammars:
         finally:
             pending.waiters -= 1
             if pending.waiters == 0:
-                # It is done, or nobody needs it any more. Whoever asks from now on waits for another task.
+                # It is done, or no request needs it any more. Later requests wait for another task.
                 pending.task.cancel()
                 if self._pending.get(key) is pending:
                     del self._pending[key]
@@ -92,34 +97,34 @@ class Grammars:
     async def _compile(self, source: GrammarSource, client: str) -> _Grammar:
         for lane in self._compiler.lanes_of(client):
             async with lane.turn(client):
-                # Another client may have had it compiled meanwhile.
-                kept = self._use_kept(source)
-                if kept is not None:
-                    return kept
+                # It may have been compiled for another client meanwhile.
+                cached = self._use_cached(source)
+                if cached is not None:
+                    return cached
                 if lane not in self._compiler.lanes_of(client):
-                    # Its last grammar was costly, while this one waited.
+                    # While this grammar waited, another one of the client was costly.
                     continue
                 tables = await self._loaded()
                 reply = await lane.compile(tables.setup, source, client)
                 if reply is not None:
                     grammar = await asyncio.to_thread(tables.grammar, source, reply)
-                    self._keep(source, grammar)
+                    self._store(source, grammar)
                     return grammar
         raise RequestError(
             f"the grammar cannot be compiled within {self._compiler.lanes[-1].seconds:g} seconds; make it smaller"
         )
 
-    def _use_kept(self, source: GrammarSource) -> _Grammar | None:
-        kept = self._kept.get(source)
-        if kept is not None:
-            self._kept.move_to_end(source)
-        return kept
+    def _use_cached(self, source: GrammarSource) -> _Grammar | None:
+        cached = self._cache.get(source)
+        if cached is not None:
+            self._cache.move_to_end(source)
+        return cached
 
-    def _keep(self, source: GrammarSource, grammar: _Grammar) -> None:
-        self._kept[source] = grammar
-        size = sum(kept.size_bytes for kept in self._kept.values())
-        while len(self._kept) > MAX_KEPT or (size > MAX_KEPT_BYTES and len(self._kept) > 1):
-            _, oldest = self._kept.popitem(last=False)
+    def _store(self, source: GrammarSource, grammar: _Grammar) -> None:
+        self._cache[source] = grammar
+        size = sum(cached.size_bytes for cached in self._cache.values())
+        while len(self._cache) > MAX_CACHED or (size > MAX_CACHED_BYTES and len(self._cache) > 1):
+            _, oldest = self._cache.popitem(last=False)
             size -= oldest.size_bytes
 
     async def _loaded(self) -> _Tables:
@@ -135,7 +140,7 @@ class Grammars:
 
 @dataclass(slots=True)
 class _Pending:
-    """A grammar that is being compiled, and how many requests wait for it."""
+    """A grammar that is being compiled, and the number of requests that wait for it."""
 
     task: asyncio.Task[_Grammar]
     waiters: int = 0
@@ -143,7 +148,10 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class _Grammar:
-    """``needed`` is how many tokens the shortest answer found has, None if none was found; ``text``: see `Bound`."""
+    """``needed`` is the number of tokens of the shortest answer found, None if none was found.
+
+    For ``text`` see `Bound`.
+    """
 
     compiled: CompiledGrammar
     reply: Compiled
@@ -153,7 +161,7 @@ class _Grammar:
 
 
 class _Tables:
-    """What all grammars of a vocabulary share."""
+    """The tables that all grammars of a vocabulary share."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         if not vocabulary.eos_token_ids:
@@ -180,15 +188,15 @@ class _Tables:
         return _Grammar(compiled, replace(reply, text=""), needed, text, compiled.memory_size_bytes + len(repr(source)))
 
     def constraint(self, grammar: _Grammar, max_tokens: int | None) -> GrammarConstraint | BoundedConstraint:
-        """Raises RequestError if no answer found is so short."""
+        """Raises RequestError if the shortest answer found has more than ``max_tokens`` tokens."""
         reply, needed = grammar.reply, grammar.needed
         inner = GrammarConstraint.of(grammar.compiled, self._shapes, open_ended=grammar.text is not None)
         if max_tokens is None:
             return inner
         if needed is not None and needed > max_tokens:
             raise RequestError(
-                f"the shortest answer found that the grammar allows has {needed} tokens, and there is room for {max_tokens}; raise "
-                "max_tokens, or shorten the prompt",
+                f"the shortest answer found that the grammar allows has {needed} tokens, and there is room for "
+                f"{max_tokens}; raise max_tokens, or shorten the prompt",
                 param="max_tokens",
                 needed=needed,
                 max_tokens=max_tokens,

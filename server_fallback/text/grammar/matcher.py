@@ -82,27 +82,30 @@ class Matcher:
 
     @property
     def complete(self) -> bool:
-        """Whether the text is a whole one as it is."""
+        """Whether the text is complete."""
         return bool(self._matcher.is_completed())
 
     @property
     def forced(self) -> str | None:
-        """The text that must come next, "" where there is a choice; None where it ends within a character."""
+        """The only text that can come next, "" if there is a choice; None if it ends within a character."""
         try:
             return str(self._matcher.find_jump_forward_string())
         except UnicodeDecodeError:
             return None
 
     def mask(self) -> Mask:
-        """A new array, (ceil(V / 32),), least significant bit first: whether a token may come next, stop tokens where the text is whole."""
-        # xgrammar writes into any array of the DLPack protocol; where all tokens may come, it writes ones.
+        """A new array (ceil(V / 32),), least significant bit first, with a bit for each token that is allowed next.
+
+        Stop tokens are allowed if the text is complete.
+        """
+        # xgrammar writes into any array of the DLPack protocol. If all tokens are allowed, it writes ones.
         mask = np.empty(len(self.shapes.plain), np.int32)
         self._matcher.fill_next_token_bitmask(mask)
         return mask
 
 
 class _Search:
-    """What `contextlib.contextmanager` would make, at a third of the cost: two searches are made for each token."""
+    """Like `contextlib.contextmanager`, at a third of the cost, because each token needs two searches."""
 
     def __init__(self, matcher: Matcher, steps: int) -> None:
         self._matcher, self._steps = matcher, steps

@@ -16,7 +16,10 @@ UNKNOWN_VOCABULARY = "unknown vocabulary"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A vocabulary. ``tokens``: what each id writes, nothing for special ones; ``key`` is a hash of both."""
+    """A vocabulary.
+
+    ``tokens`` are the bytes that each id writes, empty for special tokens; ``key`` is a hash of all.
+    """
 
     key: str
     tokens: Sequence[bytes]
@@ -40,8 +43,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """xgrammar's own text of a compiled grammar, for the same vocabulary. ``endings``, ``reserve``: see `rules.Rules`. ``first`` completes
-    an answer that has not begun; None if no completion was found. ``closes``: whether completions are found in time."""
+    """A compiled grammar in xgrammar's text form, for the same vocabulary.
+
+    For ``endings`` and ``reserve`` see `rules.Rules`. ``first`` completes an answer that has not begun; it is None if
+    no
+    completion was found. ``closes``: whether completions are found in time.
+    """
 
     text: str
     endings: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Numbers between bounds, as languages of digits: every text is within the bounds, none has an exponent or very many digits."""
+"""Writes the numbers between bounds as languages of digits, without exponents and with few digits."""
 
 from __future__ import annotations
 
@@ -12,23 +12,30 @@ from nearfar.compiler.errors import RequestError
 from .automaton import Choice, Language, Repeat, Series, Set
 from .characters import single
 
-# Doubles hold any integer of 15 digits.
+# A double holds any number of 15 digits, and any integer up to the second limit.
 _LARGEST = 10**15 - 1
+_LARGEST_INTEGER = 2**53 - 1
 _EXTRA_DIGITS = 9
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _DOT = Set(single("."))
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A bound at ``value`` / 10^digits; open where the value itself is out."""
+    """A bound at ``value`` / 10^digits. If it is open, the value itself is outside of the range."""
 
     value: int
     is_open: bool
 
 
 def integer_range(bounds: Mapping[str, Any], where: str) -> Language | None:
-    """An integer of up to 15 digits within the bounds, or None where there is none. Raises RequestError for bounds past that."""
-    low, high = _ends(bounds, where)
+    """An integer within the bounds, or None if none exists.
+
+    Without a bound of 16 digits, an integer has at most 15 digits. Raises RequestError if the bounds allow only
+    integers
+    that a double does not hold.
+    """
+    low, high = _ends(bounds, where, _LARGEST_INTEGER)
     first, last = _steps(low, high, 10 ** _decimals(bounds))
     return _joined(
         [
@@ -39,9 +46,13 @@ def integer_range(bounds: Mapping[str, Any], where: str) -> Language | None:
 
 
 def number_range(bounds: Mapping[str, Any], where: str) -> Language | None:
-    """A number within the bounds, or None where there is none. Raises RequestError for bounds past 15 digits."""
+    """A number of at most 15 digits before the point within the bounds, or None if none exists.
+
+    Raises RequestError for a bound with more digits than that behind the point, or if the bounds allow only larger
+    numbers.
+    """
     digits = _decimals(bounds)
-    low, high = _ends(bounds, where)
+    low, high = _ends(bounds, where, _LARGEST)
     zero = _End(0, False)
     below = _magnitudes(zero if high.value > 0 else _minus(high), _minus(low), digits) if low.value < 0 else []
     above = _magnitudes(zero if low.value < 0 else low, high, digits) if high.value >= 0 else []
@@ -55,7 +66,7 @@ def _magnitudes(low: _End, high: _End, digits: int) -> list[Language]:
         first, last = _steps(low, high, 10 ** (digits - places))
         parts += _exact(first, last, places)
     point = [_DOT] if digits == 0 else []
-    # Digits after the last place stay below the next step, so all steps but the highest may have any.
+    # Digits after the last decimal stay below the next step, so all steps but the highest may have any of them.
     if low.is_open and low.value < high.value:
         tail = [*point, _more(_EXTRA_DIGITS - 1), _digit(1, 9)]
         parts += [Series((step, *tail)) for step in _exact(low.value, low.value, digits)]
@@ -114,24 +125,23 @@ def _same_width(low: str, high: str) -> list[list[Language]]:
     ]
 
 
-def _ends(bounds: Mapping[str, Any], where: str) -> tuple[_End, _End]:
+def _ends(bounds: Mapping[str, Any], where: str, largest: int) -> tuple[_End, _End]:
+    """The ends of the range within -largest to largest. Bounds outside of that hold anyway."""
     digits = _decimals(bounds)
-    limit = _LARGEST * 10 ** min(digits, 15)
-
-    def scaled(name: str) -> int | None:
-        if name not in bounds:
-            return None
-        value = Decimal(repr(bounds[name]))
-        if digits > 15 or abs(value) > _LARGEST:
+    values = {name: Decimal(repr(bounds[name])) for name in _BOUNDS if name in bounds}
+    for name, value in values.items():
+        is_lower = name in ("minimum", "exclusiveMinimum")
+        if digits > 15 or (value > largest if is_lower else value < -largest):
             raise RequestError(
-                f"{where}: the bound {bounds[name]} has more than 15 digits before or after the point; give a nearer one"
+                f"{where}: the bound {bounds[name]} has more than 15 digits before or after the point; give a nearer "
+                "one"
             )
-        return int(value.scaleb(digits))
-
-    low, high = _End(-limit, False), _End(limit, False)
-    minimum, maximum, above, below = (
-        scaled(name) for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-    )
+    # Few digits by default: each digit is a state, and compiling tries the entire vocabulary on each state.
+    has_large = any(_LARGEST < abs(value) <= largest for value in values.values())
+    limit = largest if has_large else _LARGEST
+    scaled = {name: int(value.scaleb(digits)) for name, value in values.items() if abs(value) <= limit}
+    minimum, maximum, above, below = (scaled.get(name) for name in _BOUNDS)
+    low, high = _End(-limit * 10**digits, False), _End(limit * 10**digits, False)
     if minimum is not None:
         low = _End(minimum, False)
     if above is not None and above >= low.value:
@@ -145,8 +155,7 @@ def _ends(bounds: Mapping[str, Any], where: str) -> tuple[_End, _End]:
 
 def _decimals(bounds: Mapping[str, Any]) -> int:
     """Digits behind the point of the bound that has the most."""
-    names = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-    exponents = (Decimal(repr(bounds[name])).normalize().as_tuple().exponent for name in names if name in bounds)
+    exponents = (Decimal(repr(bounds[name])).normalize().as_tuple().exponent for name in _BOUNDS if name in bounds)
     return max([0, *(-exponent for exponent in exponents if isinstance(exponent, int))])
 
 

@@ -1,6 +1,6 @@
-"""Regular expressions. A pattern in ECMAScript's syntax flows in, the language that it stands for flows out.
+"""Parses a regular expression in ECMAScript's syntax into a language.
 
-What is beyond regular languages (lookaround, back references, word boundaries) is refused.
+Constructs beyond regular languages (lookaround, back references, word boundaries) are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .characters import ANY, Ranges, intersect, single, subtract, union
 
 _DIGIT: Ranges = ((0x30, 0x39),)
 _WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
-# Of the spaces and line ends past ASCII none counts as one: a class here has all characters past ASCII, or few of them.
+# White space and line ends past ASCII are left out, because a class here has all characters past ASCII, or few of them.
 _SPACE: Ranges = ((0x09, 0x0D), (0x20, 0x20))
 _LINE_ENDS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D))
 _CLASSES: dict[str, Ranges] = {
@@ -31,14 +31,14 @@ _BRACES = re.compile(r"\{(\d+)(,(\d*))?\}")
 _GROUP = re.compile(r"\?(:|<[^\W\d][\w$]*>)")
 _CODE = {"x": re.compile(r"([0-9a-fA-F]{2})"), "u": re.compile(r"([0-9a-fA-F]{4})|\{([0-9a-fA-F]{1,6})\}")}
 _ANYTHING = Repeat(Set(ANY), 0, None)
-# Deeper than any pattern that is meant.
+# Deeper than any useful pattern.
 _MAX_DEPTH = 100
 
 
 def parse_regex(pattern: str, where: str, *, search: bool = False) -> Language:
-    """The texts that ``pattern`` matches as a whole, or, with ``search``, those in which it matches somewhere, as JSON Schema has it.
+    """The texts that ``pattern`` matches completely, or with ``search``, those in which it matches somewhere.
 
-    Raises RequestError for a pattern that is wrong or no regular language; ``where`` names it.
+    Raises RequestError for a pattern that is wrong or not regular; ``where`` names it.
     """
     return _Parser(pattern, where, search).parse()
 

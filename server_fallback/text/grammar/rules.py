@@ -1,4 +1,7 @@
-"""A source as rules that xgrammar compiles. Schemas and patterns become rules as they do in the browser, so that both hold to the same."""
+"""Writes a source as rules that xgrammar compiles.
+
+Schemas and patterns become the same rules as in the browser.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,17 @@ from .source import CallsOrForm, EbnfSource, GrammarSource, JsonSource, RegexSou
 if TYPE_CHECKING:
     from .xgrammar_binding import CompiledGrammar, GrammarCompiler
 
-# What a token can open of nested JSON is a few bytes for each of its own.
+# Each byte of a token can open nested JSON, which adds a few bytes to the completion.
 _LEAST_RESERVE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A source as xgrammar reads it: EBNF, or, for tags with a trigger and for calls beside a form, a structural tag in JSON.
+    """A source in xgrammar's form.
 
-    ``endings`` are texts that may complete an answer, the longest first; ``reserve`` is at least how many tokens one token can add to the
-    shortest completion.
+    ``text`` is EBNF, or, for tags with a trigger and for calls beside a form, a structural tag in JSON. ``endings`` are
+    texts that may complete an answer, the longest first. ``reserve`` is an upper bound of the tokens that one token can
+    add to the shortest completion.
     """
 
     text: str

@@ -1,6 +1,6 @@
-"""What JSON Schemas say together: references resolved, allOf and siblings merged, and whether branches of oneOf exclude each other.
+"""Combines JSON Schemas: resolves references, and merges allOf and sibling keywords.
 
-A keyword that cannot be merged is refused.
+It also tests whether branches of oneOf exclude each other. A keyword that cannot be merged is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nearfar.compiler.errors import RequestError
 Schema = bool | Mapping[str, Any]
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-# Keywords that say nothing about what is valid.
+# Keywords that do not restrict values.
 _ANNOTATIONS = {
     *(
         "$schema",
@@ -34,12 +34,15 @@ _ANNOTATIONS = {
     ),
     *("deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding"),
 }
-# The keywords that apply to one type only; a schema without a type that has one of them is taken to mean that type.
+# The keywords that apply to one type only. A schema without a type that has one of them means that type.
 _KEYWORDS = {
     "string": ("minLength", "maxLength", "pattern", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
-    "object": ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
+    "object": (
+        *("properties", "required", "additionalProperties", "patternProperties", "propertyNames"),
+        *("minProperties", "maxProperties"),
+    ),
 }
 _KNOWN = {
     "type",
@@ -54,45 +57,50 @@ _KNOWN = {
 
 
 def assertions(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The schema with only what can be invalid about a value. Raises RequestError for a keyword that no grammar here can hold to."""
-    kept = {key: value for key, value in schema.items() if key not in _ANNOTATIONS and not key.startswith("x-")}
-    for key in kept:
+    """The schema without annotations. Raises RequestError for a keyword that is not supported."""
+    remaining = {key: value for key, value in schema.items() if key not in _ANNOTATIONS and not key.startswith("x-")}
+    for key in remaining:
         if key not in _KNOWN:
             raise RequestError(
-                f"{where}: the keyword '{key}' cannot be held to; take it out, or say it another way", keyword=key
+                f"{where}: the keyword '{key}' is not supported; remove it or rewrite the schema without it",
+                keyword=key,
             )
-    for key, names in (("type", list_of(kept.get("type"))), ("required", kept.get("required", []))):
+    for key, names in (("type", list_of(remaining.get("type"))), ("required", remaining.get("required", []))):
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise RequestError(f"{where}.{key} must be a list of names")
-    if not isinstance(kept.get("enum", []), list):
+    if not isinstance(remaining.get("enum", []), list):
         raise RequestError(f"{where}.enum must be a list")
-    return kept
+    return remaining
 
 
 def resolve(root: Schema, ref: object, where: str) -> Schema:
-    """What ``ref`` points to in ``root``. Raises RequestError where that is outside of the document, or nothing."""
+    """The schema that ``ref`` points to in ``root``.
+
+    Raises RequestError if it is outside of the document or missing.
+    """
     if not isinstance(ref, str) or not re.match(r"#(/|$)", ref):
         raise RequestError(
-            f"{where}: $ref {json.dumps(ref)} is no path in the schema; put what it names under $defs, and write '#/$defs/name'"
+            f"{where}: $ref {json.dumps(ref)} is not a path in the schema; put its target under $defs, and write "
+            "'#/$defs/name'"
         )
-    place: Any = root
+    target: Any = root
     for part in ref.split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(place, Mapping):
-            place = place.get(key)
+        if isinstance(target, Mapping):
+            target = target.get(key)
         else:
-            place = (
-                place[int(key)]
-                if isinstance(place, list) and key.isascii() and key.isdigit() and int(key) < len(place)
+            target = (
+                target[int(key)]
+                if isinstance(target, list) and key.isascii() and key.isdigit() and int(key) < len(target)
                 else None
             )
-    if not isinstance(place, bool | Mapping):
+    if not isinstance(target, bool | Mapping):
         raise RequestError(f"{where}: $ref '{ref}' points to nothing in the schema")
-    return place
+    return target
 
 
 def merge(left: Schema, right: Schema, where: str) -> Schema:
-    """The schema of what both allow. Raises RequestError for keywords that cannot be said in one."""
+    """The schema of the values that both allow. Raises RequestError for keywords that cannot be merged."""
     if left is True or right is False:
         return right
     if right is True or left is False:
@@ -108,7 +116,10 @@ def merge(left: Schema, right: Schema, where: str) -> Schema:
 
 
 def exclusive(left: Schema, right: Schema, expand: Callable[[Schema], Schema]) -> bool:
-    """Whether no value is valid in both. Only what is plain to see counts: types, constants, a required property of different constants."""
+    """Whether no value is valid in both.
+
+    Tests types, constants, and required properties with different constants only.
+    """
     a, b = expand(left), expand(right)
     if isinstance(a, bool) or isinstance(b, bool):
         return a is False or b is False
@@ -128,7 +139,7 @@ def exclusive(left: Schema, right: Schema, expand: Callable[[Schema], Schema]) -
 
 
 def types_of(schema: Mapping[str, Any]) -> list[str]:
-    """The types that a schema's own keywords allow; all of them where it says nothing."""
+    """The types that a schema's own keywords allow; all types if they do not restrict them."""
     if "type" in schema:
         return list_of(schema["type"])
     constants = constants_of(schema)
@@ -155,13 +166,13 @@ def type_of_value(value: object) -> str:
 
 
 def constants_of(schema: Mapping[str, Any]) -> list[str] | None:
-    """The values of const and enum as JSON, or None where the schema has neither."""
+    """The values of const and enum as JSON; None if the schema has neither."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return [json_text(value) for value in values] if isinstance(values, list) else None
 
 
 def json_text(value: Any) -> str:
-    """The value as JSON is mostly written by programs: no space, and whole numbers without a point."""
+    """The value as JSON without spaces, and with whole numbers without a point."""
     return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -183,8 +194,8 @@ def _numeric(name: str) -> str:
 
 def _property(schema: Mapping[str, Any], name: object) -> Schema | None:
     properties = schema.get("properties")
-    found = properties.get(name) if isinstance(properties, Mapping) else None
-    return found if isinstance(found, bool | Mapping) else None
+    value = properties.get(name) if isinstance(properties, Mapping) else None
+    return value if isinstance(value, bool | Mapping) else None
 
 
 def _merge_keyword(key: str, left: Any, right: Any, where: str) -> Any:
@@ -213,7 +224,9 @@ def _merge_keyword(key: str, left: Any, right: Any, where: str) -> Any:
     if key == "enum":
         texts = [json_text(value) for value in list_of(right)]
         return [value for value in list_of(left) if json_text(value) in texts]
-    raise RequestError(f"{where}: '{key}' is said twice of one value, and differently; say it once", keyword=key)
+    raise RequestError(
+        f"{where}: '{key}' has two different values for one value of the answer; give it once", keyword=key
+    )
 
 
 def _require_open(closed: Mapping[str, Any], other: Mapping[str, Any], where: str) -> None:

@@ -1,4 +1,4 @@
-"""Texts as the fewest tokens. A text flows in, how many they are and the first of them flow out."""
+"""Finds the fewest tokens that write a text: their number, and the first of them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from .completion import Completion
 
-# Longer tokens are rarely what shortens a text.
+# Longer tokens rarely shorten a text.
 _LONGEST_TOKEN = 24
-_MOST_KEPT = 1000
+_MOST_CACHED = 1000
 # More tokens than any text has bytes.
 _UNREACHABLE = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class Fewest:
-    """``first`` is None where no token is needed."""
+    """``first`` is None if no token is needed."""
 
     count: int
     first: int | None
@@ -24,7 +24,7 @@ class Fewest:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """For each place in a text, and its end, how many tokens write the rest, and where the first of them ends."""
+    """For each offset in a text: the number of tokens that write the rest, and the offset where the first one ends."""
 
     data: bytes
     counts: list[int]
@@ -32,35 +32,38 @@ class _Counted:
 
 
 class Shortener:
-    """``tokens``: what each id writes, nothing for special ones. Used by all answers of a model, from any thread."""
+    """``tokens`` are the bytes that each id writes, empty for special tokens.
+
+    All answers of a model share it, on any thread.
+    """
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self._ids = {token: token_id for token_id, token in enumerate(tokens) if 0 < len(token) <= _LONGEST_TOKEN}
         self._longest = max(map(len, self._ids), default=1)
-        self._kept: dict[str, Fewest | None] = {}
+        self._cache: dict[str, Fewest | None] = {}
         self._last = _Counted(b"", [0], [0])
 
     def needed(self, completion: Completion) -> Fewest | None:
-        """None where the vocabulary lacks a byte of the completion."""
+        """None if the vocabulary lacks a byte of the completion."""
         tail = self.fewest(completion.text)
         if tail is None or not completion.head:
             return tail
         return Fewest(len(completion.head) + tail.count, completion.head[0])
 
     def fewest(self, text: str) -> Fewest | None:
-        """None where the vocabulary lacks a byte of the text."""
-        if text in self._kept:
-            return self._kept[text]
+        """None if the vocabulary lacks a byte of the text."""
+        if text in self._cache:
+            return self._cache[text]
         counted = self._last = self._counted(text.encode(), self._last)
         first = self._ids[counted.data[: counted.ends[0]]] if text and counted.counts[0] < _UNREACHABLE else None
         found = None if counted.counts[0] >= _UNREACHABLE else Fewest(counted.counts[0], first)
-        if len(self._kept) >= _MOST_KEPT:
-            self._kept = {}
-        self._kept[text] = found
+        if len(self._cache) >= _MOST_CACHED:
+            self._cache = {}
+        self._cache[text] = found
         return found
 
     def _counted(self, data: bytes, last: _Counted) -> _Counted:
-        """Completions mostly end alike, and what both texts end with is counted already."""
+        """Reuse the counts of ``last`` for the end that both texts share, because most completions end alike."""
         ids, longest = self._ids, self._longest
         new = len(data) - _common_end(data, last.data)
         same = len(last.data) - (len(data) - new)
@@ -74,7 +77,7 @@ class Shortener:
 
 
 def _common_end(left: bytes, right: bytes) -> int:
-    """How many bytes both end with."""
+    """The length of the longest common end."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,7 @@
-"""What an answer may be held to, as a request says it: plain values, keys of a cache that travel to another process."""
+"""The kinds of grammar that a request can ask for.
+
+They are plain values, because they are keys of a cache and are sent to another process.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class JsonSource:
-    """JSON that is valid in a schema, given as its text. Any JSON object: the schema {"type": "object"}."""
+    """JSON that is valid in a schema, which is given as text. {"type": "object"} allows any JSON object."""
 
     schema: str
 
 
 @dataclass(frozen=True, slots=True)
 class RegexSource:
-    """A text that an ECMAScript pattern matches as a whole."""
+    """A text that an ECMAScript pattern matches completely."""
 
     pattern: str
 
@@ -28,7 +31,7 @@ class EbnfSource:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """JSON of a schema, given as its text, between two texts."""
+    """JSON of a schema, which is given as text, between two texts."""
 
     begin: str
     schema: str
@@ -37,7 +40,10 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class TagsSource:
-    """One of ``tags``, or, with a separator, any number of them. With a ``trigger`` any text, in which the trigger begins one of them."""
+    """One of ``tags``, or with a separator, any number of them.
+
+    With a ``trigger``, any text is allowed, and each trigger in it begins one of the tags.
+    """
 
     tags: tuple[Tag, ...]
     separator: str | None
@@ -49,7 +55,7 @@ FormSource = JsonSource | RegexSource | EbnfSource
 
 @dataclass(frozen=True, slots=True)
 class CallsOrForm:
-    """Either ``calls``, which have no trigger, or ``form``, of which no text begins as a call does."""
+    """Either ``calls``, which have no trigger, or ``form``, whose texts never begin like a call."""
 
     calls: TagsSource
     form: FormSource

@@ -1,4 +1,4 @@
-"""What a vocabulary's tokens look like, once for all its grammars: their bytes flow in, the ids of each kind flow out."""
+"""Classifies the tokens of a vocabulary by their bytes, once for all its grammars."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _CONTINUATIONS = bytes(range(0x80, 0xC0))
 
 @dataclass(frozen=True, slots=True)
 class FreeText:
-    """Where any text may come until a trigger: ``free`` has one bit for each token of whole characters that cannot complete the trigger,
-    whatever came before; ``order`` are the ids of tokens with bytes, first those that can, then the shortest.
+    """Tokens for grammars that allow any text until a trigger.
+
+    ``free`` has one bit for each token of complete characters that cannot complete the trigger, whatever precedes it.
+    ``order`` are the ids of tokens with bytes: first those that can complete the trigger, then the shortest.
     """
 
     free: npt.NDArray[np.int32]
@@ -23,18 +25,18 @@ class FreeText:
 
 
 class TokenShapes:
-    """``tokens``: what each id writes, nothing for special ones."""
+    """``tokens`` are the bytes that each id writes, empty for special tokens."""
 
     def __init__(self, tokens: Sequence[bytes], eos_token_ids: Sequence[int]) -> None:
         self.tokens = tokens
         self.eos_token_ids = eos_token_ids
-        # One bit for each token of whole characters without quotes, backslashes and controls.
+        # One bit for each token of complete characters without quotes, backslashes and controls.
         self.plain = _bits([_is_whole(token) and token.translate(None, _ESCAPED_BYTES) == token for token in tokens])
         # The ids of tokens with bytes, the shortest first.
         lengths = np.array([len(token) for token in tokens])
         order = np.argsort(lengths, kind="stable")
         self.shortest_first: npt.NDArray[np.intp] = order[lengths[order] > 0]
-        # Those that only go on with a character.
+        # The tokens that only continue a character.
         self.continuing = [
             token_id for token_id, token in enumerate(tokens) if token and not token.strip(_CONTINUATIONS)
         ]
@@ -48,13 +50,13 @@ class TokenShapes:
             [_is_whole(token) and not held for token, held in zip(self.tokens, triggers.tolist(), strict=True)]
         )
         order = self.shortest_first
-        # Those that hold all of it first, then those that may be its end.
+        # First the tokens that contain the trigger, then those that may end it.
         rank = 2 - triggers[order].astype(int) - np.array(holds)[order]
         return FreeText(free, order[np.argsort(rank, kind="stable")])
 
 
 def _is_whole(token: bytes) -> bool:
-    """Whether what the token leads to does not depend on the rest of a character."""
+    """Whether the token has complete characters only."""
     try:
         return token.decode() != ""
     except UnicodeDecodeError:

@@ -1,4 +1,7 @@
-"""The inside of the grammar compiler's process. A grammar may take it minutes or gigabytes, or crash it; the server goes on."""
+"""The code that runs in the grammar compiler's process.
+
+A grammar may take minutes or gigabytes, or crash the process; the server continues.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,15 @@ from .source import CallsOrForm, GrammarSource
 from .token_shapes import TokenShapes
 from .xgrammar_binding import CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo
 
-# One of 152,000 tokens takes 35 MB and a few tenths of a second to set up.
+# A vocabulary of 152,000 tokens takes 35 MB and a few tenths of a second to set up.
 MAX_VOCABULARIES = 4
 # A larger compiled grammar is refused: reading it takes the server ten times as much memory for a moment.
 MAX_COMPILED_BYTES = 40 * 2**20
-# Processor time for one token's mask, and for a whole trial of TRIAL_TOKENS.
+# Processor time for one token's mask, and for a complete trial of TRIAL_TOKENS.
 MAX_MASK_SECONDS = 0.1
 MAX_TRIAL_SECONDS = 1.5
 TRIAL_TOKENS = 48
-# For the shortest answer.
+# The limit of the search for the shortest answer.
 MAX_SEARCH_SECONDS = 2.0
 
 
@@ -77,7 +80,8 @@ def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSourc
         compiled, rules = compile_source(compiler, source)
         form, form_rules, tried = compiled, rules, [compiled]
         if isinstance(source, CallsOrForm):
-            # The trial's random answer may be a call, and the shortest one as well: without room for the form, a model would have to call.
+            # The trial's random answer may be a call, and so may the shortest one. Without room for the form, a model
+            # would have to call.
             form, form_rules = compile_source(compiler, source.form)
             _check_apart(form, shapes, source)
             tried = [form, compiled]
@@ -89,7 +93,7 @@ def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSourc
     except (MemoryError, RecursionError):
         return Refused("the grammar needs too much memory to compile; make it smaller")
     except Exception as error:
-        # What xgrammar raises has no class in common.
+        # The exceptions of xgrammar have no common class.
         return Refused(f"the grammar is not one: {_reason(error)}")
     text = compiled.serialize_json()
     if len(text) > MAX_COMPILED_BYTES:
@@ -99,16 +103,17 @@ def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSourc
 
 
 def _check_apart(form: CompiledGrammar, shapes: TokenShapes, source: CallsOrForm) -> None:
-    """Raises RequestError if a text of the form may begin as a call does, so that nobody could tell which of both it is."""
+    """Raises RequestError if a text of the form may begin like a call, because the two could not be distinguished."""
     for tag in source.calls.tags:
         if GrammarConstraint.of(form, shapes).matcher.accept_text(tag.begin):
             raise RequestError(
-                f"an answer in this form may begin with {tag.begin!r}, as this model's tool calls do; give a form that cannot, or no tools"
+                f"an answer in this form may begin with {tag.begin!r}, as this model's tool calls do; give a form that "
+                "cannot, or no tools"
             )
 
 
 def _first_completion(compiled: CompiledGrammar, shapes: TokenShapes, rules: Rules) -> tuple[Completion | None, bool]:
-    """What completes an answer that has not begun, and whether the search ended in time.
+    """A completion of an answer that has not begun, and whether the search ended in time.
 
     Raises RequestError if the vocabulary can write none of the answers that are found.
     """
@@ -126,8 +131,8 @@ def _first_completion(compiled: CompiledGrammar, shapes: TokenShapes, rules: Rul
     if other is None:
         unwritable = next((character for character in first.text if shortener.fewest(character) is None), first.text)
         raise RequestError(
-            f"no answer was found that the grammar allows and this model's vocabulary can write: no token writes {unwritable[:40]!r}; "
-            "give another grammar"
+            f"no answer was found that the grammar allows and this model's vocabulary can write: no token writes "
+            f"{unwritable[:40]!r}; give another grammar"
         )
     return other, True
 
@@ -144,20 +149,23 @@ class _WritableMatcher(Matcher):
 
 
 def _closes(compiled: CompiledGrammar, shapes: TokenShapes, rules: Rules, first: Completion | None) -> bool:
-    """Whether completions are found in time along an answer, as if few tokens were left all the time."""
+    """Whether completions are found in time during an answer, as if few tokens remained all the time."""
     bound = Bound(TRIAL_TOKENS + MAX_COMPILED_BYTES, MAX_COMPILED_BYTES, rules.endings, first)
     trial = BoundedConstraint(GrammarConstraint.of(compiled, shapes), bound, Shortener(shapes.tokens))
     return _is_fast(trial) and not trial.gave_up
 
 
 def _reason(error: Exception) -> str:
-    """xgrammar's message without the place in its source, in front of which its log's time stands."""
+    """xgrammar's message without the time of its log and the location in its source."""
     lines = str(error).strip() or type(error).__name__
     return lines.split("] ", 1)[-1].split(": ", 1)[-1].removeprefix("Check failed: ")[:500]
 
 
 def _is_fast(constraint: GrammarConstraint | BoundedConstraint) -> bool:
-    """Whether masks are found in time along an answer of tokens picked by a fixed rule. Raises RequestError if no token continues it."""
+    """Whether masks are computed in time during an answer of tokens from a fixed seed.
+
+    Raises RequestError if no token continues the answer.
+    """
     shapes = constraint.matcher.shapes
     random = np.random.default_rng(0)
     slow, trial_started = 0, time.thread_time()

@@ -1,10 +1,11 @@
-"""The part of xgrammar that we use, on its native library, without torch and transformers.
+"""Binds the part of xgrammar's native library that we use, without torch and transformers.
 
-`import xgrammar` loads both (230 MB and a second), for functions that we do not call. Its native library needs neither: this module loads
-the library through tvm_ffi and wraps the functions as xgrammar's own classes do. It fits one version of xgrammar, which pyproject.toml
-pins; a test compares it with the package. The calls release the GIL.
+`import xgrammar` loads both (230 MB and a second), for functions that we do not call. Its native library needs neither:
+this module loads the library through tvm_ffi and wraps the functions as xgrammar's own classes do. It fits one version
+of xgrammar, which pyproject.toml pins; a test compares it with the package. The calls release the GIL.
 
-Import this module where it is used, as it loads the library. It raises ToolError if xgrammar is missing or has another version.
+Import this module only where it is used, because it loads the library. The import raises ToolError if xgrammar is
+missing or has another version.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class GrammarMatcher:
 
     @property
     def num_states(self) -> int:
-        """How many states the parser has after the text so far, at least 1: one for each way to continue the grammar."""
+        """The number of parser states after the text so far, at least 1: one for each way to continue the grammar."""
         return str(self._handle._debug_print_internal_state()).count("ParserState(")
 
     def is_completed(self) -> bool:
@@ -105,7 +106,10 @@ class GrammarMatcher:
 
 
 class _NoTorch:
-    """An import hook that hides torch from one thread: tvm_ffi imports it if it can, for functions that we do not call."""
+    """An import hook that hides torch from one thread.
+
+    tvm_ffi imports torch if it can, for functions that we do not call.
+    """
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()

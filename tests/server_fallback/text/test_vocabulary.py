@@ -63,7 +63,7 @@ def test_a_file_that_is_no_tokenizer_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     for text in ("{", "[]", "{}", '{"model": {"vocab": [1]}}', '{"model": {"vocab": {}}, "decoder": {}}'):
         path.write_text(text)
-        with pytest.raises(BundleError, match="is no tokenizer"):
+        with pytest.raises(BundleError, match="is not a tokenizer"):
             read_vocabulary(path, 4, ())
     with pytest.raises(BundleError):
         read_vocabulary(tmp_path / "none.json", 4, ())

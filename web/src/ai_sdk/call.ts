@@ -2,7 +2,6 @@
 
 import type { LanguageModelV4CallOptions, LanguageModelV4FunctionTool, SharedV4Warning } from "@ai-sdk/provider";
 
-import { withPlainSchemas } from "../api/library_schema.js";
 import type {
   ChatCompletionCreateParamsNonStreaming,
   ChatCompletionTool,
@@ -30,7 +29,7 @@ export function callOf(options: LanguageModelV4CallOptions): Call {
     return [];
   });
   return {
-    params: withPlainSchemas({
+    params: {
       reasoning_effort: reasoning === "provider-default" ? undefined : reasoning,
       // The AI SDK lets provider options take precedence over `reasoning`.
       ...(providerOptions?.nearfar as Partial<ChatCompletionCreateParamsNonStreaming> | undefined),
@@ -46,7 +45,7 @@ export function callOf(options: LanguageModelV4CallOptions): Call {
       seed: options.seed,
       response_format: responseFormat(options.responseFormat),
       ...(tools.length > 0 && { tools, tool_choice: toolChoice === undefined ? undefined : choiceOf(toolChoice) }),
-    }),
+    },
     warnings,
   };
 }

@@ -2,7 +2,6 @@
 
 import type { ChatSource } from "../api/chat_source.js";
 import { modelName } from "../api/chat_source.js";
-import { withPlainSchemas } from "../api/library_schema.js";
 import { RequestError, messageOf } from "../errors.js";
 import { errorResponse, notFound, streamResponse, wrongMethod } from "./responses.js";
 import { ROUTES } from "./routes.js";
@@ -29,7 +28,7 @@ export function createFetch(source: ChatSource): typeof fetch {
     const cancelled = new AbortController();
     const signal = AbortSignal.any([callerSignal, cancelled.signal]);
     try {
-      const body = route.method === "GET" ? {} : withPlainSchemas(await jsonOf(request));
+      const body = route.method === "GET" ? {} : await jsonOf(request);
       const id = decodeURIComponent(route.path.exec(pathname)?.[1] ?? "");
       const answer = await route.answer(source, body, { signal, id });
       if (answer === null) return notFound(`There is no model '${id}'; this engine serves '${modelName(source)}'`);

@@ -1,5 +1,5 @@
-// Regular languages as grammar rules. A language flows in; it becomes a minimal deterministic automaton over characters, of which each state is a rule.
-// Rules so made have one way to read any text: xgrammar 0.1.27 joins alternatives that begin or end alike wrongly.
+// Writes regular languages as grammar rules: one rule for each state of a minimal deterministic automaton. Such rules
+// have only one way to read a text, because xgrammar 0.1.27 joins alternatives that begin or end alike wrongly.
 
 import { RequestError } from "../errors.js";
 import type { Ranges, RuleBook } from "./ebnf.js";
@@ -9,6 +9,12 @@ export type Language =
   | { readonly kind: "set"; readonly set: Ranges }
   | { readonly kind: "sequence" | "choice"; readonly parts: readonly Language[] }
   | { readonly kind: "repeat"; readonly of: Language; readonly min: number; readonly max: number };
+
+/** The texts that are in each of the languages. */
+export interface Intersection {
+  readonly kind: "intersection";
+  readonly parts: readonly Language[];
+}
 
 /** How characters are written: as they are, or as the inside of a JSON string. */
 export type Encoding = "plain" | "json";
@@ -26,7 +32,7 @@ interface State {
 
 const MOST_STATES = 1500;
 const MOST_ENDINGS = 200;
-// A character has at most six bytes where JSON escapes it.
+// An escaped character of a JSON string has at most six bytes.
 const LONGEST_CHARACTER = 6;
 const JSON_ESCAPED: Ranges = [
   [0, 0x1f],
@@ -42,20 +48,24 @@ export function literalLanguage(text: string): Language {
 }
 
 /**
- * Adds the rules of ``language`` to ``book``, and the shortest ends of its texts to the book's endings; returns its rule's name, or null where no text of the
- * length is in it. Throws RequestError where it is too large; ``where`` names it.
+ * Adds the rules of ``language`` to ``book``, and the shortest ends of its texts to the book's endings; returns the
+ * name of the first rule, or null if the language has no text of that length. Throws RequestError if the automaton is
+ * too large; ``where`` names it.
  */
 export function languageRule(
   book: RuleBook,
-  language: Language,
+  language: Language | Intersection,
   encoding: Encoding,
   where: string,
   length: Length = { min: 0, max: Infinity },
 ): string | null {
   const automaton = new Nfa(where);
-  const [start, end] = automaton.add(language);
+  const ends = (language.kind === "intersection" ? language.parts : [language]).map((part) => automaton.add(part));
   const atoms = automaton.atoms();
-  const states = minimal(useful(ofLength(automaton.states(start, end, atoms), length, where)));
+  const all = ends
+    .map(([start, end]) => automaton.states(start, end, atoms))
+    .reduce((left, right) => intersection(left, right, where));
+  const states = minimal(useful(ofLength(all, length, where)));
   if (states.length === 0) return null;
   return writeRules(book, states, atoms, encoding, where);
 }
@@ -115,7 +125,7 @@ class Nfa {
     }
   }
 
-  /** Ranges of characters that no set tells apart. */
+  /** Ranges of characters that no set separates. */
   atoms(): Ranges {
     const starts = new Set([0, 0x80, 0xd800, 0xe000]);
     for (const edges of this.#edges)
@@ -141,7 +151,7 @@ class Nfa {
     };
     idOf(new Set([start]));
     const states: State[] = [];
-    // The list grows while it is gone through.
+    // The list grows during the iteration.
     for (const members of sets) {
       const targets = atoms.map(() => new Set<number>());
       for (const member of members) {
@@ -172,6 +182,32 @@ class Nfa {
   }
 }
 
+/** The product construction: a state is a pair of states, one of each automaton. */
+function intersection(left: readonly State[], right: readonly State[], where: string): State[] {
+  const pairs: (readonly [number, number])[] = [];
+  const ids = new Map<string, number>();
+  const idOf = (first: number, second: number): number => {
+    if (first < 0 || second < 0) return -1;
+    const key = `${first} ${second}`;
+    const known = ids.get(key);
+    if (known !== undefined) return known;
+    if (pairs.length >= MOST_STATES) throw tooLarge(where);
+    ids.set(key, pairs.length);
+    return pairs.push([first, second]) - 1;
+  };
+  idOf(0, 0);
+  const states: State[] = [];
+  // The list grows during the iteration.
+  for (const [first, second] of pairs) {
+    const [a, b] = [left[first], right[second]];
+    states.push({
+      accepting: a?.accepting === true && b?.accepting === true,
+      next: (a?.next ?? []).map((to, index) => idOf(to, b?.next[index] ?? -1)),
+    });
+  }
+  return states;
+}
+
 /** The texts of a length in characters. */
 function ofLength(states: readonly State[], { min, max }: Length, where: string): State[] {
   if (min === 0 && max === Infinity) return [...states];
@@ -186,7 +222,7 @@ function ofLength(states: readonly State[], { min, max }: Length, where: string)
   );
 }
 
-/** Without states from which no text ends; none where the start is such a one. */
+/** The states that lead to the end of a text; none if the start does not. */
 function useful(states: readonly State[]): State[] {
   const distance = distances(states);
   const reached = new Set<number>(distance[0] === Infinity ? [] : [0]);
@@ -199,7 +235,7 @@ function useful(states: readonly State[]): State[] {
   }));
 }
 
-/** How many characters end a text from each state. */
+/** The number of characters from each state to the end of a text. */
 function distances(states: readonly State[]): number[] {
   const distance = states.map(({ accepting }) => (accepting ? 0 : Infinity));
   for (let changed = true; changed;) {
@@ -265,7 +301,7 @@ function writeRules(
   return names[0] ?? "";
 }
 
-/** The shortest text from each state to an end, of the first few states. */
+/** Adds the shortest text from each of the first states to an end. */
 function addEndings(book: RuleBook, states: readonly State[], atoms: Ranges, encoding: Encoding): void {
   const distance = distances(states);
   book.longestEnd = Math.max(book.longestEnd, LONGEST_CHARACTER * Math.max(...distance));

@@ -1,8 +1,8 @@
-// A grammar's answer that is whole within a number of tokens. While many tokens are left, the grammar alone decides what may come next. When few are,
-// only those tokens may that leave enough for a completion, down to the completion itself.
+// A constraint whose answer is complete within a number of tokens. While many tokens remain, the grammar alone decides
+// which tokens are allowed. When few remain, a token is allowed only if it leaves enough tokens for a completion.
 //
-// How few: `reserve` is at least how many tokens one token can add to the shortest completion. A grammar's literals, each once, are more than any choice
-// in it can newly demand.
+// `reserve` sets this limit: it is an upper bound of the tokens that one token can add to the shortest completion. The
+// sum of a grammar's literals is more than any choice in it can add.
 
 import { RequestError } from "../errors.js";
 import type { Completion, Shortener } from "./completion.js";
@@ -10,12 +10,13 @@ import { completes, findCompletion, pendingBytes } from "./completion.js";
 import type { GrammarConstraint, MatcherConstraint } from "./constraint.js";
 import { hasBit, setBit } from "./constraint.js";
 
-// At most this many tokens are tried one by one each time, the shortest ones first; each costs up to TRIALS characters.
+// At most this number of tokens is tried one by one for a mask, the shortest first; each costs up to TRIALS characters.
 const MOST_TRIED = 24;
 const TRIALS = 600;
-// Where a completion has to be found anew, which is rare.
+// For a completion that has to be searched again, which is rare.
 const TRIALS_AGAIN = 4000;
-// Characters of many kinds: where a matcher takes them all and is as before, any text without escapes leaves it so.
+// Characters of many kinds. If a matcher accepts them all without a change of state, it does so for any text without
+// escapes.
 const PROBE =
   "az AZ 09 ,;.:-_+*/=<>(){}[]#%&!?'~^`|@$ \u00e9\u00df\u03a9\u0416\u05d0\u0905\u4e2d\u3042\uac00\u20ac\u{1f600}".repeat(
     2,
@@ -23,15 +24,15 @@ const PROBE =
 
 export interface Bound {
   readonly maxTokens: number;
-  /** At least how many tokens one token can add to the shortest completion. */
+  /** An upper bound of the tokens that one token can add to the shortest completion. */
   readonly reserve: number;
   /** Texts that may complete an answer. */
   readonly endings: readonly string[];
 }
 
-/** What the vocabulary's tokens look like, once for all constraints. */
+/** The vocabulary's tokens by kind, once for all constraints. */
 export interface TokenShapes {
-  /** One bit for each token of whole characters without quotes, backslashes and controls. */
+  /** One bit for each token of complete characters without quotes, backslashes and controls. */
   readonly plain: Int32Array;
   /** The ids of tokens with bytes, the shortest first. */
   readonly shortestFirst: readonly number[];
@@ -39,14 +40,14 @@ export interface TokenShapes {
 
 export class BoundedConstraint implements GrammarConstraint {
   readonly #inner: MatcherConstraint;
-  #left: number;
-  /** Null where none was found. */
+  #remaining: number;
+  /** Null if none was found. */
   #completion: Completion | null;
-  /** How many bytes the last character lacks. */
+  /** The number of bytes that the last character lacks. */
   #pending = 0;
   #mask: Int32Array<ArrayBuffer> | null = null;
 
-  /** Throws RequestError where the shortest completion found is longer than maxTokens. */
+  /** Throws RequestError if the shortest completion found is longer than maxTokens. */
   constructor(
     inner: MatcherConstraint,
     private readonly bound: Bound,
@@ -55,12 +56,13 @@ export class BoundedConstraint implements GrammarConstraint {
   ) {
     this.#inner = inner;
     const { maxTokens, endings } = bound;
-    this.#left = maxTokens;
+    this.#remaining = maxTokens;
     this.#completion = findCompletion(inner.matcher, 0, endings);
     const { needed } = this;
     if (needed !== undefined && needed > maxTokens) {
       throw new RequestError(
-        `The shortest answer found that the grammar allows has ${needed} tokens, more than maxTokens, ${maxTokens}; raise it`,
+        `The shortest answer found that the grammar allows has ${needed} tokens, more than maxTokens, ` +
+          `${maxTokens}; raise it`,
         {
           needed,
           maxTokens,
@@ -75,19 +77,19 @@ export class BoundedConstraint implements GrammarConstraint {
 
   accept(tokenId: number): void {
     this.#inner.accept(tokenId);
-    this.#left--;
+    this.#remaining--;
     this.#mask = null;
     this.#pending = this.pendingAfter(tokenId);
     this.#completion = this.completionAfter(tokenId, this.#pending, TRIALS_AGAIN);
   }
 
-  /** Of the shortest completion found. */
+  /** The number of tokens of the shortest completion found. */
   get needed(): number | undefined {
     return this.tokensOf(this.#completion)?.length;
   }
 
   spend(tokens: number): void {
-    this.#left -= tokens;
+    this.#remaining -= tokens;
     this.#mask = null;
   }
 
@@ -107,14 +109,14 @@ export class BoundedConstraint implements GrammarConstraint {
     const all = this.#inner.mask();
     const completion = this.#completion;
     const tokens = this.tokensOf(completion);
-    const afterwards = this.#left - 1;
+    const afterwards = this.#remaining - 1;
     if (completion === null || tokens === null || afterwards >= tokens.length + this.bound.reserve) return all;
     const { matcher } = this.#inner;
     const few = new Int32Array(all.length);
     for (const id of matcher.vocabulary.eosTokenIds) if (hasBit(all, id)) setBit(few, id);
     const [next] = tokens;
     if (next !== undefined && afterwards >= 0) setBit(few, next);
-    // A text that leaves the matcher as it is leaves the completion as it is.
+    // A text that does not change the matcher does not change the completion.
     if (afterwards >= tokens.length && this.takesAnyText(all)) {
       this.shapes.plain.forEach((plain, word) => {
         few[word] = (few[word] ?? 0) | ((all[word] ?? 0) & plain);
@@ -132,7 +134,7 @@ export class BoundedConstraint implements GrammarConstraint {
     return few;
   }
 
-  /** A completion of the matcher's state, which ``tokenId`` led to from the one that the completion at hand is for. */
+  /** A completion after ``tokenId``, which the matcher has accepted. It may reuse the completion before the token. */
   private completionAfter(tokenId: number, pending: number, maxTrials: number): Completion | null {
     const { matcher } = this.#inner;
     let known = "";
@@ -141,9 +143,9 @@ export class BoundedConstraint implements GrammarConstraint {
       if (head[0] === tokenId) return { head: head.slice(1), text };
       const bytes = matcher.vocabulary.tokens[tokenId] ?? new Uint8Array();
       known = pending === 0 ? text : afterCharacter(text, bytes, pending);
-      const written = new TextDecoder().decode(bytes);
-      // What a completion leaves out between its parts is space.
-      for (const part of pending === 0 ? [written, written.replace(/[ \t\n]/g, "")] : []) {
+      const tokenText = new TextDecoder().decode(bytes);
+      // A completion has no white space between its parts.
+      for (const part of pending === 0 ? [tokenText, tokenText.replace(/[ \t\n]/g, "")] : []) {
         if (text.startsWith(part) && completes(matcher, text.slice(part.length)))
           return { head: [], text: text.slice(part.length) };
       }
@@ -169,7 +171,7 @@ export class BoundedConstraint implements GrammarConstraint {
   }
 }
 
-/** What of ``text`` is left after ``bytes`` and the ``pending`` bytes that end their last character, where it begins with these; else all of it. */
+/** The rest of ``text`` after ``bytes`` and the end of their last character; all of it if it begins otherwise. */
 function afterCharacter(text: string, bytes: Uint8Array, pending: number): string {
   const all = new TextEncoder().encode(text);
   return bytes.every((byte, index) => byte === all[index])

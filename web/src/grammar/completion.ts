@@ -1,38 +1,40 @@
-// Short completions: a text that makes the answer so far a whole one. A matcher's state flows in, a text flows out; the matcher is left as it was.
+// Searches for a short text that completes the answer so far. The search leaves the matcher as it was.
 
 import { hasBit } from "./constraint.js";
 import type { Vocabulary } from "./vocabulary.js";
 import type { GrammarMatcher } from "./wasm.js";
 
-// What closes something first, then what keeps things short: of a JSON text this order finds nearly the shortest.
+// Characters that close something, then those that keep a text short. For JSON, this order finds nearly the shortest
+// text.
 const FIRST = '}]",:0123456789ntf-{[';
 const CLOSERS = [...Array.from(FIRST), ...printable()];
-// Lengths of texts tried one after another, with how many characters may be tried each time. JSON goes straight, others may have to go back.
+// The maximum length of a text, and the number of texts that may be tried for it, for one round after another. JSON
+// needs no backtracking; other grammars may.
 const ROUNDS: readonly (readonly [number, number])[] = [
   [2, 250],
   [8, 500],
   [64, 1500],
   [512, 4000],
 ];
-// The first round tells whether one goes straight; a character more often than this in a row is a loop.
+// Limits of the search without backtracking. A character that repeats more often than LONGEST_RUN is a loop.
 const STRAIGHT_TRIALS = 10_000;
 const LONGEST_RUN = 60;
 const LONGEST_TEXT = 4096;
-// By so many characters before it, the place is found where two completions are the same again.
+// The number of preceding characters that identify where two completions become equal.
 const LONGEST_SAME = 8;
-// Longer tokens are rarely what shortens a text.
+// Longer tokens rarely shorten a text.
 const LONGEST_TOKEN = 24;
 
-/** What completes an answer: tokens that end its last character, then a text. */
+/** A completion of an answer: tokens that end its last character, then a text. */
 export interface Completion {
   readonly head: readonly number[];
   readonly text: string;
 }
 
 /**
- * A completion that is short but not surely the shortest; null where none is found. ``pending`` is how many bytes the answer's last character lacks,
- * ``endings`` are texts that may be the end of what can go on for ever. What completed the answer before its last token is ``known``: a new completion
- * soon leads to where that goes on.
+ * A completion that is short, but not necessarily the shortest; null if none is found. ``pending`` is the number of
+ * bytes that the answer's last character lacks. ``endings`` are texts that may end a part that could continue for ever.
+ * ``known`` completed the answer before its last token; the new completion often ends in the same way.
  */
 export function findCompletion(
   matcher: GrammarMatcher,
@@ -73,7 +75,7 @@ export function completes(matcher: GrammarMatcher, text: string): boolean {
   return complete;
 }
 
-/** How many bytes the last character lacks after ``bytes``, where it lacked ``pending`` before them. */
+/** The number of bytes that the last character lacks after ``bytes``, if it lacked ``pending`` before them. */
 export function pendingBytes(pending: number, bytes: Uint8Array): number {
   return bytes.reduce(
     (left, byte) =>
@@ -94,7 +96,7 @@ function findText(
 ): string | null {
   if (matcher.complete()) return "";
   const trials = Math.min(STRAIGHT_TRIALS, maxTrials);
-  // A text in which anything may come ends with a quote, once it has what it must have.
+  // A string in which any text is allowed ends with a quote, once its required characters are there.
   const ends = ['"', ...endings, ...CLOSERS];
   for (const texts of [CLOSERS, ends]) {
     const straight = new Search(matcher, texts, trials, false, known).from("", LONGEST_TEXT);
@@ -145,7 +147,7 @@ class Search {
       if (found !== null || !this.back) return found;
     }
     if (met) return null;
-    // Nothing of ASCII goes on: the vocabulary's own texts may.
+    // No ASCII character continues the text, but the vocabulary's own texts may.
     for (const candidate of this.fromMask()) {
       if (this.#trials-- <= 0 || !matcher.acceptText(candidate)) continue;
       const found = this.from(text + candidate, left - candidate.length);
@@ -155,7 +157,7 @@ class Search {
     return null;
   }
 
-  /** How a completion may go on from ``text`` where another one was ``known``. */
+  /** The ways in which a completion may continue ``text``, after the one that was ``known``. */
   private rests(text: string): readonly string[] {
     const { known } = this;
     if (known === "") return [];
@@ -175,14 +177,14 @@ class Search {
       try {
         texts.push(decoder.decode(tokens[id]));
       } catch {
-        // A part of a character is no text.
+        // An incomplete character is not a text.
       }
     }
     return texts;
   }
 }
 
-/** Texts as the fewest tokens. Token ids of the vocabulary flow out. */
+/** Finds the fewest tokens that write a text. */
 export class Shortener {
   readonly #ids = new Map<string, number>();
   readonly #cache = new Map<string, readonly number[] | null>();
@@ -196,7 +198,7 @@ export class Shortener {
     });
   }
 
-  /** The fewest tokens that write ``text``, or null where the vocabulary lacks a byte of it. */
+  /** The fewest tokens that write ``text``, or null if the vocabulary lacks a byte of it. */
   tokens(text: string): readonly number[] | null {
     const known = this.#cache.get(text);
     if (known !== undefined) return known;

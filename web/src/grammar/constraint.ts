@@ -1,10 +1,10 @@
-// A grammar over one answer, as the engine's Constraint. Token ids flow in, masks of what may come next flow out.
+// The engine's constraint for a grammar: it accepts tokens and computes masks of the tokens that are allowed next.
 
 import type { Constraint } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import type { GrammarMatcher } from "./wasm.js";
 
-/** ``complete``: the answer so far is a whole text of the grammar. */
+/** ``complete``: the answer so far is a complete text of the grammar. */
 export type GrammarConstraint = Constraint;
 
 export class MatcherConstraint implements Constraint {
@@ -12,7 +12,7 @@ export class MatcherConstraint implements Constraint {
 
   constructor(readonly matcher: GrammarMatcher) {}
 
-  /** Throws RequestError where no token of the vocabulary continues the text. */
+  /** Throws RequestError if no token of the vocabulary continues the text. */
   mask(): Int32Array<ArrayBuffer> {
     const mask = this.next();
     if (mask.every((word) => word === 0))
@@ -20,7 +20,7 @@ export class MatcherConstraint implements Constraint {
     return mask;
   }
 
-  /** Throws RequestError for a token that the mask does not hold. */
+  /** Throws RequestError for a token that the mask does not allow. */
   accept(tokenId: number): void {
     if (!this.matcher.acceptToken(tokenId)) {
       throw new RequestError(`Token ${tokenId} does not continue the grammar; choose one that mask() allows`, {
@@ -45,7 +45,7 @@ export class MatcherConstraint implements Constraint {
     this.matcher.dispose();
   }
 
-  /** What may come next; nothing at all where the text is whole and the model has no token that ends it. */
+  /** The tokens that are allowed next; none if the text is complete and the model has no token that ends it. */
   private next(): Int32Array<ArrayBuffer> {
     this.#mask ??= this.matcher.mask();
     return this.#mask;

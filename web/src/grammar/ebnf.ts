@@ -21,11 +21,11 @@ const MAX_SIZE = 400_000;
 
 /** Rules by name; ``root`` is where a text begins. */
 export class RuleBook {
-  /** Texts that may complete what has no end in sight, for the search of completions. */
+  /** Texts that may complete an answer, for the search of completions. */
   readonly endings = new Set<string>();
-  /** The most bytes that any of the automata needs to its end. */
+  /** The most bytes from a state of an automaton to its end. */
   longestEnd = 0;
-  /** Bytes that choices may newly make necessary, each once; those of the automata are not among them. */
+  /** Bytes that choices may add to the shortest completion, each once, without those of the automata. */
   demanded = 0;
   readonly #rules = new Map<string, string>();
   #size = 0;
@@ -49,7 +49,7 @@ export class RuleBook {
     return this.define(this.reserve(hint), body);
   }
 
-  /** The name of a rule that is there once, made where it is missing. */
+  /** The name of a shared rule, which the first call adds. */
   once(name: string, body: () => string): string {
     if (!this.#rules.has(name)) {
       this.#rules.set(name, "");
@@ -86,12 +86,13 @@ export function literal(text: string): string {
 
 /** A class of ASCII characters. */
 export function charClass(ranges: Ranges): string {
-  return `[${ranges.map(([first, last]) => (first === last ? spell(first) : `${spell(first)}-${spell(last)}`)).join("")}]`;
+  const parts = ranges.map(([first, last]) => (first === last ? spell(first) : `${spell(first)}-${spell(last)}`));
+  return `[${parts.join("")}]`;
 }
 
 /**
- * Alternatives that together are a set of characters. xgrammar 0.1.27 reads ranges past ASCII as bytes, so those are all characters past ASCII, or
- * each by itself. Null where that is too many.
+ * Alternatives that together are a set of characters. xgrammar 0.1.27 reads ranges past ASCII as bytes, so those are
+ * all characters past ASCII, or each by itself. Null if they are too many.
  */
 export function characters(set: Ranges): readonly string[] | null {
   const ascii = intersect(set, [[0, 0x7f]]);

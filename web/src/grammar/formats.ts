@@ -1,14 +1,22 @@
-// The formats of strings, as patterns: each makes only texts that the format's definition allows, though not all of them (no 29th of February).
+// The formats of JSON Schema strings as patterns, alone and beside a `pattern` of the schema.
+
+import { RequestError } from "../errors.js";
+import type { Intersection, Language } from "./automaton.js";
+import { parseRegex } from "./regex.js";
 
 const DATE = "\\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\\d|3[01])|(0[469]|11)-(0[1-9]|[12]\\d|30)|02-(0[1-9]|1\\d|2[0-8]))";
 const TIME = "([01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(\\.\\d{1,9})?(Z|[+-]([01]\\d|2[0-3]):[0-5]\\d)";
-// Few counts: each is a state, for which the whole vocabulary is looked at once.
+// These have few counts, because each count is a state, and compiling tries the entire vocabulary on each state.
 const WORD = "[A-Za-z0-9]+(-[A-Za-z0-9]+)*";
 const LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,14}[A-Za-z0-9])?";
 const BYTE = "(25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)";
+const HEX_GROUP = "[0-9a-f]{1,4}";
 
-/** RFC 3339, RFC 4122, RFC 5321, RFC 1123, RFC 2673, RFC 3986. */
-export const FORMATS: Readonly<Record<string, string>> = {
+/**
+ * Each pattern allows only texts of the format, but not all of them: a date is never the 29th of February. RFC 3339,
+ * RFC 4122, RFC 5321, RFC 1123, RFC 2673, RFC 4291, RFC 3986.
+ */
+const FORMATS: Readonly<Record<string, string>> = {
   date: DATE,
   time: TIME,
   "date-time": `${DATE}T${TIME}`,
@@ -17,5 +25,69 @@ export const FORMATS: Readonly<Record<string, string>> = {
   email: `[A-Za-z0-9_+-]+(\\.[A-Za-z0-9_+-]+)*@(${WORD}\\.)+[A-Za-z]{2,6}`,
   hostname: `${LABEL}(\\.${LABEL}){0,2}`,
   ipv4: `${BYTE}\\.${BYTE}\\.${BYTE}\\.${BYTE}`,
+  ipv6: `(${HEX_GROUP}:){7}${HEX_GROUP}`,
   uri: `https?://${WORD}(\\.${WORD})*(:[1-9]\\d{0,3})?(/[A-Za-z0-9._~-]*)*(\\?[A-Za-z0-9._~=&-]*)?(#[A-Za-z0-9._~-]*)?`,
 };
+
+const LEAP_YEAR = "(\\d\\d[2468][048]|\\d\\d[13579][26]|\\d\\d0[48]|[02468][048]00|[13579][26]00)";
+const ANY_DATE = `(${LEAP_YEAR}-02-29|${DATE})`;
+const ANY_TIME = "([01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(\\.\\d+)?([Zz]|[+-]([01]\\d|2[0-3]):[0-5]\\d)";
+const LABELS = "[A-Za-z0-9]+(-+[A-Za-z0-9]+)*";
+const ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+";
+const GROUP = "[0-9a-fA-F]{1,4}";
+const GROUP_AT_END = `:${GROUP}`;
+
+/**
+ * The texts that a format allows beside a pattern, for formats of which FORMATS leaves out texts that libraries'
+ * patterns allow.
+ */
+const BESIDE_PATTERN: Readonly<Record<string, string>> = {
+  date: ANY_DATE,
+  time: ANY_TIME,
+  "date-time": `${ANY_DATE}[Tt]${ANY_TIME}`,
+  uuid: "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+  email: `${ATOM}(\\.${ATOM})*@${LABELS}(\\.${LABELS})*`,
+  ipv6: [
+    `(${GROUP}:){7}${GROUP}`,
+    `(${GROUP}:){1,7}:`,
+    ...[1, 2, 3, 4, 5, 6].map((after) => `(${GROUP}:){1,${7 - after}}(${GROUP_AT_END}){1,${after}}`),
+    `:((${GROUP_AT_END}){1,7}|:)`,
+  ].join("|"),
+};
+
+/** Names that are not formats of JSON Schema. Zod writes them beside the pattern that defines them. */
+const DEFINED_BY_PATTERN: ReadonlySet<unknown> = new Set(
+  (
+    "base64 base64url cidrv4 cidrv6 cuid cuid2 e164 ends_with includes ksuid lowercase mac nanoid starts_with " +
+    "template_literal ulid uppercase xid"
+  ).split(" "),
+);
+
+/** Zod's patterns that look ahead, which a grammar cannot. Each text of FORMATS matches them. */
+const IMPLIED_PATTERNS: Readonly<Record<string, string>> = {
+  duration: "^P(?:(\\d+W)|(?!.*W)(?=\\d|T\\d)(\\d+Y)?(\\d+M)?(\\d+D)?(T(?=\\d)(\\d+H)?(\\d+M)?(\\d+([.,]\\d+)?S)?)?)$",
+  hostname:
+    "^(?=.{1,253}\\.?$)[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?" +
+    "(?:\\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{0,61}[0-9a-zA-Z])?)*\\.?$",
+};
+
+/**
+ * The texts that match ``pattern`` and have the ``format``; at least one of them is not undefined. Throws RequestError
+ * for a pattern or a format that a grammar cannot enforce; ``where`` names the schema.
+ */
+export function stringLanguage(pattern: unknown, format: unknown, where: string): Language | Intersection {
+  if (pattern !== undefined && typeof pattern !== "string") throw new RequestError(`${where}.pattern must be a string`);
+  if (format === undefined && pattern !== undefined) return parseRegex(pattern, `${where}.pattern`, true);
+  const name = String(format);
+  const known = typeof format === "string" && Object.hasOwn(FORMATS, name) ? (FORMATS[name] ?? "") : null;
+  const isDefined = pattern !== undefined && DEFINED_BY_PATTERN.has(format);
+  if (known === null && !isDefined) {
+    throw new RequestError(
+      `${where}: the format ${JSON.stringify(format)} is not one of ${Object.keys(FORMATS).join(", ")}`,
+    );
+  }
+  if (pattern === undefined || IMPLIED_PATTERNS[name] === pattern) return parseRegex(known ?? "", where);
+  const language = parseRegex(pattern, `${where}.pattern`, true);
+  if (known === null) return language;
+  return { kind: "intersection", parts: [language, parseRegex(BESIDE_PATTERN[name] ?? known, where)] };
+}

@@ -1,4 +1,5 @@
-// One engine's grammars: makes the constraint that holds an answer to a source. The compiler, with the wasm in it, is imported when a grammar is first needed.
+// One engine's grammars, and the constraints on answers that they make. The compiler, which contains the wasm, is
+// imported when a grammar is first needed.
 
 import { DeviceError, RequestError, messageOf } from "../errors.js";
 import type { GrammarConstraint } from "./constraint.js";
@@ -9,7 +10,10 @@ import type { GrammarSource } from "./source.js";
 export class Grammars {
   #compiler: Promise<GrammarCompiler> | null = null;
 
-  /** ``tokenizerJson`` is the text of the bundle's tokenizer.json. Without ``grammar``, grammar.js is imported when the first grammar is compiled. */
+  /**
+   * ``tokenizerJson`` is the text of the bundle's tokenizer.json. Without ``grammar``, grammar.js is imported when the
+   * first grammar is compiled.
+   */
   constructor(
     private readonly tokenizerJson: string,
     private readonly spec: Parameters<GrammarModule["compiler"]>[1],
@@ -17,17 +21,11 @@ export class Grammars {
   ) {}
 
   /** See GrammarCompiler.constraint. Each grammar is compiled once. */
-  async constraint(source: GrammarSource, maxTokens?: number, starts?: ReasoningStart): Promise<GrammarConstraint>;
-  async constraint(
-    source: GrammarSource | undefined,
+  async constraint<Source extends GrammarSource | undefined>(
+    source: Source,
     maxTokens?: number,
     starts?: ReasoningStart,
-  ): Promise<GrammarConstraint | undefined>;
-  async constraint(
-    source: GrammarSource | undefined,
-    maxTokens?: number,
-    starts?: ReasoningStart,
-  ): Promise<GrammarConstraint | undefined> {
+  ): Promise<GrammarConstraint | (Source & undefined)> {
     if (source && this.spec.eos_token_ids.length === 0) {
       throw new RequestError(
         "This model has no token that ends an answer, which a grammar needs; compile it with its eos_token_id",
@@ -53,7 +51,8 @@ async function importGrammar(): Promise<GrammarModule> {
     return (await import("../grammar/index.js")).grammar;
   } catch (error) {
     throw new DeviceError(
-      `The grammar compiler cannot be loaded (${messageOf(error)}); serve grammar.js beside the package's other files; a service worker must import it itself and call serveEngine(self, { grammar })`,
+      `The grammar compiler cannot be loaded (${messageOf(error)}); serve grammar.js beside the package's other ` +
+        "files; a service worker must import it itself and call serveEngine(self, { grammar })",
       {},
       { cause: error },
     );

@@ -1,4 +1,4 @@
-// The compiler of grammars, a chunk of its own with the wasm in it. What an answer may be flows in as a source, constraints flow out.
+// The grammar compiler, which turns sources into constraints. It is a separate chunk, because it contains the wasm.
 
 import { languageRule } from "./automaton.js";
 import type { TokenShapes } from "./bounded.js";
@@ -49,8 +49,8 @@ interface Compiled {
 /** What makes grammar compilers. */
 export interface GrammarModule {
   /**
-   * ``tokenizerJson`` is the text of the bundle's tokenizer.json. Throws RequestError for a tokenizer whose tokens have no bytes of their own, BundleError for
-   * a file that is not a tokenizer.
+   * ``tokenizerJson`` is the text of the bundle's tokenizer.json. Throws RequestError for a tokenizer whose tokens have
+   * no bytes of their own, BundleError for a file that is not a tokenizer.
    */
   readonly compiler: (
     tokenizerJson: string,
@@ -58,7 +58,10 @@ export interface GrammarModule {
   ) => GrammarCompiler;
 }
 
-/** The option `grammar` of Engine.load and serveEngine, for scripts that cannot import this file later, such as service workers. */
+/**
+ * The option `grammar` of Engine.load and serveEngine, for scripts that cannot import this file later, such as service
+ * workers.
+ */
 export const grammar: GrammarModule = {
   compiler: (tokenizerJson, spec) => new GrammarCompiler(readVocabulary(tokenizerJson, spec)),
 };
@@ -72,20 +75,16 @@ export class GrammarCompiler {
   constructor(private readonly vocabulary: Vocabulary) {}
 
   /**
-   * A constraint for one answer of at most ``maxTokens``, which is then a whole text of the grammar when it ends there; without maxTokens it may be
-   * cut off. If the answer ``starts`` with reasoning, the grammar holds what follows it; without a source only the reasoning is bounded. Throws RequestError for a grammar that is wrong or that no answer so short can meet, DeviceError where the page may not run wasm.
+   * A constraint for one answer. The answer is a complete text of the grammar within ``maxTokens``; without maxTokens
+   * it may be cut off. If the answer ``starts`` with reasoning, the grammar constrains what follows it; without a
+   * source, only the reasoning is limited. Throws RequestError for a grammar that is wrong or needs more tokens, and
+   * DeviceError if the page may not run wasm.
    */
-  async constraint(source: GrammarSource, maxTokens?: number, starts?: ReasoningStart): Promise<GrammarConstraint>;
-  async constraint(
-    source: GrammarSource | undefined,
+  async constraint<Source extends GrammarSource | undefined>(
+    source: Source,
     maxTokens?: number,
     starts?: ReasoningStart,
-  ): Promise<GrammarConstraint | undefined>;
-  async constraint(
-    source: GrammarSource | undefined,
-    maxTokens?: number,
-    starts?: ReasoningStart,
-  ): Promise<GrammarConstraint | undefined> {
+  ): Promise<GrammarConstraint | (Source & undefined)> {
     const form = source && (await this.form(source, maxTokens));
     const { tokens, eosTokenIds } = this.vocabulary;
     return starts === undefined
@@ -137,7 +136,7 @@ export class GrammarCompiler {
   }
 }
 
-/** A source's rules, as text. Throws RequestError. */
+/** The rules of a source as text. Throws RequestError. */
 export function ebnf(source: GrammarSource): Rules {
   const book = new RuleBook();
   switch (source.kind) {
@@ -178,7 +177,7 @@ function rooted(book: RuleBook, expression: string): Rules {
   return { text: `root ::= ${expression}\n${book.toString()}`, endings: longestFirst([...book.endings]), reserve };
 }
 
-/** A short one may be a piece of anything that repeats, where a long one ends it. */
+/** A long ending is tried first, because a short one may also be a part of a repetition. */
 function longestFirst(endings: readonly string[]): readonly string[] {
   return [...endings].sort((a, b) => b.length - a.length);
 }
@@ -193,7 +192,7 @@ function tokenShapes({ tokens }: Vocabulary): TokenShapes {
       decoder.decode(bytes);
       setBit(plain, id);
     } catch {
-      // A part of a character: what it leads to depends on the rest.
+      // The effect of an incomplete character depends on the rest of it.
     }
   });
   const lengthOf = (id: number): number => tokens[id]?.length ?? 0;

@@ -1,4 +1,4 @@
-// Numbers between bounds, as languages of digits. Every text in them is within the bounds; of all such texts they leave out exponents and many digits.
+// Writes the numbers between bounds as languages of digits, without exponents and with few digits.
 
 import { RequestError } from "../errors.js";
 import type { Language } from "./automaton.js";
@@ -11,21 +11,26 @@ export interface Bounds {
   readonly exclusiveMaximum?: number | undefined;
 }
 
-/** A bound at ``value`` / 10^digits; open where the value itself is out. */
+/** A bound at ``value`` / 10^digits. If it is open, the value itself is outside of the range. */
 interface End {
   readonly value: bigint;
   readonly open: boolean;
 }
 
-// Doubles hold any integer of 15 digits.
+// A double holds any number of 15 digits, and any integer up to the second limit.
 const LARGEST = 10n ** 15n - 1n;
+const LARGEST_INTEGER = 2n ** 53n - 1n;
 const EXTRA_DIGITS = 9;
+const NAMES = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"] as const;
 const DIGIT = digit(0, 9);
 const DOT = character(".");
 
-/** An integer of up to 15 digits within the bounds, or null where there is none. Throws RequestError for bounds past that. */
+/**
+ * An integer within the bounds, or null if none exists. Without a bound of 16 digits, an integer has at most 15 digits.
+ * Throws RequestError if the bounds allow only integers that a double does not hold.
+ */
 export function integerRange(bounds: Bounds, where: string): Language | null {
-  const [low, high] = ends(bounds, where);
+  const [low, high] = ends(bounds, where, LARGEST_INTEGER);
   const digits = decimals(bounds);
   const scale = 10n ** BigInt(digits);
   const first = low.open ? floor(low.value, scale) + 1n : -floor(-low.value, scale);
@@ -36,10 +41,13 @@ export function integerRange(bounds: Bounds, where: string): Language | null {
   ]);
 }
 
-/** A number within the bounds, or null where there is none. Throws RequestError for bounds past 15 digits. */
+/**
+ * A number of at most 15 digits before the point within the bounds, or null if none exists. Throws RequestError for a
+ * bound with more digits than that behind the point, or if the bounds allow only larger numbers.
+ */
 export function numberRange(bounds: Bounds, where: string): Language | null {
   const digits = decimals(bounds);
-  const [low, high] = ends(bounds, where);
+  const [low, high] = ends(bounds, where, LARGEST);
   const zero: End = { value: 0n, open: false };
   const minus = (end: End): End => ({ value: -end.value, open: end.open });
   return joined([
@@ -59,7 +67,7 @@ function magnitudes(low: End, high: End, digits: number): Language[] {
     parts.push(...exact(first, last, places));
   }
   const point = digits === 0 ? [DOT] : [];
-  // Digits after the last place stay below the next step, so all steps but the highest may have any.
+  // Digits after the last decimal stay below the next step, so all steps but the highest may have any of them.
   if (low.open && low.value < high.value) {
     parts.push(
       ...exact(low.value, low.value, digits).map((step) =>
@@ -111,35 +119,44 @@ function sameWidth(low: string, high: string): Language[][] {
   ];
 }
 
-function ends(bounds: Bounds, where: string): [End, End] {
+/** The ends of the range within -largest to largest. Bounds outside of that hold anyway. */
+function ends(bounds: Bounds, where: string, largest: bigint): [End, End] {
   const digits = decimals(bounds);
-  const scaled = (value: number): bigint => {
-    const [whole = "", fraction = ""] = plain(value).split(".");
-    const result = BigInt(whole + fraction.padEnd(digits, "0"));
-    if (digits > 15 || max(result, -result) > LARGEST * 10n ** BigInt(digits)) {
+  const scale = 10n ** BigInt(digits);
+  const values = new Map<(typeof NAMES)[number], bigint>();
+  for (const name of NAMES) {
+    const bound = bounds[name];
+    if (bound === undefined) continue;
+    const [whole = "", fraction = ""] = plain(bound).split(".");
+    const value = BigInt(whole + fraction.padEnd(digits, "0"));
+    const isLower = name === "minimum" || name === "exclusiveMinimum";
+    if (digits > 15 || (isLower ? value : -value) > largest * scale) {
       throw new RequestError(
-        `${where}: the bound ${value} has more than 15 digits before or after the point; give a nearer one`,
+        `${where}: the bound ${bound} has more than 15 digits before or after the point; give a nearer one`,
       );
     }
-    return result;
-  };
-  const limit = LARGEST * 10n ** BigInt(digits);
-  let low: End = { value: -limit, open: false };
-  let high: End = { value: limit, open: false };
-  if (bounds.minimum !== undefined) low = { value: scaled(bounds.minimum), open: false };
-  if (bounds.exclusiveMinimum !== undefined && scaled(bounds.exclusiveMinimum) >= low.value)
-    low = { value: scaled(bounds.exclusiveMinimum), open: true };
-  if (bounds.maximum !== undefined) high = { value: scaled(bounds.maximum), open: false };
-  if (bounds.exclusiveMaximum !== undefined && scaled(bounds.exclusiveMaximum) <= high.value)
-    high = { value: scaled(bounds.exclusiveMaximum), open: true };
+    values.set(name, value);
+  }
+  const size = (value: bigint): bigint => max(value, -value);
+  // Few digits by default: each digit is a state, and compiling tries the entire vocabulary on each state.
+  const hasLarge = [...values.values()].some(
+    (value) => size(value) > LARGEST * scale && size(value) <= largest * scale,
+  );
+  const limit = (hasLarge ? largest : LARGEST) * scale;
+  const [minimum, maximum, above, below] = NAMES.map((name) => {
+    const value = values.get(name);
+    return value === undefined || size(value) > limit ? null : value;
+  });
+  let low: End = { value: minimum ?? -limit, open: false };
+  if (above != null && above >= low.value) low = { value: above, open: true };
+  let high: End = { value: maximum ?? limit, open: false };
+  if (below != null && below <= high.value) high = { value: below, open: true };
   return [low, high];
 }
 
-/** Of the bounds only: a schema says more. */
-function decimals({ minimum = 0, maximum = 0, exclusiveMinimum = 0, exclusiveMaximum = 0 }: Bounds): number {
-  return Math.max(
-    ...[minimum, maximum, exclusiveMinimum, exclusiveMaximum].map((value) => (plain(value).split(".")[1] ?? "").length),
-  );
+/** Digits behind the point of the bound that has the most. */
+function decimals(bounds: Bounds): number {
+  return Math.max(...NAMES.map((name) => (plain(bounds[name] ?? 0).split(".")[1] ?? "").length));
 }
 
 /** The number without an exponent. */

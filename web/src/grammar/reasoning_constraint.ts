@@ -1,5 +1,6 @@
-// A constraint for an answer that reasons first: the reasoning has a budget, and a form holds what follows it. Within the budget any token may come; then the
-// tokens that end the reasoning are forced one by one. The server does the same (server_fallback/text/reasoning_constraint.py).
+// A constraint for an answer that reasons first: it limits the reasoning, and a form constrains the content. Within the
+// budget, any token is allowed. Then the tokens that end the reasoning are forced one by one. The server does the same
+// (server_fallback/text/reasoning_constraint.py).
 
 import type { Constraint } from "../engine/request.js";
 import { RequestError } from "../errors.js";
@@ -45,7 +46,8 @@ export class ReasoningConstraint implements Constraint {
     if (this.state === "reasoning" && this.#room < 0) {
       form?.dispose();
       throw new RequestError(
-        `The end of the reasoning and the shortest answer found need ${maxTokens - this.#room} tokens, and max_tokens is ${maxTokens}; raise it`,
+        `The end of the reasoning and the shortest answer found need ${maxTokens - this.#room} tokens, and ` +
+          `max_tokens is ${maxTokens}; raise it`,
         { param: "max_tokens" },
       );
     }

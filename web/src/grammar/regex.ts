@@ -1,4 +1,4 @@
-// Regular expressions. A pattern in ECMAScript's syntax flows in, the language that it stands for flows out. What is beyond regular languages (lookaround,
+// Parses a regular expression in ECMAScript's syntax into a language. Constructs beyond regular languages (lookaround,
 // back references, word boundaries) is refused.
 
 import { RequestError, messageOf } from "../errors.js";
@@ -13,7 +13,8 @@ const WORD: Ranges = [
   [0x5f, 0x5f],
   [0x61, 0x7a],
 ];
-// Of the spaces and line ends past ASCII none counts as one: a class here has all characters past ASCII, or few of them.
+// White space and line ends past ASCII are left out, because a class here has all characters past ASCII, or few of
+// them.
 const SPACE: Ranges = [
   [0x09, 0x0d],
   [0x20, 0x20],
@@ -35,8 +36,8 @@ const NOTHING: Language = { kind: "sequence", parts: [] };
 const ANYTHING: Language = { kind: "repeat", of: { kind: "set", set: ANY }, min: 0, max: Infinity };
 
 /**
- * The texts that ``pattern`` matches as a whole, or, with ``search``, those in which it matches somewhere, as JSON Schema has it. Throws RequestError for
- * a pattern that is wrong or no regular language; ``where`` names it.
+ * The texts that ``pattern`` matches completely, or with ``search``, as in JSON Schema, those in which it matches
+ * somewhere. Throws RequestError for a pattern that is wrong or no regular language; ``where`` names it.
  */
 export function parseRegex(pattern: string, where: string, search = false): Language {
   return new RegexParser(pattern, where, search).parse();

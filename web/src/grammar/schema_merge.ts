@@ -1,5 +1,5 @@
-// What JSON Schemas say together: references resolved, allOf and siblings merged into one schema, and whether branches of oneOf exclude each other.
-// A keyword that cannot be merged is refused.
+// Combines JSON Schemas: resolves references, and merges allOf and sibling keywords. It also tests whether branches of
+// oneOf exclude each other. A keyword that cannot be merged is refused.
 
 import { RequestError } from "../errors.js";
 
@@ -10,7 +10,7 @@ export type JsonType = "null" | "boolean" | "integer" | "number" | "string" | "a
 
 export const TYPES: readonly JsonType[] = ["null", "boolean", "integer", "number", "string", "array", "object"];
 
-/** Keywords that say nothing about what is valid. */
+/** Keywords that do not restrict values. */
 const ANNOTATIONS: ReadonlySet<string> = new Set([
   "$schema",
   "$id",
@@ -31,12 +31,20 @@ const ANNOTATIONS: ReadonlySet<string> = new Set([
   "contentEncoding",
 ]);
 
-/** The keywords that apply to one type only; a schema without a type that has one of them is taken to mean that type. */
+/** The keywords that apply to one type only. A schema without a type that has one of them means that type. */
 export const KEYWORDS: Readonly<Record<"string" | "number" | "array" | "object", readonly string[]>> = {
   string: ["minLength", "maxLength", "pattern", "format"],
   number: ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"],
   array: ["items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"],
-  object: ["properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"],
+  object: [
+    "properties",
+    "required",
+    "additionalProperties",
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+    "maxProperties",
+  ],
 };
 const GENERAL = ["type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf"];
 const KNOWN: ReadonlySet<string> = new Set([...GENERAL, ...Object.values(KEYWORDS).flat()]);
@@ -45,23 +53,27 @@ export function isObject(value: unknown): value is SchemaObject {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** The schema with only what can be invalid about a value. Throws RequestError for a keyword that no grammar here can hold to. */
+/** The schema without annotations. Throws RequestError for a keyword that is not supported. */
 export function assertions(schema: SchemaObject, where: string): SchemaObject {
   const kept = Object.entries(schema).filter(([key]) => !ANNOTATIONS.has(key) && !key.startsWith("x-"));
   for (const [key] of kept) {
     if (!KNOWN.has(key))
-      throw new RequestError(`${where}: the keyword '${key}' cannot be held to; take it out, or say it another way`, {
-        keyword: key,
-      });
+      throw new RequestError(
+        `${where}: the keyword '${key}' is not supported; remove it or rewrite the schema without it`,
+        {
+          keyword: key,
+        },
+      );
   }
   return Object.fromEntries(kept);
 }
 
-/** What ``ref`` points to in ``root``. Throws RequestError where that is outside of the document, or nothing. */
+/** The schema that ``ref`` points to in ``root``. Throws RequestError if it is outside of the document or missing. */
 export function resolve(root: Schema, ref: unknown, where: string): Schema {
   if (typeof ref !== "string" || !/^#(\/|$)/.test(ref)) {
     throw new RequestError(
-      `${where}: $ref ${JSON.stringify(ref)} is no path in the schema; put what it names under $defs, and write '#/$defs/name'`,
+      `${where}: $ref ${JSON.stringify(ref)} is not a path in the schema; put its target under $defs, and write ` +
+        "'#/$defs/name'",
     );
   }
   let at: unknown = root;
@@ -74,7 +86,7 @@ export function resolve(root: Schema, ref: unknown, where: string): Schema {
   return at;
 }
 
-/** The schema of what both allow. ``where`` is for messages. Throws RequestError for keywords that cannot be said in one. */
+/** The schema of the values that both allow. Throws RequestError for keywords that cannot be merged. */
 export function merge(left: Schema, right: Schema, where: string): Schema {
   if (left === true || right === false) return right;
   if (right === true || left === false) return left;
@@ -87,7 +99,7 @@ export function merge(left: Schema, right: Schema, where: string): Schema {
   return merged;
 }
 
-/** Whether no value is valid in both. Only what is plain to see counts: types, constants, and a required property of different constants. */
+/** Whether no value is valid in both. Tests types, constants, and required properties with different constants only. */
 export function exclusive(left: Schema, right: Schema, expand: (schema: Schema) => Schema): boolean {
   const [a, b] = [expand(left), expand(right)];
   if (typeof a === "boolean" || typeof b === "boolean") return a === false || b === false;
@@ -105,7 +117,7 @@ export function exclusive(left: Schema, right: Schema, expand: (schema: Schema) 
   });
 }
 
-/** The types that a schema's own keywords allow; all of them where it says nothing. */
+/** The types that a schema's own keywords allow; all types if they do not restrict them. */
 export function typesOf(schema: SchemaObject): readonly JsonType[] {
   if (schema.type !== undefined) return listOf(schema.type) as readonly JsonType[];
   const constants = constantsOf(schema);
@@ -123,7 +135,7 @@ export function typeOfValue(value: unknown): JsonType {
   return typeof value as JsonType;
 }
 
-/** The values of const and enum as JSON, or null where the schema has neither. */
+/** The values of const and enum as JSON, or null if the schema has neither. */
 export function constantsOf(schema: SchemaObject): readonly string[] | null {
   const values = Object.hasOwn(schema, "const")
     ? [schema.const]
@@ -175,7 +187,7 @@ function mergeKeyword(key: string, left: unknown, right: unknown, where: string)
     return listOf(left).filter((value) =>
       listOf(right).some((other) => JSON.stringify(other) === JSON.stringify(value)),
     );
-  throw new RequestError(`${where}: '${key}' is said twice of one value, and differently; say it once`, {
+  throw new RequestError(`${where}: '${key}' has two different values for one value of the answer; give it once`, {
     keyword: key,
   });
 }
@@ -187,7 +199,8 @@ function requireOpen(closed: SchemaObject, other: SchemaObject, where: string): 
   const more = isObject(other.properties) ? Object.keys(other.properties).filter((name) => !names.includes(name)) : [];
   if (more.length > 0) {
     throw new RequestError(
-      `${where}: additionalProperties forbids '${more.join("', '")}', which is beside it; put all properties into one schema`,
+      `${where}: additionalProperties forbids '${more.join("', '")}', which is beside it; put all properties ` +
+        "into one schema",
     );
   }
 }

@@ -1,15 +1,15 @@
-// What an answer may be held to, as a request says it.
+// The kinds of grammar that a request can ask for.
 
 export type GrammarSource =
   /** Any JSON object. */
   | { readonly kind: "json_object" }
-  /** JSON that is valid in a schema, given as a value or as its text. */
+  /** JSON that is valid in a schema, which is a value or its text. */
   | { readonly kind: "json_schema"; readonly schema: unknown }
-  /** A text that an ECMAScript pattern matches as a whole. */
+  /** A text that an ECMAScript pattern matches completely. */
   | { readonly kind: "regex"; readonly pattern: string }
   /** A text of a grammar in xgrammar's EBNF, from its rule ``root``. */
   | { readonly kind: "ebnf"; readonly grammar: string }
-  /** One of ``tags``, or, with a separator, any number of them. */
+  /** One of ``tags``, or with a separator, any number of them. */
   | { readonly kind: "tags"; readonly tags: readonly TagSource[]; readonly separator: string | null };
 
 /** JSON of a schema between two texts. */

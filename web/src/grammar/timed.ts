@@ -1,4 +1,4 @@
-// A constraint whose answer may use a limited time for its masks, because they are computed on the thread that does everything else.
+// A constraint with a time limit for its masks, because they are computed on the thread that does everything else.
 
 import { RequestError } from "../errors.js";
 import type { GrammarConstraint } from "./constraint.js";
@@ -54,7 +54,8 @@ export class TimedConstraint implements GrammarConstraint {
     this.#usedMs += this.now() - started;
     if (this.#usedMs <= BUDGET_MS + BUDGET_MS_PER_TOKEN * this.#tokens) return result;
     throw new RequestError(
-      `The grammar is too slow: after ${this.#tokens} tokens it has used all of its time (${BUDGET_MS / 1000} seconds and ${BUDGET_MS_PER_TOKEN} ms for each token); write it with less ambiguity`,
+      `The grammar is too slow: after ${this.#tokens} tokens it has used all of its time (${BUDGET_MS / 1000} ` +
+        `seconds and ${BUDGET_MS_PER_TOKEN} ms for each token); write it with less ambiguity`,
       { tokens: this.#tokens },
     );
   }

@@ -1,4 +1,4 @@
-// The vocabulary as bytes: which bytes each token of a tokenizer.json writes. The file's text flows in; grammars and completions read the bytes.
+// Reads the bytes of each token from a tokenizer.json, for grammars and completions.
 
 import { BundleError, RequestError } from "../errors.js";
 
@@ -25,7 +25,10 @@ interface Part {
 
 const BYTE_TOKEN = /^<0x([0-9A-Fa-f]{2})>$/;
 
-/** Throws RequestError for a tokenizer whose tokens have no bytes of their own, BundleError for a file that is no tokenizer. */
+/**
+ * Throws RequestError for a tokenizer whose tokens have no bytes of their own, BundleError for a file that is not a
+ * tokenizer.
+ */
 export function readVocabulary(
   tokenizerJson: string,
   spec: { readonly vocab_size: number; readonly eos_token_ids: readonly number[] },
@@ -54,7 +57,8 @@ function tokenBytes(decoder: Part | null): (token: string) => Uint8Array {
   if (has("WordPiece") || has("BPEDecoder") || has("CTC")) {
     const type = parts.map((part) => part.type).join(", ");
     throw new RequestError(
-      `A grammar needs a tokenizer whose tokens are bytes; this model's decoder is ${type}, which puts spaces between words`,
+      `A grammar needs a tokenizer whose tokens are bytes; this model's decoder is ${type}, which puts spaces ` +
+        "between words",
     );
   }
   if (has("ByteLevel")) {
@@ -78,7 +82,10 @@ function tokenBytes(decoder: Part | null): (token: string) => Uint8Array {
   };
 }
 
-/** The characters by which byte-level tokenizers write bytes: printable ones as they are, the others from U+0100 on. Radford et al. 2019. */
+/**
+ * The characters that byte-level tokenizers write for bytes: printable bytes as they are, the others from U+0100.
+ * Radford et al. 2019.
+ */
 function byteCharacters(): readonly string[] {
   const printable = (byte: number): boolean =>
     (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;

@@ -1,4 +1,5 @@
-// xgrammar's wasm as a module, which xgrammar_module.mjs makes. Its types are in a file of their own, which the package ships.
+// xgrammar's wasm as a module, which xgrammar_module.mjs makes. Its types are in a file of their own, which the package
+// ships.
 /* eslint-disable @typescript-eslint/consistent-type-imports */
 
 declare module "xgrammar-wasm" {

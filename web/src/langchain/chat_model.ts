@@ -22,7 +22,6 @@ import { toJsonSchema } from "@langchain/core/utils/json_schema";
 import type { ChatSource } from "../api/chat_source.js";
 import { appendOnly, modelName } from "../api/chat_source.js";
 import type { EngineApi } from "../api/engine_api.js";
-import { withPlainSchemas } from "../api/library_schema.js";
 import type {
   ChatCompletionCreateParamsNonStreaming,
   ChatCompletionToolChoiceOption,
@@ -97,7 +96,7 @@ export class ChatNearfar extends BaseChatModel<ChatNearfarCallOptions> {
     options?: this["ParsedCallOptions"],
   ): Omit<ChatCompletionCreateParamsNonStreaming, "messages"> {
     const { params, stop, tools = [], tool_choice: choice, response_format } = options ?? {};
-    return withPlainSchemas({
+    return {
       ...this.#params,
       ...params,
       ...(stop !== undefined && { stop }),
@@ -106,7 +105,7 @@ export class ChatNearfar extends BaseChatModel<ChatNearfarCallOptions> {
         tools: tools.map((tool) => convertToOpenAITool(tool)),
         tool_choice: toolChoice(choice),
       }),
-    });
+    };
   }
 
   /**

@@ -1,4 +1,4 @@
-// The chat template: a checkpoint's Jinja template, rendered as transformers renders it. Messages flow in, the prompt's text flows out.
+// Renders a checkpoint's Jinja chat template as transformers does, from messages to the text of a prompt.
 
 import { Template } from "@huggingface/jinja";
 
@@ -40,7 +40,10 @@ export class ChatTemplate {
   readonly #template: Template;
   readonly #escapes: boolean;
 
-  /** Throws BundleError where the source is not valid Jinja. The package sets trim_blocks and lstrip_blocks, as transformers does. */
+  /**
+   * Throws BundleError if the source is not valid Jinja. The package sets trim_blocks and lstrip_blocks, as
+   * transformers does.
+   */
   constructor(
     source: string,
     private readonly specialTokens: Readonly<Record<string, string>>,
@@ -58,7 +61,10 @@ export class ChatTemplate {
     }
   }
 
-  /** The prompt's text up to where the answer starts, with sentinels where messages and tools could spell control tokens. Throws RequestError for messages or tools that the template refuses. */
+  /**
+   * The prompt's text up to the start of the answer, with sentinels wherever messages and tools could spell control
+   * tokens. Throws RequestError for messages or tools that the template refuses.
+   */
   render(
     messages: readonly Message[],
     { tools = [], variables = {} }: RenderOptions = {},
@@ -91,7 +97,8 @@ export class ChatTemplate {
     }
     try {
       const text = this.#template.render(given);
-      // tojson(ensure_ascii=true) escapes the sentinel; an even number of backslashes before it are characters of their own.
+      // tojson(ensure_ascii=true) escapes the sentinel; an even number of backslashes before it are characters of their
+      // own.
       return text.replace(/(?<!\\)((?:\\\\)*)\\ufdd0/g, this.#escapes ? `$1${SENTINEL}` : "$&");
     } catch (error) {
       throw new RequestError(`the chat template refuses these messages: ${messageOf(error)}`, {}, { cause: error });

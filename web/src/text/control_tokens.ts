@@ -1,5 +1,6 @@
-// Control tokens: text from outside, such as a message, must not be read as the control tokens that a chat template writes. `mark` inserts a sentinel
-// wherever a message's text could be part of a match; in the rendered prompt, a match without a sentinel is the template's own.
+// Control tokens: text from outside, such as a message, must not be read as the control tokens that a chat template
+// writes. `mark` inserts a sentinel wherever a message's text could be part of a match; in the rendered prompt, a match
+// without a sentinel is the template's own.
 
 import { RequestError } from "../errors.js";
 
@@ -28,7 +29,10 @@ export class ControlTokens {
     this.#inside = new RegExp(`(?=${anyOf(controls)})[^]`, "gu");
   }
 
-  /** The text with sentinels in each control token, and at an end that could become part of one. ``infix``: also if it lies wholly inside one. */
+  /**
+   * The text with sentinels in each control token, and at an end that could become part of one. ``infix``: also if it
+   * lies wholly inside one.
+   */
   mark(text: string, infix = false): string {
     if (text.includes(SENTINEL)) throw sentinelRefused();
     // A template may trim the text.
@@ -46,7 +50,10 @@ export class ControlTokens {
     return completed || sizes.some((size) => this.#suffixes.has(core.slice(0, size))) ? insert(lead) : marked;
   }
 
-  /** All strings of a message or tool, keys included, except its role and type. Arguments of calls must be parsed: JSON can escape any character. */
+  /**
+   * All strings of a message or tool, keys included, except its role and type. Arguments of calls must be parsed: JSON
+   * can escape any character.
+   */
   markObject(value: object): object {
     return mapped(value, (key, item) => {
       if (key === "role" || key === "type") return item;
@@ -82,7 +89,10 @@ export function sentinelRefused(): RequestError {
   });
 }
 
-/** Whether a chat template spells out an added token that marks a turn. Tags such as <think> do not: templates read them in answers. */
+/**
+ * Whether a chat template spells out an added token that marks a turn. Tags such as <think> do not: templates read them
+ * in answers.
+ */
 export const spellsMarker = (template: string, token: string): boolean =>
   template.includes(token) && !/^(<\/?[A-Za-z_]+>|[\p{L}\p{N}_\s]*)$/u.test(token);
 

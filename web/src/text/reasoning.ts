@@ -1,6 +1,6 @@
-// Reasoning: how a model writes what it thinks before its answer, and the parser that separates the two. The markers are single tokens of the vocabulary
-// (<think>), so the parser is told of them by id: an answer that spells one with other tokens is not cut. server_fallback/text/reasoning.py does the same,
-// and tests/conformance/reasoning.json holds both to the same results.
+// Separates a model's reasoning from the answer that follows it. The markers (<think>) are single tokens of the
+// vocabulary, and the parser receives them by id: an answer that spells a marker with other tokens is not cut.
+// server_fallback/text/reasoning.py does the same, and tests/conformance/reasoning.json holds both to the same results.
 
 /** Where an answer is. "start": nothing but white space has come, so reasoning may begin. */
 export type State = "start" | "reasoning" | "content";
@@ -32,13 +32,16 @@ export interface Reasoning {
   /** Where an answer to a prompt begins. A template may open the reasoning, or close it again if it is switched off. */
   stateAfter(promptIds: readonly number[]): State;
   /**
-   * The ids of an answer that the client began, after a prompt that ends in ``state``, and the state after them. ``content`` may hold the reasoning
-   * itself, between its markers.
+   * The ids of an answer that the client began, after a prompt that ends in ``state``, and the state after them.
+   * ``content`` may hold the reasoning itself, between its markers.
    */
   begun(state: State, content: string, reasoning?: string): { readonly ids: readonly number[]; readonly state: State };
 }
 
-/** Of the dialect whose markers are tokens and whose closing marker the chat template names; null for a model that does not reason. */
+/**
+ * The dialect whose markers are tokens and whose closing marker the chat template contains; null for a model that does
+ * not reason.
+ */
 export function reasoningOf(template: string, codec: ReasoningCodec): Reasoning | null {
   for (const dialect of DIALECTS) {
     const { open, close } = dialect;
@@ -77,8 +80,9 @@ export function reasoningOf(template: string, codec: ReasoningCodec): Reasoning 
 export type Parts = readonly [reasoning: string, content: string];
 
 /**
- * One answer's text, cut at the markers' tokens. Line breaks at both ends of the reasoning and before the content are left out, and the result does not depend
- * on how the text comes in pieces. An answer that never closes its reasoning has no content.
+ * One answer's text, cut at the markers' tokens. Line breaks at both ends of the reasoning and before the content are
+ * left out, and the result does not depend on how the text comes in pieces. An answer that never closes its reasoning
+ * has no content.
  */
 export class ReasoningParser {
   /** Text that may turn out to be left out. */
@@ -95,7 +99,10 @@ export class ReasoningParser {
     this.#trims = state === "reasoning";
   }
 
-  /** What of the text so far is new and surely belongs to the answer. ``text`` is what a token completes, null at the end of the answer. */
+  /**
+   * The text that now certainly belongs to the answer and was not returned before. ``text`` is what a token completes,
+   * null at the end of the answer.
+   */
   feed(text: string, tokenId: number | null): Parts {
     const { reasoning, state } = this;
     const opens = state === "start" && tokenId === reasoning?.openId;

@@ -1,4 +1,4 @@
-// The text stream: token ids to text as they come. Ids flow in one by one, text flows out as soon as no later token can change it.
+// Turns token ids into text one by one. Text is returned as soon as no later token can change it.
 
 /** What the stream needs of a tokenizer. */
 export interface Decoder {
@@ -9,9 +9,9 @@ export interface Decoder {
 const REPLACEMENT = "\ufffd";
 
 /**
- * What `feed` and then `finish` return, put together, is the text of all ids. Text is held back while the last character may still change: an
- * incomplete UTF-8 sequence, or a run of byte tokens. Each step decodes the tokens since the last but one text came out, as decoders treat a first
- * token in a way of its own.
+ * What `feed` and then `finish` return, put together, is the text of all ids. Text is held back while the last
+ * character may still change: an incomplete UTF-8 sequence, or a run of byte tokens. Each step decodes the tokens since
+ * the last but one text came out, as decoders treat a first token in a way of its own.
  */
 export class TextStream {
   readonly #ids: number[] = [];
@@ -37,7 +37,9 @@ export class TextStream {
     return delta;
   }
 
-  /** The text still held back; an incomplete character comes out as U+FFFD. The stream takes no more tokens after it. */
+  /**
+   * The text still held back; an incomplete character comes out as U+FFFD. The stream takes no more tokens after it.
+   */
   finish(): string {
     const delta = this.decode(0).slice(this.#emittedLength);
     this.#emittedLength += delta.length;

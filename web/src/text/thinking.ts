@@ -1,4 +1,5 @@
-// What a chat's parameters say of the model's reasoning: the variables of its chat template, and a budget in tokens. See server_fallback/text/thinking.py.
+// Reads how a chat request controls reasoning: variables of the chat template, and a budget in tokens. See
+// server_fallback/text/thinking.py.
 
 import { RequestError } from "../errors.js";
 import type { Reasoning } from "./reasoning.js";

@@ -1,4 +1,5 @@
-// The tokenizer of a bundle's tokenizer.json: text and chats to token ids and back, by Hugging Face's own package; and the bytes of each token.
+// The tokenizer of a bundle's tokenizer.json: text and chats to token ids and back, by Hugging Face's own package; and
+// the bytes of each token.
 
 import { Tokenizer as Backend } from "@huggingface/tokenizers";
 
@@ -27,8 +28,8 @@ interface TokenizerJson {
 }
 
 /**
- * Control tokens are the special added tokens, the named ones such as eos, and the markers that the chat template spells out. Text never becomes one unless
- * the caller asks for it: the chat template writes them.
+ * Control tokens are the special added tokens, the named ones such as eos, and the markers that the chat template
+ * spells out. Text never becomes one unless the caller asks for it: the chat template writes them.
  */
 export class Tokenizer {
   readonly #controls: ControlTokens;
@@ -89,8 +90,8 @@ export class Tokenizer {
   }
 
   /**
-   * The token ids of a text. Control tokens that it spells out are split into the tokens of their text, or without ``splitSpecialTokens`` become single
-   * ones. Throws RequestError for a text that cannot be split.
+   * The token ids of a text. Control tokens that it spells out are split into the tokens of their text, or without
+   * ``splitSpecialTokens`` become single ones. Throws RequestError for a text that cannot be split.
    */
   encode(text: string, addSpecialTokens = true, splitSpecialTokens = true): readonly number[] {
     const options = { add_special_tokens: addSpecialTokens };
@@ -109,13 +110,14 @@ export class Tokenizer {
     }
     if (!addSpecialTokens || bos === undefined || addBos === null) return ids;
     if (addBos) return ids[0] === bos ? ids : [bos, ...ids];
-    // tokenizer.json puts a bos token first, add_bos_token forbids it: the latter wins, unless the text itself starts so.
+    // tokenizer.json puts a bos token first, add_bos_token forbids it: the latter wins, unless the text itself starts
+    // so.
     return ids[0] === bos && !startsWithBos ? ids.slice(1) : ids;
   }
 
   /**
-   * The token ids of a chat's prompt. The template writes all special tokens itself, so none are added; those that messages and tools spell out are
-   * split. Throws RequestError.
+   * The token ids of a chat's prompt. The template writes all special tokens itself, so none are added; those that
+   * messages and tools spell out are split. Throws RequestError.
    */
   encodeChat(messages: readonly Message[], options: RenderOptions = {}): readonly number[] {
     if (this.#chatTemplate === null) {
@@ -140,7 +142,9 @@ export class Tokenizer {
     return ids;
   }
 
-  /** The text of token ids, without special tokens. Ids without a token, which a padded vocabulary has, give no text. */
+  /**
+   * The text of token ids, without special tokens. Ids without a token, which a padded vocabulary has, give no text.
+   */
   decode(ids: readonly number[]): string {
     const known = ids.filter((id) => !this.#specialIds.has(id) && this.#backend.id_to_token(id) !== undefined);
     return known.length === 0 ? "" : this.#backend.decode(known);

@@ -1,5 +1,5 @@
-// Tool calls in an answer, as they come. Pieces of text flow in, text and calls flow out in the order and form in which OpenAI's API streams them. How the
-// text is cut into pieces does not matter. What looks like a call and is none comes out as text.
+// Reads tool calls out of the streamed pieces of an answer, in the order and form in which OpenAI's API streams them.
+// How the text is cut into pieces does not matter. What looks like a call and is none comes out as text.
 
 import type { ToolFormat } from "./tools.js";
 
@@ -14,12 +14,16 @@ const PYTHON_TAG = "<|python_tag|>";
 const STRING = '"(?:[^"\\\\]|\\\\.)*"';
 // A call up to where its arguments begin.
 const HEAD = new RegExp(
-  `^\\s*\\{\\s*(?:"type"\\s*:\\s*"function"\\s*,\\s*)?"name"\\s*:\\s*(${STRING})\\s*,\\s*"(?:arguments|parameters)"\\s*:\\s*(?=\\{)`,
+  `^\\s*\\{\\s*(?:"type"\\s*:\\s*"function"\\s*,\\s*)?` +
+    `"name"\\s*:\\s*(${STRING})\\s*,\\s*"(?:arguments|parameters)"\\s*:\\s*(?=\\{)`,
 );
 const FIRST_KEY = new RegExp(`^\\s*\\{\\s*(${STRING})`);
 const KEYS = ["name", "type", "arguments", "parameters"];
 
-/** text: outside of calls. head: in one whose name is not known yet. arguments: in its arguments. tail: after those, before its end. */
+/**
+ * text: outside of calls. head: in a call whose name is not known yet. arguments: in its arguments. tail: after its
+ * arguments.
+ */
 type Mode = "text" | "head" | "arguments" | "tail";
 
 export class ToolCallStream {
@@ -164,7 +168,10 @@ export class ToolCallStream {
     return [{ type: "arguments", index: this.#calls - 1, text: this.take(length) }];
   }
 
-  /** What ends a call: its object's brace, and the tag. What a model writes there besides is dropped, as the call is out already. */
+  /**
+   * The end of a call: its object's closing brace, and the tag. Other text there is dropped, because the call was
+   * already emitted.
+   */
   private tail(ended: boolean): ToolCallEvent[] {
     if (this.format === "hermes") {
       const end = this.#held.indexOf(CLOSE);

@@ -1,11 +1,17 @@
 import Ajv from "ajv";
-import { expect, test } from "vitest";
+import { beforeAll, expect, test } from "vitest";
 
 import { RequestError } from "../../src/errors.js";
-import { demoGrammars, pick } from "./pick.js";
-import { REFUSED, SCHEMAS } from "./schemas.js";
+import { GrammarWasm } from "../../src/grammar/wasm.js";
+import { accepts } from "./accepts.js";
+import { VOCABULARY, demoGrammars, pick } from "./pick.js";
+import { ANSWERS, REFUSED, SCHEMAS } from "./schemas.js";
 
 const grammars = demoGrammars();
+let wasm: GrammarWasm;
+beforeAll(async () => {
+  wasm = await GrammarWasm.load(VOCABULARY);
+});
 
 test.each(Object.entries(SCHEMAS))("%s: every answer is valid, also where maxTokens ends it", async (_, schema) => {
   const validate = new Ajv({ schemaId: "auto", format: "full", unknownFormats: "ignore", logger: false }).compile(
@@ -23,6 +29,12 @@ test.each(Object.entries(SCHEMAS))("%s: every answer is valid, also where maxTok
     constraint.dispose();
     expect(validate(JSON.parse(text)), `${text}: ${JSON.stringify(validate.errors)}`).toBe(true);
   }
+});
+
+test.each(ANSWERS)("%s: right answers are accepted, wrong ones are rejected", (_, { schema, accepted, rejected }) => {
+  const takes = (texts: readonly string[]): boolean[] => accepts(wasm, { kind: "json_schema", schema }, texts);
+  expect(accepted.filter((_, index) => !takes(accepted)[index])).toEqual([]);
+  expect(rejected.filter((_, index) => takes(rejected)[index])).toEqual([]);
 });
 
 test.each(REFUSED)("%j is refused: %s", async (schema, message) => {

@@ -4,10 +4,11 @@ import fc from "fast-check";
 import { beforeAll, expect, test } from "vitest";
 
 import { DeviceError, RequestError } from "../../src/errors.js";
-import { GrammarCompiler, ebnf } from "../../src/grammar/index.js";
+import { GrammarCompiler } from "../../src/grammar/index.js";
 import { readVocabulary } from "../../src/grammar/vocabulary.js";
 import { GrammarWasm } from "../../src/grammar/wasm.js";
 import { byteFallbackTokenizer, byteLevelTokenizer } from "../text/tokenizers.js";
+import { accepts } from "./accepts.js";
 import { VOCABULARY, demoGrammars, pick } from "./pick.js";
 
 const grammars = demoGrammars();
@@ -16,18 +17,8 @@ beforeAll(async () => {
   wasm = await GrammarWasm.load(VOCABULARY);
 });
 
-/** Whether a grammar takes each of some texts as a whole. */
-function takes(source: Parameters<typeof ebnf>[0], texts: readonly string[]): boolean[] {
-  const grammar = wasm.compile(ebnf(source).text);
-  const taken = texts.map((text) => {
-    const matcher = wasm.matcher(grammar);
-    const whole = (text === "" || matcher.acceptText(text)) && matcher.complete();
-    matcher.dispose();
-    return whole;
-  });
-  grammar.delete();
-  return taken;
-}
+const takes = (source: Parameters<typeof accepts>[1], texts: readonly string[]): boolean[] =>
+  accepts(wasm, source, texts);
 
 const PATTERNS = [
   "a*b|c+",

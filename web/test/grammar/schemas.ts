@@ -2,8 +2,14 @@
 
 import { readFileSync } from "node:fs";
 
+interface Answers {
+  readonly schema: object;
+  readonly accepted: readonly string[];
+  readonly rejected: readonly string[];
+}
 interface Vectors {
   readonly schemas: Readonly<Record<string, unknown>>;
+  readonly answers: Readonly<Record<string, Answers>>;
   readonly refused: readonly (readonly [unknown, string])[];
 }
 const VECTORS = JSON.parse(
@@ -11,6 +17,9 @@ const VECTORS = JSON.parse(
 ) as Vectors;
 
 export const SCHEMAS = VECTORS.schemas;
+
+/** Schemas with JSON texts that they accept and reject. */
+export const ANSWERS = Object.entries(VECTORS.answers);
 
 /** Schemas that are refused, with a part of the message. What is written as {$text} is a text that is no JSON. */
 export const REFUSED = VECTORS.refused.map(([schema, message]): readonly [unknown, string] => [

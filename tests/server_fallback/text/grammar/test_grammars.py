@@ -316,7 +316,7 @@ def test_a_client_with_too_many_waiting_grammars_is_refused_and_whoever_leaves_f
             third = asyncio.create_task(grammars.constraints(RegexSource("b"), 1, "x", client="c"))
             await asyncio.sleep(0)
         assert len(await third) == 1
-        assert list(grammars._kept) == [RegexSource("b")]
+        assert list(grammars._cache) == [RegexSource("b")]
         grammars.close()
 
     run(ask())
@@ -396,7 +396,7 @@ def test_where_completions_take_too_long_the_grammar_alone_decides(
     for reply, kind in ((compiled, GrammarConstraint), (replace(compiled, closes=True), BoundedConstraint)):
         run(grammars.constraints(NULL, 1, "response_format"))
         tables = run(grammars._loaded())
-        constraint = tables.constraint(replace(grammars._kept[NULL], reply=reply), 9)
+        constraint = tables.constraint(replace(grammars._cache[NULL], reply=reply), 9)
         assert type(constraint) is kind
 
 

@@ -39,6 +39,16 @@ def test_every_answer_is_valid(grammar: Grammar, name: str) -> None:
             assert grammar.takes(compiled, answer)
 
 
+@pytest.mark.parametrize("name", VECTORS["answers"])
+def test_a_schema_accepts_and_rejects_answers(grammar: Grammar, name: str) -> None:
+    case = VECTORS["answers"][name]
+    compiled = grammar.compile(JsonSource(json.dumps(case["schema"])))
+    for text in case["accepted"]:
+        assert grammar.takes(compiled, text), text
+    for text in case["rejected"]:
+        assert not grammar.takes(compiled, text), text
+
+
 @pytest.mark.parametrize(("schema", "message"), VECTORS["refused"])
 def test_what_cannot_be_held_to_is_refused(schema: Any, message: str) -> None:
     text = schema["$text"] if isinstance(schema, dict) and "$text" in schema else json.dumps(schema)
@@ -85,6 +95,12 @@ def test_values_that_a_schema_allows_can_be_written(grammar: Grammar) -> None:
     assert not takes(members, '{"b": "x", "a": 1}')
     assert not takes(members, '{"a": 1}')
     assert takes({}, '{"a": [1.5e3, {"b": []}, "", true]}')
+
+
+def test_an_integer_bound_that_no_float_holds_is_accepted(grammar: Grammar) -> None:
+    compiled = grammar.compile(JsonSource(json.dumps({"type": "integer", "minimum": -(10**400), "maximum": 10**400})))
+    assert grammar.takes(compiled, "-123")
+    assert not grammar.takes(compiled, "1.5")
 
 
 def test_a_schema_too_large_or_too_deep_is_refused() -> None:
@@ -147,26 +163,17 @@ KEYWORDS = [
     "enum",
     "const",
     "$ref",
+    "$defs",
     "allOf",
     "anyOf",
     "oneOf",
-    "properties",
-    "required",
-    "additionalProperties",
     "items",
+    "prefixItems",
+    "maxItems",
     "a",
 ]
-KEYWORDS += [
-    "prefixItems",
-    "minimum",
-    "exclusiveMaximum",
-    "minLength",
-    "maxItems",
-    "pattern",
-    "format",
-    "$defs",
-    "patternProperties",
-]
+KEYWORDS += ["properties", "required", "additionalProperties", "patternProperties", "propertyNames", "pattern"]
+KEYWORDS += ["minimum", "exclusiveMaximum", "minLength", "format"]
 NAMES = st.sampled_from(["string", "integer", "object", "array", "a", "#", "#/$defs/a"])
 LEAVES = st.none() | st.booleans() | st.integers(-9, 9) | st.floats() | NAMES
 SCHEMAS = st.recursive(

@@ -1,0 +1,42 @@
+// Helpers that the rules of every JSON type share: choices, white space, and the checks of a keyword's value.
+
+import { RequestError } from "../errors.js";
+import type { RuleBook } from "./ebnf.js";
+import { alternatives } from "./ebnf.js";
+import type { Schema } from "./schema_merge.js";
+import { isObject, listOf } from "./schema_merge.js";
+
+/**
+ * Any one of the expressions that are not null; null if all are. Each has its own rule, so that xgrammar does not join
+ * two of them.
+ */
+export function choice(book: RuleBook, expressions: readonly (string | null)[]): string | null {
+  const ways = expressions.filter((expression) => expression !== null);
+  if (ways.length < 2) return ways[0] ?? null;
+  return alternatives(ways.map((way) => book.add("way", way)));
+}
+
+/**
+ * White space between JSON tokens: nothing, one space, or a new line with its indent. It is bounded, because a model
+ * could otherwise write spaces for ever.
+ */
+export function space(book: RuleBook): string {
+  return book.once("space", () => '"" | " " | "\\n" [ \\t]{0,20}');
+}
+
+export function countOf(value: unknown, missing: number, where: string): number {
+  if (value === undefined) return missing;
+  if (!Number.isInteger(value) || (value as number) < 0)
+    throw new RequestError(`${where} must be a whole number of at least 0`);
+  return value as number;
+}
+
+export function checkedList(value: unknown, where: string): readonly Schema[] {
+  if (value !== undefined && !Array.isArray(value)) throw new RequestError(`${where} must be a list`);
+  return listOf(value) as readonly Schema[];
+}
+
+export function checkedRecord(value: unknown, where: string): Record<string, unknown> {
+  if (value !== undefined && !isObject(value)) throw new RequestError(`${where} must be an object`);
+  return { ...value };
+}
