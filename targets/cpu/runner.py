@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.runtime.base_runner import Room
+from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, scratch_entries
 from nearfar.compiler.runtime.variant import choose_activation, choose_kernels
@@ -91,13 +91,13 @@ class CpuRunner(PlanRunner):
         self._arrays |= {name: aligned(table) for name, table in constant_tables(manifest).items()}
         entries = {**manifest.buffers, **manifest.states, **manifest.inputs, **scratch_entries(manifest)}
         for name, entry in entries.items():
-            room = self.room(entry, self.largest)
-            elements = math.prod(room.shape)
+            layout = self.layout(entry, self.largest)
+            elements = math.prod(layout.shape)
             if elements >= 2**31:
                 raise DeviceError(
                     f"{bundle.path}: {name} would have {elements:,} elements; ask for fewer pages or rows"
                 )
-            self._arrays[name] = zeros(room.shape, room.dtype)
+            self._arrays[name] = zeros(layout.shape, layout.dtype)
 
     # --- on the worker's thread ------------------------------------------------------------------------------------------------
 
@@ -125,8 +125,8 @@ class CpuRunner(PlanRunner):
             self._prepared[key] = self._library.prepare(calls), np.array(places, np.intp)
         return self._prepared[key]
 
-    def _read(self, name: str, room: Room) -> npt.NDArray[Any]:
-        return self._arrays[name].reshape(-1)[: int(np.prod(room.shape))].reshape(room.shape).copy()
+    def _read(self, name: str, layout: ArrayLayout) -> npt.NDArray[Any]:
+        return self._arrays[name].reshape(-1)[: int(np.prod(layout.shape))].reshape(layout.shape).copy()
 
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._arrays[name][slot] = values
@@ -138,7 +138,7 @@ class CpuRunner(PlanRunner):
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
-    """An array on a cache line, with room for a vector behind it. Pages that are never written take no memory."""
+    """An array on a cache line, with layout for a vector behind it. Pages that are never written take no memory."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.zeros(size + 2 * ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT

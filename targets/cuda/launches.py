@@ -67,7 +67,7 @@ class Launches:
         )
 
     def _arguments_of(self, plan: str, index: int, name: str) -> Arguments:
-        """A launch's parameters with the addresses set, room for the scalars behind them."""
+        """A launch's parameters with the addresses set, layout for the scalars behind them."""
         key = plan, index, name
         if key not in self._arguments:
             kernel, step = self._manifest.kernels[name], self._manifest.plan(plan).steps[index]

@@ -19,7 +19,7 @@ from nearfar.compiler.bundle.manifest import ITEM_BYTES, BufferEntry, Manifest
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.expr import Condition, evaluate
 from nearfar.compiler.runtime.batch import Batch
-from nearfar.compiler.runtime.plan_runner import constant_tables, room_of, scratch_entries
+from nearfar.compiler.runtime.plan_runner import constant_tables, layout_of, scratch_entries
 
 from .driver import Bytes, Driver
 
@@ -47,7 +47,7 @@ class DeviceMemory:
         for name, table in constant_tables(manifest).items():
             self.addresses[name] = driver.allocate(table.nbytes)
             driver.upload(self.addresses[name], table)
-        # A prefill has many more tokens than there are sequences, and need not find room where only decode steps come.
+        # A prefill has many more tokens than there are sequences, and need not find layout where only decode steps come.
         small = {f"scratch.{name}" for name in decode_scratch(manifest)}
         fewer = {**most, "S": min(most["S"], most["B"])}
         for name, entry in {**manifest.states, **manifest.buffers, **scratch_entries(manifest)}.items():
@@ -81,10 +81,10 @@ class DeviceMemory:
         return self._size_bytes(name, entry, self._most) // evaluate(entry.shape[0], self._most)
 
     def _size_bytes(self, name: str, entry: BufferEntry, most: Mapping[str, int]) -> int:
-        room = room_of(entry, self._activation, most)
-        elements = math.prod(room.shape)
+        layout = layout_of(entry, self._activation, most)
+        elements = math.prod(layout.shape)
         # Kernels index vectors of at least 4 bytes with 32-bit integers.
-        size = elements * ITEM_BYTES[room.dtype]
+        size = elements * ITEM_BYTES[layout.dtype]
         if size >= 4 << 31:
             raise DeviceError(
                 f"{self._manifest.model}: {name} would take {size >> 30} GiB, beyond what kernels index; ask for fewer pages"

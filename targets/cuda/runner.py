@@ -20,7 +20,7 @@ import numpy.typing as npt
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.runtime.base_runner import Room
+from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.variant import choose_activation
@@ -180,23 +180,25 @@ class CudaRunner(PlanRunner):
     def _output_bytes(self, plan: str) -> dict[str, int]:
         """Of each small output the most bytes, up to where the next output may begin."""
         entry = self.manifest.plan(plan)
-        rooms = {
-            role: self.room(entry.buffers[entry.outputs[role]], self.largest) for role in self._small_outputs(plan)
+        layouts = {
+            role: self.layout(entry.buffers[entry.outputs[role]], self.largest) for role in self._small_outputs(plan)
         }
-        return {role: -(-4 * int(np.prod(room.shape)) // ALIGNMENT) * ALIGNMENT for role, room in rooms.items()}
+        return {role: -(-4 * int(np.prod(layout.shape)) // ALIGNMENT) * ALIGNMENT for role, layout in layouts.items()}
 
     def _download_outputs(self, plan: str, staging: Bytes, dims: Mapping[str, int]) -> dict[str, Array]:
         entry, outputs, start = self.manifest.plan(plan), {}, 0
         for role, size in self._output_bytes(plan).items():
             name = entry.outputs[role]
-            room = self.room(entry.buffers[name], dims)
-            outputs[role] = staging[start : start + 4 * int(np.prod(room.shape))].view(room.dtype).reshape(room.shape)
+            layout = self.layout(entry.buffers[name], dims)
+            outputs[role] = (
+                staging[start : start + 4 * int(np.prod(layout.shape))].view(layout.dtype).reshape(layout.shape)
+            )
             self._driver.download(outputs[role], self._memory.addresses[name])
             start += size
         return outputs
 
-    def _read(self, name: str, room: Room) -> npt.NDArray[Any]:
-        array = np.empty(room.shape, room.dtype)
+    def _read(self, name: str, layout: ArrayLayout) -> npt.NDArray[Any]:
+        array = np.empty(layout.shape, layout.dtype)
         self._driver.download(array, self._memory.addresses[name])
         self._driver.wait(self._driver.record())
         return array

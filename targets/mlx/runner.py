@@ -15,7 +15,7 @@ from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.bundle.manifest import ExportManifest
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.quant import by_name
-from nearfar.compiler.runtime.base_runner import BaseRunner, Room
+from nearfar.compiler.runtime.base_runner import BaseRunner, ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Output
 from nearfar.compiler.runtime.host_sampler import HostSampler
 
@@ -82,8 +82,8 @@ class MlxRunner(BaseRunner[ExportManifest]):
         return self._sampler.choose(batch, rows)
 
     @property
-    def _slot_states(self) -> Mapping[str, Room]:
-        return self._sampler.rooms
+    def _slot_states(self) -> Mapping[str, ArrayLayout]:
+        return self._sampler.layouts
 
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._sampler.write(name, slot, values)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import KernelEntry, StepEntry
 from nearfar.compiler.ir.expr import evaluate
-from nearfar.compiler.runtime.base_runner import Room
+from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, scratch_entries
 from nearfar.compiler.runtime.variant import choose_kernels
@@ -87,12 +87,12 @@ class WebGPURunner(PlanRunner):
         compute.end()
         self._device.queue.submit([encoder.finish()])
 
-    def _read(self, name: str, room: Room) -> npt.NDArray[Any]:
-        size = int(np.prod(room.shape)) * np.dtype(room.dtype).itemsize
+    def _read(self, name: str, layout: ArrayLayout) -> npt.NDArray[Any]:
+        size = int(np.prod(layout.shape)) * np.dtype(layout.dtype).itemsize
         if not size:
-            return np.zeros(room.shape, room.dtype)
-        return np.frombuffer(self._device.queue.read_buffer(self._regions[name].buffer, 0, size), room.dtype).reshape(
-            room.shape
+            return np.zeros(layout.shape, layout.dtype)
+        return np.frombuffer(self._device.queue.read_buffer(self._regions[name].buffer, 0, size), layout.dtype).reshape(
+            layout.shape
         )
 
     def _write_row(self, name: str, slot: int, values: Array) -> None:
@@ -129,11 +129,11 @@ class WebGPURunner(PlanRunner):
         for name, table in constant_tables(manifest).items():
             self._upload(name, table)
         for name, entry in {**manifest.buffers, **manifest.states, **scratch_entries(manifest)}.items():
-            room = self.room(entry, self.largest)
-            size = round_up(int(np.prod(room.shape)) * np.dtype(room.dtype).itemsize, 16)
+            layout = self.layout(entry, self.largest)
+            size = round_up(int(np.prod(layout.shape)) * np.dtype(layout.dtype).itemsize, 16)
             self._regions[name] = Region(self._buffer(size, storage), 0, size)
-        rooms = {name: self.room(entry, self.largest) for name, entry in manifest.inputs.items()}
-        sizes = {name: round_up(4 * int(np.prod(room.shape)), 16) for name, room in rooms.items()}
+        layouts = {name: self.layout(entry, self.largest) for name, entry in manifest.inputs.items()}
+        sizes = {name: round_up(4 * int(np.prod(layout.shape)), 16) for name, layout in layouts.items()}
         self._places: dict[str, int] = {}
         end = 0
         for name, size in sizes.items():
