@@ -18,7 +18,7 @@ from ..bundle.manifest import EMBED, GENERATE, BufferEntry, InputEntry, KernelEn
 from ..errors import DeviceError
 from ..ir.expr import evaluate
 from ..ir.rope import rope_table
-from .base_runner import BaseRunner, ArrayLayout
+from .base_runner import ArrayLayout, BaseRunner
 from .batch import Array, Batch, FloatArray, Limits, Output, Result
 from .variant import stored_dtype
 
@@ -97,7 +97,8 @@ def layout_of(entry: BufferEntry, activation: str, dims: Mapping[str, int]) -> A
     # Check with Python's integers, which do not wrap around: later computations use 64 bits.
     if math.prod(layout.shape) > MAX_ELEMENTS:
         raise DeviceError(
-            f"an array of shape {list(layout.shape)} has more elements than any device holds; ask for fewer pages or rows"
+            f"an array of shape {list(layout.shape)} has more elements than any device holds; ask for fewer pages or "
+            f"rows"
         )
     return layout
 

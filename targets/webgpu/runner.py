@@ -1,7 +1,9 @@
-"""Runs a WebGPU bundle from Python, on wgpu: for tests, for `nearfar run` on desktops, and as the twin of the TypeScript runtime.
+"""Run a WebGPU bundle from Python, on wgpu: for tests, for `nearfar run` on desktops, and as the counterpart of the
+TypeScript runtime.
 
-Everything is allocated once: weights, pages, plan buffers at their largest, one arena for batch inputs and one for uniforms. A forward
-pass writes the two arenas, encodes all steps into one compute pass, submits once and reads the outputs.
+Everything is allocated once: weights, pages, plan buffers at their largest, one arena for batch inputs and one for
+uniforms. A forward pass writes the two arenas, encodes all steps into one compute pass, submits once and reads the
+outputs.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from nearfar.compiler.runtime.variant import choose_kernels
 
 from .device import MAX_GRID, features_of, find_adapter, for_naga, open_device
 
-# WebGPU wants offsets of bindings in multiples of 256 bytes.
+# WebGPU requires offsets of bindings to be multiples of 256 bytes.
 ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A range of a GPU buffer, as a binding takes it."""
+    """A range of a GPU buffer, for a binding."""
 
     buffer: Any
     offset: int
@@ -46,7 +48,7 @@ def check_machine(bundle: Bundle) -> None:
 
 
 class WebGPURunner(PlanRunner):
-    """``activation`` None takes the first dtype that the device can run. Raises DeviceError if it can run none."""
+    """``activation`` None means the first dtype that the device can run. Raises DeviceError if it cannot run any."""
 
     def __init__(self, bundle: Bundle, *, limits: Limits | None = None, activation: str | None = None) -> None:
         import wgpu
@@ -60,7 +62,8 @@ class WebGPURunner(PlanRunner):
         self._allocate(bundle)
         self._pipelines: dict[str, Any] = {}
         self._groups: dict[tuple[str, int, str], Any] = {}
-        # One slice of uniforms a kernel: they depend on the batch's dims alone, whichever step launches it.
+        # One slice of uniforms per kernel: they depend only on the batch's dims, not on the step that launches the
+        # kernel.
         self._slices = {name: index * ALIGNMENT for index, name in enumerate(self.manifest.kernels)}
         self._uniforms = self._buffer(ALIGNMENT * len(self._slices), self._flags.UNIFORM | self._flags.COPY_DST)
         self._uniform_values = np.zeros(ALIGNMENT // 4 * len(self._slices), np.int32)
@@ -156,7 +159,7 @@ class WebGPURunner(PlanRunner):
     # --- steps -----------------------------------------------------------------------------------------------------------------
 
     def _launches(self, plan: str, dims: Mapping[str, int]) -> Iterator[tuple[Any, Any, tuple[int, int, int]]]:
-        """Pipeline, bind group and workgroups of each kernel of a plan, its uniforms set."""
+        """Pipeline, bind group and workgroups of each kernel of a plan; writes its uniforms."""
         entry = self.manifest.plan(plan)
         chosen = choose_kernels(self.manifest, entry, self.activation, self._features, dims)
         for index, step in enumerate(entry.steps):
@@ -191,7 +194,7 @@ class WebGPURunner(PlanRunner):
 
 
 def spread(x: int, y: int) -> tuple[int, int, int]:
-    """Workgroups in x, y and z: a kernel takes z * gridDim.x + x, and WebGPU no more than 65,535 of each."""
+    """Workgroups in x, y and z: a kernel computes z * gridDim.x + x, and WebGPU allows at most 65,535 of each."""
     return min(x, MAX_GRID), y, -(-x // MAX_GRID)
 
 
