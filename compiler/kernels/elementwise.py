@@ -35,7 +35,7 @@ def gate(name: str, rows: Expr, columns: int, activation: str) -> Kernel:
 
 
 def gate_halves(name: str, rows: Expr, columns: int, activation: str) -> Kernel:
-    """``columns`` are those of the result."""
+    """``columns`` is the number of columns of the result."""
     kernel = KernelBuilder(name)
     x = kernel.buffer("x", (rows, 2 * columns), "float32")
     return each_column(
