@@ -1,12 +1,15 @@
 """The rewrites of the graph, in order. All but the last preserve what the graph computes; they determine the number of
 dispatches per token.
 
-fuse_gate_up gate and up projections and their activation -> one gated projection fuse_projections projections of the
-same input (q, k, v) -> one projection, sliced fuse_rope_append slices, q/k norm, rotation, KV append -> one step
-fuse_attention that step, then attention over the same pages -> one step fuse_residual projection, then residual
-addition -> one projection fuse_norm RMSNorm, then projection -> one projection that normalizes its input as it reads it
-add_lora projections -> each followed by a LoRA adapter's change, if requested split_large a weight larger than a
-binding -> parts by rows quantize_kv KV pages of activations -> of 8-bit integers, if requested
+fuse_gate_up      gate and up projections and their activation  -> one gated projection
+fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
+fuse_rope_append  slices, q/k norm, rotation, KV append         -> one step
+fuse_attention    that step, then attention over the same pages -> one step
+fuse_residual     projection, then residual addition            -> one projection
+fuse_norm         RMSNorm, then projection                      -> one projection that normalizes its input
+add_lora          projections                                   -> each followed by a LoRA adapter, if requested
+split_large       a weight larger than a binding                -> parts by rows
+quantize_kv       KV pages of activations                       -> of 8-bit integers, if requested
 """
 
 from __future__ import annotations

@@ -78,8 +78,9 @@ class Forward:
             for name, constant in graph.constants.items()
         }
         self._ops: dict[str, Callable[[Node, dict[str, Any]], Any]] = {
-            "embed": self._embed, "take_rows": self._take_rows, "slice_columns": self._slice_columns, "rms_norm": self._rms_norm,
-            "linear": self._linear, "add": self._add, "gate": self._gate, "gate_halves": self._gate_halves, "rope": self._rope,
+            "embed": self._embed, "take_rows": self._take_rows, "slice_columns": self._slice_columns,
+            "rms_norm": self._rms_norm, "linear": self._linear, "add": self._add, "gate": self._gate,
+            "gate_halves": self._gate_halves, "rope": self._rope,
         }  # fmt: skip
 
     def run(self, inputs: Mapping[str, Any], spans: Sequence[Span], pages: Pages) -> Any:

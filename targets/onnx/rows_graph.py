@@ -8,7 +8,7 @@ computed.
     input_ids (batch, sequence) int64
     seqlens_k (batch,) int32                tokens of each row, past and new, less one
     total_sequence_length () int32          the most that any row has
-    sample_rows (rows,) int64               the tokens whose logits are requested, as indices of all new tokens, row by row
+    sample_rows (rows,) int64               the tokens whose logits are requested, by their index among all new tokens
     past_key_values.N.key, .value
     -> logits (rows, 1, vocab) float32, present.N.key, .value
 """
