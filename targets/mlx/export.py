@@ -1,7 +1,8 @@
 """Export for MLX: write a folder that mlx-lm loads unchanged.
 
-config.json, tokenizer files `config.py` model.safetensors (or shards) `packing.py`, `shards.py`; tensors and their
-names are the checkpoint's, which mlx-lm uses too model.safetensors.index.json
+config.json, tokenizer files       `config.py`
+model.safetensors (or shards)      `packing.py`, `shards.py`; tensors have the checkpoint's names, which mlx-lm uses too
+model.safetensors.index.json
 """
 
 from __future__ import annotations

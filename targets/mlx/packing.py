@@ -1,7 +1,8 @@
 """Packing: convert a parameter to its MLX tensors, row by row.
 
 Rows of a float32 matrix become the input of MLX's `quantized_matmul`: for each group of g weights along a row,
-w = code * scale + bias. Codes and scales are those of `quant/`, whose w = (code - zero) * scale makes the bias -zero * scale.
+w = code * scale + bias. Codes and scales are those of `quant/`, whose
+w = (code - zero) * scale makes the bias -zero * scale.
 
     <name>.weight  (N, K * bits / 32) uint32: element i of a word in its bits [i * bits, (i + 1) * bits)
     <name>.scales, <name>.biases  (N, K / g), in the activations' dtype, as are norms, biases and dense matrices
