@@ -1,8 +1,8 @@
 """attention over pages for any batch: the plain kernel. It supports every even head_dim and all options of `Scores`.
 
 One workgroup: one query head of one new token; keys in tiles of 64 from the first to the last visible one, with a
-running softmax (Milakov & Gimelshein 2018), all sums float32. One thread: the score of one key of a tile, then one or
-more vectors of the weighted values.
+running softmax (Milakov & Gimelshein 2018), all sums float32.
+One thread: the score of one key of a tile, then one or more vectors of the weighted values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The second kernel of a split attention_decode: combine each head's weighted values of all ranges of keys, as if they
 were one range.
 
-One thread: one vector of one query head of one sequence. Needs: S == B.
+One thread: one vector of one query head of one sequence.
+Needs: S == B.
 """
 
 from __future__ import annotations

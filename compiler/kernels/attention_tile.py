@@ -2,9 +2,9 @@
 
 One workgroup: one query head of ``rows`` new tokens; keys in tiles from the first to the last that any of those tokens
 sees, with a running softmax (Milakov & Gimelshein 2018), all sums float32. If the rows belong to several sequences, it
-processes these in turn and masks the other rows. One thread: a few scores of a tile, for rows and keys a stride apart;
-then one vector of the result for a few rows. Needs: ascending positions within a sequence; ``keys`` a multiple of the
-page, or a part of it.
+processes these in turn and masks the other rows.
+One thread: a few scores of a tile, for rows and keys a stride apart; then one vector of the result for a few rows.
+Needs: ascending positions within a sequence; ``keys`` a multiple of the page, or a part of it.
 """
 
 from __future__ import annotations

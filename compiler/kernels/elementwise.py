@@ -1,6 +1,7 @@
 """add, gate and gate_halves: one result from one element of each operand.
 
-One thread: one column of one row. One workgroup: 128 columns of one row.
+One thread: one column of one row.
+One workgroup: 128 columns of one row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """embed: rows of a packed table by token id, or by the token last sampled in a slot.
 
-One thread: 8 columns of one row. One workgroup: 64 threads, 512 columns.
+One thread: 8 columns of one row.
+One workgroup: 64 threads, 512 columns.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """linear and gated_linear for few rows: matrix times vector, each sum folded by the threads of one subgroup.
 
-One subgroup: ``rows`` weight rows at a time; its threads divide the columns among themselves, block by block. One
-workgroup: ``groups * rows`` outputs of one input row, which is read through workgroup memory, one tile at a time.
+One subgroup: ``rows`` weight rows at a time; its threads divide the columns among themselves, block by block.
+One workgroup: ``groups * rows`` outputs of one input row, which is read through workgroup memory, one tile at a time.
 Needs: subgroups, and in WGSL the language feature subgroup_id.
 
 The kernel is correct for subgroups of any size. WGSL does not specify which threads of a workgroup form a subgroup, so

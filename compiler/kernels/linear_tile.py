@@ -2,10 +2,12 @@
 workgroup.
 
 One thread: some quads of input rows by one quad of weight rows, summed in float32 registers; a quad of rows is a
-vector. One workgroup: ``depth`` columns of both operands at a time are loaded into workgroup memory, transposed so that
-a vector holds one column of four rows; weights are dequantized once for all input rows of the tile. For a gated
-projection, each quad of weight rows is two rows of the gate and the two corresponding rows of the up projection. Needs:
-workgroup memory for both tiles, 8 KB for 64 by 64 results and 16 columns in float32; shader-f16 if a tile is float16.
+vector.
+One workgroup: ``depth`` columns of both operands at a time are loaded into workgroup memory, transposed so that a
+vector holds one column of four rows; weights are dequantized once for all input rows of the tile. For a gated
+projection, each quad of weight rows is two rows of the gate and the two corresponding rows of the up projection.
+Needs: workgroup memory for both tiles, 8 KB for 64 by 64 results and 16 columns in float32; shader-f16 if a tile is
+float16.
 """
 
 from __future__ import annotations

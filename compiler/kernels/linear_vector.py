@@ -1,9 +1,10 @@
 """linear and gated_linear for few rows: matrix times vector, the sums folded in workgroup memory.
 
 One thread: every ``lanes``-th block of 16 bytes of ``rows`` weight rows at once, so each input value is read once for
-all of them. One workgroup: ``threads / lanes`` such groups of rows, for one input row, which is read through workgroup
-memory, one tile at a time. Needs: nothing beyond WebGPU's defaults. Sums are float32; an RMSNorm is fused as a sum of
-squares.
+all of them.
+One workgroup: ``threads / lanes`` such groups of rows, for one input row, which is read through workgroup memory, one
+tile at a time.
+Needs: nothing beyond WebGPU's defaults. Sums are float32; an RMSNorm is fused as a sum of squares.
 """
 
 from __future__ import annotations

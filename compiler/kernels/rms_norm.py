@@ -1,7 +1,7 @@
 """rms_norm: groups of columns scaled to unit root mean square, then each column by its weight.
 
-One workgroup: one group of one row. One thread: every 64th column of the group; then the threads' sums of squares are
-added up.
+One workgroup: one group of one row.
+One thread: every 64th column of the group; then the threads' sums of squares are added up.
 """
 
 from __future__ import annotations

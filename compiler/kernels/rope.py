@@ -1,6 +1,7 @@
 """rope: rotate the first elements of each head by position; the rest of the head is unchanged. Su et al. 2021.
 
-One workgroup: 64 elements of one new token. One thread: one element.
+One workgroup: 64 elements of one new token.
+One thread: one element.
 """
 
 from __future__ import annotations

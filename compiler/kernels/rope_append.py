@@ -1,7 +1,8 @@
 """rope_append: normalize and rotate q and k of a joint q/k/v projection, append keys and values to their pages, and
 return q.
 
-One workgroup: one head of one new token, of the H query, K key and K value heads. One thread: one vector of the head.
+One workgroup: one head of one new token, of the H query, K key and K value heads.
+One thread: one vector of the head.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """take_rows, slice_columns, and zeros, which clears a result that is written in parts.
 
-One thread: one column of one row. One workgroup: 64 columns of one row.
+One thread: one column of one row.
+One workgroup: 64 columns of one row.
 """
 
 from __future__ import annotations

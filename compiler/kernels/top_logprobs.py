@@ -1,8 +1,8 @@
 """top_logprobs: the most likely tokens of a row, best first, and their log-probabilities.
 
 One workgroup: one row. Each round finds the next best column: the first of the largest values below the previous
-round's, or equal to it at a later column. One thread: every 256th column, in rising order; then the threads' candidates
-are folded.
+round's, or equal to it at a later column.
+One thread: every 256th column, in rising order; then the threads' candidates are folded.
 """
 
 from __future__ import annotations

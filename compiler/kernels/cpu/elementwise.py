@@ -1,4 +1,5 @@
-"""Ops on single elements of rows: add, gate, gate_halves, slice_columns. One task: one row.
+"""Ops on single elements of rows: add, gate, gate_halves, slice_columns.
+One task: one row.
 
 Passes fuse these ops into projections, so these kernels are simple.
 """

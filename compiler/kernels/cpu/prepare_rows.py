@@ -6,8 +6,7 @@ columns (128 for 16-bit codes, 32 for 8-bit codes):
   codes (batch, groups + 1, words): words of two codes; the first two words hold columns 0 and 2, and 1 and 3, which is
     the order in which `integer_dot.py` unpacks weights. Levels that multiply bytes use words of four columns: for
     16-bit codes 8 words of high bytes, then 8 of low bytes; a code is high * 256 + low, both signed. The last
-    group is not
-    used: without it, rows of 2,048 columns would all compete for the same few lines of a cache
+    group is not used: without it, rows of 2,048 columns would all compete for the same few lines of a cache
   scales (batch, blocks): largest magnitude / largest code; for a normalized row times 1 / rms, so that codes are of
     x * norm alone
   offsets (batch, groups) int32: the negated contribution of the code for 0 to a group's dot product

@@ -2,11 +2,12 @@
 
 One workgroup: one query head of 64 new tokens; keys in tiles of 64 from the first to the last that any of those tokens
 sees, with a running softmax (Milakov & Gimelshein 2018; Dao 2023, FlashAttention-2). If the rows belong to several
-sequences, it processes these in turn and masks the other rows. One warp: 16 rows; their queries, scores and results
-stay in registers, as tensor cores spread them over threads. Keys are loaded into shared memory while the previous
-values are used, and values while scores are computed. Scores, sums and results are float32; queries and weights are
-rounded to the activations' 16 bits. Needs: sm_80; 16-bit activations; heads of a multiple of 32 elements, 128 at most;
-ascending positions within a sequence.
+sequences, it processes these in turn and masks the other rows.
+One warp: 16 rows; their queries, scores and results stay in registers, as tensor cores spread them over threads. Keys
+are loaded into shared memory while the previous values are used, and values while scores are computed. Scores, sums and
+results are float32; queries and weights are rounded to the activations' 16 bits.
+Needs: sm_80; 16-bit activations; heads of a multiple of 32 elements, 128 at most; ascending positions within a
+sequence.
 """
 
 from __future__ import annotations

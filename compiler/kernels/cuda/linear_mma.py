@@ -5,10 +5,11 @@ One warp: ``rows`` input rows by ``tiles`` times 8 outputs (of a gated projectio
 of these each of four neighbouring threads takes one chunk of 32 of a weight row, loads it as it lies in memory, and
 makes 16-bit floats of it in registers. The order of columns in a sum is free, so tensor cores are fed columns in the
 order in which weights come out of their words; rows16 puts its columns in the same order. Weights thus never pass
-through shared memory, and are loaded one step before they are used. One workgroup: ``column_warps`` warps side by side
-along the outputs, times ``depth_warps`` along the columns, whose sums are added at the end. Its input rows pass through
-shared memory, copied there asynchronously while the step before is computed. Needs: sm_80; 16-byte copies, so scratch
-at multiples of 16 bytes.
+through shared memory, and are loaded one step before they are used.
+One workgroup: ``column_warps`` warps side by side along the outputs, times ``depth_warps`` along the columns, whose
+sums are added at the end. Its input rows pass through shared memory, copied there asynchronously while the step before
+is computed.
+Needs: sm_80; 16-byte copies, so scratch at multiples of 16 bytes.
 """
 
 from __future__ import annotations
