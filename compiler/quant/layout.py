@@ -2,9 +2,9 @@
 back.
 
 "rows": (N, W), row after row.
-"tiles16": (ceil(N/16), W, 16), tiles of 16 rows. In each tile, element w of all rows is contiguous, so that one vector load reads the same columns of 16 rows. A word of q4's plane ``q`` is 8 columns and one
-of q8's 4, so an integer dot product instruction multiplies the bytes of 16 words by 4 activations. Rows beyond N are
-zeros.
+"tiles16": (ceil(N/16), W, 16), tiles of 16 rows. In each tile, element w of all rows is contiguous, so that one vector
+load reads the same columns of 16 rows. A word of q4's plane ``q`` is 8 columns and one of q8's 4, so an integer dot
+product instruction multiplies the bytes of 16 words by 4 activations. Rows beyond N are zeros.
 """
 
 from __future__ import annotations
