@@ -1,4 +1,4 @@
-"""What a step's kernels depend on, as templates take it: the same facts for every target."""
+"""The context of a step's kernels, in the form that templates accept: the same facts for every target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nearfar.compiler.runtime.variant import stored_dtype
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the kernels of a plan's steps depend on beside the step."""
+    """The information beyond the step itself on which the kernels of a plan's steps depend."""
 
     plan: Plan
     quantization: Quantization
@@ -31,7 +31,9 @@ class Context:
         return WeightFormat(self.quantization.kind, scales[0] if scales else "")
 
     def dtype_of(self, name: str, activation: str) -> str:
-        """The dtype of a buffer, an input or a state of the plan; of weights and constants that kernels read as numbers, float32."""
+        """The dtype of a buffer, an input or a state of the plan; float32 for weights and constants that kernels read
+        as numbers.
+        """
         plan = self.plan
         found = next(
             (table[name].dtype for table in (plan.buffers, plan.inputs, plan.states) if name in table), "float32"
@@ -39,20 +41,20 @@ class Context:
         return stored_dtype(activation) if found == "activation" else found
 
     def dtypes(self, step: Step, activation: str) -> dict[str, str]:
-        """The dtypes of x and y, as templates take them."""
+        """The dtypes of x and y, in the form that templates accept."""
         return {
             "x_dtype": self.dtype_of(step.inputs["x"], activation),
             "y_dtype": self.dtype_of(step.outputs["y"], activation),
         }
 
     def rows_and_columns(self, name: str) -> tuple[Expr, int]:
-        """The shape of an array whose columns the model fixes."""
+        """The shape of an array whose number of columns the model determines."""
         rows, columns = self.plan.shape_of(name)
         assert isinstance(columns, int), (name, columns)
         return rows, columns
 
     def sizes(self, name: str, *, start: int = 0) -> tuple[int, ...]:
-        """The shape of an array from the dimension ``start`` on, all of which the model fixes."""
+        """The dimensions of an array from ``start`` on, all of which the model determines."""
         return sizes(self.plan.shape_of(name)[start:])
 
     def projection(self, step: Step, activation: str) -> Projection:
@@ -79,7 +81,7 @@ class Context:
         kv, shape = attr(step, "kv"), self.plan.shape_of(step.inputs["kv"])
         num_kv_heads, page_size = sizes(shape[2:4])
         head_dim = head_dim_of(shape, {"kv": kv})
-        # q is the step's input, its result, or, for a step that only appends, not there: then the group is one head.
+        # q is the step's input or its result. A step that only appends has no q; its group is one head.
         q = step.inputs.get("q") or next(iter(step.outputs.values()), None)
         (width,) = sizes(self.plan.shape_of(q)[1:]) if q else (num_kv_heads * head_dim,)
         return Heads(width // head_dim, num_kv_heads, head_dim, page_size, stored_dtype(activation), kv)
@@ -92,7 +94,7 @@ class Context:
         return Preparation(positions, 2 * half, attr(step, "eps"))
 
     def scores(self, step: Step) -> Scores:
-        """How an attention or rope_attention makes scores."""
+        """How an attention or rope_attention computes scores."""
         head_dim = head_dim_of(self.plan.shape_of(step.inputs["kv"]), {"kv": attr(step, "kv")})
         return Scores(
             scale=float(scale_of(head_dim, {"scale": attr(step, "scale")})),
@@ -104,11 +106,11 @@ class Context:
 
 
 def attr(step: Step, name: str) -> Any:
-    """The value of a step's attribute, its default if it is left out."""
+    """The value of a step's attribute, or its default if it is omitted."""
     return step.attrs.get(name, OPS[step.op].attrs[name].default)
 
 
 def sizes(shape: tuple[object, ...]) -> tuple[int, ...]:
-    """A shape that the model fixes, as ints."""
+    """A shape that the model determines, as ints."""
     assert all(isinstance(size, int) for size in shape), shape
     return shape  # type: ignore[return-value]

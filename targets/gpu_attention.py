@@ -1,7 +1,8 @@
-"""The variants of the attention ops on GPUs: for each step, the kernels that can run it, best first; the last row runs anywhere.
+"""The variants of the attention ops on GPUs: for each step, the kernels that can run it, best first; the last row runs
+anywhere.
 
-Targets share the rows and differ in numbers. Every row is correct for each batch that its structural condition allows, such as S == B, one
-new token of every sequence; bounds on sizes are preferences.
+Targets share the rows, with different numbers. Every row is correct for each batch that its structural condition
+allows, such as S == B, one new token of every sequence; bounds on sizes are preferences.
 """
 
 from __future__ import annotations
@@ -26,24 +27,26 @@ from nearfar.compiler.kernels.rope_append import rope_append
 from .context import Context, attr, sizes
 from .variant import KernelCall, Variant, for_activations, kernel
 
-# Every sequence has one new token, because none has fewer.
+# Every sequence has exactly one new token, because each has at least one.
 DECODE: Condition = ["==", "S", "B"]
-# Up to this many keys, one workgroup takes all of them, which costs less than ranges in parallel and one more dispatch.
+# Up to this number of keys, one workgroup reads all of them, which costs less than parallel ranges and another
+# dispatch.
 SHORT_CONTEXT = 256
 SHORT_DECODE: Condition = ["and", DECODE, ["<=", "T", SHORT_CONTEXT]]
-# Query heads of a decode workgroup at most.
+# The most query heads of a decode workgroup.
 MAX_DECODE_HEADS = 8
-# Threads that a workgroup of every target may have.
+# The threads that a workgroup can have on every target.
 MAX_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionNumbers:
-    """What differs between targets.
+    """The numbers that differ between targets.
 
-    ``splits``: keys of a range of decode attention, the default first. ``decode_threads``: (threads, keys of a tile), best first.
-    ``tiles``: (rows, keys) of prefill tiles, best first, of which ``max_tiles`` that fit are offered to batches of ``min_tile_rows`` rows
-    a sequence. ``tensor_cores``: whether kernels for CUDA's tensor cores may run.
+    ``splits``: keys of a range of decode attention, the default first. ``decode_threads``: (threads, keys of a tile),
+    best first. ``tiles``: (rows, keys) of prefill tiles, best first; the first ``max_tiles`` that fit are offered to
+    batches of at least ``min_tile_rows`` rows per sequence. ``tensor_cores``: whether kernels for CUDA's tensor cores
+    may run.
     """
 
     max_shared_bytes: int
@@ -56,7 +59,8 @@ class AttentionNumbers:
 
 
 def attention_rows(step: Step, context: Context, numbers: AttentionNumbers) -> tuple[Variant, ...]:
-    """The rows of a rope, append_kv, rope_append, attention or rope_attention, in the order in which a runtime tries them.
+    """The rows of a rope, append_kv, rope_append, attention or rope_attention, in the order in which a runtime tries
+    them.
 
     Raises UnsupportedModel for heads that no kernel can run.
     """
@@ -108,7 +112,7 @@ def decode_rows(heads: Heads, preparation: Preparation, scores: Scores, numbers:
 
 
 def decode_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -> DecodeOptions | None:
-    """As many of a kv head's query heads a workgroup as fit; of these the first sizes that fit."""
+    """The most query heads of a kv head per workgroup that fit, with the first sizes that fit."""
     for num_heads in range(min(heads.group, MAX_DECODE_HEADS), 0, -1):
         for threads, tile in numbers.decode_threads:
             options = DecodeOptions(num_heads, threads, tile, split)
@@ -120,7 +124,9 @@ def decode_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -
 def prefill_rows(
     heads: Heads, scores: Scores, numbers: AttentionNumbers, before: tuple[KernelCall, ...]
 ) -> list[Variant]:
-    """Any batch: tiles of rows if sequences have many, else row by row. ``before``: the kernels that leave q in scratch."""
+    """Any batch: tiles of rows if sequences have many, else row by row. ``before``: the kernels that write q to
+    scratch.
+    """
     facts = {"heads": heads, "scores": scores, "q_in_scratch": bool(before)}
     many: Condition = ["<=", ["mul", "B", numbers.min_tile_rows], "S"]
     if numbers.tensor_cores and attention_mma.supports(heads):

@@ -1,8 +1,8 @@
 """The variants that the GPU targets share: for each step, the kernels that can run it, best first.
 
-A target gives its numbers as data, and the rows of projections, which differ in more than numbers. A row is right for every batch that its
-structural condition allows, such as one new token of every sequence; bounds on sizes are preferences. The last row of every list runs on
-every device of the target.
+A target supplies its numbers as data, and its own rows of projections, which differ in more than numbers. A row is
+correct for every batch that its structural condition allows, such as one new token of every sequence; bounds on sizes
+are preferences. The last row of every list runs on every device of the target.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ VECTOR_THREADS = 128
 
 @dataclass(frozen=True, slots=True)
 class GpuNumbers:
-    """What differs between targets in the rows that they share.
+    """The numbers that differ between targets in the rows that they share.
 
-    Up to ``max_vector_rows`` input rows a matrix-vector kernel reads the weights once a row; beyond, a tile kernel reads them once for all
-    rows of a tile. A matrix of ``min_tall_rows`` rows has enough of them for every core with four a thread; a smaller one has two.
+    Up to ``max_vector_rows`` input rows, a matrix-vector kernel reads the weights once per row; above, a tile kernel
+    reads them once for all rows of a tile. A matrix of at least ``min_tall_rows`` rows occupies every core with four
+    rows per thread; a smaller one uses two.
     """
 
     max_vector_rows: int
@@ -67,13 +68,13 @@ def rows_of(step: Step, context: Context, activation: str, projection_rows: Proj
         return (Variant((KERNELS[step.op](step, context, activation),)),)
     facts = context.projection(step, activation)
     rows = projection_rows(facts, activation)
-    if not leaves_columns(step, context, facts):
+    if not leaves_columns_unwritten(step, context, facts):
         return rows
     before = kernel(zeros, rows=facts.batch, columns=facts.total_width, dtype=facts.y_dtype)
     return [replace(row, kernels=(before, *row.kernels)) for row in rows]
 
 
-# --- projections -------------------------------------------------------------------------------------------------------------------
+# --- projections ------------------------------------------------------------------------------------------------------
 
 
 def few_rows(facts: Projection, numbers: GpuNumbers) -> Condition:
@@ -88,7 +89,7 @@ def vector_shape(facts: Projection, numbers: GpuNumbers) -> VectorShape:
     """Up to 32 threads along the columns, so that small matrices still have enough workgroups."""
     blocks = -(-facts.columns // facts.weight.block_columns)
     lanes = min(32, max(8, power_of_two(blocks)))
-    # The smaller a block's part of a row, the more of them a thread loads before it uses any.
+    # The smaller a block's part of a row, the more blocks a thread loads before it uses any.
     unroll = min(32 // facts.weight.block_columns, 4, -(-blocks // lanes))
     rows = 4 if facts.weight_rows >= numbers.min_tall_rows and not facts.gated else 2
     return VectorShape(VECTOR_THREADS, lanes, rows, unroll)
@@ -98,8 +99,10 @@ def tile_row(facts: Projection, shape: TileShape, when: Condition = None, needs:
     return Variant((kernel(linear_tile, facts=facts, shape=shape),), when=when, needs=needs)
 
 
-def leaves_columns(step: Step, context: Context, facts: Projection) -> bool:
-    """Whether a projection starts a wider result of which the steps behind it do not write all columns. What remains must be zero."""
+def leaves_columns_unwritten(step: Step, context: Context, facts: Projection) -> bool:
+    """Whether a projection starts a wider result whose columns the following steps do not all write. The remaining
+    columns must be zero.
+    """
     if "into" in step.inputs or facts.total_width == facts.outputs:
         return False
     index = next(i for i, each in enumerate(context.plan.steps) if each is step)
@@ -117,7 +120,7 @@ def leaves_columns(step: Step, context: Context, facts: Projection) -> bool:
     return end < facts.total_width
 
 
-# --- ops with one kernel -----------------------------------------------------------------------------------------------------------
+# --- ops with one kernel ----------------------------------------------------------------------------------------------
 
 
 def embed_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001

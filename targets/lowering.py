@@ -1,4 +1,6 @@
-"""From the variants of a plan's steps to a `LoweredPlan`: the same for every target, except how its kernels are compiled."""
+"""From the variants of a plan's steps to a `LoweredPlan`: the same for every target, except how its kernels are
+compiled.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What became of the kernels: ``files`` by their path in the bundle, and each kernel's place in them by its name."""
+    """The compiled kernels: ``files`` by their path in the bundle, and each kernel's location in them by its name."""
 
     files: Mapping[str, bytes]
     kernels: Mapping[str, KernelSource]
@@ -34,7 +36,9 @@ def lower_steps(
     compile_kernels: Callable[[Mapping[str, KernelCall], Progress], Compiled],
     progress: Progress,
 ) -> LoweredPlan:
-    """``variants_of`` gives the rows of the step with an index, best first. ``compile_kernels`` builds and compiles kernels by name."""
+    """``variants_of`` returns the rows of the step with a given index, best first. ``compile_kernels`` builds and
+    compiles kernels by name.
+    """
     rows = [tuple(variants_of(index)) for index in range(len(plan.steps))]
     calls = {call.name: call for row in rows for variant in row for call in variant.kernels}
     compiled = compile_kernels(calls, progress)
@@ -59,7 +63,7 @@ def lower_steps(
 def source_of(
     call: KernelCall, built: Kernel, file: str, entry: str, buffers: Sequence[str], uniforms: Sequence[Expr]
 ) -> KernelSource:
-    """A kernel as a bundle lists it; ``buffers`` are roles in the order in which the compiled kernel takes them."""
+    """A kernel as a bundle lists it; ``buffers`` are roles in the order of the compiled kernel's parameters."""
     access = {each.role: each.access for each in built.bindings}
     return KernelSource(
         name=call.name,
@@ -76,13 +80,13 @@ def source_of(
 
 
 def binding(role: str, access: str) -> BindingEntry:
-    """The binding of a template's role, which has the plane of a packed weight behind a dot."""
+    """The binding of a template's role. The role of a packed weight has a dot and the plane at its end."""
     name, _, plane = role.partition(".")
     return BindingEntry(role=name, plane=plane or None, access=access)  # type: ignore[arg-type]
 
 
 def scratch_of(kernels: Iterable[KernelSource]) -> dict[str, BufferEntry]:
-    """The scratch buffers of all kernels, each as large as the largest use of it."""
+    """The scratch buffers of all kernels, each with the size of its largest use."""
     sizes: dict[str, list[Expr]] = {}
     for each in kernels:
         for name, elements in each.scratch.items():

@@ -1,4 +1,4 @@
-"""How many threads a runner on this machine's CPU takes."""
+"""The number of threads of a runner on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ PROCESSORS = Path("/sys/devices/system/cpu")
 
 
 def default_threads() -> int:
-    """What NEARFAR_THREADS says, or the cores that this process may use. Raises RequestError for no positive number."""
+    """The value of NEARFAR_THREADS, or the number of cores that this process may use. Raises RequestError unless it is
+    a positive number.
+    """
     text = os.environ.get(THREADS_VARIABLE, "")
     if not text:
         # Two threads of one core share its vector units, so each core gets one.
@@ -23,6 +25,6 @@ def default_threads() -> int:
 
 
 def core_of(processor: int) -> str:
-    """A name that a core's processors have in common."""
+    """A name that the processors of a core share."""
     siblings = PROCESSORS / f"cpu{processor}/topology/thread_siblings_list"
     return siblings.read_text() if siblings.is_file() else str(processor)

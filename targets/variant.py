@@ -1,6 +1,7 @@
-"""Variants: the ways to run a step on a target. A variant is one kernel or several; a kernel is its template and its frozen facts.
+"""Variants: the ways to run a step on a target. A variant is one kernel or several; a kernel is its template and its
+frozen facts.
 
-A kernel's name is made from its template and its facts and from nothing else, so equal facts mean an equal kernel.
+A kernel's name depends only on its template and its facts, so equal facts mean an equal kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class KernelCall:
         return f"{self.template.__name__}_{digest(self.plain_facts())}"
 
     def plain_facts(self) -> dict[str, Any]:
-        """The facts as JSON has them, for the manifest."""
+        """The facts as JSON values, for the manifest."""
         return {name: plain(value) for name, value in self.facts.items()}
 
     def build(self) -> Kernel:
@@ -39,7 +40,7 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """``kernels`` run one after the other. ``activation`` None fits every dtype, ``when`` None every batch.
+    """``kernels`` run one after the other. ``activation`` None matches every dtype, ``when`` None every batch.
 
     ``needs``: features of the device, or of its shading language.
     """
@@ -60,7 +61,9 @@ def kernel(template: Template, **facts: Any) -> KernelCall:
 
 
 def for_activations(rows: Mapping[str, Sequence[Variant]]) -> tuple[Variant, ...]:
-    """The rows of a step for each activation dtype in turn; rows that are the same for all of them stand once, for any."""
+    """The rows of a step for each activation dtype in turn; rows that are equal for all of them appear once, for any
+    dtype.
+    """
     first = next(iter(rows.values()))
     if all(each == first for each in rows.values()):
         return tuple(first)
@@ -68,7 +71,7 @@ def for_activations(rows: Mapping[str, Sequence[Variant]]) -> tuple[Variant, ...
 
 
 def plain(value: Any) -> Any:
-    """A fact as JSON has it. Raises TypeError for a value that JSON cannot hold."""
+    """A fact as a JSON value. Raises TypeError for a value that JSON cannot hold."""
     if is_dataclass(value) and not isinstance(value, type):
         return {name: plain(each) for name, each in asdict(value).items()}
     if isinstance(value, Mapping):

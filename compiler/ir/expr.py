@@ -1,12 +1,14 @@
 """Size and condition expressions: data that the compiler writes and every runtime evaluates.
 
-An expression is an int, the name of a dim ("S"), or a list ``[operator, operand, operand]`` such as ``["ceildiv", ["mul", "S", 16], 64]``.
-A condition is ``[comparison, expression, expression]`` or ``["and", condition, condition]``; ``None`` (null) is always true.
+An expression is an int, the name of a dim ("S"), or a list ``[operator, operand, operand]`` such as ``["ceildiv",
+["mul", "S", 16], 64]``. A condition is ``[comparison, expression, expression]`` or ``["and", condition, condition]``;
+``None`` (null) is always true.
 
-Dims: S new tokens, B sequences, R sampled rows, T longest context, L listed pages (entries of all page lists), P pages of the pool,
-N sequence slots, M places of LoRA adapters, A and W: R where any row's logits are adjusted, or the likeliest tokens wanted, else 0;
-G: S where any new token's sequence has an adapter, else 0;
-and of the model H query heads, K kv heads, D head dim, E hidden, F ffn, V vocab, which are plain ints by the time a plan exists.
+Dims: S new tokens, B sequences, R sampled rows, T longest context, L listed pages (entries of all page lists), P pages
+of the pool, N sequence slots, M slots of LoRA adapters. A is R if any row's logits are adjusted, else 0. W is R if the
+batch requests the most likely tokens, else 0. G is S if the sequence of any new token has an adapter, else 0. The
+model's dims are H query heads, K kv heads, D head dim, E hidden, F ffn, V vocab; they are plain ints by the time a plan
+exists.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Graph: one forward pass on a ragged batch, in SSA form with symbolic dims.
 
-An architecture's ``forward`` builds it op by op; passes rewrite it; `plan.py` turns it into buffers and steps. Values are named;
-a node reads named values through roles ("x", "weight") and defines new ones. States (KV pages, the tokens sampled last) are the
-exception to SSA: an op that writes to one does so in place, so the order of nodes counts. What an op means stands in `ops/`.
+An architecture's ``forward`` builds it op by op; passes rewrite it; `plan.py` turns it into buffers and steps. Values
+are named; a node reads named values through roles ("x", "weight") and defines new ones. States (KV pages, the tokens
+sampled last) are the exception to SSA: an op that writes to one does so in place, so the order of nodes counts. `ops/`
+defines what each op means.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows [start, stop) of a checkpoint's tensor; each element x is read as offset + factor * x."""
+    """Rows [start, stop) of a tensor in the checkpoint; each element x is read as offset + factor * x."""
 
     tensor: str
     start: int
@@ -37,7 +38,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A weight: the rows of its sources, stacked. A matrix (rows, columns) is quantized; a vector (columns is None) stays float32."""
+    """A weight: the rows of its sources, stacked. A matrix (rows, columns) is quantized; a vector (columns is None)
+    stays float32.
+    """
 
     name: str
     sources: tuple[Source, ...]
@@ -56,8 +59,8 @@ class Parameter:
 class Constant:
     """An array that every runtime computes for itself from a few numbers.
 
-    kind "rope": (positions, R/2, 2) float32, ``scale`` times the cosine and sine of position * inverse_frequency, computed in float64.
-    Attrs: inverse_frequencies (R/2 numbers) and scale.
+    kind "rope": (positions, R/2, 2) float32, ``scale`` times the cosine and sine of position * inverse_frequency,
+    computed in float64. Attrs: inverse_frequencies (R/2 numbers) and scale.
     """
 
     name: str
@@ -68,7 +71,9 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One application of an op. ``inputs`` and ``outputs`` map the op's roles to names. A graph's nodes leave out default attributes."""
+    """One application of an op. ``inputs`` and ``outputs`` map the op's roles to names. The nodes of a graph omit
+    attributes that equal their defaults.
+    """
 
     op: str
     inputs: Mapping[str, str]
@@ -76,17 +81,21 @@ class Node:
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
     def attr(self, name: str) -> Any:
-        """The value of an attribute, its default if it is left out."""
+        """The value of an attribute, or its default if the node omits it."""
         return self.attrs.get(name, OPS[self.op].attrs[name].default)
 
     def has_only(self, *, inputs: Collection[str] = (), attrs: Collection[str] = ()) -> bool:
-        """Whether a pass that knows these roles and attributes knows all about the node."""
+        """Whether the node has no other inputs and attributes than these, so that a pass that handles them handles all
+        of the node.
+        """
         return self.inputs.keys() <= set(inputs) and self.attrs.keys() <= set(attrs)
 
 
 @dataclass(slots=True)
 class Graph:
-    """``nodes`` in the order of execution. States (KV pages, what is kept by sequence slot) outlive a forward pass."""
+    """``nodes`` are in the order of execution. States (KV pages, and state stored by sequence slot) outlive a forward
+    pass.
+    """
 
     inputs: dict[str, Value] = field(default_factory=dict)
     states: dict[str, Value] = field(default_factory=dict)
@@ -122,10 +131,10 @@ class Graph:
         return users[0] if len(users) == 1 and name not in self.outputs.values() else None
 
     def add(self, op: str, inputs: Mapping[str, str | None], *, name: str = "", **attrs: Any) -> str:
-        """Append a node and return the name of its new value; inputs that are None are left out.
+        """Append a node and return the name of its new value; inputs that are None are omitted.
 
-        An op that only writes a state (append_kv) defines no value and takes no name. Results beyond the op's first are named after their
-        role, with ``name`` and a dot before it.
+        An op that only writes a state (append_kv) defines no value and needs no name. Further results of the op are
+        named ``name``, a dot, and their role.
         """
         given = {role: value for role, value in inputs.items() if value is not None}
         roles = OPS[op].results({role: self.shape_of(value) for role, value in given.items()}, attrs)
@@ -137,8 +146,8 @@ class Graph:
     def append(self, node: Node) -> None:
         """Append a node and define its outputs by the op's shape rule.
 
-        Raises ValueError for an op, input or attribute that is not declared, an input that is not defined, an output that is defined
-        already, and shapes that disagree.
+        Raises ValueError for an op, input or attribute that is not declared, an input that is not defined, an output
+        that is defined already, and shapes that disagree.
         """
         if node.op not in OPS:
             raise ValueError(f"op {node.op!r} is not declared; declared: {', '.join(OPS)}")
@@ -149,7 +158,8 @@ class Graph:
         results = op.results(shapes, attrs)
         if results.keys() != node.outputs.keys():
             raise ValueError(
-                f"{node.op}: outputs are {', '.join(node.outputs) or 'none'}; they must be {', '.join(results) or 'none'}"
+                f"{node.op}: outputs are {', '.join(node.outputs) or 'none'}; they must be "
+                f"{', '.join(results) or 'none'}"
             )
         for role, (shape, dtype) in results.items():
             name = node.outputs[role]
@@ -159,7 +169,7 @@ class Graph:
         self.nodes.append(Node(node.op, node.inputs, node.outputs, attrs))
 
     def kind_of(self, name: str) -> Kind:
-        """What a role must take to be given this name."""
+        """The kind of a named value; a role must accept this kind."""
         found = self.lookup(name)
         if isinstance(found, Value):
             return found.dtype
@@ -172,12 +182,16 @@ class Graph:
         return {name: node for node in self.nodes for name in node.outputs.values()}
 
     def replace(self, replaced: Mapping[int, Node | None], parameters: Iterable[Parameter] = ()) -> Graph:
-        """The graph with some nodes, given by ``id``, replaced by others or, if None, left out."""
+        """The graph with some nodes, identified by ``id``, replaced by others, or removed if the replacement is
+        None.
+        """
         nodes = (replaced.get(id(node), node) for node in self.nodes)
         return self.with_nodes([node for node in nodes if node is not None], parameters)
 
     def with_nodes(self, nodes: Iterable[Node], parameters: Iterable[Parameter] = ()) -> Graph:
-        """The same graph with other nodes, ``parameters`` added, and the parameters that no node reads any more left out."""
+        """The same graph with other nodes, ``parameters`` added, and the parameters that no node reads any more
+        removed.
+        """
         known = self.parameters | {parameter.name: parameter for parameter in parameters}
         graph = Graph(inputs=self.inputs, states=self.states, constants=self.constants, outputs=self.outputs)
         for node in nodes:

@@ -1,7 +1,8 @@
-"""Plan: a graph's values laid into buffers, and its nodes as an ordered list of steps. No device words.
+"""Plan: a graph's values assigned to buffers, and its nodes as an ordered list of steps. A plan does not depend on a
+device.
 
-Buffers are reused: a value's buffer is free again after its last reader, and a later value of the same shape and dtype takes it.
-A step's inputs and outputs name buffers, weights, constants or states; the names are unique over all four.
+Buffers are reused: a value's buffer is free again after its last reader, and a later value of the same shape and dtype
+can use it. A step's inputs and outputs name buffers, weights, constants or states; the names are unique over all four.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``outputs`` maps the graph's outputs ("logits", "next_token_ids", ..) to the buffers that hold them after the last step."""
+    """``outputs`` maps the graph's outputs ("logits", "next_token_ids", ..) to the buffers that hold them after the
+    last step.
+    """
 
     inputs: Mapping[str, Buffer]
     states: Mapping[str, Buffer]
@@ -54,37 +57,37 @@ def make_plan(graph: Graph, prefix: str = "buffer") -> Plan:
     last_use = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs.values()}
     last_use |= {name: len(graph.nodes) for name in graph.outputs.values()}
     buffers: dict[str, Buffer] = {}
-    place: dict[str, str] = {}
+    buffer_names: dict[str, str] = {}
     free: list[Buffer] = []
     steps = []
     for index, node in enumerate(graph.nodes):
         for name in node.outputs.values():
             value = graph.values[name]
             if "into" in node.inputs:
-                place[name] = place[node.inputs["into"]]
+                buffer_names[name] = buffer_names[node.inputs["into"]]
                 continue
             reused = next(
                 (buffer for buffer in free if (buffer.shape, buffer.dtype) == (value.shape, value.dtype)), None
             )
             if reused is not None:
                 free.remove(reused)
-                place[name] = reused.name
+                buffer_names[name] = reused.name
             else:
-                # A value that stays to the end keeps its own name; a passing one gets a number, for many values will share it.
+                # An output of the graph keeps its name. Other buffers are numbered, because many values share them.
                 own = name if name in graph.outputs.values() else f"{prefix}{len(buffers)}"
                 buffers[own] = Buffer(own, value.shape, value.dtype)
-                place[name] = own
+                buffer_names[name] = own
         steps.append(
             Step(
                 node.op,
-                {role: place.get(name, name) for role, name in node.inputs.items()},
-                {role: place[name] for role, name in node.outputs.items()},
+                {role: buffer_names.get(name, name) for role, name in node.inputs.items()},
+                {role: buffer_names[name] for role, name in node.outputs.items()},
                 node.attrs,
             )
         )
         ended = {name for name in node.inputs.values() if name in graph.values and last_use[name] == index}
-        # The storage of a part lives on in the whole.
-        free += [buffers[place[name]] for name in ended if name != node.inputs.get("into")]
+        # The next part reuses the storage of this part.
+        free += [buffers[buffer_names[name]] for name in ended if name != node.inputs.get("into")]
     return Plan(
         inputs={name: Buffer(name, value.shape, value.dtype) for name, value in graph.inputs.items()},
         states={name: Buffer(name, value.shape, value.dtype) for name, value in graph.states.items()},
@@ -92,12 +95,14 @@ def make_plan(graph: Graph, prefix: str = "buffer") -> Plan:
         weights=graph.parameters,
         buffers=buffers,
         steps=tuple(steps),
-        outputs={role: place[name] for role, name in graph.outputs.items()},
+        outputs={role: buffer_names[name] for role, name in graph.outputs.items()},
     )
 
 
 def join_plans(plans: Iterable[Plan]) -> Plan:
-    """The steps of all plans, one plan after the other: what has to be lowered for a bundle. A name means the same array in all plans."""
+    """The steps of all plans, one plan after the other: all steps that a bundle's kernels must cover. A name means the
+    same array in all plans.
+    """
     given = tuple(plans)
     return Plan(
         inputs=union(plan.inputs for plan in given),
@@ -114,9 +119,9 @@ Value = TypeVar("Value")
 
 
 def union(tables: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
-    """Tables as one, in which equal names mean equal values."""
-    whole: dict[str, Value] = {}
+    """Merge tables. A name that occurs in several must have the same value in each."""
+    merged: dict[str, Value] = {}
     for table in tables:
         for name, value in table.items():
-            assert whole.setdefault(name, value) == value, f"'{name}' has two meanings"
-    return whole
+            assert merged.setdefault(name, value) == value, f"'{name}' has two meanings"
+    return merged

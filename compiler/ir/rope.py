@@ -12,7 +12,9 @@ from .spec import RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> list[float]:
-    """theta^(-2i/R) for each pair i of R/2, scaled as the spec says; R is the rotated part of the head. Radians a position."""
+    """theta^(-2i/R) for each pair i of R/2, scaled as the spec requires, in radians per position. R is the width of the
+    rotated part of the head.
+    """
     rotated = rotary_dim(rope, head_dim)
     return [scale_frequency(rope, rope.theta ** (-2 * pair / rotated)) for pair in range(rotated // 2)]
 
@@ -27,7 +29,8 @@ def scale_frequency(rope: RopeSpec, frequency: float) -> float:
         return frequency
     if rope.scaling == "linear":
         return frequency / rope.factor
-    # llama3: waves that fit often into the original context stay, long ones stretch, those in between blend.
+    # llama3: wavelengths that fit many times into the original context are unchanged, long ones are stretched, and
+    # those in between are blended.
     turns = rope.original_max_position_embeddings * frequency / (2 * math.pi)
     if turns >= rope.high_freq_factor:
         return frequency
@@ -38,6 +41,8 @@ def scale_frequency(rope: RopeSpec, frequency: float) -> float:
 
 
 def rope_table(frequencies: Sequence[float], positions: int, scale: float = 1.0) -> npt.NDArray[np.float32]:
-    """(positions, R/2, 2): cosine and sine times ``scale``, computed in float64 so that far positions keep their precision."""
+    """(positions, R/2, 2): cosine and sine times ``scale``, computed in float64 so that far positions keep their
+    precision.
+    """
     angles = np.arange(positions)[:, None] * np.asarray(frequencies)[None, :]
     return (scale * np.stack([np.cos(angles), np.sin(angles)], axis=-1)).astype(np.float32)

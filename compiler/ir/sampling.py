@@ -1,7 +1,7 @@
-"""Choosing the next token from logits: what each setting means, in numpy, and where its random numbers come from.
+"""Choose the next token from logits: the definition of each setting, in numpy, and the random number generator.
 
-`ir/ops/` and every runtime choose as `choose_token` does, after `adjust_logits`; `tests/conformance/sampling.json` holds vectors. A row's
-settings are eight float32; which states of its slot apply is said by flags.
+`ir/ops/` and every runtime choose as `choose_token` does, after `adjust_logits`; `tests/conformance/sampling.json`
+holds vectors. A row's settings are eight float32. Flags select which states of its slot apply.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from ..errors import RequestError
 
 # Flags of a sampled row: which states of its slot apply to it.
 COUNTS, BIAS, MASK = 1, 2, 4
-# A token's count holds how often the answer has it in the low 16 bits, and above them whether the prompt has it.
+# The low 16 bits of a token's count are its number of occurrences in the answer. The next bit is set if it occurs in
+# the prompt.
 IN_PROMPT = 1 << 16
-# What a masked logit becomes: finite, and below all that a model computes.
+# The value of a masked logit: finite, and below every logit that a model computes.
 MASKED = np.float32(-3.0e38)
-# How many of the likeliest tokens are listed for a row that asks for alternatives, where the vocabulary has as many.
+# The number of most likely tokens listed for a row that requests alternatives, or the vocabulary size if that is
+# smaller.
 ALTERNATIVES = 20
 WORD = 0xFFFFFFFF
-# What mulberry32's state moves on by with every number.
+# The increment of mulberry32's state for each number.
 STRIDE = 0x6D2B79F5
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -33,8 +35,8 @@ IntArray = npt.NDArray[np.integer[Any]]
 class Settings(NamedTuple):
     """How one row's token is chosen; the order is that of the columns of the batch input `sample_settings`.
 
-    temperature 0 takes the largest logit, the first of equals. top_k 0, top_p 1 and min_p 0 keep all tokens, repetition_penalty 1 and the
-    other penalties 0 change nothing. ``draw`` is the random number, in [0, 1).
+    temperature 0 chooses the largest logit, the first of equals. top_k 0, top_p 1 and min_p 0 keep all tokens,
+    repetition_penalty 1 and 0 for the other penalties have no effect. ``draw`` is the random number, in [0, 1).
     """
 
     temperature: float = 0.0
@@ -53,9 +55,10 @@ GREEDY = Settings()
 def choose_token(logits: FloatArray, settings: Settings) -> int:
     """The next token of logits (V,).
 
-    Weights are exp((logit - max) / temperature). Kept are the top_k largest logits; of those the fewest largest whose weights reach top_p
-    of their sum; of those the ones of at least min_p times the largest weight. Logits equal to the last kept one are kept as well. The
-    token is the first, in the order of the vocabulary, at which the running sum of kept weights exceeds draw times their sum.
+    Weights are exp((logit - max) / temperature). The top_k largest logits are kept; of those, the fewest largest whose
+    weights reach top_p of their sum; of those, the ones whose weight is at least min_p times the largest weight. Logits
+    equal to the last one kept are kept as well. The token is the first, in the order of the vocabulary, at which the
+    running sum of kept weights exceeds draw times their sum.
     """
     if settings.temperature == 0:
         return int(np.argmax(logits))
@@ -79,11 +82,12 @@ def choose_token(logits: FloatArray, settings: Settings) -> int:
 def adjust_logits(
     logits: FloatArray, settings: Settings, flags: int, counts: IntArray, bias: FloatArray, mask: IntArray
 ) -> npt.NDArray[np.float32]:
-    """Logits (V,) after what the flags say, in this order.
+    """Logits (V,) after the adjustments that the flags select, in this order.
 
-    COUNTS: a token of prompt or answer has its logit divided by repetition_penalty where it is positive, else multiplied by it (Keskar et
-    al. 2019); then, n times in the answer, it loses n times frequency_penalty, and presence_penalty once. counts (V,), see IN_PROMPT.
-    BIAS: bias (V,) is added. MASK: tokens whose bit of mask (ceil(V / 32),) is not set become MASKED; the least significant bit is first.
+    COUNTS: the logit of a token in the prompt or answer is divided by repetition_penalty if it is positive, else
+    multiplied by it (Keskar et al. 2019). If the token occurs n > 0 times in the answer, n times frequency_penalty and
+    once presence_penalty are then subtracted. For counts (V,), see IN_PROMPT. BIAS: bias (V,) is added. MASK: tokens
+    whose bit of mask (ceil(V / 32),) is not set become MASKED; the least significant bit is first.
     """
     x: npt.NDArray[np.float32] = logits.astype(np.float32)
     if flags & COUNTS:
@@ -101,7 +105,9 @@ def adjust_logits(
 
 @dataclass(slots=True)
 class Sampler:
-    """One answer's settings, token by token. ``state`` starts as the seed, 0 to 2^32 - 1, and moves on with every token drawn."""
+    """One answer's settings, token by token. ``state`` starts as the seed, 0 to 2^32 - 1, and advances with every token
+    drawn.
+    """
 
     temperature: float = 0.0
     state: int = 0
@@ -119,7 +125,7 @@ class Sampler:
             raise RequestError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
 
     def next(self) -> Settings:
-        """The next token's settings; greedy ones need no number."""
+        """The next token's settings; greedy settings need no random number."""
         draw = self.draw() if self.temperature else 0.0
         return Settings(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, draw=draw)
 
@@ -135,9 +141,10 @@ def draw_at(seed: int, index: int) -> float: ...
 @overload
 def draw_at(seed: npt.NDArray[np.int64], index: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]: ...
 def draw_at(seed: Any, index: Any) -> Any:
-    """The ``index``-th number in [0, 1) of a seed's stream, as `Sampler` draws them one by one; of arrays, elementwise.
+    """The ``index``-th number in [0, 1) of a seed's stream, as `Sampler` draws them one by one. Arrays are processed
+    elementwise.
 
-    So the number of an answer's token does not depend on what else was drawn, or on whether the answer was started again.
+    So the random number for a token does not depend on other draws, or on whether the answer was restarted.
     """
     state = (seed + (index + 1) * STRIDE) & WORD
     t = ((state ^ (state >> 15)) * (state | 1)) & WORD

@@ -1,7 +1,7 @@
 """ModelSpec: the normalised hyper-parameters of a decoder, whatever file format they came from.
 
-Formats (`formats/`) find a checkpoint's configuration, an architecture (`arch/`) turns it into a ModelSpec, and from there on nobody
-looks at the original keys again. A ModelSpec is data: it goes into a bundle's manifest as JSON, field by field.
+Formats (`formats/`) find a checkpoint's configuration, and an architecture (`arch/`) turns it into a ModelSpec. Later
+stages never read the original keys. A ModelSpec is data: a bundle's manifest stores it as JSON, field by field.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any, Literal
 class RopeSpec:
     """Rotary position embedding of the rotate-half form. Su et al. 2021; "llama3" scaling as in Llama 3.1.
 
-    "linear" divides all frequencies by ``factor``; "llama3" divides the low ones and blends in between, by wavelength against
-    ``original_max_position_embeddings``. ``rotary_dim`` elements of each head are rotated, None for all of them.
+    "linear" divides all frequencies by ``factor``; "llama3" divides the low ones and blends in between, by wavelength
+    against ``original_max_position_embeddings``. ``rotary_dim`` elements of each head are rotated, None for all of
+    them.
     """
 
     theta: float
@@ -31,8 +32,8 @@ class RopeSpec:
 class ModelSpec:
     """A pre-norm decoder with grouped-query attention and a gated feed-forward. Sizes in elements.
 
-    ``windows`` has one entry a layer: how many tokens it sees, its own included, or None for all; empty if all layers see all tokens.
-    ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`.
+    ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is
+    empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`.
     """
 
     model_type: str
@@ -65,7 +66,9 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSpec:
-    """How a text's vector is made of the final norm's rows: that of its last token, scaled to length 1 where ``normalize`` says so."""
+    """How to compute a text's vector from the rows of the final norm: use the row of the last token, scaled to length 1
+    if ``normalize``.
+    """
 
     pooling: Literal["last_token"]
     normalize: bool

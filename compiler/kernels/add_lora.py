@@ -1,8 +1,8 @@
-"""add_lora: what a row's LoRA adapter adds to a projection's columns.
+"""add_lora: add the change of a row's LoRA adapter to a projection's columns.
 
-One workgroup: one row, 512 columns. Its threads first compute the row's products with all rows of A, by groups of 32 lanes along the
-columns of x, then each thread its columns of the result. A row without an adapter is computed with the first one and not stored, so that
-barriers stay out of branches.
+One workgroup: one row, 512 columns. Its threads first compute the row's products with all rows of A, in groups of 32
+lanes along the columns of x. Then each thread computes its columns of the result. A row without an adapter is computed
+with the first adapter but not stored, so that barriers stay out of branches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RANKS_AT_ONCE = 32
 def add_lora(
     name: str, columns: int, widths: Sequence[int], rank: int, x_dtype: str, y_dtype: str, eps: float | None
 ) -> Kernel:
-    """``widths`` as in `ops.add_lora`; ``eps`` is that of the norm, None if x is read as it is."""
+    """``widths`` as in `ops.add_lora`; ``eps`` is that of the norm, None if x is not normalized."""
     outputs, ranks = sum(widths), rank * len(widths)
     kernel = KernelBuilder(name, scalars=("G",))
     x = kernel.buffer("x", ("S", columns), x_dtype)

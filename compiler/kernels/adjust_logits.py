@@ -1,6 +1,7 @@
-"""adjust_logits: penalties, bias and mask of rows that ask for them; the other rows are copied.
+"""adjust_logits: apply penalties, bias and mask to the rows that request them, and copy the other rows.
 
-One thread: one column of one row. One workgroup: 256 columns.
+One thread: one column of one row.
+One workgroup: 256 columns.
 """
 
 from __future__ import annotations

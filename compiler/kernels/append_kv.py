@@ -1,6 +1,7 @@
-"""append_kv: store keys and values at the slots of their tokens, as the pages' format has them.
+"""append_kv: store keys and values at the slots of their tokens, in the format of the pages.
 
-One workgroup: one kv head of one new token's k or v. One thread: one vector of the head.
+One workgroup: one kv head of one new token's k or v.
+One thread: one vector of the head.
 """
 
 from __future__ import annotations

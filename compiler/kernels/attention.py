@@ -1,7 +1,8 @@
-"""attention over pages for any batch: the plain kernel. Any head_dim that is even, and all that `Scores` can hold.
+"""attention over pages for any batch: the plain kernel. It supports every even head_dim and all options of `Scores`.
 
-One workgroup: one query head of one new token; keys in tiles of 64 from the first to the last visible one, with a running softmax (Milakov
-& Gimelshein 2018), all sums float32. One thread: the score of one key of a tile, then one or more vectors of the weighted values.
+One workgroup: one query head of one new token; keys in tiles of 64 from the first to the last visible one, with a
+running softmax (Milakov & Gimelshein 2018), all sums float32.
+One thread: the score of one key of a tile, then one or more vectors of the weighted values.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ TILE = 64
 
 
 def attention(name: str, *, heads: Heads, scores: Scores, q_in_scratch: bool) -> Kernel:
-    """``q_in_scratch``: a kernel before this one, such as rope_append, left q there; else q is an input of the step."""
+    """``q_in_scratch``: an earlier kernel, such as rope_append, wrote q to scratch; else q is an input of the step."""
     kernel = KernelBuilder(name, scalars=("B",))
     phases = PlainAttention(kernel, heads, scores, q_in_scratch=q_in_scratch)
     phases.load_query()
@@ -45,7 +46,7 @@ class PlainAttention:
         self.query = kernel.shared("query", (heads.vectors,), heads.vector_dtype)
         self.tile_scores = kernel.shared("scores", (TILE,), "float32")
         self.weights = kernel.shared("weights", (TILE,), "float32")
-        # Vectors of the result that a thread adds up: thread, thread + TILE, and so on.
+        # The vectors of the result that a thread sums: thread, thread + TILE, and so on.
         self.slots = -(-heads.vectors // TILE)
 
     def load_query(self) -> None:
@@ -71,7 +72,7 @@ class PlainAttention:
         return (self.end_key - self.first_key + TILE - 1) // TILE
 
     def score_key(self, tile: Scalar) -> None:
-        """One key a thread."""
+        """Score one key per thread."""
         kernel, heads, thread = self.kernel, self.heads, self.thread
         key = kernel.let("key", self.first_key + tile * TILE + thread)
         kernel.barrier()
@@ -100,7 +101,7 @@ class PlainAttention:
             self.result[i] = self.result[i] * splat(correction, self.heads.lanes)
 
     def add_values(self, tile: Scalar) -> None:
-        """All of the tile's values, one vector of each or more a thread."""
+        """Add all values of the tile; each thread adds one or more vectors."""
         kernel, heads = self.kernel, self.heads
         with kernel.loop("j", minimum(TILE, self.end_key - self.first_key - tile * TILE)) as j:
             key = self.first_key + tile * TILE + j

@@ -1,15 +1,18 @@
-"""rope_attention if every sequence has one new token: norm, rotation, append and attention in one kernel. Row s is sequence s.
+"""rope_attention for batches in which every sequence has one new token: norm, rotation, append and attention in one
+kernel. Row s belongs to sequence s.
 
-One workgroup: the query heads of one kv head (a part of them if they are more than eight) of one sequence, so that each key and value is
-loaded once for all of them; with ``split``, a range of that many keys, whose largest score, sum and weighted values go to scratch for
-`attention_merge`. Ranges start at the first page that the window reaches. The workgroup whose range has the new token writes its key and
-value to the page and reads them from its own memory. Keys pass in tiles with a running softmax (Milakov & Gimelshein 2018; split: Dao et
-al. 2023, Flash-Decoding). Sums are float32.
-One thread: every nth key of a tile, whole, with all heads' scores and weights of it, so that no score is added up between threads and a
-query vector is loaded once for several keys; then a block of 16 bytes, or a part of one, of four consecutive values at a time.
+One workgroup: the query heads of one kv head (a part of them if they are more than eight) of one sequence, so that each
+key and value is loaded once for all of them; with ``split``, a range of ``split`` keys, whose largest score, sum and
+weighted values are written to scratch for `attention_merge`. Ranges start at the first page that the window reaches.
+The workgroup whose range has the new token writes its key and value to the page and reads them from its own memory.
+Keys are processed in tiles with a running softmax (Milakov & Gimelshein 2018; split: Dao et al. 2023, Flash-Decoding).
+Sums are float32.
+One thread: all elements of every nth key of a tile, with the scores and weights of all heads, so that threads need not
+combine scores and a query vector is loaded once for several keys; then a block of 16 bytes, or a part of one, of four
+consecutive values at a time.
 Needs: S == B; ``tile`` a multiple of the page and of the threads, ``split`` of the tile.
-Measured on lavapipe (a CPU adapter), one layer of 14 query heads and 2 kv heads of 64, 8,192 keys in ranges of 256: 5 ms of one core, in
-float16 and in 8-bit integers; 26 ms before, when several threads shared a key.
+Measured on lavapipe (a CPU adapter), one layer of 14 query heads and 2 kv heads of 64, 8,192 keys in ranges of 256: 5
+ms of one core, in float16 and in 8-bit integers; 26 ms before, when several threads shared a key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The end of a split attention_decode: each head's weighted values of all ranges of keys, as if they had been one range.
+"""The second kernel of a split attention_decode: combine each head's weighted values of all ranges of keys, as if they
+were one range.
 
-One thread: one vector of one query head of one sequence. Needs: S == B.
+One thread: one vector of one query head of one sequence.
+Needs: S == B.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def attention_merge(name: str, *, heads: Heads, window: int | None, split: int) 
     result = kernel.local("result", 1, heads.vector_dtype, fill=0)
     with kernel.when(item < items):
         head, index = kernel.let("head", item // vectors), kernel.let("index", item % vectors)
-        # Ranges beyond the end of this sequence hold what an earlier step left there.
+        # Ranges beyond the end of this sequence hold values of an earlier step.
         ranges = kernel.let("ranges", (positions[row] - first_page_key(heads, window, positions[row]) + split) // split)
         with kernel.loop("part", ranges) as part:
             largest[0] = maximum(largest[0], lane_of(partials[row, part, head, vectors], 0))

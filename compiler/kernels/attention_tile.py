@@ -1,8 +1,9 @@
 """attention over pages for many new tokens of a sequence: prefill.
 
-One workgroup: one query head of ``rows`` new tokens; keys in tiles from the first to the last that any of those tokens sees, with a running
-softmax (Milakov & Gimelshein 2018), all sums float32. If the rows belong to several sequences, it takes these in turn and masks the other
-rows. One thread: a few scores of a tile, for rows and keys a stride apart; then one vector of the result for a few rows.
+One workgroup: one query head of ``rows`` new tokens; keys in tiles from the first to the last that any of those tokens
+sees, with a running softmax (Milakov & Gimelshein 2018), all sums float32. If the rows belong to several sequences, it
+processes these in turn and masks the other rows.
+One thread: a few scores of a tile, for rows and keys a stride apart; then one vector of the result for a few rows.
 Needs: ascending positions within a sequence; ``keys`` a multiple of the page, or a part of it.
 """
 
@@ -40,12 +41,12 @@ class TileOptions:
 
 
 def padded_vectors(heads: Heads) -> int:
-    """Vectors of a query in workgroup memory, with zeros behind the last."""
+    """Vectors of a query in workgroup memory, padded with zeros."""
     return -(-heads.vectors // KEY_VECTORS) * KEY_VECTORS
 
 
 def attention_tile(name: str, *, heads: Heads, scores: Scores, options: TileOptions, q_in_scratch: bool) -> Kernel:
-    """``q_in_scratch``: a kernel before this one, such as rope_append, left q there; else q is an input of the step."""
+    """``q_in_scratch``: an earlier kernel, such as rope_append, wrote q to scratch; else q is an input of the step."""
     assert options.supports(heads), (options, heads)
     kernel = KernelBuilder(name, scalars=("B",))
     phases = TileAttention(kernel, heads, scores, options, q_in_scratch=q_in_scratch)
@@ -104,7 +105,7 @@ class TileAttention:
         self.value_rows = -(-rows // self.value_groups)
 
     def load_queries(self) -> None:
-        """Scale the queries into workgroup memory, start the softmax of each row, and give each thread its parts."""
+        """Scale the queries into workgroup memory, start the softmax of each row, and assign each thread its parts."""
         kernel, heads, thread = self.kernel, self.heads, self.thread
         rows, threads, padded = self.options.rows, self.options.threads, padded_vectors(heads)
         scale = splat(number(self.facts.scale, "float32"), heads.lanes)
@@ -149,7 +150,7 @@ class TileAttention:
             self.tile_pages[self.thread] = self.batch.page(own.first_page, first_key // page_size + self.thread)
 
     def multiply_keys(self, first_key: Scalar, count: Scalar) -> None:
-        """Multiply the thread's queries with its keys, which pass through workgroup memory part by part."""
+        """Multiply the thread's queries by its keys, which are loaded into workgroup memory part by part."""
         kernel = self.kernel
         for i in range(self.score_rows * self.score_keys):
             self.dots[i] = 0
@@ -172,7 +173,7 @@ class TileAttention:
                         self.dots[here] = self.dots[here] + own_query * own_keys[j]
 
     def mask_scores(self, own: SequenceRows, first_key: Scalar) -> None:
-        """Store the scores of keys that rows see, and the lowest for the others."""
+        """Store the scores of keys that rows see, and the lowest score for the others."""
         kernel, rows = self.kernel, self.options.rows
         for i in range(self.score_rows):
             row = self._row_of_score(i)
@@ -187,7 +188,9 @@ class TileAttention:
         kernel.barrier()
 
     def update_softmax(self) -> None:
-        """Turn scores into weights. A row of another sequence keeps its largest score, and its weights are 0."""
+        """Turn scores into weights. The largest score of a row of another sequence does not change, and its weights are
+        0.
+        """
         kernel, soft_row = self.kernel, self.soft_row
         self.best[0] = LOWEST
         for key, guard in self._soft_keys():
@@ -260,13 +263,13 @@ class TileAttention:
         return row if self.value_groups * self.value_rows == self.options.rows else minimum(row, self.options.rows - 1)
 
     def _soft_keys(self) -> list[tuple[Scalar, Scalar | bool]]:
-        """The keys of the thread's part of a row's softmax, and whether there is such a key."""
+        """The keys of the thread's part of a row's softmax, and whether each key exists."""
         keys, step = self.options.keys, self.threads_a_row
         places = [self.lane + i * step for i in range(-(-keys // step))]
         return [(key, True if keys % step == 0 else key < keys) for key in places]
 
     def _fold(self, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-        """Fold what the threads of each row left in ``fold_places``."""
+        """Combine the values of each row's threads in ``fold_places``."""
 
         def into(mine: Scalar, other: Scalar) -> None:
             self.fold_places[mine] = combine(self.fold_places[mine], self.fold_places[other])

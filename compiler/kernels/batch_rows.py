@@ -15,8 +15,8 @@ from .scores import first_key, first_page_key, last_key
 class SequenceRows:
     """The rows of a tile that belong to one sequence: from ``start`` to ``end``, counted from the tile's first row.
 
-    ``first_key`` and ``last_key`` are the first and last key that any of these rows sees, ``last`` is the position of the sequence's last
-    new token, and ``first_page`` is the index of its first page in the list of pages.
+    ``first_key`` and ``last_key`` are the first and last key that any of these rows sees, ``last`` is the position of
+    the sequence's last new token, and ``first_page`` is the index of its first page in the list of pages.
     """
 
     start: Scalar
@@ -46,7 +46,7 @@ class BatchRows:
         return self.page(first_page, key // self._heads.page_size)
 
     def sequence_of(self, row: Scalar) -> tuple[Scalar, Scalar | None]:
-        """The first page of a row's sequence, and the position of its last new token, None if that does not matter."""
+        """The first page of a row's sequence, and the position of its last new token, or None if that is not needed."""
         kernel = self._kernel
         # The row's sequence is the number of sequences that end at or before it.
         sequence = kernel.local("sequence", 1, "int32", fill=0)
@@ -58,7 +58,7 @@ class BatchRows:
     def sequences(self, first_row: Scalar, end_row: Scalar) -> Iterator[SequenceRows]:
         """A loop over the sequences of the rows of a tile."""
         kernel, scores = self._kernel, self._scores
-        # These end behind the tile's first row and start before its end.
+        # These sequences end after the tile's first row and start before its end.
         first_sequence, end_sequence = (
             kernel.local(each, 1, "int32", fill=0) for each in ("first_sequence", "end_sequence")
         )
@@ -82,7 +82,7 @@ class BatchRows:
             )
 
     def range_of(self, position: Scalar, last: Scalar | None) -> tuple[Scalar | int, Scalar]:
-        """The first key that the row at a position sees, and the one behind the last."""
+        """The first key that the row at a position sees, and the key after the last."""
         end = self._kernel.let("end_key", last_key(self._scores, position, last) + 1)
         return self._named("first_key", first_key(self._scores, position)), end
 

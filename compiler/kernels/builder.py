@@ -1,6 +1,7 @@
 """KernelBuilder: how a template writes one TIR function.
 
-A template is a Python function that declares buffers, takes a grid, and stores values; Python loops unroll, ``kernel.loop`` makes a loop.
+A template is a Python function that declares buffers and a grid, and stores values. Python loops are unrolled;
+``kernel.loop`` creates a loop.
 
     kernel = KernelBuilder("double")
     x = kernel.buffer("x", ("S", 8), "float32")
@@ -10,8 +11,8 @@ A template is a Python function that declares buffers, takes a grid, and stores 
     y[row, column] = x[row, column] * 2.0
     return kernel.finish()
 
-Sizes and grids are the expressions of `expr.py`; the same data goes into the bundle, so a runtime computes the grid that the kernel
-assumes.
+Sizes and grids are expressions as in `expr.py`. The bundle contains the same expressions, so a runtime computes the
+grid that the kernel assumes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from ..ir.expr import Expr
 Scalar: TypeAlias = Any
 Index: TypeAlias = Any
 
-# Calls without arguments that stand for built-in values, which TVM does not know; a target writes what it has in their place.
+# Calls without arguments that represent built-in values, which TVM does not support; a target replaces them with its
+# own.
 SUBGROUP_ID = "subgroup_id_value"
 NUM_SUBGROUPS = "num_subgroups_value"
 
@@ -42,7 +44,8 @@ NUM_SUBGROUPS = "num_subgroups_value"
 class Binding:
     """A buffer that a kernel reads or writes.
 
-    ``role`` is the step's role, with ".q" or ".s" for one plane of a packed weight, or "scratch." and the name of a scratch buffer.
+    ``role`` is the step's role, with ".q" or ".s" for one plane of a packed weight, or "scratch." and the name of a
+    scratch buffer.
     """
 
     role: str
@@ -51,10 +54,11 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A TIR function before lowering, and what a runtime must know to launch it.
+    """A TIR function before lowering, and the information that a runtime needs to launch it.
 
-    ``grid`` counts workgroups in x and y; ``scratch`` gives the float32 elements of each scratch buffer that the kernel binds.
-    ``subgroups``: it uses `KernelBuilder.subgroup`. ``scalars``: of a kernel for CPUs, the dims that it takes behind its buffers.
+    ``grid`` counts workgroups in x and y; ``scratch`` gives the float32 elements of each scratch buffer that the kernel
+    binds. ``subgroups``: it uses `KernelBuilder.subgroup`. ``scalars``: for CPU kernels, the dims that follow the
+    buffers in the parameters.
     """
 
     name: str
@@ -70,9 +74,10 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Subgroup:
-    """A thread's subgroup: its number among the workgroup's ``count``, the thread's place in it, and how many threads it has.
+    """A thread's subgroup: its index among the workgroup's ``count``, the thread's index in it, and its number of
+    threads.
 
-    Numbers and places are 0, 1, 2 and so on without gaps; which threads are together is the device's choice.
+    Indices are 0, 1, 2 and so on without gaps; the device chooses which threads form a subgroup.
     """
 
     index: Scalar
@@ -81,12 +86,16 @@ class Subgroup:
     size: Scalar
 
     def sum(self, value: Scalar) -> Scalar:
-        """The sum over the subgroup, given to all its threads. Store it before use, and never inside divergent code."""
+        """The sum over the subgroup, returned to all its threads. Store it before use, and never inside divergent
+        code.
+        """
         return tirx.call_extern(str(value.ty), "subgroupAdd", value)
 
 
 class Array:
-    """A buffer inside a kernel: ``a[i, j]`` reads, ``a[i, j] = v`` writes, with a Python number taken in the buffer's dtype."""
+    """A buffer inside a kernel: ``a[i, j]`` reads, ``a[i, j] = v`` writes, and converts Python numbers to the buffer's
+    dtype.
+    """
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
@@ -102,14 +111,14 @@ class Array:
 
 class KernelBuilder:
     def __init__(self, name: str, *, scalars: tuple[str, ...] = ()) -> None:
-        """``scalars`` are the dims that the kernel's body uses and no buffer has as the whole of an extent."""
+        """``scalars`` are the dims that the kernel's body uses and that are not by themselves an extent of a buffer."""
         self.name = name
         self._frames = ExitStack()
         self._builder = IRBuilder()
         self._frames.enter_context(self._builder)
         self._frames.enter_context(script.prim_func(s_tir=True))
         script.func_name(name)
-        # Arguments never overlap: a plan gives every output of a step storage of its own.
+        # Arguments never overlap: a plan gives every output of a step separate storage.
         script.func_attr({"global_symbol": name, "tirx.noalias": True, "tirx.is_scheduled": True})
         self._dims: dict[str, Any] = {dim: script.arg(dim, tirx.Var(dim, "int32")) for dim in scalars}
         self._bindings: list[Binding] = []
@@ -120,7 +129,9 @@ class KernelBuilder:
         self._subgroups = False
 
     def buffer(self, role: str, shape: tuple[Expr, ...], dtype: str, *, write: bool = False) -> Array:
-        """Declare an argument. A dtype such as "float32x4" makes every element a vector, and ``shape`` counts vectors."""
+        """Declare an argument. A dtype such as "float32x4" makes every element a vector, and ``shape`` counts
+        vectors.
+        """
         name = role.replace(".", "_")
         handle = script.arg(f"{name}_handle", script.handle())
         buffer = script.match_buffer(handle, tuple(self.size(extent) for extent in shape), dtype)
@@ -129,7 +140,9 @@ class KernelBuilder:
         return Array(buffer)
 
     def scratch(self, name: str, shape: tuple[Expr, ...], dtype: str, *, write: bool = False) -> Array:
-        """Declare a buffer by which a variant's kernels pass values of 32 bits to the next; all steps share it."""
+        """Declare a buffer through which a variant's kernel passes 32-bit values to the next kernel; all steps share
+        it.
+        """
         base, _, lanes = dtype.partition("x")
         assert base in ("float32", "uint32"), dtype
         elements: Expr = int(lanes or 1)
@@ -152,7 +165,7 @@ class KernelBuilder:
         return operators[str(operator)](self.size(left), self.size(right))
 
     def grid(self, x: Expr, y: Expr = 1) -> tuple[Scalar, Scalar]:
-        """Launch over x times y workgroups; the workgroup's coordinates. x may exceed 65,535, y may not."""
+        """Launch x times y workgroups and return the workgroup's coordinates. x may exceed 65,535, y may not."""
         self._grid = (x, y)
         return self._bind("blockIdx.x", x, "group_x"), self._bind("blockIdx.y", y, "group_y")
 
@@ -162,10 +175,12 @@ class KernelBuilder:
         return self._bind("threadIdx.x", count, "thread")
 
     def subgroup(self) -> Subgroup:
-        """This thread's subgroup, of whatever size the device chose. Once a kernel, outside of divergent code."""
+        """This thread's subgroup, of whatever size the device chose. Call it once per kernel, outside divergent
+        code.
+        """
         self._subgroups = True
 
-        # Calls that TVM takes to have effects, so that it neither moves nor repeats them.
+        # TVM assumes that these calls have side effects, so it neither moves nor repeats them.
         def value(name: str, function: str, *arguments: Scalar) -> Scalar:
             return self.let(name, tirx.Cast("int32", tirx.call_extern("uint32", function, *arguments)))
 
@@ -223,14 +238,15 @@ class KernelBuilder:
         return variable
 
     def barrier(self) -> None:
-        """Wait until the whole workgroup is here; never inside divergent code."""
+        """Wait for all threads of the workgroup; never use it inside divergent code."""
         script.evaluate(tirx.op.tvm_storage_sync("shared"))
 
     def fold(self, thread: Scalar, lane: Scalar, lanes: int, combine: Callable[[Scalar, Scalar], None]) -> None:
-        """Fold what threads left in shared memory over groups of ``lanes`` threads (a power of two) into each group's first place.
+        """Combine values in shared memory over groups of ``lanes`` threads (a power of two) into each group's first
+        element.
 
-        ``lane`` is the thread's number in its group; ``combine(mine, other)`` adds place ``other`` to place ``mine``. Barriers are
-        included.
+        ``lane`` is the thread's index in its group; ``combine(mine, other)`` adds element ``other`` to element
+        ``mine``. Barriers are included.
         """
         stride = lanes // 2
         self.barrier()
@@ -243,7 +259,9 @@ class KernelBuilder:
     def folded(
         self, name: str, thread: Scalar, threads: int, value: Scalar, combine: Callable[[Scalar, Scalar], Scalar]
     ) -> Scalar:
-        """One float32 value of each of the workgroup's ``threads`` (a power of two), combined, for all of them. Barriers are included."""
+        """Combine one float32 value from each of the workgroup's ``threads`` (a power of two), and return the result to
+        all of them. Barriers are included.
+        """
         places = self.shared(name, (threads,), "float32")
         places[thread] = value
 
@@ -268,11 +286,11 @@ class KernelBuilder:
         )
 
 
-# --- values ------------------------------------------------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
 def number(value: float, dtype: str) -> Scalar:
-    """A constant; of a vector dtype, the same number in every lane."""
+    """A constant; for a vector dtype, the same number in every lane."""
     base, _, lanes = dtype.partition("x")
     scalar = tirx.const(value, base)
     return tirx.Broadcast(scalar, int(lanes)) if lanes else scalar
@@ -290,7 +308,7 @@ def splat(value: Scalar, lanes: int = 4) -> Scalar:
 
 
 def shifted(value: Scalar, *shifts: int) -> Scalar:
-    """The unsigned value shifted right by a number of bits of its own in each lane."""
+    """The unsigned value shifted right, by a different number of bits in each lane."""
     return splat(value, len(shifts)) >> vector(*(tirx.const(shift, "uint32") for shift in shifts))
 
 
@@ -323,17 +341,19 @@ def reinterpret(value: Scalar, dtype: str) -> Scalar:
 
 
 def select(condition: Scalar, then: Scalar, otherwise: Scalar) -> Scalar:
-    """``then`` if the condition holds, else ``otherwise``. Both are evaluated, without a branch, so loads in them must be in range."""
+    """``then`` if the condition holds, else ``otherwise``. Both are evaluated, without a branch, so loads in them must
+    be in range.
+    """
     return tirx.Select(condition, then, otherwise)
 
 
 def truncated_quotient(dividend: Scalar, divisor: Scalar) -> Scalar:
-    """The integer part of a quotient; for numbers that are not negative cheaper than ``//``, which rounds down."""
+    """The integer part of a quotient; for nonnegative numbers it is cheaper than ``//``, which rounds down."""
     return tirx.truncdiv(dividend, divisor)
 
 
 def all_of(*conditions: Scalar | bool) -> Scalar | bool:
-    """The conjunction, with Python's True left out."""
+    """The conjunction; conditions that are Python's True are omitted."""
     real = [condition for condition in conditions if condition is not True]
     return tirx.all(*real) if len(real) > 1 else real[0] if real else True
 
@@ -357,12 +377,12 @@ def extern(dtype: str, function: str, *arguments: Scalar) -> Scalar:
 
 
 def perform(function: str, *arguments: Scalar | int) -> None:
-    """A call of a function of the target's language for what it does."""
+    """Call a function of the target's language for its side effects."""
     script.evaluate(tirx.call_extern("void", function, *arguments))
 
 
 def result_of(dtype: str, function: str, *arguments: Scalar) -> Scalar:
-    """As `perform`, with a result; store it at once."""
+    """As `perform`, but with a result, which must be stored at once."""
     return tirx.call_extern(dtype, function, *arguments)
 
 

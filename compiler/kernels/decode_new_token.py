@@ -1,4 +1,6 @@
-"""The new token of a sequence in attention_decode: its heads in workgroup memory, its key and value on their page, and its scores."""
+"""The new token of a sequence in attention_decode: its heads in workgroup memory, its key and value on their page, and
+its scores.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from .scores import capped
 
 
 class NewToken:
-    """``rows`` holds the workgroup's scaled queries, then the new key and value; ``scores`` the new key's score for each query head."""
+    """``rows`` holds the workgroup's scaled queries, then the new key and value; ``scores`` the new key's score for
+    each query head.
+    """
 
     def __init__(self, work: DecodeRange, scores: Scores) -> None:
         self.work, self.facts = work, scores
@@ -25,7 +29,9 @@ class NewToken:
         self._threads_a_row = threads // power_of_two(heads + 1)
 
     def load_heads(self) -> None:
-        """Read, norm, rotate and scale. A range without the new token needs its queries only. Ends without a barrier."""
+        """Read, norm, rotate and scale. A range without the new token needs only the queries. Ends without a
+        barrier.
+        """
         work, kernel = self.work, self.work.kernel
         heads, threads, vectors = work.options.heads, work.options.threads, work.facts.vectors
         if work.new.normed:
@@ -45,7 +51,9 @@ class NewToken:
                 self.rows[row_index, index] = select(row_index < heads, value * scale, value)
 
     def append(self) -> None:
-        """Write the new key and value to their page, if they are this workgroup's to write, and keep what the page makes of them."""
+        """Write the new key and value to their page, if this workgroup owns them, and use the values as the page stores
+        them.
+        """
         work, kernel, facts = self.work, self.work.kernel, self.work.facts
         heads, pages = work.options.heads, work.pages
         if pages.quantized:
@@ -59,13 +67,13 @@ class NewToken:
                 largest = self._fold_places[plane * (work.options.threads // 2)] if pages.quantized else None
                 with kernel.when(writes):
                     pages.store(page, plane, work.kv_head, work.position % facts.page_size, block, fresh, largest)
-                # This token then sees the same key and value as later ones will.
+                # So this token sees the same key and value as later tokens.
                 for place, value in zip(places, pages.rounded(fresh, largest), strict=True):
                     self.rows[plane + heads, place] = value
         kernel.barrier()
 
     def score(self) -> None:
-        """The new key's scores, by threads that have nothing else to do until the first keys arrive."""
+        """Compute the new key's scores, on threads that are idle until the first keys arrive."""
         work, kernel, threads = self.work, self.work.kernel, self.work.options.threads
         heads, vectors, lanes = work.options.heads, work.facts.vectors, work.facts.lanes
         with kernel.when(work.owns_new):
@@ -92,7 +100,7 @@ class NewToken:
         )
 
     def _sum_squares(self) -> None:
-        """Leave the sum of squares of each query head and of the key in the first of the threads that share a row."""
+        """Store the sum of squares of each query head and of the key with the first of the threads that share a row."""
         work, kernel, head_dim = self.work, self.work.kernel, self.work.facts.head_dim
         lane = kernel.let("lane", work.thread % self._threads_a_row)
         head = kernel.let("head", self._head_of(minimum(work.thread // self._threads_a_row, work.options.heads)))
@@ -106,7 +114,7 @@ class NewToken:
         self._fold(lane, self._threads_a_row, lambda one, other: one + other)
 
     def _find_largest(self) -> None:
-        """The largest magnitudes of the key, by half of the threads, and of the value, by the others."""
+        """Find the largest magnitude of the key with half of the threads, and of the value with the others."""
         work, kernel = self.work, self.work.kernel
         half, vectors = work.options.threads // 2, work.facts.vectors
         plane, lane = kernel.let("plane", work.thread // half), kernel.let("lane", work.thread % half)
@@ -119,7 +127,7 @@ class NewToken:
         self._fold(lane, half, maximum)
 
     def _blocks(self) -> Iterator[tuple[Scalar, Scalar, Scalar]]:
-        """Plane and index of the thread's blocks of the new key and value, and whether there is such a block."""
+        """Plane and index of the thread's blocks of the new key and value, and whether the block exists."""
         work = self.work
         blocks = work.facts.vectors // work.facts.block_vectors
         for start in range(0, 2 * blocks, work.options.threads):

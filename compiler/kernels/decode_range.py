@@ -1,4 +1,4 @@
-"""What one workgroup of attention_decode works on: its sizes, its arguments, and the heads and keys that are its own."""
+"""The work of one workgroup of attention_decode: its sizes, its arguments, and its heads and keys."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from .new_heads import NewHeads
 from .pages import Pages
 from .scores import first_page_key, longest_reach
 
-# The most vectors of results that a thread keeps in registers.
+# The most vectors of results that a thread holds in registers.
 MAX_RESULTS = 16
-# Values that a thread loads before it uses the first, so that it waits for memory once for all of them.
+# The values that a thread loads before it uses the first, so that it waits for memory only once.
 VALUES_AT_ONCE = 4
-# Threads that look for a tile's largest score of the same heads.
+# The threads that search for a tile's largest score of the same heads.
 FOLD_LANES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """``heads`` query heads a workgroup, a divisor of those of one kv head; ``split`` keys a range, None: one workgroup takes all keys."""
+    """``heads`` query heads per workgroup, a divisor of the number per kv head; ``split`` keys per range, None if one
+    workgroup reads all keys.
+    """
 
     heads: int
     threads: int = 64
@@ -53,18 +55,20 @@ class DecodeOptions:
         return max(self.tile * self.score_vectors, self.heads * facts.vectors)
 
     def value_vectors(self, facts: Heads) -> int:
-        """Vectors of a value that a thread adds up, for all heads: a block, or a part of one if that needs too many registers."""
+        """The vectors of a value that a thread sums, for all heads: a block, or a part of one if a block needs too many
+        registers.
+        """
         count = facts.block_vectors
         while count > 1 and count * self.heads > MAX_RESULTS:
             count //= 2
         return count
 
     def parts(self, facts: Heads) -> int:
-        """Threads that together take a whole value."""
+        """The number of threads that share a value."""
         return facts.vectors // self.value_vectors(facts)
 
     def shared_bytes(self, facts: Heads) -> int:
-        """Workgroup memory: new heads, weights, folds, the softmax of each head, and the new key's scores."""
+        """Bytes of workgroup memory: new heads, weights, folds, the softmax of each head, and the new key's scores."""
         rows, new_scores = (self.heads + 2) * facts.head_dim, self.heads * (facts.vectors + 1)
         return 4 * (
             rows + 4 * self.work_size(facts) + self.threads + 4 * self.score_vectors * (FOLD_LANES + 3) + new_scores
@@ -72,15 +76,16 @@ class DecodeOptions:
 
 
 def splits(heads: Heads, window: int | None, split: int) -> Expr:
-    """How many ranges of ``split`` keys the longest context has, from the first page that a row sees."""
+    """The number of ranges of ``split`` keys in the longest context, from the first page that a row sees."""
     return ["ceildiv", longest_reach(heads, window), split]
 
 
 class DecodeRange:
     """The arguments of the kernel and the workgroup's part of them.
 
-    Keys count from the sequence's first token. The workgroup's are ``count`` from ``first_key`` on, the new one included; ``count`` is 0 if
-    the range lies beyond the sequence. Keys before ``first_visible`` are outside the window.
+    Keys count from the sequence's first token. The workgroup's are ``count`` from ``first_key`` on, the new one
+    included; ``count`` is 0 if the range lies beyond the sequence. Keys before ``first_visible`` are outside the
+    window.
     """
 
     def __init__(
@@ -124,7 +129,7 @@ class DecodeRange:
 
 
 class HeadFold:
-    """Folds what all threads know of the workgroup's heads into one vector for each four heads."""
+    """Combines the threads' values for the workgroup's heads into one vector for each four heads."""
 
     def __init__(self, work: DecodeRange) -> None:
         kernel, options = work.kernel, work.options
@@ -138,7 +143,7 @@ class HeadFold:
         self._folding = kernel.local("folding", 1, "float32x4")
 
     def fold(self, source: Array, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-        """Fold what each thread left in ``source``, a vector for each four heads, to a few for `folded`."""
+        """Reduce the vectors of each thread in ``source``, one for each four heads, to a few for `folded`."""
         kernel, step = self._kernel, FOLD_LANES * self._vectors
         kernel.barrier()
         with kernel.when(self._thread < step):
@@ -149,7 +154,7 @@ class HeadFold:
         kernel.barrier()
 
     def folded(self, combine: Callable[[Scalar, Scalar], Scalar]) -> Scalar:
-        """The vector of all threads. Only for the first ``score_vectors`` threads."""
+        """The combined vector of all threads. Only for the first ``score_vectors`` threads."""
         self._folding[0] = self._few[self._thread]
         with self._kernel.loop("i", FOLD_LANES - 1) as i:
             self._folding[0] = combine(self._folding[0], self._few[(i + 1) * self._vectors + self._thread])

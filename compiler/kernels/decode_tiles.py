@@ -16,9 +16,11 @@ from .vector_lanes import as_four, first_lanes, lane_at, part_of
 
 
 class CachedTiles:
-    """A thread scores every nth key of a tile, whole and for all heads; then it adds up a block, or a part of one, of every nth value.
+    """A thread scores every nth key of a tile, all elements for all heads; then it sums a block, or a part of one, of
+    every nth value.
 
-    ``places`` holds the tile's weights, ``largest`` and ``correction`` the running softmax, a vector for each four heads.
+    ``places`` holds the tile's weights, ``largest`` and ``correction`` the running softmax, a vector for each four
+    heads.
     """
 
     def __init__(self, work: DecodeRange, new: NewToken, scores: Scores) -> None:
@@ -32,7 +34,7 @@ class CachedTiles:
         self.folds = HeadFold(work)
         self.blocks, self.value_vectors = heads.vectors // heads.block_vectors, options.value_vectors(heads)
         self.keys_a_thread = options.tile // options.threads
-        # A power of two, so that turns end where the tile does.
+        # A power of two, so that the iterations cover the tile exactly.
         parts = options.parts(heads)
         self.value_groups = min(power_of_two(options.threads // parts + 1) // 2, options.tile // VALUES_AT_ONCE)
 
@@ -60,7 +62,9 @@ class CachedTiles:
 
     @contextmanager
     def tiles(self) -> Iterator[None]:
-        """A loop over the tiles of the workgroup's keys: ``count`` of them from ``start`` on, of which ``cached`` are on pages."""
+        """A loop over the tiles of the workgroup's keys: ``count`` of them from ``start`` on, of which ``cached`` are
+        on pages.
+        """
         work, kernel, tile = self.work, self.work.kernel, self.work.options.tile
         loop: AbstractContextManager[Scalar] = kernel.loop("tile_index", (work.count + tile - 1) // tile)
         if work.options.split == tile:
@@ -80,7 +84,8 @@ class CachedTiles:
             self.scores[i] = 0
         keys, key_pages = [], []
         for u in range(self.keys_a_thread):
-            # A key beyond the last cached one is read as that one and left out later, which costs less than a branch.
+            # For a key beyond the last cached one, the last one is read and ignored later, which costs less than a
+            # branch.
             place = minimum(self._key(u), maximum(self.cached - 1, 0))
             keys.append(kernel.let("key", self.start + place))
             key_pages.append(kernel.let("key_page", work.page_of(keys[-1])))
@@ -110,7 +115,9 @@ class CachedTiles:
                 self._finish_score(u, h, scale)
 
     def update_softmax(self) -> None:
-        """Turn scores into weights, those of cached keys in ``places``, and scale the sums so far to the largest scores."""
+        """Turn scores into weights, those of cached keys in ``places``, and scale the sums so far to the largest
+        scores.
+        """
         work, kernel, vectors = self.work, self.work.kernel, self.work.options.score_vectors
         heads = work.options.heads
         mine = [
@@ -138,13 +145,13 @@ class CachedTiles:
         kernel.barrier()
 
     def add_values(self) -> None:
-        """Add the tile's weighted values, a few keys in a row at a time, and last the new token's."""
+        """Add the tile's weighted values, a few consecutive keys at a time, and finally the new token's."""
         work, kernel, facts, vectors = self.work, self.work.kernel, self.work.facts, self.work.options.score_vectors
         with kernel.when(self.has_values):
             turn_keys = self.value_groups * VALUES_AT_ONCE
             with kernel.loop("turn", (self.cached + turn_keys - 1) // turn_keys) as turn:
                 first = kernel.let("first", turn * turn_keys + self.value_group * VALUES_AT_ONCE)
-                # Keys beyond the last weigh nothing; the last one's value is read for theirs.
+                # Keys beyond the last have weight 0; the last value is read for them.
                 keys = [
                     kernel.let("value_key", self.start + minimum(first + i, self.cached - 1))
                     for i in range(VALUES_AT_ONCE)
@@ -162,7 +169,9 @@ class CachedTiles:
                 self._add_value(self.new_weights, 0, value)
 
     def store(self) -> None:
-        """Sum up weights and results over threads; store the weighted mean, or for a range the sums and what they are relative to."""
+        """Sum weights and results over threads. Store the weighted mean, or for a range the sums and the largest
+        score.
+        """
         work, kernel, split = self.work, self.work.kernel, self.work.options.split
         heads, vectors, lanes = work.options.heads, work.facts.vectors, work.facts.lanes
         self._sum_weights()
@@ -224,7 +233,7 @@ class CachedTiles:
                     self.result[at] = self.result[at] + splat(lane_of(four, h % 4), self.work.facts.lanes) * value[i]
 
     def _sum_weights(self) -> None:
-        """Leave each head's sum of weights in ``correction``."""
+        """Store each head's sum of weights in ``correction``."""
         work, kernel, vectors = self.work, self.work.kernel, self.work.options.score_vectors
         kernel.barrier()
         for v in range(vectors):
@@ -238,7 +247,9 @@ class CachedTiles:
             self.correction[work.thread] = self.folds.folded(add)
 
     def _gather_results(self) -> int:
-        """Put the results of all groups of threads into ``places``, in turns if there are too many; returns how many remain to be added."""
+        """Store the results of all groups of threads in ``places``, in several rounds if there are too many. Returns
+        the number of results still to be added.
+        """
         work, kernel, vectors, lanes = self.work, self.work.kernel, self.work.facts.vectors, self.work.facts.lanes
         size, kept = work.options.heads * vectors, self.value_groups
         while kept * size > work.options.work_size(work.facts):

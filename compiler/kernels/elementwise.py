@@ -1,6 +1,7 @@
 """add, gate and gate_halves: one result from one element of each operand.
 
-One thread: one column of one row. One workgroup: 128 columns of one row.
+One thread: one column of one row.
+One workgroup: 128 columns of one row.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def gate(name: str, rows: Expr, columns: int, activation: str) -> Kernel:
 
 
 def gate_halves(name: str, rows: Expr, columns: int, activation: str) -> Kernel:
-    """``columns`` are those of the result."""
+    """``columns`` is the number of columns of the result."""
     kernel = KernelBuilder(name)
     x = kernel.buffer("x", (rows, 2 * columns), "float32")
     return each_column(

@@ -1,6 +1,7 @@
 """embed: rows of a packed table by token id, or by the token last sampled in a slot.
 
-One thread: 8 columns of one row. One workgroup: 64 threads, 512 columns.
+One thread: 8 columns of one row.
+One workgroup: 64 threads, 512 columns.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from .packed import PackedMatrix, WeightFormat
 def embed(
     name: str, rows: int, columns: int, weight: WeightFormat, first_row: int | None, scale: float, into: bool
 ) -> Kernel:
-    """``first_row`` None: the table is whole and has every token's row. Otherwise tokens may lie outside of it; their rows stay as they are
-    with ``into``, and become zero without.
+    """``first_row`` None means that the table has a row for every token. Otherwise tokens may lie outside it; their
+    rows are unchanged with ``into``, and zero without.
     """
     split = first_row is not None
     kernel = KernelBuilder(name)

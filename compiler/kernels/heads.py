@@ -1,6 +1,6 @@
-"""The facts of attention kernels: the heads and their pages, how q and k are prepared, and how scores are made of them.
+"""The facts of attention kernels: the heads and their pages, the preparation of q and k, and the computation of scores.
 
-They come from the shapes and attributes of a step, never from the model's spec, because layers may differ.
+They are derived from the shapes and attributes of a step, never from the model's spec, because layers may differ.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What happens to q and k before attention: a norm of each head if ``norm_eps`` is given, then the rotation of ``rotary_dim`` elements.
+    """The preparation of q and k before attention: a norm of each head if ``norm_eps`` is given, then the rotation of
+    ``rotary_dim`` elements.
 
-    ``positions`` is the length of the rotation table; both are 0 if nothing is rotated.
+    ``positions`` is the length of the rotation table; both are 0 without a rotation.
     """
 
     positions: int
@@ -68,7 +69,9 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """score = softcap * tanh(scale * q k / softcap), for the keys that a row sees; see `ops.attention`. ``sinks``: each head has one."""
+    """score = softcap * tanh(scale * q k / softcap), for the keys that a row sees; see `ops.attention`. ``sinks``:
+    whether each head has a sink.
+    """
 
     scale: float
     window: int | None = None

@@ -1,13 +1,14 @@
 """linear and gated_linear for few rows: matrix times vector, each sum folded by the threads of one subgroup.
 
-One subgroup: ``rows`` weight rows at a time; its threads share the columns out among themselves, block by block.
-One workgroup: ``groups * rows`` outputs of one input row, which passes through workgroup memory a tile at a time.
-Needs: subgroups, and of WGSL the language feature subgroup_id.
+One subgroup: ``rows`` weight rows at a time; its threads divide the columns among themselves, block by block.
+One workgroup: ``groups * rows`` outputs of one input row, which is read through workgroup memory, one tile at a time.
+Needs: subgroups, and in WGSL the language feature subgroup_id.
 
-Right for subgroups of any size. WGSL does not say which threads of a workgroup form a subgroup, so nothing here is computed from the
-thread's index: a thread's place in its subgroup is the number of threads before it, its subgroup's size their count, and the subgroup's
-number is the built-in value subgroup_id, which WGSL promises to be 0 to num_subgroups - 1 (W3C, WGSL, subgroup_id). Where a workgroup has
-fewer subgroups than groups of rows, they take turns.
+The kernel is correct for subgroups of any size. WGSL does not specify which threads of a workgroup form a subgroup, so
+nothing here is computed from the thread's index: a thread's index in its subgroup is the number of threads before it,
+the size of its subgroup is their count, and the subgroup's index is the built-in value subgroup_id, which WGSL
+guarantees to be 0 to num_subgroups - 1 (W3C, WGSL, subgroup_id). If a workgroup has fewer subgroups than groups of
+rows, each subgroup processes several groups in turn.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from .vector_parts import InputTile, dot_products, load_blocks
 
 @dataclass(frozen=True, slots=True)
 class SubgroupShape:
-    """``threads`` a workgroup, ``groups`` of ``rows`` weight rows (of a gated projection, of each half), ``columns`` of the input a tile.
+    """``threads`` per workgroup, ``groups`` of ``rows`` weight rows (in each half of a gated projection), ``columns``
+    of the input per tile.
 
-    With groups = threads / 32 each subgroup of 32 takes one, of 64 two in turn, and of 16 half of the subgroups have none.
+    If groups = threads / 32, each subgroup of 32 threads processes one group, each of 64 two in turn, and half of the
+    subgroups of 16 are idle.
     """
 
     threads: int = 128
@@ -50,7 +53,7 @@ def linear_subgroup(name: str, facts: Projection, shape: SubgroupShape) -> Kerne
 
     sums = kernel.local("sums", rows * halves, "float32")
     tile = InputTile(kernel, arguments, thread, shape.threads, blocks, steps)
-    # As many subgroups as threads, if each had one: WebGPU's smallest is 4, but a subgroup need not be full.
+    # At most one subgroup per thread: WebGPU's smallest subgroup size is 4, but a subgroup need not be full.
     squares = kernel.shared("subgroup_squares", (shape.threads,), "float32")
     inverse = kernel.local("inverse", 1, "float32")
     turns = kernel.let("turns", truncated_quotient(subgroup.count + (shape.groups - 1), subgroup.count))

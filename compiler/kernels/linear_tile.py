@@ -1,10 +1,13 @@
-"""linear and gated_linear for many rows: matrix times matrix, a tile of input rows by a tile of weight rows a workgroup.
+"""linear and gated_linear for many rows: matrix times matrix, one tile of input rows by one tile of weight rows per
+workgroup.
 
-One thread: some quads of input rows by one quad of weight rows, summed in float32 registers; a quad of rows is a vector.
-One workgroup: ``depth`` columns of both operands at a time pass through workgroup memory, transposed so that a vector holds one column of
-four rows; weights are dequantized once for all input rows of the tile.
-Of a gated projection each quad of weight rows is two rows of the gate and the two of the up projection that belong to them.
-Needs: workgroup memory for both tiles, 8 KB for 64 by 64 results and 16 columns in float32; shader-f16 where a tile is float16.
+One thread: some quads of input rows by one quad of weight rows, summed in float32 registers; a quad of rows is a
+vector.
+One workgroup: ``depth`` columns of both operands at a time are loaded into workgroup memory, transposed so that a
+vector holds one column of four rows; weights are dequantized once for all input rows of the tile. For a gated
+projection, each quad of weight rows is two rows of the gate and the two corresponding rows of the up projection.
+Needs: workgroup memory for both tiles, 8 KB for 64 by 64 results and 16 columns in float32; shader-f16 if a tile is
+float16.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from .projection import Projection, ProjectionArguments, guard_below
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """``rows`` input rows by ``outputs`` weight rows a workgroup (multiples of 4), ``depth`` columns at a time (a divisor of 32).
+    """``rows`` input rows by ``outputs`` weight rows per workgroup (multiples of 4), ``depth`` columns at a time (a
+    divisor of 32).
 
-    ``dtype`` is that of the weights in workgroup memory, and of the input where it is float16 anyway and no norm follows, which could
-    take it beyond float16's range.
+    ``dtype`` is that of the weights in workgroup memory. It is also that of the input if the input is float16 anyway
+    and has no norm, which could exceed float16's range.
     """
 
     rows: int = 64
@@ -92,7 +96,7 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
             with kernel.when(guard_below(thread + i * threads, x_count, threads)):
                 fill_x(step, thread + i * threads)
         if x_count + weight_count <= threads:
-            # Each operand has threads of its own.
+            # Each operand is loaded by separate threads.
             with kernel.when(thread >= threads - weight_count):
                 fill_weight(step, thread - (threads - weight_count))
         else:
@@ -108,7 +112,8 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
                     sums[i * 4 + r] = sums[i * 4 + r] + splat(lane_of(x[i], r)) * w[0]
 
     if facts.norm_eps is not None:
-        # Threads that filled the same rows put their sums of squares into one column of the tile, which is no longer needed.
+        # Threads that loaded the same rows store their sums of squares in the columns of the tile, which is no longer
+        # needed.
         kernel.barrier()
         x_tile[thread // row_quads, thread % row_quads] = squares[0]
         kernel.barrier()

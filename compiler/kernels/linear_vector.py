@@ -1,8 +1,10 @@
 """linear and gated_linear for few rows: matrix times vector, the sums folded in workgroup memory.
 
-One thread: every ``lanes``-th block of 16 bytes of ``rows`` weight rows at once, so each input value is read once for all of them.
-One workgroup: ``threads / lanes`` such groups of rows, for one input row, which passes through workgroup memory a tile at a time.
-Needs: nothing beyond WebGPU's defaults. Sums are float32; an RMSNorm is folded in as a sum of squares.
+One thread: every ``lanes``-th block of 16 bytes of ``rows`` weight rows at once, so each input value is read once for
+all of them.
+One workgroup: ``threads / lanes`` such groups of rows, for one input row, which is read through workgroup memory, one
+tile at a time.
+Needs: nothing beyond WebGPU's defaults. Sums are float32; an RMSNorm is fused as a sum of squares.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from .vector_parts import InputTile, dot_products, load_blocks
 
 @dataclass(frozen=True, slots=True)
 class VectorShape:
-    """``threads`` a workgroup, ``lanes`` of them along the columns (a power of two, at least ``rows``), ``rows`` weight rows a thread (of a
-    gated projection, of each half), ``unroll`` blocks of each row loaded before any is used."""
+    """``threads`` per workgroup, ``lanes`` of them along the columns (a power of two, at least ``rows``), ``rows``
+    weight rows per thread (in each half of a gated projection), ``unroll`` blocks of each row loaded before any is
+    used.
+    """
 
     threads: int = 128
     lanes: int = 32
@@ -42,7 +46,7 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
     sums = kernel.local("sums", rows * halves, "float32", fill=0)
     tile = InputTile(kernel, arguments, thread, threads, blocks, steps)
     with kernel.loop("step", steps) as step:
-        # The weights are on their way while the workgroup reads its input: nothing before the second barrier waits for them.
+        # The weights are loaded while the workgroup reads its input: nothing before the second barrier waits for them.
         mine = [i * lanes + lane for i in range(shape.unroll)]
         clamp = facts.outputs % outputs != 0
         loaded = [
@@ -73,7 +77,8 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
 def fold_lanes(kernel: KernelBuilder, thread: Scalar, threads: int, lanes: int, planes: list[Scalar]) -> Array:
     """Sums of each plane over every group of ``lanes`` threads, (planes, groups), in workgroup memory.
 
-    Two barriers, where halving the threads step by step takes one for each step: a sum has a thread, which adds four lanes at a time.
+    This needs two barriers, while halving the threads repeatedly needs one for each halving: one thread computes each
+    sum, four lanes at a time.
     """
     groups = threads // lanes
     # One more than the lanes of a group, so that threads that sum side by side read different memory banks.

@@ -1,7 +1,8 @@
-"""Lines of maths that several GPU kernels share, on float32 scalars: the activations of gates and the factor of an RMS norm.
+"""Arithmetic that several GPU kernels share, on float32 scalars: the activations of gates and the factor of an RMS
+norm.
 
-`ir/ops/elementwise.py` defines them. Here no intermediate value overflows, because WGSL may treat an infinity as any number. An argument
-that is used more than once should be a name (`KernelBuilder.let`), or its expression is written out each time.
+`ir/ops/elementwise.py` defines them. Here no intermediate value overflows, because WGSL may treat an infinity as any
+number. Name an argument that is used more than once (`KernelBuilder.let`), or its expression is repeated each time.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from types import MappingProxyType
 
 from .builder import Scalar, exp, magnitude, maximum, minimum, number, rsqrt
 
-# exp of this is finite, and 1 + exp of it makes a quotient that float32 cannot tell from its limit.
+# exp of this is finite, and a quotient by 1 + exp of it equals its limit in float32.
 LARGEST_EXPONENT = 88.0
 # Beyond this many standard deviations the tail of the normal distribution is 0 in float32.
 LARGEST_DEVIATION = 13.0
-# erfc(x) = t (a1 + t (a2 + ..)) exp(-x^2) with t = 1 / (1 + P x), for x >= 0, within 1.5e-7. Abramowitz & Stegun 1964, 7.1.26.
+# erfc(x) = t (a1 + t (a2 + ..)) exp(-x^2) with t = 1 / (1 + P x), for x >= 0, within 1.5e-7. Abramowitz & Stegun 1964,
+# 7.1.26.
 ERFC_P = 0.3275911
 ERFC_TERMS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 
@@ -35,7 +37,9 @@ def silu(x: Scalar) -> Scalar:
 
 
 def gelu(x: Scalar) -> Scalar:
-    """max(x, 0) - |x| / 2 * erfc(|x| / sqrt(2)): the same as x / 2 * (1 + erf(x / sqrt(2))), without its cancellation."""
+    """max(x, 0) - |x| / 2 * erfc(|x| / sqrt(2)): the same as x / 2 * (1 + erf(x / sqrt(2))), without its
+    cancellation.
+    """
     size = minimum(magnitude(x), float32(LARGEST_DEVIATION))
     t = float32(1) / (float32(1) + float32(ERFC_P / math.sqrt(2)) * size)
     series = float32(ERFC_TERMS[-1])
@@ -46,7 +50,7 @@ def gelu(x: Scalar) -> Scalar:
 
 def gelu_tanh(x: Scalar) -> Scalar:
     """x / (1 + exp(-2 u)): the same as x / 2 * (1 + tanh(u))."""
-    # Beyond this the quotient is x or 0, and the cube stays far from overflow.
+    # Beyond this, the quotient is x or 0, and the cube is far from overflow.
     limited = maximum(minimum(x, float32(LARGEST_DEVIATION)), float32(-LARGEST_DEVIATION))
     u = float32(math.sqrt(2 / math.pi)) * (limited + float32(0.044715) * limited * limited * limited)
     return x / one_plus_exp(float32(-2) * u)
@@ -61,7 +65,7 @@ def one_plus_exp(x: Scalar) -> Scalar:
 
 
 def rms_factor(sum_of_squares: Scalar, width: int, eps: float) -> Scalar:
-    """The factor that brings ``width`` elements to unit root mean square."""
+    """The factor that scales ``width`` elements to unit root mean square."""
     return rsqrt(sum_of_squares * float32(1 / width) + float32(eps))
 
 

@@ -1,4 +1,6 @@
-"""Heads of new tokens: read from the joint q/k/v projection, normed and rotated as `Preparation` says; and the rows of q."""
+"""Heads of new tokens: read from the joint q/k/v projection, normalized and rotated as `Preparation` specifies; and the
+rows of q.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class RotationTable:
         self._table = kernel.buffer("table", (preparation.positions, self._half, 2), "float32")
 
     def partner(self, element: Scalar) -> Scalar:
-        """The element that an element is rotated with; some element of the head for one that is not rotated."""
+        """The element that an element is rotated with; an arbitrary element of the head for one that is not rotated."""
         return select(element < self._half, element + self._half, element - self._half)
 
     def rotated(self, position: Scalar, element: Scalar, value: Scalar, partner: Scalar) -> Scalar:
@@ -38,7 +40,8 @@ class RotationTable:
 
 
 class NewHeads:
-    """The arguments "qkv", "table" and "qk_norm" (q's weights, then k's). The projection's heads are H of q, K of k and K of v.
+    """The arguments "qkv", "table" and "qk_norm" (q's weights, then k's). The projection's heads are H of q, K of k and
+    K of v.
 
     A kernel has "table" only if there is a rotation, and "qk_norm" only if there is a norm.
     """
@@ -56,7 +59,7 @@ class NewHeads:
         return self._preparation.norm_eps is not None
 
     def element(self, row: Scalar, head: Scalar, element: Scalar) -> Scalar:
-        """One element as projected, float32."""
+        """One element of the projection's result, float32."""
         return cast(self._qkv[row, head, element], "float32")
 
     def factor(self, sum_of_squares: Scalar) -> Scalar:
@@ -66,7 +69,9 @@ class NewHeads:
         return rms_factor(sum_of_squares, self._heads.head_dim, eps)
 
     def vector(self, row: Scalar, head: Scalar, position: Scalar, index: Scalar, factor: Scalar | None) -> Scalar:
-        """Vector ``index`` of a prepared head, float32. ``factor`` is None if heads are not normed. Heads of v stay as projected."""
+        """Vector ``index`` of a prepared head, float32. ``factor`` is None if heads are not normalized. Heads of v are
+        unchanged.
+        """
         heads, lanes = self._heads, []
         for lane in range(heads.lanes):
             element = index * heads.lanes + lane

@@ -1,9 +1,10 @@
 """Reading packed weights inside a kernel: 32 weights of a row are a chunk, 8 an octet, 4 a quad (one float32x4).
 
-A block is as many as one load of 16 bytes brings: 32 of q4, 16 of q8, 8 of f16, 4 of f32.
+A block is one load of 16 bytes: 32 weights of q4, 16 of q8, 8 of f16, 4 of f32.
 
-A weight is (code - zero) * scale; quads hold the codes, so that a kernel can fold zero and scale in once a block. float16 planes are
-bound as uint32 and unpacked two by two, which every WebGPU device can do, with or without f16 arithmetic.
+A weight is (code - zero) * scale; quads hold the codes, so that a kernel can fold zero and scale in once a block.
+float16 planes are bound as uint32 and unpacked two by two, which every WebGPU device can do, with or without f16
+arithmetic.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from .builder import Array, KernelBuilder, Scalar, cast, extern, lane_of, number
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """A quantization as kernels see it: ``kind`` "q4", "q8", "f16" or "f32", and the dtype of its scales ("" where there are none)."""
+    """A quantization as kernels see it: ``kind`` "q4", "q8", "f16" or "f32", and the dtype of its scales ("" if it has
+    none).
+    """
 
     kind: str
     scale_dtype: str
@@ -38,7 +41,9 @@ class WeightFormat:
 
     @property
     def block_zeros(self) -> list[int]:
-        """What `block_quads` gives for the weight 0, for each quad of a block. See `float_bytes` for the 256 and the 16."""
+        """The value that `block_quads` returns for the weight 0, for each quad of a block. `float_bytes` explains the
+        256 and the 16.
+        """
         if self.kind == "q4":
             return [256 + self.zero, 16 + self.zero] * 4
         return [256 + self.zero if self.kind == "q8" else 0] * (self.block_columns // 4)
@@ -47,8 +52,8 @@ class WeightFormat:
 class PackedMatrix:
     """A packed (rows, columns) matrix as arguments of a kernel: its planes, named after ``role``.
 
-    ``blocks`` binds the codes as vectors of 16 bytes, for kernels that read whole blocks (`block`); else a thread may read any octet or
-    quad by a number known at run time.
+    ``blocks`` binds the codes as vectors of 16 bytes, for kernels that read whole blocks (`block`); else a thread may
+    read any octet or quad by an index known at run time.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class PackedMatrix:
         return codes[row, chunk * 8 + q]
 
     def block(self, row: Scalar, block: Scalar) -> Scalar:
-        """A block as it lies in memory. Only with ``blocks``."""
+        """A block as stored in memory. Only with ``blocks``."""
         return self._codes[row, block]
 
     def block_quads(self, block: Scalar) -> list[Scalar]:
@@ -125,13 +130,13 @@ class PackedMatrix:
         return quads
 
     def raw_scale(self, row: Scalar, chunk: Scalar) -> tuple[Scalar, Scalar]:
-        """The word that holds a chunk's scale, as loaded, and the scale's index. Only of formats that have scales."""
+        """The word that holds a chunk's scale, as loaded, and the scale's index. Only for formats with scales."""
         assert self._scales is not None
         index = row * self.chunks + chunk
         return self._scales[index if self._format.scale_dtype == "float32" else index // 2], index
 
     def scale_in(self, raw: Scalar, index: Scalar) -> Scalar:
-        """The scale at ``index`` in the word that `raw_scale` gave."""
+        """The scale at ``index`` in the word that `raw_scale` returned."""
         if self._format.scale_dtype == "float32":
             return raw
         pair = self._kernel.let("scales", extern("float32x2", "unpack2x16float", raw))
@@ -142,7 +147,7 @@ class PackedMatrix:
         return "float32" if self._format.scale_dtype == "float32" else "uint32"
 
     def scale(self, row: Scalar, chunk: Scalar) -> Scalar:
-        """The scale of a chunk: 1 where the format has none."""
+        """The scale of a chunk: 1 if the format has no scales."""
         return number(1, "float32") if self._scales is None else self.scale_in(*self.raw_scale(row, chunk))
 
 
@@ -158,16 +163,19 @@ def bytes_of(word: Scalar) -> Scalar:
 
 
 def spread_bytes(word: Scalar) -> Scalar:
-    """The four bytes of a word, each where a float32 has the highest eight bits of its fraction; the other bits are rubbish."""
+    """The four bytes of a word, each in the highest eight bits of a float32's fraction; the other bits are
+    undefined.
+    """
     left = [word << number(bits, "uint32") for bits in (15, 7)]
     return vector(*left, *(word >> number(bits, "uint32") for bits in (1, 9)))
 
 
 def float_bytes(spread: Scalar) -> Scalar:
-    """256 + byte, as floats made of bits: a fraction of b / 256 behind an exponent of 8.
+    """256 + byte, as floats assembled from bits: a fraction of b / 256 with an exponent of 8.
 
-    Converting integers runs at an eighth of the speed of arithmetic on some GPUs; this takes an AND and an OR at full speed. Taking the
-    256 off again costs a few bits: sums of 4,096 products of 4-bit weights came out within 1e-5 of their largest, measured on lavapipe.
+    Converting integers runs at an eighth of the speed of arithmetic on some GPUs; this takes an AND and an OR at full
+    speed. Subtracting the 256 costs a few bits of precision: sums of 4,096 products of 4-bit weights were within 1e-5
+    of their largest, measured on lavapipe.
     """
     return fraction(spread, 0x007F8000, 8)
 

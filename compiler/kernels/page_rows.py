@@ -11,7 +11,7 @@ from .pages import Pages, largest_lane
 
 
 def row_threads(heads: Heads) -> int:
-    """The threads of a workgroup that works on one head, one vector a thread."""
+    """The threads of a workgroup that processes one head, one vector per thread."""
     return max(32, power_of_two(heads.vectors))
 
 
@@ -23,7 +23,7 @@ class RowWriter:
         self.places = kernel.shared("places", (row_threads(heads),), "float32")
 
     def fold(self, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-        """Fold what all threads left in ``places`` into the first one."""
+        """Combine the values of all threads in ``places`` into the first element."""
 
         def into(mine: Scalar, other: Scalar) -> None:
             self.places[mine] = combine(self.places[mine], self.places[other])
@@ -31,13 +31,17 @@ class RowWriter:
         self._kernel.fold(self._thread, self._thread, row_threads(self._heads), into)
 
     def measure(self, vector: Scalar) -> None:
-        """Find the row's largest magnitude, if pages are quantized. ``vector`` is this thread's, zero beyond the head."""
+        """Find the row's largest magnitude, if pages are quantized. ``vector`` is this thread's, zero beyond the
+        head.
+        """
         if self._pages.quantized:
             self.places[self._thread] = largest_lane(vector, self._heads.lanes)
             self.fold(maximum)
 
     def store(self, slot: Scalar, plane: Scalar, kv_head: Scalar, vector: Scalar) -> None:
-        """Write this thread's vector, behind `measure`. The slot is the page's number times the page size, plus the row."""
+        """Write this thread's vector, after `measure`. The slot is the page's number times the page size, plus the
+        row.
+        """
         page_size = self._heads.page_size
         largest = self.places[0] if self._pages.quantized else None
         self._pages.store(slot // page_size, plane, kv_head, slot % page_size, self._thread, [vector], largest)

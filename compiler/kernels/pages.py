@@ -1,8 +1,9 @@
 """Pages of keys and values as an argument of kernels.
 
-Pages are (P, 2, K, page, D). A page has its keys first, then its values; within each, the kv heads follow one another, so that a workgroup
-reads one contiguous piece of a page. Kernels read and write vectors of 4 elements, or of 2 if D is not a multiple of 4. Pages of 8-bit
-integers hold a word for each vector of 4, and behind the words of all rows of a page and kv head their scales: see `ops.kv_pages`.
+Pages are (P, 2, K, page, D). A page holds its keys, then its values; within each, the kv heads are consecutive, so that
+a workgroup reads one contiguous piece of a page. Kernels read and write vectors of 4 elements, or of 2 if D is not a
+multiple of 4. Pages of 8-bit integers hold a word for each vector of 4, and after the words of all rows of a page and
+kv head their scales: see `ops.kv_pages`.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from .scores import LOWEST as LOWEST
 class Pages:
     """A layer's keys (plane 0) and values (plane 1) as the argument "kv".
 
-    ``blocks`` binds them as blocks of `Heads.block_vectors` vectors, up to 16 bytes, for kernels that read and write whole blocks; else a
-    block is one vector. ``place`` is a token's row within its page.
+    ``blocks`` binds them as blocks of `Heads.block_vectors` vectors, up to 16 bytes, for kernels that read and write
+    whole blocks; else a block is one vector. ``place`` is a token's row within its page.
     """
 
     def __init__(self, kernel: KernelBuilder, heads: AttentionHeads, *, write: bool, blocks: bool = False) -> None:
@@ -73,7 +74,7 @@ class Pages:
         return self._kv[page, plane, kv_head, place * (self._heads.vectors // self._block_vectors) + block]
 
     def vectors_of(self, block: Scalar) -> list[Scalar]:
-        """The vectors of a loaded block as float32; if pages are quantized, `scale` is yet to be applied."""
+        """The vectors of a loaded block as float32; if pages are quantized, `scale` is not applied yet."""
         if self._quantized:
             words = (
                 [block] if self._block_vectors == 1 else [lane_of(block, lane) for lane in range(self._block_vectors)]
@@ -124,7 +125,9 @@ class Pages:
         vectors: list[Scalar],
         largest: Scalar,
     ) -> None:
-        """Write a block of vectors. If pages are quantized, the thread of block 0 writes the row's scale too. ``largest`` as in `pack`."""
+        """Write a block of vectors. If pages are quantized, the thread of block 0 writes the row's scale too.
+        ``largest`` as in `pack`.
+        """
         heads, lanes = self._heads, self._block_vectors
         self._kv[page, plane, kv_head, place * (heads.vectors // lanes) + block] = self.pack(vectors, largest)
         if not self._quantized:
@@ -156,7 +159,7 @@ def largest_lane(value: Scalar, lanes: int) -> Scalar:
 
 def float_codes(word: Scalar) -> Scalar:
     """The four int8 codes of a word, as float32."""
-    # With the highest bit turned a code is a byte, 128 larger; `float_bytes` adds 256.
+    # With its highest bit inverted, a code is an unsigned byte, 128 larger; `float_bytes` adds 256.
     return float_bytes(spread_bytes(word ^ number(0x80808080, "uint32"))) - number(384, "float32x4")
 
 

@@ -1,4 +1,6 @@
-"""What linear and gated_linear kernels share: the facts of one projection, how its input is read and how its result is written."""
+"""The parts that linear and gated_linear kernels share: the facts of one projection, reading its input, and writing its
+result.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ from .packed import PackedMatrix, WeightFormat
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """y (batch, width)[:, offset : offset + outputs] = norm(x) @ weight.T + bias + residual, or ``activation``(gate) * up if ``gated``.
+    """y (batch, width)[:, offset : offset + outputs] = norm(x) @ weight.T + bias + residual, or ``activation``(gate) *
+    up if ``gated``.
 
-    x (batch, columns); weight (outputs, columns), of a gated projection (2 * outputs, columns), the gate's rows first. ``width`` 0 means
-    that the result has these outputs alone.
+    x (batch, columns); weight (outputs, columns), or (2 * outputs, columns) for a gated projection, with the gate's
+    rows first. ``width`` 0 means that the result has only these outputs.
     """
 
     batch: Expr
@@ -54,7 +57,9 @@ class Rows:
         )
 
     def quad(self, row: Scalar, index: Scalar, reach: int) -> Scalar:
-        """Columns 4 * index to 4 * index + 3 as float32x4; ``index`` is below ``reach``, which may lie beyond the last column."""
+        """Columns 4 * index to 4 * index + 3 as float32x4; ``index`` is below ``reach``, which may lie beyond the last
+        column.
+        """
         if self._whole:
             quads = self._columns // 4
             if reach <= quads:
@@ -69,7 +74,7 @@ class Rows:
 
 
 class ProjectionArguments:
-    """A projection's buffers, declared in a kernel in the order of a reader's interest: input, norm, weight, bias, residual, result."""
+    """A projection's buffers, declared in the order: input, norm, weight, bias, residual, result."""
 
     def __init__(self, kernel: KernelBuilder, facts: Projection, *, blocks: bool) -> None:
         self.facts = facts
@@ -86,7 +91,9 @@ class ProjectionArguments:
     def store(
         self, kernel: KernelBuilder, row: Scalar, output: Scalar, sums: list[Scalar], guard: Scalar | bool
     ) -> None:
-        """Finish one result from its dot product (of a gated one: gate's and up's), where the guard holds."""
+        """Compute one result from its dot product (for a gated projection, from those of gate and up) and store it if
+        the guard holds.
+        """
         facts = self.facts
         with kernel.when(guard):
             if facts.gated:
@@ -104,5 +111,5 @@ class ProjectionArguments:
 
 
 def guard_below(index: Scalar, limit: int, step: int) -> Scalar | bool:
-    """``index < limit``, or True where tiles of ``step`` cover the limit exactly."""
+    """``index < limit``, or True if tiles of ``step`` cover the limit exactly."""
     return True if limit % step == 0 else index < limit

@@ -1,6 +1,7 @@
 """rms_norm: groups of columns scaled to unit root mean square, then each column by its weight.
 
-One workgroup: one group of one row. One thread: every 64th column of the group; then the threads' sums of squares are added up.
+One workgroup: one group of one row.
+One thread: every 64th column of the group; then the threads' sums of squares are added up.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ THREADS = 64
 
 
 def rms_norm(name: str, rows: Expr, columns: int, width: int, eps: float, x_dtype: str, y_dtype: str) -> Kernel:
-    """``width`` columns are a group: all of a row, or one of its heads."""
+    """``width`` columns form a group: an entire row, or one of its heads."""
     kernel = KernelBuilder(name)
     x = kernel.buffer("x", (rows, columns), x_dtype)
     weight = kernel.buffer("weight", (width,), "float32")

@@ -1,6 +1,7 @@
-"""rope: rotate the first elements of each head by position; the rest of the head stays. Su et al. 2021.
+"""rope: rotate the first elements of each head by position; the rest of the head is unchanged. Su et al. 2021.
 
-One workgroup: 64 elements of one new token. One thread: one element.
+One workgroup: 64 elements of one new token.
+One thread: one element.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ THREADS = 64
 
 
 def rope(name: str, *, columns: int, head_dim: int, preparation: Preparation, x_dtype: str, y_dtype: str) -> Kernel:
-    """x (S, columns) -> y (S, columns); ``columns`` is a multiple of ``head_dim``. ``preparation`` has a rotation and no norm."""
+    """x (S, columns) -> y (S, columns); ``columns`` is a multiple of ``head_dim``. ``preparation`` has a rotation and
+    no norm.
+    """
     assert columns % head_dim == 0, (columns, head_dim)
     assert 0 < preparation.rotary_dim <= head_dim, preparation
     kernel = KernelBuilder(name)

@@ -1,6 +1,8 @@
-"""rope_append: norm and rotate q and k of a joint q/k/v projection, append keys and values to their pages, and return q.
+"""rope_append: normalize and rotate q and k of a joint q/k/v projection, append keys and values to their pages, and
+return q.
 
-One workgroup: one head of one new token, of the H query, K key and K value heads. One thread: one vector of the head.
+One workgroup: one head of one new token, of the H query, K key and K value heads.
+One thread: one vector of the head.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from .pages import Pages
 
 
 def rope_append(name: str, *, heads: Heads, preparation: Preparation, q_in_scratch: bool) -> Kernel:
-    """``q_in_scratch``: q goes to scratch as float32, for the kernel that runs next; else to the step's output."""
+    """``q_in_scratch``: write q to scratch as float32, for the next kernel; else to the step's output."""
     keys_end = heads.num_heads + heads.num_kv_heads
     kernel = KernelBuilder(name)
     new = NewHeads(kernel, heads, preparation)

@@ -1,6 +1,7 @@
-"""take_rows, slice_columns, and the zeros that a part of a result may start from.
+"""take_rows, slice_columns, and zeros, which clears a result that is written in parts.
 
-One thread: one column of one row. One workgroup: 64 columns of one row.
+One thread: one column of one row.
+One workgroup: 64 columns of one row.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def slice_columns(name: str, rows: Expr, columns: int, start: int, stop: int, x_
 
 
 def zeros(name: str, rows: Expr, columns: int, dtype: str) -> Kernel:
-    """Clear a result whose columns the kernels behind it do not all write."""
+    """Clear a result whose columns the following kernels do not all write."""
     kernel = KernelBuilder(name)
     y = kernel.buffer("y", (rows, columns), dtype, write=True)
     row, column = places(kernel, rows, columns)

@@ -1,12 +1,14 @@
-"""sample: each row's next token, by the row's settings, and its log-probability. No sort: a filter is a threshold on the logit.
+"""sample: choose each row's next token by the row's settings, and compute its log-probability. Nothing is sorted: a
+filter is a threshold on the logit.
 
-One workgroup: one row. Greedy rows are read once: one thread takes every 256th column, for the largest logit and, of the raw logits, a
-running maximum and sum of exp (Milakov & Gimelshein 2018); then the threads' results are folded.
+One workgroup: one row. Greedy rows are read once: one thread reads every 256th column, for the largest logit and, over
+the raw logits, a running maximum and sum of exp (Milakov & Gimelshein 2018); then the threads' results are folded.
 
-A row with a temperature is read twice more, by blocks of neighbouring columns: first a sum of weights for each thread's block, then, of the
-block in which the draw falls, one for each thread's part of it; the part is walked. Top-k and top-p each search for their threshold in 11
-passes: floats are ordered like unsigned integers (their bits, turned over where negative), and a pass fixes 3 bits of the threshold by
-adding up, for each of the 7 digits above 0, what lies at or above it. Counts are float32 too, exact to 2^24 columns.
+A row with a temperature is read twice more, in blocks of adjacent columns. The first pass sums the weights of each
+thread's block. The second sums each thread's part of the block that contains the draw, and that part is searched column
+by column. Top-k and top-p each search for their threshold in 11 passes: floats are ordered like unsigned integers
+(their bits, inverted if negative), and a pass determines 3 bits of the threshold by summing, for each of the 7 digits
+above 0, the weights at or above it. Counts are float32 too, exact to 2^24 columns.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ from .builder import (
 )
 
 THREADS = 256
-# Below every logit; -LOWEST is above every one, and stands for a logit that is not finite.
+# Below every logit; -LOWEST is above every logit, and marks a logit that is not finite.
 LOWEST = -3.4028234e38
-# The bits that all infinities and what is not a number have.
+# The bits that are set in every infinity and NaN.
 INFINITY = 0x7F800000
-# exp is 0 from here on, and WGSL may not be asked for the exp of minus infinity.
+# exp is 0 below this, and WGSL does not define the exp of minus infinity.
 SMALLEST_EXPONENT = -200.0
 DIGIT_BITS = 3
 DIGITS = 2**DIGIT_BITS - 1
@@ -87,7 +89,7 @@ def sample(name: str, columns: int) -> Kernel:
     token[0] = minimum(thread, columns - 1)
 
     def load(column: Scalar) -> Scalar:
-        """The adjusted logit, where any row of the batch has one."""
+        """The adjusted logit, if any row of the batch is adjusted."""
         with kernel.when(kernel.size("A") > 0):
             loaded[0] = adjusted[row, column]
         with kernel.when(kernel.size("A") == 0):
@@ -96,7 +98,7 @@ def sample(name: str, columns: int) -> Kernel:
 
     def find_best(column: Scalar, x: Scalar) -> None:
         loaded[0] = x
-        # WGSL may take it that all floats are numbers, so it is the bits that tell.
+        # WGSL may assume that no float is a NaN, so this tests the bits.
         with kernel.when((reinterpret(x, "uint32") & number(INFINITY, "uint32")) == number(INFINITY, "uint32")):
             best[0] = -LOWEST
         with kernel.when(kernel.size("A") > 0):
@@ -106,7 +108,8 @@ def sample(name: str, columns: int) -> Kernel:
             token[0] = column
 
     fold_sums(kernel, Columns(kernel, thread, columns, lambda column: logits[row, column]), values, sums, find_best)
-    # Largest and log of the sum stay apart, for added up they would lose what small log-probabilities are made of.
+    # The largest and the log of the sum are subtracted separately, because their sum would lose the precision of small
+    # log-probabilities.
     largest = kernel.local("raw_largest", 1, "float32")
     largest[0] = values[0]
     log_sum = kernel.local("log_sum", 1, "float32")
@@ -141,7 +144,9 @@ def fold_sums(
     sums: Array,
     also: Callable[[Scalar, Scalar], None] | None = None,
 ) -> None:
-    """Leave the row's maximum in values[0], and in sums[0] the sum of exp(x - maximum). ``also`` is told every column and logit."""
+    """Store the row's maximum in values[0], and the sum of exp(x - maximum) in sums[0]. ``also`` receives every column
+    and logit.
+    """
     largest = kernel.local("largest", 1, "float32", fill=LOWEST)
     total = kernel.local("total", 1, "float32", fill=0)
     with row.each() as (column, x):
@@ -161,7 +166,9 @@ def fold_sums(
 
 
 def fold_largest(kernel: KernelBuilder, thread: Scalar, values: Array, places: Array) -> None:
-    """Leave the largest of the threads' values and its place in values[0] and places[0]; of equals the lowest place."""
+    """Store the largest of the threads' values and its column in values[0] and places[0]; among equals, the lowest
+    column.
+    """
 
     def fold(mine: Scalar, other: Scalar) -> None:
         earlier = all_of(values[other] == values[mine], places[other] < places[mine])
@@ -173,7 +180,7 @@ def fold_largest(kernel: KernelBuilder, thread: Scalar, values: Array, places: A
 
 
 def add_up(kernel: KernelBuilder, thread: Scalar, parts: Array) -> None:
-    """Leave the sum of 256 places of shared memory in the first."""
+    """Store the sum of 256 elements of shared memory in the first."""
 
     def fold(mine: Scalar, other: Scalar) -> None:
         parts[mine] = parts[mine] + parts[other]
@@ -182,7 +189,9 @@ def add_up(kernel: KernelBuilder, thread: Scalar, parts: Array) -> None:
 
 
 def fold_in_loop(kernel: KernelBuilder, thread: Scalar, combine: Callable[[Scalar, Scalar], None]) -> None:
-    """As `KernelBuilder.fold` for all 256 threads, but as a loop: this kernel is large, and some drivers take seconds to compile it."""
+    """As `KernelBuilder.fold` for all 256 threads, but as a loop: this kernel is large, and some drivers take seconds
+    to compile it.
+    """
     kernel.barrier()
     with kernel.loop("level", THREADS.bit_length() - 1) as level:
         stride = kernel.let("stride", (THREADS // 2) >> level)
@@ -194,15 +203,17 @@ def fold_in_loop(kernel: KernelBuilder, thread: Scalar, combine: Callable[[Scala
 def draw_token(
     kernel: KernelBuilder, row: Columns, setting: Settings, largest: Scalar, parts: Array, token: Array
 ) -> None:
-    """Set ``token`` to the one drawn. ``largest`` is the row's largest logit; ``parts`` (256,) is shared memory, free after a barrier."""
+    """Set ``token`` to the one drawn. ``largest`` is the row's largest logit; ``parts`` (256,) is shared memory, free
+    after a barrier.
+    """
     lowest_key = kernel.local("lowest_key", 1, "uint32", fill=0)
 
     def weight(x: Scalar) -> Scalar:
-        """Of a token that is kept, else 0."""
+        """The weight of a token that is kept, else 0."""
         exponent = maximum((x - largest) / setting.temperature, number(SMALLEST_EXPONENT, "float32"))
         return select(key_of(x) >= lowest_key[0], exp(exponent), number(0, "float32"))
 
-    # Top-k adds up ones, top-p the weights of what top-k kept.
+    # Top-k sums ones, top-p the weights of the tokens that top-k kept.
     found = kernel.local("found", 1, "uint32")
     goal = kernel.local("filter_goal", 1, "float32")
     kept = kernel.local("kept", 1, "float32")
@@ -226,10 +237,10 @@ def draw_token(
         )
         lowest_key[0] = maximum(lowest_key[0], found[0])
     with kernel.when(setting.min_p > 0):
-        # The log of 1 may come out a little above 0.
+        # The computed log of 1 may be slightly above 0.
         lowest = largest + setting.temperature * minimum(log(setting.min_p), number(0, "float32"))
         lowest_key[0] = maximum(lowest_key[0], key_of(lowest))
-    # Sums may miss their goal by a rounding; the largest is always kept.
+    # Rounding may leave sums below the goal; the largest is always kept.
     lowest_key[0] = minimum(lowest_key[0], key_of(largest))
 
     block = -(-row.columns // THREADS)
@@ -274,9 +285,10 @@ def draw_token(
 def first_beyond(
     kernel: KernelBuilder, count: Scalar | int, weight_of: Callable[[Scalar], Scalar], goal: Array, chosen: Array
 ) -> None:
-    """Set ``chosen`` to the first place at which the running sum exceeds ``goal``, and take what comes before it off ``goal``.
+    """Set ``chosen`` to the first index at which the running sum exceeds ``goal``, and subtract the sum before it from
+    ``goal``.
 
-    Where rounding leaves the sum short of the goal, it is the last place that weighs anything.
+    If rounding leaves the sum below the goal, it is the last index with a weight above 0.
     """
     before = kernel.local("before", 1, "float32", fill=0)
     running = kernel.local("running", 1, "float32", fill=0)
@@ -295,7 +307,7 @@ def first_beyond(
 def search(
     kernel: KernelBuilder, row: Columns, weight: Callable[[Scalar], Scalar], goal: Scalar, parts: Array, found: Array
 ) -> None:
-    """Set ``found``, which is 0, to the largest key at or above which the row's columns weigh ``goal`` or more."""
+    """Set ``found``, which is 0, to the largest key such that the columns at or above it weigh ``goal`` or more."""
     thread = row.thread
     scratch = kernel.shared("scratch", (DIGITS * THREADS,), "float32")
     totals = kernel.shared("totals", (DIGITS,), "float32")
@@ -315,7 +327,7 @@ def search(
         for d in range(DIGITS):
             scratch[d * THREADS + thread] = sums[d]
         kernel.barrier()
-        # 16 threads a digit, each 16 of its 256 sums; then one thread a digit.
+        # 16 threads per digit, each for 16 of its 256 sums; then one thread per digit.
         with kernel.when(thread < DIGITS * 16):
             parts[thread] = 0
             with kernel.loop("i", 16) as i:

@@ -1,7 +1,8 @@
 """The scores of attention: which keys a row sees, the soft-cap, and the weights of a running softmax.
 
-A query is scaled as it is loaded, so kernels pass the dot product of a scaled query with a key to `capped`. Positions are those of
-a row's sequence. ``last`` is the position of the sequence's last new token; only attention that is not causal reads it.
+A query is scaled as it is loaded, so kernels pass the dot product of a scaled query with a key to `capped`. Positions
+are those of a row's sequence. ``last`` is the position of the sequence's last new token; only attention that is not
+causal reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def capped(kernel: KernelBuilder, scores: Scores, score: Scalar) -> Scalar:
     if scores.softcap is None:
         return score
     ratio = kernel.let("ratio", score * number(1 / scores.softcap, "float32"))
-    # tanh |x| = (1 - exp(-2|x|)) / (1 + exp(-2|x|)), which cannot overflow. Shading languages' own tanh may, for large x.
+    # tanh |x| = (1 - exp(-2|x|)) / (1 + exp(-2|x|)), which cannot overflow. Shading languages' own tanh may, for large
+    # x.
     falling = kernel.let("falling", exp(magnitude(ratio) * number(-2, "float32")))
     one = number(1, "float32")
     size = kernel.let("size", number(scores.softcap, "float32") * (one - falling) / (one + falling))
@@ -29,7 +31,8 @@ def capped(kernel: KernelBuilder, scores: Scores, score: Scalar) -> Scalar:
 def weight(score: Scalar, largest: Scalar) -> Scalar:
     """exp(score - largest): the weight of a key, and the factor of sums whose largest score so far was ``score``.
 
-    Before a row's first visible key both are `LOWEST` and the weights are 1. The factor of that key is 0, so it clears the sums.
+    Before a row's first visible key both are `LOWEST` and the weights are 1. The factor of that key is 0, so it clears
+    the sums.
     """
     return exp(score - largest)
 
@@ -54,7 +57,9 @@ def sees(scores: Scores, key: Scalar, position: Scalar, last: Scalar | None = No
 
 
 def first_page_key(heads: Heads, window: int | None, position: Scalar) -> Scalar | int:
-    """The first key of the first page that the row at a position sees a key of. Kernels that read whole pages start here."""
+    """The first key of the first page that the row at a position sees a key of. Kernels that read whole pages start
+    here.
+    """
     if window is None:
         return 0
     return maximum(position - (window - 1), 0) // heads.page_size * heads.page_size

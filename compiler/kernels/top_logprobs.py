@@ -1,7 +1,8 @@
-"""top_logprobs: the likeliest tokens of a row, best first, and their log-probabilities.
+"""top_logprobs: the most likely tokens of a row, best first, and their log-probabilities.
 
-One workgroup: one row. Each round finds the next best column: the first of the largest values below the round before, or equal to it and
-behind. One thread: every 256th column, in rising order; then the threads' candidates are folded.
+One workgroup: one row. Each round finds the next best column: the first of the largest values below the previous
+round's, or equal to it at a later column.
+One thread: every 256th column, in rising order; then the threads' candidates are folded.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ def top_logprobs(name: str, columns: int) -> Kernel:
         place[0] = columns
         with row_logits.each() as (column, x):
             after = any_of(x < last_value[0], all_of(x == last_value[0], column > last_place[0]))
-            # Among equals the first, which is the lower column: a thread meets its columns in rising order.
+            # Among equals, choose the lowest column: a thread visits its columns in rising order.
             with kernel.when(all_of(after, any_of(x > best[0], place[0] == columns))):
                 best[0] = x
                 place[0] = column
-        # What the round before found has been read by all.
+        # All threads have read the result of the previous round.
         kernel.barrier()
         values[thread] = best[0]
         places[thread] = place[0]
@@ -49,7 +50,7 @@ def top_logprobs(name: str, columns: int) -> Kernel:
         last_value[0] = values[0]
         last_place[0] = places[0]
         with kernel.when(thread == 0):
-            # Logits that are not numbers are never found.
+            # NaN logits are never chosen.
             ids[row, rank] = minimum(places[0], columns - 1)
             logprobs[row, rank] = values[0] - largest[0] - log_sum[0]
     return kernel.finish()

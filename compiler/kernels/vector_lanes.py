@@ -1,4 +1,4 @@
-"""Vectors of which a kernel takes some, or some lanes, by a number known at run time or for a size of its own."""
+"""Select some of several vectors, or some lanes of a vector, by an index known at run time or for another size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .builder import Scalar, lane_of, number, select, vector
 
 
 def part_of(vectors: list[Scalar], part: Scalar, size: int) -> list[Scalar]:
-    """The ``size`` vectors that thread ``part`` takes of a block."""
+    """The ``size`` vectors of a block that thread ``part`` uses."""
     if size == len(vectors):
         return vectors
     parts = len(vectors) // size
@@ -20,13 +20,13 @@ def part_of(vectors: list[Scalar], part: Scalar, size: int) -> list[Scalar]:
 
 
 def lane_at(value: Scalar, lane: Scalar) -> Scalar:
-    """The lane of a vector of 4 with a number known at run time."""
+    """The lane of a vector of 4 with an index known at run time."""
     first, second, third, fourth = (lane_of(value, i) for i in range(4))
     return select(lane < 2, select(lane == 0, first, second), select(lane == 2, third, fourth))
 
 
 def as_four(value: Scalar, lanes: int) -> Scalar:
-    """A vector of ``lanes`` with zeros behind it."""
+    """A vector of ``lanes`` lanes, padded with zeros to 4."""
     return (
         value
         if lanes == 4
@@ -35,5 +35,5 @@ def as_four(value: Scalar, lanes: int) -> Scalar:
 
 
 def first_lanes(value: Scalar, lanes: int) -> Scalar:
-    """What `as_four` was made of."""
+    """The inverse of `as_four`."""
     return value if lanes == 4 else vector(lane_of(value, 0), lane_of(value, 1))

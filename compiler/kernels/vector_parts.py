@@ -1,4 +1,6 @@
-"""What matrix-vector kernels have in common: the input's tile in workgroup memory, and the dot products of blocks of weights with it."""
+"""The parts that matrix-vector kernels share: the input's tile in workgroup memory, and the dot products of blocks of
+weights with it.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from .projection import ProjectionArguments, guard_below
 
 
 class InputTile:
-    """A part of one input row in workgroup memory, times the norm's weight where there is one: ``blocks`` blocks of the weight's columns.
+    """A part of one input row in workgroup memory, times the norm's weight if it has a norm: ``blocks`` blocks of the
+    weight's columns.
 
-    Columns beyond the last are zero, so kernels may compute whole tiles. Quad j of all blocks lie side by side: threads that work on
-    neighbouring blocks read neighbouring memory, and global memory is read in its own order.
+    Columns beyond the last are zero, so kernels may compute complete tiles. The quads j of all blocks are contiguous:
+    threads with adjacent blocks read adjacent memory, and global memory is read in its own order.
     """
 
     def __init__(
@@ -30,7 +33,7 @@ class InputTile:
         self.quads = arguments.facts.weight.block_columns // 4
         self._blocks = blocks
         self._reach = steps * blocks * self.quads
-        # One more than the blocks, so that a thread's neighbours do not write to the same memory bank.
+        # One more than the blocks, so that adjacent threads do not write to the same memory bank.
         self._tile = kernel.shared("x_tile", (self.quads, blocks + 1), "float32x4")
         self._quad = kernel.local("x_quad", 1, "float32x4")
         self._squares = kernel.local("squares", 1, "float32x4", fill=0) if arguments.norm is not None else None
@@ -45,7 +48,7 @@ class InputTile:
             self._squares[0] = 0
 
     def fill(self, row: Scalar, step: Scalar) -> None:
-        """Read the step-th tile of a row, all threads together. Barriers are the caller's."""
+        """Read the step-th tile of a row, all threads together. The caller adds the barriers."""
         kernel, quad, norm = self._kernel, self._quad, self._arguments.norm
         count = self._blocks * self.quads
         for i in range(-(-count // self._threads)):
@@ -65,7 +68,9 @@ class InputTile:
 
 @dataclass(frozen=True, slots=True)
 class LoadedBlocks:
-    """Blocks of several weight rows and the words of their scales, in registers; ``scale_indices`` tell the scale's place in its word."""
+    """Blocks of several weight rows and the words of their scales, in registers; ``scale_indices`` are the scales'
+    indices in their words.
+    """
 
     words: Array
     scales: Array | None
@@ -82,10 +87,11 @@ def load_blocks(
     *,
     clamp: bool,
 ) -> LoadedBlocks:
-    """Block number ``block``, below ``reach``, of ``rows`` weight rows from ``first_output`` on; of a gated projection of both halves.
+    """Block number ``block``, below ``reach``, of ``rows`` weight rows from ``first_output`` on; for a gated
+    projection, of both halves.
 
-    Rows and blocks beyond the last are copies of it, which costs less than a branch: such rows are not stored, and such blocks meet zeros
-    of the input. ``clamp``: there may be rows beyond the last.
+    Rows and blocks beyond the last are copies of it, which costs less than a branch: such rows are not stored, and such
+    blocks meet zeros of the input. ``clamp``: there may be rows beyond the last.
     """
     facts, weight = arguments.facts, arguments.weight
     if reach > weight.blocks:
@@ -119,7 +125,9 @@ def dot_products(
     weights: LoadedBlocks,
     sums: Array,
 ) -> None:
-    """Add to each row's sum the dot product of its loaded block with the block of the input at ``place`` of the tile."""
+    """Add to each row's sum the dot product of its loaded block with the block of the input at ``place`` of the
+    tile.
+    """
     fmt = arguments.facts.weight
     x = kernel.local("x_quads", tile.quads, "float32x4")
     start = kernel.local("start", 1, "float32x4")
@@ -127,7 +135,7 @@ def dot_products(
     for j in range(tile.quads):
         x[j] = tile.quad(place, j)
     if fmt.zero:
-        # What the codes of zeros would add, taken off once for all rows.
+        # The contribution of the codes of zeros, subtracted once for all rows.
         for j, zero in enumerate(fmt.block_zeros):
             part = x[j] * number(-zero, "float32x4")
             start[0] = start[0] + part if j else part

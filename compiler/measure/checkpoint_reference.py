@@ -1,7 +1,8 @@
-"""A checkpoint as the reference: its logits in float32, without a bundle, with the numpy functions of `ir/ops/`.
+"""A checkpoint as the reference: compute its logits in float32, without a bundle, with the numpy functions of
+`ir/ops/`.
 
-Windows of tokens flow in, the final norm's rows flow out, and from those the logits of any rows. Weights are read from the checkpoint's
-files a block of rows at a time, for many windows at once; only the head's matrix stays in memory.
+Windows of tokens give rows of the final norm, and from these the logits of any rows. Weights are read from the
+checkpoint's files a block of rows at a time, for many windows at once; only the head's matrix stays in memory.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ from ..quant.base import FloatArray
 from ..runtime.batch import Chunk, make_batch
 from ..runtime.graph_walk import Execution, walk
 
-# Tokens of a walk over the weights: their activations are in memory together.
+# Tokens per walk over the weights; the activations of all of them are in memory together.
 TOKENS_AT_ONCE = 2048
 
 
 class CheckpointReference:
-    """For windows of up to ``window`` tokens. Raises CheckpointError for tensors that do not fit, RequestError for a model that embeds."""
+    """For windows of up to ``window`` tokens. Raises CheckpointError for tensors that do not fit, RequestError for a
+    model that embeds.
+    """
 
     def __init__(self, checkpoint: Checkpoint, window: int) -> None:
         if checkpoint.embedding is not None:
             raise RequestError(
-                f"{checkpoint.path}: makes embeddings, and has no next tokens to compare; give a model that generates text"
+                f"{checkpoint.path}: makes embeddings, and has no next tokens to compare; give a model that generates "
+                f"text"
             )
         self.checkpoint, self._window = checkpoint, window
         self._graph = by_model_type(checkpoint.spec.model_type).forward(checkpoint.spec, window, window)
@@ -41,7 +45,9 @@ class CheckpointReference:
     def hidden(
         self, windows: Sequence[Sequence[int]], progress: Callable[[int], None] = lambda _: None
     ) -> Iterator[FloatArray]:
-        """The input of the head, (n, E) for each window of n tokens. ``progress`` receives windows done."""
+        """The input of the head, (n, E) for each window of n tokens. ``progress`` receives the number of finished
+        windows.
+        """
         at_once = max(1, TOKENS_AT_ONCE // self._window)
         for start in range(0, len(windows), at_once):
             group = windows[start : start + at_once]
@@ -64,7 +70,7 @@ class CheckpointReference:
             [Chunk(window, 0, [page], range(len(window))) for page, window in enumerate(windows)], self._window
         )
         dims = batch.dims(len(windows))
-        # A layer reads what it has just written, so layers whose pages have the same shape share them.
+        # A layer reads what it has just written, so layers whose pages have the same shape can share them.
         shared: dict[object, Array] = {}
         pages = {}
         for name, state in self._graph.states.items():

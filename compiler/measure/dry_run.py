@@ -1,7 +1,7 @@
-"""A dry run: what a compile would write and how long it would take, without writing it.
+"""A dry run: report what a compile would write and how long it would take, without writing.
 
-Everything but the time is exact: the spec, graph, kernels and layout of the weights are made as in a compile, and no weight is needed for
-them. Kernels really are lowered, because their size is not known before.
+Everything but the time is exact: the spec, graph, kernels and layout of the weights are made as in a compile, and they
+need no weights. Kernels are lowered, because their sizes are unknown until then.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SAMPLE_ELEMENTS = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How long the phases would take that a dry run leaves out, in seconds of wall time.
+    """The estimated time of the phases that a dry run skips, in seconds of wall time.
 
-    The first rows of the largest matrix, ``sample_elements`` weights, were read, packed and unpacked, and multiplied as the self-test does.
-    The time for all ``elements`` is in proportion; packing runs on PACKING_THREADS threads.
+    The first rows of the largest matrix (``sample_elements`` weights) were read, packed, unpacked, and multiplied as in
+    the self-test. The time for all ``elements`` is proportional; packing runs on PACKING_THREADS threads.
     """
 
     elements: int
@@ -114,7 +114,7 @@ def estimate_time(
 
 
 def self_test_seconds(rows: int, columns: int, quantization: Quantization) -> float:
-    """What unpacking a matrix of zeros and multiplying its rows with the self-test's tokens in two dtypes takes."""
+    """The time to unpack a matrix of zeros and multiply its rows by the self-test's tokens in two dtypes."""
     planes = quantization.pack(np.zeros((rows, columns), np.float32))
     tokens = np.zeros((LENGTH, columns), np.float32)
     started = time.perf_counter()

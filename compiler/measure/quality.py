@@ -1,6 +1,7 @@
 """Quality: how far a bundle's distributions of next tokens are from those of its checkpoint in float32.
 
-A text as windows of token ids, the reference and a runner flow in; divergence, agreement and perplexity over all tokens flow out.
+For a text in windows of token ids, compare a runner with the reference: divergence, agreement and perplexity over all
+tokens.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ from ..text.tokenizer import Tokenizer
 from .checkpoint_reference import CheckpointReference
 
 DEFAULT_WINDOW = 512
-# Of a normal distribution, 95 % lies within so many standard deviations.
+# 95 % of a normal distribution lies within this number of standard deviations.
 DEVIATIONS_95 = 1.96
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Over ``tokens`` predicted tokens. KL is the Kullback-Leibler divergence of the bundle's distribution from the reference's, in nats.
+    """Over ``tokens`` predicted tokens. KL is the Kullback-Leibler divergence of the bundle's distribution from the
+    reference's, in nats.
 
-    ``kl_interval`` is the mean's interval of 95 % confidence, taken over windows, None where there is one; ``kl_p99`` the 99th percentile
-    over tokens. ``top1_agreement`` is the share of tokens, 0 to 1, where both find the same token likeliest.
+    ``kl_interval`` is the 95 % confidence interval of the mean, computed over windows, or None for a single window;
+    ``kl_p99`` is the 99th percentile over tokens. ``top1_agreement`` is the share of tokens, 0 to 1, for which both
+    rank the same token first.
     """
 
     tokens: int
@@ -48,7 +51,9 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is known of some predictions, one entry each: divergence, agreement, and how surprising the text's own token was, in nats."""
+    """Measurements of some predictions, one entry each: divergence, agreement, and the surprise of the text's own
+    token, in nats.
+    """
 
     kl: npt.NDArray[np.float64]
     agrees: npt.NDArray[np.bool_]
@@ -60,7 +65,8 @@ class Rows:
 
 
 def make_windows(tokenizer: Tokenizer, text: str, window: int, count: int | None = None) -> list[list[int]]:
-    """The text's token ids in windows of that many, the first ``count`` or all. Each starts with the bos token where texts of the model do.
+    """The text's token ids in windows of ``window`` tokens, the first ``count`` or all. Each starts with the bos token
+    if the tokenizer adds one.
 
     Raises RequestError for a window or a text without a token to predict.
     """
@@ -82,9 +88,10 @@ def make_windows(tokenizer: Tokenizer, text: str, window: int, count: int | None
 def counted_between(
     tokenizer: Tokenizer, windows: Sequence[Sequence[int]], start: str, end: str
 ) -> list[npt.NDArray[np.bool_]]:
-    """Which tokens of each window lie behind the text ``start`` and not behind the next ``end``, whose own tokens count: a chat's answers.
+    """Which tokens of each window lie between the text ``start`` and the next ``end``, the tokens of ``end`` included:
+    a chat's answers.
 
-    Raises RequestError where there are none.
+    Raises RequestError if there are none.
     """
     first, last = (
         tokenizer.encode(text, add_special_tokens=False, split_special_tokens=False) for text in (start, end)
@@ -99,20 +106,21 @@ def counted_between(
 
 def between(window: Sequence[int], first: Sequence[int], last: Sequence[int]) -> Iterator[bool]:
     inside = False
-    for place in range(1, len(window) + 1):
+    for stop in range(1, len(window) + 1):
         yield inside
-        # Enough of what has been read to end in the text that is looked for.
-        sought = last if inside else first
-        if list(window[max(place - len(sought), 0) : place]) == list(sought):
+        # The last tokens read, as many as the marker has.
+        marker = last if inside else first
+        if list(window[max(stop - len(marker), 0) : stop]) == list(marker):
             inside = not inside
 
 
 def require_same_tokens(bundle: Folder, checkpoint: Checkpoint) -> None:
-    """Raise BundleError where the bundle's token ids do not mean what the checkpoint's do."""
+    """Raise BundleError if the bundle's token ids do not have the meaning of the checkpoint's."""
     mine, theirs = bundle.manifest.spec.vocab_size, checkpoint.spec.vocab_size
     if mine != theirs:
         raise BundleError(
-            f"{bundle.path}: has a vocabulary of {mine}, {checkpoint.path} of {theirs}; give the checkpoint that it was made of"
+            f"{bundle.path}: has a vocabulary of {mine}, {checkpoint.path} of {theirs}; give the checkpoint that it "
+            f"was made of"
         )
     if bundle.tokenizer_files().read() != checkpoint.tokenizer.read():
         raise BundleError(
@@ -128,16 +136,17 @@ def measure(
     counted: Sequence[npt.NDArray[np.bool_]] | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Quality:
-    """Every window on the runner against the reference, whose ``hidden`` rows are given. Of the tokens those ``counted`` are, None for all;
-    ``progress`` is told windows done.
+    """Compare every window on the runner with the reference, whose ``hidden`` rows are passed in.
+
+    ``counted`` marks the tokens to measure, None for all. ``progress`` receives the number of finished windows.
 
     Raises RequestError for windows beyond the bundle's context, DeviceError for logits that are not numbers.
     """
     measured = []
     for index, (window, rows) in enumerate(zip(windows, hidden, strict=True)):
-        found = compare_window(runner, reference, window, rows)
-        # Row i is about token i + 1.
-        measured.append(found if counted is None else found.where(counted[index][1:]))
+        actual = compare_window(runner, reference, window, rows)
+        # Row i predicts token i + 1.
+        measured.append(actual if counted is None else actual.where(counted[index][1:]))
         progress(index + 1)
     return summarize([each for each in measured if len(each.kl)])
 
@@ -159,13 +168,13 @@ def compare_window(runner: Runner, reference: CheckpointReference, window: Seque
     return concatenate(parts)
 
 
-def compare(expected: FloatArray, found: FloatArray, following: Sequence[int]) -> Rows:
+def compare(expected: FloatArray, actual: FloatArray, following: Sequence[int]) -> Rows:
     """Logits (n, V) of the reference and the bundle, and the text's next tokens (n,)."""
     here = np.arange(len(following)), np.asarray(following)
-    reference, own = log_softmax(expected), log_softmax(found)
+    reference, own = log_softmax(expected), log_softmax(actual)
     kl = (np.exp(reference) * (reference - own)).sum(axis=-1)
-    # Rounding may take a sum of nothing below zero.
-    return Rows(np.maximum(kl, 0), expected.argmax(-1) == found.argmax(-1), -own[here], -reference[here])
+    # Rounding can make a sum near zero negative.
+    return Rows(np.maximum(kl, 0), expected.argmax(-1) == actual.argmax(-1), -own[here], -reference[here])
 
 
 def log_softmax(logits: FloatArray) -> npt.NDArray[np.float64]:
@@ -189,7 +198,7 @@ def summarize(windows: Sequence[Rows]) -> Quality:
     rows = concatenate(windows)
     means = np.array([window.kl.mean() for window in windows])
     mean = float(rows.kl.mean())
-    # Tokens of one window are not independent of each other, so windows are what is counted.
+    # Tokens of one window are not independent of each other, so the interval is computed over windows.
     spread = DEVIATIONS_95 * float(means.std(ddof=1)) / len(means) ** 0.5 if len(means) > 1 else None
     return Quality(
         tokens=len(rows.kl),

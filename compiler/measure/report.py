@@ -1,4 +1,6 @@
-"""What a bundle costs, from its manifest alone: bytes of weights and KV, memory at a context, dispatches a token."""
+"""The costs of a bundle, computed from its manifest alone: bytes of weights and KV, memory at a context, dispatches per
+token.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from ..ir.expr import evaluate
 from ..runtime.generate import PREFILL_CHUNK
 from ..runtime.variant import choose_kernels
 
-# The dims of one sequence, with all that sampling can do and without a LoRA adapter.
+# The dims of one sequence, with all sampling features and without a LoRA adapter.
 ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1, "M": 0, "G": 0}
 
 
@@ -21,8 +23,9 @@ ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1, "M": 0, "G": 0}
 class Report:
     """Sizes in bytes.
 
-    ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables, and plan buffers for prefill chunks of one sequence.
-    ``dispatches_per_token`` counts for one sequence that starts, ``dispatches_at_context`` for one of ``context`` tokens.
+    ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables, and plan buffers for prefill chunks of
+    one sequence. ``dispatches_per_token`` is the count for one sequence at its start, ``dispatches_at_context`` for one
+    of ``context`` tokens.
     """
 
     model: str
@@ -48,7 +51,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """Sizes in bytes. ``runtime_memory_bytes`` is the model's files and keys and values for ``context`` tokens; a framework takes more."""
+    """Sizes in bytes. ``runtime_memory_bytes`` is the model's files and keys and values for ``context`` tokens; a
+    framework takes more.
+    """
 
     model: str
     target: str
@@ -95,7 +100,7 @@ def make_export_report(manifest: ExportManifest, *, context: int | None = None) 
 
 
 def choose_context(manifest: Description, context: int | None) -> int:
-    """The bundle's where none is given. Raises RequestError for one beyond it."""
+    """The context, or the bundle's if None. Raises RequestError for a context beyond the bundle's."""
     if context is not None and not 1 <= context <= manifest.context:
         raise RequestError(f"--context {context}: the bundle was compiled for 1 to {manifest.context} tokens")
     return context or manifest.context

@@ -1,14 +1,15 @@
-"""The graph's rewrites, in order. All but the last leave what the graph computes as it was; they set the number of dispatches a token.
+"""The rewrites of the graph, in order. All but the last preserve what the graph computes; they determine the number of
+dispatches per token.
 
 fuse_gate_up      gate and up projections and their activation  -> one gated projection
 fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
 fuse_rope_append  slices, q/k norm, rotation, KV append         -> one step
 fuse_attention    that step, then attention over the same pages -> one step
 fuse_residual     projection, then residual addition            -> one projection
-fuse_norm         RMSNorm, then projection                      -> one projection that norms its input as it reads it
-add_lora          projections                                   -> with what a LoRA adapter adds behind each, where that is asked for
+fuse_norm         RMSNorm, then projection                      -> one projection that normalizes its input
+add_lora          projections                                   -> each followed by a LoRA adapter, if requested
 split_large       a weight larger than a binding                -> parts by rows
-quantize_kv       KV pages of activations                       -> of 8-bit integers, where that is asked for
+quantize_kv       KV pages of activations                       -> of 8-bit integers, if requested
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ FUSIONS = (fuse_gate_up, fuse_projections, fuse_rope_append, fuse_attention, fus
 def run_passes(
     graph: Graph, quantization: Quantization, max_binding_bytes: int, kv: str = "activation", lora_rank: int = 0
 ) -> Graph:
-    """All fusions, then the split of weights whose planes exceed ``max_binding_bytes``; pages of ``kv``, "activation" or "q8"; adapters up
-    to ``lora_rank``, 0 for none.
+    """Run all fusions, then split the weights whose planes exceed ``max_binding_bytes``.
+
+    ``kv`` is the format of the pages, "activation" or "q8"; ``lora_rank`` is the largest rank of adapters, 0 for none.
     """
     for fuse in FUSIONS:
         graph = fuse(graph)

@@ -1,7 +1,8 @@
-"""linear(x)  ->  linear(x), then add_lora of the same x: every projection of a layer takes LoRA adapters, one for each row of the batch.
+"""linear(x) -> linear(x), then add_lora of the same x: every projection of a layer supports LoRA adapters, one for each
+row of the batch.
 
-A gated projection is taken apart, because an adapter changes gate and up before their activation. The low-rank matrices are states:
-adapters are loaded and unloaded while the model runs.
+A gated projection is split into its ops, because an adapter changes gate and up before their activation. The low-rank
+matrices are states: adapters are loaded and unloaded while the model runs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ PROJECTIONS = {
 
 
 def add_lora(graph: Graph, rank: int) -> Graph:
-    """Raises ValueError for a projection of a layer that cannot be taken apart, whose adapters would have no effect."""
+    """Raises ValueError for a projection of a layer that cannot be split into its ops, because its adapters would have
+    no effect.
+    """
     adapted = Graph(
         inputs=dict(graph.inputs), states=dict(graph.states), constants=graph.constants, outputs=graph.outputs
     )
@@ -54,9 +57,10 @@ def add_lora(graph: Graph, rank: int) -> Graph:
 
 
 def lora_entry(plan: Plan, rank: int) -> LoraEntry:
-    """Where the matrices of each module go in a plan that has adapters.
+    """Which states hold the matrices of each module, for a plan that has adapters.
 
-    A module of the checkpoint may be split among several projections, or several parts of one: each takes its rows of the module's B.
+    A module of the checkpoint may be split among several projections, or several parts of one. Each holds its rows of
+    the module's B.
     """
     modules: dict[str, list[LoraModule]] = {}
     for step in plan.steps:
@@ -66,9 +70,9 @@ def lora_entry(plan: Plan, rank: int) -> LoraEntry:
         sources = plan.weights[f"{step.inputs['a'].removesuffix('.lora_a')}.weight"].sources
         for part, (source, width) in enumerate(zip(sources, step.attrs["widths"], strict=True)):
             a, b = step.inputs["a"], step.inputs["b"]
-            place = LoraModule(
+            entry = LoraModule(
                 a=a, b=b, part=part, start=start, stop=start + width, first_row=source.start, factor=source.factor
             )
-            modules.setdefault(source.tensor.removesuffix(".weight"), []).append(place)
+            modules.setdefault(source.tensor.removesuffix(".weight"), []).append(entry)
             start += width
     return LoraEntry(rank=rank, modules=modules)

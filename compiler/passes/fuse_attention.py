@@ -1,4 +1,4 @@
-"""rope_append, then attention over the same pages  ->  rope_attention, one kernel if each sequence has one new token."""
+"""rope_append, then attention over the same pages -> rope_attention, one kernel if each sequence has one new token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fuse_attention(graph: Graph) -> Graph:
     for index, append in enumerate(graph.nodes):
         if append.op != "rope_append" or not append.has_only(**APPEND):
             continue
-        # The next node that touches the pages: between the two nobody may see them before the new keys are there, or after.
+        # The next node that touches the pages: no node between the two may read the pages.
         attention = next(
             (node for node in graph.nodes[index + 1 :] if append.inputs["kv"] in node.inputs.values()), None
         )

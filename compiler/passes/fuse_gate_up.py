@@ -1,4 +1,6 @@
-"""gate = linear(x), up = linear(x), gate(gate, up)  ->  gated_linear(x), its weight the gate's rows above the up's."""
+"""gate = linear(x), up = linear(x), gate(gate, up) -> gated_linear(x), whose weight is the gate's rows stacked on the
+up's.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ def fuse_gate_up(graph: Graph) -> Graph:
         if node.op != "gate" or not node.has_only(inputs=("gate", "up"), attrs=("activation",)):
             continue
         pair = [makers[node.inputs[role]] for role in ("gate", "up") if node.inputs[role] in makers]
-        # One projection that is both gate and up stays as it is, and so does one whose result is rounded.
+        # A projection that is both gate and up is not fused, nor is one whose result is rounded.
         if len(pair) < 2 or pair[0] is pair[1] or not can_stack(graph, pair) or pair[0].attr("dtype") != "float32":
             continue
         if any(graph.only_user(linear.outputs["y"]) is not node for linear in pair):

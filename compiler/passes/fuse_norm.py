@@ -1,6 +1,7 @@
-"""linear(rms_norm(x))  ->  linear(x, norm=...): the projection norms its input as it reads it.
+"""linear(rms_norm(x)) -> linear(x, norm=...): the projection normalizes its input as it reads it.
 
-y = W (x * g / rms(x)) is (W (x * g)) / rms(x), so a kernel sums squares beside its dot products and divides once at the end.
+y = W (x * g / rms(x)) is (W (x * g)) / rms(x), so a kernel sums squares along with its dot products and divides once at
+the end.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def fuse_norm(graph: Graph) -> Graph:
         y = node.outputs["y"]
         users = graph.users(y)
         whole_row = graph.shape_of(node.inputs["x"])[1:] == graph.shape_of(node.inputs["weight"])
-        # Only values of float32 may overflow what a norm reads; a rounded result is one that somebody wanted rounded.
-        folds = users and y not in graph.outputs.values() and all(takes_norm(user, y) for user in users)
+        # Fuse only a float32 result: a rounded result must stay rounded.
+        folds = users and y not in graph.outputs.values() and all(accepts_norm(user, y) for user in users)
         if whole_row and node.attr("dtype") == "float32" and folds:
             folded[y] = node
     nodes = []
@@ -37,7 +38,7 @@ def fuse_norm(graph: Graph) -> Graph:
     return graph.with_nodes(nodes)
 
 
-def takes_norm(node: Node, x: str) -> bool:
+def accepts_norm(node: Node, x: str) -> bool:
     """Whether a node is a projection that reads the value as its input, and nowhere else, and has no norm yet."""
     if node.op not in PROJECTIONS or not node.has_only(inputs=PROJECTIONS[node.op], attrs=ATTRS):
         return False

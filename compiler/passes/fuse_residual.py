@@ -17,7 +17,7 @@ def fuse_residual(graph: Graph) -> Graph:
             linear = makers.get(node.inputs[role])
             if linear is None or linear.op != "linear" or not linear.has_only(**LINEAR) or id(linear) in replaced:
                 continue
-            # x + x has one user that reads the value twice.
+            # In x + x, one user reads the value twice.
             if (
                 linear.attr("dtype") == "float32"
                 and graph.only_user(node.inputs[role]) is node

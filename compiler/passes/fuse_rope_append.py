@@ -1,6 +1,7 @@
-"""Slices of a joint q/k/v projection, q/k norm, rotation of q and k, append of k and v  ->  rope_append.
+"""Slices of a joint q/k/v projection, q/k norm, rotation of q and k, append of k and v -> rope_append.
 
-The step norms and rotates all of q and k alike, so it fires only if both have the same eps, the same table and the same positions.
+The step normalizes and rotates q and k in the same way, so the pass applies only if both have the same eps, the same
+table and the same positions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .stack import module_of, stack_parameters
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """How a part of the joint projection becomes q or k: its slice, then a norm and a rotation if there are any."""
+    """How a part of the joint projection becomes q or k: its slice, then an optional norm and an optional rotation."""
 
     slice: Node
     norm: Node | None
@@ -70,7 +71,9 @@ def fuse_rope_append(graph: Graph) -> Graph:
 
 
 def chain_of(graph: Graph, makers: Mapping[str, Node], name: str, head_dim: int) -> Chain | None:
-    """The nodes that made q or k, or None if they are not these: slice_columns, [rms_norm of each head,] [rope of each head]."""
+    """The nodes that compute q or k, or None if they are not the chain slice_columns, [rms_norm of each head,] [rope of
+    each head].
+    """
     node = makers.get(name)
     rope = norm = None
     if (
@@ -89,7 +92,7 @@ def chain_of(graph: Graph, makers: Mapping[str, Node], name: str, head_dim: int)
 
 
 def are_alike(q: Chain, k: Chain) -> bool:
-    """Whether one step may norm and rotate both."""
+    """Whether one step can normalize and rotate both."""
     if (q.norm is None) != (k.norm is None) or (q.rope is None) != (k.rope is None):
         return False
     if q.norm is not None and k.norm is not None and q.norm.attrs["eps"] != k.norm.attrs["eps"]:
@@ -102,7 +105,7 @@ def are_alike(q: Chain, k: Chain) -> bool:
 
 
 def cover(graph: Graph, slices: list[Node]) -> bool:
-    """Whether these are slices of one activation, one behind the other from its first column to its last."""
+    """Whether these are slices of one activation, consecutive from its first column to its last."""
     stop = 0
     for node in slices:
         if node.op != "slice_columns" or not node.has_only(inputs=("x",), attrs=("start", "stop", "dtype")):
@@ -119,6 +122,6 @@ def cover(graph: Graph, slices: list[Node]) -> bool:
 
 
 def used_once(graph: Graph, nodes: list[Node], last: set[str]) -> bool:
-    """Whether nothing beside the chains reads what they compute on their way to q, k and v."""
+    """Whether only the chains read the intermediate values that they compute for q, k and v."""
     distinct = len({id(node) for node in nodes}) == len(nodes)
     return distinct and all(graph.only_user(node.outputs["y"]) is not None for node in nodes) and len(last) == 3

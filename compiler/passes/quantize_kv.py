@@ -1,4 +1,6 @@
-"""KV pages of activations  ->  KV pages of 8-bit integers, with a scale for each token and kv head: the one pass that changes results."""
+"""KV pages of activations -> KV pages of 8-bit integers, with a scale for each token and kv head. This is the only pass
+that changes results.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A matrix one of whose planes is larger than a binding may be  ->  parts by rows, and a step for each part.
+"""A matrix with a plane that exceeds the largest binding -> parts by rows, and a step for each part.
 
-Embedding parts each fill the rows whose tokens they hold; projection parts each fill their columns of the result.
+Each part of an embedding fills the rows of the tokens that it holds. Each part of a projection fills its columns of the
+result.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ def split_large(graph: Graph, quantization: Quantization, max_binding_bytes: int
 
 
 def part_starts(matrix: Parameter, halves: int, quantization: Quantization, max_binding_bytes: int) -> list[int]:
-    """The first row of each part, the fewest parts of nearly equal size that fit. Rows of a gated weight count once for both halves."""
+    """The first row of each part, for the fewest parts of nearly equal size that fit. A row of a gated weight counts
+    once for both halves.
+    """
     assert matrix.columns is not None
     widest = max(plane.row_bytes for plane in quantization.planes(matrix.columns))
     rows = matrix.rows // halves
-    # Even numbers of rows keep every part's f16 scales on whole 32-bit words.
+    # Even numbers of rows align the f16 scales of every part to 32-bit words.
     fitting = max_binding_bytes // (widest * halves) // 2 * 2
     assert fitting > 0, f"two rows of {matrix.name} are larger than a binding of {max_binding_bytes} bytes"
     count = -(-rows // fitting)

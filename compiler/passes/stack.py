@@ -1,4 +1,4 @@
-"""Stacking parameters by rows: several weights of projections that share an input become one."""
+"""Stack parameters by rows: the weights of several projections that share an input become one weight."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from ..ir.graph import Graph, Node, Parameter
 
 
 def stack_projections(graph: Graph, new: dict[str, Parameter], linears: Sequence[Node], module: str) -> dict[str, str]:
-    """The roles "weight" and, if all have one, "bias" of one projection that does the work of several; its parameters go to ``new``.
+    """The roles "weight" and, if all have one, "bias" of one projection that computes several; its parameters are added
+    to ``new``.
 
     ``module`` names it, as in "model.layers.0.self_attn.qkv_proj".
     """
@@ -20,7 +21,9 @@ def stack_projections(graph: Graph, new: dict[str, Parameter], linears: Sequence
 
 
 def stack_parameters(graph: Graph, new: dict[str, Parameter], names: Sequence[str], name: str) -> str:
-    """Put parameters of equal width one above the other into ``new``; the name of the stack, which neither it nor the graph has yet."""
+    """Stack parameters of equal width, add the stack to ``new``, and return its name, which neither ``new`` nor the
+    graph has yet.
+    """
     parts = [graph.parameters[part] for part in names]
     name = unused_name(graph, new, name)
     new[name] = Parameter(name, tuple(source for part in parts for source in part.sources), parts[0].columns)
@@ -36,7 +39,9 @@ def unused_name(graph: Graph, new: Collection[str], name: str) -> str:
 
 
 def can_stack(graph: Graph, linears: Sequence[Node]) -> bool:
-    """Whether projections read the same input, are plain but for a bias that all or none have, and give the same dtype."""
+    """Whether projections read the same input, have no options except a bias that all or none have, and return the same
+    dtype.
+    """
     first = linears[0]
     return all(
         linear.op == "linear"

@@ -1,7 +1,7 @@
 """What a quantization is: how a float matrix becomes the planes that a bundle stores, and back.
 
-A plane is one array of a packed matrix (the quantized integers, the scales). Rows stay rows: row n of a plane depends on row n
-of the matrix alone, so a matrix can be packed in blocks of rows and split by rows at any point.
+A plane is one array of a packed matrix (the quantized integers, the scales). Rows are independent: row n of a plane
+depends on row n of the matrix alone, so a matrix can be packed in blocks of rows and split by rows at any point.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import QuantizationError
 
 # Weights in a group. Every format pads its rows to whole groups, so kernels read all of them in chunks of this size.
 GROUP = 32
-# What else other frameworks' kernels take.
+# The group sizes that the kernels of other frameworks accept.
 GROUPS = (32, 64, 128)
 
 Array = npt.NDArray[np.generic]
@@ -45,21 +45,23 @@ class Quantization(Protocol):
 
     @property
     def kind(self) -> str:
-        """The layout's name, by which kernel templates know it; several quantizations may share one with other dtypes."""
+        """The layout's name, by which kernel templates know it; several quantizations may share one with other
+        dtypes.
+        """
 
     @property
     def activations(self) -> tuple[str, ...]:
-        """Activation dtypes that a bundle offers with these weights, best first: of "float16", "float32"."""
+        """Activation dtypes that a bundle offers with these weights, best first: from "float16" and "float32"."""
 
     @property
     def group(self) -> int | None:
         """Weights along a row that share a scale; None for a format without scales."""
 
     def planes(self, columns: int) -> tuple[PlaneLayout, ...]:
-        """The planes of a matrix with that many columns."""
+        """The planes of a matrix with ``columns`` columns."""
 
     def pack(self, matrix: FloatArray) -> dict[str, Array]:
-        """(N, K) f32 -> planes. Raises QuantizationError where a value cannot be represented."""
+        """(N, K) f32 -> planes. Raises QuantizationError if a value cannot be represented."""
 
     def unpack(self, planes: Mapping[str, Array], columns: int) -> FloatArray:
         """Planes -> (N, columns) f32, exactly what every kernel must compute with."""
@@ -67,7 +69,8 @@ class Quantization(Protocol):
 
 def require_finite(matrix: FloatArray) -> None:
     """Raise QuantizationError when the matrix holds NaN or infinity."""
-    # One pass without a temporary: a sum is finite only if all its terms are, except for overflow, which the slow path clears up.
+    # One pass without a temporary: a sum is finite only if all its terms are, except after an overflow, which the slow
+    # path detects.
     if not np.isfinite(np.sum(matrix, dtype=np.float64)) and not np.isfinite(matrix).all():
         raise QuantizationError(
             "the tensor holds NaN or infinity; the checkpoint is damaged or was saved after a diverged training"

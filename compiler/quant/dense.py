@@ -1,4 +1,6 @@
-"""Weights that are not quantized: one plane ``w`` of float16 or float32, rows padded with zeros to whole groups of 32."""
+"""Weights that are not quantized: one plane ``w`` of float16 or float32, rows padded with zeros to whole groups of
+32.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""How the planes of a packed matrix lie in memory. Planes (N, W) of any quantization flow in, what a shard holds flows out, and back.
+"""The memory layouts of a packed matrix: convert planes (N, W) of any quantization to the form that a shard holds, and
+back.
 
 "rows": (N, W), row after row.
-"tiles16": (ceil(N/16), W, 16), tiles of 16 rows, in each of which element w of all rows lies side by side, so that one vector load brings
-the same columns of 16 rows. A word of q4's plane ``q`` is 8 columns and one of q8's 4, so the bytes of 16 words are what an integer dot
-product instruction multiplies by 4 activations. Rows beyond N are zeros.
+"tiles16": (ceil(N/16), W, 16), tiles of 16 rows. In each tile, element w of all rows is contiguous, so that one vector
+load reads the same columns of 16 rows. A word of q4's plane ``q`` is 8 columns and one of q8's 4, so an integer dot
+product instruction multiplies the bytes of 16 words by 4 activations. Rows beyond N are zeros.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TILE_ROWS = 16
 
 
 def rows_per_tile(layout: Layout) -> int:
-    """Blocks of rows that lie apart from each other are multiples of this many."""
+    """Blocks of rows that are stored separately are multiples of this number of rows."""
     return TILE_ROWS if layout == "tiles16" else 1
 
 
@@ -38,7 +39,7 @@ def store_rows(layout: Layout, plane: Array) -> Array:
 
 
 def stored_rows(layout: Layout, stored: Array) -> Array:
-    """Rows (N, W) of what is stored; of tiles, all 16 of each."""
+    """The rows (N, W) of a stored plane; for tiles, all 16 rows of each, padding included."""
     if layout == "rows":
         return stored
     tiles, columns, rows = stored.shape

@@ -1,7 +1,7 @@
-"""4-bit weights in groups along a row, of 32 in a plan, one scale a group: w = (q - 8) * scale, q in 0..15.
+"""4-bit weights in groups along a row (32 in a plan), with one scale per group: w = (q - 8) * scale, q in 0..15.
 
-The scale is the group's value of largest magnitude over -8, so that value is represented exactly and all 16 codes are used
-(the scheme of ggml's Q4_0). Planes:
+The scale is the group's value of largest magnitude over -8, so that value is represented exactly and all 16 codes are
+used (the scheme of ggml's Q4_0). Planes:
 
     q  (N, K/8)  uint32: byte b holds element b in its low nibble and element b + 4 in its high one, so that
                  ``u & 0x0F0F0F0F`` and ``(u >> 4) & 0x0F0F0F0F`` are each four consecutive elements.

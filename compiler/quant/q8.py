@@ -1,6 +1,7 @@
-"""8-bit weights in groups along a row, of 32 in a plan, one scale a group: w = (q - 128) * scale, q in 1..255.
+"""8-bit weights in groups along a row (32 in a plan), with one scale per group: w = (q - 128) * scale, q in 1..255.
 
-The scale is the group's largest magnitude over 127 (the scheme of ggml's Q8_0, with an offset so that the bytes are unsigned). Planes:
+The scale is the group's largest magnitude over 127 (the scheme of ggml's Q8_0, with an offset so that the bytes are
+unsigned). Planes:
 
     q  (N, K/4)  uint32: byte b holds element b.
     s  (N, K/group) float16 or float32.

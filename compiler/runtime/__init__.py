@@ -1,1 +1,3 @@
-"""Running a bundle's plan from Python: batches, the runner's interface, the numpy reference, and generation with one sequence."""
+"""Running a bundle's plan from Python: batches, the runner's interface, the numpy reference, and generation with one
+sequence.
+"""

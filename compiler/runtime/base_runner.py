@@ -1,4 +1,6 @@
-"""What all runners share: their limits, the checks of what they receive, and the order of calls. A device fills in the abstract methods."""
+"""The base of all runners: limits, checks of batches, and the order of calls. Each device implements the abstract
+methods.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ AnyManifest = TypeVar("AnyManifest", bound=Description)
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ArrayLayout:
     """The shape and dtype of an array."""
 
     shape: tuple[int, ...]
@@ -40,34 +42,40 @@ class BaseRunner(ABC, Generic[AnyManifest]):
     @property
     @abstractmethod
     def device(self) -> str:
-        """What it runs on, in words."""
+        """A description of the device."""
 
     def forward(self, batch: Batch) -> Output:
         """The next tokens of the sampled rows. Raises RequestError as `submit`."""
         return self.submit(batch).result()
 
     def submit(self, batch: Batch) -> Future[Output]:
-        """Raises RequestError at once for a bundle that embeds and for a batch that is too large or has other inputs than the plan."""
+        """Raises RequestError at once for a bundle that embeds, and for a batch that is too large or whose inputs
+        differ from the plan's.
+        """
         return self._generate(batch, self._accept(batch, GENERATE))
 
     def embed(self, batch: Batch) -> FloatArray:
-        """The embeddings (R, E) of the sampled rows. Raises RequestError as `submit`, for a bundle that generates text."""
+        """The embeddings (R, E) of the sampled rows. Raises RequestError as `submit`, for a bundle that generates
+        text.
+        """
         return self._embed(batch, self._accept(batch, EMBED)).result()
 
     def write_state(self, name: str, slot: int, values: Array) -> None:
-        """Raises RequestError for a state that is not kept by slot, a slot out of range, and values of another shape."""
-        rooms = self._slot_states
-        if name not in rooms:
+        """Raises RequestError for a state that is not stored by slot, a slot out of range, and values of another
+        shape.
+        """
+        layouts = self._slot_states
+        if name not in layouts:
             raise RequestError(
-                f"{self.manifest.model} has no state '{name}' by slot; it has {', '.join(rooms) or 'none'}"
+                f"{self.manifest.model} has no state '{name}' by slot; it has {', '.join(layouts) or 'none'}"
             )
-        slots, *shape = rooms[name].shape
+        slots, *shape = layouts[name].shape
         if not 0 <= slot < slots:
             raise RequestError(f"slot {slot} of state '{name}' is out of range; it has slots 0 to {slots - 1}")
         if list(values.shape) != shape:
             raise RequestError(f"a slot of state '{name}' has shape {shape}, not {list(values.shape)}")
-        # A copy, because a device may read it after the caller has gone on.
-        self._in_order(self._write_row, name, slot, np.array(values, rooms[name].dtype))
+        # Copy, because the device may read the values after this call returns.
+        self._in_order(self._write_row, name, slot, np.array(values, layouts[name].dtype))
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole pages, pair after pair. Raises RequestError for a page that is not in the pool."""
@@ -77,13 +85,13 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         self._in_order(self._copy_pages, tuple(pairs))
 
     def close(self) -> None:
-        """Wait for all that was submitted, then free the memory. A second call does nothing."""
+        """Wait for all submitted work, then free the memory. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._release()
 
     def _accept(self, batch: Batch, plan: str) -> Mapping[str, int]:
-        """The dims of a batch that the runner can run by a plan."""
+        """The dims of a batch. Raises RequestError if the runner cannot run it with the plan."""
         if self._closed:
             raise RequestError(f"{self.manifest.model}: the runner is closed; open another one")
         require_plan(self.manifest, plan)
@@ -98,16 +106,18 @@ class BaseRunner(ABC, Generic[AnyManifest]):
 
     @property
     @abstractmethod
-    def _slot_states(self) -> Mapping[str, Room]:
+    def _slot_states(self) -> Mapping[str, ArrayLayout]:
         """The states that `write_state` writes, by name: their first dim counts slots."""
 
     def _in_order(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Call a function after all calls before it: here at once. A runner with a worker thread returns before the call."""
+        """Call a function after all earlier calls. This version calls it at once; a runner with a worker thread returns
+        before the call.
+        """
         return done(function(*arguments))
 
     @abstractmethod
     def _generate(self, batch: Batch, dims: Mapping[str, int]) -> Future[Output]:
-        """Run a batch that was accepted."""
+        """Run a batch that passed the checks."""
 
     def _embed(self, batch: Batch, dims: Mapping[str, int]) -> Future[FloatArray]:  # noqa: ARG002
         """As `_generate`, for runners of bundles that embed."""

@@ -1,6 +1,7 @@
-"""Batch: what a runner's forward takes, as arrays; and the interface of runners.
+"""Batch: the arrays that a runner's forward reads; and the interface of runners.
 
-All arrays are int32, the settings float32. S new tokens of B sequences lie one after the other; see `ir/ops` for what each array means.
+All arrays are int32, except the float32 settings. The S new tokens of B sequences are concatenated; `ir/ops` defines
+each array.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ Array = IntArray | FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Every sequence has at least one new token, so S == B says that each has one.
+    """Every sequence has at least one new token, so S == B means that each has exactly one.
 
-    ``extra`` are a plan's inputs beside the arrays here, by name.
+    ``extra`` holds further inputs of a plan, by name.
     """
 
     token_ids: IntArray
@@ -38,9 +39,9 @@ class Batch:
     sample_rows: IntArray
     sample_slots: IntArray
     sample_settings: FloatArray
-    # (S,): the place of each token's LoRA adapter, -1 for none.
+    # (S,): the slot of each token's LoRA adapter, -1 for none.
     adapters: IntArray
-    # Whether the likeliest tokens of the sampled rows are wanted, and whether the log-probabilities of the chosen ones are.
+    # Whether to return the most likely tokens of the sampled rows, and the log-probabilities of the chosen tokens.
     alternatives: bool = False
     logprobs: bool = False
     extra: Mapping[str, Array] = field(default_factory=dict)
@@ -67,7 +68,7 @@ class Batch:
         }
 
 
-# The inputs that every batch has.
+# The inputs of every batch.
 KNOWN_INPUTS = tuple(each.name for each in fields(Batch) if each.name not in ("alternatives", "logprobs", "extra"))
 
 
@@ -75,9 +76,10 @@ KNOWN_INPUTS = tuple(each.name for each in fields(Batch) if each.name not in ("a
 class Chunk:
     """New tokens of one sequence.
 
-    ``token_ids`` follow ``start`` cached ones, ``pages`` hold the sequence, ``sample`` lists the rows of the chunk whose logits are wanted.
-    ``adapter`` is the place of the sequence's LoRA adapter, -1 for the model as it is.
-    The next token of such a row is chosen by ``settings`` and left in ``slot`` unless that is -1; ``flags`` are those of `sampling.py`.
+    ``token_ids`` follow ``start`` cached tokens. ``pages`` hold the sequence. ``sample`` lists the rows of the chunk to
+    sample. ``adapter`` is the slot of the sequence's LoRA adapter, -1 for the unmodified model. ``settings`` determine
+    the next token of a sampled row, which is stored in ``slot`` unless that is -1; ``flags`` are those of
+    `sampling.py`.
     """
 
     token_ids: Sequence[int]
@@ -91,7 +93,7 @@ class Chunk:
 
 
 def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = False, logprobs: bool = False) -> Batch:
-    """Lay chunks of several sequences one after the other. Raises RequestError for a chunk without a token."""
+    """Concatenate chunks of several sequences. Raises RequestError for a chunk without a token."""
     lengths = [len(chunk.token_ids) for chunk in chunks]
     if 0 in lengths:
         raise RequestError(
@@ -130,9 +132,11 @@ def join(parts: Sequence[Sequence[int] | npt.NDArray[np.int_]]) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """``next_token_ids`` (R,) and the log-probability of each; ``top_token_ids`` (W, up to 20), best first, and theirs.
+    """``next_token_ids`` (R,) and their log-probabilities; ``top_token_ids`` (W, up to 20), best first, and their
+    log-probabilities.
 
-    ``token_logprobs`` (R,) count where the batch asks for them; elsewhere a runner that chooses on the host leaves zeros.
+    ``token_logprobs`` (R,) are valid if the batch requests them. Otherwise a runner that samples on the host returns
+    zeros.
     """
 
     next_token_ids: IntArray
@@ -143,7 +147,7 @@ class Output:
 
     @property
     def logits(self) -> FloatArray:
-        """(R, V), read from the device when they are asked for: before its next forward."""
+        """(R, V), read from the device on access. Access them before its next forward."""
         return self.read_logits()
 
 
@@ -166,7 +170,7 @@ Result = TypeVar("Result")
 
 
 def done(result: Result) -> Future[Result]:
-    """A result that is there already, for runners that wait in `Runner.submit`."""
+    """A future with a result, for runners that wait in `Runner.submit`."""
     future: Future[Result] = Future()
     future.set_result(result)
     return future
@@ -174,9 +178,10 @@ def done(result: Result) -> Future[Result]:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest batch of a runner: new tokens, sequences (and slots for them), sampled rows, pages of the pool, places for LoRA adapters.
+    """The largest batch of a runner: new tokens, sequences (and their slots), sampled rows, pages of the pool, slots
+    for LoRA adapters.
 
-    ``pages`` None means as many as one sequence of the bundle's context takes.
+    If ``pages`` is None, the pool has the pages of one sequence of the bundle's context.
     """
 
     tokens: int = 64
@@ -187,9 +192,10 @@ class Limits:
 
 
 class Runner(Protocol):
-    """Runs a bundle's plan on one device. Keys and values stay in its pages between calls, and so does what is kept by sequence slot.
+    """Runs a bundle's plan on one device. Its pages of keys and values, and its states by sequence slot, persist
+    between calls.
 
-    What is asked for happens in the order of the calls, whether or not they wait for it.
+    Work runs in the order of the calls, whether or not they wait for it.
     """
 
     @property
@@ -204,25 +210,31 @@ class Runner(Protocol):
 
     @property
     def device(self) -> str:
-        """What it runs on, in words."""
+        """A description of the device."""
 
     def forward(self, batch: Batch) -> Output:
-        """The next tokens of the sampled rows. Raises RequestError where the bundle embeds, or for a batch beyond the limits."""
+        """The next tokens of the sampled rows. Raises RequestError if the bundle embeds or the batch exceeds the
+        limits.
+        """
 
     def submit(self, batch: Batch) -> Future[Output]:
-        """As `forward`, without waiting where the device works by itself: further calls may follow before the result is there."""
+        """As `forward`, but without waiting if the device works asynchronously: further calls may precede the
+        result.
+        """
 
     def embed(self, batch: Batch) -> FloatArray:
-        """The embeddings (R, E) of the sampled rows, not normalised. Raises RequestError where the bundle generates text."""
+        """The embeddings (R, E) of the sampled rows, not normalised. Raises RequestError if the bundle generates
+        text.
+        """
 
     def write_state(self, name: str, slot: int, values: Array) -> None:
         """Set a slot's row of the state "token_counts" (V,), "logit_bias" (V,) or "token_mask" (ceil(V / 32),).
 
-        Of the manifest's `LoraEntry.states` it is the row of an adapter's place.
+        For the states in the manifest's `LoraEntry.states`, ``slot`` is the slot of an adapter.
         """
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the keys and values of whole pages, from the first of each pair to the second."""
 
     def close(self) -> None:
-        """Give back the device's memory."""
+        """Free the device's memory."""

@@ -1,4 +1,6 @@
-"""The embedding of one sequence on any runner: its tokens flow in, in chunks from position 0, and one vector flows out."""
+"""Compute the embedding of one sequence on any runner. The tokens run in chunks from position 0; the result is one
+vector.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from .generate import PREFILL_CHUNK, check_tokens
 
 
 def embed(runner: Runner, token_ids: Sequence[int], *, chunk: int = PREFILL_CHUNK) -> FloatArray:
-    """The vector (E,) of a text, of length 1 where the bundle says so; it overwrites the runner's first pages.
+    """The vector (E,) of a text, of length 1 if the bundle normalizes; this overwrites the runner's first pages.
 
-    Raises RequestError for a bundle that generates text, no tokens, ids out of the vocabulary, or more tokens than the bundle's context.
+    Raises RequestError for a bundle that generates text, no tokens, ids outside the vocabulary, or more tokens than the
+    bundle's context.
     """
     manifest = runner.manifest
     require_plan(manifest, EMBED)

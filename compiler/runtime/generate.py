@@ -1,6 +1,6 @@
-"""Generating with one sequence on any runner: prefill in chunks, then one token a step, greedy or sampled.
+"""Generate with one sequence on any runner: prefill in chunks, then one token per step, greedy or sampled.
 
-The engines that serve many requests live elsewhere; this is what `nearfar run`, `nearfar score` and the tests need.
+The engines that serve many requests are elsewhere; `nearfar run`, `nearfar score` and the tests use this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import DeviceError, RequestError
 from ..ir.sampling import GREEDY, Sampler, Settings
 from .batch import Chunk, Output, Runner, make_batch, require_plan
 
-# Prompt tokens a forward pass: enough to fill a tile kernel twice, few enough for small devices' patience.
+# Prompt tokens per forward pass: enough to fill a tile kernel twice, few enough that a pass is short on small devices.
 PREFILL_CHUNK = 64
 
 
@@ -32,7 +32,7 @@ class Timings:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decoding alone: tokens after the first over the time after the first. 0 where there was no second token."""
+        """Decoding speed: tokens after the first, divided by the time after the first. 0 without a second token."""
         decoding = self.total_seconds - self.time_to_first_token_seconds
         return (self.completion_tokens - 1) / decoding if self.completion_tokens > 1 and decoding > 0 else 0.0
 
@@ -47,12 +47,13 @@ def generate(
     cached: int = 0,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[int]:
-    """Yield token ids until the model ends (the end token is not yielded), ``max_tokens`` are out, or ``cancelled`` returns true.
+    """Yield token ids until the model ends (the end token is not yielded), ``max_tokens`` were yielded, or
+    ``cancelled`` returns true.
 
-    The runner's pages hold keys and values of the first ``cached`` tokens of the prompt, which are fewer than all, from an earlier call.
-    ``cancelled`` is called before each forward pass.
+    The runner's pages already hold keys and values of the first ``cached`` tokens of the prompt, from an earlier call;
+    ``cached`` must be less than the length of the prompt. ``cancelled`` is called before each forward pass.
 
-    Raises RequestError for an empty prompt, ids out of the vocabulary, or more tokens than the bundle's context.
+    Raises RequestError for an empty prompt, ids outside the vocabulary, or more tokens than the bundle's context.
     """
     timings = timings if timings is not None else Timings()
     check_prompt(runner, prompt, max_tokens)
@@ -61,8 +62,8 @@ def generate(
     started = time.perf_counter()
     ends = set(runner.manifest.spec.eos_token_ids)
     passes = prefill(runner, prompt, sample_all=False, settings=sampler.next(), cached=cached)
-    while not cancelled() and (found := next(passes, None)) is not None:
-        output = found
+    while not cancelled() and (result := next(passes, None)) is not None:
+        output = result
     if cancelled():
         return
     length = len(prompt)
@@ -86,7 +87,7 @@ def generate(
 
 
 def score(runner: Runner, token_ids: Sequence[int], rows_at_once: int) -> Iterator[npt.NDArray[np.float32]]:
-    """Forced decoding: blocks of logits, (n, V) in all for n tokens, row i predicting token i + 1.
+    """Forced decoding: blocks of logits, (n, V) in all for n tokens, where row i predicts token i + 1.
 
     Raises RequestError as `generate`, and DeviceError for logits that are not finite.
     """
@@ -112,7 +113,9 @@ def prefill(
     settings: Settings = GREEDY,
     cached: int = 0,
 ) -> Iterator[Output]:
-    """Run a sequence's tokens behind the ``cached`` ones in chunks; every row is sampled, or the last one only."""
+    """Run the tokens of a sequence after its first ``cached`` ones, in chunks. Every row is sampled, or only the last
+    one.
+    """
     for start in range(cached, len(token_ids), chunk):
         stop = min(start + chunk, len(token_ids))
         rows = range(stop - start) if sample_all else [stop - start - 1] if stop == len(token_ids) else []
@@ -120,19 +123,21 @@ def prefill(
 
 
 def append(runner: Runner, token_ids: Sequence[int], start: int, rows: Sequence[int], settings: Settings) -> Output:
-    """Run tokens that follow the first ``start`` of the one sequence, which has the pool's first pages; ``rows`` of them are sampled."""
+    """Run tokens that follow the first ``start`` of the only sequence, which owns the pool's first pages; ``rows`` of
+    them are sampled.
+    """
     pages = range(runner.manifest.pages_for(start + len(token_ids)))
     return runner.forward(make_batch([Chunk(token_ids, start, pages, rows, settings)], runner.manifest.page_size))
 
 
 def check_prompt(runner: Runner, prompt: Sequence[int], max_tokens: int) -> None:
-    """Raise RequestError unless the runner can take the tokens and as many more."""
+    """Raise RequestError unless the runner can run the prompt and generate ``max_tokens`` more."""
     require_plan(runner.manifest, GENERATE)
     check_tokens(runner, prompt, max_tokens)
 
 
 def check_tokens(runner: Runner, token_ids: Sequence[int], max_tokens: int = 0) -> None:
-    """Raise RequestError for an empty prompt, ids out of the vocabulary, or more tokens than the bundle's context."""
+    """Raise RequestError for an empty prompt, ids outside the vocabulary, or more tokens than the bundle's context."""
     vocab_size, context = runner.manifest.spec.vocab_size, runner.manifest.context
     if not token_ids:
         raise RequestError("the prompt is empty; give at least one token")
@@ -143,6 +148,7 @@ def check_tokens(runner: Runner, token_ids: Sequence[int], max_tokens: int = 0) 
             raise RequestError(f"token id {token} is not in the vocabulary (0 to {vocab_size - 1})")
     if len(token_ids) + max(max_tokens - 1, 0) > context:
         raise RequestError(
-            f"the bundle's maximum context length is {context} tokens. However, there are {len(token_ids)} prompt tokens and {max_tokens} "
+            f"the bundle's maximum context length is {context} tokens. However, there are {len(token_ids)} prompt "
+            f"tokens and {max_tokens} "
             "new ones; shorten the prompt, ask for fewer tokens, or compile with a larger --context"
         )

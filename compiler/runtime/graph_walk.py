@@ -1,7 +1,8 @@
-"""A walk over a graph in numpy with the functions of `ir/ops/`: what an architecture's forward means before any pass has changed it.
+"""Run a graph in numpy with the functions of `ir/ops/`: the meaning of an architecture's forward before any pass
+changes it.
 
-Parameters are read a block of rows at a time, so no more than one block of a matrix is in memory, and each block serves all executions of
-the walk. Values are freed after their last use.
+Parameters are read a block of rows at a time, so at most one block of a matrix is in memory, and all executions of the
+walk share each block. Values are freed after their last use.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from ..quant.base import FloatArray
 # Rows [start, stop) of a parameter as float32.
 Read: TypeAlias = Callable[[Parameter, int, int], FloatArray]
 Progress: TypeAlias = Callable[[int, int], None]
-# Elements of a block, as float32 and in the few copies that unpacking makes.
+# Elements of a block. A block is float32, and unpacking makes a few copies of it.
 BLOCK_ELEMENTS = 2 << 20
 
 
 class Execution:
-    """One forward of a graph. ``arrays`` are the inputs of the batch, and states that the caller shares among executions or steps.
+    """One forward of a graph. ``arrays`` are the inputs of the batch, and states that the caller shares among
+    executions or steps.
 
-    ``activation`` is the dtype in which activations and pages are stored. States that are not given start at zero.
+    ``activation`` is the dtype of stored activations and pages. States that are not in ``arrays`` start at zero.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class Execution:
             )
 
     def run(self, node: Node, parameters: Mapping[str, Array], attrs: Mapping[str, Any]) -> None:
-        """Run a node, or a part of it by rows. ``parameters`` are inputs by role that replace those of the batch."""
+        """Run a node, or a part of it by rows. ``parameters`` are inputs by role, which replace those of the batch."""
         op = OPS[node.op]
         inputs = {
             role: parameters[role] if role in parameters else self.values[name] for role, name in node.inputs.items()
@@ -52,7 +54,7 @@ class Execution:
         if attrs.get("offset", 0):
             inputs["into"] = self.values[node.outputs["y"]]
         result = op.run(inputs, attrs)
-        # Beyond float16's range is infinity.
+        # Values beyond float16's range become infinity.
         with np.errstate(over="ignore"):
             if op.result is not None and result is not None:
                 name = node.outputs[op.result]
@@ -68,7 +70,9 @@ class Execution:
 def walk(
     graph: Graph, last: str, executions: Sequence[Execution], read: Read, progress: Progress = lambda *_: None
 ) -> list[Array]:
-    """The value ``last`` of each execution, all of the same batch. ``progress`` receives nodes done and in all."""
+    """The value ``last`` of each execution, all of the same batch. ``progress`` receives the number of finished nodes
+    and of all nodes.
+    """
     stop = next(index for index, node in enumerate(graph.nodes) if last in node.outputs.values()) + 1
     nodes = graph.nodes[:stop]
     last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs.values()}
@@ -91,12 +95,12 @@ def parts(
     """A node in parts: each part's parameters by role, and its attributes."""
     parameters = {role: graph.parameters[name] for role, name in node.inputs.items() if name in graph.parameters}
     if node.op == "embed":
-        # Only the rows of a large table that occur.
-        given = values[node.inputs["token_ids"]]
-        token_ids, rows = np.unique(given, return_inverse=True)
+        # Read only the rows of a large table that the batch uses.
+        batch_ids = values[node.inputs["token_ids"]]
+        token_ids, rows = np.unique(batch_ids, return_inverse=True)
         assert token_ids.min(initial=0) >= 0, "a walk has no tokens that an earlier forward sampled"
         table = np.concatenate([read(parameters["table"], token, token + 1) for token in token_ids.tolist()])
-        yield {"table": table, "token_ids": rows.reshape(given.shape).astype(np.int32)}, node.attrs
+        yield {"table": table, "token_ids": rows.reshape(batch_ids.shape).astype(np.int32)}, node.attrs
         return
     vectors = {role: read(each, 0, each.rows) for role, each in parameters.items() if each.columns is None}
     matrices = {role: each for role, each in parameters.items() if each.columns is not None}

@@ -1,4 +1,4 @@
-"""Sampling on the host, for runners of frameworks whose graphs end at the logits."""
+"""Sample on the host, for the frameworks whose graphs end at the logits."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from ..ir.ops.sampling import top_logprobs
 from ..ir.sampling import ALTERNATIVES, COUNTS, Settings, adjust_logits
-from .base_runner import Room
+from .base_runner import ArrayLayout
 from .batch import Array, Batch, FloatArray, IntArray, Output
 from .quick_choice import log_probability, quick_choice
 
 
 class HostSampler:
-    """What a runner keeps by sequence slot, and the choice of tokens by it, as `ir/ops/` says."""
+    """The states of a runner by sequence slot, and the choice of tokens from them, as `ir/ops/` defines it."""
 
     def __init__(self, vocab_size: int, num_slots: int) -> None:
         self._sampled = np.zeros(num_slots, np.int32)
@@ -25,39 +25,42 @@ class HostSampler:
         }
 
     @property
-    def rooms(self) -> dict[str, Room]:
-        """What `write` writes, by name: the first dim counts slots."""
-        return {name: Room(state.shape, str(state.dtype)) for name, state in self._states.items()}
+    def layouts(self) -> dict[str, ArrayLayout]:
+        """The shapes and dtypes of the states that `write` writes, by name; the first dim counts slots."""
+        return {name: ArrayLayout(state.shape, str(state.dtype)) for name, state in self._states.items()}
 
     def write(self, name: str, slot: int, values: Array) -> None:
         """See `Runner.write_state`."""
         self._states[name][slot] = values
 
     def token_ids(self, batch: Batch) -> IntArray:
-        """(S,), those that were left in a slot among them."""
-        given = batch.token_ids
-        return np.where(given < 0, self._sampled[np.maximum(-1 - given, 0)], given).astype(np.int32)
+        """(S,): the batch's token ids, with references to a slot replaced by the token sampled into it."""
+        token_ids = batch.token_ids
+        return np.where(token_ids < 0, self._sampled[np.maximum(-1 - token_ids, 0)], token_ids).astype(np.int32)
 
     def choose(self, batch: Batch, logits: FloatArray) -> Output:
-        """The next tokens of the sampled rows from their logits (R, V), which the answer copies when somebody reads them."""
+        """The next tokens of the sampled rows from their logits (R, V); reading the output's logits copies them."""
         rows, width = len(logits), min(ALTERNATIVES, logits.shape[1])
         tokens, logprobs = np.full(rows, -1, np.int32), np.zeros(rows, np.float32)
         settings, slots = batch.sample_settings.tolist(), batch.sample_slots.tolist()
         for row in range(rows):
             values = logits[row]
             largest = int(values.argmax())
-            # What is not a number counts as the largest and as the least.
+            # argmax and argmin both return the index of a NaN if there is one.
             if isfinite(values[largest]) and isfinite(values[values.argmin()]):
                 tokens[row] = token = self._choose_row(values, largest, Settings(*settings[row]), *slots[row])
                 if batch.logprobs:
                     logprobs[row] = log_probability(values, token)
-        wanted = rows if batch.alternatives else 0
-        top = {"ids": np.zeros((wanted, width), np.int32), "logprobs": np.zeros((wanted, width), np.float32)}
+        num_top_rows = rows if batch.alternatives else 0
+        top = {
+            "ids": np.zeros((num_top_rows, width), np.int32),
+            "logprobs": np.zeros((num_top_rows, width), np.float32),
+        }
         top_logprobs({"logits": logits, **top}, {})
         return Output(tokens, logprobs, top["ids"], top["logprobs"], logits.copy)
 
     def _choose_row(self, logits: FloatArray, largest: int, settings: Settings, slot: int, flags: int) -> int:
-        """As `ops.adjust_logits` and `ops.sample`, where the largest of the logits (V,) is known."""
+        """As `ops.adjust_logits` and `ops.sample`, for logits (V,) whose largest index is known."""
         counts = self._states["token_counts"]
         if flags:
             bias, mask = self._states["logit_bias"], self._states["token_mask"]

@@ -1,4 +1,4 @@
-"""How large a runner's batches may be: the dims of the largest, and the check that a batch is no larger."""
+"""The size limits of a runner's batches: the dims of the largest batch, and the check of a batch against them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .batch import Limits
 
 
 def whole_limits(manifest: Description, limits: Limits) -> Limits:
-    """The limits with a number of pages, and without adapters if the bundle takes none."""
+    """The limits with a number of pages, and without adapters if the bundle does not support them."""
     takes_adapters = isinstance(manifest, Manifest) and manifest.lora is not None
     pages = limits.pages or manifest.pages_for(manifest.context)
     return replace(limits, pages=pages, adapters=limits.adapters if takes_adapters else 0)
@@ -25,7 +25,8 @@ def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
         "B": limits.sequences,
         "R": limits.rows,
         "T": manifest.context,
-        # A sequence lists a page once, and no more pages than its context fills. Sequences that share a page list it each.
+        # A sequence lists each page once, and at most the pages of its context. Each sequence that shares a page lists
+        # it.
         "L": limits.sequences * min(pages, manifest.pages_for(manifest.context)),
         "P": pages,
         "N": limits.sequences,
@@ -37,7 +38,7 @@ def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
 
 
 def require_within(dims: Mapping[str, int], most: Mapping[str, int]) -> None:
-    """Raise RequestError for a batch that is larger than a runner was made for."""
+    """Raise RequestError for a batch that exceeds the runner's largest batch."""
     if dims["G"] and not most["G"]:
         raise RequestError(
             "the batch has LoRA adapters, the runner takes none; compile with --target cpu or cuda and --lora-rank"

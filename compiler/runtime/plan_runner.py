@@ -1,4 +1,6 @@
-"""Runs the plans of a bundle on any device. A device says how it runs a plan's steps, reads a buffer, writes a row and copies pages."""
+"""Run the plans of a bundle on any device. Each device implements how to run steps, read a buffer, write a row and copy
+pages.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ from ..bundle.manifest import EMBED, GENERATE, BufferEntry, InputEntry, KernelEn
 from ..errors import DeviceError
 from ..ir.expr import evaluate
 from ..ir.rope import rope_table
-from .base_runner import BaseRunner, Room
+from .base_runner import ArrayLayout, BaseRunner
 from .batch import Array, Batch, FloatArray, Limits, Output, Result
 from .variant import stored_dtype
 
-# Logits are large: they leave the device only if somebody reads them.
+# Logits are large: they are copied from the device only if they are read.
 LOGITS = "logits"
-# Of one array: 4 TiB of float32.
+# The most elements of one array: 4 TiB of float32.
 MAX_ELEMENTS = 2**40
 
 
@@ -33,17 +35,17 @@ class PlanRunner(BaseRunner[Manifest]):
         super().__init__(bundle.manifest, limits)
         self.activation = activation
 
-    def room(self, entry: BufferEntry, dims: Mapping[str, int]) -> Room:
-        """The array of an entry for some dims."""
-        return room_of(entry, self.activation, dims)
+    def layout(self, entry: BufferEntry, dims: Mapping[str, int]) -> ArrayLayout:
+        """The shape and dtype of an entry's array for these dims."""
+        return layout_of(entry, self.activation, dims)
 
     def _inputs(self, plan: str) -> Mapping[str, InputEntry]:
         return self.manifest.plan(plan).inputs
 
     @cached_property
-    def _slot_states(self) -> Mapping[str, Room]:
+    def _slot_states(self) -> Mapping[str, ArrayLayout]:
         return {
-            name: self.room(entry, self.largest)
+            name: self.layout(entry, self.largest)
             for name, entry in self.manifest.states.items()
             if entry.shape[0] in ("N", "M")
         }
@@ -63,7 +65,7 @@ class PlanRunner(BaseRunner[Manifest]):
     def _send(
         self, plan: str, batch: Batch, dims: Mapping[str, int], result: Callable[[dict[str, Array]], Result]
     ) -> Future[Result]:
-        """Run a batch. ``result`` makes the future's result of the outputs that are read with every batch."""
+        """Run a batch. ``result`` computes the future's result from the outputs that are read with every batch."""
 
         def work() -> Result:
             self._run(plan, batch, dims)
@@ -72,32 +74,33 @@ class PlanRunner(BaseRunner[Manifest]):
         return self._in_order(work)
 
     def _small_outputs(self, plan: str) -> list[str]:
-        """The outputs that come back with every batch."""
+        """The outputs that are read back with every batch."""
         return [role for role in self.manifest.plan(plan).outputs if role != LOGITS]
 
     def _read_output(self, plan: str, role: str, dims: Mapping[str, int]) -> Any:
         entry = self.manifest.plan(plan)
         name = entry.outputs[role]
-        return self._read(name, self.room(entry.buffers[name], dims))
+        return self._read(name, self.layout(entry.buffers[name], dims))
 
     @abstractmethod
     def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
         """Write a batch's inputs and run the steps of a plan."""
 
     @abstractmethod
-    def _read(self, name: str, room: Room) -> npt.NDArray[Any]:
+    def _read(self, name: str, layout: ArrayLayout) -> npt.NDArray[Any]:
         """A copy of the first elements of a buffer, after the last run."""
 
 
-def room_of(entry: BufferEntry, activation: str, dims: Mapping[str, int]) -> Room:
+def layout_of(entry: BufferEntry, activation: str, dims: Mapping[str, int]) -> ArrayLayout:
     dtype = stored_dtype(activation) if entry.dtype == "activation" else entry.dtype
-    room = Room(tuple(evaluate(size, dims) for size in entry.shape), dtype)
-    # In Python's integers, which do not wrap around: what follows counts with 64 bits.
-    if math.prod(room.shape) > MAX_ELEMENTS:
+    layout = ArrayLayout(tuple(evaluate(size, dims) for size in entry.shape), dtype)
+    # Check with Python's integers, which do not wrap around: later computations use 64 bits.
+    if math.prod(layout.shape) > MAX_ELEMENTS:
         raise DeviceError(
-            f"an array of shape {list(room.shape)} has more elements than any device holds; ask for fewer pages or rows"
+            f"an array of shape {list(layout.shape)} has more elements than any device holds; ask for fewer pages or "
+            f"rows"
         )
-    return room
+    return layout
 
 
 def constant_tables(manifest: Manifest) -> dict[str, FloatArray]:
@@ -114,12 +117,14 @@ def scratch_entries(manifest: Manifest) -> dict[str, BufferEntry]:
 
 
 def bound_arrays(manifest: Manifest, step: StepEntry, kernel: KernelEntry) -> list[str]:
-    """The names of the arrays that a step binds to a kernel, in the kernel's order: "NAME.PLANE" of a weight, "scratch.NAME" of scratch."""
+    """The names of the arrays that a step binds to a kernel, in the kernel's order: "NAME.PLANE" for a weight,
+    "scratch.NAME" for scratch.
+    """
     names = {**step.inputs, **step.outputs, "scratch": "scratch"}
     arrays = []
     for binding in kernel.bindings:
         name = names[binding.role]
-        # Kernels need not name the only plane of a vector.
+        # Kernels may omit the only plane of a vector.
         plane = binding.plane or ("w" if name in manifest.weights else None)
         arrays.append(f"{name}.{plane}" if plane else name)
     return arrays

@@ -1,7 +1,7 @@
-"""Choosing a token on the host quickly: what `sampling.choose_token` chooses of a hundred thousand, without sorting all of them.
+"""Choose a token on the host quickly: the same token as `sampling.choose_token`, without sorting the entire vocabulary.
 
-Weights are computed as float32 first. They tell which few tokens can be kept; of those the exact weights decide. Where the rounding of the
-float32 sums could matter, `choose_token` itself is asked.
+Weights are computed as float32 first. They determine the few tokens that can be kept; exact weights then decide among
+those. If the rounding of the float32 sums could matter, `choose_token` decides.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from ..ir.sampling import Settings, choose_token
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.intp]
-# Elements that stay in a core's first cache, and how many of them share a sum or a maximum.
+# Elements that fit into a core's L1 cache, and elements that share a sum or a maximum.
 BLOCK = 8192
 STRIPE = 128
-# Float32 weights of a sum are wrong by less than this share of it: exponents by 2^-24 of their own size, which is 20 where weights count.
+# The error of a sum of float32 weights is less than this share of it: exponents are off by 2^-24 of their size, which
+# is at most 20 for weights that matter.
 DOUBT = 1e-5
-# The same of float64 weights, which take ten times as long.
+# The same for float64 weights, which take ten times as long.
 EXACT_DOUBT = 1e-11
-# Logarithms of the weights from which on tokens are sorted for top_p; the next is tried where too few are above.
+# For top_p, only tokens whose log-weight exceeds the first of these are sorted; if they are too few, the next one
+# applies.
 CUTS = (-5.0, -10.0, -float("inf"))
 
 
@@ -49,19 +51,19 @@ def quick_choice(logits: FloatArray, settings: Settings) -> int:
 
 
 def log_probability(logits: FloatArray, token: int) -> np.float32:
-    """That of a token under the softmax of finite logits (V,)."""
+    """The log-probability of a token under the softmax of finite logits (V,)."""
     _, sums = stripe_weights(logits, 1.0)
     return np.float32(np.float64(logits[token]) - np.float64(logits.max()) - np.log(sums.sum()))
 
 
 def choose_among(logits: FloatArray, tokens: IntArray, settings: Settings) -> int:
-    """`choose_token` where the others of the vocabulary are known not to be kept. ``tokens`` rise."""
+    """`choose_token` if only ``tokens``, in rising order, can be kept."""
     return int(tokens[choose_token(logits[tokens], settings)])
 
 
 def largest(logits: FloatArray, count: int) -> IntArray:
     """Tokens whose logits are the ``count`` largest, and perhaps some more, in rising order."""
-    # So many stripes have a maximum of at least this, so no smaller logit is among the largest.
+    # At least ``count`` stripes have a maximum of at least this threshold, so no smaller logit is among the largest.
     whole = len(logits) // STRIPE * STRIPE
     maxima = logits[:whole].reshape(-1, STRIPE).max(axis=1)
     among = maxima if count <= len(maxima) else logits
@@ -69,14 +71,14 @@ def largest(logits: FloatArray, count: int) -> IntArray:
 
 
 def stripe_weights(logits: FloatArray, temperature: float) -> tuple[FloatArray, npt.NDArray[np.float64]]:
-    """exp((logit - max) / temperature) of each token, and the sums of stripes of them, the last of which may be shorter."""
+    """exp((logit - max) / temperature) of each token, and the sums of each stripe; the last stripe may be shorter."""
     weights = np.empty_like(logits)
     most, factor = logits.max(), np.float32(1 / temperature)
     for start in range(0, len(logits), BLOCK):
         block = weights[start : start + BLOCK]
         np.subtract(logits[start : start + BLOCK], most, out=block)
         if temperature != 1:
-            # Masked logits are the largest numbers there are.
+            # Masked logits have nearly the largest magnitude of float32.
             with np.errstate(over="ignore"):
                 np.multiply(block, factor, out=block)
         np.exp(block, out=block)
@@ -92,7 +94,9 @@ def exact_weights(logits: FloatArray, temperature: float) -> npt.NDArray[np.floa
 def likeliest(
     logits: FloatArray, weights: npt.NDArray[np.floating[Any]], settings: Settings, total: float, doubt: float
 ) -> IntArray | None:
-    """The tokens that top_p keeps of all, in rising order. None where sums that are wrong by a share ``doubt`` could decide the last."""
+    """The tokens that top_p keeps, in rising order. None if an error of the sums by a share ``doubt`` could change the
+    last one.
+    """
     mass, most = settings.top_p * total, float(logits.max())
     for cut in CUTS:
         head = np.flatnonzero(logits >= most + settings.temperature * cut)
@@ -105,7 +109,9 @@ def likeliest(
 
 
 def walk(weights: FloatArray, sums: npt.NDArray[np.float64], draw: float) -> int | None:
-    """The first token at which the running sum of all weights exceeds ``draw`` times their sum, or None where rounding could decide."""
+    """The first token at which the running sum of all weights exceeds ``draw`` times their sum, or None if rounding
+    could change it.
+    """
     ends = np.cumsum(sums)
     target, doubt = draw * ends[-1], DOUBT * ends[-1]
     stripe = int(np.searchsorted(ends, target, side="right"))
@@ -113,9 +119,9 @@ def walk(weights: FloatArray, sums: npt.NDArray[np.float64], draw: float) -> int
         return None
     before = ends[stripe - 1] if stripe else 0.0
     inside = before + np.cumsum(weights[stripe * STRIPE : (stripe + 1) * STRIPE], dtype=np.float64)
-    place = int(np.searchsorted(inside, target, side="right"))
-    if place == len(inside):
+    index = int(np.searchsorted(inside, target, side="right"))
+    if index == len(inside):
         return None
-    start = inside[place - 1] if place else before
-    certain = (target - start > doubt or stripe * STRIPE + place == 0) and inside[place] - target > doubt
-    return stripe * STRIPE + place if certain else None
+    start = inside[index - 1] if index else before
+    certain = (target - start > doubt or stripe * STRIPE + index == 0) and inside[index] - target > doubt
+    return stripe * STRIPE + index if certain else None

@@ -1,4 +1,6 @@
-"""The reference runner: any bundle's plans, step by step, with the numpy functions of `ir/ops`. Slow, plain, and right by definition."""
+"""The reference runner: runs any bundle's plans step by step with the numpy functions of `ir/ops`. It is slow, simple,
+and correct by definition.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,23 @@ from ..bundle.manifest import BufferEntry, PlanEntry, StepEntry
 from ..errors import DeviceError
 from ..ir.ops import OPS, Array
 from ..quant.base import FloatArray
-from .base_runner import Room
+from .base_runner import ArrayLayout
 from .batch import Array as BatchArray
 from .batch import Batch, Limits
 from .plan_runner import PlanRunner, constant_tables
 
 # Dims of memory that outlives a batch. All other dims may be of any size, because nothing is allocated for them.
-KEPT = ("P", "N", "M", "G")
+PERSISTENT_DIMS = ("P", "N", "M", "G")
 
 
 class ReferenceRunner(PlanRunner):
-    """``activation`` is the dtype in which activations and KV are stored; None takes float32 if the bundle offers it.
+    """``activation`` is the dtype of stored activations and KV; None means float32 if the bundle offers it.
 
-    Of the limits it needs ``pages``, ``sequences`` and ``adapters`` only; the rest of a batch may be of any size.
+    Only the limits ``pages``, ``sequences`` and ``adapters`` apply; the other dims of a batch may be of any size.
     """
 
     def __init__(self, bundle: Bundle, *, limits: Limits | None = None, activation: str | None = None) -> None:
-        # numpy has no bfloat16: float32 stands in for it. int8 rounds within projections, which are exact here.
+        # numpy has no bfloat16: float32 replaces it. int8 rounds only inside projections, which are exact here.
         offered = [
             "float32" if entry.dtype in ("bfloat16", "int8") else entry.dtype for entry in bundle.manifest.activations
         ]
@@ -41,7 +43,8 @@ class ReferenceRunner(PlanRunner):
         self._bundle = bundle
         self._states = {name: self._zeros(state, self.largest) for name, state in self.manifest.states.items()}
         self.largest = {
-            dim: most if dim in KEPT and (dim != "G" or not most) else any_size for dim, most in self.largest.items()
+            dim: most if dim in PERSISTENT_DIMS and (dim != "G" or not most) else any_size
+            for dim, most in self.largest.items()
         }
         self._constants = constant_tables(self.manifest)
         self._weights: dict[str, FloatArray] = {}
@@ -66,15 +69,15 @@ class ReferenceRunner(PlanRunner):
         result = op.run({**inputs, **more}, step.attrs)
         if op.result is not None and result is not None:
             name = step.outputs[op.result]
-            values[name] = result.astype(self.room(plan.buffers[name], dims).dtype)
+            values[name] = result.astype(self.layout(plan.buffers[name], dims).dtype)
 
     def _weight(self, name: str) -> FloatArray:
         if name not in self._weights:
             self._weights[name] = self._bundle.weight(name)
         return self._weights[name]
 
-    def _read(self, name: str, room: Room) -> npt.NDArray[Any]:
-        assert self._outputs[name].shape == room.shape, (name, self._outputs[name].shape, room)
+    def _read(self, name: str, layout: ArrayLayout) -> npt.NDArray[Any]:
+        assert self._outputs[name].shape == layout.shape, (name, self._outputs[name].shape, layout)
         return self._outputs[name]
 
     def _write_row(self, name: str, slot: int, values: BatchArray) -> None:
@@ -90,5 +93,5 @@ class ReferenceRunner(PlanRunner):
             table.clear()
 
     def _zeros(self, entry: BufferEntry, dims: Mapping[str, int]) -> Array:
-        room = self.room(entry, dims)
-        return np.zeros(room.shape, room.dtype)
+        layout = self.layout(entry, dims)
+        return np.zeros(layout.shape, layout.dtype)

@@ -1,6 +1,7 @@
-"""Trust: a runner computes what the reference computed, or it is not used.
+"""Trust: a runner is used only if it computes the same as the reference.
 
-`check_runner` runs the bundle's self-test on a runner that was just opened and compares its logits with those in the manifest.
+`check_runner` runs the bundle's self-test on a runner that was just opened and compares its logits with those in the
+manifest.
 """
 
 from __future__ import annotations
@@ -16,31 +17,36 @@ from .plan_runner import PlanRunner
 
 
 def check_runner(runner: PlanRunner, manifest: Manifest) -> None:
-    """Run the self-test of a bundle that has one. Raises DeviceError if the logits are not finite or not those of the reference.
+    """Run the self-test of a bundle that has one. Raises DeviceError if the logits are not finite or not those of the
+    reference.
 
-    The first half of the prompt is one prefill, the second half but one token continues it, and the last token is a decode step.
+    The first half of the prompt is one prefill, the second half without its last token continues it, and the last token
+    is a decode step.
     """
     test = manifest.self_test
     if test is None:
         return
     deviation = largest_deviation(runner, test, manifest.page_size)
-    # The reference computes in float32 whatever other dtypes a bundle offers.
+    # The reference computes in float32, whichever dtypes a bundle offers.
     tolerance = test.tolerances.get(runner.activation, min(test.tolerances.values()))
     if not deviation <= tolerance:
-        found = (
+        fault = (
             f"the logits are off by {deviation:.3g} of the largest"
             if np.isfinite(deviation)
             else "the logits are not finite"
         )
         raise DeviceError(
-            f"{runner.device}: computes {manifest.model} incorrectly: {found}, and at most {tolerance:.3g} is rounding; "
+            f"{runner.device}: computes {manifest.model} incorrectly: {fault}, and at most {tolerance:.3g} is "
+            f"rounding; "
             "try --runner numpy, or compile the model again",
             deviation=deviation if np.isfinite(deviation) else None, tolerance=tolerance,
         )  # fmt: skip
 
 
 def largest_deviation(runner: Runner, test: SelfTestEntry, page_size: int) -> float:
-    """How far the runner's logits are from the expected ones, relative to the largest logit of the test; infinite if not finite."""
+    """How far the runner's logits are from the expected ones, relative to the largest logit of the test; infinite if
+    not finite.
+    """
     rows = {row.row: row for row in test.rows}
     scale = max(abs(logit) for row in test.rows for logit in row.logits)
     deviation = 0.0
@@ -52,7 +58,9 @@ def largest_deviation(runner: Runner, test: SelfTestEntry, page_size: int) -> fl
 
 
 def logits_of_prompt(runner: Runner, prompt: list[int], page_size: int) -> Iterator[tuple[int, FloatArray]]:
-    """As many rows of logits (V,) of each forward as the runner's limits allow, with the row's index in the prompt."""
+    """Yield the row's index in the prompt and its logits (V,), for as many rows of each forward as the runner's limits
+    allow.
+    """
     limits = runner.limits
     size = max(1, min(len(prompt) // 2, limits.tokens))
     starts = [*range(0, len(prompt) - 1, size), len(prompt) - 1]
@@ -64,7 +72,7 @@ def logits_of_prompt(runner: Runner, prompt: list[int], page_size: int) -> Itera
 
 
 def distance(expected: SelfTestRow, logits: FloatArray) -> float:
-    """The largest difference among the expected logits and the log-sum-exp over all."""
+    """The largest difference from the expected logits and from the expected log-sum-exp over all logits."""
     exact = logits.astype(np.float64)
     largest = exact.max()
     logsumexp = largest + np.log(np.exp(exact - largest).sum())

@@ -1,4 +1,4 @@
-"""Which activation dtype and which of a step's variants run: the rules of every runtime."""
+"""The rules of every runtime for choosing the activation dtype and the variant of a step."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from ..errors import DeviceError
 from ..ir.expr import holds
 
 
-def choose_activation(manifest: Manifest, wanted: str | None, path: Path) -> str:
-    """The first activation dtype that a bundle offers, or the wanted one, on a target whose devices can run all. Raises DeviceError."""
+def choose_activation(manifest: Manifest, requested: str | None, path: Path) -> str:
+    """The requested activation dtype, or the first that the bundle offers, on a target whose devices support all.
+    Raises DeviceError.
+    """
     offered = [entry.dtype for entry in manifest.activations]
-    if wanted is not None and wanted not in offered:
-        raise DeviceError(f"{path}: was compiled for {', '.join(offered)} activations, not for {wanted}")
-    return wanted or offered[0]
+    if requested is not None and requested not in offered:
+        raise DeviceError(f"{path}: was compiled for {', '.join(offered)} activations, not for {requested}")
+    return requested or offered[0]
 
 
 def stored_dtype(activation: str) -> str:
-    """The dtype in which activations lie in memory: with int8 only what projections multiply has 8 bits, and they are float32 between."""
+    """The dtype of activations in memory. With int8, only the inputs of projections have 8 bits; activations are stored
+    as float32.
+    """
     return "float32" if activation == "int8" else activation
 
 
 def choose_kernels(
     manifest: Manifest, plan: PlanEntry, activation: str, features: Collection[str], dims: Mapping[str, int]
 ) -> dict[str, list[str]]:
-    """The kernels that run a plan's steps, by their list of variants, which many steps share."""
+    """The kernels that run a plan's steps, by the name of the steps' list of variants, which many steps share."""
     steps = {step.variants: step for step in plan.steps}
     return {name: choose_variant(manifest, step, activation, features, dims).kernels for name, step in steps.items()}
 

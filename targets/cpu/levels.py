@@ -1,6 +1,6 @@
-"""Levels of instruction sets: what kernels are compiled for, and which of them this machine has.
+"""Levels of instruction sets: the levels that kernels are compiled for, and which of them this machine supports.
 
-A variant's `needs` are those of its level. The last level of an architecture is its base, without which nothing runs.
+A variant's `needs` are those of its level. The last level of an architecture is its base, which every machine needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ CPUINFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """An instruction set: ``needs`` of the machine beyond the base, LLVM's ``cpu`` and ``attributes``, and what templates must know."""
+    """An instruction set: ``needs`` of the machine beyond the base, LLVM's ``cpu`` and ``attributes``, and the
+    properties that templates use.
+    """
 
     name: str
     needs: tuple[str, ...]
@@ -39,7 +41,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """``levels`` best first; ``base`` are the features that the last one takes for granted."""
+    """``levels``, best first; ``base`` are the features that the last level requires."""
 
     name: str
     triple: str
@@ -47,7 +49,7 @@ class Arch:
     base: tuple[str, ...]
 
 
-# Without the last attribute LLVM makes two instructions of one that multiplies and adds, where it thinks a sum has to wait.
+# Without the last attribute, LLVM splits a fused multiply-add into two instructions if it expects a sum to wait.
 VNNI = Level("vnni", ("avx512", "avx512_vnni"), "x86-64-v4", ("+avx512vnni", "+fast-dpwssd"), 16, 32)
 AVX512 = Level("avx512", ("avx512",), "x86-64-v4", (), 16, 32)
 AVX2 = Level("avx2", (), "x86-64-v3", (), 8, 16)
@@ -58,7 +60,7 @@ ARCHS = {
     "aarch64": Arch("aarch64", "aarch64-linux-gnu", (DOTPROD, NEON), ("neon",)),
 }
 
-# A feature, and the flags of /proc/cpuinfo that it takes.
+# A feature, and the flags in /proc/cpuinfo that it requires.
 FLAGS = {
     "avx2": {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"},
     "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -77,7 +79,7 @@ def by_name(name: str | None) -> Arch:
 
 
 def features(cpuinfo: str | None = None) -> frozenset[str]:
-    """What this machine's processors have of FLAGS, or those that a /proc/cpuinfo tells of."""
+    """The features in FLAGS that this machine's processors have, or those in the text of a /proc/cpuinfo."""
     text = CPUINFO.read_text() if cpuinfo is None and CPUINFO.is_file() else cpuinfo or ""
     lines = (line.partition(":") for line in text.splitlines())
     flags = [set(value.split()) for name, _, value in lines if name.strip() in ("flags", "Features")]
@@ -90,10 +92,12 @@ def require(arch: str | None, found: frozenset[str]) -> None:
     mine = platform.machine()
     if not sys.platform.startswith("linux") or mine != arch:
         raise DeviceError(
-            f"the bundle is for {arch} on Linux, this machine is {mine} on {sys.platform}; compile it with --arch {mine}"
+            f"the bundle is for {arch} on Linux, this machine is {mine} on {sys.platform}; compile it with --arch "
+            f"{mine}"
         )
     missing = [name for name in ARCHS[arch].base if name not in found]
     if missing:
         raise DeviceError(
-            f"this processor lacks {', '.join(missing)}, which the cpu target's kernels take for granted; use --runner numpy"
+            f"this processor lacks {', '.join(missing)}, which the cpu target's kernels take for granted; use --runner "
+            f"numpy"
         )

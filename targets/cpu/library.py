@@ -1,4 +1,6 @@
-"""A bundle's shared library in this process: TVM's runtime found and loaded without TVM, kernels by name, and lists of launches."""
+"""Load a bundle's shared library into this process: TVM's runtime without the rest of TVM, kernels by name, and lists
+of launches.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,23 @@ import numpy.typing as npt
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.errors import BundleError, DeviceError
 
-# TVM FFI's argument: what it is, then 8 bytes of value; and `launch` of launch.c.
+# An argument of TVM FFI: its type, then 8 bytes of value; and `launch` in launch.c.
 ARGUMENT = np.dtype([("type", "<i4"), ("padding", "<u4"), ("value", "<i8")])
 LAUNCH = np.dtype([("function", "<u8"), ("arguments", "<u8"), ("count", "<i8")])
 INTEGER, POINTER = 1, 4
-# What kernels call of TVM's runtime.
+# The functions of TVM's runtime that kernels call.
 RUNTIME_FUNCTIONS = ("TVMBackendParallelLaunch",)
-# Turns that a thread waits for work before it sleeps. TVM's 300,000 would keep cores busy that others need.
+# The number of iterations that a thread spins before it sleeps. TVM's default of 300,000 would occupy cores that others
+# need.
 SPIN_COUNT = 20_000
 NUM_THREADS = "TVM_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Kernels to run one after the other, with their arguments. ``scalars`` are the places of values that change from batch to batch."""
+    """Kernels to run one after the other, with their arguments. ``scalars`` are the locations of values that change
+    from batch to batch.
+    """
 
     launches: npt.NDArray[Any]
     arguments: npt.NDArray[Any]
@@ -39,11 +44,13 @@ class Launches:
 
 
 class Library:
-    """Raises DeviceError where TVM's runtime is not installed or the library cannot be loaded."""
+    """Raises DeviceError if TVM's runtime is not installed or the library cannot be loaded."""
 
     @classmethod
     def of_bundle(cls, bundle: Bundle, file: str) -> Library:
-        """The library that a bundle's manifest names, loaded from the very bytes whose hash was compared. Raises BundleError."""
+        """The library that a bundle's manifest names, loaded from the same bytes whose hash was verified. Raises
+        BundleError.
+        """
         with private_copy(bundle.kernel_file(file)) as copy:
             return cls(copy)
 
@@ -53,7 +60,7 @@ class Library:
             self._library = ctypes.CDLL(str(path))
         except OSError as error:
             raise DeviceError(f"{path}: cannot be loaded: {error}") from error
-        # Libraries that TVM makes call its runtime through pointers, which whoever loads them sets.
+        # Libraries that TVM compiles call its runtime through pointers, which the loader sets.
         for name in RUNTIME_FUNCTIONS:
             place = ctypes.c_void_p.in_dll(self._library, f"__{name}")
             place.value = ctypes.cast(getattr(self._runtime, name), ctypes.c_void_p).value
@@ -62,14 +69,15 @@ class Library:
         self._launch.restype = ctypes.c_int32
 
     def start_threads(self, count: int) -> None:
-        """Make the calling thread's pool, of ``count`` threads with itself. Its kernels run on those until the thread ends.
+        """Create the calling thread's pool of ``count`` threads, itself included. Its kernels run on the pool until the
+        thread ends.
 
-        TVM's runtime reads from the process's environment how many. Threads are left where the system puts them: bound to cores, those of
-        two processes would meet on the same ones.
+        TVM's runtime reads the number from the process's environment. Threads are not bound to cores: the threads of
+        two processes would be bound to the same ones.
         """
         self._threads = os.environ[NUM_THREADS] = str(count)
         wanted = {"TVM_BIND_THREADS": "0", "TVM_THREAD_POOL_SPIN_COUNT": str(SPIN_COUNT)}
-        # What the user has set stays.
+        # Do not override the user's setting.
         changed = {name: value for name, value in wanted.items() if name not in os.environ}
         before = {name: os.environ.get(name) for name in changed}
         os.environ.update(changed)
@@ -83,7 +91,7 @@ class Library:
                     os.environ[name] = value
 
     def address(self, symbol: str) -> int:
-        """Where a kernel is. Raises BundleError for one that the library does not have."""
+        """The address of a kernel. Raises BundleError for one that the library does not have."""
         try:
             address = ctypes.cast(getattr(self._library, symbol), ctypes.c_void_p).value
         except AttributeError as error:
@@ -92,7 +100,7 @@ class Library:
         return address
 
     def prepare(self, calls: Sequence[tuple[str, Sequence[int], int]]) -> Launches:
-        """Launches of (symbol, addresses of buffers, number of scalars behind them)."""
+        """Launches of (symbol, addresses of buffers, number of scalars after them)."""
         arguments = np.zeros(sum(len(pointers) + scalars for _, pointers, scalars in calls), ARGUMENT)
         launches = np.zeros(len(calls), LAUNCH)
         places: list[int] = []
@@ -111,30 +119,33 @@ class Library:
         return Launches(launches, arguments, np.array(places, np.intp))
 
     def run(self, launches: Launches, scalars: npt.NDArray[np.int64]) -> None:
-        """Run all, with other Python threads running meanwhile. ``scalars`` are the values at the launches' places."""
+        """Run all launches, without Python's lock. ``scalars`` are the values for the launches' scalar locations."""
         launches.arguments["value"][launches.scalars] = scalars
-        # At every launch the runtime looks up how many threads a new pool would have: half of the processors, where nobody says otherwise.
-        # Where that is one, kernels run on the calling thread alone, whatever its pool has.
+        # At every launch, the runtime looks up the size of a new pool: by default half of the processors. If that is
+        # one, kernels run only on the calling thread, whatever the size of its pool.
         if os.environ.get(NUM_THREADS) != self._threads:
             os.environ[NUM_THREADS] = self._threads
         failed = self._launch(launches.launches.ctypes.data, len(launches.launches))
         if failed:
             raise BundleError(
-                f"kernel {failed} of {len(launches.launches)} of a batch refuses its arguments; compile the bundle again"
+                f"kernel {failed} of {len(launches.launches)} of a batch refuses its arguments; compile the bundle "
+                f"again"
             )
 
 
 @contextmanager
 def private_copy(data: bytes) -> Iterator[Path]:
-    """A file of these bytes that nobody else can change. The one whose hash was compared may have been replaced since."""
+    """A file of these bytes that nobody else can change. The original file may have been replaced after its hash was
+    verified.
+    """
     with TemporaryDirectory(prefix="nearfar-") as folder:
-        # Loaders know a library by its path, so each copy has one of its own.
+        # Loaders identify a library by its path, so each copy has a unique path.
         path = Path(folder) / "kernels.so"
         if not hasattr(os, "memfd_create"):
             path.write_bytes(data)
             yield path
             return
-        # In memory, because folders for temporary files are often mounted so that nothing in them can be run.
+        # In memory, because folders for temporary files are often mounted noexec.
         descriptor = os.memfd_create("nearfar-kernels")
         try:
             with open(descriptor, "wb", closefd=False) as file:
@@ -146,9 +157,10 @@ def private_copy(data: bytes) -> Iterator[Path]:
 
 
 def load_runtime() -> ctypes.CDLL:
-    """TVM FFI's library and TVM's runtime, 6 MB together, without their Python packages: those load torch where it is installed.
+    """TVM FFI's library and TVM's runtime, 6 MB together, without their Python packages, which load torch if it is
+    installed.
 
-    Raises DeviceError where they are not installed.
+    Raises DeviceError if they are not installed.
     """
     ctypes.CDLL(str(library_of("tvm_ffi", "libtvm_ffi.so")), ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(str(library_of("tvm", "libtvm_runtime.so")), ctypes.RTLD_GLOBAL)

@@ -1,4 +1,6 @@
-"""Linking object files and `launch.c` into a shared library, for any architecture on any machine, with the compiler in PyPI's ziglang."""
+"""Link object files and `launch.c` into a shared library, for any architecture on any machine, with the compiler in
+PyPI's ziglang.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from pathlib import Path
 from nearfar.compiler.errors import ToolError
 
 LAUNCH = Path(__file__).with_name("launch.c")
-# Kernels call nothing but TVM's runtime, which is there when the library is loaded; so no C library is needed.
+# Kernels call only TVM's runtime, which is loaded before the library, so they need no C library.
 FLAGS = (
     "-shared",
     "-fPIC",
@@ -27,7 +29,7 @@ FLAGS = (
 
 
 def link(objects: Sequence[bytes], triple: str) -> bytes:
-    """The shared library of object files. Raises ToolError where ziglang is not installed."""
+    """The shared library of object files. Raises ToolError if ziglang is not installed."""
     if find_spec("ziglang") is None:
         raise ToolError("linking a cpu bundle needs ziglang; install it with 'pip install ziglang'")
     with tempfile.TemporaryDirectory(prefix="nearfar-") as name:
@@ -49,7 +51,7 @@ def link(objects: Sequence[bytes], triple: str) -> bytes:
             "-o",
             str(library),
         ]
-        # Its own caches would need a home folder that can be written. An empty one costs 0.2 s.
+        # ziglang's default caches need a writable home folder. An empty cache costs 0.2 s.
         caches = {name: str(folder / "cache") for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **caches})
         if done.returncode:

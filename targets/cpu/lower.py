@@ -1,4 +1,6 @@
-"""From a plan to a shared library: the kernels of every step's variants, one object file for each level of instruction sets."""
+"""From a plan to a shared library: the kernels of every step's variants, one object file for each level of instruction
+sets.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from .levels import Arch, Level, by_name
 from .link import link
 from .variants import CpuContext, variants_of
 
-# Indices within a buffer are 32-bit, with a sign.
+# Indices within a buffer are signed 32-bit integers.
 MAX_BINDING_BYTES = (2 << 30) - 1
 TAKES_LORA = True
 EXTRA_ACTIVATIONS = ("int8",)
@@ -32,7 +34,8 @@ def lower_plan(
     arch: str | None,
     progress: Callable[[int, int], None],
 ) -> LoweredPlan:
-    """One library for every variant of every step; see `nearfar.compiler.pipeline.target`. ``arch`` is one of `levels.ARCHS`.
+    """One library for every variant of every step; see `nearfar.compiler.pipeline.target`. ``arch`` is one of
+    `levels.ARCHS`.
 
     Raises ToolError if there is no linker.
     """

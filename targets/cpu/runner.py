@@ -1,7 +1,7 @@
-"""Runs a CPU bundle: its kernels on this machine's threads, weights mapped from its files.
+"""Run a CPU bundle: its kernels run on this machine's threads, and its weights are mapped from its files.
 
-Everything is allocated once: pages, plan buffers at their largest, scratch. A worker thread runs all calls in order, so that the caller
-can go on; a batch is one call into the library, which releases Python's lock.
+Everything is allocated once: pages, plan buffers at their largest, scratch. A worker thread runs all calls in order, so
+that the caller can continue. A batch is one call into the library, which releases Python's lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.runtime.base_runner import Room
+from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, scratch_entries
 from nearfar.compiler.runtime.variant import choose_activation, choose_kernels
@@ -25,7 +25,7 @@ from ..threads import default_threads
 from .levels import features, require
 from .library import Launches, Library
 
-# Vectors may reach behind the last element of a buffer; and they load faster where a cache line begins.
+# Vectors may extend beyond the last element of a buffer, and they load faster at the start of a cache line.
 ALIGNMENT = 64
 
 
@@ -39,8 +39,9 @@ def check_machine(bundle: Bundle) -> None:
 
 
 class CpuRunner(PlanRunner):
-    """``activation`` None takes the first that the bundle offers; ``threads`` None those of `default_threads`; ``allowed`` None all
-    features of the machine. Raises DeviceError if this machine cannot run the bundle.
+    """``activation`` None means the first dtype that the bundle offers; ``threads`` None the number from
+    `default_threads`; ``allowed`` None all features of the machine. Raises DeviceError if this machine cannot run the
+    bundle.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class CpuRunner(PlanRunner):
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self._allocate(bundle)
         self._prepared: dict[tuple[str, tuple[tuple[str, ...], ...]], tuple[Launches, npt.NDArray[np.intp]]] = {}
-        # The distinct sizes that kernels take: dims.
+        # The distinct sizes that kernels receive: dims.
         self._sizes = sorted({str(size) for kernel in self.manifest.kernels.values() for size in kernel.uniforms})
         self._worker = ThreadPoolExecutor(1, "nearfar-cpu")
         self._worker.submit(self._library.start_threads, self.threads).result()
@@ -91,15 +92,15 @@ class CpuRunner(PlanRunner):
         self._arrays |= {name: aligned(table) for name, table in constant_tables(manifest).items()}
         entries = {**manifest.buffers, **manifest.states, **manifest.inputs, **scratch_entries(manifest)}
         for name, entry in entries.items():
-            room = self.room(entry, self.largest)
-            elements = math.prod(room.shape)
+            layout = self.layout(entry, self.largest)
+            elements = math.prod(layout.shape)
             if elements >= 2**31:
                 raise DeviceError(
                     f"{bundle.path}: {name} would have {elements:,} elements; ask for fewer pages or rows"
                 )
-            self._arrays[name] = zeros(room.shape, room.dtype)
+            self._arrays[name] = zeros(layout.shape, layout.dtype)
 
-    # --- on the worker's thread ------------------------------------------------------------------------------------------------
+    # --- on the worker's thread ---------------------------------------------------------------------------------------
 
     def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
         arrays = batch.arrays()
@@ -111,7 +112,7 @@ class CpuRunner(PlanRunner):
         self._library.run(launches, values_of_sizes[places])
 
     def _launches(self, plan: str, dims: Mapping[str, int]) -> tuple[Launches, npt.NDArray[np.intp]]:
-        """The launches of a batch, and of each of their scalars the place in ``_sizes``."""
+        """The launches of a batch, and the index in ``_sizes`` of each of their scalars."""
         entry = self.manifest.plan(plan)
         chosen = choose_kernels(self.manifest, entry, self.activation, self._features, dims)
         key = plan, tuple(tuple(kernels) for kernels in chosen.values())
@@ -125,8 +126,8 @@ class CpuRunner(PlanRunner):
             self._prepared[key] = self._library.prepare(calls), np.array(places, np.intp)
         return self._prepared[key]
 
-    def _read(self, name: str, room: Room) -> npt.NDArray[Any]:
-        return self._arrays[name].reshape(-1)[: int(np.prod(room.shape))].reshape(room.shape).copy()
+    def _read(self, name: str, layout: ArrayLayout) -> npt.NDArray[Any]:
+        return self._arrays[name].reshape(-1)[: int(np.prod(layout.shape))].reshape(layout.shape).copy()
 
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._arrays[name][slot] = values
@@ -138,7 +139,9 @@ class CpuRunner(PlanRunner):
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
-    """An array on a cache line, with room for a vector behind it. Pages that are never written take no memory."""
+    """An array aligned to a cache line, with space for a vector after it. Pages that are never written use no
+    memory.
+    """
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.zeros(size + 2 * ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT

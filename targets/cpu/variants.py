@@ -1,7 +1,8 @@
-"""The variants of every op on CPUs: for each step, the kernels that can run it, best first; the last row runs on every machine.
+"""The variants of every op on CPUs: for each step, the kernels that can run it, best first; the last row runs on every
+machine.
 
-A row is a kernel template and its facts, among them the instruction set, for one level. To add a faster kernel, write its template in
-`compiler/kernels/cpu/` and put a row above the plain one.
+A row is a kernel template and its facts for one level; the facts include the instruction set. To add a faster kernel,
+write its template in `compiler/kernels/cpu/` and add a row above the plain one.
 """
 
 from __future__ import annotations
@@ -32,18 +33,20 @@ from nearfar.targets.variant import KernelCall, Template, Variant, for_activatio
 
 from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
 
-# The levels of kernels that multiply no integers.
+# The levels of kernels without integer products.
 PLAIN_LEVELS = (AVX512, AVX2, NEON)
-# Rows of a projection's input for which a weight is unpacked once, as many as registers hold the sums of; fewer for smaller batches.
+# The rows of a projection's input that share an unpacked weight. Registers limit them, because they hold the sums;
+# smaller batches use fewer.
 BLOCK_ROWS = {VNNI: (4, 8), AVX512: (4,), AVX2: (4,), DOTPROD: (4,), NEON: (2,)}
-# The level of the kernel that prepares a projection's input, which multiplies no integers.
+# The level of the kernel that prepares a projection's input, which has no integer products.
 PREPARING = {VNNI: AVX512, DOTPROD: NEON}
 
 # Queries that share a load of a key: the rows of a tile times the query heads of a kv head.
 TILE_QUERIES = {AVX512: 16, AVX2: 8, NEON: 8}
-# Sequences of fewer new tokens would leave most rows of a tile to others.
+# With fewer new tokens per sequence, most rows of a tile would belong to other sequences.
 MANY_ROWS: Condition = ["<=", ["mul", "B", 8], "S"]
-# One new token of every sequence, with too few sequences to give every thread of a large machine a head, and a few blocks of keys.
+# One new token of every sequence, with too few sequences for every thread of a large machine to get a head, and with a
+# few blocks of keys.
 LONG = 512
 FEW_LONG: Condition = ["and", ["==", "S", "B"], ["and", ["<=", "S", 8], [">", "T", LONG]]]
 
@@ -77,7 +80,7 @@ def row(level: Level, *kernels: KernelCall, when: Condition = None) -> Variant:
     return Variant(kernels, when=when, needs=level.needs)
 
 
-# --- rows and elements -------------------------------------------------------------------------------------------------------------
+# --- rows and elements ------------------------------------------------------------------------------------------------
 
 
 def embed_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
@@ -130,18 +133,18 @@ def sampling_variants(step: Step, context: CpuContext, activation: str) -> list[
 
 
 def matrix(step: Step, context: CpuContext, role: str) -> dict[str, Any]:
-    """The shape of an input as templates take it."""
+    """The shape of an input, in the form that templates accept."""
     batch, columns = context.plan.shape_of(step.inputs[role])
     return {"batch": batch, "columns": columns}
 
 
-# --- projections -------------------------------------------------------------------------------------------------------------------
+# --- projections ------------------------------------------------------------------------------------------------------
 
 
 def projection_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
-    """Kernels for a single row and for blocks of rows, behind one that prepares the rows.
+    """Kernels for a single row and for blocks of rows, each after a kernel that prepares the rows.
 
-    Integer dot products have levels of their own. The integers of activations have 8 or 16 bits.
+    Integer dot products have separate levels. The integers of activations have 8 or 16 bits.
     """
     facts = context.projection(step, activation)
     bits = (8 if activation == "int8" else 16) if facts.weight.scale_dtype else None
@@ -157,7 +160,7 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
 
 
 def input_rows(facts: Projection, level: Level, bits: int | None) -> InputRows:
-    """What a projection's input becomes. Projections of equal inputs share it, and so the kernel."""
+    """The prepared form of a projection's input. Projections with equal inputs share it, and so the kernel."""
     if bits is None:
         return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps)
     layout = row_layout(level.name, facts.weight, bits)
@@ -175,7 +178,7 @@ def add_lora_variants(step: Step, context: CpuContext, activation: str) -> list[
     return plain(context, add_lora, columns=columns, widths=widths, **facts)
 
 
-# --- attention ---------------------------------------------------------------------------------------------------------------------
+# --- attention --------------------------------------------------------------------------------------------------------
 
 
 def rope_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
@@ -210,7 +213,9 @@ def attention_variants(step: Step, context: CpuContext, activation: str) -> list
 
 
 def may_see_more_than(keys: int, preparation: Preparation | None, scores: Scores) -> bool:
-    """Whether a row may see more keys than that: the window limits them, and the length of the rotation table, which is the context's."""
+    """Whether a row may see more than ``keys`` keys: the window limits them, and the length of the rotation table,
+    which is the context.
+    """
     limits = [] if scores.window is None else [scores.window]
     limits += [preparation.positions] if preparation is not None and preparation.rotary_dim else []
     return all(limit > keys for limit in limits)

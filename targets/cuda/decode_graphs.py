@@ -1,7 +1,8 @@
-"""Decode steps as CUDA graphs: which batches take one, and how a batch is filled up to a size that has one.
+"""Decode steps as CUDA graphs: which batches use one, and how a batch is padded to the size of one.
 
-A graph is launched as it was captured, so its scalars and grids are those of its bucket: of sequences, and of the longest context. What
-changes from step to step, ids, positions and pages, is data. Sequences that fill a bucket up read and write a page of their own.
+A graph is launched as it was captured, so its scalars and grids are those of its bucket: of sequences, and of the
+longest context. The ids, positions and pages, which change from step to step, are data. Padding sequences read and
+write a reserved page.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import numpy.typing as npt
 from nearfar.compiler.ir.sampling import GREEDY
 from nearfar.compiler.runtime.batch import Batch
 
-# Each bucket of contexts is twice as long as the one before.
+# Each bucket of contexts is twice as long as the previous one.
 SHORTEST_CONTEXT = 256
 
 
 class Bucket(NamedTuple):
-    """Of one graph: sequences, tokens of context, whether logits are adjusted, the likeliest tokens wanted, and LoRA adapters in use."""
+    """The properties of one graph: sequences, tokens of context, and whether logits are adjusted, top logprobs are
+    returned, and LoRA adapters are used.
+    """
 
     sequences: int
     context: int
@@ -29,7 +32,7 @@ class Bucket(NamedTuple):
     adapted: bool
 
     def dims(self, dims: Mapping[str, int]) -> dict[str, int]:
-        """The dims of a batch that was filled up."""
+        """The dims of a padded batch."""
         size = self.sequences
         own = {
             "S": size,
@@ -44,13 +47,15 @@ class Bucket(NamedTuple):
 
 
 def bucket_sizes(most: int) -> tuple[int, ...]:
-    """Batch sizes of graphs, up to ``most``: close together where a step's time is not yet that of its weights."""
+    """Batch sizes of graphs, up to ``most``: close together while reading the weights does not yet dominate a step's
+    time.
+    """
     sizes = [1, 2, 4, 8, *range(16, 64, 16), *range(64, most + 32, 32)]
     return (*(size for size in sizes if size < most), most)
 
 
 def bucket_of(dims: Mapping[str, int], sizes: Sequence[int], longest: int) -> Bucket | None:
-    """The smallest bucket that holds a batch; None where sequences have more than one new token, or not every one is sampled."""
+    """The smallest bucket that holds a batch; None if a sequence has more than one new token, or is not sampled."""
     if not dims["S"] == dims["B"] == dims["R"] <= sizes[-1] or not dims["S"]:
         return None
     context = SHORTEST_CONTEXT
@@ -60,8 +65,8 @@ def bucket_of(dims: Mapping[str, int], sizes: Sequence[int], longest: int) -> Bu
     return Bucket(size, min(context, longest), dims["A"] > 0, dims["W"] > 0, dims["G"] > 0)
 
 
-def filled_up(batch: Batch, size: int, page: int, page_size: int) -> Batch:
-    """A decode batch with sequences of one token on ``page`` added, which are sampled greedily and keep nothing."""
+def pad_batch(batch: Batch, size: int, page: int, page_size: int) -> Batch:
+    """A decode batch with sequences of one token on ``page`` added, which are sampled greedily and store no state."""
     more = size - (len(batch.seq_starts) - 1)
     if not more:
         return batch

@@ -1,6 +1,8 @@
-"""NVIDIA's driver as the runner uses it: one GPU and one stream, which runs its work in order. A test may use another in its place.
+"""The interface to NVIDIA's driver that the runner uses: one GPU and one stream, which runs its work in order. A test
+may replace it.
 
-All addresses are ints. Copies, clears and launches return at once; the stream runs them after everything that was submitted before.
+All addresses are ints. Copies, clears and launches return at once; the stream runs them after everything that was
+submitted before.
 """
 
 from __future__ import annotations
@@ -20,27 +22,30 @@ from nearfar.compiler.errors import DeviceError
 
 Bytes = npt.NDArray[np.uint8]
 
-# cuda.h says of these: "This leaves the process in an inconsistent state and any further CUDA work will return the same error. To continue
-# using CUDA, the process must be terminated and relaunched."
+# cuda.h says of these: "This leaves the process in an inconsistent state and any further CUDA work will return the same
+# error. To continue using CUDA, the process must be terminated and relaunched."
 FATAL = frozenset(
     f"CUDA_ERROR_{name}"
     for name in (
-        "ASSERT", "CONTAINED", "CONTEXT_IS_DESTROYED", "ECC_UNCORRECTABLE", "EXTERNAL_DEVICE", "HARDWARE_STACK_ERROR", "ILLEGAL_ADDRESS",
-        "ILLEGAL_INSTRUCTION", "INVALID_ADDRESS_SPACE", "INVALID_PC", "LAUNCH_FAILED", "LAUNCH_TIMEOUT", "MISALIGNED_ADDRESS",
-        "TENSOR_MEMORY_LEAK",
+        "ASSERT", "CONTAINED", "CONTEXT_IS_DESTROYED", "ECC_UNCORRECTABLE", "EXTERNAL_DEVICE", "HARDWARE_STACK_ERROR",
+        "ILLEGAL_ADDRESS", "ILLEGAL_INSTRUCTION", "INVALID_ADDRESS_SPACE", "INVALID_PC", "LAUNCH_FAILED",
+        "LAUNCH_TIMEOUT", "MISALIGNED_ADDRESS", "TENSOR_MEMORY_LEAK",
     )
 )  # fmt: skip
 ADVICE = {
     "CUDA_ERROR_OUT_OF_MEMORY": "; give it fewer pages, or close what else uses the GPU",
     "CUDA_ERROR_INVALID_IMAGE": "; update NVIDIA's driver, or compile with the NVRTC of the driver's CUDA version",
-    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "; update NVIDIA's driver, or compile with the NVRTC of the driver's CUDA version",
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "; update NVIDIA's driver, or compile with the NVRTC of the driver's CUDA "
+    "version",
     **dict.fromkeys(FATAL, "; this process cannot use the GPU any more, for any model: restart it"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A launch's parameters, each in 8 bytes of ``values``; ``pointers`` are the addresses of these, which is what CUDA takes."""
+    """A launch's parameters, each in 8 bytes of ``values``; ``pointers`` are the addresses of these values, which CUDA
+    requires.
+    """
 
     values: npt.NDArray[np.uint64]
     pointers: npt.NDArray[np.uint64] = field(init=False)
@@ -52,7 +57,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``uploaded``: the arrays that the stream reads before the event. They must live until it has happened."""
+    """``uploaded``: the arrays that the stream reads before the event. They must exist until the event has occurred."""
 
     handle: Any
     uploaded: tuple[npt.NDArray[Any], ...]
@@ -66,7 +71,7 @@ class Driver(Protocol):
 
     @property
     def arch(self) -> str:
-        """What the GPU is, as "sm_90"."""
+        """The GPU's architecture, such as "sm_90"."""
 
     def load(self, cubin: Path) -> Any:
         """A module."""
@@ -79,13 +84,15 @@ class Driver(Protocol):
     def free(self, address: int) -> None: ...
 
     def allocate_pinned(self, size: int) -> Bytes:
-        """Host memory from and to which copies run while the host works. It lives until `close`."""
+        """Host memory for asynchronous copies. It exists until `close`."""
 
     def upload(self, address: int, data: npt.NDArray[Any]) -> None:
-        """Copy an array to the device. It must not change before a later event has been waited for; the driver keeps it alive."""
+        """Copy an array to the device. The array must not change until the caller has waited for a later event; the
+        driver holds a reference to it.
+        """
 
     def download(self, data: npt.NDArray[Any], address: int) -> None:
-        """Fill an array from the device. It is filled once a later event has been waited for."""
+        """Fill an array from the device. The data is valid once the caller has waited for a later event."""
 
     def copy(self, destination: int, source: int, size: int) -> None: ...
 
@@ -100,7 +107,7 @@ class Driver(Protocol):
     def replay(self, graph: Any) -> None: ...
 
     def record(self) -> Any:
-        """An event that happens when all work before it is done. Wait for it once."""
+        """An event that occurs when all earlier work is done. Wait for it once."""
 
     def wait(self, event: Any) -> None: ...
 
@@ -109,10 +116,10 @@ class Driver(Protocol):
 
 
 class NvidiaDriver:
-    """The first GPU that CUDA_VISIBLE_DEVICES leaves. Raises DeviceError if there is none.
+    """The first GPU that CUDA_VISIBLE_DEVICES exposes. Raises DeviceError if there is none.
 
-    The context is the device's primary one, which all drivers of a process share. CUDA has a current context per thread, so every call
-    goes through `_api`, which sets it on the calling thread first.
+    The context is the device's primary one, which all drivers of a process share. CUDA has a current context per
+    thread, so every call goes through `_api`, which sets it on the calling thread first.
     """
 
     def __init__(self) -> None:
@@ -123,7 +130,8 @@ class NvidiaDriver:
             self._check(driver.cuInit(0))
         except (ImportError, RuntimeError) as error:
             raise DeviceError(
-                f"CUDA cannot be used here ({error}); it needs an NVIDIA GPU with its driver and pip install 'nearfar[cuda]'; "
+                f"CUDA cannot be used here ({error}); it needs an NVIDIA GPU with its driver and pip install "
+                f"'nearfar[cuda]'; "
                 "or use --runner numpy"
             ) from error
         self._device = self._check(driver.cuDeviceGet(0))
@@ -197,14 +205,15 @@ class NvidiaDriver:
         )
 
     def capture(self, submit: Callable[[], None]) -> Any:
-        # Relaxed, because the other modes make calls fail meanwhile, such as cuMemAlloc on a thread that opens another model.
+        # Relaxed, because the other modes make calls fail during the capture, such as cuMemAlloc on a thread that opens
+        # another model.
         self._check(
             self._api.cuStreamBeginCapture(self._stream, self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         )
         try:
             submit()
         except BaseException:
-            # A stream that still captures would refuse everything else.
+            # A stream that is still capturing would reject all other calls.
             _, graph = self._cuda.cuStreamEndCapture(self._stream)
             if graph is not None:
                 self._cuda.cuGraphDestroy(graph)
@@ -241,7 +250,7 @@ class NvidiaDriver:
             except DeviceError as error:
                 failures.append(error)
 
-        # Its failure shows in the calls below.
+        # The calls below report its failure.
         with suppress(DeviceError):
             _ = self._api
         cuda = self._cuda

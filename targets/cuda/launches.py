@@ -16,7 +16,7 @@ from .driver import Arguments, Driver
 
 
 class Sized(NamedTuple):
-    """What a kernel takes for some dims, whichever step launches it."""
+    """A kernel's grid and scalars for some dims; they do not depend on the step that launches it."""
 
     function: Any
     grid: tuple[int, int]
@@ -45,7 +45,9 @@ class Launches:
         self.launch_steps(plan, [(index, chosen[step.variants]) for index, step in enumerate(entry.steps)], dims)
 
     def launch_steps(self, plan: str, steps: Iterable[tuple[int, Sequence[str]]], dims: Mapping[str, int]) -> None:
-        """Launch some steps of a plan by their numbers, each by kernels of a variant that its list has for these dims."""
+        """Launch some steps of a plan by their numbers, each by kernels of a variant that its list has for these
+        dims.
+        """
         sized: dict[str, Sized] = {}
         for index, kernels in steps:
             for name in kernels:
@@ -67,7 +69,7 @@ class Launches:
         )
 
     def _arguments_of(self, plan: str, index: int, name: str) -> Arguments:
-        """A launch's parameters with the addresses set, room for the scalars behind them."""
+        """A launch's parameters: the addresses are set, and space for the scalars follows."""
         key = plan, index, name
         if key not in self._arguments:
             kernel, step = self._manifest.kernels[name], self._manifest.plan(plan).steps[index]

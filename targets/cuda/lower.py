@@ -1,4 +1,6 @@
-"""From a plan to a cubin: every kernel that a step's variants name, lowered once, in one readable source file, compiled ahead of time."""
+"""From a plan to a cubin: every kernel that a step's variants name, lowered once, in one readable source file, compiled
+ahead of time.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ from .variants import variants_of
 MAX_BINDING_BYTES = 8 << 30
 TAKES_LORA = True
 LAYOUT: Layout = "rows"
-# What --activations may name beside the weights' own: every GPU that kernels run on has it.
+# Further choices of --activations beside those of the weights: every supported GPU has it.
 EXTRA_ACTIVATIONS = ("bfloat16",)
-# Kernels are compiled in this many files at once, each of which becomes a module.
+# The number of files that kernels are compiled in, in parallel. Each becomes a module.
 PARTS = 2
-# How long compiling a kernel takes, as a multiple of lowering it.
+# The time to compile a kernel, as a multiple of the time to lower it.
 COMPILE_COST = 10
 
 
@@ -53,7 +55,7 @@ def lower_plan(
 
 
 def compile_kernels(arch: str, calls: Mapping[str, KernelCall], progress: Progress) -> Compiled:
-    """A few files of kernels, each a cubin beside its source."""
+    """A few files of kernels, each as a cubin with its source."""
     total = len(calls) * (1 + COMPILE_COST)
     lowered: dict[str, CudaKernel] = {}
     for done, (name, call) in enumerate(calls.items()):

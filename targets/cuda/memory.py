@@ -1,7 +1,9 @@
-"""A bundle's arrays on the GPU, allocated once: weights, constants, states, the plan's buffers and scratch, and the batch's inputs.
+"""A bundle's arrays on the GPU, allocated once: weights, constants, states, the plan's buffers and scratch, and the
+batch's inputs.
 
-Every array has an address by name, "NAME.PLANE" of a weight and "scratch.NAME" of scratch. The inputs lie in one arena, so that a batch
-takes one copy; the one of no fixed length that matters, the page lists, lies last, so that the copy ends with what there is of it.
+Every array has an address by name, "NAME.PLANE" for a weight and "scratch.NAME" for scratch. The inputs share one
+arena, so that a batch needs one copy. The page lists, whose length varies most, are last, so that the copy ends with
+their actual end.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ from nearfar.compiler.bundle.manifest import ITEM_BYTES, BufferEntry, Manifest
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.expr import Condition, evaluate
 from nearfar.compiler.runtime.batch import Batch
-from nearfar.compiler.runtime.plan_runner import constant_tables, room_of, scratch_entries
+from nearfar.compiler.runtime.plan_runner import constant_tables, layout_of, scratch_entries
 
 from .driver import Bytes, Driver
 
 ALIGNMENT = 256
-# Weights pass through pinned memory in pieces of this size, two in turn.
+# Weights are uploaded through two alternating pieces of pinned memory of this size.
 PIECE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class ArenaPlace:
+class ArenaSlice:
     """Where an input begins in the arena, and how many 4-byte elements it may have."""
 
     offset: int
@@ -37,7 +39,7 @@ class ArenaPlace:
 
 
 class DeviceMemory:
-    """``most`` are the largest dims. Raises DeviceError where the GPU's memory, or an array's index, would overflow."""
+    """``most`` are the largest dims. Raises DeviceError if the GPU's memory, or an array's index, would overflow."""
 
     def __init__(self, driver: Driver, bundle: Bundle, activation: str, most: Mapping[str, int]) -> None:
         self._driver, self._manifest, self._activation, self._most = driver, bundle.manifest, activation, most
@@ -47,14 +49,15 @@ class DeviceMemory:
         for name, table in constant_tables(manifest).items():
             self.addresses[name] = driver.allocate(table.nbytes)
             driver.upload(self.addresses[name], table)
-        # A prefill has many more tokens than there are sequences, and need not find room where only decode steps come.
+        # A prefill has many more tokens than sequences. Scratch that only decode steps use need not hold them.
         small = {f"scratch.{name}" for name in decode_scratch(manifest)}
         fewer = {**most, "S": min(most["S"], most["B"])}
         for name, entry in {**manifest.states, **manifest.buffers, **scratch_entries(manifest)}.items():
-            # A driver allocates nothing of no bytes, as the states of adapters are where there is no place for any.
+            # A driver cannot allocate 0 bytes, which is the size of the states of adapters if there are no slots for
+            # them.
             size = max(self._size_bytes(name, entry, fewer if name in small else most), ALIGNMENT)
             self.addresses[name] = driver.allocate(size)
-            # States must start as zeros; of the others, what nobody writes is never used.
+            # States must start as zeros; other arrays are never read before they are written.
             if name in manifest.states:
                 driver.clear(self.addresses[name], size)
         self.arena = lay_out_arena(manifest, most)
@@ -64,7 +67,7 @@ class DeviceMemory:
         driver.wait(driver.record())
 
     def upload_batch(self, inputs: Iterable[str], batch: Batch, staging: Bytes) -> None:
-        """Send a batch's inputs, those of a plan, on their way through pinned memory of ``arena_bytes``."""
+        """Start the upload of a batch's inputs for a plan, through pinned memory of ``arena_bytes``."""
         arrays = batch.arrays()
         end = 0
         for name in inputs:
@@ -81,13 +84,14 @@ class DeviceMemory:
         return self._size_bytes(name, entry, self._most) // evaluate(entry.shape[0], self._most)
 
     def _size_bytes(self, name: str, entry: BufferEntry, most: Mapping[str, int]) -> int:
-        room = room_of(entry, self._activation, most)
-        elements = math.prod(room.shape)
+        layout = layout_of(entry, self._activation, most)
+        elements = math.prod(layout.shape)
         # Kernels index vectors of at least 4 bytes with 32-bit integers.
-        size = elements * ITEM_BYTES[room.dtype]
+        size = elements * ITEM_BYTES[layout.dtype]
         if size >= 4 << 31:
             raise DeviceError(
-                f"{self._manifest.model}: {name} would take {size >> 30} GiB, beyond what kernels index; ask for fewer pages"
+                f"{self._manifest.model}: {name} would take {size >> 30} GiB, beyond what kernels index; ask for fewer "
+                f"pages"
             )
         return size
 
@@ -122,7 +126,7 @@ class DeviceMemory:
 
 
 def decode_scratch(manifest: Manifest) -> set[str]:
-    """Scratch that only variants bind which need one new token of every sequence."""
+    """The scratch buffers that only variants for one new token per sequence bind."""
     wanted: dict[bool, set[str]] = {True: set(), False: set()}
     for row in (row for rows in manifest.variants.values() for row in rows):
         bindings = (binding for name in row.kernels for binding in manifest.kernels[name].bindings)
@@ -137,12 +141,12 @@ def needs_decode(when: Condition) -> bool:
     return when == ["==", "S", "B"] or (when[0] == "and" and any(needs_decode(each) for each in when[1:]))
 
 
-def lay_out_arena(manifest: Manifest, most: Mapping[str, int]) -> dict[str, ArenaPlace]:
-    """The inputs one after the other, the page lists last."""
+def lay_out_arena(manifest: Manifest, most: Mapping[str, int]) -> dict[str, ArenaSlice]:
+    """The slices of the inputs, in order, with the page lists last."""
     arena = {}
     offset = 0
     for name, entry in sorted(manifest.inputs.items(), key=lambda item: item[0] == "page_ids"):
         elements = int(np.prod([evaluate(size, most) for size in entry.shape]))
-        arena[name] = ArenaPlace(offset, elements)
+        arena[name] = ArenaSlice(offset, elements)
         offset += -(-4 * elements // ALIGNMENT) * ALIGNMENT
     return arena

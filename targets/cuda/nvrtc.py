@@ -1,4 +1,4 @@
-"""CUDA C++ to a cubin, with NVRTC: NVIDIA's compiler as a library, which needs no GPU, no driver and no toolkit."""
+"""Compile CUDA C++ to a cubin with NVRTC, NVIDIA's compiler as a library. It needs no GPU, driver or toolkit."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from nearfar.compiler.errors import RequestError, ToolError
 
 DEFAULT_ARCH = "sm_90"
-# bfloat16, asynchronous copies and the tensor cores' instructions that kernels use came with it.
+# It introduced bfloat16, asynchronous copies and the tensor core instructions that kernels use.
 OLDEST_ARCH = 80
 
 
 def known_archs() -> tuple[str, ...]:
-    """What this NVRTC compiles for and our kernels run on. Raises ToolError where it is not installed."""
+    """The architectures that this NVRTC supports and our kernels run on. Raises ToolError if NVRTC is not installed."""
     nvrtc = load_nvrtc()
     status, numbers = nvrtc.nvrtcGetSupportedArchs()
     assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, status
@@ -23,9 +23,9 @@ def known_archs() -> tuple[str, ...]:
 
 
 def check_arch(arch: str | None) -> str:
-    """The architecture asked for, or the default. Raises RequestError for one that is not known."""
+    """The requested architecture, or the default. Raises RequestError for an unknown one."""
     arch = arch or DEFAULT_ARCH
-    # Those with a letter, such as sm_90a, are not listed, but compile.
+    # NVRTC does not list architectures with a letter, such as sm_90a, but compiles for them.
     if arch.rstrip("af") not in (known := known_archs()):
         raise RequestError(
             f"--arch {arch}: is not known to this NVRTC, or older than sm_{OLDEST_ARCH}; known: {', '.join(known)}"
@@ -34,7 +34,7 @@ def check_arch(arch: str | None) -> str:
 
 
 def compile_cubin(source: str, arch: str, name: str) -> tuple[bytes, str]:
-    """The cubin and what the compiler says of registers, shared memory and spills. ``name`` stands in messages."""
+    """The cubin and the compiler's report on registers, shared memory and spills. ``name`` appears in messages."""
     nvrtc = load_nvrtc()
     options = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", "--disable-warnings"]
     status, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
@@ -45,7 +45,7 @@ def compile_cubin(source: str, arch: str, name: str) -> tuple[bytes, str]:
         log = b" " * size
         nvrtc.nvrtcGetProgramLog(program, log)
         text = log.rstrip(b"\0 \n").decode(errors="replace")
-        # What NVRTC refuses is what our templates wrote.
+        # An error of NVRTC is a bug in our templates.
         assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, f"{name}: {text[:4000]}"
         _, size = nvrtc.nvrtcGetCUBINSize(program)
         cubin = b" " * size
@@ -69,7 +69,7 @@ def load_nvrtc() -> Any:
 
 
 def preload() -> None:
-    """Load NVRTC from its wheel, which NVIDIA's own search misses where a .pth file puts the wheel on the path."""
+    """Load NVRTC from its wheel, which NVIDIA's own search misses if a .pth file adds the wheel to the path."""
     spec = find_spec("nvidia")
     for folder in spec.submodule_search_locations or () if spec else ():
         for library in sorted(Path(folder).glob("cu*/lib/libnvrtc.so.*")):

@@ -1,7 +1,8 @@
-"""Runs a CUDA bundle: cubins through NVIDIA's driver, without TVM and without a compiler.
+"""Run a CUDA bundle's cubins through NVIDIA's driver, without TVM and without a compiler.
 
-A batch takes one copy of its inputs from pinned memory, its launches (one graph if every sequence decodes), and one small copy for each
-output back into pinned memory. A thread waits for these; the caller goes on. Token ids stay on the device from step to step by slot.
+A batch is one copy of its inputs from pinned memory, its launches (one graph if every sequence decodes), and one small
+copy of each output back into pinned memory. A thread waits for these while the caller continues. Token ids stay on the
+device from step to step by slot.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ import numpy.typing as npt
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.runtime.base_runner import Room
+from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.variant import choose_activation
 
-from .decode_graphs import Bucket, bucket_of, bucket_sizes, filled_up
+from .decode_graphs import Bucket, bucket_of, bucket_sizes, pad_batch
 from .driver import Bytes, Driver, NvidiaDriver
 from .launches import Launches
 from .memory import ALIGNMENT, DeviceMemory
 
-# Batches on their way at once; each has pinned memory of its own.
+# The most batches in flight; each has its own pinned memory.
 IN_FLIGHT = 4
 
 
@@ -43,8 +44,10 @@ class Staging:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A batch on its way: where its outputs arrive, what is made of them, and the future that receives it."""
+class SubmittedBatch:
+    """A batch in flight: the memory that receives its outputs, the function that converts them, and the future for the
+    result.
+    """
 
     event: Any
     staging: Staging
@@ -67,9 +70,9 @@ def check_machine(bundle: Bundle) -> None:
 
 
 class CudaRunner(PlanRunner):
-    """``activation`` None takes the bundle's first. Raises DeviceError if this machine cannot run the bundle.
+    """``activation`` None means the bundle's first dtype. Raises DeviceError if this machine cannot run the bundle.
 
-    Calls come from one thread at a time. What fails on the device is the DeviceError of a future.
+    Calls come from one thread at a time. A failure on the device becomes the DeviceError of a future.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class CudaRunner(PlanRunner):
         self._driver = driver or NvidiaDriver()
         try:
             require_arch(self.manifest, self._driver, bundle.path)
-            # One page more than the pool's, for the sequences that fill a graph's batch up.
+            # One page more than the pool has, for the sequences that pad a graph's batch.
             held = {**self.largest, "P": self.num_pages + 1}
             self._memory = DeviceMemory(self._driver, bundle, self.activation, held)
             self._launches = Launches(self._driver, bundle, self.activation, self._memory.addresses)
@@ -101,7 +104,7 @@ class CudaRunner(PlanRunner):
             raise
         self._sizes = bucket_sizes(min(self.limits.tokens, self.limits.sequences, self.limits.rows))
         self._graphs: dict[tuple[str, Bucket], Any] = {}
-        self._sent: SimpleQueue[Sent | None] = SimpleQueue()
+        self._sent: SimpleQueue[SubmittedBatch | None] = SimpleQueue()
         self._waiter = threading.Thread(target=self._wait_for_batches, name="cuda-waiter", daemon=True)
         self._waiter.start()
 
@@ -123,14 +126,14 @@ class CudaRunner(PlanRunner):
         self._waiter.join()
         self._driver.close()
 
-    # --- a batch on its way ------------------------------------------------------------------------------------------------------
+    # --- submitting a batch -------------------------------------------------------------------------------------------
 
     def _send(
         self, plan: str, batch: Batch, dims: Mapping[str, int], result: Callable[[dict[str, Array]], Result]
     ) -> Future[Result]:
-        """Upload, launch, and let the outputs follow."""
+        """Submit the upload, the launches and the copies of the outputs."""
         future: Future[Result] = Future()
-        # What is on its way cannot be cancelled.
+        # A batch in flight cannot be cancelled.
         future.set_running_or_notify_cancel()
         self._staging = staging = self._free.get()
         try:
@@ -141,18 +144,18 @@ class CudaRunner(PlanRunner):
             self._free.put(staging)
             future.set_exception(error)
         else:
-            self._sent.put(Sent(event, staging, outputs, result, future))
+            self._sent.put(SubmittedBatch(event, staging, outputs, result, future))
         return future
 
     def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
-        # How to fill up inputs that only the caller knows is not known.
+        # Only the caller could pad its extra inputs.
         bucket = None if batch.extra else bucket_of(dims, self._sizes, self.manifest.context)
         inputs = self.manifest.plan(plan).inputs
         if bucket is None:
             self._memory.upload_batch(inputs, batch, self._staging.inputs)
             self._launches.launch(plan, dims)
         else:
-            padded = filled_up(batch, bucket.sequences, self.num_pages, self.manifest.page_size)
+            padded = pad_batch(batch, bucket.sequences, self.num_pages, self.manifest.page_size)
             self._memory.upload_batch(inputs, padded, self._staging.inputs)
             self._driver.replay(self._graph(plan, bucket, dims))
 
@@ -162,12 +165,12 @@ class CudaRunner(PlanRunner):
         return self._graphs[plan, bucket]
 
     def _wait_for_batches(self) -> None:
-        """The waiter's work: in order, wait for a batch and set the result of its future."""
+        """The waiting thread: wait for each batch in order and set the result of its future."""
         while (sent := self._sent.get()) is not None:
             try:
                 self._driver.wait(sent.event)
                 result = sent.result({name: array.copy() for name, array in sent.outputs.items()})
-            # The caller receives every error, and this thread goes on.
+            # The caller receives every error, and this thread continues.
             except Exception as error:
                 sent.future.set_exception(error)
             else:
@@ -175,35 +178,39 @@ class CudaRunner(PlanRunner):
             finally:
                 self._free.put(sent.staging)
 
-    # --- outputs -----------------------------------------------------------------------------------------------------------------
+    # --- outputs ------------------------------------------------------------------------------------------------------
 
     def _output_bytes(self, plan: str) -> dict[str, int]:
-        """Of each small output the most bytes, up to where the next output may begin."""
+        """The largest size of each small output in bytes, rounded up to the alignment of the next one."""
         entry = self.manifest.plan(plan)
-        rooms = {
-            role: self.room(entry.buffers[entry.outputs[role]], self.largest) for role in self._small_outputs(plan)
+        layouts = {
+            role: self.layout(entry.buffers[entry.outputs[role]], self.largest) for role in self._small_outputs(plan)
         }
-        return {role: -(-4 * int(np.prod(room.shape)) // ALIGNMENT) * ALIGNMENT for role, room in rooms.items()}
+        return {role: -(-4 * int(np.prod(layout.shape)) // ALIGNMENT) * ALIGNMENT for role, layout in layouts.items()}
 
     def _download_outputs(self, plan: str, staging: Bytes, dims: Mapping[str, int]) -> dict[str, Array]:
         entry, outputs, start = self.manifest.plan(plan), {}, 0
         for role, size in self._output_bytes(plan).items():
             name = entry.outputs[role]
-            room = self.room(entry.buffers[name], dims)
-            outputs[role] = staging[start : start + 4 * int(np.prod(room.shape))].view(room.dtype).reshape(room.shape)
+            layout = self.layout(entry.buffers[name], dims)
+            outputs[role] = (
+                staging[start : start + 4 * int(np.prod(layout.shape))].view(layout.dtype).reshape(layout.shape)
+            )
             self._driver.download(outputs[role], self._memory.addresses[name])
             start += size
         return outputs
 
-    def _read(self, name: str, room: Room) -> npt.NDArray[Any]:
-        array = np.empty(room.shape, room.dtype)
+    def _read(self, name: str, layout: ArrayLayout) -> npt.NDArray[Any]:
+        array = np.empty(layout.shape, layout.dtype)
         self._driver.download(array, self._memory.addresses[name])
         self._driver.wait(self._driver.record())
         return array
 
 
 def require_arch(manifest: Manifest, driver: Driver, path: Path) -> None:
-    """Raise DeviceError unless the GPU runs the bundle's cubins: it must be of the same generation, and no older."""
+    """Raise DeviceError unless the GPU runs the bundle's cubins: the GPU must be of the same generation, and not
+    older.
+    """
     compiled, found = ((arch[:-1], int(arch[-1])) for arch in ((manifest.arch or "").rstrip("af"), driver.arch))
     if compiled[0] != found[0] or compiled[1] > found[1]:
         raise DeviceError(

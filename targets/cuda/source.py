@@ -1,6 +1,6 @@
-"""CUDA C++ of kernels: what TVM writes, with what it gets wrong or does not know put right, behind a prelude that needs no header.
+"""CUDA C++ of kernels: TVM's output with its errors and gaps corrected, after a prelude that needs no header.
 
-A file of kernels is the `device.cuh` and `functions.cuh` of `compiler/kernels/cuda`, and then one function a kernel.
+A file of kernels is the `device.cuh` and `functions.cuh` of `compiler/kernels/cuda`, and then one function per kernel.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
 from nearfar.compiler.kernels.cuda.functions import device_source, functions_source
 from nearfar.compiler.pipeline.lower import lower
 
-# What every GPU from sm_80 on has without asking for more (CUDA programming guide, technical specifications).
+# The limits of every GPU from sm_80 on without opting in to more (CUDA programming guide, technical specifications).
 MAX_SHARED_BYTES = 48 << 10
 MAX_THREADS = 1024
 WARP = 32
 
-# TVM calls a function that gives a vector once a lane, all with the same arguments: lane x is what "function_x" gives.
+# TVM calls a function that returns a vector once per lane, with the same arguments: "function_x" returns lane x.
 VECTOR_FUNCTIONS = ("unpack2x16float", "unpack4x8snorm")
 REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (rf"(\.([xyzw]) = )({'|'.join(VECTOR_FUNCTIONS)})\(", r"\1\3_\2("),
-    # TVM writes these for the condition of a select between vectors, and gives them the type of what is chosen.
+    # TVM emits these for the condition of a select between vectors, with the type of the selected values.
     (r"\b\w+([24]) (v_\w*) = make_ushort[24]\(", r"bool\1 \2 = bools("),
     (r"\bround\(", "round_even("),
     # A subgroup is a warp, and blocks are whole warps.
@@ -40,7 +40,7 @@ LANES = re.compile(r"\s*(\w+ )?__\d+(\.[xyzw] = .*)?;$")
 
 @dataclass(frozen=True, slots=True)
 class CudaKernel:
-    """One function: its text, its name, its buffers by role and the dims behind them, in the order of its parameters."""
+    """One function: its text, its name, its buffers by role and then the dims, in the order of its parameters."""
 
     kernel: Kernel
     text: str
@@ -50,7 +50,7 @@ class CudaKernel:
 
 
 def cuda(kernel: Kernel, arch: str) -> CudaKernel:
-    """One kernel as CUDA C++. A kernel beyond the limits is a bug of its template."""
+    """One kernel as CUDA C++. A kernel that exceeds the limits is a bug in its template."""
     assert kernel.workgroup_size <= MAX_THREADS, (kernel.name, kernel.workgroup_size)
     assert kernel.shared_bytes <= MAX_SHARED_BYTES, (kernel.name, kernel.shared_bytes)
     assert kernel.workgroup_size % WARP == 0 or not kernel.subgroups, (kernel.name, kernel.workgroup_size)
@@ -63,7 +63,7 @@ def cuda(kernel: Kernel, arch: str) -> CudaKernel:
         "thread_warp_size": WARP,
     }
     lowered = lower(kernel, target)
-    # The last of two mentions: TVM declares a function before it defines it, behind a prelude of its own.
+    # The last of two occurrences: TVM declares a function before it defines it, after its own prelude.
     text = lowered.source[lowered.source.rindex('extern "C" __global__') :].strip()
     for pattern, replacement in REPLACEMENTS:
         text = re.sub(pattern, replacement, text)
@@ -71,9 +71,9 @@ def cuda(kernel: Kernel, arch: str) -> CudaKernel:
 
 
 def with_fresh_parts(text: str) -> str:
-    """The same text with every part of an expression computed again where a statement lies between it and its use.
+    """The same text, in which a part of an expression is recomputed if a statement lies between it and its use.
 
-    TVM gives equal texts in one scope one name, though what they read may have been written in between.
+    TVM names equal expressions in a scope once, although the memory that they read may have been written in between.
     """
     lines: list[str] = []
     parts: dict[str, tuple[str, str]] = {}
@@ -109,8 +109,8 @@ def with_fresh_parts(text: str) -> str:
 
 
 def source_file(kernels: Iterable[CudaKernel]) -> str:
-    """One file of CUDA C++ that needs nothing beside it."""
-    # Tests without a GPU define NEARFAR_DEVICE and put an emulation in the place of the part that needs one.
+    """One self-contained file of CUDA C++."""
+    # Tests without a GPU define NEARFAR_DEVICE to replace the part that needs a GPU with an emulation.
     parts = [
         f"#ifndef NEARFAR_DEVICE\n{device_source()}\n#endif",
         functions_source(),

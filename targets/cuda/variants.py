@@ -1,6 +1,6 @@
 """The variants of every op on CUDA: its numbers, and the rows of projections.
 
-Sizes are rules of thumb from what is published of other kernels: none has been timed yet.
+Sizes are rules of thumb from publications on other kernels: none has been timed yet.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ ATTENTION = AttentionNumbers(
     decode_threads=((128, 256), (128, 128), (64, 64), (256, 256)),
     tiles=((32, 32), (16, 32), (8, 32)),
     max_tiles=1,
-    # A tile takes its sequences one after the other, so it is for long runs of rows.
+    # A tile processes its sequences one after the other, so it suits long runs of rows.
     min_tile_rows=32,
     tensor_cores=True,
 )
 NUMBERS = GpuNumbers(
-    # Beyond, tensor cores read the weights once for 16 or 64 rows.
+    # Above this, tensor cores read the weights once for 16 or 64 rows.
     max_vector_rows=2,
     min_tall_rows=32768,
     attention=ATTENTION,
 )
-# Up to this many rows, workgroups of few outputs whose warps share the columns: there are enough of them for every multiprocessor.
+# Up to this many rows, use workgroups with few outputs whose warps share the columns, so that every multiprocessor has
+# one.
 MAX_NARROW_ROWS = 32
 TILE = TileShape(64, 64, 16, 256)
 
@@ -46,7 +47,9 @@ def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
 
 
 def projection_rows(facts: Projection, activation: str) -> list[Variant]:
-    """The kernels of one projection: 16-bit activations take tensor cores, float32 ones keep to float32."""
+    """The kernels of one projection: 16-bit activations use tensor cores; float32 activations use float32
+    throughout.
+    """
     vector = vector_row(facts, vector_shape(facts, NUMBERS), NUMBERS)
     if activation == "float32" or not supports(facts):
         return [vector, tile_row(facts, TILE)]
@@ -68,7 +71,7 @@ def projection_rows(facts: Projection, activation: str) -> list[Variant]:
 
 
 def mma_shapes(facts: Projection, dtype: str) -> list[tuple[MmaShape, Condition]]:
-    """For few rows narrow workgroups, for many wide ones. What registers hold of a chunk grows with the weights' bits."""
+    """Narrow workgroups for few rows, wide ones for many. The registers for a chunk grow with the weights' bits."""
     narrow = MmaShape(16, 1 if facts.gated else 2, 1, 4, dtype)
     heavy = facts.gated or facts.weight.kind == "f16"
     wide = MmaShape(64, 2 if heavy else 4, 4, 1, dtype)

@@ -1,6 +1,7 @@
 """Attention of one sequence on MLX: scale, window, soft-cap and sinks as `ir/ops/attention.py` defines them.
 
-MLX's fused kernel computes all but a soft-cap; that, and keys and values of 8-bit integers, take products and a softmax of their own.
+MLX's fused kernel supports all of these except the soft-cap. A soft-cap, and keys and values of 8-bit integers, use
+separate products and a softmax.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .pages import Arrays, Pages, Span
 
 
 def attend(node: Node, queries: Any, sinks: Any | None, span: Span, pages: Pages) -> Any:
-    """Queries (1, H, n, D) of a span on the keys and values of its sequence, -> like queries. ``sinks`` (H,)."""
+    """Queries (1, H, n, D) of a span on the keys and values of its sequence -> like queries. ``sinks`` (H,)."""
     mx = load_mlx()
 
     window, causal = node.attr("window"), node.attr("causal")
@@ -26,7 +27,7 @@ def attend(node: Node, queries: Any, sinks: Any | None, span: Span, pages: Pages
     mask = visible(span, first, window, causal=causal)
     group = pages.groups[node.inputs["kv"]]
     if group is None and node.attr("softcap") is None:
-        # The kernel knows the plain causal mask by name.
+        # The kernel accepts the plain causal mask by name.
         known = "causal" if mask is not None and causal and window is None else mask
         sinks = None if sinks is None else sinks.astype(queries.dtype)
         return mx.fast.scaled_dot_product_attention(queries, *keys, *values, scale=scale, mask=known, sinks=sinks)
@@ -40,7 +41,8 @@ def visible(span: Span, first: int, window: int | None, *, causal: bool) -> Any 
     distance = mx.arange(span.start, span.length)[:, None] - mx.arange(first, span.length)[None, :]
     alone = span.length - span.start == 1
     if (not causal and window is None) or alone:
-        # A row alone is the last: all keys are at or before it, and those beyond the window are not read.
+        # A single row is the last one: all keys are at or before its position, and keys outside the window are not
+        # read.
         return None
     seen = distance >= 0 if causal else distance == distance
     return seen if window is None else seen & (mx.abs(distance) < window)
@@ -55,7 +57,9 @@ def attend_in_steps(
     sinks: Any | None,
     group: int | None,
 ) -> Any:
-    """Scaled queries (1, H, n, D) on keys and values (1, K, t, D), or their codes, scales and biases. Scores are float32."""
+    """Scaled queries (1, H, n, D) on keys and values (1, K, t, D), or their codes, scales and biases. Scores are
+    float32.
+    """
     mx = load_mlx()
 
     _, heads, count, head_dim = queries.shape

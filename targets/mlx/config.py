@@ -1,10 +1,11 @@
-"""config.json and the tokenizer's files, as mlx-lm, mlx-swift and what is built on them read them.
+"""config.json and the tokenizer's files, in the form that mlx-lm, mlx-swift and software based on them read.
 
-config.json is written from the ModelSpec and not copied: mlx-lm reads ``rope_theta`` at the top of the file only, and some of its defaults
-are not those of transformers.
+config.json is generated from the ModelSpec instead of copied, because mlx-lm reads ``rope_theta`` at the top of the
+file only, and some of its defaults differ from those of transformers.
 
-mlx-lm's phi3 ignores a sliding window, and its llama, which also reads mistral, needs a layer without one. A folder whose windows mlx-lm
-does not compute names a model_type that mlx-lm does not know, so mlx-lm refuses it and never answers wrongly; our runner computes it.
+mlx-lm's phi3 ignores a sliding window, and its llama, which also reads mistral, needs a layer without one. A folder
+whose windows mlx-lm does not compute names a model_type that mlx-lm does not know, so mlx-lm rejects it instead of
+answering wrongly; our runner computes it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from .packing import Packing
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model of mlx-lm: transformers' name of it, whether it computes a spec, and the keys of config.json that only it reads.
+    """A model of mlx-lm: its name in transformers, a test for the specs that it computes, and the keys of config.json
+    that only it reads.
 
     ``mixes_windows``: it reads ``layer_types`` and ``sliding_window``, and needs at least one layer without a window.
     """
@@ -38,7 +40,9 @@ class Model:
 
 
 def write_config(spec: ModelSpec, packing: Packing, context: int, folder: Path) -> None:
-    """``context``: the longest sequence that the bundle takes. Raises UnsupportedModel if mlx-lm would compute another model."""
+    """``context``: the longest sequence that the bundle supports. Raises UnsupportedModel if mlx-lm would compute
+    another model.
+    """
     model = require_known(spec)
     windows = windows_within(spec, context)
     config: dict[str, Any] = {
@@ -52,7 +56,7 @@ def write_config(spec: ModelSpec, packing: Packing, context: int, folder: Path) 
         "num_key_value_heads": spec.num_kv_heads,
         "head_dim": spec.head_dim,
         "hidden_act": "silu",
-        # Beyond the context, windows that are left out would hide tokens.
+        # Beyond this context, omitted windows would matter.
         "max_position_embeddings": context if windows != spec.windows else spec.max_position_embeddings,
         "rms_norm_eps": spec.rms_norm_eps,
         "rope_theta": spec.rope.theta,
@@ -79,9 +83,12 @@ def require_known(spec: ModelSpec) -> Model:
     if model is None or not model.computes(spec) or spec.activation != "silu":
         rotated = rotary_dim(spec.rope, spec.head_dim)
         raise UnsupportedModel(
-            f"mlx-lm's {spec.model_type} has no such model (biases qkv {spec.qkv_bias}, output {spec.output_bias}, feed-forward "
-            f"{spec.mlp_bias}; norms of heads {spec.qk_norm}; head size {spec.head_dim}, {rotated} of them rotated with scaling "
-            f"{spec.rope.scaling}; {spec.num_heads} heads, hidden size {spec.hidden_size}; activation {spec.activation}); "
+            f"mlx-lm's {spec.model_type} has no such model (biases qkv {spec.qkv_bias}, output {spec.output_bias}, "
+            f"feed-forward "
+            f"{spec.mlp_bias}; norms of heads {spec.qk_norm}; head size {spec.head_dim}, {rotated} of them rotated "
+            f"with scaling "
+            f"{spec.rope.scaling}; {spec.num_heads} heads, hidden size {spec.hidden_size}; activation "
+            f"{spec.activation}); "
             "take another --target",
             model_type=spec.model_type,
         )
@@ -116,7 +123,7 @@ def rotates_whole_heads(spec: ModelSpec) -> bool:
 
 
 def splits_hidden_size(spec: ModelSpec) -> bool:
-    """Whether heads have the size that a model without ``head_dim`` gives them."""
+    """Whether the head size is the default of a model without ``head_dim``."""
     return spec.head_dim * spec.num_heads == spec.hidden_size
 
 
@@ -177,12 +184,12 @@ def rope_scaling(rope: RopeSpec) -> dict[str, Any]:
 
 
 def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
-    """tokenizer.json as it is, and a tokenizer_config.json that has the chat template and all special tokens in it."""
+    """Write an unchanged tokenizer.json, and a tokenizer_config.json with the chat template and all special tokens."""
     files = checkpoint.tokenizer
     (folder / "tokenizer.json").write_bytes(files.read())
     path = checkpoint.path / "tokenizer_config.json"
     config = read_json_object(path) if path.is_file() else {}
-    # Without a class, transformers would make a tokenizer of the model_type's own rules in place of tokenizer.json.
+    # Without a class, transformers would build a tokenizer from the rules of the model_type instead of tokenizer.json.
     config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
     found = {
         "bos_token": files.bos_token,

@@ -1,7 +1,7 @@
-"""Exporting for MLX: a folder that mlx-lm loads as it is.
+"""Export for MLX: write a folder that mlx-lm loads unchanged.
 
 config.json, tokenizer files       `config.py`
-model.safetensors (or shards)      `packing.py`, `shards.py`; tensors and their names are the checkpoint's, which mlx-lm keeps
+model.safetensors (or shards)      `packing.py`, `shards.py`; tensors have the checkpoint's names, which mlx-lm uses too
 model.safetensors.index.json
 """
 
@@ -18,7 +18,7 @@ from .config import write_config, write_tokenizer
 from .packing import Packing, kv_group
 from .shards import INDEX_FILE, index_text, lay_out, write_shards
 
-# One folder runs wherever MLX does.
+# One folder runs on every device that MLX supports.
 DEVICES = ()
 
 
@@ -30,7 +30,9 @@ def activations(device: str | None) -> tuple[str, ...]:  # noqa: ARG001
 def export(
     checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, progress: Callable[[int, int], None]
 ) -> None:
-    """Write the folder. Raises RequestError, UnsupportedModel or QuantizationError for what mlx-lm does not run."""
+    """Write the folder. Raises RequestError, UnsupportedModel or QuantizationError for input that mlx-lm does not
+    support.
+    """
     packing = write_small_files(checkpoint, options, folder)
     write_shards(checkpoint, graph.parameters, packing, folder, progress)
 
@@ -45,9 +47,9 @@ def file_sizes(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, fol
 
 
 def write_small_files(checkpoint: Checkpoint, options: ExportOptions, folder: Path) -> Packing:
-    """Write all files that hold no weights, and return how these are stored."""
+    """Write all files except the weights, and return how the weights are stored."""
     if options.kv == "q8":
-        # A matter of who runs the folder: our runner finds it in the manifest, mlx-lm takes an option.
+        # This is a run-time option: our runner reads it from the manifest, and mlx-lm has an option.
         kv_group(checkpoint.spec.head_dim)
     packing = Packing(options.quantization, options.activation)
     write_config(checkpoint.spec, packing, options.context, folder)

@@ -1,7 +1,7 @@
 """The graph's ops in MLX's terms: one forward on a ragged batch, op by op as `compiler/ir/ops/` defines them.
 
-Projections take all rows at once, attention each sequence by itself. The residual stream, norms, the gated feed-forward and logits are
-float32; q, k, v, the pages and what enters a projection are of ``dtype``.
+Projections process all rows at once, attention each sequence separately. The residual stream, norms, the gated
+feed-forward and logits are float32; q, k, v, the pages and the inputs of projections have ``dtype``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .gates import gated
 from .pages import Pages, Span
 from .weights import Weight
 
-# What `HostSampler` does in their place.
+# `HostSampler` replaces these ops.
 SAMPLING_OPS = ("adjust_logits", "sample", "top_logprobs")
-# The ops that `Forward` computes, with the attributes and the optional inputs that it honours.
+# The ops that `Forward` computes, with the attributes and the optional inputs that it supports.
 KNOWN: dict[str, tuple[str, ...]] = {
     "embed": ("scale",),
     "take_rows": (),
@@ -54,7 +54,7 @@ def require_known(graph: Graph) -> None:
 
 
 class Forward:
-    """``weights``: the graph's parameters. ``dtype`` is MLX's. The graph has passed `require_known`."""
+    """``weights``: the graph's parameters. ``dtype`` is an MLX dtype. The graph must have passed `require_known`."""
 
     def __init__(self, graph: Graph, weights: Mapping[str, Weight], dtype: Any) -> None:
         import mlx.core as mx
@@ -66,7 +66,7 @@ class Forward:
         # If no row is sampled, only pages change.
         self._hidden_nodes = next(index for index, node in enumerate(self._nodes) if node.op == "take_rows")
         last_use = {name: index for index, node in enumerate(self._nodes) for name in node.inputs.values()}
-        # For each node, the values that no later one reads: MLX frees what Python no longer names.
+        # For each node, the values that no later one reads: MLX frees arrays that Python no longer references.
         self._ended = [
             [name for name in set(node.inputs.values()) if name in graph.values and last_use[name] == index]
             for index, node in enumerate(self._nodes)
@@ -78,13 +78,14 @@ class Forward:
             for name, constant in graph.constants.items()
         }
         self._ops: dict[str, Callable[[Node, dict[str, Any]], Any]] = {
-            "embed": self._embed, "take_rows": self._take_rows, "slice_columns": self._slice_columns, "rms_norm": self._rms_norm,
-            "linear": self._linear, "add": self._add, "gate": self._gate, "gate_halves": self._gate_halves, "rope": self._rope,
+            "embed": self._embed, "take_rows": self._take_rows, "slice_columns": self._slice_columns,
+            "rms_norm": self._rms_norm, "linear": self._linear, "add": self._add, "gate": self._gate,
+            "gate_halves": self._gate_halves, "rope": self._rope,
         }  # fmt: skip
 
     def run(self, inputs: Mapping[str, Any], spans: Sequence[Span], pages: Pages) -> Any:
-        """The logits (R, V) in float32, not yet evaluated, or None where no row is sampled. ``inputs`` are the batch's token_ids,
-        positions and sample_rows.
+        """The logits (R, V) in float32, not yet evaluated, or None if no row is sampled. ``inputs`` are the batch's
+        token_ids, positions and sample_rows.
         """
         values, wanted = dict(inputs), len(inputs["sample_rows"]) > 0
         nodes = self._nodes if wanted else self._nodes[: self._hidden_nodes]

@@ -1,10 +1,11 @@
-"""Packing: a parameter becomes the tensors that MLX knows it by, row for row.
+"""Packing: convert a parameter to its MLX tensors, row by row.
 
-Rows of a matrix in float32 flow in, what MLX's `quantized_matmul` reads flows out: for each group of g weights along a row
-w = code * scale + bias. Codes and scales are those of `quant/`, whose w = (code - zero) * scale makes the bias -zero * scale.
+Rows of a float32 matrix become the input of MLX's `quantized_matmul`: for each group of g weights along a row,
+w = code * scale + bias. Codes and scales are those of `quant/`, whose
+w = (code - zero) * scale makes the bias -zero * scale.
 
     <name>.weight  (N, K * bits / 32) uint32: element i of a word in its bits [i * bits, (i + 1) * bits)
-    <name>.scales, <name>.biases  (N, K / g), in the activations' dtype, as are norms, biases and matrices that are not quantized
+    <name>.scales, <name>.biases  (N, K / g), in the activations' dtype, as are norms, biases and dense matrices
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ from nearfar.compiler.quant.q8 import Q8
 
 Array = npt.NDArray[Any]
 
-# How safetensors names the dtypes of activations.
+# The safetensors names of the dtypes of activations.
 SAFETENSORS_DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 ITEM_BYTES = {"U32": 4, "F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How every parameter of a folder is stored. ``activation`` is the dtype of all that is not codes."""
+    """How every parameter of a folder is stored. ``activation`` is the dtype of everything except codes."""
 
     quantization: Quantization
     activation: str
 
     @property
     def group(self) -> tuple[int, int] | None:
-        """Weights in a group and bits of a weight; None where matrices are not quantized."""
+        """Weights per group and bits per weight; None if matrices are not quantized."""
         if isinstance(self.quantization, Q4 | Q8):
             return self.quantization.group, 4 if isinstance(self.quantization, Q4) else 8
         return None
 
     def tensors(self, parameter: Parameter) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Names of a parameter's tensors with their safetensors dtype and shape. Raises QuantizationError for a width that groups do not
-        divide: MLX's kernels know no padding.
+        """Names of a parameter's tensors with their safetensors dtype and shape. Raises QuantizationError for a width
+        that is not a multiple of the group size, because MLX's kernels do not pad.
         """
         dtype = SAFETENSORS_DTYPES[self.activation]
         if self.group is None or parameter.columns is None:
@@ -54,7 +55,8 @@ class Packing:
         if parameter.columns % group:
             advice = "--quantization f16" if group == min(GROUPS) else "a smaller --group-size, or --quantization f16"
             raise QuantizationError(
-                f"{parameter.name} has {parameter.columns} columns, not a multiple of the group size {group}, which MLX needs; "
+                f"{parameter.name} has {parameter.columns} columns, not a multiple of the group size {group}, which "
+                f"MLX needs; "
                 f"take {advice}",
                 tensor=parameter.name,
             )
@@ -67,7 +69,9 @@ class Packing:
         }
 
     def pack(self, parameter: Parameter, rows: FloatArray) -> list[Array]:
-        """Rows (n, K) or (n,) of a parameter as rows of each of its `tensors`. Raises QuantizationError where a value does not fit."""
+        """Rows (n, K) or (n,) of a parameter as rows of each of its `tensors`. Raises QuantizationError if a value is
+        out of range.
+        """
         if parameter.columns is None:
             require_finite(rows)
             return [self._stored(rows)]
@@ -97,7 +101,9 @@ class Packing:
 
 
 def kv_group(head_dim: int) -> int:
-    """How many elements of a key share a scale where keys and values are 8-bit integers. Raises RequestError where none fits."""
+    """The number of elements of a key that share a scale if keys and values are 8-bit integers. Raises RequestError if
+    no group size fits.
+    """
     for group in (64, 32):
         if head_dim % group == 0:
             return group
@@ -107,8 +113,9 @@ def kv_group(head_dim: int) -> int:
 
 
 def in_order(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Words of 8 codes as `q4.py` packs them (element b in the low half of byte b, element b + 4 in the high one) with element i in bits
-    [4 i, 4 i + 4)."""
+    """Words of 8 codes as `q4.py` packs them (element b in the low half of byte b, element b + 4 in the high one) with
+    element i in bits [4 i, 4 i + 4).
+    """
     low, high = words & np.uint32(0x0F0F0F0F), words >> np.uint32(4) & np.uint32(0x0F0F0F0F)
     return together(low) | together(high) << np.uint32(16)
 

@@ -1,4 +1,5 @@
-"""Pages: keys and values of every layer. A page is one sequence's, as long as its context; it grows with what is in it.
+"""Pages: keys and values of every layer. A page belongs to one sequence and is as long as its context; it grows with
+its content.
 
 MLX's arrays are values, so a copy of a page costs nothing until either is written to.
 """
@@ -11,7 +12,7 @@ from typing import Any
 
 from nearfar.compiler.runtime.batch import Batch
 
-# Tokens by which a page grows.
+# The number of tokens by which a page grows.
 STEP = 256
 
 
@@ -26,7 +27,7 @@ class Span:
 
     @property
     def length(self) -> int:
-        """Tokens of the sequence with the new ones."""
+        """Tokens of the sequence, including the new ones."""
         return self.start + self.stop - self.first
 
 
@@ -36,13 +37,14 @@ def spans_of(batch: Batch) -> list[Span]:
     return [Span(*each) for each in zip(pages, starts, ends[:-1], ends[1:], strict=True)]
 
 
-# Keys or values of a page, one array of the activations' dtype, or codes, scales and biases: each (1, K, capacity, elements of a row).
+# Keys or values of a page, one array of the activations' dtype, or codes, scales and biases: each (1, K, capacity,
+# elements of a row).
 Arrays = tuple[Any, ...]
 
 
 class Pages:
-    """``groups``: for each layer's state in the graph, None if keys and values stay as they are, or how many elements share the scale of
-    their 8-bit integers. MLX computes nothing until `written` is evaluated.
+    """``groups``: for each layer's state in the graph, None if keys and values are not quantized, or the number of
+    elements that share the scale of their 8-bit integers. MLX computes nothing until `written` is evaluated.
     """
 
     def __init__(self, groups: Mapping[str, int | None], num_pages: int) -> None:
@@ -50,9 +52,9 @@ class Pages:
         self._layers: dict[str, list[tuple[Arrays, Arrays] | None]] = {name: [None] * num_pages for name in groups}
 
     def append(self, name: str, span: Span, keys: Any, values: Any) -> None:
-        """Put a span's new keys and values (1, K, n, D) behind the tokens that its page has."""
+        """Append a span's new keys and values (1, K, n, D) to the tokens on its page."""
         pages = self._layers[name]
-        # What begins anew gives back the memory of what was there before.
+        # A new sequence frees the memory of the previous one.
         old = pages[span.page] if span.start else None
         old_keys, old_values = old or (None, None)
         group = self.groups[name]
@@ -62,7 +64,9 @@ class Pages:
         )
 
     def read(self, name: str, span: Span, first: int) -> tuple[Arrays, Arrays]:
-        """Keys and values of a span's sequence from position ``first`` on, (1, K, length - first, elements of a row), the new ones too."""
+        """Keys and values of a span's sequence from position ``first`` on, (1, K, length - first, elements of a row),
+        including the new ones.
+        """
         page = self._layers[name][span.page]
         assert page is not None, (name, span)
         keys, values = (tuple(array[:, :, first : span.length] for array in arrays) for arrays in page)
@@ -72,7 +76,7 @@ class Pages:
         import mlx.core as mx
 
         new = (rows,) if group is None else mx.quantize(rows, group_size=group, bits=8)
-        return tuple(placed(None if old is None else old[index], array, start) for index, array in enumerate(new))
+        return tuple(updated(None if old is None else old[index], array, start) for index, array in enumerate(new))
 
     def written(self, spans: Sequence[Span]) -> list[Any]:
         """The arrays of the spans' pages, to be evaluated."""
@@ -89,9 +93,9 @@ class Pages:
         self._layers.clear()
 
 
-def placed(array: Any | None, rows: Any, start: int) -> Any:
-    """``array`` (1, K, capacity, D) with ``rows`` (1, K, n, D) at places ``start`` and on, grown where they do not fit. MLX writes to the
-    array's own memory where nobody else refers to it.
+def updated(array: Any | None, rows: Any, start: int) -> Any:
+    """``array`` (1, K, capacity, D) with ``rows`` (1, K, n, D) at positions from ``start`` on, grown if they do not
+    fit. MLX writes in place if nothing else refers to the array.
     """
     import mlx.core as mx
 

@@ -1,6 +1,7 @@
-"""Runs an MLX folder: our graph on MLX's kernels, with Metal on a Mac and on the CPU elsewhere.
+"""Run an MLX folder: execute our graph with MLX's kernels, on Metal on a Mac and on the CPU elsewhere.
 
-The same files that mlx-lm loads, but batches are ragged, logits come for any row, and the residual stream stays float32.
+The files are those that mlx-lm loads, but batches are ragged, any row can have logits, and the residual stream is
+float32.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.bundle.manifest import ExportManifest
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.quant import by_name
-from nearfar.compiler.runtime.base_runner import BaseRunner, Room
+from nearfar.compiler.runtime.base_runner import ArrayLayout, BaseRunner
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Output
 from nearfar.compiler.runtime.host_sampler import HostSampler
 
@@ -31,13 +32,13 @@ def open_runner(bundle: ExportBundle, limits: Limits) -> MlxRunner:
 
 
 def check_machine(bundle: ExportBundle) -> None:  # noqa: ARG001
-    """Raises ToolError if MLX is not installed; it computes every bundle on every machine."""
+    """Raises ToolError if MLX is not installed; if it is, every machine can run every bundle."""
     load_mlx()
 
 
 class MlxRunner(BaseRunner[ExportManifest]):
-    """Raises ToolError if MLX is not installed, UnsupportedModel for an op that `forward.py` lacks, and DeviceError if the model does not
-    fit into memory.
+    """Raises ToolError if MLX is not installed, UnsupportedModel for an op that `forward.py` lacks, and DeviceError if
+    the model does not fit into memory.
     """
 
     def __init__(self, bundle: ExportBundle, limits: Limits) -> None:
@@ -82,8 +83,8 @@ class MlxRunner(BaseRunner[ExportManifest]):
         return self._sampler.choose(batch, rows)
 
     @property
-    def _slot_states(self) -> Mapping[str, Room]:
-        return self._sampler.rooms
+    def _slot_states(self) -> Mapping[str, ArrayLayout]:
+        return self._sampler.layouts
 
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._sampler.write(name, slot, values)

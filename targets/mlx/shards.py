@@ -1,6 +1,7 @@
-"""Shards: the weights' safetensors files, written a block of rows at a time, so that memory does not grow with the model.
+"""Shards: the weights' safetensors files, written a block of rows at a time, so that memory does not grow with the
+model.
 
-Every file opens with its header, which says where each tensor lies; rows are then written to their places.
+Every file opens with its header, which lists the offset of each tensor; rows are then written at their offsets.
 https://github.com/huggingface/safetensors#format
 """
 
@@ -20,7 +21,7 @@ from nearfar.compiler.pipeline.weights import blocks, read_rows, tensor_shapes
 
 from .packing import ITEM_BYTES, Packing
 
-# As mlx-lm cuts them: what the hub's caches and old file systems take.
+# The limit of mlx-lm, which the hub's caches and old file systems support.
 SHARD_BYTES = 5 * 10**9
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -33,9 +34,11 @@ def write_shards(
     progress: Callable[[int, int], None],
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Pack the tensors that parameters read into safetensors files of at most ``shard_bytes``, or one tensor, and write their index.
+    """Pack the tensors that parameters read into safetensors files of at most ``shard_bytes``, or one tensor, and write
+    their index.
 
-    Tensors go out under the checkpoint's names and as it holds them: a fused one is whole, and offsets and factors are the reader's.
+    Tensors have the checkpoint's names and structure: fused tensors stay fused, and the reader applies offsets and
+    factors.
 
     Raises CheckpointError or QuantizationError, naming the tensor.
     """
@@ -58,7 +61,7 @@ def write_shards(
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A file: its header, and where each tensor begins in the ``data_bytes`` behind it."""
+    """A file: its header, and where each tensor begins in the ``data_bytes`` after it."""
 
     file: str
     parameters: list[Parameter]
@@ -90,7 +93,7 @@ def index_text(shards: Sequence[Shard]) -> str:
 
 
 def whole_tensors(parameters: Mapping[str, Parameter]) -> list[Parameter]:
-    """The tensors that parameters read, each as a parameter of its own."""
+    """The tensors that parameters read, each as a separate parameter."""
     shapes = tensor_shapes(parameters).items()
     return [
         Parameter(name, (Source(name, 0, shape[0]),), shape[1] if len(shape) > 1 else None) for name, shape in shapes
@@ -112,11 +115,11 @@ def split(parameters: Sequence[Parameter], packing: Packing, shard_bytes: int) -
 
 
 def make_header(shard: list[Parameter], packing: Packing) -> tuple[bytes, dict[str, int]]:
-    """The header's bytes with its length before it, and where each tensor begins in the data behind."""
+    """The header's bytes with its length before it, and the offset of each tensor in the data that follows."""
     tensors = {name: tensor for parameter in shard for name, tensor in packing.tensors(parameter).items()}
     entries: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
     places, end = {}, 0
-    # Wide elements first, so that every tensor begins at a multiple of its element.
+    # Wide elements first, so that every tensor is aligned to its element size.
     for name, tensor in sorted(tensors.items(), key=lambda item: -ITEM_BYTES[item[1][0]]):
         places[name] = end
         end += size_of(tensor)

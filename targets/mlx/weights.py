@@ -1,6 +1,7 @@
 """Weights: the tensors of a folder become the parameters of the graph, as arrays in memory.
 
-A folder holds a checkpoint's tensors under its names, fused ones whole. A parameter is the rows of its sources.
+A folder holds a checkpoint's tensors under its names, with fused tensors unsplit. A parameter consists of the rows of
+its sources.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Weight:
 def load_weights(
     bundle: ExportBundle, parameters: Mapping[str, Parameter], group: tuple[int, int] | None, dtype: Any
 ) -> dict[str, Weight]:
-    """All parameters, in memory, those that are not codes in ``dtype``. ``group``: weights in a group and bits of a weight.
+    """All parameters, in memory; those that are not codes have ``dtype``. ``group``: weights per group and bits per
+    weight.
 
     Raises DeviceError, and BundleError for weights of other shapes than the model's.
     """
@@ -69,7 +71,7 @@ def require_shapes(
     parameters: Mapping[str, Parameter],
     group: tuple[int, int] | None,
 ) -> None:
-    """Raise BundleError for a weight of another shape: MLX reads a row by its number without looking how many there are."""
+    """Raise BundleError for a weight of another shape: MLX reads a row by its index without a bounds check."""
     for name, parameter in parameters.items():
         shapes = [parameter.shape]
         if group is not None and parameter.columns is not None:
@@ -84,7 +86,7 @@ def require_shapes(
 
 
 def read_weight(parameter: Parameter, tensors: Mapping[str, Any], group: tuple[int, int] | None, dtype: Any) -> Weight:
-    """A parameter's rows of the tensors. Raises KeyError for a tensor that is not there."""
+    """A parameter's rows of the tensors. Raises KeyError for a missing tensor."""
     if group is None or parameter.columns is None:
         return Weight(stacked([dense_rows(source, tensors, dtype) for source in parameter.sources]), {})
     parts = [quantized_rows(source, tensors, dtype) for source in parameter.sources]
@@ -101,7 +103,9 @@ def dense_rows(source: Source, tensors: Mapping[str, Any], dtype: Any) -> tuple[
 
 
 def quantized_rows(source: Source, tensors: Mapping[str, Any], dtype: Any) -> tuple[Any, ...]:
-    """Codes, scales and biases: a weight is code * scale + bias, which offset and factor change through the scale and the bias."""
+    """Codes, scales and biases: a weight is code * scale + bias, which offset and factor change through the scale and
+    the bias.
+    """
     mx = load_mlx()
 
     module = source.tensor.removesuffix(".weight")

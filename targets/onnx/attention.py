@@ -1,7 +1,9 @@
-"""attention -> GroupQueryAttention, which appends to the cache, attends, and may rotate and norm the heads of queries and keys first.
+"""attention -> GroupQueryAttention, which appends to the cache, attends, and may rotate and normalize the heads of
+queries and keys first.
 
-Every row of the batch has its own length, and keys and values lie in place. What GroupQueryAttention cannot take in comes before it as
-nodes of its own, so a model whose queries and keys differ in their norms, their tables or their widths is computed as it says.
+Every row of the batch has its own length, and keys and values are updated in place. Work that GroupQueryAttention
+cannot include precedes it as separate nodes, so a model whose queries and keys differ in their norms, tables or widths
+is computed correctly.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from .builder import MICROSOFT
 from .emitter import Emitter
 from .rotation import rope_caches, rotated_width
 
-# The kernels' conditions: on the size of a head, and for a rotation inside GroupQueryAttention on that of a head and of the rotated part.
+# The kernels' conditions: on the head size, and for a rotation inside GroupQueryAttention on the head size and the
+# rotated width.
 HEAD_DIM_MULTIPLE = 8
 ROTATION_MULTIPLE = 16
 
@@ -24,7 +27,9 @@ def add_append(emitter: Emitter, node: Node) -> None:
 
 
 def add_attention(emitter: Emitter, node: Node) -> None:
-    """Raises RequestError for heads that the kernels do not take, and UnsupportedModel for an attention that they do not compute."""
+    """Raises RequestError for heads that the kernels do not support, and UnsupportedModel for an attention that they do
+    not compute.
+    """
     builder, y, kv = emitter.builder, node.outputs["y"], node.inputs["kv"]
     append = emitter.appends.pop(kv, None)
     if append is None:
@@ -37,7 +42,8 @@ def add_attention(emitter: Emitter, node: Node) -> None:
     assert isinstance(head_dim, int)
     if head_dim % HEAD_DIM_MULTIPLE:
         raise RequestError(
-            f"heads have {head_dim} elements, and ONNX Runtime's GroupQueryAttention takes multiples of {HEAD_DIM_MULTIPLE}; "
+            f"heads have {head_dim} elements, and ONNX Runtime's GroupQueryAttention takes multiples of "
+            f"{HEAD_DIM_MULTIPLE}; "
             "take --target webgpu, cpu or cuda"
         )
     values = {"query": node.inputs["q"], "key": append.inputs["k"], "value": append.inputs["v"]}
@@ -82,7 +88,7 @@ def add_attention(emitter: Emitter, node: Node) -> None:
 
 
 def score_attrs(emitter: Emitter, node: Node) -> dict[str, int | float | str]:
-    """The attributes that say how scores are made. A window counts the row's own token here and there."""
+    """The attributes that define the scores. A window includes the row's own token, both here and in ONNX Runtime."""
     names = {"scale": "scale", "softcap": "softcap", "window": "local_window_size"}
     if node.attr("softcap") is not None and not emitter.device.soft_caps:
         raise UnsupportedModel(
@@ -93,7 +99,7 @@ def score_attrs(emitter: Emitter, node: Node) -> dict[str, int | float | str]:
 
 
 def claim_rotations(emitter: Emitter, node: Node, append: Node, head_dim: int) -> list[Node]:
-    """The rotations of queries and keys, if GroupQueryAttention can do both; they are then its own."""
+    """The rotations of queries and keys, if GroupQueryAttention can do both; it then includes them."""
     q, k = emitter.deferred_node(node.inputs["q"], "rope"), emitter.deferred_node(append.inputs["k"], "rope")
     if q is None or k is None or q.inputs["table"] != k.inputs["table"]:
         return []
@@ -109,7 +115,7 @@ def claim_rotations(emitter: Emitter, node: Node, append: Node, head_dim: int) -
 
 
 def claim_norms(emitter: Emitter, rotations: list[Node]) -> list[Node]:
-    """The norms of heads before the rotations, if GroupQueryAttention can do both; they are then its own."""
+    """The norms of heads before the rotations, if GroupQueryAttention can do both; it then includes them."""
     norms = [
         norm for rotation in rotations if (norm := emitter.deferred_node(rotation.inputs["x"], "rms_norm")) is not None
     ]

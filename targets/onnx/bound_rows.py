@@ -1,8 +1,8 @@
-"""A run of rows with a call's inputs and outputs bound to memory of ours, which ONNX Runtime reads and writes where it lies.
+"""A run of rows whose inputs and outputs are bound to our memory, which ONNX Runtime reads and writes in place.
 
-Keys and values are bound once. So are the small inputs while their shapes stay as they are, and logits while their place does, as from
-step to step of a decode: then a call writes numbers and binds nothing. Behind a pass through the weights, which leaves a core's caches with
-nothing else, to bind one array takes as long as to look through the logits of a large vocabulary.
+Keys and values are bound once. Small inputs stay bound while their shapes do not change, and logits while their rows do
+not change, as in a decode; a call then only writes numbers. After a pass through the weights, which evicts everything
+else from a core's caches, binding one array takes as long as scanning the logits of a large vocabulary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DTYPES = {TOKENS: np.int64, LENGTHS: np.int32, TOTAL: np.int32, ROWS: np.int64}
 
 
 class BoundRows:
-    """``binding`` is what a session runs. ``planes`` are those of `KvRows`."""
+    """A session runs ``binding``. ``planes`` are those of `KvRows`."""
 
     def __init__(self, session: InferenceSession, planes: Sequence[npt.NDArray[Any]], rows: range) -> None:
         self.binding = session.io_binding()
@@ -38,14 +38,18 @@ class BoundRows:
             self.binding.bind_output(f"present.{name}", *where)
 
     def write(self, token_ids: Sequence[Sequence[int]], last_positions: Sequence[int], wanted: Sequence[int]) -> None:
-        """New tokens (rows, n), the position of each row's last, and which of the tokens' logits are wanted, counted row after row."""
+        """New tokens (rows, n), the position of each row's last, and the indices, row by row, of the tokens whose
+        logits are requested.
+        """
         self._write(TOKENS, token_ids, (len(token_ids), len(token_ids[0])))
         self._write(LENGTHS, last_positions, (len(last_positions),))
         self._write(TOTAL, max(last_positions) + 1, ())
         self._write(ROWS, wanted, (len(wanted),))
 
     def read_into(self, logits: FloatArray, places: range | None) -> None:
-        """Those of the next run (wanted, vocab). The same ``places`` are always the same memory, None is memory of this run alone."""
+        """Bind the logits (wanted, vocab) of the next run. Equal ``places`` always mean the same memory; None means
+        memory for this run only.
+        """
         if places is None or places != self._places:
             rows, columns = logits.shape
             self.binding.bind_output("logits", "cpu", 0, np.float32, (rows, 1, columns), logits.ctypes.data)

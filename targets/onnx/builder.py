@@ -1,4 +1,4 @@
-"""Builder: an ONNX graph under construction. Nodes, small constants and the names of stored weights flow in, a ModelProto flows out."""
+"""Builder: collects nodes, small constants and the names of stored weights, and builds a ModelProto."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from onnx import helper, numpy_helper
 from nearfar.compiler.ir.ops import Array
 
 MICROSOFT = "com.microsoft"
-# The oldest opset with all that is used here, and its file format: what ONNX Runtime in browsers and on phones knows too.
+# The oldest opset with all ops that we use, and its file format, which ONNX Runtime in browsers and on phones supports
+# too.
 OPSETS = {"": 21, MICROSOFT: 1}
 IR_VERSION = 10
 ELEMENT_TYPES = {
@@ -47,7 +48,7 @@ class Builder:
         return name
 
     def integers(self, *values: int) -> str:
-        """A constant list of int64, such as a shape; equal ones are one."""
+        """A constant list of int64, such as a shape; equal constants are shared."""
         name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
         return self.constant(name, np.array(values, np.int64))
 
@@ -56,7 +57,7 @@ class Builder:
         return self.constant(f"integer_{value}".replace("-", "minus"), np.array(value, np.int64))
 
     def add(self, op: str, inputs: Sequence[str], output: str, *more: str, domain: str = "", **attrs: Any) -> str:
-        """Append a node and return its first output's name. "" stands for an input or output that is left out."""
+        """Append a node and return its first output's name. "" means an omitted input or output."""
         self.nodes.append(helper.make_node(op, inputs, [output, *more], name=f"{output}/{op}", domain=domain, **attrs))
         return output
 

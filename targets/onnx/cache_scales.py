@@ -1,5 +1,5 @@
-"""Scales for keys and values of 8-bit integers. ONNX Runtime's kernels take them as constants, one for each channel of a head, so they are
-measured: a graph with floats reads a text, and what its cache then holds shows how large each channel becomes.
+"""Scales for keys and values of 8-bit integers. ONNX Runtime's kernels require them as constants, one for each channel
+of a head. So they are measured: a float graph reads a text, and its cache then shows how large each channel becomes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.ops import Array
 
-# Prose, dialogue, code, numbers and a few scripts, for channels differ in what makes them large.
+# Prose, dialogue, code, numbers and a few scripts, because different inputs make different channels large.
 SAMPLE = """The river had risen in the night, and by morning the lower fields were a lake with fences in it.
 "How far is it to the station?" she asked. "Twenty minutes, if the bridge is open; an hour if it isn't."
 def area(width: float, height: float) -> float:
@@ -23,16 +23,16 @@ In 1969 about 400,000 people worked on it; 3.5 % of the budget, $25.4 billion in
 Wie weit ist es? ¿Qué hora es? Où est la gare? 今日は天気がいいですね。 Привет, как дела?
 Question: what is 17 + 25? Answer: 17 + 25 = 42. Then 42 / 6 = 7, and the square root of 49 is 7 as well.
 """
-# Another text may go further than this one, and what goes beyond is cut off. On the demo model and on random ones 1 cuts off too much, and
-# 2 is too coarse.
+# Other texts may have larger values than this one, which are clipped. On the demo model and on random models, 1 clips
+# too much, and 2 is too coarse.
 MARGIN = 1.5
 
 
 def measure_scales(model: Path, checkpoint: Checkpoint, context: int, caches: Mapping[str, int]) -> dict[str, Array]:
-    """For each input of the cache, what a step of its integers means: (1, kv_heads, 1, head_dim) float32.
+    """For each input of the cache, the value of one step of its integers: (1, kv_heads, 1, head_dim) float32.
 
-    ``model`` is a graph for ``context`` tokens with a cache of float32; ``caches`` gives, for each input that holds keys, how many elements
-    of a key are rotated.
+    ``model`` is a graph for ``context`` tokens with a cache of float32; ``caches`` maps each input that holds keys to
+    the number of rotated elements of a key.
     """
     import onnxruntime
     from tokenizers import Tokenizer
@@ -65,7 +65,8 @@ def unit_scales(inputs: Iterable[Any]) -> dict[str, Array]:
 
 
 def largest_of(cache: Array, rotated: int) -> Array:
-    """The largest magnitude of each channel of (1, kv_heads, tokens, head_dim), the first ``rotated`` of which are rotated in pairs.
+    """The largest magnitude of each channel of (1, kv_heads, tokens, head_dim), the first ``rotated`` of which are
+    rotated in pairs.
 
     A channel of a pair can become as large as the pair is long, at another position.
     """

@@ -1,6 +1,7 @@
-"""The check of an export's graph against its manifest, before ONNX Runtime opens it.
+"""Check an export's graph against its manifest, before ONNX Runtime opens it.
 
-The runner allocates keys, values and logits from the manifest and hands their addresses over, so both must mean the same sizes.
+The runner allocates keys, values and logits by the manifest and passes their addresses to the graph, so both must have
+the same sizes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from nearfar.compiler.errors import BundleError
 
 
 def check_graph(graph: onnx.GraphProto, bundle: ExportBundle) -> None:
-    """Raises BundleError if layers, heads, tokens or positions are not the manifest's, or weights are in files outside of the bundle."""
+    """Raises BundleError if layers, heads, tokens or positions differ from the manifest's, or weights are in files
+    outside the bundle.
+    """
     manifest, spec = bundle.manifest, bundle.manifest.spec
 
     def require(condition: bool, what: str) -> None:
@@ -40,7 +43,7 @@ def check_graph(graph: onnx.GraphProto, bundle: ExportBundle) -> None:
                 f"rotates {constant.dims[0]} positions, the manifest's context has {manifest.context}",
             )
         for entry in constant.external_data:
-            # The graph lies in the folder onnx/, with its weights beside it.
+            # The graph and its weights are in the folder onnx/.
             if entry.key == "location":
                 require(
                     f"onnx/{entry.value}" in names, f"has weights in {entry.value!r}, which is not a file of the bundle"
@@ -48,5 +51,5 @@ def check_graph(graph: onnx.GraphProto, bundle: ExportBundle) -> None:
 
 
 def sizes_of(value: onnx.ValueInfoProto) -> list[int]:
-    """Its shape, with 0 for what a call decides."""
+    """The value's shape, with 0 for dims that each call determines."""
     return [dim.dim_value for dim in value.type.tensor_type.shape.dim]

@@ -1,9 +1,9 @@
-"""Decoder: our graph of a forward pass becomes ONNX nodes, op by op, up to the logits.
+"""Decoder: convert our graph of a forward pass to ONNX nodes, op by op, up to the logits.
 
-Our graph is for a ragged batch and pages of keys and values; the ONNX graph is for rows of equal length, padded at their end, with one
-cache a sequence. So the ops that know about sequences change: lengths follow from ``attention_mask``, append_kv and attention become one
-GroupQueryAttention (`attention.py`), and the sampled rows are the last of each sequence. All other ops work on rows (batch * sequence,
-columns) of the activation dtype.
+Our graph is for a ragged batch and pages of keys and values; the ONNX graph is for rows of equal length, padded at
+their end, with one cache per sequence. So the ops that depend on sequences change: lengths follow from
+``attention_mask``, append_kv and attention become one GroupQueryAttention (`attention.py`), and the sampled rows are
+the last of each sequence. All other ops work on rows (batch * sequence, columns) of the activation dtype.
 
     input_ids (batch, sequence) int64       new tokens
     attention_mask (batch, total) int64     ones, as many as the sequence has tokens, past and new, then zeros
@@ -32,8 +32,8 @@ from .rotation import defer_rotation
 def build_decoder(emitter: Emitter) -> None:
     """Fill the emitter's builder.
 
-    Raises UnsupportedModel for an op, or an attribute of one, that has no form here, RequestError and QuantizationError for what ONNX
-    Runtime's kernels do not take.
+    Raises UnsupportedModel for an op, or an attribute of one, that has no ONNX form; RequestError and QuantizationError
+    for input that ONNX Runtime's kernels do not support.
     """
     add_inputs(emitter)
     logits = emitter.graph.outputs["logits"]
@@ -44,10 +44,11 @@ def build_decoder(emitter: Emitter) -> None:
         form_of(node).emit(emitter, node)
     if emitter.appends:
         raise UnsupportedModel(
-            f"no attention follows the keys and values appended to {next(iter(emitter.appends))}, and ONNX Runtime appends them in one; "
+            f"no attention follows the keys and values appended to {next(iter(emitter.appends))}, and ONNX Runtime "
+            f"appends them in one; "
             "take --target webgpu, cpu or cuda"
         )
-    # The output has one more axis and its own dtype, so our value takes another name.
+    # The output has one more axis and its own dtype, so our value gets another name.
     form_of(node).emit(emitter, Node(node.op, node.inputs, {"y": "logits_rows"}, node.attrs))
     rows = emitter.rows("logits_rows")
     if emitter.activation != "float32":
@@ -56,7 +57,9 @@ def build_decoder(emitter: Emitter) -> None:
 
 
 def form_of(node: Node) -> Form:
-    """Raises UnsupportedModel for an op, an input or an attribute that has no form here: to leave it out would change the answers."""
+    """Raises UnsupportedModel for an op, an input or an attribute that has no ONNX form: omitting it would change the
+    answers.
+    """
     form = FORMS.get(node.op)
     known = () if form is None else (*OPS[node.op].inputs, *form.optional)
     unknown = [f"input {role!r}" for role in node.inputs if role not in known]
@@ -72,10 +75,10 @@ def form_of(node: Node) -> Form:
 
 
 def add_inputs(emitter: Emitter) -> None:
-    """Tokens and mask, and what follows from them: lengths, and the last row of each sequence."""
+    """Add tokens and mask, and values computed from them: lengths, and the last row of each sequence."""
     builder = emitter.builder
     add, integer = builder.add, builder.integer
-    # Transformers.js knows axes by these names.
+    # Transformers.js identifies axes by these names.
     builder.add_input("input_ids", "int64", ("batch_size", "sequence_length"))
     builder.add_input("attention_mask", "int64", ("batch_size", "total_sequence_length"))
     add("Shape", ["input_ids"], "ids_shape")
@@ -87,8 +90,8 @@ def add_inputs(emitter: Emitter) -> None:
     add("Shape", ["attention_mask"], "mask_shape")
     add("Gather", ["mask_shape", integer(1)], "total_length", axis=0)
     add("Cast", ["total_length"], "total_sequence_length", to=ELEMENT_TYPES["int32"])
-    # GroupQueryAttention takes several new tokens of several sequences only where there is no past. So a sequence's last row is that of its
-    # last position, or, where it is the only sequence, the last of all.
+    # GroupQueryAttention supports several new tokens of several sequences only without a past. So a sequence's last row
+    # is the row of its last position, or, for a single sequence, the last row of all.
     add("Gather", ["ids_shape", integer(0)], "num_sequences", axis=0)
     add("Gather", ["ids_shape", integer(1)], "num_new", axis=0)
     add("Sub", ["num_new", integer(1)], "last_new")
@@ -109,7 +112,8 @@ def add_embed(emitter: Emitter, node: Node) -> None:
             rows = add("Cast", [rows], f"{y}.activations", to=ELEMENT_TYPES[emitter.activation])
         emitter.names[y] = scaled(emitter, node, rows)
         return
-    # The blob of MatMulNBits, so that a tied head shares it: blocks are an axis of their own, and scales have as many axes as codes.
+    # The blob of MatMulNBits, so that a tied head shares it: blocks are a separate axis, and scales have the same
+    # number of axes as codes.
     bits, block = emitter.bits, emitter.block
     inputs = [emitter.codes(table), token_ids, emitter.scales(table, trailing=(1,))]
     attrs = {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": 2}
@@ -133,14 +137,14 @@ def scaled(emitter: Emitter, node: Node, rows: str) -> str:
 
 
 def add_gated_linear(emitter: Emitter, node: Node) -> None:
-    """A product that gives gate and up side by side."""
+    """One product whose columns are gate, then up."""
     both = f"{node.outputs['y']}.gate_up"
     add_linear(emitter, Node("linear", node.inputs, {"y": both}))
     add_halves(emitter, node, emitter.rows(both))
 
 
 def add_slice_columns(emitter: Emitter, node: Node) -> None:
-    """All slices of a value at once, when the first is met, if they are in order and leave nothing out; else this one."""
+    """Emit all slices of a value at the first one, if they are in order and cover the value; else only this one."""
     y, add, integers = node.outputs["y"], emitter.builder.add, emitter.builder.integers
     if y in emitter.names:
         return
@@ -234,14 +238,14 @@ def add_take_rows(emitter: Emitter, node: Node) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an op is written, and the attributes and optional inputs that this honours."""
+    """How an op is written, and the attributes and optional inputs that this supports."""
 
     emit: Emit
     attrs: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
 
 
-# All values have the dtype of activations, whatever dtype the graph gives them.
+# All values have the dtype of activations, whatever their dtype in the graph.
 FORMS: dict[str, Form] = {
     "embed": Form(add_embed, ("scale",)),
     "linear": Form(add_linear, ("dtype",), ("bias",)),

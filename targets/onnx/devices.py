@@ -1,7 +1,7 @@
-"""Devices: what the graph is like for each of ONNX Runtime's execution providers, as data.
+"""Devices: the properties of the graph for each of ONNX Runtime's execution providers, as data.
 
-What a provider lacks falls back to the CPU's kernels. So a graph is made of what the provider has; only lengths, gathers and, for CoreML,
-attention are the CPU's.
+Ops that a provider lacks fall back to the CPU's kernels. So a graph consists of ops that the provider has; only
+lengths, gathers and, for CoreML, attention run on the CPU.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from nearfar.compiler.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """``activations``: the dtypes for which the graph is right, best first.
+    """``activations``: the dtypes for which the graph is correct, best first.
 
-    ``norms_heads``: GroupQueryAttention norms queries and keys itself. ``takes_codes``: there is a MatMulNBits. ``fused_norms``: there are
-    RMS norms as one op, alone and with a sum before them. ``int8_cache``: GroupQueryAttention takes keys and values of 8-bit integers.
-    ``stacks_projections``: those of the same input are one product, for each product costs threads a meeting. ``soft_caps``:
-    GroupQueryAttention caps scores; without it, it ignores the attribute.
+    ``norms_heads``: GroupQueryAttention normalizes queries and keys itself. ``takes_codes``: the provider has
+    MatMulNBits. ``fused_norms``: RMS norms are one op, alone and with a preceding sum. ``int8_cache``:
+    GroupQueryAttention supports keys and values of 8-bit integers. ``stacks_projections``: projections of the same
+    input are one product, because threads synchronize after each product. ``soft_caps``: GroupQueryAttention caps
+    scores; otherwise it ignores the attribute.
     """
 
     activations: tuple[str, ...]
@@ -34,11 +35,12 @@ _DEVICES = {
     "cpu": Device(("float32",), int8_cache=True, stacks_projections=True),
     "webgpu": Device(("float16", "float32"), norms_heads=True, soft_caps=False),
     "cuda": Device(("float16", "float32"), norms_heads=True),
-    # Its norms are of single ops, whose squares leave float16's range.
+    # Its norms consist of single ops, whose squares exceed float16's range.
     "coreml": Device(("float32",), takes_codes=False, fused_norms=False),
 }
 _REFUSED = {
-    "qnn": "Qualcomm's provider wants fixed shapes and activations quantized by samples, which this graph has not; take --device cpu"
+    "qnn": "Qualcomm's provider wants fixed shapes and activations quantized by samples, which this graph has not; "
+    "take --device cpu"
 }
 NAMES = (*_DEVICES, *_REFUSED)
 

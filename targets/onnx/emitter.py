@@ -1,8 +1,10 @@
-"""Emitter: the state of the walk over our graph (`decoder.py`), and the initializers for the weights that its nodes read.
+"""Emitter: the state of the walk over our graph (`decoder.py`), and the initializers for the weights that its nodes
+read.
 
-Our values are rows (batch * sequence, columns). A value may lie in another shape in the ONNX graph, such as heads or sequences; readers
-request the shape that they need. A node may also be deferred: a later node that can take its work in (a norm with the sum before it, an
-attention with the rotation) claims it, and any other reader causes it to be written first.
+Our values are rows (batch * sequence, columns). A value may have another shape in the ONNX graph, such as heads or
+sequences; readers request the shape that they need. A node may also be deferred: a later node that can include its work
+(a norm with the preceding sum, an attention with the rotation) claims it, and any other reader causes it to be written
+first.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ from .weights import Stored
 
 @dataclass(slots=True)
 class Emitter:
-    """``names``: our values' names in the ONNX graph. ``reshaped``: those that are not rows there. ``stored``: the weights to write.
+    """``names``: our values' names in the ONNX graph. ``reshaped``: those that are not rows there. ``stored``: the
+    weights to write.
 
-    ``deferred``: nodes that are not written yet, by their value, with the function that writes them. ``caches``: the keys and values of
-    each attention, by the input that holds the keys, with the number of elements of a key that are rotated. ``cache_scales``: if keys and
-    values are 8-bit integers, their scales by the input of the cache; see `cache_scales.py`.
+    ``deferred``: nodes that are not written yet, by their value, with the function that writes them. ``caches``: the
+    keys and values of each attention, by the input that holds the keys, with the number of elements of a key that are
+    rotated. ``cache_scales``: if keys and values are 8-bit integers, their scales by the input of the cache; see
+    `cache_scales.py`.
     """
 
     graph: Graph
@@ -50,7 +54,9 @@ class Emitter:
         return [self.rows(node.inputs[role]) for role in roles]
 
     def name(self, value: str) -> str:
-        """A value's name in the ONNX graph, in whatever shape it lies there. Raises UnsupportedModel for an input that the graph lacks."""
+        """A value's name in the ONNX graph, in whatever shape it has there. Raises UnsupportedModel for an input that
+        the graph lacks.
+        """
         if value in self.deferred:
             node, emit = self.deferred.pop(value)
             emit(self, node)
@@ -82,12 +88,12 @@ class Emitter:
         return node if node is not None and node.op == op else None
 
     def claim(self, *nodes: Node) -> None:
-        """Take deferred nodes over: they will not be written."""
+        """Claim deferred nodes: they will not be written."""
         for node in nodes:
             del self.deferred[node.outputs["y"]]
 
     def columns(self, name: str) -> int:
-        """Of our value (rows, columns)."""
+        """The number of columns of our value (rows, columns)."""
         columns = self.graph.shape_of(name)[1]
         assert isinstance(columns, int)
         return columns
@@ -103,7 +109,9 @@ class Emitter:
 
     @property
     def block(self) -> int:
-        """Elements that share a scale. Raises QuantizationError where the device has no kernel for them, or a slow one."""
+        """Elements that share a scale. Raises QuantizationError if the device has no kernel or only a slow kernel for
+        them.
+        """
         if not self.device.takes_codes:
             raise QuantizationError(
                 f"{self.quantization.name}: this device has no kernels for quantized matrices; take f16 or f32"
@@ -144,7 +152,9 @@ class Emitter:
         return self.store(parameter, "w", self.quantization.planes(1)[0].dtype, parameter.shape)
 
     def dense_activation(self, parameter: Parameter) -> str:
-        """A dense matrix in the dtype of activations; where it is stored in another, the runtime converts it once, as it loads."""
+        """A dense matrix in the dtype of activations. If it is stored in another dtype, the runtime converts it once,
+        at load time.
+        """
         name = self.dense(parameter)
         if self.stores_activations:
             return name

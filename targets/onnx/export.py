@@ -1,9 +1,9 @@
-"""Export: a checkpoint becomes a folder that ONNX Runtime, its GenAI library and Transformers.js load as it is.
+"""Export: convert a checkpoint to a folder that ONNX Runtime, its GenAI library and Transformers.js load unchanged.
 
 onnx/model.onnx          one decoder graph (`decoder.py`)
 onnx/model.onnx_data     its large weights (`weights.py`), in further files _data_1, _data_2 .. beyond 2 GB
-genai_config.json        what ONNX Runtime GenAI must know
-config.json and others   as the checkpoint has them, with what Transformers.js must know
+genai_config.json        the configuration for ONNX Runtime GenAI
+config.json and others   as in the checkpoint, with the options for Transformers.js
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODEL_FILE = "onnx/model.onnx"
 
 
 def activations(device: str | None) -> tuple[str, ...]:
-    """The dtypes that activations may have on a device. Raises RequestError for one that no graph of ours suits."""
+    """The dtypes that activations may have on a device. Raises RequestError for a device without a suitable graph."""
     return devices.by_name(device or DEVICES[0]).activations
 
 
@@ -42,8 +42,9 @@ def export(
 ) -> None:
     """Write the folder.
 
-    Raises UnsupportedModel for ops that the graph cannot hold, RequestError or QuantizationError for what ONNX Runtime's kernels do not
-    take, or run badly, and ToolError if the packages onnx and onnxruntime are not installed.
+    Raises UnsupportedModel for ops that the graph cannot hold, RequestError or QuantizationError for input that ONNX
+    Runtime's kernels do not support or run slowly, and ToolError if the packages onnx and onnxruntime are not
+    installed.
     """
     require_packages()
     from .cache_scales import measure_scales
@@ -64,7 +65,9 @@ def export(
 
 
 def file_sizes(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path) -> dict[str, int]:
-    """Bytes of every file that `export` would write, by path in the folder; the small ones are written into ``folder``."""
+    """Bytes of every file that `export` would write, by path in the folder; the small ones are written into
+    ``folder``.
+    """
     require_packages()
     from .cache_scales import unit_scales
     from .weights import empty_weights
@@ -92,7 +95,7 @@ def require_packages() -> None:
 def emit(
     checkpoint: Checkpoint, graph: Graph, options: ExportOptions, scales: Mapping[str, Array] | None = None
 ) -> Emitter:
-    """The decoder's nodes. ``scales``: of 8-bit keys and values, once they are known."""
+    """The decoder's nodes. ``scales``: the scales of 8-bit keys and values, once measured."""
     from .decoder import build_decoder
     from .emitter import Emitter
 

@@ -1,7 +1,7 @@
-"""genai_config.json: what ONNX Runtime GenAI must know about a decoder graph.
+"""genai_config.json: the configuration of a decoder graph for ONNX Runtime GenAI.
 
-It says nothing about sliding windows: GenAI's "sliding_window" is for caches that are as short as the window, and this graph's caches hold
-the whole context, of which its attention reads a window.
+It omits sliding windows: GenAI's "sliding_window" is for caches as short as the window, but this graph's caches hold
+the full context, of which its attention reads a window.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from nearfar.compiler.pipeline.target import ExportOptions
 GENAI_CONFIG_FILE = "genai_config.json"
 
 
-# GenAI's name for any decoder. Its names for families add rules of theirs, such as phi3's second prefill at 4,097 tokens.
+# GenAI's name for any decoder. Its names for model families add their own rules, such as phi3's second prefill at 4,097
+# tokens.
 ANY_DECODER = "decoder"
 
 
@@ -28,7 +29,8 @@ def one_shape(graph: Graph) -> tuple[int, int]:
     if len(shapes) != 1:
         found = ", ".join(f"{heads} kv heads of {size} elements" for heads, size in sorted(shapes, key=str))
         raise UnsupportedModel(
-            f"layers differ in their keys and values ({found}), and ONNX Runtime GenAI and Transformers.js allocate all layers alike; "
+            f"layers differ in their keys and values ({found}), and ONNX Runtime GenAI and Transformers.js allocate "
+            f"all layers alike; "
             "take --target webgpu, cpu or cuda"
         )
     ((kv_heads, head_dim),) = shapes
@@ -49,7 +51,7 @@ def genai_config(
 ) -> dict[str, Any]:
     spec, (num_kv_heads, head_dim) = checkpoint.spec, shape
     eos = list(spec.eos_token_ids)
-    # GenAI asks for these even where a model has none.
+    # GenAI requires these even for a model without them.
     first = eos[0] if eos else 0
     providers: list[dict[str, Any]] = [{options.device: {}}] if options.device in PROVIDERS else []
     decoder = {
@@ -85,5 +87,5 @@ def genai_config(
     return {"model": model, "search": search}
 
 
-# The execution providers that GenAI knows by the name of our devices; the CPU is none.
+# GenAI's execution providers, by the names of our devices; the CPU is not one of them.
 PROVIDERS = ("webgpu", "cuda")

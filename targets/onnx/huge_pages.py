@@ -1,7 +1,8 @@
-"""Memory in pages of 2 MB: those of 4 kB cost a CPU that streams through weights a tenth of its time, in looking addresses up.
+"""Memory in pages of 2 MB: with pages of 4 kB, a CPU that streams through weights spends a tenth of its time on address
+lookups.
 
-numpy asks Linux for huge pages, ONNX Runtime does not. So what a call allocates is moved into such pages behind it, as far as the system
-has them to give. Linux alone knows this, from 6.1 on; elsewhere nothing happens.
+numpy requests huge pages from Linux, ONNX Runtime does not. So the memory that a call allocates is moved into huge
+pages afterwards, as far as they are available. Only Linux supports this, from 6.1 on; elsewhere nothing happens.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from pathlib import Path
 
 MAPS = Path("/proc/self/maps")
 HUGE_PAGE = 2 << 20
-# Of linux/mman.h, which the module mmap does not name.
+# From linux/mman.h; the module mmap does not define it.
 MADV_COLLAPSE = 25
 
-# From its first byte to that behind its last.
+# From its first byte to the one after its last.
 Region = tuple[int, int]
 
 
 @contextmanager
 def huge_pages() -> Iterator[None]:
-    """Move what is allocated meanwhile into huge pages."""
+    """Move memory that is allocated in this context into huge pages."""
     if not sys.platform.startswith("linux"):
         yield
         return
@@ -32,13 +33,13 @@ def huge_pages() -> Iterator[None]:
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for start, stop in new_pages(before, anonymous_regions(MAPS.read_text())):
-        # One at a time: a page that holds nothing yet is an error, and ends the call. Where it fails, all is as it was.
+        # One at a time, because an empty page is an error that ends the call. A failed call changes nothing.
         for page in range(start, stop, HUGE_PAGE):
             madvise(page, HUGE_PAGE, MADV_COLLAPSE)
 
 
 def anonymous_regions(maps: str) -> list[Region]:
-    """Of the text of /proc/self/maps: what is written to and belongs to no file, in order."""
+    """The writable regions without a file in the text of /proc/self/maps, in order."""
     lines = [line.split() for line in maps.splitlines()]
     spans = [fields[0].split("-") for fields in lines if fields[1] == "rw-p" and fields[5:] in ([], ["[heap]"])]
     return [(int(start, 16), int(stop, 16)) for start, stop in spans]

@@ -1,6 +1,7 @@
-"""The files of a Hugging Face folder beside the graph: config.json, generation_config.json and the tokenizer's, as the checkpoint has them.
+"""The other files of a Hugging Face folder: config.json, generation_config.json and the tokenizer's, as in the
+checkpoint.
 
-What a checkpoint lacks and loaders need is made up from what is known. Transformers.js finds its options in config.json.
+Files that loaders need but the checkpoint lacks are generated. Transformers.js finds its options in config.json.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from typing import Any
 
 from nearfar.compiler.formats import Checkpoint
 
-# Copied where they are there; none of them says more than the tokenizer does.
+# Copied if they exist; they contain nothing beyond the tokenizer's files.
 OPTIONAL_FILES = ("added_tokens.json", "special_tokens_map.json", "vocab.json", "merges.txt", "chat_template.jinja")
 
 
 def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, data_files: int) -> None:
-    """``data_files``: how many files of external data the graph has."""
+    """``data_files``: the number of files of external data of the graph."""
     config = read_json(checkpoint.path / "config.json")
     if config.get("tie_word_embeddings"):
         # The weights may contradict it.
         config["tie_word_embeddings"] = checkpoint.spec.tie_word_embeddings
-    # "fp32" is Transformers.js' name for a file without a suffix, whatever is in it.
+    # "fp32" is Transformers.js' name for a file without a suffix, whatever its dtype.
     config["transformers.js_config"] = {"dtype": "fp32", "use_external_data_format": data_files}
-    # Without a word it takes the CPU: in Node that provider, in browsers wasm.
+    # Without this entry, it uses the CPU: the CPU provider in Node, wasm in browsers.
     if device != "cpu":
         config["transformers.js_config"]["device"] = device
     write_json(folder / "config.json", config)
@@ -45,7 +46,9 @@ def generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The checkpoint's, with the chat template and the special tokens wherever the checkpoint keeps them, and a class."""
+    """The checkpoint's, with the chat template and the special tokens wherever the checkpoint stores them, and a
+    class.
+    """
     files = checkpoint.tokenizer
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
     known = {name: getattr(files, name) for name in names if getattr(files, name) is not None}

@@ -1,7 +1,9 @@
-"""The rows that hold keys and values: one a page, each as long as the context. Pages are named by the engine, rows lie in memory.
+"""The rows that hold keys and values: one per page, each as long as the context. The engine numbers pages; rows are
+their locations in memory.
 
-A decode step takes neighbouring rows. What lies between those of its sequences takes part as a **filler**: it writes a key and a value at
-its own next position, which whoever goes on there writes again before reading. Fillers cost time, so pages move together where that pays.
+A decode step uses adjacent rows. Rows between those of its sequences take part as **fillers**: a filler writes a key
+and a value at its own next position, which its sequence overwrites before reading. Fillers cost time, so pages are
+moved together when that pays off.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-# What a filler is taken to cost in a step: as much as copying so many tokens' keys and values.
+# The estimated cost of a filler per step, as the number of tokens whose keys and values could be copied in that time.
 FILLER_TOKENS = 64
 
 
@@ -23,14 +25,15 @@ class KvRows:
     """
 
     def __init__(self, shapes: Sequence[tuple[int, int]], pages: int, context: int, dtype: npt.DTypeLike) -> None:
-        # The system allocates memory when it is first written.
+        # The operating system allocates memory on the first write.
         self.planes = [np.zeros((pages, kv_heads, context, head_dim), dtype) for kv_heads, head_dim in shapes]
         self.context = context
-        # By row: how many positions have been written since its sequence began there, which is more than it uses if drafts were refused.
+        # By row: the number of positions written since its sequence began there. This exceeds the number in use if
+        # drafts were rejected.
         self._filled = [0] * pages
         self._rows = list(range(pages))
         self._pages = list(range(pages))
-        # What fillers have cost that no move has paid back yet, in tokens.
+        # The cost of fillers since the last move, in tokens.
         self._debt = 0
 
     def row(self, page: int) -> int:
@@ -52,14 +55,14 @@ class KvRows:
         self._filled[second] = length
 
     def span(self, pages: Sequence[int]) -> range:
-        """The run of rows in which the pages lie, moved together where that pays."""
+        """The run of rows that contains the pages, which are moved together if that pays off."""
         self._close_gaps(pages)
         rows = [self._rows[page] for page in pages]
         return range(min(rows), max(rows) + 1)
 
     @contextmanager
     def fillers(self, rows: Sequence[int]) -> Iterator[list[int]]:
-        """The positions at which filler rows write. In a row that is full it is the last one, which gets back what it held."""
+        """The positions at which filler rows write. In a full row this is the last position, which is restored."""
         full = [row for row in rows if self._filled[row] == self.context]
         kept = [(plane, row, plane[row, :, -1].copy()) for row in full for plane in self.planes]
         yield [min(self._filled[row], self.context - 1) for row in rows]
@@ -67,7 +70,7 @@ class KvRows:
             plane[row, :, -1] = values
 
     def _close_gaps(self, pages: Sequence[int]) -> None:
-        """Move pages together where their gaps have cost more than that."""
+        """Move pages together if their gaps have cost more than the move."""
         rows = sorted(self._rows[page] for page in pages)
         gaps = rows[-1] - rows[0] + 1 - len(rows)
         if not gaps:

@@ -1,7 +1,8 @@
-"""Quantized matrices as ONNX Runtime's MatMulNBits and GatherBlockQuantized take them, and the guard against their slow forms.
+"""Quantized matrices in the form that ONNX Runtime's MatMulNBits and GatherBlockQuantized require, and the check
+against their slow forms.
 
-A matrix (N, K) is a blob (N, ceil(K / block), block * bits / 8) of bytes, within which a lower element has the lower bits, and scales
-(N, ceil(K / block)). Without zero points the codes stand for code - 2^(bits - 1), which is what our q4 and q8 mean.
+A matrix (N, K) is a blob (N, ceil(K / block), block * bits / 8) of bytes, within which a lower element has the lower
+bits, and scales (N, ceil(K / block)). Without zero points, a code means code - 2^(bits - 1), as in our q4 and q8.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from nearfar.compiler.ir.ops import Array
 
 BITS = {"q4": 4, "q8": 8}
 BLOCKS = (32, 64, 128)
-# 4: inputs become 8-bit integers, a scale a block, for integer dot products. Lower levels of the CPU kernels unpack the weights to floats.
+# 4: inputs become 8-bit integers with one scale per block, for integer dot products. Lower levels of the CPU kernels
+# unpack the weights to floats.
 ACCURACY_LEVEL = 4
 
 
 def require_fast(bits: int, block: int, zero_points: str | None = None, accuracy_level: int = ACCURACY_LEVEL) -> None:
-    """Raise QuantizationError for a MatMulNBits that ONNX Runtime computes without a fast kernel, by unpacking the matrix first.
+    """Raise QuantizationError for a MatMulNBits that ONNX Runtime computes without a fast kernel, by unpacking the
+    matrix first.
 
     ``zero_points`` is their dtype, None for symmetric codes.
     """
@@ -42,10 +45,10 @@ def require_fast(bits: int, block: int, zero_points: str | None = None, accuracy
 
 
 def blob_rows(kind: str, words: Array) -> Array:
-    """Words (N, W) of plane "q" of our q4 or q8, as the bytes (N, 4 W) of a blob. Blocks lie one after the other in both."""
+    """Words (N, W) of plane "q" of our q4 or q8, as the bytes (N, 4 W) of a blob. Blocks are consecutive in both."""
     if kind == "q8":
         return words.view(np.uint8)
-    # Of a word's bytes, ours hold elements b and b + 4, a blob's 2 b and 2 b + 1.
+    # In our words, byte b holds elements b and b + 4; in a blob, it holds elements 2 b and 2 b + 1.
     halves = (words & np.uint32(0x0F0F0F0F), (words >> np.uint32(4)) & np.uint32(0x0F0F0F0F))
     low, high = (pair_bytes(half) for half in halves)
     return np.ascontiguousarray(low | high << np.uint32(16)).view(np.uint8)

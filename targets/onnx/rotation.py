@@ -13,10 +13,11 @@ from .emitter import Emitter
 
 
 def defer_rotation(emitter: Emitter, node: Node) -> None:
-    """Raises UnsupportedModel for a rotation by other positions than the tokens'."""
+    """Raises UnsupportedModel for a rotation by positions other than the tokens'."""
     if node.inputs["positions"] != "positions":
         raise UnsupportedModel(
-            f"the model rotates by {node.inputs['positions']!r}, and --target onnx writes rotations by the tokens' positions; "
+            f"the model rotates by {node.inputs['positions']!r}, and --target onnx writes rotations by the tokens' "
+            f"positions; "
             "take --target webgpu, cpu or cuda"
         )
     emitter.defer(node, add_rotation)
@@ -36,7 +37,7 @@ def add_rotation(emitter: Emitter, node: Node) -> None:
 
 
 def rotated_width(emitter: Emitter, value: str) -> int:
-    """How many elements of each head of a value are rotated; 0 if it is not the result of a rope."""
+    """The number of rotated elements in each head of a value; 0 if it is not the result of a rope."""
     maker = next((node for node in emitter.graph.nodes if value in node.outputs.values()), None)
     return (
         2 * emitter.graph.constants[maker.inputs["table"]].shape[1] if maker is not None and maker.op == "rope" else 0
@@ -44,8 +45,9 @@ def rotated_width(emitter: Emitter, value: str) -> int:
 
 
 def positions(emitter: Emitter) -> str:
-    """The position of each new token, (batch, sequence) int64, as GroupQueryAttention counts them: from the end of each row's past, or
-    from 0 in a first call, whose rows may be padded at their end."""
+    """The position of each new token, (batch, sequence) int64, as GroupQueryAttention counts them: from the end of each
+    row's past, or from 0 in a first call, whose rows may be padded at their end.
+    """
     builder = emitter.builder
     add, integer = builder.add, builder.integer
     if "positions" not in emitter.names:

@@ -1,4 +1,6 @@
-"""One call of the decoder's graph on a run of rows, with everything bound to memory of ours: nothing is copied but logits out of order."""
+"""One call of the decoder's graph on a run of rows, with everything bound to our memory: only logits that are out of
+order are copied.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,14 @@ from nearfar.compiler.errors import DeviceError
 from .bound_rows import BoundRows
 from .session import open_session
 
-# Runs of rows that are kept: to bind all layers' keys and values takes longer than the rest of a call's preparation.
+# The number of cached runs of rows: binding the keys and values of all layers takes longer than the rest of a call's
+# preparation.
 KEPT_BINDINGS = 64
 
 
 class RowsDecoder:
-    """``logits`` (most_rows, vocab): the rows that calls write, each at its own indices. ``cache_shapes``: kv_heads and head_dim of each
-    plane of keys and values. Raises what `open_session` raises.
+    """``logits`` (most_rows, vocab): the rows that calls write, each at its own indices. ``cache_shapes``: kv_heads and
+    head_dim of each plane of keys and values. Raises the errors of `open_session`.
     """
 
     def __init__(self, bundle: ExportBundle, threads: int, most_rows: int) -> None:
@@ -32,7 +35,7 @@ class RowsDecoder:
         self.cache_shapes: list[tuple[int, int]] = [
             (inputs[name][1], inputs[name][3]) for name in planes if name in inputs
         ]
-        # The system allocates memory when it is first written.
+        # The operating system allocates memory on the first write.
         self.logits = np.empty((most_rows, bundle.manifest.spec.vocab_size), np.float32)
         self._bound: OrderedDict[range, BoundRows] = OrderedDict()
 
@@ -44,7 +47,8 @@ class RowsDecoder:
         last_positions: Sequence[int],
         samples: Mapping[int, int],
     ) -> None:
-        """Compute new tokens (rows, n) that end at positions (rows,). ``samples``: which new token, row after row, by place in ``logits``.
+        """Compute new tokens (rows, n) that end at positions (rows,). ``samples``: maps indices in ``logits`` to new
+        tokens, counted row by row.
 
         Raises DeviceError.
         """

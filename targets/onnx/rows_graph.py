@@ -1,12 +1,14 @@
-"""The decoder's graph as our runner wants it: the caller says how long each row is, and which new tokens' logits are wanted.
+"""The decoder's graph for our runner: the caller passes the length of each row and the new tokens whose logits it
+needs.
 
-`decoder.py` derives both from the attention mask, which is what the framework's own tools hand in: there, logits are those of each row's
-last token. Here what was derived is an input in place of the mask, so that only the logits are computed that are wanted.
+`decoder.py` derives both from the attention mask, which the framework's own tools pass; its logits are those of each
+row's last token. Here the derived values are inputs in place of the mask, so that only the requested logits are
+computed.
 
     input_ids (batch, sequence) int64
     seqlens_k (batch,) int32                tokens of each row, past and new, less one
     total_sequence_length () int32          the most that any row has
-    sample_rows (rows,) int64               of all new tokens, row after row, those whose logits are wanted
+    sample_rows (rows,) int64               the tokens whose logits are requested, by their index among all new tokens
     past_key_values.N.key, .value
     -> logits (rows, 1, vocab) float32, present.N.key, .value
 """
@@ -35,12 +37,14 @@ def read_graph(path: Path) -> onnx.ModelProto:
 
 
 def rows_graph(model: onnx.ModelProto) -> bytes:
-    """The graph of an export, changed in place, as a file's bytes. Weights that lie in files of their own stay there."""
+    """The graph of an export, changed in place, as a file's bytes. Weights that lie in files of their own stay
+    there.
+    """
     graph = model.graph
     derived = {LENGTHS, TOTAL, ROWS}
     needed = {output.name for output in graph.output}
     nodes = []
-    # Whoever takes a value stands behind the node that gives it.
+    # The readers of a value follow the node that computes it.
     for node in reversed(graph.node):
         if needed.intersection(node.output) - derived:
             needed.update(node.input)

@@ -1,10 +1,12 @@
-"""Runs an ONNX bundle on ONNX Runtime's CPU provider, with continuous batching: sequences come and go, each with its own length.
+"""Run an ONNX bundle on ONNX Runtime's CPU provider, with continuous batching: sequences come and go, each with its own
+length.
 
-ONNX Runtime knows no pages there: its attention takes rows, each with a cache of its own. So a page of an export holds a whole sequence,
-and is a row of `KvRows`. Of a batch, sequences with one new token are one call, on neighbouring rows; one with several is a call of its
-own, for attention takes several new tokens behind a past in one row alone. Past and present are the same memory.
+ONNX Runtime has no pages there: its attention reads rows, each with its own cache. So a page of an export holds an
+entire sequence, and is a row of `KvRows`. In a batch, sequences with one new token are one call, on adjacent rows. A
+sequence with several is a separate call, because attention supports several new tokens after a past for a single row
+only. Past and present share memory.
 
-A worker thread takes what is asked for in order, so that the thread that asks can go on.
+A worker thread runs requests in order, so that the calling thread can continue.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.bundle.manifest import ExportManifest
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.runtime.base_runner import BaseRunner, Room
+from nearfar.compiler.runtime.base_runner import ArrayLayout, BaseRunner
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Output, Result
 from nearfar.compiler.runtime.host_sampler import HostSampler
 
@@ -41,7 +43,9 @@ def check_machine(bundle: ExportBundle) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Of one sequence: its page, the tokens, the position of the first, and by their places among the batch's sampled rows those rows."""
+    """The new tokens of one sequence: its page, the tokens, the position of the first, and its sampled rows by their
+    index among the batch's sampled rows.
+    """
 
     page: int
     token_ids: list[int]
@@ -50,7 +54,9 @@ class NewTokens:
 
 
 class OnnxRunner(BaseRunner[ExportManifest]):
-    """``threads`` None: NEARFAR_THREADS, or one a core. Raises what `open_session` raises, and DeviceError for more pages than memory."""
+    """``threads`` None: NEARFAR_THREADS, or one per core. Raises the errors of `open_session`, and DeviceError for more
+    pages than memory.
+    """
 
     def __init__(self, bundle: ExportBundle, *, limits: Limits | None = None, threads: int | None = None) -> None:
         super().__init__(bundle.manifest, limits or Limits())
@@ -71,8 +77,8 @@ class OnnxRunner(BaseRunner[ExportManifest]):
         return self._in_order(self._forward, batch)
 
     @property
-    def _slot_states(self) -> Mapping[str, Room]:
-        return self._sampler.rooms
+    def _slot_states(self) -> Mapping[str, ArrayLayout]:
+        return self._sampler.layouts
 
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._sampler.write(name, slot, values)
@@ -93,11 +99,12 @@ class OnnxRunner(BaseRunner[ExportManifest]):
             return KvRows(self._decoder.cache_shapes, self.num_pages, context, dtype)
         except MemoryError as error:
             raise DeviceError(
-                f"{bundle.path}: there is no memory for the keys and values of {self.num_pages} sequences of {context:,} tokens; "
+                f"{bundle.path}: there is no memory for the keys and values of {self.num_pages} sequences of "
+                f"{context:,} tokens; "
                 "allow fewer with --max-sequences or --kv-memory, or compile for a shorter context with --context"
             ) from error
 
-    # --- work, on the worker's thread ------------------------------------------------------------------------------------------
+    # --- work, on the worker's thread ---------------------------------------------------------------------------------
 
     def _forward(self, batch: Batch) -> Output:
         sequences = self._sequences(batch)
@@ -110,7 +117,7 @@ class OnnxRunner(BaseRunner[ExportManifest]):
         return self._sampler.choose(batch, self._decoder.logits[: len(batch.sample_rows)])
 
     def _sequences(self, batch: Batch) -> list[NewTokens]:
-        # Python's own numbers: of arrays as short as a decode step's, each of numpy's calls takes longer than all of this.
+        # Python's own numbers: for arrays as short as a decode step's, each numpy call takes longer than all of this.
         token_ids, bounds = self._sampler.token_ids(batch).tolist(), batch.seq_starts.tolist()
         pages, starts = batch.page_ids[batch.page_indptr[:-1]].tolist(), batch.positions[batch.seq_starts[:-1]].tolist()
         found = [

@@ -1,4 +1,4 @@
-"""Opening an export's graph in ONNX Runtime on this machine's CPU."""
+"""Open an export's graph in ONNX Runtime on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 
 PROVIDER = "CPUExecutionProvider"
 ERRORS_ONLY = 3
-# Threads meet five times a layer, and to wake one takes as long as a small product. So they spin while they wait, but not for longer than
-# an attention or a few norms take: a thread that spins has a core that others may want, the server's own threads among them.
+# Threads synchronize five times per layer, and waking one takes as long as a small product. So they spin while they
+# wait, but not longer than an attention or a few norms take: a spinning thread occupies a core that other threads,
+# including the server's, may need.
 SPIN_MICROSECONDS = 50
 
 
 def open_session(bundle: ExportBundle, threads: int) -> InferenceSession:
-    """Raises ToolError where ONNX Runtime is not installed, BundleError for a graph that it cannot read, and DeviceError where this machine
-    has not what the graph was made for, or too little memory."""
+    """Raises ToolError if ONNX Runtime is not installed, BundleError for a graph that it cannot read, and DeviceError
+    if the graph is for another device or memory is too small.
+    """
     require_packages()
     import onnxruntime
     from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, InvalidProtobuf, RuntimeException
@@ -39,7 +41,7 @@ def open_session(bundle: ExportBundle, threads: int) -> InferenceSession:
     options.inter_op_num_threads = 1
     options.log_severity_level = ERRORS_ONLY
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_MICROSECONDS))
-    # The graph is handed over as bytes, so it does not say where its weights are.
+    # The graph is passed as bytes, so the location of its weights must be passed too.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(file.parent))
     try:
         with huge_pages():

@@ -1,7 +1,7 @@
-"""Weights: from a checkpoint's tensors to initializers, large ones in files beside the graph, a block of rows at a time.
+"""Weights: convert a checkpoint's tensors to initializers, a block of rows at a time. Large ones are in separate files.
 
-The planes of a weight are those of our quantization (`compiler/quant/`), so that codes and scales are the same as in every other bundle;
-only the order of their bits is ONNX Runtime's.
+The planes of a weight are those of our quantization (`compiler/quant/`), so that codes and scales are the same as in
+every other bundle; only their bits are in ONNX Runtime's order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from nearfar.compiler.quant import Quantization
 from .builder import ELEMENT_TYPES
 from .matmul_nbits import blob_rows
 
-# Planes from this size on go to a file of external data; the graph's own file must stay below 2 GB, and is read whole.
+# Planes from this size on go to a file of external data; the graph's own file must stay below 2 GB, and is read
+# entirely.
 EXTERNAL_BYTES = 64 << 10
 # No file is larger, unless one plane is: browsers cannot hold more in one buffer.
 FILE_BYTES = 2_000_000_000
@@ -36,7 +37,8 @@ ALIGNMENT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An initializer: plane ``plane`` of a parameter as ``dtype`` and ``shape``, whose first axis are the parameter's rows.
+    """An initializer: plane ``plane`` of a parameter as ``dtype`` and ``shape``, whose first axis is the parameter's
+    rows.
 
     ``alias`` names an initializer with the same bytes in another shape.
     """
@@ -54,8 +56,10 @@ class Stored:
 
 
 @dataclass(slots=True)
-class Place:
-    """Where an initializer's bytes go: ``offset`` of file number ``file``, or, where that is None, into the graph's own file."""
+class Location:
+    """The location of an initializer's bytes: ``offset`` in file number ``file``, or in the graph's own file if that is
+    None.
+    """
 
     stored: Stored
     file: int | None
@@ -63,7 +67,7 @@ class Place:
     inline: bytearray = field(default_factory=bytearray)
 
     def tensor(self, stored: Stored, file_name: str) -> TensorProto:
-        """The initializer, which may be an alias of the one that is placed here."""
+        """The initializer, which may be an alias of the one stored here."""
         if self.file is None:
             return helper.make_tensor(
                 stored.name, ELEMENT_TYPES[stored.dtype], stored.shape, bytes(self.inline), raw=True
@@ -77,7 +81,7 @@ class Place:
 
 
 def data_file(file_name: str, number: int) -> str:
-    """The name of a graph's file of external data, as Transformers.js looks for it."""
+    """The name of a graph's file of external data, as Transformers.js expects it."""
     return f"{file_name}_data{f'_{number}' if number else ''}"
 
 
@@ -89,12 +93,13 @@ def write_weights(
     model: Path,
     progress: Callable[[int, int], None],
 ) -> dict[str, TensorProto]:
-    """Pack what is wanted, write the large ones beside ``model``, and return all initializers by name.
+    """Pack the requested initializers, write the large ones beside ``model``, and return all by name.
 
-    ``progress`` is told elements done and in all. Raises CheckpointError or QuantizationError, naming the tensor.
+    ``progress`` receives the number of finished elements and of all elements. Raises CheckpointError or
+    QuantizationError, naming the tensor.
     """
     places = place(stored for stored in wanted if stored.alias is None)
-    by_parameter: dict[str, list[Place]] = {}
+    by_parameter: dict[str, list[Location]] = {}
     for each in places.values():
         by_parameter.setdefault(each.stored.parameter, []).append(each)
     weights = place_weights({name: parameters[name] for name in by_parameter}, quantization, "rows")
@@ -120,7 +125,9 @@ def write_weights(
 
 
 def empty_weights(wanted: list[Stored], model: Path) -> tuple[dict[str, TensorProto], dict[str, int]]:
-    """All initializers as `write_weights` returns them, and the bytes of each data file. Those in the graph's own file are zeros."""
+    """All initializers as `write_weights` returns them, and the bytes of each data file. Those in the graph's own file
+    are zeros.
+    """
     places = place(stored for stored in wanted if stored.alias is None)
     sizes: dict[str, int] = {}
     for each in places.values():
@@ -131,26 +138,26 @@ def empty_weights(wanted: list[Stored], model: Path) -> tuple[dict[str, TensorPr
     return {stored.name: places[stored.alias or stored.name].tensor(stored, model.name) for stored in wanted}, sizes
 
 
-def place(wanted: Iterable[Stored]) -> dict[str, Place]:
-    """Give every initializer a file and an offset, in order."""
-    places: dict[str, Place] = {}
+def place(wanted: Iterable[Stored]) -> dict[str, Location]:
+    """Assign a file and an offset to every initializer, in order."""
+    places: dict[str, Location] = {}
     file, end = 0, 0
     for stored in wanted:
         if stored.size_bytes < EXTERNAL_BYTES:
-            places[stored.name] = Place(stored, None, 0)
+            places[stored.name] = Location(stored, None, 0)
             continue
         if end and end + stored.size_bytes > FILE_BYTES:
             file, end = file + 1, 0
-        places[stored.name] = Place(stored, file, end)
+        places[stored.name] = Location(stored, file, end)
         end = -(-(end + stored.size_bytes) // ALIGNMENT) * ALIGNMENT
     return places
 
 
 def rows_as_stored(plane: Array, stored: Stored, kind: str) -> bytes:
-    """Rows of a plane of ours in the dtype and order of an initializer."""
+    """Rows of one of our planes in the dtype and order of an initializer."""
     if stored.plane == "q":
         return blob_rows(kind, plane).tobytes()
-    # Rows of dense matrices are padded in our planes.
+    # Our planes pad the rows of dense matrices.
     rows = plane[:, : stored.shape[1]] if stored.plane == "w" and plane.ndim > 1 else plane
     if stored.dtype == "float16" and np.abs(rows).max(initial=0) > np.finfo(np.float16).max:
         raise QuantizationError(

@@ -1,4 +1,4 @@
-"""Opening a WebGPU device through wgpu, with the features and limits that a bundle needs and no more."""
+"""Open a WebGPU device through wgpu, with exactly the features and limits that a bundle needs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from nearfar.compiler.bundle.manifest import ActivationEntry, Manifest
 from nearfar.compiler.errors import DeviceError
 
 MAX_GRID = 65_535
-# How WGSL that uses subgroups begins.
+# The first line of WGSL that uses subgroups.
 ENABLE_SUBGROUPS = "enable subgroups;\n"
-# WebGPU's defaults, asked for by name so that a large adapter does not hide a kernel that ordinary devices reject.
+# WebGPU's defaults, requested explicitly so that a large adapter does not accept a kernel that ordinary devices reject.
 DEFAULT_LIMITS = {
     "max-storage-buffers-per-shader-stage": 8,
     "max-compute-invocations-per-workgroup": 256,
@@ -33,36 +33,42 @@ def find_adapter(manifest: Manifest, activation: str | None, path: Path) -> tupl
     """The adapter that a bundle runs on, and the activations chosen. Raises DeviceError."""
     import wgpu
 
-    # wgpu prefers OpenGL where it finds it first, and there some limits are below WebGPU's defaults.
+    # wgpu may prefer OpenGL, and some limits of OpenGL are below WebGPU's defaults.
     adapters = [adapter for adapter in wgpu.gpu.enumerate_adapters_sync() if adapter.info["backend_type"] != "OpenGL"]
     if not adapters:
         raise DeviceError(
-            "no WebGPU adapter was found; install a Vulkan driver (Debian: apt-get install mesa-vulkan-drivers), or use --runner numpy"
+            "no WebGPU adapter was found; install a Vulkan driver (Debian: apt-get install mesa-vulkan-drivers), or "
+            "use --runner numpy"
         )
     adapter = min(adapters, key=lambda adapter: adapter.info["adapter_type"] == "CPU")
     return adapter, choose_activation(manifest, set(adapter.features), activation, path)
 
 
 def for_naga(code: str) -> str:
-    """A kernel as wgpu's compiler takes it: with subgroups, but without the line that allows them, which only Tint and WebKit's know."""
+    """A kernel in the form that wgpu's compiler accepts: with subgroups, but without the line that enables them, which
+    only Tint's and WebKit's compilers support.
+    """
     return code.removeprefix(ENABLE_SUBGROUPS)
 
 
 def features_of(names: Collection[str]) -> set[str]:
-    """What variants may need, of a device with wgpu's features ``names``; wgpu's "subgroup" has the numbers of subgroups too."""
+    """The features that variants may need, for a device with wgpu's features ``names``; wgpu's "subgroup" includes
+    subgroup ids.
+    """
     return {*names, *(("subgroups", "subgroup_id") if "subgroup" in names else ())}
 
 
-def choose_activation(manifest: Manifest, features: set[str], wanted: str | None, path: Path) -> ActivationEntry:
-    """The first activation entry that the device can run, or the wanted one."""
-    offered = [entry for entry in manifest.activations if wanted in (None, entry.dtype)]
+def choose_activation(manifest: Manifest, features: set[str], requested: str | None, path: Path) -> ActivationEntry:
+    """The first activation entry that the device can run, or the requested one."""
+    offered = [entry for entry in manifest.activations if requested in (None, entry.dtype)]
     if not offered:
         known = ", ".join(entry.dtype for entry in manifest.activations)
-        raise DeviceError(f"{path}: was compiled for {known} activations, not for {wanted}")
+        raise DeviceError(f"{path}: was compiled for {known} activations, not for {requested}")
     for entry in offered:
         if set(entry.needs) <= features:
             return entry
     missing = ", ".join(sorted(set(offered[-1].needs) - features))
     raise DeviceError(
-        f"{path}: needs {missing}, which this device does not have; compile it with --activations float16 float32, or use --runner numpy"
+        f"{path}: needs {missing}, which this device does not have; compile it with --activations float16 float32, or "
+        f"use --runner numpy"
     )

@@ -1,4 +1,6 @@
-"""From a plan to WGSL: every kernel that a step's variants name, lowered once, checked against WebGPU's default limits."""
+"""From a plan to WGSL: every kernel that a step's variants name, lowered once, checked against WebGPU's default
+limits.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ NEEDS = {"float16": ["shader-f16"], "float32": []}
 
 @dataclass(frozen=True, slots=True)
 class WgslKernel:
-    """One shader: its text, its entry point, its buffers by role in the order of their bindings, and the numbers of its uniform."""
+    """One shader: its text, its entry point, its buffers by role in the order of their bindings, and the values of its
+    uniform.
+    """
 
     kernel: Kernel
     text: str
@@ -68,7 +72,7 @@ def lower_plan(
 
 
 def compile_kernels(calls: Mapping[str, KernelCall], progress: Progress) -> Compiled:
-    """One file a kernel."""
+    """One file per kernel."""
     files, kernels = {}, {}
     for done, (name, call) in enumerate(calls.items()):
         progress(done, len(calls))
@@ -85,18 +89,18 @@ def shader_of(call: KernelCall) -> WgslKernel:
 
 
 def wgsl(kernel: Kernel) -> WgslKernel:
-    """One kernel as WGSL. A kernel beyond the limits is a bug of its template."""
+    """One kernel as WGSL. A kernel that exceeds the limits is a bug in its template."""
     lowered = lower(kernel, TVM_TARGET)
     assert len(lowered.buffers) <= MAX_STORAGE_BUFFERS, (kernel.name, lowered.buffers)
     assert kernel.workgroup_size <= MAX_THREADS, (kernel.name, kernel.workgroup_size)
     assert kernel.shared_bytes <= MAX_SHARED_BYTES, (kernel.name, kernel.shared_bytes)
     text = with_subgroups(lowered.source) if kernel.subgroups else lowered.source
-    # TVM puts the index of the last workgroup in x behind the dims; the kernel returns beyond it.
+    # TVM appends the index of the last workgroup in x to the dims; workgroups beyond it return.
     return WgslKernel(kernel, text, lowered.entry, lowered.buffers, (*lowered.scalars, ["sub", kernel.grid[0], 1]))
 
 
 def with_subgroups(source: str) -> str:
-    """WGSL that may use subgroups, with the built-in values that the kernel asks for by calls."""
+    """WGSL that may use subgroups, with built-in values in place of the calls that represent them."""
     values = {SUBGROUP_ID: "subgroup_id", NUM_SUBGROUPS: "num_subgroups"}
     last = "  @builtin(local_invocation_id) threadIdx : vec3<u32>\n"
     assert source.count(last) == 1, "TVM writes a kernel's parameters in another way"

@@ -1,7 +1,9 @@
-"""Runs a WebGPU bundle from Python, on wgpu: for tests, for `nearfar run` on desktops, and as the twin of the TypeScript runtime.
+"""Run a WebGPU bundle from Python, on wgpu: for tests, for `nearfar run` on desktops, and as the counterpart of the
+TypeScript runtime.
 
-Everything is allocated once: weights, pages, plan buffers at their largest, one arena for batch inputs and one for uniforms. A forward
-pass writes the two arenas, encodes all steps into one compute pass, submits once and reads the outputs.
+Everything is allocated once: weights, pages, plan buffers at their largest, one arena for batch inputs and one for
+uniforms. A forward pass writes the two arenas, encodes all steps into one compute pass, submits once and reads the
+outputs.
 """
 
 from __future__ import annotations
@@ -16,20 +18,20 @@ import numpy.typing as npt
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import KernelEntry, StepEntry
 from nearfar.compiler.ir.expr import evaluate
-from nearfar.compiler.runtime.base_runner import Room
+from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, scratch_entries
 from nearfar.compiler.runtime.variant import choose_kernels
 
 from .device import MAX_GRID, features_of, find_adapter, for_naga, open_device
 
-# WebGPU wants offsets of bindings in multiples of 256 bytes.
+# WebGPU requires offsets of bindings to be multiples of 256 bytes.
 ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A range of a GPU buffer, as a binding takes it."""
+    """A range of a GPU buffer, for a binding."""
 
     buffer: Any
     offset: int
@@ -46,7 +48,7 @@ def check_machine(bundle: Bundle) -> None:
 
 
 class WebGPURunner(PlanRunner):
-    """``activation`` None takes the first dtype that the device can run. Raises DeviceError if it can run none."""
+    """``activation`` None means the first dtype that the device can run. Raises DeviceError if it cannot run any."""
 
     def __init__(self, bundle: Bundle, *, limits: Limits | None = None, activation: str | None = None) -> None:
         import wgpu
@@ -60,7 +62,8 @@ class WebGPURunner(PlanRunner):
         self._allocate(bundle)
         self._pipelines: dict[str, Any] = {}
         self._groups: dict[tuple[str, int, str], Any] = {}
-        # One slice of uniforms a kernel: they depend on the batch's dims alone, whichever step launches it.
+        # One slice of uniforms per kernel: they depend only on the batch's dims, not on the step that launches the
+        # kernel.
         self._slices = {name: index * ALIGNMENT for index, name in enumerate(self.manifest.kernels)}
         self._uniforms = self._buffer(ALIGNMENT * len(self._slices), self._flags.UNIFORM | self._flags.COPY_DST)
         self._uniform_values = np.zeros(ALIGNMENT // 4 * len(self._slices), np.int32)
@@ -87,12 +90,12 @@ class WebGPURunner(PlanRunner):
         compute.end()
         self._device.queue.submit([encoder.finish()])
 
-    def _read(self, name: str, room: Room) -> npt.NDArray[Any]:
-        size = int(np.prod(room.shape)) * np.dtype(room.dtype).itemsize
+    def _read(self, name: str, layout: ArrayLayout) -> npt.NDArray[Any]:
+        size = int(np.prod(layout.shape)) * np.dtype(layout.dtype).itemsize
         if not size:
-            return np.zeros(room.shape, room.dtype)
-        return np.frombuffer(self._device.queue.read_buffer(self._regions[name].buffer, 0, size), room.dtype).reshape(
-            room.shape
+            return np.zeros(layout.shape, layout.dtype)
+        return np.frombuffer(self._device.queue.read_buffer(self._regions[name].buffer, 0, size), layout.dtype).reshape(
+            layout.shape
         )
 
     def _write_row(self, name: str, slot: int, values: Array) -> None:
@@ -118,7 +121,7 @@ class WebGPURunner(PlanRunner):
         self._uniforms.destroy()
         self._device.destroy()
 
-    # --- memory ----------------------------------------------------------------------------------------------------------------
+    # --- memory -------------------------------------------------------------------------------------------------------
 
     def _allocate(self, bundle: Bundle) -> None:
         manifest, usage = self.manifest, self._flags
@@ -129,11 +132,11 @@ class WebGPURunner(PlanRunner):
         for name, table in constant_tables(manifest).items():
             self._upload(name, table)
         for name, entry in {**manifest.buffers, **manifest.states, **scratch_entries(manifest)}.items():
-            room = self.room(entry, self.largest)
-            size = round_up(int(np.prod(room.shape)) * np.dtype(room.dtype).itemsize, 16)
+            layout = self.layout(entry, self.largest)
+            size = round_up(int(np.prod(layout.shape)) * np.dtype(layout.dtype).itemsize, 16)
             self._regions[name] = Region(self._buffer(size, storage), 0, size)
-        rooms = {name: self.room(entry, self.largest) for name, entry in manifest.inputs.items()}
-        sizes = {name: round_up(4 * int(np.prod(room.shape)), 16) for name, room in rooms.items()}
+        layouts = {name: self.layout(entry, self.largest) for name, entry in manifest.inputs.items()}
+        sizes = {name: round_up(4 * int(np.prod(layout.shape)), 16) for name, layout in layouts.items()}
         self._places: dict[str, int] = {}
         end = 0
         for name, size in sizes.items():
@@ -153,10 +156,10 @@ class WebGPURunner(PlanRunner):
     def _buffer(self, size: int, usage: int) -> Any:
         return self._device.create_buffer(size=size, usage=usage)
 
-    # --- steps -----------------------------------------------------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------------------------------------------------
 
     def _launches(self, plan: str, dims: Mapping[str, int]) -> Iterator[tuple[Any, Any, tuple[int, int, int]]]:
-        """Pipeline, bind group and workgroups of each kernel of a plan, its uniforms set."""
+        """Pipeline, bind group and workgroups of each kernel of a plan; writes its uniforms."""
         entry = self.manifest.plan(plan)
         chosen = choose_kernels(self.manifest, entry, self.activation, self._features, dims)
         for index, step in enumerate(entry.steps):
@@ -191,7 +194,7 @@ class WebGPURunner(PlanRunner):
 
 
 def spread(x: int, y: int) -> tuple[int, int, int]:
-    """Workgroups in x, y and z: a kernel takes z * gridDim.x + x, and WebGPU no more than 65,535 of each."""
+    """Workgroups in x, y and z: a kernel computes z * gridDim.x + x, and WebGPU allows at most 65,535 of each."""
     return min(x, MAX_GRID), y, -(-x // MAX_GRID)
 
 

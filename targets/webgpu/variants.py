@@ -1,6 +1,6 @@
 """The variants of every op on WebGPU: its numbers, and the rows of projections.
 
-To add a faster kernel, write its template in `compiler/kernels/` and put a row above the plain one.
+To add a faster kernel, write its template in `compiler/kernels/` and add a row above the plain one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ MAX_SHARED_BYTES = 16 << 10
 ATTENTION = AttentionNumbers(
     max_shared_bytes=MAX_SHARED_BYTES,
     splits=(256, 128),
-    # Few threads with several keys each read the queries from workgroup memory less often; wide heads need more for their values.
+    # Few threads with several keys each read the queries from workgroup memory less often; wide heads need more threads
+    # for their values.
     decode_threads=((64, 256), (64, 128), (64, 64), (128, 128), (256, 256)),
     tiles=((32, 32), (32, 16), (16, 32), (16, 16), (8, 32)),
     max_tiles=2,
-    # Sequences of fewer new tokens would leave most rows of a tile to others.
+    # With fewer new tokens per sequence, most rows of a tile would belong to other sequences.
     min_tile_rows=8,
 )
 NUMBERS = GpuNumbers(
@@ -35,8 +36,8 @@ NUMBERS = GpuNumbers(
     min_tall_rows=8192,
     attention=ATTENTION,
 )
-# Large tiles read weights less often, small ones give more workgroups. A matrix of WIDE rows has enough for most GPUs at few input rows, a
-# smaller one at many.
+# Large tiles read weights less often; small ones give more workgroups. A matrix of WIDE rows has enough workgroups for
+# most GPUs with few input rows, a smaller one only with many.
 WIDE = 2048
 MIN_WIDE_TILE_ROWS = 16
 MIN_NARROW_TILE_ROWS = 256
@@ -49,7 +50,7 @@ def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
 
 
 def projection_rows(facts: Projection, activation: str) -> list[Variant]:
-    """The kernels of one projection; with float16 activations tiles of float16 too."""
+    """The kernels of one projection; with float16 activations, also tiles of float16."""
     vector = vector_shape(facts, NUMBERS)
     subgroup = kernel(linear_subgroup, facts=facts, shape=SubgroupShape())
     rows = [

@@ -1,10 +1,11 @@
 """Every op: what it declares, its shape rule, and its meaning in numpy.
 
-This is the definition. A kernel is right if it computes what stands here, and `runtime/reference.py` runs any plan with these functions.
-All arithmetic is float32; a value that is stored as float16 is rounded by the executor after the op.
+These functions are the definition. A kernel is correct if it computes the same values, and `runtime/reference.py` runs
+any plan with these functions. All arithmetic is float32; a value that is stored as float16 is rounded by the executor
+after the op.
 
-A batch is ragged: S new tokens of B sequences, at least one of each. Rows ``seq_starts[b]`` to ``seq_starts[b + 1]`` belong to sequence b,
-by ascending position. New keys and values go to pages first, then attention reads pages.
+A batch is ragged: S new tokens of B sequences, at least one of each. Rows ``seq_starts[b]`` to ``seq_starts[b + 1]``
+belong to sequence b, by ascending position. New keys and values are written to pages first, then attention reads pages.
 """
 
 from __future__ import annotations

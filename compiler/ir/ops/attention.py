@@ -40,7 +40,8 @@ def infer_rope(shapes: Shapes, attrs: Attrs) -> Type:
 
 
 def rope(inputs: Inputs, attrs: Attrs) -> Array:
-    """Rotate the first R elements of each head by position, as pairs (i, i + R/2); the rest of the head stays. Su et al. 2021.
+    """Rotate the first R elements of each head by position, as pairs (i, i + R/2); the rest of the head is unchanged.
+    Su et al. 2021.
 
     x (S, n * D), positions (S,), table (positions, R/2, 2), attrs head_dim D -> like x.
     """
@@ -59,11 +60,12 @@ def infer_attention(shapes: Shapes, attrs: Attrs) -> Type:
 def attention(inputs: Inputs, attrs: Attrs) -> Array:
     """softmax(scores) v over the pages of each row's sequence, scores = softcap * tanh(scale * q k^T / softcap).
 
-    q (S, H * D), kv (P, 2, K, page, D), positions (S,), seq_starts (B+1,), page_indptr (B+1,), page_ids (L,), sinks (H,) -> (S, H * D).
-    Query head h reads kv head h // (H / K). The row at position p sees the keys at positions up to and with p, or if attrs causal is false
-    all positions of its sequence, up to its last new token. A ``window`` w leaves the positions within p - w and p + w, both excluded.
-    Attrs ``scale`` None means 1 / sqrt(D), ``softcap`` None leaves the scores as they are. ``sinks`` are scores of one more key a head,
-    which has no value. Vaswani et al. 2017; paged: Kwon et al. 2023; sinks: gpt-oss.
+    q (S, H * D), kv (P, 2, K, page, D), positions (S,), seq_starts (B+1,), page_indptr (B+1,), page_ids (L,), sinks
+    (H,) -> (S, H * D). Query head h reads kv head h // (H / K). The row at position p sees the keys at positions up to
+    and including p. If the attribute causal is false, it sees all positions of its sequence, up to its last new token.
+    A ``window`` w restricts it to the positions strictly between p - w and p + w. A ``scale`` of None means 1 /
+    sqrt(D); a ``softcap`` of None leaves the scores unchanged. ``sinks`` are scores of one more key a head, which has
+    no value. Vaswani et al. 2017; paged: Kwon et al. 2023; sinks: gpt-oss.
     """
     kv, positions, head_dim = inputs["kv"], inputs["positions"], head_dim_of(inputs["kv"].shape, attrs)
     num_kv_heads, page_size = kv.shape[2:4]
@@ -124,9 +126,11 @@ def require_heads(op: str, shapes: Shapes, attrs: Attrs, q: tuple[object, ...]) 
 
 
 def rope_append(inputs: Inputs, attrs: Attrs) -> Array:
-    """Norm (if given) and rotate (if there is a table) q and k of a joint projection, append k and v to the pages, return q.
+    """Normalize (if qk_norm is present) and rotate (if a table is present) q and k of a joint projection, append k and
+    v to the pages, return q.
 
-    qkv (S, (H + 2K) * D), qk_norm (2D,), q's weights before k's, with attrs eps, positions, slots (S,), table, kv -> (S, H * D).
+    qkv (S, (H + 2K) * D), qk_norm (2D,), q's weights before k's, with attribute eps, positions, slots (S,), table, kv
+    -> (S, H * D).
     """
     kv, qkv = inputs["kv"], inputs["qkv"].astype(np.float32)
     head_dim = head_dim_of(kv.shape, attrs)
@@ -145,7 +149,7 @@ def rope_append(inputs: Inputs, attrs: Attrs) -> Array:
 
 
 def rope_attention(inputs: Inputs, attrs: Attrs) -> Array:
-    """rope_append, then attention of what it returns; the inputs are those of both, q apart. -> (S, H * D)."""
+    """rope_append, then attention with the q that it returns; the inputs are those of both except q. -> (S, H * D)."""
     return attention({**inputs, "q": rope_append(inputs, attrs)}, attrs)
 
 

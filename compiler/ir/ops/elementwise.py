@@ -18,7 +18,9 @@ def infer_rms_norm(shapes: Shapes, attrs: Attrs) -> Type:
 
 
 def rms_norm(inputs: Inputs, attrs: Attrs) -> Array:
-    """Scale groups of columns to unit root mean square, then by weight. x (S, n * E), weight (E,) -> like x. Zhang & Sennrich 2019."""
+    """Scale groups of columns to unit root mean square, then by weight. x (S, n * E), weight (E,) -> like x. Zhang &
+    Sennrich 2019.
+    """
     x, weight = inputs["x"].astype(np.float32), inputs["weight"]
     groups = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
     scale = 1 / np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + np.float32(attrs["eps"]))
@@ -88,7 +90,7 @@ def infer_gate_halves(shapes: Shapes, attrs: Attrs) -> Type:
 
 
 def gate_halves(inputs: Inputs, attrs: Attrs) -> Array:
-    """activation(gate) * up, x (S, 2F) being gate beside up -> (S, F)."""
+    """activation(gate) * up. x (S, 2F) holds gate in its left half and up in its right half -> (S, F)."""
     left, right = np.split(inputs["x"], 2, axis=1)
     return gate({"gate": left, "up": right}, attrs)
 

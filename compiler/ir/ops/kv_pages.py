@@ -1,6 +1,7 @@
 """Pages of keys and values: their layout, as computed or as 8-bit integers, and append_kv, which fills them.
 
-``kv`` is (P, 2, K, page, D): pages, keys and values, kv heads. With attrs kv "q8" it is (P, 2, K, page, D/4 + 1) uint32; see `page_rows`.
+``kv`` is (P, 2, K, page, D): pages, keys and values, kv heads. With attrs kv "q8" it is (P, 2, K, page, D/4 + 1)
+uint32; see `page_rows`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ def infer_append_kv(shapes: Shapes, attrs: Attrs) -> Type:
 
 
 def append_kv(inputs: Inputs, attrs: Attrs) -> None:
-    """Store each new token's key and value at its slot: page ``slot // page``, row ``slot % page``. k, v (S, K * D), slots (S,)."""
+    """Store each new token's key and value at its slot: page ``slot // page``, row ``slot % page``. k, v (S, K * D),
+    slots (S,).
+    """
     kv, slots = inputs["kv"], inputs["slots"]
     page, row = np.divmod(slots, kv.shape[3])
     for plane, role in enumerate(("k", "v")):
@@ -52,9 +55,11 @@ def dequantize_rows(words: Array) -> Array:
 
 
 def page_rows(kv: Array) -> tuple[Array, Array]:
-    """The words of codes (P, 2, K, page, D/4) and of scales (P, 2, K, page) in pages of 8-bit integers, as views of them.
+    """The words of codes (P, 2, K, page, D/4) and of scales (P, 2, K, page) in pages of 8-bit integers, as views of
+    them.
 
-    For each page, plane and kv head the codes of all rows come first, so that rows begin at multiples of their size, then all scales.
+    For each page, plane and kv head, the codes of all rows precede all scales, so that rows begin at multiples of their
+    size.
     """
     page_size, words = kv.shape[-2:]
     flat = kv.reshape(*kv.shape[:-2], page_size * words)

@@ -1,8 +1,9 @@
-"""Op: what an op declares about itself, so that a graph can refuse what the op does not know.
+"""Op: what an op declares about itself, so that a graph can reject undeclared inputs and attributes.
 
-An op names its input roles with the kinds of value that each takes, its attributes with their defaults, the rule for the shapes and dtypes
-of its results, and its meaning in numpy. A graph keeps attributes in canonical form: an attribute that equals its default is left out.
-So a pass that finds an attribute which it does not name can leave the node alone.
+An op names its input roles with the kinds of value that each accepts, its attributes with their defaults, the rule for
+the shapes and dtypes of its results, and its meaning in numpy. A graph stores attributes in canonical form: an
+attribute that equals its default is omitted. So if a pass finds an attribute that it does not name, it can leave the
+node unchanged.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import numpy.typing as npt
 
 from ..expr import Expr
 
-# "activation" is float16, float32 or, on some targets, bfloat16 or int8: a bundle may offer several and the device decides. Values that
-# must not overflow are always float32. "uint32" are words of packed integers.
+# "activation" is float16, float32 or, on some targets, bfloat16 or int8: a bundle may offer several and the device
+# decides. Values that must not overflow are always float32. "uint32" are words of packed integers.
 DType = Literal["float32", "int32", "uint32", "activation"]
-# What a role may be given: a value or state of a dtype, a parameter that is a matrix or a vector, or a table of rotations.
+# The kinds of value that a role can accept: a value or state of a dtype, a parameter that is a matrix or a vector, or a
+# table of rotations.
 Kind = Literal["float32", "int32", "uint32", "activation", "matrix", "vector", "rope"]
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = "tuple[Expr, ...]"
@@ -43,7 +45,7 @@ REQUIRED: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class Attr:
-    """An attribute: its default, or REQUIRED, and which values are valid, in words and as a test."""
+    """An attribute: its default or REQUIRED, a description of its valid values, and a test for them."""
 
     default: Any
     valid: str
@@ -52,11 +54,12 @@ class Attr:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """``infer`` gives the result's shape and dtype, ``compute`` its value; ``result`` is its role, None for an op that only writes a state.
+    """``infer`` gives the result's shape and dtype, ``compute`` its value; ``result`` is its role, None for an op that
+    only writes a state.
 
-    ``inputs`` and ``optional`` are the roles with their kinds. ``more`` gives the shapes and dtypes of further results by role: arrays that
-    ``compute`` receives among its inputs, to fill. A role "into" is an earlier part of the result, whose storage is taken over. States
-    ("kv", "sampled", "counts") are changed in place.
+    ``inputs`` and ``optional`` are the roles with their kinds. ``more`` gives the shapes and dtypes of further results
+    by role: arrays that ``compute`` receives among its inputs, to fill. A role "into" is an earlier part of the result,
+    whose storage the op reuses. States ("kv", "sampled", "counts") are changed in place.
     """
 
     infer: Callable[[Shapes, Attrs], Type]
@@ -78,12 +81,14 @@ class Op:
         return self.compute(inputs, self.complete(attrs))
 
     def complete(self, attrs: Attrs) -> dict[str, Any]:
-        """All attributes, with the defaults of those that are left out."""
+        """All attributes, with defaults for those that are omitted."""
         defaults = {name: attr.default for name, attr in self.attrs.items() if attr.default is not REQUIRED}
         return {**defaults, **attrs}
 
     def canonical(self, name: str, attrs: Attrs) -> dict[str, Any]:
-        """The attributes that differ from their defaults. Raises ValueError for one that is missing, not declared or not valid."""
+        """The attributes that differ from their defaults. Raises ValueError for one that is missing, not declared or
+        not valid.
+        """
         for key, value in attrs.items():
             if key not in self.attrs:
                 declared = ", ".join(self.attrs) or "none"
@@ -97,7 +102,9 @@ class Op:
         return {key: value for key, value in attrs.items() if value != self.attrs[key].default}
 
     def check_inputs(self, name: str, kinds: Mapping[str, Kind]) -> None:
-        """Raises ValueError for a role that is missing or not declared, or a value of a kind that the role does not take."""
+        """Raises ValueError for a role that is missing or not declared, or a value of a kind that the role does not
+        accept.
+        """
         declared = {**self.inputs, **self.optional}
         for role, kind in kinds.items():
             if role not in declared:
@@ -116,7 +123,7 @@ def require(condition: bool, op: str, shapes: Shapes) -> None:
         raise ValueError(f"{op}: shapes disagree: {dict(shapes)}")
 
 
-# --- attributes that several ops have -----------------------------------------------------------------------------------------------
+# --- attributes that several ops share --------------------------------------------------------------------------------
 
 
 def choice(default: Any, *values: Any) -> Attr:
@@ -135,7 +142,7 @@ def positive(default: Any = REQUIRED) -> Attr:
 ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu2", "none")
 DTYPE: Final = choice(REQUIRED, "float32", "activation")
 EPS: Final = positive()
-# Only for a step that norms its input as it reads it.
+# Only for a step that normalizes its input as it reads it.
 NORM_EPS: Final = positive(None)
 GATE: Final = choice("silu", *ACTIVATIONS)
 KV: Final = choice("activation", "activation", "q8")

@@ -37,12 +37,13 @@ def infer_linear(shapes: Shapes, attrs: Attrs) -> Type:
 
 
 def linear(inputs: Inputs, attrs: Attrs) -> Array:
-    """y = norm(x) @ weight.T + bias + residual, each part where its input is given.
+    """y = norm(x) @ weight.T + bias + residual; a term without its input is omitted.
 
-    x (S, K), weight (N, K), bias (N,), residual (S, N), norm (K,) with attrs eps -> (S, N). A weight split by rows writes its N of the
-    ``columns`` outputs, from ``offset`` on, into the result of the part before it; bias and residual are then those of all columns.
+    x (S, K), weight (N, K), bias (N,), residual (S, N), norm (K,) with attribute eps -> (S, N). A weight that is one
+    part of a split by rows computes N of the ``columns`` outputs, from ``offset`` on, and writes them into the result
+    of the previous part. bias and residual then cover all columns.
     """
-    return place(normed(inputs, attrs) @ inputs["weight"].T, inputs, attrs)
+    return store_part(normed(inputs, attrs) @ inputs["weight"].T, inputs, attrs)
 
 
 def normed(inputs: Inputs, attrs: Attrs) -> Array:
@@ -52,8 +53,8 @@ def normed(inputs: Inputs, attrs: Attrs) -> Array:
     return rms_norm({"x": inputs["x"], "weight": inputs["norm"]}, attrs)
 
 
-def place(part: Array, inputs: Inputs, attrs: Attrs) -> Array:
-    """Add bias and residual to a projection's columns and put them at their offset in the whole result."""
+def store_part(part: Array, inputs: Inputs, attrs: Attrs) -> Array:
+    """Add bias and residual to a projection's columns and store them at their offset in the complete result."""
     offset, width = attrs["offset"], attrs["columns"] or part.shape[1]
     here = slice(offset, offset + part.shape[1])
     if "bias" in inputs:
@@ -68,7 +69,9 @@ def place(part: Array, inputs: Inputs, attrs: Attrs) -> Array:
 
 
 def require_norm(op: str, shapes: Shapes, attrs: Attrs) -> None:
-    """A step that norms its input has the norm's weight, as long as a row, and its eps."""
+    """Require a step that normalizes its input to have both the norm's weight, which is as long as a row, and its
+    eps.
+    """
     require(("norm" in shapes) == (attrs["eps"] is not None), op, shapes)
     require("norm" not in shapes or shapes["norm"] == shapes["x"][1:], op, shapes)
 
@@ -82,14 +85,18 @@ def infer_gated_linear(shapes: Shapes, attrs: Attrs) -> Type:
 
 
 def gated_linear(inputs: Inputs, attrs: Attrs) -> Array:
-    """y = activation(norm(x) @ gate.T) * (norm(x) @ up.T), the weight (2F, E) being gate (F, E) above up (F, E). Shazeer 2020.
+    """y = activation(norm(x) @ gate.T) * (norm(x) @ up.T), where the weight (2F, E) is gate (F, E) stacked on up (F,
+    E). Shazeer 2020.
 
-    x (S, E), norm (E,), bias (2F,) -> (S, F), split by rows as in `linear`; a part's bias is its own, (2F of the part,).
+    x (S, E), norm (E,), bias (2F,) -> (S, F), split by rows as in `linear`; each part has its own bias (2F of the
+    part,).
     """
     both = normed(inputs, attrs) @ inputs["weight"].T
     if "bias" in inputs:
         both = both + inputs["bias"]
-    return place(gate_halves({"x": both}, attrs), {role: inputs[role] for role in ("into",) if role in inputs}, attrs)
+    return store_part(
+        gate_halves({"x": both}, attrs), {role: inputs[role] for role in ("into",) if role in inputs}, attrs
+    )
 
 
 def infer_add_lora(shapes: Shapes, attrs: Attrs) -> Type:
@@ -101,11 +108,12 @@ def infer_add_lora(shapes: Shapes, attrs: Attrs) -> Type:
 
 
 def add_lora(inputs: Inputs, attrs: Attrs) -> Array:
-    """into, plus the change of each row's adapter: norm(x) @ a.T @ b.T, each part of the columns with its own rows of a. Hu et al. 2021.
+    """Add the change of each row's adapter to ``into``: norm(x) @ a.T @ b.T, where each part of the columns has its own
+    rows of a. Hu et al. 2021.
 
-    x (S, K), norm (K,) with attrs eps, adapters (S,), a (M, parts * rank, K), b (M, N, rank), into (S, N) -> (S, N). ``adapters`` index a
-    and b, -1 for a row without an adapter; attrs ``widths`` are the columns of each part, N in all. If no row has an adapter, G is 0 and
-    the step is skipped.
+    x (S, K), norm (K,) with attrs eps, adapters (S,), a (M, parts * rank, K), b (M, N, rank), into (S, N) -> (S, N).
+    ``adapters`` index a and b, -1 for a row without an adapter; the attribute ``widths`` lists the columns of each
+    part, N in all. If no row has an adapter, G is 0 and the step is skipped.
     """
     y, adapters, widths = inputs["into"], inputs["adapters"], attrs["widths"]
     x, rank = normed(inputs, attrs), inputs["b"].shape[2]

@@ -1,4 +1,4 @@
-"""Ops that look rows up or cut them: embed, take_rows, slice_columns."""
+"""Ops that look up rows or slice columns: embed, take_rows, slice_columns."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def infer_embed(shapes: Shapes, attrs: Attrs) -> Type:
 
 
 def embed(inputs: Inputs, attrs: Attrs) -> Array:
-    """y[s] = scale * table[token - first_row] if that row is in the table; other rows stay as in ``into``, or zero.
+    """y[s] = scale * table[token - first_row] if that row is in the table; other rows are those of ``into``, or zero.
 
-    The token is token_ids[s], or if that is negative the one last sampled in slot -1 - token_ids[s].
-    table (rows, E), token_ids (S,), sampled (N,), into (S, E) -> (S, E). A table split by rows is looked up part after part.
+    The token is token_ids[s]. If that is negative, it is the token last sampled in slot -1 - token_ids[s]. table (rows,
+    E), token_ids (S,), sampled (N,), into (S, E) -> (S, E). A table that is split by rows is looked up one part after
+    the other.
     """
     table, token_ids = inputs["table"], inputs["token_ids"]
     rows = np.where(token_ids < 0, inputs["sampled"][np.maximum(-1 - token_ids, 0)], token_ids) - (
@@ -64,7 +65,7 @@ def slice_columns(inputs: Inputs, attrs: Attrs) -> Array:
     return inputs["x"][:, attrs["start"] : attrs["stop"]]
 
 
-# A table that is not split has no first_row: its rows are all that token ids may name.
+# A table that is not split has no first_row: it has a row for every token id.
 FIRST_ROW = Attr(None, "an integer of 0 or more", lambda value: type(value) is int and value >= 0)
 OPS = {
     "embed": Op(

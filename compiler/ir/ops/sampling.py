@@ -1,4 +1,4 @@
-"""Ops that choose tokens: adjust_logits, sample, top_logprobs. See `ir/sampling.py` for what settings mean."""
+"""Ops that choose tokens: adjust_logits, sample, top_logprobs. `ir/sampling.py` defines the settings."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def infer_adjust_logits(shapes: Shapes, attrs: Attrs) -> Type:
 
 
 def adjust_logits(inputs: Inputs, attrs: Attrs) -> Array:
-    """Logits after penalties, bias and mask, each of which a row's flags ask for; see `sampling.adjust_logits`.
+    """Logits after penalties, bias and mask, each applied if the row's flags request it; see `sampling.adjust_logits`.
 
-    A is R if any row has a flag, else 0: the step is skipped then, and `sample` takes the logits as they are.
-    logits (R, V), slots (R, 2): [slot, flags], settings (R, 8), and by slot counts (N, V), bias (N, V), mask (N, ceil(V/32)) -> (A, V).
+    A is R if any row has a flag. Otherwise A is 0, the step is skipped, and `sample` uses the logits unchanged. logits
+    (R, V), slots (R, 2): [slot, flags], settings (R, 8), and, by slot, counts (N, V), bias (N, V), mask (N, ceil(V/32))
+    -> (A, V).
     """
     logits, slots = inputs["logits"], inputs["slots"]
     if not slots[:, 1].any():
@@ -43,12 +44,12 @@ def sample_results(shapes: Shapes, attrs: Attrs) -> Mapping[str, Type]:
 
 
 def sample(inputs: Inputs, attrs: Attrs) -> Array:
-    """Each row's next token, chosen as `sampling.choose_token` says from the adjusted logits, and its log-probability.
+    """Each row's next token, chosen by `sampling.choose_token` from the adjusted logits, and its log-probability.
 
-    The log-probability is that under the softmax of the raw logits. A row of slot >= 0 leaves its token in sampled[slot], and with the flag
-    COUNTS adds one to its count; no two rows of a batch have the same slot. If a logit is not finite, the token is -1, its
-    log-probability 0, and nothing is kept.
-    logits (R, V), adjusted (A, V), settings (R, 8), slots (R, 2), sampled (N,), counts (N, V) -> (R,), logprobs (R,).
+    The log-probability is that under the softmax of the raw logits. A row with a slot >= 0 stores its token in
+    sampled[slot], and with the flag COUNTS adds one to its count; no two rows of a batch have the same slot. If a logit
+    is not finite, the token is -1, its log-probability 0, and no state changes. logits (R, V), adjusted (A, V),
+    settings (R, 8), slots (R, 2), sampled (N,), counts (N, V) -> (R,), logprobs (R,).
     """
     logits, adjusted = inputs["logits"], inputs["adjusted"]
     y = np.full(len(logits), -1, np.int32)
@@ -81,7 +82,8 @@ def top_logprobs_results(shapes: Shapes, attrs: Attrs) -> Mapping[str, Type]:
 
 
 def top_logprobs(inputs: Inputs, attrs: Attrs) -> None:
-    """The likeliest tokens of each row and their log-probabilities, best first, the first of equals before the others.
+    """The most likely tokens of each row and their log-probabilities, best first; equal ones are in the order of their
+    ids.
 
     W is R if the batch requests them, else 0. logits (R, V) -> ids, logprobs (W, min(20, V)).
     """

@@ -1,6 +1,8 @@
-"""The activation functions of gates, on float32 scalars and vectors: those of `ir/ops/elementwise.py`, one definition for all kernels.
+"""The activation functions of gates, on float32 scalars and vectors: those of `ir/ops/elementwise.py`, one definition
+for all kernels.
 
-A value that is NaN stays NaN. Pass a named value (`KernelBuilder.let`), because each function uses its argument several times.
+A value that is NaN stays NaN. Pass a named value (`KernelBuilder.let`), because each function uses its argument several
+times.
 """
 
 from __future__ import annotations

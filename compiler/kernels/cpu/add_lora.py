@@ -10,7 +10,7 @@ from .builder import CpuKernelBuilder, Isa, floats, ramp
 from .math import fused, sum_of_lanes
 from .rows import LANES, each_vector, rms_factor
 
-# Columns of the result a task.
+# Columns of the result per task.
 COLUMNS = 128
 
 
@@ -25,7 +25,7 @@ def add_lora(
     y_dtype: str,
     norm_eps: float | None,
 ) -> Kernel:
-    """``widths`` as in `ops.add_lora`; ``norm_eps`` None: x is read as it is.
+    """``widths`` as in `ops.add_lora`; ``norm_eps`` None: x is not normalized.
 
     First tasks: the products of one row with one row of A each. Then: COLUMNS columns of one row each.
     """

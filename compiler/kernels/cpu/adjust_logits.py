@@ -1,4 +1,4 @@
-"""adjust_logits: penalties, bias and mask of rows that ask for them; the other rows are copied.
+"""adjust_logits: apply penalties, bias and mask to the rows that request them, and copy the other rows.
 
 One task: one chunk of the columns of one row.
 """

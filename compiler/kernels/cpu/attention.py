@@ -1,12 +1,13 @@
 """attention and rope_attention: three ways to divide the work, which all compute the same bits for a row.
 
-The first phase prepares queries in scratch, times the scale: for rope_attention from the joint projection (`new_heads.py`), whose keys and
-values it also appends to the pages; for attention from q. Then come the keys, block after block (`key_block.py`):
+The first phase prepares queries in scratch, times the scale: for rope_attention from the joint projection
+(`new_heads.py`), whose keys and values it also appends to the pages; for attention from q. Then come the keys, block
+after block (`key_block.py`):
 
-attention        one task: all query heads of one kv head, for ``tile_rows`` neighbouring new tokens, which share each load of a key. One
-                 row is the plain form; more are for prompts. Both are right for any batch.
-attention_split  one task: the same for one new token and one block of keys; last tasks merge the blocks. For few sequences of many keys,
-                 each with one new token (S == B).
+attention        one task: all query heads of one kv head, for ``tile_rows`` adjacent new tokens, which share each load
+                 of a key. One row is the plain form; more rows are for prompts. Both are correct for any batch.
+attention_split  one task: the same for one new token and one block of keys; last tasks merge the blocks. For few
+                 sequences of many keys, each with one new token (S == B).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def attention(
     arguments.prepare_queries()
     with kernel.tasks("task", ["ceildiv", "S", tile_rows], heads.num_kv_heads) as task:
         place, kv_head = kernel.split(task, heads.num_kv_heads, ("place", "kv_head"))
-        # Later tiles of a prompt see more keys. A thread's tasks are neighbours, so first and last tiles take turns: all get as much work.
+        # Later tiles of a prompt see more keys. A thread's tasks are adjacent, so first and last tiles alternate to
+        # give all threads equal work.
         turn, odd = kernel.split(place, 2, ("turn", "odd"))
         tile = kernel.let("tile", select(odd > 0, round_up_quotient(kernel.size("S"), tile_rows) - 1 - turn, turn))
         row = kernel.local("row", 1, "int32")
@@ -44,7 +46,8 @@ def attention(
             del part
             sequence = arguments.sequence_of(row[0])
             stop = kernel.let("stop", minimum(end, arguments.seq_starts[sequence + 1]))
-            # A sequence that decodes beside prompts has one row here, which would be computed as often as a tile has rows.
+            # A sequence that decodes in a batch with prompts has one row here, which a tile would compute once for each
+            # of its rows.
             alone = stop - row[0] == 1
             with kernel.when(alone if tile_rows > 1 else True):
                 attend(arguments, [row[0]], stop, kv_head, sequence)
@@ -65,7 +68,7 @@ def attention(
 def attention_split(name: str, *, isa: Isa, heads: Heads, preparation: Preparation | None, scores: Scores) -> Kernel:
     arguments = Arguments(name, isa, heads, preparation, scores, scalars=("T",))
     kernel, group, head_dim = arguments.kernel, heads.group, heads.head_dim
-    # Of each block and head the weighted values, then the largest score and the sum of weights.
+    # For each block and head: the weighted values, then the largest score and the sum of weights.
     partials = kernel.scratch(
         "partials", ("B", ["ceildiv", "T", BLOCK], heads.num_heads, head_dim + 2), "float32", write=True
     )
@@ -165,7 +168,9 @@ class Arguments:
             yield start + block
 
     def in_block(self, keys: Range, block: Scalar) -> Range:
-        """``keys`` relative to a block, without those before and after it; with none, its stop is not above its start."""
+        """``keys`` relative to a block, without those before and after it; with none, its stop is not above its
+        start.
+        """
         kernel, first = self.kernel, block * BLOCK
         start = 0 if isinstance(keys.start, int) else kernel.let("start", maximum(keys.start - first, 0))
         return Range(start, kernel.let("stop", minimum(keys.stop - first, BLOCK)))
@@ -197,7 +202,8 @@ def attend(arguments: Arguments, rows: list[Scalar], stop: Scalar, kv_head: Scal
     block_keys = arguments.key_block(len(queries))
     running = arguments.running([head for _, head in queries])
     with arguments.each_block(keys) as block:
-        # Earlier rows see fewer keys of the last block, or none, and later rows fewer of the first one. A block without keys weighs 0.
+        # Earlier rows see fewer keys of the last block, or none, and later rows fewer of the first one. A block without
+        # keys weighs 0.
         for i in range(len(queries)):
             mine = visible[i // group]
             block_keys.lengths[i] = minimum(mine.stop - block * BLOCK, BLOCK)

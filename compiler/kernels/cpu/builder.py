@@ -7,8 +7,8 @@
         y[row, ramp(0, 16)] = x[row, ramp(0, 16)] * splat(number(2, "float32"), 16)
     return kernel.finish()
 
-The function takes pointers to its buffers, in the order of their declaration, then its dims as integers. Memory is in no order and of no
-alignment that the template does not know; `ramp` as an index loads or stores a vector of neighbours.
+The parameters are pointers to the buffers, in the order of their declaration, then the dims as integers. The template
+alone determines memory order and alignment; `ramp` as an index loads or stores a vector of adjacent elements.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from ..builder import Array, Binding, Index, Kernel, KernelBuilder, Scalar
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """What a template must know of an instruction set: float32 ``lanes`` of a vector, and how many vectors its registers hold."""
+    """The properties of an instruction set that templates use: float32 ``lanes`` of a vector, and the number of vector
+    registers.
+    """
 
     name: str
     lanes: int
@@ -54,9 +56,11 @@ class CpuKernelBuilder(KernelBuilder):
 
     @contextmanager
     def tasks(self, name: str, *counts: Expr) -> Iterator[Scalar]:
-        """Run the body for every ``name`` below the product of ``counts``, divided among the threads in pieces of neighbours.
+        """Run the body for every ``name`` below the product of ``counts``, divided among the threads in pieces of
+        neighbours.
 
-        Returns when all are done; tasks must not write what others read. A kernel may do so several times, one after the other.
+        Returns when all are done; tasks must not write what others read. A kernel may do so several times, one after
+        the other.
         """
         count = self.size(counts[0])
         for other in counts[1:]:
@@ -71,7 +75,7 @@ class CpuKernelBuilder(KernelBuilder):
         return Array(buffer)
 
     def prefetch(self, array: Array, index: Index) -> None:
-        """Ask for the cache line of an element, which need not be there for anything to be right."""
+        """Prefetch the cache line of an element; this never affects results."""
         address = tirx.address_of(array[index])
         script.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, 0, 2, 1))
 
@@ -100,7 +104,7 @@ def ramp(start: Scalar | int, lanes: int) -> Scalar:
 
 
 def floats(lanes: int) -> str:
-    """The dtype of so many float32."""
+    """The dtype of ``lanes`` float32."""
     return of("float32", lanes)
 
 
@@ -109,7 +113,7 @@ def of(dtype: str, lanes: int) -> str:
 
 
 def wide(value: Scalar, lanes: int) -> Scalar:
-    """A scalar in every lane of a vector; itself where there is one lane."""
+    """A scalar in every lane of a vector; the scalar itself for one lane."""
     return tirx.Broadcast(value, lanes) if lanes > 1 else value
 
 

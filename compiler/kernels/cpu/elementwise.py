@@ -1,6 +1,7 @@
-"""Ops on single elements of rows: add, gate, gate_halves, slice_columns. One task: one row.
+"""Ops on single elements of rows: add, gate, gate_halves, slice_columns.
+One task: one row.
 
-Passes fuse these into the projections around them, so here they are plain.
+Passes fuse these ops into projections, so these kernels are simple.
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ from .packed import PackedRows
 def embed(
     name: str, *, isa: Isa, rows: int, columns: int, weight: WeightFormat, first_row: int | None, scale: float
 ) -> Kernel:
-    """``first_row`` None: the table has all rows that token ids name. Else it is a part, which leaves other rows to the other parts."""
+    """``first_row`` None: the table has a row for every token id. Otherwise it is a part; other parts write the other
+    rows.
+    """
     kernel = CpuKernelBuilder(name)
     table = PackedRows(kernel, "table", rows, columns, weight, isa.lanes)
     token_ids = kernel.buffer("token_ids", ("S",), "int32")

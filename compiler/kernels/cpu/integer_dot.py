@@ -1,9 +1,10 @@
 """Dot products of the integer codes of weights and activations, with the instructions that a level of the CPU has.
 
-Codes of weights are unsigned, of 4 or 8 bits; those of activations signed, of 16 or 8. Products are summed exactly, so every level gives
-the same integers. Of 16 bits x86-64 multiplies two pairs in every 32-bit lane. That takes as many instructions as to multiply bytes twice,
-for the high and the low part of an activation, but half of the sums. Arm's instructions multiply bytes. Of 8 bits there are four pairs in
-a lane, except where a level's instruction for bytes could overflow or is missing.
+Codes of weights are unsigned, of 4 or 8 bits; those of activations signed, of 16 or 8. Products are summed exactly, so
+every level gives the same integers. Of 16 bits x86-64 multiplies two pairs in every 32-bit lane. That takes as many
+instructions as to multiply bytes twice, for the high and the low part of an activation, but half of the sums. Arm's
+instructions multiply bytes. Of 8 bits there are four pairs in a lane, except where a level's instruction for bytes
+could overflow or is missing.
 """
 
 from __future__ import annotations
@@ -51,19 +52,25 @@ class RowLayout:
 
 
 def row_layout(level: str, fmt: WeightFormat, bits: int) -> RowLayout:
-    """What a level multiplies best of what it multiplies exactly: of AVX2's pairs of bytes, products with 8-bit codes can overflow."""
+    """What a level multiplies best of what it multiplies exactly: of AVX2's pairs of bytes, products with 8-bit codes
+    can overflow.
+    """
     of_8_bits = level == "vnni" or (level in ("avx512", "avx2") and fmt.kind == "q4")
     return RowLayout(bits, as_bytes=level == "dotprod" or (bits == 8 and of_8_bits))
 
 
 class IntegerDot(Protocol):
-    """Sums of products. `start`, then `add` for each word of activations, and `finish` for the sum as a vector of int32."""
+    """Sums of products. `start`, then `add` for each word of activations, and `finish` for the sum as a vector of
+    int32.
+    """
 
     def start(self, offset: Scalar) -> Scalar:
         """The sum before all products; ``offset``, a vector of int32, is part of it."""
 
     def operands(self, word: Scalar) -> list[Scalar]:
-        """The operands in a vector of words as they are stored, in the order in which activations lie; see `prepare_rows.py`."""
+        """The operands in a vector of words as they are stored, in the order in which activations lie; see
+        `prepare_rows.py`.
+        """
 
     def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:
         """Add products with the activations in the word ``x``."""
@@ -145,7 +152,9 @@ class ByteDot(Dot):
 
 
 class VnniByteDot(ByteDot):
-    """AVX-512 VNNI: one instruction multiplies 64 unsigned bytes by signed ones and adds four products to each of 16 lanes."""
+    """AVX-512 VNNI: one instruction multiplies 64 unsigned bytes by signed ones and adds four products to each of 16
+    lanes.
+    """
 
     def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:
         return self._kernel.let(
@@ -154,7 +163,8 @@ class VnniByteDot(ByteDot):
 
 
 class PairByteDot(ByteDot):
-    """AVX2 and AVX-512 without VNNI, for codes of four bits: sums of 16 bits, two in every lane, which are added at the end.
+    """AVX2 and AVX-512 without VNNI, for codes of four bits: sums of 16 bits, two in every lane, which are added at the
+    end.
 
     A code times 127 is at most 1,905, and 16 of those, what a group adds to a sum, 30,480.
     """

@@ -1,9 +1,10 @@
 """One block of keys of an attention: the part that decoding and prefill share, so that both compute the same bits.
 
-The keys of a sequence form blocks of BLOCK, counted from position 0. A block gives each query its scores, each one chain of products over
-the head's elements; the largest score; the weights exp(score - largest); the sum of weights, a vector over the keys; and the weighted
-values, one chain over the keys. Blocks are then merged in their order (Milakov & Gimelshein 2018). A key that a query does not see weighs
-0, which changes no sum, nor does a block of which it sees no key. Values before the first key that any query sees are not read.
+The keys of a sequence form blocks of BLOCK, counted from position 0. A block gives each query its scores, each one
+chain of products over the head's elements; the largest score; the weights exp(score - largest); the sum of weights, a
+vector over the keys; and the weighted values, one chain over the keys. Blocks are then merged in their order (Milakov &
+Gimelshein 2018). A key that a query does not see weighs 0, which changes no sum, nor does a block of which it sees no
+key. Values before the first key that any query sees are not read.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from .math import exp, fused, largest_of_lanes, like, sum_of_lanes, tanh
 from .pages import Pages
 from .rows import LANES
 
-# Keys of a block, a multiple of the page.
+# The keys of a block, a multiple of the page size.
 BLOCK = 256
 LINE_BYTES = 64
-# Stands for minus infinity: exp(LOWEST - x) is 0 for every x that a score can have.
+# Represents minus infinity: exp(LOWEST - x) is 0 for every x that a score can have.
 LOWEST = -3.0e38
 
 
@@ -40,9 +41,9 @@ class Range:
 class KeyBlock:
     """Scores and weighted values of ``count`` queries with a block's keys.
 
-    Before `compute`, set which of the block's keys each query sees: those before ``lengths`` (count,), and with a window those from
-    ``starts`` (count,) on; neither needs to lie within the block. `compute` leaves ``largest`` and ``total`` (count,), and ``sums``
-    (count, D).
+    Before `compute`, set which of the block's keys each query sees: those before ``lengths`` (count,), and with a
+    window those from ``starts`` (count,) on; neither needs to lie within the block. `compute` leaves ``largest`` and
+    ``total`` (count,), and ``sums`` (count, D).
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class KeyBlock:
         self._kernel, self._isa, self._heads, self._softcap = kernel, isa, heads, scores.softcap
         self._pages, self._q, self._page_ids = pages, q, page_ids
         self.count = count
-        # A page's keys or values of one head are a piece of 2 or 4 KB, which ends before the processor has seen where it leads; so the next
-        # ones are asked for. Over 8,192 keys 8-bit pages took 0.84 ms a layer with this and 1.6 without, float16 1.2 and 1.6; float32
-        # was slower (Qwen3-0.6B's heads, one thread of an AMD EPYC, Zen 5).
+        # A page's keys or values of one head are a piece of 2 or 4 KB, which ends before the processor has seen where
+        # it leads; so the next ones are asked for. Over 8,192 keys 8-bit pages took 0.84 ms a layer with this and 1.6
+        # without, float16 1.2 and 1.6; float32 was slower (Qwen3-0.6B's heads, one thread of an AMD EPYC, Zen 5).
         self._asks_ahead = heads.kv == "q8" or heads.activation == "float16"
         self._lanes = min(isa.lanes, heads.page_size)
         self.lengths = kernel.local("lengths", count, "int32")
@@ -74,7 +75,9 @@ class KeyBlock:
     def compute(
         self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range
     ) -> None:
-        """``queries`` give the (row, head) of each in scratch "q"; ``keys`` are all that any query sees, at least one."""
+        """``queries`` give the (row, head) of each in scratch "q"; ``keys`` are all keys that any query sees, at least
+        one.
+        """
         self._score(queries, kv_head, first_page, block, keys)
         with self._kernel.loop("query", self.count) as query:
             self._weigh(query, keys)
@@ -128,7 +131,9 @@ class KeyBlock:
                             self._scores[ramp(i * BLOCK + indices[p] * page_size + part * lanes, lanes)] = score
 
     def _chains(self) -> int:
-        """Vectors of sums that registers hold for each query, beside a vector for each query's factor and what is loaded."""
+        """Vectors of sums that registers hold for each query, beside a vector for each query's factor and what is
+        loaded.
+        """
         return max(1, (self._isa.registers - self.count - 2) // self.count)
 
     def _weigh(self, i: Scalar, keys: Range) -> None:

@@ -1,10 +1,11 @@
 """linear and gated_linear over weights in tiles of 16 rows (`quant/layout.py`), for every weight format.
 
-Rows in scratch as `prepare_rows.py` leaves them, weight in planes (N/16, words, 16), bias, residual (batch, N) -> y (batch, N).
+Rows in scratch as `prepare_rows.py` leaves them, weight in planes (N/16, words, 16), bias, residual (batch, N) -> y
+(batch, N).
 
-One task: one tile, 16 outputs (of a gated projection, 16 of both halves) of as many rows as a cache holds, ``tokens`` of them at a time.
-A vector holds 16 outputs of one row, or a part of them where vectors are shorter. Columns are added group after group, so a row's sums are
-the same whatever ``tokens`` is and whatever the other rows hold.
+One task: one tile, 16 outputs (of a gated projection, 16 of both halves) of as many rows as a cache holds, ``tokens``
+of them at a time. A vector holds 16 outputs of one row, or a part of them where vectors are shorter. Columns are added
+group after group, so a row's sums are the same whatever ``tokens`` is and whatever the other rows hold.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ ROWS_BYTES = 256 << 10
 
 
 def linear_tiles(name: str, *, isa: Isa, facts: Projection, tokens: int, bits: int | None) -> Kernel:
-    """Right for every batch; ``tokens`` 1 is for a single row. ``bits`` of the activations' codes; None if weights are floats."""
+    """Correct for every batch; ``tokens`` 1 is for a single row. ``bits`` of the activations' codes; None if weights
+    are floats.
+    """
     kernel = CpuKernelBuilder(name)
     dots = FloatDots(kernel, isa, facts, tokens) if bits is None else IntegerDots(kernel, isa, facts, tokens, bits)
     result = Result(kernel, facts)
@@ -51,7 +54,9 @@ def linear_tiles(name: str, *, isa: Isa, facts: Projection, tokens: int, bits: i
 
 
 def vectors_at_once(isa: Isa, tokens: int) -> int:
-    """How many of a tile's vectors are summed at once: all, or as many as registers hold two sums of for each row, and weights."""
+    """How many of a tile's vectors are summed at once: all, or as many as registers hold two sums of for each row, and
+    weights.
+    """
     vectors = TILE_ROWS // isa.lanes
     while vectors > 1 and 2 * tokens * vectors + 6 > isa.registers:
         vectors //= 2
@@ -61,8 +66,8 @@ def vectors_at_once(isa: Isa, tokens: int) -> int:
 class Result:
     """What becomes of dot products: the arguments bias, residual and y of a projection.
 
-    Where a gated projection's halves are no whole tiles, all its dot products go to scratch first. ``outputs`` are what tiles cover, of
-    each of ``halves``.
+    Where a gated projection's halves are no whole tiles, all its dot products go to scratch first. ``outputs`` are what
+    tiles cover, of each of ``halves``.
     """
 
     def __init__(self, kernel: CpuKernelBuilder, facts: Projection) -> None:
@@ -80,7 +85,9 @@ class Result:
             self._sums = kernel.scratch("sums", (facts.batch, self.outputs), "float32", write=True)
 
     def store(self, row: Scalar, tile: Scalar, start: int, sums: list[Scalar]) -> None:
-        """Finish a vector of results from ``start`` of a tile on, but for those beyond the last output; of a gated one from both halves."""
+        """Finish a vector of results from ``start`` of a tile on, but for those beyond the last output; of a gated one
+        from both halves.
+        """
         kernel, lanes = self._kernel, lanes_of(sums[0])
         whole, rest = divmod(self.outputs, TILE_ROWS)
         values = [kernel.let("sum", each) for each in sums]

@@ -1,6 +1,8 @@
-"""What kernels over rows of logits have in common: chunks of columns, one a task, and the largest logit and sum of exp of a row.
+"""The parts that kernels over rows of logits share: chunks of columns, one per task, and the largest logit and sum of
+exp of a row.
 
-A vector may begin inside a row and end behind it; what lies there is read and not used. So buffers of logits need a vector of memory more.
+A vector may begin inside a row and end behind it; what lies there is read and not used. So buffers of logits need a
+vector of memory more.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from .math import exp, fold_lanes, largest_of_lanes, sum_of_lanes
 CHUNK = 4096
 # Below every logit; -LOWEST is above every one, and stands for a logit that is not finite.
 LOWEST = -3.4028234e38
-# The bits that all infinities and what is not a number have.
+# The bits that are set in every infinity and NaN.
 INFINITY = 0x7F800000
 
 
@@ -52,7 +54,9 @@ def chunk_of(kernel: KernelBuilder, isa: Isa, chunk: Scalar, columns: int) -> Co
 def sum_chunk(
     kernel: KernelBuilder, isa: Isa, part: Columns, load: Callable[[Scalar], Scalar], largest: Array, total: Array
 ) -> None:
-    """Set ``largest`` to the largest of a chunk and ``total`` to the sum of exp(x - largest); of one that is not finite, to -LOWEST."""
+    """Set ``largest`` to the largest of a chunk and ``total`` to the sum of exp(x - largest); of one that is not
+    finite, to -LOWEST.
+    """
     lanes = isa.lanes
     highest = kernel.local("highest", 1, f"float32x{lanes}", fill=LOWEST)
     exponents = kernel.local("exponents", 1, f"int32x{lanes}", fill=0)
@@ -73,7 +77,9 @@ def sum_chunk(
 def merge_chunks(
     kernel: KernelBuilder, partials: Array, row: Scalar, chunks: int, largest: Array, total: Array
 ) -> None:
-    """Put together what `sum_chunk` has left in partials (R, chunks, 2 or more): the row's largest logit and sum of exp."""
+    """Put together what `sum_chunk` has left in partials (R, chunks, 2 or more): the row's largest logit and sum of
+    exp.
+    """
     largest[0] = number(LOWEST, "float32")
     with kernel.loop("chunk", chunks) as chunk:
         largest[0] = maximum(largest[0], partials[row, chunk, 0])

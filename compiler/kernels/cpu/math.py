@@ -1,6 +1,7 @@
 """Arithmetic on float32 scalars and vectors that gives the same bits on every CPU and in every loop.
 
-LLVM does not reorder float sums on its own, and it does not vectorize calls to exp. So exp, log, tanh and erf are polynomials here.
+LLVM does not reorder float sums on its own, and it does not vectorize calls to exp. So exp, log, tanh and erf are
+polynomials here.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ LN2_LOW = math.log(2) - LN2_HIGH
 EXP_TERMS = 7
 # Of 2 atanh(s), s at most 0.172: the rest is below 1e-9.
 LOG_TERMS = 5
-# tanh(x) / x - 1 as a polynomial of x^2 without a constant term, for x below TANH_SMALL; highest power first. Cephes' tanhf.
+# tanh(x) / x - 1 as a polynomial of x^2 without a constant term, for x below TANH_SMALL; highest power first. Cephes'
+# tanhf.
 TANH_SMALL = 0.625
 TANH_TERMS = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
-# erf(x) / x - 1 as a polynomial of x^2 up to ERF_SMALL, and log(1 - erf(x)) / x + 1 as one of x above it; highest power first. Minimax
-# fits of N. Juffa's erff.
+# erf(x) / x - 1 as a polynomial of x^2 up to ERF_SMALL, and log(1 - erf(x)) / x + 1 as one of x above it; highest power
+# first. Minimax fits of N. Juffa's erff.
 ERF_SMALL = 0.927734375
 ERF_SMALL_TERMS = (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)
 ERF_LARGE_TERMS = (

@@ -1,4 +1,5 @@
-"""The heads of new tokens on their way to attention: q and k normed and rotated as the step says, k and v stored in their pages.
+"""The heads of new tokens on their way to attention: q and k normed and rotated as the step says, k and v stored in
+their pages.
 
 `NewHeads` is the first phase of rope_attention; the templates rope_append and append_kv do the same on their own.
 """
@@ -14,9 +15,11 @@ from .rows import rms_factor
 
 
 class NewHeads:
-    """The arguments "qkv", "table", "positions", "slots" and "qk_norm" of a kernel; "table" and "qk_norm" only if the step has them.
+    """The arguments "qkv", "table", "positions", "slots" and "qk_norm" of a kernel; "table" and "qk_norm" only if the
+    step has them.
 
-    qkv (S, H + 2 K, D) holds the heads of q, then those of k, then those of v; qk_norm (2, D) the weights of q, then those of k.
+    qkv (S, H + 2 K, D) holds the heads of q, then those of k, then those of v; qk_norm (2, D) the weights of q, then
+    those of k.
     """
 
     def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, preparation: Preparation) -> None:
@@ -33,7 +36,9 @@ class NewHeads:
         self._slots = kernel.buffer("slots", ("S",), "int32")
 
     def process(self, pages: Pages, q: Array, scale: float | None) -> None:
-        """Tasks of one head of one row each: set q (S, H, D), multiplied by ``scale`` if it is given, and append k and v to the pages."""
+        """Tasks of one head of one row each: set q (S, H, D), multiplied by ``scale`` if it is given, and append k and
+        v to the pages.
+        """
         heads, kernel = self._heads, self._kernel
         with kernel.tasks("task", "S", heads.num_heads + 2 * heads.num_kv_heads) as task:
             row, head = kernel.split(task, heads.num_heads + 2 * heads.num_kv_heads, ("row", "head"))

@@ -1,4 +1,6 @@
-"""Single rows of a packed matrix in tiles of 16 rows, a group of 32 weights at a time; see `quant/` for formats and layout."""
+"""Single rows of a packed matrix in tiles of 16 rows, a group of 32 weights at a time; see `quant/` for formats and
+layout.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """KV pages as CPU kernels lay them out, within the memory that the plan's state gives to a page, plane and kv head.
 
-Keys lie element by element, (D, page), so that a vector holds one element of neighbouring keys. Values lie token by token, (page, D). Pages
-of 8-bit integers hold the codes in the same order, then the float32 scales of the page's tokens.
+Keys lie element by element, (D, page), so that a vector holds one element of neighbouring keys. Values lie token by
+token, (page, D). Pages of 8-bit integers hold the codes in the same order, then the float32 scales of the page's
+tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class Pages:
         self._scales = kernel.view(self._kv, ("P", 2, heads.num_kv_heads, size // 4 + page), "float32")
 
     def key(self, page: Scalar, kv_head: Scalar, place: Scalar, element: Scalar, lanes: int) -> Scalar:
-        """One element of ``lanes`` neighbouring keys from ``place`` on, float32; of quantized pages without the scale."""
+        """One element of ``lanes`` neighbouring keys from ``place`` on, float32; of quantized pages without the
+        scale.
+        """
         return self._load(page, 0, kv_head, element * self._heads.page_size + place, lanes)
 
     def value(self, page: Scalar, kv_head: Scalar, place: Scalar, element: Scalar, lanes: int) -> Scalar:

@@ -1,14 +1,16 @@
-"""The first kernel of a projection: the rows of its input, normed where they are to be, in scratch as the second one wants them.
+"""The first kernel of a projection: write the rows of its input, normalized if required, to scratch in the form that
+the second kernel reads.
 
-x (batch, K), norm (K,) -> for quantized weights, integers: a code for every element, one scale for every block of columns: of 128 for
-codes of 16 bits, of 32 for codes of 8.
-    codes (batch, groups + 1, words) words of two codes, the first two words being columns 0 and 2, and 1 and 3, as `integer_dot.py` finds
-        them in weights. Or, for levels that multiply bytes, words of four columns: of 16 bits 8 of the codes' high bytes, then 8 of the low
-        ones; a code is high * 256 + low, both signed. The last group is not used: without it, rows of 2,048 columns would all compete for
-        the same few lines of a cache
-    scales (batch, blocks), largest magnitude / largest code; of a normed row times 1 / rms, so that codes are of x * norm alone
-    offsets (batch, groups) int32: what the code that means 0 adds to a group's dot product, negated
-For other weights: x (batch, K), with zeros behind each row up to whole groups, and a vector that is not used.
+x (batch, K), norm (K,) -> for quantized weights, integers: a code for every element, and one scale for every block of
+columns (128 for 16-bit codes, 32 for 8-bit codes):
+  codes (batch, groups + 1, words): words of two codes; the first two words hold columns 0 and 2, and 1 and 3, which is
+    the order in which `integer_dot.py` unpacks weights. Levels that multiply bytes use words of four columns: for
+    16-bit codes 8 words of high bytes, then 8 of low bytes; a code is high * 256 + low, both signed. The last
+    group is not used: without it, rows of 2,048 columns would all compete for the same few lines of a cache
+  scales (batch, blocks): largest magnitude / largest code; for a normalized row times 1 / rms, so that codes are of
+    x * norm alone
+  offsets (batch, groups) int32: the negated contribution of the code for 0 to a group's dot product
+For other weights: x (batch, K), each row padded with zeros to complete groups, and a vector that is not used.
 
 One task: one row. All levels of instruction sets compute the same bits.
 """
@@ -36,7 +38,8 @@ PAIRS = (0, 2, 1, 3)
 class InputRows:
     """What a projection's input is and becomes: x (batch, columns) of ``dtype``, normed if ``norm_eps`` is given.
 
-    ``layout`` is that of the codes that quantized weights multiply, whose code for 0 is ``zero``. None leaves the rows as floats.
+    ``layout`` is that of the codes that quantized weights multiply, whose code for 0 is ``zero``. None leaves the rows
+    as floats.
     """
 
     batch: Expr
@@ -116,7 +119,8 @@ class IntegerRows:
         """A block of columns that share a scale."""
         kernel, words, integers = self._kernel, of("uint32", LANES), of("int32", LANES)
         parts = [kernel.let("x", part) for part in parts]
-        # Magnitudes are in the order of their bits; NaN is above all of them, so the scale becomes NaN, and so does every sum.
+        # Magnitudes are in the order of their bits; NaN is above all of them, so the scale becomes NaN, and so does
+        # every sum.
         bits = reduce(maximum, [reinterpret(part, words) & number(0x7FFFFFFF, words) for part in parts])
         highest = kernel.let("highest", intrinsic("uint32", "vector.reduce.umax", bits))
         largest = kernel.let("largest", reinterpret(highest, "float32"))

@@ -11,7 +11,9 @@ from .math import fused, join
 
 
 class Rotation:
-    """The argument "table" (positions, R/2, 2) of a kernel: the cosine and sine of each pair (i, i + R/2) of a head's first R elements."""
+    """The argument "table" (positions, R/2, 2) of a kernel: the cosine and sine of each pair (i, i + R/2) of a head's
+    first R elements.
+    """
 
     def __init__(self, kernel: KernelBuilder, isa: Isa, positions: int, rotary_dim: int) -> None:
         self._kernel, self._isa, self._rotary_dim = kernel, isa, rotary_dim

@@ -9,7 +9,8 @@ from ..builder import Array, Kernel, KernelBuilder, Scalar, cast, number
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
 from .math import fused, square_root, sum_of_lanes
 
-# Lanes of a vector that adds up a row. It is the same at every level of instruction sets, so that all levels add in the same order.
+# Lanes of a vector that adds up a row. It is the same at every level of instruction sets, so that all levels add in the
+# same order.
 LANES = 16
 
 
@@ -65,7 +66,9 @@ def rms_norm(
     x_dtype: str,
     y_dtype: str,
 ) -> Kernel:
-    """x (batch, groups * columns), weight (columns,) -> like x, each group of columns normed on its own. One task: one group of a row."""
+    """x (batch, groups * columns), weight (columns,) -> like x, each group of columns normed on its own. One task: one
+    group of a row.
+    """
     kernel = CpuKernelBuilder(name)
     rows: Expr = batch if groups == 1 else ["mul", batch, groups]
     x = kernel.buffer("x", (rows, columns), x_dtype)

@@ -1,12 +1,14 @@
-"""sample: each row's next token, by the row's settings, and its log-probability. No sort: a filter is a threshold on the logit.
+"""sample: choose each row's next token by the row's settings, and compute its log-probability. Nothing is sorted: a
+filter is a threshold on the logit.
 
-First tasks: one chunk of the columns of one row, for its largest logits, raw and adjusted, and the raw ones' sum of exp. Then one task:
-one row; a greedy one is done when its chunks are put together. Of a row with a temperature the weights go to scratch, again in tasks of a
-chunk, and the last tasks choose by them, a row each.
+First tasks: one chunk of the columns of one row, for its largest logits, raw and adjusted, and the raw ones' sum of
+exp. Then one task: one row; a greedy one is done when its chunks are put together. Of a row with a temperature the
+weights go to scratch, again in tasks of a chunk, and the last tasks choose by them, a row each.
 
-Top-k and top-p each search for their threshold in 11 passes: floats are ordered like unsigned integers (their bits, turned over where
-negative), and a pass fixes 3 bits of the threshold by adding up, for each of the 7 digits above 0, what lies at or above it. Blocks
-of columns that all lie below what is known of the threshold are passed over. Counts are float32 too, exact to 2^24 columns.
+Top-k and top-p each search for their threshold in 11 passes: floats are ordered like unsigned integers (their bits,
+inverted if negative), and a pass determines 3 bits of the threshold by summing, for each of the 7 digits above 0, the
+weights at or above it. Blocks of columns that all lie below what is known of the threshold are passed over. Counts are
+float32 too, exact to 2^24 columns.
 """
 
 from __future__ import annotations
@@ -168,7 +170,7 @@ class Draw:
         with kernel.when(setting.min_p > 0):
             threshold = largest + setting.temperature * minimum(log(setting.min_p), number(0, "float32"))
             lowest[0] = maximum(lowest[0], key_of(threshold, "uint32"))
-        # Sums may miss their goal by a rounding; the largest is always kept.
+        # Rounding may leave sums below the goal; the largest is always kept.
         lowest[0] = minimum(lowest[0], key_of(largest, "uint32"))
         self._walk(setting, token)
 
@@ -182,7 +184,9 @@ class Draw:
 
     @contextmanager
     def _each(self, lowest: Scalar) -> Iterator[tuple[Scalar, Scalar]]:
-        """Vectors of the blocks in which any key reaches ``lowest``: their first columns, and which of their columns there are."""
+        """Vectors of the blocks in which any key reaches ``lowest``: their first columns, and which of their columns
+        there are.
+        """
         kernel, count = self._kernel, -(-self._columns // BLOCK)
         with (
             kernel.loop("block", count) as block,
@@ -225,7 +229,9 @@ class Draw:
             found[0] = found[0] | (digit[0] << shift)
 
     def _walk(self, setting: Settings, token: Array) -> None:
-        """Find the first column at which the running sum of kept weights exceeds ``draw`` times their sum, by blocks first."""
+        """Find the first column at which the running sum of kept weights exceeds ``draw`` times their sum, by blocks
+        first.
+        """
         kernel, lanes, count = self._kernel, self._isa.lanes, -(-self._columns // BLOCK)
         zeros = number(0, f"float32x{lanes}")
         block_sums = kernel.local("block_sums", count, "float32")

@@ -1,6 +1,8 @@
-"""Dot products of prepared rows (`prepare_rows.py`) with the 16 rows of a tile of weights: integers for quantized weights, or floats.
+"""Dot products of prepared rows (`prepare_rows.py`) with the 16 rows of a tile of weights: integers for quantized
+weights, or floats.
 
-Rows are taken in blocks of ``tokens``. Rows beyond the last of the batch are whatever scratch holds; nobody looks at their sums.
+Rows are taken in blocks of ``tokens``. Rows beyond the last of the batch are whatever scratch holds; nobody looks at
+their sums.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from .math import fused
 from .prepare_rows import num_scales
 from .rows import LANES
 
-# Groups of weights are asked for so long before they are used: memory takes as long to answer as these take to be computed.
+# Groups of weights are asked for so long before they are used: memory takes as long to answer as these take to be
+# computed.
 GROUPS_AHEAD = 16
 
 
 class IntegerDots:
-    """A dot product is the sum over blocks of columns of scale * the sum over groups of weight scale * (codes . weight codes + offset).
+    """A dot product is the sum over blocks of columns of scale * the sum over groups of weight scale * (codes . weight
+    codes + offset).
 
     What is in brackets are integers, and exact. ``bits`` are those of the codes of activations.
     """
@@ -43,7 +47,9 @@ class IntegerDots:
         self._offsets = kernel.scratch("offsets", (rows, groups), "float32") if zero_of(isa, facts.weight) else None
 
     def sums(self, tile: Scalar, block: Scalar, starts: list[int]) -> Array:
-        """Dot products of a block's rows with the tile's rows from each of ``starts`` on: all vectors of the first row, of the next, ..."""
+        """Dot products of a block's rows with the tile's rows from each of ``starts`` on: all vectors of the first row,
+        of the next, ...
+        """
         kernel, lanes, tokens, groups, together = (
             self._kernel,
             self._isa.lanes,

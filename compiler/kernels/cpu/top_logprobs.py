@@ -1,7 +1,7 @@
-"""top_logprobs: the likeliest tokens of a row, best first, and their log-probabilities.
+"""top_logprobs: the most likely tokens of a row, best first, and their log-probabilities.
 
-First tasks: one chunk of the columns of one row, for its largest logit and sum of exp. Then one task: one row. Each round finds the next
-best column: the first of the largest values below the round before, or equal to it and behind.
+First tasks: one chunk of the columns of one row, for its largest logit and sum of exp. Then one task: one row. Each
+round finds the next best column: the first of the largest values below the round before, or equal to it and behind.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def top_logprobs(name: str, *, isa: Isa, columns: int) -> Kernel:
         with kernel.loop("rank", min(ALTERNATIVES, columns)) as rank:
 
             def left(start: Scalar) -> Scalar:
-                """Logits that no round has taken."""
+                """The logits that no earlier round chose."""
                 x = kernel.let("x", logits[row, ramp(start, lanes)])
                 numbers = ramp(start, lanes)
                 behind = (x == splat(last[0], lanes)) & (numbers > splat(last_column[0], lanes))
@@ -54,7 +54,7 @@ def top_logprobs(name: str, *, isa: Isa, columns: int) -> Kernel:
 
             first_largest(kernel, isa, everything, left, best, column)
             last[0] = best[0]
-            # Logits that are not numbers are never found.
+            # NaN logits are never chosen.
             last_column[0] = minimum(column[0], columns - 1)
             ids[row, rank] = last_column[0]
             logprobs[row, rank] = best[0] - high[0] - log_sum

@@ -1,11 +1,13 @@
 """attention over pages for many new tokens of a sequence on tensor cores: prefill.
 
-One workgroup: one query head of 64 new tokens; keys in tiles of 64 from the first to the last that any of those tokens sees, with a running
-softmax (Milakov & Gimelshein 2018; Dao 2023, FlashAttention-2). If the rows belong to several sequences, it takes these in turn and masks
-the other rows. One warp: 16 rows; their queries, scores and results stay in registers, as tensor cores spread them over threads.
-Keys pass through shared memory while the values before them are used, and values while scores are computed. Scores, sums and results are
-float32; queries and weights are rounded to the activations' 16 bits.
-Needs: sm_80; 16-bit activations; heads of a multiple of 32 elements, 128 at most; ascending positions within a sequence.
+One workgroup: one query head of 64 new tokens; keys in tiles of 64 from the first to the last that any of those tokens
+sees, with a running softmax (Milakov & Gimelshein 2018; Dao 2023, FlashAttention-2). If the rows belong to several
+sequences, it processes these in turn and masks the other rows.
+One warp: 16 rows; their queries, scores and results stay in registers, as tensor cores spread them over threads. Keys
+are loaded into shared memory while the previous values are used, and values while scores are computed. Scores, sums and
+results are float32; queries and weights are rounded to the activations' 16 bits.
+Needs: sm_80; 16-bit activations; heads of a multiple of 32 elements, 128 at most; ascending positions within a
+sequence.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ ROWS = 64
 KEYS = 64
 WARPS = ROWS // 16
 THREADS = 32 * WARPS
-# Padding between rows in shared memory, in units of 16 bytes: keys are read by two rows of four threads at a time, values by eight rows.
+# Padding between rows in shared memory, in units of 16 bytes: keys are read by two rows of four threads at a time,
+# values by eight rows.
 KEY_PADDING = 4
 VALUE_PADDING = 1
 
@@ -48,7 +51,7 @@ def supports(heads: Heads) -> bool:
 
 
 def attention_mma(name: str, *, heads: Heads, scores: Scores, q_in_scratch: bool) -> Kernel:
-    """``q_in_scratch``: a kernel before this one, such as rope_append, left q there; else q is an input of the step."""
+    """``q_in_scratch``: an earlier kernel, such as rope_append, wrote q to scratch; else q is an input of the step."""
     assert supports(heads), heads
     kernel = KernelBuilder(name, scalars=("B",))
     phases = MmaAttention(kernel, heads, scores, q_in_scratch=q_in_scratch)
@@ -92,7 +95,9 @@ class Tiles:
         self.values = self._kernel.shared("value_tile", (KEYS, self._octets + VALUE_PADDING), "uint32x4")
 
     def start(self, plane: int, first_page: Scalar, start_key: Scalar | int, length: Scalar) -> None:
-        """Start to fill the tile of keys (plane 0) or values (plane 1), which holds behind the next wait for copies and barrier."""
+        """Start to fill the tile of keys (plane 0) or values (plane 1), which holds behind the next wait for copies and
+        barrier.
+        """
         kernel, page_size, target = self._kernel, self._heads.page_size, (self.keys, self.values)[plane]
         for start in range(0, KEYS * self._octets, THREADS):
             item = kernel.let("item", self._thread + start)
@@ -135,7 +140,8 @@ class MmaAttention:
         self.first_row = kernel.let("first_row", group_y * ROWS)
         self.end_row = kernel.let("end_row", minimum(self.first_row + ROWS, kernel.size("S")))
         self.rows = [kernel.let("row", warp * 16 + self.member + below * 8) for below in range(2)]
-        # Weights are powers of two, whose exponent takes the scores' scale with it, unless a soft-cap needs the scores themselves.
+        # Weights are powers of two, whose exponent takes the scores' scale with it, unless a soft-cap needs the scores
+        # themselves.
         self.scale = scores.scale if scores.softcap is None else 1.0
         self.exponent_scale = number(math.log2(math.e) * self.scale, "float32")
 

@@ -1,6 +1,8 @@
-"""The CUDA functions that kernels call, each declared here once; `device.cuh` and `functions.cuh` beside this file define them.
+"""The CUDA functions that kernels call, each declared here once; `device.cuh` and `functions.cuh` beside this file
+define them.
 
-``place`` and ``words`` are pointers (`builder.place_of`); the others are values. A pair is a word that holds two 16-bit floats.
+``place`` and ``words`` are pointers (`builder.place_of`); the others are values. A pair is a word that holds two 16-bit
+floats.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ SHORT = {"float16": "f16", "bfloat16": "bf16"}
 
 
 def device_source() -> str:
-    """What needs a GPU: 16-bit floats, asynchronous copies and tensor cores, as PTX."""
+    """The functions that need a GPU: 16-bit floats, asynchronous copies and tensor cores, as PTX."""
     return source("device.cuh")
 
 
 def functions_source() -> str:
-    """What is plain CUDA C++ in terms of `device_source`."""
+    """The functions in plain CUDA C++ that use `device_source`."""
     return source("functions.cuh")
 
 
@@ -27,7 +29,7 @@ def source(file: str) -> str:
     return (Path(__file__).parent / file).read_text().strip()
 
 
-# --- 16-bit floats -----------------------------------------------------------------------------------------------------------------
+# --- 16-bit floats ----------------------------------------------------------------------------------------------------
 
 
 def pair(dtype: str, low: Scalar, high: Scalar) -> Scalar:
@@ -41,11 +43,13 @@ def scale_pair(dtype: str, word: Scalar, odd: Scalar) -> Scalar:
 
 
 def unpack_octet(kind: str, dtype: str, place: Scalar, codes: list[Scalar], scale: Scalar | None) -> None:
-    """Write eight weights as four pairs: weights 0 and 2, 1 and 3, 4 and 6, 5 and 7. ``codes`` are the words that hold them."""
+    """Write eight weights as four pairs: weights 0 and 2, 1 and 3, 4 and 6, 5 and 7. ``codes`` are the words that hold
+    them.
+    """
     perform(f"unpack_{kind}_{SHORT[dtype]}", place, *codes, *([] if scale is None else [scale]))
 
 
-# --- copies ------------------------------------------------------------------------------------------------------------------------
+# --- copies -----------------------------------------------------------------------------------------------------------
 
 
 def copy_16_bytes(shared: Scalar, place: Scalar, present: Scalar | int) -> None:
@@ -58,7 +62,7 @@ def wait_for_copies() -> None:
     perform("wait_for_copies")
 
 
-# --- warps: all threads of a warp together -----------------------------------------------------------------------------------------
+# --- warps: all threads of a warp together ----------------------------------------------------------------------------
 
 
 def load_transposed(words: Scalar, place: Scalar) -> None:
@@ -67,7 +71,9 @@ def load_transposed(words: Scalar, place: Scalar) -> None:
 
 
 def multiply_tiles(dtype: str, sums: Scalar, a: Scalar, b: Scalar) -> None:
-    """sums (16, 8) += a (16, 16) @ b (16, 8) on tensor cores, spread over a warp (PTX ISA, matrix fragments for mma.m16n8k16)."""
+    """sums (16, 8) += a (16, 16) @ b (16, 8) on tensor cores, spread over a warp (PTX ISA, matrix fragments for
+    mma.m16n8k16).
+    """
     perform(f"mma_{SHORT[dtype]}", sums, a, b)
 
 

@@ -1,11 +1,14 @@
-"""linear and gated_linear for many rows on tensor cores: 16-bit operands, float32 sums. x is what `rows16` left in scratch.
+"""linear and gated_linear for many rows on tensor cores: 16-bit operands, float32 sums. x is what `rows16` left in
+scratch.
 
-One warp: ``rows`` input rows by ``tiles`` times 8 outputs (of a gated projection, of each half), 128 columns at a time: of these each of
-four neighbouring threads takes one chunk of 32 of a weight row, loads it as it lies in memory, and makes 16-bit floats of it in registers.
-The order of columns in a sum is free, so tensor cores are fed columns in the order in which weights come out of their words; rows16 puts
-its columns in the same order. Weights thus never pass through shared memory, and are loaded one step before they are used.
-One workgroup: ``column_warps`` warps side by side along the outputs, times ``depth_warps`` along the columns, whose sums are added at the
-end. Its input rows pass through shared memory, copied there asynchronously while the step before is computed.
+One warp: ``rows`` input rows by ``tiles`` times 8 outputs (of a gated projection, of each half), 128 columns at a time:
+of these each of four neighbouring threads takes one chunk of 32 of a weight row, loads it as it lies in memory, and
+makes 16-bit floats of it in registers. The order of columns in a sum is free, so tensor cores are fed columns in the
+order in which weights come out of their words; rows16 puts its columns in the same order. Weights thus never pass
+through shared memory, and are loaded one step before they are used.
+One workgroup: ``column_warps`` warps side by side along the outputs, times ``depth_warps`` along the columns, whose
+sums are added at the end. Its input rows pass through shared memory, copied there asynchronously while the step before
+is computed.
 Needs: sm_80; 16-byte copies, so scratch at multiples of 16 bytes.
 """
 
@@ -20,7 +23,8 @@ from .functions import copy_16_bytes, multiply_tiles, scale_pair, unpack_octet, 
 from .rows16 import BLOCK, OCTETS, blocks_of, rows16_buffers
 
 CHUNKS = BLOCK // GROUP
-# Of 16 bytes between rows in shared memory, so that eight threads that read together, of two rows, read all memory banks once.
+# Of 16 bytes between rows in shared memory, so that eight threads that read together, of two rows, read all memory
+# banks once.
 ROW_PADDING = 4
 # Loads of 16 bytes that bring a chunk's codes.
 CHUNK_LOADS = {"q4": 1, "q8": 2, "f16": 4}
@@ -28,7 +32,9 @@ CHUNK_LOADS = {"q4": 1, "q8": 2, "f16": 4}
 
 @dataclass(frozen=True, slots=True)
 class MmaShape:
-    """``rows`` input rows (a multiple of 16) a workgroup; see above for the others. ``dtype`` is "float16" or "bfloat16"."""
+    """``rows`` input rows (a multiple of 16) a workgroup; see above for the others. ``dtype`` is "float16" or
+    "bfloat16".
+    """
 
     rows: int
     tiles: int
@@ -46,7 +52,9 @@ class MmaShape:
 
 
 class Weights:
-    """A thread's registers with its chunk of some weight rows, as loaded, and with one octet of one row as 16-bit floats."""
+    """A thread's registers with its chunk of some weight rows, as loaded, and with one octet of one row as 16-bit
+    floats.
+    """
 
     def __init__(self, kernel: KernelBuilder, arguments: ProjectionArguments, dtype: str, rows: int) -> None:
         self._kernel, self._weight, self._kind, self._dtype = (

@@ -1,10 +1,14 @@
-"""Input rows as `linear_mma` reads them: 16-bit floats, times the norm's weight where there is one, in the order of the tensor cores.
+"""Input rows as `linear_mma` reads them: 16-bit floats, times the norm's weight if there is a norm, in the order of the
+tensor cores.
 
-One workgroup: one row. One thread: octets of eight columns. Each row is scaled by a power of two that brings its largest value to 1,024 to
-2,048, so that no model's activations leave float16's range. "row_factors" holds the factor of each row's results, the norm's included.
+One workgroup: one row.
+One thread: octets of eight columns. Each row is scaled by a power of two that brings its largest value to 1,024 to
+2,048, so that no model's activations exceed float16's range. "row_factors" holds the factor of each row's results, the
+norm's included.
 
-128 columns are 16 octets, four of each of four chunks: octet w of chunk t is at place 4 w + t, so that what four neighbouring threads of a
-warp read lies side by side. In an octet the columns' order is 0 2 1 3 4 6 5 7, which is how 4-bit weights come out of a word two by two.
+128 columns are 16 octets, four of each of four chunks: octet w of chunk t is at place 4 w + t, so that what four
+neighbouring threads of a warp read lies side by side. In an octet the columns' order is 0 2 1 3 4 6 5 7, which is how
+4-bit weights come out of a word two by two.
 """
 
 from __future__ import annotations

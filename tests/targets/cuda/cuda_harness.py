@@ -75,9 +75,9 @@ def lower_cases(cases: Sequence[Case], arch: str) -> tuple[dict[str, list[CudaKe
 
 def aligned(array: Array) -> Array:
     """A copy at a multiple of 256 bytes, as a GPU's allocations are."""
-    room = np.full(array.nbytes + 256 + BEHIND, UNTOUCHED, np.uint8)
-    start = -room.ctypes.data % 256
-    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    layout = np.full(array.nbytes + 256 + BEHIND, UNTOUCHED, np.uint8)
+    start = -layout.ctypes.data % 256
+    copy = layout[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
 

@@ -37,9 +37,9 @@ class EmulatedDriver:
         return module, entry
 
     def allocate(self, size: int) -> int:
-        room = np.full(size + 512, 0xFF, np.uint8)
-        address = room.ctypes.data + -room.ctypes.data % 256
-        self._memory[address] = room
+        layout = np.full(size + 512, 0xFF, np.uint8)
+        address = layout.ctypes.data + -layout.ctypes.data % 256
+        self._memory[address] = layout
         return address
 
     def free(self, address: int) -> None:
@@ -100,8 +100,8 @@ class EmulatedDriver:
 
     def _at(self, address: int, size: int) -> Bytes:
         """A range of device memory, which must lie in one allocation."""
-        for start, room in self._memory.items():
-            if start <= address and address + size <= room.ctypes.data + room.nbytes:
-                offset = address - room.ctypes.data
-                return room[offset : offset + size]
+        for start, layout in self._memory.items():
+            if start <= address and address + size <= layout.ctypes.data + layout.nbytes:
+                offset = address - layout.ctypes.data
+                return layout[offset : offset + size]
         raise AssertionError(f"{size} bytes at {address:#x} were not allocated")

@@ -54,7 +54,7 @@ def test_logits_are_those_of_the_reference_in_chunks_of_any_size(
         assert driver.replayed - replayed == (20 if chunk == 1 else 0)
 
 
-def test_a_decode_batch_that_is_filled_up_computes_what_each_sequence_alone_does(
+def test_a_decode_batch_that_is_padded_computes_what_each_sequence_alone_does(
     runner: CudaRunner, driver: EmulatedDriver
 ) -> None:
     tokens = [[3, 1, 4], [1, 5, 9, 2, 6], [5]]
