@@ -78,7 +78,7 @@ class Adapters:
             )
         if not self._free:
             what = (
-                f"all {self.num_slots}  slots for adapters are in use"
+                f"all {self.num_slots} slots for adapters are in use"
                 if self.num_slots
                 else "this model is served without slots for adapters"
             )

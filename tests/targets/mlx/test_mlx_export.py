@@ -100,7 +100,7 @@ def content(folder: Path, file: str, tensor: object) -> tuple[object, bytes]:
             RequestError,
             "--activations bfloat16: the quantization offers float32",
         ),
-        ({"lora_rank": 4}, RequestError, "--lora-rank: target mlx takes none"),
+        ({"lora_rank": 4}, RequestError, "--lora-rank: target mlx does not support this option"),
         (
             {},
             QuantizationError,

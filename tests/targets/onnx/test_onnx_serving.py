@@ -93,7 +93,10 @@ def test_what_an_export_cannot_do_is_refused_before_it_is_opened(
 ) -> None:
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
     prepared_fails(
-        CHECKPOINT, LocalOptions(target="onnx", lora_rank=8), RequestError, "--lora-rank: target onnx takes none"
+        CHECKPOINT,
+        LocalOptions(target="onnx", lora_rank=8),
+        RequestError,
+        "--lora-rank: target onnx does not support this option",
     )
     folder = tmp_path / "bundle"
     folder.mkdir()
