@@ -74,7 +74,7 @@ def rows_of(step: Step, context: Context, activation: str, projection_rows: Proj
     return [replace(row, kernels=(before, *row.kernels)) for row in rows]
 
 
-# --- projections ------------------------------------------------------------------------------------------------------
+# --- projections ---
 
 
 def few_rows(facts: Projection, numbers: GpuNumbers) -> Condition:
@@ -120,7 +120,7 @@ def leaves_columns_unwritten(step: Step, context: Context, facts: Projection) ->
     return end < facts.total_width
 
 
-# --- ops with one kernel ----------------------------------------------------------------------------------------------
+# --- ops with one kernel ---
 
 
 def embed_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001

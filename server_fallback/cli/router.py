@@ -103,7 +103,7 @@ def share(text: str) -> float:
     return value
 
 
-# --- log --------------------------------------------------------------------------------------------------------------
+# --- log ---
 
 
 def run_log(options: argparse.Namespace) -> None:
@@ -216,7 +216,7 @@ async def open_far(options: argparse.Namespace, environment: Mapping[str, str]) 
     return await (await UpstreamOpener(upstream).prepare(model, None)).open(), model
 
 
-# --- fit --------------------------------------------------------------------------------------------------------------
+# --- fit ---
 
 
 def run_fit(options: argparse.Namespace) -> None:
@@ -281,7 +281,7 @@ def side_cells(found: SideReport) -> tuple[str, ...]:
     return area, f"{found.brier:.3f}", f"{found.calibration_error:.3f}", f"{found.right:.1%}", f"{found.ridge:g}"
 
 
-# --- eval -------------------------------------------------------------------------------------------------------------
+# --- eval ---
 
 
 def run_eval(options: argparse.Namespace) -> None:

@@ -137,7 +137,7 @@ class EngineLoop:
             **counts,
         )
 
-    # --- requests -----------------------------------------------------------------------------------------------------
+    # --- requests ---
 
     def _begin(self, answer: Answer) -> None:
         """Start an answer. If it has a constraint, its sequence waits for the first mask before it is queued."""
@@ -217,7 +217,7 @@ class EngineLoop:
                 DeadlineExceeded(f"the deadline passed after {count} tokens; allow more time, or request fewer tokens"),
             )
 
-    # --- one turn -----------------------------------------------------------------------------------------------------
+    # --- one turn ---
 
     def _turn(self) -> None:
         """Submit steps ahead, deliver what the last turn read, then read the oldest step."""
@@ -341,7 +341,7 @@ class EngineLoop:
         """`StepRunner.write_state`, on this thread."""
         self._call(self._runner.write_state, name, slot, values)
 
-    # --- reading a step -----------------------------------------------------------------------------------------------
+    # --- reading a step ---
 
     def _publish(self, events: list[Event], output: Output) -> None:
         tasks: list[MaskTask] = []
@@ -431,7 +431,7 @@ class EngineLoop:
             raise failure
         self._counts.recoveries += 1
 
-    # --- embeddings ---------------------------------------------------------------------------------------------------
+    # --- embeddings ---
 
     def _embed(self) -> None:
         for job in self._embedder.drop(lambda job: job.abandoned):

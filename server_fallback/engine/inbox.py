@@ -65,7 +65,9 @@ class Inbox:
             self._notify()
 
     def call(self, call: Callable[[], None]) -> None:
-        """Run a call on the engine's thread between two steps. Raises the reason why requests are no longer accepted."""
+        """Run a call on the engine's thread between two steps. Raises the reason why requests are no longer
+        accepted.
+        """
         with self._changed:
             if self._refusal is not None:
                 raise self._refusal

@@ -128,7 +128,7 @@ class Scheduler:
         self._open_steps = 0
         self._draining = False
 
-    # --- building a step ----------------------------------------------------------------------------------------------
+    # --- building a step ---
 
     def _schedule(self, step: OpenStep, sequence: Sequence) -> None:
         """Give a sequence a row, with as many of its missing positions as fit."""
@@ -219,7 +219,7 @@ class Scheduler:
             shift.apply(sequence.tokens, self.config.context)
             self.kv.restart(sequence)
 
-    # --- starting and stopping ----------------------------------------------------------------------------------------
+    # --- starting and stopping ---
 
     def _run(self, sequence: Sequence) -> None:
         sequence.state, sequence.leader, sequence.slot = RUNNING, None, self._slots.pop()
@@ -240,7 +240,7 @@ class Scheduler:
         sequence.prompt_logprobs.restart()
         self.waiting.add(sequence)
 
-    # --- reading a step -----------------------------------------------------------------------------------------------
+    # --- reading a step ---
 
     def _commit_row(self, row: Row, token_ids: Items[int], first: int, events: list[Event]) -> None:
         """Read the sampled tokens of a row. ``first`` is the index of the first of them among the step's."""

@@ -1,4 +1,6 @@
-"""The bundle that a checkpoint gets on this machine when no options are given: `nearfar serve` and `nearfar run` share it in the cache."""
+"""The bundle that a checkpoint gets on this machine when no options are given: `nearfar serve` and `nearfar run` share
+it in the cache.
+"""
 
 from __future__ import annotations
 

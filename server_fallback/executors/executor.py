@@ -102,7 +102,7 @@ class Executor(Protocol):
         """End all running requests and free the memory."""
 
 
-# --- interfaces of some executors -------------------------------------------------------------------------------------
+# --- interfaces of some executors ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Drafts(Executor, Protocol):
         """
 
 
-# --- opening and naming executors -------------------------------------------------------------------------------------
+# --- opening and naming executors ---
 
 
 @dataclass(frozen=True, slots=True)

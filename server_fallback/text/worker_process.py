@@ -27,7 +27,8 @@ ABANDONED_SECONDS = 0.5
 # accesses.
 _FAULTS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 EXIT_SECONDS = 1.0
-# A device's threads wait for each other in each step, so a worker that takes a processor from one of them delays all answers.
+# A device's threads wait for each other in each step, so a worker that takes a processor from one of them delays all
+# answers.
 NICENESS = 5
 Result = TypeVar("Result")
 

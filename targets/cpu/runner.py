@@ -100,7 +100,7 @@ class CpuRunner(PlanRunner):
                 )
             self._arrays[name] = zeros(layout.shape, layout.dtype)
 
-    # --- on the worker's thread ---------------------------------------------------------------------------------------
+    # --- on the worker's thread ---
 
     def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
         arrays = batch.arrays()

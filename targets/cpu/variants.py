@@ -80,7 +80,7 @@ def row(level: Level, *kernels: KernelCall, when: Condition = None) -> Variant:
     return Variant(kernels, when=when, needs=level.needs)
 
 
-# --- rows and elements ------------------------------------------------------------------------------------------------
+# --- rows and elements ---
 
 
 def embed_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
@@ -138,7 +138,7 @@ def matrix(step: Step, context: CpuContext, role: str) -> dict[str, Any]:
     return {"batch": batch, "columns": columns}
 
 
-# --- projections ------------------------------------------------------------------------------------------------------
+# --- projections ---
 
 
 def projection_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
@@ -178,7 +178,7 @@ def add_lora_variants(step: Step, context: CpuContext, activation: str) -> list[
     return plain(context, add_lora, columns=columns, widths=widths, **facts)
 
 
-# --- attention --------------------------------------------------------------------------------------------------------
+# --- attention ---
 
 
 def rope_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:

@@ -126,7 +126,7 @@ class CudaRunner(PlanRunner):
         self._waiter.join()
         self._driver.close()
 
-    # --- submitting a batch -------------------------------------------------------------------------------------------
+    # --- submitting a batch ---
 
     def _send(
         self, plan: str, batch: Batch, dims: Mapping[str, int], result: Callable[[dict[str, Array]], Result]
@@ -178,7 +178,7 @@ class CudaRunner(PlanRunner):
             finally:
                 self._free.put(sent.staging)
 
-    # --- outputs ------------------------------------------------------------------------------------------------------
+    # --- outputs ---
 
     def _output_bytes(self, plan: str) -> dict[str, int]:
         """The largest size of each small output in bytes, rounded up to the alignment of the next one."""

@@ -104,7 +104,7 @@ class OnnxRunner(BaseRunner[ExportManifest]):
                 "allow fewer with --max-sequences or --kv-memory, or compile for a shorter context with --context"
             ) from error
 
-    # --- work, on the worker's thread ---------------------------------------------------------------------------------
+    # --- work, on the worker's thread ---
 
     def _forward(self, batch: Batch) -> Output:
         sequences = self._sequences(batch)

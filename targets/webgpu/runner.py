@@ -121,7 +121,7 @@ class WebGPURunner(PlanRunner):
         self._uniforms.destroy()
         self._device.destroy()
 
-    # --- memory -------------------------------------------------------------------------------------------------------
+    # --- memory ---
 
     def _allocate(self, bundle: Bundle) -> None:
         manifest, usage = self.manifest, self._flags
@@ -156,7 +156,7 @@ class WebGPURunner(PlanRunner):
     def _buffer(self, size: int, usage: int) -> Any:
         return self._device.create_buffer(size=size, usage=usage)
 
-    # --- steps --------------------------------------------------------------------------------------------------------
+    # --- steps ---
 
     def _launches(self, plan: str, dims: Mapping[str, int]) -> Iterator[tuple[Any, Any, tuple[int, int, int]]]:
         """Pipeline, bind group and workgroups of each kernel of a plan; writes its uniforms."""

@@ -66,7 +66,8 @@ def main() -> None:
         count = sum(map(len, expected))
         print(machine())
         print(
-            f"near q4f16, far {options.far_quantization}, {len(prompts)} prompts of tasks of the {options.tasks} model, "
+            f"near q4f16, far {options.far_quantization}, {len(prompts)} prompts of tasks of the {options.tasks} "
+            f"model, "
             f"{count:,} tokens\n"
         )
         with nearfar_serve([str(far.path), "--threads", "1"], folder / "far.log") as server:

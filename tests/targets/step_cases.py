@@ -1,4 +1,5 @@
-"""Cases of whole rows: each row of each step of the graphs of `one_op.py` against the op, with the facts that a target derives itself.
+"""Cases of whole rows: each row of each step of the graphs of `one_op.py` against the op, with the facts that a target
+derives itself.
 
 Attention and sampling have cases of their own; their batches are more than arrays of random numbers.
 """

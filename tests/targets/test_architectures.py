@@ -1,7 +1,8 @@
 """Every architecture on every kernel target, without any pass and with all of them.
 
-Without passes a plan consists of the ops that architectures are written in, so these tests run the plain kernels. The bundle's self-test,
-which `open_runner` runs, compares with `ir/ops/` on the graph before the passes; transformers is what both are compared with beyond it.
+Without passes a plan consists of the ops that architectures are written in, so these tests run the plain kernels. The
+bundle's self-test, which `open_runner` runs, compares with `ir/ops/` on the graph before the passes; transformers is
+what both are compared with beyond it.
 """
 
 from __future__ import annotations

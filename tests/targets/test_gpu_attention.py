@@ -29,7 +29,8 @@ ROWS = {
 }
 SHORT = ["and", ["==", "S", "B"], ["<=", "T", 256]]
 DECODE = ["==", "S", "B"]
-# (query heads, kv heads, head_dim, page size): the least, uneven, a group that has no divisor, heads of 2 elements a vector, a large page.
+# (query heads, kv heads, head_dim, page size): the least, uneven, a group that has no divisor, heads of 2 elements a
+# vector, a large page.
 HEADS = ((1, 1, 2, 16), (14, 2, 24, 16), (11, 1, 64, 16), (4, 4, 66, 8), (8, 1, 256, 64), (2, 2, 80, 6))
 
 

@@ -1,4 +1,6 @@
-"""A kernel is its template and its facts: other facts, another kernel; equal facts, one kernel; and each step keeps a list of its own."""
+"""A kernel is its template and its facts: other facts, another kernel; equal facts, one kernel; and each step keeps a
+list of its own.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from nearfar.compiler.passes import run_passes
 from nearfar.compiler.pipeline.target import TARGETS, LoweredPlan, load_target
 
 SPEC = ModelSpec(
-    model_type="qwen3", vocab_size=51, hidden_size=48, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=24, intermediate_size=48,
+    model_type="qwen3", vocab_size=51, hidden_size=48, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=24,
+    intermediate_size=48,
     max_position_embeddings=64, rms_norm_eps=1e-5, rope=RopeSpec(theta=100.0), tie_word_embeddings=True, qk_norm=True,
 )  # fmt: skip
 

@@ -1,4 +1,6 @@
-"""What every runner does, on all of them: answers equal to the reference's, limits and inputs that are refused, and the order of calls."""
+"""What every runner does, on all of them: answers equal to the reference's, limits and inputs that are refused, and the
+order of calls.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +166,9 @@ def test_penalties_bias_mask_and_tokens_left_in_slots_are_those_of_the_reference
 
 
 def test_what_was_submitted_happens_in_order(case: Case, runner: Runner, prompt_token_ids: list[int]) -> None:
-    """A prompt, a copy of its pages, and another prompt in the first pages are all on their way before anything is read."""
+    """A prompt, a copy of its pages, and another prompt in the first pages are all on their way before anything is
+    read.
+    """
     first, second = case.pages(0, 21), case.pages(2, 21)
     futures = [runner.submit(case.batch(Chunk(prompt_token_ids[:20], 0, first, [19])))]
     runner.copy_pages(list(zip(first, second, strict=True))[::-1])

@@ -1,4 +1,6 @@
-"""The demo page and the package in headless Chromium, on SwiftShader, which runs WebGPU on the CPU and has no float16."""
+"""The demo page and the package in headless Chromium, on SwiftShader, which runs WebGPU on the CPU and has no
+float16.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,14 @@ COUNT_CALLS = """() => {
         return range;
     };
 }"""
-# Makes a runner of two sequences from the runtime alone, and the batch of new tokens of one sequence, the last of which may be sampled.
+# Makes a runner of two sequences from the runtime alone, and the batch of new tokens of one sequence, the last of which
+# may be sampled.
 OPEN_RUNNER = """async () => {
     const runtime = await import("./runtime.js");
     const bundle = await runtime.openBundle(runtime.httpSource("./decode/"), new AbortController().signal);
     const pool = { maxSequences: 2 };
-    const device = await runtime.openDevice(bundle.manifest, {}, (activation) => runtime.largestBuffer(bundle.manifest, activation, pool));
+    const device = await runtime.openDevice(bundle.manifest, {}, (activation) =>
+        runtime.largestBuffer(bundle.manifest, activation, pool));
     window.runner = await runtime.Runner.create(bundle, device, pool);
     window.batch = (tokens, start, pages, sample) => ({
         token_ids: tokens,
@@ -60,17 +64,20 @@ OPEN_RUNNER = """async () => {
         sample_slots: sample ? [sample.slot, sample.flags ?? 0] : [],
         sample_settings: sample ? [...runtime.settingsRow(sample)] : [],
     });
-    // The prompt, and after it this many tokens, all on their way at once: each takes the token before it on the device.
+    // The prompt, and after it this many tokens, all on their way at once: each takes the token before it on the
+    // device.
     window.answer = (prompt, pages, sample, count, wanted) => {
         window.runner.submit(window.batch(prompt.slice(0, 64), 0, pages, null));
         const steps = [window.runner.submit(window.batch(prompt.slice(64), 64, pages, sample(0)), wanted)];
         for (let i = 1; i < count; i++) {
-            steps.push(window.runner.submit(window.batch([-1 - sample(i).slot], prompt.length + i - 1, pages, sample(i)), wanted));
+            steps.push(window.runner.submit(window.batch([-1 - sample(i).slot], prompt.length + i - 1, pages,
+                sample(i)), wanted));
         }
         return Promise.all(steps);
     };
 }"""
-# Workgroups read memory that earlier ones have left full of sevens; returns how many elements were not zero at the start.
+# Workgroups read memory that earlier ones have left full of sevens; returns how many elements were not zero at the
+# start.
 READ_WORKGROUP_MEMORY = """async () => {
     const device = await (await navigator.gpu.requestAdapter()).requestDevice();
     const code = `
@@ -82,7 +89,8 @@ READ_WORKGROUP_MEMORY = """async () => {
                 memory[i] = 7u;
             }
         }`;
-    const pipeline = device.createComputePipeline({ layout: "auto", compute: { module: device.createShaderModule({ code }) } });
+    const pipeline = device.createComputePipeline({ layout: "auto", compute: { module: device.createShaderModule({
+        code }) } });
     const found = device.createBuffer({ size: 4, usage: GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC });
     const read = device.createBuffer({ size: 4, usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST });
     const entries = [{ binding: 0, resource: { buffer: found } }];
@@ -103,7 +111,9 @@ TIMEOUT_MS = 180_000
 
 @pytest.fixture(scope="session")
 def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
-    """The page and bundles: few kernels, few but all of attention, all, a flipped byte in a shard, float16 only, another version."""
+    """The page and bundles: few kernels, few but all of attention, all, a flipped byte in a shard, float16 only,
+    another version.
+    """
     site = tmp_path_factory.mktemp("site")
     shutil.copytree(PAGE, site, dirs_exist_ok=True)
     for script in ("nearfar.js", "runtime.js"):
@@ -246,10 +256,13 @@ def test_all_that_sampling_can_do_gives_the_tokens_of_the_reference(runner_page:
         runner.setTokenCounts(1, Int32Array.from(counts));
         runner.setLogitBias(1, Float32Array.from(bias));
         runner.setTokenMask(1, Int32Array.from(mask));
-        const names = ["temperature", "topK", "topP", "minP", "draw", "repetitionPenalty", "frequencyPenalty", "presencePenalty"];
-        const sample = (i) => ({ slot: 1, flags: 7, ...Object.fromEntries(names.map((name, j) => [name, settings[i][j]])) });
+        const names = ["temperature", "topK", "topP", "minP", "draw", "repetitionPenalty", "frequencyPenalty",
+            "presencePenalty"];
+        const sample = (i) => ({ slot: 1, flags: 7, ...Object.fromEntries(names.map((name, j) => [name,
+            settings[i][j]])) });
         const pages = Array.from({ length: 16 }, (_, i) => 15 - i);
-        const steps = await window.answer(prompt, pages, sample, settings.length, { logprobs: true, alternatives: true });
+        const steps = await window.answer(prompt, pages, sample, settings.length, { logprobs: true,
+            alternatives: true });
         const plain = ({ ids, logprobs }) => [[...ids], [...logprobs]];
         return steps.map(({ tokenIds, logprobs, alternatives }) => [tokenIds[0], logprobs[0], ...plain(alternatives)]);
     }"""
@@ -274,7 +287,8 @@ def test_an_answer_goes_on_from_copied_pages_and_from_pages_that_were_saved(
             .then(() => runner.submit(window.batch(prompt.slice(64), 64, [0, 1, 2, 3, 4, 5], sample)));
         const goOn = async (pages) => {
             const tokens = [first.tokenIds[0]];
-            for (let i = 0; i < 3; i++) tokens.push((await runner.submit(window.batch([tokens[i]], 75 + i, pages, sample))).tokenIds[0]);
+            for (let i = 0; i < 3; i++) tokens.push((await runner.submit(window.batch([tokens[i]], 75 + i, pages,
+                sample))).tokenIds[0]);
             return tokens;
         };
         runner.copyPages([[0, 6], [1, 7], [2, 8], [3, 9], [4, 10]]);
@@ -295,7 +309,8 @@ def test_logits_that_are_not_numbers_are_a_device_error_and_never_a_token(runner
         const { runner } = window;
         const page = await runner.readPages([3]);
         runner.writePages([3], new Uint8Array(page.length).fill(0xff));
-        const spoilt = runner.submit(window.batch([7], 1, [3], { slot: 0, temperature: 0 })).catch((error) => error.toJSON());
+        const spoilt = runner.submit(window.batch([7], 1, [3], { slot: 0, temperature: 0 })).catch((error) =>
+            error.toJSON());
         runner.writePages([3], page);
         const sound = runner.submit(window.batch([7], 1, [3], { slot: 0, temperature: 0 }));
         return [await spoilt, (await sound).tokenIds[0]];
@@ -402,7 +417,8 @@ def failure(page: Page, url: str, code: str) -> str:
 def generate_tokens(page: Page, prompt_token_ids: Sequence[int], max_tokens: int) -> list[int]:
     script = """async ([prompt, maxTokens]) => {
         const ids = [];
-        for await (const { tokenId } of window.nearfar.engine.generateTokens({ promptIds: prompt, maxTokens })) ids.push(tokenId);
+        for await (const { tokenId } of window.nearfar.engine.generateTokens({ promptIds: prompt, maxTokens }))
+            ids.push(tokenId);
         return ids;
     }"""
     token_ids: list[int] = page.evaluate(script, [list(prompt_token_ids), max_tokens])

@@ -26,7 +26,8 @@ SCRIPTED = """(pieces) => {
             if (piece === null) await new Promise((resolve) => { window.release = resolve; });
             else yield { type: "token", text: piece, tokenId: 1 };
         }
-        const timings = { promptTokens: 1, cachedTokens: 0, completionTokens: 1, timeToFirstTokenMs: 1, tokensPerSecond: null };
+        const timings = { promptTokens: 1, cachedTokens: 0, completionTokens: 1, timeToFirstTokenMs: 1,
+            tokensPerSecond: null };
         yield { type: "done", text: "", finishReason: "stop", timings };
     };
 }"""

@@ -25,12 +25,14 @@ PROMPT = [{"role": "user", "content": "tell me a story about a fox"}]
 TOKENS = 64
 GENERATE = """async ([messages, maxTokens]) => {
     const ids = [];
-    for await (const event of window.nearfar.engine.generate(messages, { maxTokens })) if (event.type === "token") ids.push(event.tokenId);
+    for await (const event of window.nearfar.engine.generate(messages, { maxTokens })) if (event.type === "token")
+        ids.push(event.tokenId);
     return ids;
 }"""
 
 
-# Every template meets every weight format in tests/targets/webgpu/kernel_cases.py, and q4f32 answers in Chromium in test_workers.py.
+# Every template meets every weight format in tests/targets/webgpu/kernel_cases.py, and q4f32 answers in Chromium in
+# test_workers.py.
 CASES = [
     ("q4f16", "activation"),
     pytest.param(("q4f32", "activation"), marks=pytest.mark.exhaustive),

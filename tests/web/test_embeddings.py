@@ -28,7 +28,8 @@ EMBED = """async (input) => {
     const engine = await window.connect();
     const answer = await engine.embeddings.create({ input });
     const errors = [];
-    for (const asking of [engine.completions.create({ prompt: "x" }), engine.embeddings.create({ input: "x".repeat(128) })]) {
+    for (const asking of [engine.completions.create({ prompt: "x" }), engine.embeddings.create({
+        input: "x".repeat(128) })]) {
         errors.push(await asking.catch((error) => error.message));
     }
     engine.destroy();

@@ -1,4 +1,6 @@
-"""The engine in headless Chromium: pages shared by turns, forks and requests, answers that survive their device, and grammars."""
+"""The engine in headless Chromium: pages shared by turns, forks and requests, answers that survive their device, and
+grammars.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from static_site import serve
 from nearfar.compiler.browser.page_server import PAGE
 
 # What a page with structured output allows its scripts.
-HTML = """<!doctype html><meta http-equiv="Content-Security-Policy" content="default-src 'self'; script-src 'self' 'wasm-unsafe-eval'">
+HTML = """<!doctype html>
+<meta http-equiv="Content-Security-Policy" content="default-src 'self'; script-src 'self' 'wasm-unsafe-eval'">
 <body><script type="module" src="start.js"></script>"""
 START = """import { Engine } from "./nearfar.js";
 const { requestDevice } = GPUAdapter.prototype;
@@ -222,7 +225,8 @@ def test_answers_meet_their_schemas(page: Page, browser: Browser, address: str, 
         };
         const texts = [];
         for (let start = 0; start < schemas.length; start += 4) {
-            texts.push(...await Promise.all(schemas.slice(start, start + 4).map((schema, index) => answer(schema, start + index))));
+            texts.push(...await Promise.all(schemas.slice(start, start + 4).map((schema, index) => answer(schema,
+                start + index))));
         }
         return texts;
     }"""

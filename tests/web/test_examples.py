@@ -55,7 +55,9 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 def give_tools(bundle: Path) -> None:
-    """The demo model knows no tools: its chat template says from now on that calls are in Hermes' form, and takes their results."""
+    """The demo model knows no tools: its chat template says from now on that calls are in Hermes' form, and takes their
+    results.
+    """
     manifest = json.loads((bundle / "manifest.json").read_text())
     template = manifest["tokenizer"]["chat_template"].replace("['user', 'assistant']", "['user', 'assistant', 'tool']")
     manifest["tokenizer"]["chat_template"] = "{# tools: <tool_call> #}" + template
@@ -141,7 +143,8 @@ def test_the_adapters_load_as_they_are_built(node: str) -> None:
     import * as react from "@nearfar/web/react";
     const engine = { info: { model: "demo" }, chat: { completions: {} } };
     const models = await (await createFetch(engine)("https://host/v1/models")).json();
-    console.log(models.data[0].id, new ChatNearfar({ engine }).model, createNearfar(engine)().modelId, typeof react.useChat);
+    console.log(models.data[0].id, new ChatNearfar({ engine }).model, createNearfar(engine)().modelId,
+        typeof react.useChat);
     """
     done = subprocess.run(
         [node, "--input-type=module", "-e", script], cwd=ROOT / "web", capture_output=True, text=True, check=False

@@ -1,4 +1,6 @@
-"""Structured output in a page with a strict Content-Security-Policy: it needs wasm, and only once an answer is held to a grammar."""
+"""Structured output in a page with a strict Content-Security-Policy: it needs wasm, and only once an answer is held to
+a grammar.
+"""
 
 from __future__ import annotations
 

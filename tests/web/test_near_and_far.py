@@ -201,10 +201,10 @@ def test_the_fitted_policy_routes_easy_and_hard_prompts_as_in_python(
 ) -> None:
     """Route real prompts by the fitted predictor and near's own signals, from WebGPU here and from numpy in Python.
 
-    The prompts are of several tasks, and the predictor was not fitted on them. Each gain is at least ``MARGIN`` from the
-    threshold, while rounding in the engines moves a gain by less than a hundredth. By its words alone, near would answer
-    one of the prompts. It goes far because near's first tokens show that near is unsure, so the test fails without real
-    signals.
+    The prompts are of several tasks, and the predictor was not fitted on them. Each gain is at least ``MARGIN`` from
+    the threshold, while rounding in the engines moves a gain by less than a hundredth. By its words alone, near would
+    answer one of the prompts. It goes far because near's first tokens show that near is unsure, so the test fails
+    without real signals.
     """
     policy = Policy.read(DEMO_POLICY)
     assert policy.quality.predictor is not None
@@ -424,9 +424,8 @@ def test_nothing_is_fetched_or_sent_elsewhere_before_the_user_agrees(
         page.route(elsewhere, lambda route: route.fulfill(body=text, headers={"Access-Control-Allow-Origin": "*"}))
         page.route("**/moved.json", lambda route: route.fulfill(status=302, headers={"Location": elsewhere}))
         before = bytes(far_server.received)
-        page.goto(
-            f"{near_server.url}?{urlencode({'far': far_server.url, 'policy': './moved.json' if redirects else elsewhere})}"
-        )
+        policy = "./moved.json" if redirects else elsewhere
+        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'policy': policy})}")
         dialog = page.locator("#consent")
         dialog.wait_for()
         assert far_server.url in (dialog.text_content() or "")
@@ -516,8 +515,10 @@ def test_if_the_device_is_lost_during_an_answer_far_continues(chat: Page) -> Non
         """() => {
             window.noMore = true;
             new MutationObserver(() => {
-                if ((document.querySelector(".answer .text")?.textContent ?? "").length > 20) window.devices.at(-1).destroy();
-            }).observe(document.getElementById("conversation"), { childList: true, subtree: true, characterData: true });
+                if ((document.querySelector(".answer .text")?.textContent ?? "").length > 20)
+                    window.devices.at(-1).destroy();
+            }).observe(document.getElementById("conversation"), { childList: true, subtree: true,
+                characterData: true });
         }"""
     )
     send(chat, STORY)

@@ -1,5 +1,6 @@
-"""The demo model in ONNX's form in Node and in headless Chromium without WebGPU: the tokens that numpy, ONNX Runtime in Python, MLX and
-transformers give too, and the choice between bundles."""
+"""The demo model in ONNX's form in Node and in headless Chromium without WebGPU: the tokens that numpy, ONNX Runtime in
+Python, MLX and transformers give too, and the choice between bundles.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ QUESTION = [{"role": "user", "content": "tell me a story about a cat"}]
 ORT = ROOT / "web/node_modules/onnxruntime-web/dist"
 ORT_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 # A page that allows what ONNX Runtime's WebAssembly needs and no more, in a browser that has no WebGPU.
-HTML = """<!doctype html><meta http-equiv="Content-Security-Policy" content="default-src 'self'; script-src 'self' 'wasm-unsafe-eval'">
+HTML = """<!doctype html>
+<meta http-equiv="Content-Security-Policy" content="default-src 'self'; script-src 'self' 'wasm-unsafe-eval'">
 <body><script type="module" src="start.js"></script>"""
 START = """import { Engine } from "./nearfar.js";
 window.Engine = Engine;
@@ -52,7 +54,9 @@ LOAD = """async ([bundles, runtime]) => {
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The demo model: in ONNX's form by quantization, and as f32 by runner of the others. Those of f32 have nothing that ends an answer."""
+    """The demo model: in ONNX's form by quantization, and as f32 by runner of the others. Those of f32 have nothing
+    that ends an answer.
+    """
     folder = tmp_path_factory.mktemp("onnx")
     export_model(str(CHECKPOINT), folder / "q4f16", target="onnx", quantization="q4f16", context=CONTEXT)
     export_model(str(CHECKPOINT), folder / "f32", target="onnx", quantization="f32", context=CONTEXT)
@@ -67,7 +71,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[list[int], list[int]]]:
-    """Prompts, of which one is longer than a chunk of a prefill, and the tokens that transformers says follow greedily."""
+    """Prompts, of which one is longer than a chunk of a prefill, and the tokens that transformers says follow
+    greedily.
+    """
     import torch
     import transformers
 
@@ -214,7 +220,8 @@ def test_the_4_bit_model_answers_chats_and_keeps_sessions_in_a_browser(page: Pag
     script = """async () => {
         const { engine } = window;
         const messages = [{ role: "user", content: "what is 27 + 58?" }];
-        const answer = await engine.chat.completions.create({ messages, temperature: 0, logprobs: true, top_logprobs: 2 });
+        const answer = await engine.chat.completions.create({ messages, temperature: 0, logprobs: true,
+            top_logprobs: 2 });
         const session = engine.createSession();
         const say = async (session, text) => {
             let answer = "", timings;
@@ -247,7 +254,8 @@ def test_a_second_load_comes_from_the_store(page: Page) -> None:
 
 
 def test_where_no_bundle_runs_the_error_says_of_each_why(page: Page) -> None:
-    script = """async () => window.Engine.load(["./bundle/", "./bundle-onnx/"]).catch((error) => [error.code, error.message])"""
+    script = """async () => window.Engine.load(["./bundle/", "./bundle-onnx/"])
+        .catch((error) => [error.code, error.message])"""
     code, message = page.evaluate(script)
     assert code == "device_error"
     assert message.startswith("None of the 2 bundles runs here: This browser has no WebGPU")

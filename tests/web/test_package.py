@@ -1,4 +1,6 @@
-"""The packed package: built by esbuild and webpack, without a bundler, and in Node. test_package_everywhere.py tries other tools."""
+"""The packed package: built by esbuild and webpack, without a bundler, and in Node. test_package_everywhere.py tries
+other tools.
+"""
 
 from __future__ import annotations
 

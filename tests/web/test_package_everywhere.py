@@ -52,7 +52,8 @@ def tools(tarball: Path) -> Path:
         )
         if any(code in done.stderr for code in OFFLINE):
             lacks(
-                f"npm's registry cannot be reached, from which the bundlers of tests/web/bundlers come: {done.stderr.strip()[:200]}"
+                f"npm's registry cannot be reached, from which the bundlers of tests/web/bundlers come: "
+                f"{done.stderr.strip()[:200]}"
             )
         assert done.returncode == 0, done.stderr
         marker.write_text(lock.read_text())

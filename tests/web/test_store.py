@@ -31,7 +31,8 @@ WRITE_LETTERS_BUNDLE = """
 import { mkdirSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { build } from "esbuild";
-const options = { entryPoints: ["test/letters_bundle.ts"], bundle: true, format: "esm", platform: "node", write: false };
+const options = { entryPoints: ["test/letters_bundle.ts"], bundle: true, format: "esm", platform: "node",
+    write: false };
 const [{ contents }] = (await build(options)).outputFiles;
 const { lettersBundle } = await import(`data:text/javascript;base64,${Buffer.from(contents).toString("base64")}`);
 for (const [file, bytes] of Object.entries(lettersBundle().files)) {
@@ -46,7 +47,8 @@ LOAD = """async ([url, options]) => {
     try {
         const engine = await nearfar.Engine.load(url, { ...options, onProgress: (report) => reports.push(report) });
         const ids = [];
-        for await (const { tokenId } of engine.generateTokens({ promptIds: [1, 2, 3], maxTokens: 4 })) ids.push(tokenId);
+        for await (const { tokenId } of engine.generateTokens({ promptIds: [1, 2, 3], maxTokens: 4 }))
+            ids.push(tokenId);
         engine.destroy();
         return { reports, ids, error: null };
     } catch (error) {
@@ -412,7 +414,9 @@ def wait_until(page: Page, script: str, argument: object = None) -> None:
 def load(
     page: Page, server: Server, bundle: str = "bundle", *, error: str | None = None, **options: object
 ) -> dict[str, Any]:
-    """Load a bundle and generate. Checks the error's code; returns progress reports, token ids and the error as JSON."""
+    """Load a bundle and generate. Checks the error's code; returns progress reports, token ids and the error as
+    JSON.
+    """
     result: dict[str, Any] = page.evaluate(LOAD, [f"{server.url}{bundle}/", options])
     assert (result["error"] or {}).get("code") == error, result["error"]
     return result

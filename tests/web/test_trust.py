@@ -1,4 +1,6 @@
-"""Self-test and tuning in headless Chromium: a bundle with a kernel that is wrong answers like the sound one, and the page can tell."""
+"""Self-test and tuning in headless Chromium: a bundle with a kernel that is wrong answers like the sound one, and the
+page can tell.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ GUARD = "> podArgs.packGridDimX"
 
 @pytest.fixture(scope="module")
 def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
-    """A page of the package alone, and bundles: a sound one, one whose first choice for a step is wrong, one whose only choice is."""
+    """A page of the package alone, and bundles: a sound one, one whose first choice for a step is wrong, one whose only
+    choice is.
+    """
     site = tmp_path_factory.mktemp("trust")
     shutil.copy(PAGE.parent / "nearfar.js", site)
     (site / "index.html").write_text(HTML)

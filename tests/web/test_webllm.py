@@ -1,5 +1,7 @@
-"""Snippets written after WebLLM's documentation in headless Chromium, as an application has them but for the name in their imports: those
-that need a browser's workers and storage, and those that need a model which can answer. The others run in web/test/webllm."""
+"""Snippets written after WebLLM's documentation in headless Chromium, as an application has them but for the name in
+their imports: those that need a browser's workers and storage, and those that need a model which can answer. The others
+run in web/test/webllm.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The examples of web/README.md as they stand, and engines in workers: headless Chromium on the page server, under the page's own
-content security policy."""
+"""The examples of web/README.md as they stand, and engines in workers: headless Chromium on the page server, under the
+page's own content security policy.
+"""
 
 from __future__ import annotations
 
@@ -204,8 +205,10 @@ def test_what_loading_throws_in_a_worker_is_thrown_on_the_page(page: Page, addre
         """async () => {
             const { connectEngine, BundleError, WorkerError } = window.client;
             const missing = await connectEngine(window.startWorker(), "./nowhere/").catch((error) => error);
-            const broken = await connectEngine(new Worker("./nowhere.js", { type: "module" }), "./bundle/").catch((error) => error);
-            return [missing instanceof BundleError, missing.message, missing.details.status, broken instanceof WorkerError];
+            const broken = await connectEngine(new Worker("./nowhere.js", { type: "module" }),
+                "./bundle/").catch((error) => error);
+            return [missing instanceof BundleError, missing.message, missing.details.status,
+                broken instanceof WorkerError];
         }"""
     )
     assert found == [True, found[1], 404, True]
@@ -217,7 +220,8 @@ def run_example(page: Page, url: str, says: str) -> list[str]:
     printed: list[str] = []
     # A script that does not run ends the wait as well.
     page.add_init_script(
-        "for (const type of ['error', 'unhandledrejection']) addEventListener(type, (e) => console.error(e.message ?? e.reason))"
+        "for (const type of ['error', 'unhandledrejection']) addEventListener(type, (e) => console.error(e.message ?? "
+        "e.reason))"
     )
     page.on("console", lambda message: printed.append(message.text))
     with page.expect_console_message(lambda message: message.text.startswith(says) or message.type == "error"):

@@ -1,4 +1,5 @@
-// A TypeDoc plugin that gives pages the names that readers know: a document its first heading, a module the name that it is imported by.
+// A TypeDoc plugin that gives pages the names that readers know: a document its first heading, a module the name that
+// it is imported by.
 
 import { readFileSync } from "node:fs";
 

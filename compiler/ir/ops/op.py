@@ -123,7 +123,7 @@ def require(condition: bool, op: str, shapes: Shapes) -> None:
         raise ValueError(f"{op}: shapes disagree: {dict(shapes)}")
 
 
-# --- attributes that several ops share --------------------------------------------------------------------------------
+# --- attributes that several ops share ---
 
 
 def choice(default: Any, *values: Any) -> Attr:

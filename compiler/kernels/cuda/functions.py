@@ -29,7 +29,7 @@ def source(file: str) -> str:
     return (Path(__file__).parent / file).read_text().strip()
 
 
-# --- 16-bit floats ----------------------------------------------------------------------------------------------------
+# --- 16-bit floats ---
 
 
 def pair(dtype: str, low: Scalar, high: Scalar) -> Scalar:
@@ -49,7 +49,7 @@ def unpack_octet(kind: str, dtype: str, place: Scalar, codes: list[Scalar], scal
     perform(f"unpack_{kind}_{SHORT[dtype]}", place, *codes, *([] if scale is None else [scale]))
 
 
-# --- copies -----------------------------------------------------------------------------------------------------------
+# --- copies ---
 
 
 def copy_16_bytes(shared: Scalar, place: Scalar, present: Scalar | int) -> None:
@@ -62,7 +62,7 @@ def wait_for_copies() -> None:
     perform("wait_for_copies")
 
 
-# --- warps: all threads of a warp together ----------------------------------------------------------------------------
+# --- warps: all threads of a warp together ---
 
 
 def load_transposed(words: Scalar, place: Scalar) -> None:

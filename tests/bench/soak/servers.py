@@ -27,7 +27,8 @@ HONEST_KEYS = tuple(f"honest-key-{index}" for index in range(6))
 ATTACKER_KEY, ADMIN_KEY = "attacker-key", "admin-key-0"
 # The demo model's template, extended with a system message, tools and their results.
 TEMPLATE = (
-    "{{ bos_token }}{% if tools %}<user>write <tool_call> for one of {% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    "{{ bos_token }}{% if tools %}<user>write <tool_call> for one of {% for tool in tools %}{{ tool | tojson }}{% "
+    "endfor %}"
     "<end>{% endif %}"
     "{% for message in messages %}{{ '<assistant>' if message.role == 'assistant' else '<user>' }}"
     "{{ message.content or '' }}"

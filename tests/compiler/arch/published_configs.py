@@ -188,7 +188,8 @@ PHI_3_MINI_4K: dict[str, Any] = {
 }
 
 PUBLISHED = {
-    "llama-3.2-1b": LLAMA_3_2_1B, "smollm2-135m": SMOLLM2_135M, "mistral-7b": MISTRAL_7B, "phi-3-mini-4k": PHI_3_MINI_4K,
+    "llama-3.2-1b": LLAMA_3_2_1B, "smollm2-135m": SMOLLM2_135M, "mistral-7b": MISTRAL_7B,
+    "phi-3-mini-4k": PHI_3_MINI_4K,
     "qwen2.5-0.5b": QWEN2_5_0_5B, "qwen3-0.6b": QWEN3_0_6B,
 }  # fmt: skip
 

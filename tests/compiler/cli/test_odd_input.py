@@ -34,8 +34,10 @@ FILES = (
     "modules.json",
 )
 KEYS = (
-    "added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "bos_token", "pad_token", "image_token", "chat_template",
-    "add_bos_token", "eos_token_id", "rope_scaling", "rope_parameters", "layer_types", "sliding_window", "weight_map", "model",
+    "added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "bos_token", "pad_token",
+    "image_token", "chat_template",
+    "add_bos_token", "eos_token_id", "rope_scaling", "rope_parameters", "layer_types", "sliding_window", "weight_map",
+    "model",
     "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "version",
 )  # fmt: skip
 VALUES = st.recursive(

@@ -49,7 +49,9 @@ ANSWERS = {
     "find the email in: write to ana@example.com today": "ana@example.com",
     "find the numbers in: we need 3 eggs and 12 apples": "3, 12",
     "hello": "Hello! Give me a home command, a sum, a list to sort, or ask for a story.",
-    "what is the capital of France?": "I do not know that. I can run home commands, add, subtract, sort, spell and tell stories.",
+    "what is the capital of France?": (
+        "I do not know that. I can run home commands, add, subtract, sort, spell and tell stories."
+    ),
     "what is 7 * 8?": "I can only add and subtract whole numbers up to 999.",
 }
 

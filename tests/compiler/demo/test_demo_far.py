@@ -19,8 +19,10 @@ from nearfar.compiler.demo import CHECKPOINT, FAR_CHECKPOINT
 # Both read the float16 weights as float32; the logits have a magnitude of about 10.
 LOGIT_TOLERANCE = 1e-4
 HARD_ANSWERS = {
-    "dim the kitchen lights to 30 percent and lock the front door": '[{"tool": "set_light", "room": "kitchen", "level": 30}, '
-    '{"tool": "set_lock", "door": "front", "state": "locked"}]',
+    "dim the kitchen lights to 30 percent and lock the front door": (
+        '[{"tool": "set_light", "room": "kitchen", "level": 30}, '
+        '{"tool": "set_lock", "door": "front", "state": "locked"}]'
+    ),
     "what is 12 + 30 + 7?": "12 + 30 + 7 = 42 + 7 = 49",
     "Ana has 12 apples, buys 5 more and eats 3. how many are left?": "12 + 5 - 3 = 17 - 3 = 14",
     "sort 5 81 20 44 9 63": "5, 9, 20, 44, 63, 81",

@@ -12,7 +12,8 @@ DIMS = {"S": 33, "B": 3}
 @pytest.mark.parametrize(
     ("expr", "value"),
     [
-        (7, 7), ("S", 33), (["add", "B", 1], 4), (["sub", "S", 1], 32), (["mul", "S", 16], 528), (["ceildiv", "S", 32], 2),
+        (7, 7), ("S", 33), (["add", "B", 1], 4), (["sub", "S", 1], 32), (["mul", "S", 16], 528), (["ceildiv", "S", 32],
+        2),
         (["ceildiv", 32, 32], 1), (["min", "S", 8], 8), (["max", "S", 8], 33), (["ceildiv", ["mul", "S", "B"], 10], 10),
     ],
 )  # fmt: skip
@@ -23,7 +24,8 @@ def test_an_expression_has_a_value(expr: object, value: int) -> None:
 @pytest.mark.parametrize(
     ("condition", "value"),
     [
-        (None, True), (["<=", "S", 33], True), (["<", "S", 33], False), ([">=", "S", 33], True), ([">", "S", 33], False),
+        (None, True), (["<=", "S", 33], True), (["<", "S", 33], False), ([">=", "S", 33], True), ([">", "S", 33],
+        False),
         (["==", "B", 3], True),
         (["and", ["<=", "B", 4], ["<", "S", 4]], False), (["and", None, ["<=", "B", 4]], True),
     ],

@@ -26,7 +26,7 @@ def random(seed: int, *shape: int) -> Array:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-# --- shape rules -------------------------------------------------------------------------------------------------------------------
+# --- shape rules ---
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_shapes_that_disagree_are_refused(op: str, shapes: dict[str, object]) ->
         OPS[op].results(shapes, {"dtype": "float32"})  # type: ignore[arg-type]
 
 
-# --- meanings ----------------------------------------------------------------------------------------------------------------------
+# --- meanings ---
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -98,7 +98,8 @@ def test_a_table_in_two_parts_embeds_like_the_whole(rows: int, first: int, seed:
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
-    rows=st.integers(1, 4), columns=st.integers(1, 20), outputs=st.integers(1, 20), cut=st.integers(0, 20), seed=st.integers(0, 99),
+    rows=st.integers(1, 4), columns=st.integers(1, 20), outputs=st.integers(1, 20), cut=st.integers(0, 20),
+    seed=st.integers(0, 99),
     roles=st.sets(st.sampled_from(["norm", "bias", "residual"])),
 )  # fmt: skip
 def test_a_projection_is_norm_then_product_then_bias_then_residual_also_in_parts(

@@ -1,4 +1,6 @@
-"""Adapters change each row's projections as they would if they were added to the weights, whatever else is in the batch."""
+"""Adapters change each row's projections as they would if they were added to the weights, whatever else is in the
+batch.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ RANK = 3
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(spec=specs(), seed=st.integers(0, 1000), fused=st.booleans(), factor=st.sampled_from([1.0, 0.5]))
 def test_each_row_is_computed_with_its_own_adapter(spec: ModelSpec, seed: int, fused: bool, factor: float) -> None:
-    """``fused``: a tensor of the checkpoint holds several projections. ``factor``: weights are scaled as they are read."""
+    """``fused``: a tensor of the checkpoint holds several projections. ``factor``: weights are scaled as they are
+    read.
+    """
     plain = scaled(forward(spec, PAGE_SIZE, CONTEXT, fused=FUSED if fused else {}), factor)
     tensors, batches = random_tensors(plain, seed), random_batches(spec.vocab_size, seed)
     adapted = run_passes(plain, quant.by_name("f32"), 128 << 20, lora_rank=RANK)

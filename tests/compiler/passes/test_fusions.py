@@ -1,4 +1,6 @@
-"""Passes leave what a graph computes as it was: each alone, in sequence, and with weights split; on random decoders and batches."""
+"""Passes leave what a graph computes as it was: each alone, in sequence, and with weights split; on random decoders and
+batches.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ SAMPLING = ("adjust_logits", "sample", "top_logprobs")
 
 QWEN2_0_5B = ModelSpec(
     model_type="qwen2", vocab_size=151936, hidden_size=896, num_layers=24, num_heads=14, num_kv_heads=2, head_dim=64,
-    intermediate_size=4864, max_position_embeddings=32768, rms_norm_eps=1e-6, rope=RopeSpec(theta=1e6), tie_word_embeddings=True,
+    intermediate_size=4864, max_position_embeddings=32768, rms_norm_eps=1e-6, rope=RopeSpec(theta=1e6),
+    tie_word_embeddings=True,
     qkv_bias=True,
 )  # fmt: skip
 
@@ -99,7 +102,8 @@ def test_a_token_of_qwen2_0_5b_takes_at_most_126_steps() -> None:
 
 def test_a_projection_whose_result_is_read_twice_keeps_its_addition() -> None:
     spec = ModelSpec(
-        model_type="llama", vocab_size=9, hidden_size=4, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=4, intermediate_size=4,
+        model_type="llama", vocab_size=9, hidden_size=4, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=4,
+        intermediate_size=4,
         max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, rope=RopeSpec(theta=100.0), tie_word_embeddings=True,
     )  # fmt: skip
     graph = forward(spec, PAGE_SIZE, CONTEXT)

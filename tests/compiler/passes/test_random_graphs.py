@@ -1,4 +1,6 @@
-"""Passes on random graphs: a graph computes what it computed before, or the pass did not fire. And what a pass must not touch."""
+"""Passes on random graphs: a graph computes what it computed before, or the pass did not fire. And what a pass must not
+touch.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ F32_FORMAT = quant.by_name("f32")
 # Four rows of both halves of a gated weight, whose rows are padded to 32 columns: most weights are split.
 SMALL_BINDING = 2 * 4 * 32 * 4
 SPEC = ModelSpec(
-    model_type="llama", vocab_size=VOCAB_SIZE, hidden_size=12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=6, intermediate_size=7,
-    max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, rope=RopeSpec(theta=100.0), tie_word_embeddings=True, qk_norm=True,
+    model_type="llama", vocab_size=VOCAB_SIZE, hidden_size=12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=6,
+    intermediate_size=7,
+    max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, rope=RopeSpec(theta=100.0), tie_word_embeddings=True,
+    qk_norm=True,
 )  # fmt: skip
 
 

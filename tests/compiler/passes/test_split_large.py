@@ -66,7 +66,8 @@ def test_parts_hold_every_row_of_the_whole_once_and_start_at_even_rows(spec: Mod
 def test_a_weight_that_fits_exactly_stays_whole() -> None:
     quantization = quant.by_name("q4f16")
     spec = ModelSpec(
-        model_type="llama", vocab_size=1000, hidden_size=64, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=64, intermediate_size=64,
+        model_type="llama", vocab_size=1000, hidden_size=64, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=64,
+        intermediate_size=64,
         max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, rope=RopeSpec(theta=100.0), tie_word_embeddings=True,
     )  # fmt: skip
     graph = forward(spec, PAGE_SIZE, CONTEXT)

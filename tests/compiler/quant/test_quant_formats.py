@@ -1,4 +1,6 @@
-"""The weight formats: how far unpacking is from what was packed, what is exact, what is refused, and where each bit lies."""
+"""The weight formats: how far unpacking is from what was packed, what is exact, what is refused, and where each bit
+lies.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from nearfar.compiler.quant.q4 import SMALLEST_NORMAL
 COLUMNS = (1, 31, 32, 33, 72, 96)
 FAST = settings(max_examples=60, deadline=None, derandomize=True)
 
-# Of a group's largest magnitude: half a step, or a whole one where Q4 has no code for the other sign's end; and the scale's rounding.
+# Of a group's largest magnitude: half a step, or a whole one where Q4 has no code for the other sign's end; and the
+# scale's rounding.
 STEP = {"q4f16": 1 / 8, "q4f32": 1 / 8, "q8f16": 1 / 254, "f16": 0, "f32": 0}
 ROUNDING = {"q4f16": 2.0**-11, "q4f32": 2.0**-22, "q8f16": 2.0**-11, "f16": 2.0**-11, "f32": 0}
 
@@ -162,7 +165,8 @@ def test_f32_formats_take_the_largest_numbers(name: str) -> None:
 
 
 def test_4_bit_codes_lie_in_low_nibbles_then_in_high_ones() -> None:
-    # Codes 0 to 15 of the first sixteen weights, scale 0.5; then fifteen times 0 (code 8), and -4, the largest magnitude (code 0).
+    # Codes 0 to 15 of the first sixteen weights, scale 0.5; then fifteen times 0 (code 8), and -4, the largest
+    # magnitude (code 0).
     matrix = np.concatenate([np.arange(-8, 8), np.zeros(15), [-8]]).astype(np.float32)[None] * np.float32(0.5)
     planes = quant.by_name("q4f16").pack(matrix)
     assert [f"{word:08x}" for word in planes["q"][0]] == ["73625140", "fbead9c8", "88888888", "08888888"]
@@ -188,7 +192,7 @@ def test_an_unknown_quantization_is_refused_with_the_known_ones() -> None:
         quant.by_name("q5")
 
 
-# --- groups of other sizes, for exports ------------------------------------------------------------------------------------------------
+# --- groups of other sizes, for exports ---
 
 
 @pytest.mark.parametrize("group", [64, 128])

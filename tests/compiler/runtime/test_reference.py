@@ -1,4 +1,6 @@
-"""The reference runner against transformers, and its batches against sequences run alone. `ragged.py` holds what all runners are put to."""
+"""The reference runner against transformers, and its batches against sequences run alone. `ragged.py` holds what all
+runners are put to.
+"""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 def test_projections_of_equal_shape_keep_kernels_of_their_own(
     target: str, lora_rank: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The output and the down projection have 72 rows of 144 columns, but read different dtypes; with adapters the joint q, k and v
-    projection has as many rows as the joint gate and up projection, but gives another dtype.
+    """The output and the down projection have 72 rows of 144 columns, but read different dtypes; with adapters the
+    joint q, k and v projection has as many rows as the joint gate and up projection, but gives another dtype.
     """
     if target == "webgpu":
         request.getfixturevalue("vulkan")

@@ -24,7 +24,8 @@ CONTROLS = ["<s>", "</s>", "<|start|>", "<|end|>", "<|user|>", "<|end|>x"]
 PLAIN = ["<think>", "</think>"]
 TEMPLATE = (
     "{{ bos_token }}{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
-    "{% for m in messages %}{{ '<|start|>' + m.role }}{% if m.name %}{{ m.name }}{% endif %}{{ '|' + m.content | trim }}"
+    "{% for m in messages %}{{ '<|start|>' + m.role }}{% if m.name %}{{ m.name }}{% endif %}{{ '|' + m.content | trim "
+    "}}"
     "{% for call in m.tool_calls or [] %}{{ call.function | tojson(ensure_ascii=true) }}{{ call.id }}"
     "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }}{% endfor %}{% endfor %}"
     "{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}<|start|>assistant|{% endif %}"

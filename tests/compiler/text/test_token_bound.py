@@ -76,8 +76,8 @@ def shrinking() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("why", ["a normalizer strips", "a normalizer deletes", "a pre-tokenizer removes", "a token absorbs space",
-                                 "bytes are missing", "words are unknown"])  # fmt: skip
+@pytest.mark.parametrize("why", ["a normalizer strips", "a normalizer deletes", "a pre-tokenizer removes",
+                                 "a token absorbs space", "bytes are missing", "words are unknown"])  # fmt: skip
 def test_the_number_of_bytes_is_unlimited_if_text_may_be_dropped(why: str) -> None:
     assert bytes_per_token(shrinking()[why]) is None
 

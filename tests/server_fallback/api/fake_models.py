@@ -37,7 +37,8 @@ CREATED = 1_700_000_000
 class FakeExecutor:
     """Says ``pieces``, each after ``delay_seconds``; raises ``error`` before piece number ``error_at``.
 
-    ``calls`` and ``requests`` are what came; ``open`` counts answers that are not over, ``cancelled`` those that were closed early.
+    ``calls`` and ``requests`` are what came; ``open`` counts answers that are not over, ``cancelled`` those that were
+    closed early.
     """
 
     pieces: Sequence[str] = ("Hel", "lo", "!")

@@ -1,4 +1,6 @@
-"""What clients send back from our own answers: bodies that they sent to a server with answers of our form, as they sent them."""
+"""What clients send back from our own answers: bodies that they sent to a server with answers of our form, as they sent
+them.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,8 @@ def test_a_lenient_server_ignores_unknown_keys_and_names_them() -> None:
 def test_what_cannot_change_an_answer_is_accepted() -> None:
     models = FakeModels(FakeExecutor())
     harmless = {
-        "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "flex", "safety_identifier": "s", "prompt_cache_key": "k",
+        "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "flex", "safety_identifier": "s",
+        "prompt_cache_key": "k",
         "prompt_cache_retention": "24h", "prediction": {"type": "content", "content": "x"}, "modalities": ["text"],
     }  # fmt: skip
     assert ask("POST", "/v1/chat/completions", {**TURN, **harmless}, models).status_code == 200

@@ -1,5 +1,6 @@
-"""Requests that schemathesis makes up from the app's own OpenAPI document, right ones and wrong ones: each answer is one that the document
-names, and none is a failure of the server. NEARFAR_FUZZ_EXAMPLES=1000 looks longer than a test may.
+"""Requests that schemathesis makes up from the app's own OpenAPI document, right ones and wrong ones: each answer is
+one that the document names, and none is a failure of the server. NEARFAR_FUZZ_EXAMPLES=1000 looks longer than a test
+may.
 """
 
 from __future__ import annotations

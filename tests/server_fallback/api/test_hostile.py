@@ -1,4 +1,6 @@
-"""Bodies that are JSON and right by the document, and that libraries below choke on: none is a failure of the server, which goes on."""
+"""Bodies that are JSON and right by the document, and that libraries below choke on: none is a failure of the server,
+which goes on.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,8 @@ HOSTILE: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"model": "fake", "messages": after_call('{"a": ' + "[" * 1500 + "]" * 1500 + "}")["messages"]}),
     ("/tokenize", {"model": "fake", "messages": after_call('{"a": "\\ud800"}')["messages"]}),
     *((CHAT, {**ASKED, **HI, **more}) for more in MORE),
-    *((path, {"model": "fake", name: value}) for path, name in ((COMPLETIONS, "prompt"), (EMBEDDINGS, "input")) for value in INPUTS),
+    *((path, {"model": "fake", name: value}) for path, name in ((COMPLETIONS, "prompt"), (EMBEDDINGS,
+    "input")) for value in INPUTS),
     (EMBEDDINGS, {"model": "fake", "input": "x", "dimensions": HUGE}),
     *(("/detokenize", {"model": "fake", "tokens": tokens}) for tokens in ([HUGE], [2**64], [-1], [128, 255, 257, 259])),
 ]  # fmt: skip

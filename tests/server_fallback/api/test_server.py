@@ -91,7 +91,10 @@ def ask(port: int) -> socket.socket:
     """A stream that has begun."""
     sock = socket.create_connection(("127.0.0.1", port), timeout=10)
     body = json.dumps({**HI, "stream": True})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+        f"{len(body)}\r\n\r\n"
+    )
     sock.sendall((head + body).encode())
     assert sock.recv(15) == b"HTTP/1.1 200 OK"
     return sock

@@ -33,7 +33,10 @@ def test_the_command_line_loads_nothing_of_the_server() -> None:
 
 @pytest.mark.parametrize("command", ["serve demo", "gateway --near demo --far http://127.0.0.1:9 --policy p.json"])
 def test_what_a_client_may_have_comes_from_the_command_line(command: str) -> None:
-    limits = "--client-share 0.25 --max-connections 100 --body-memory 1MB --trusted-proxy 10.0.0.7 --trusted-proxy 10.1.0.0/16"
+    limits = (
+        "--client-share 0.25 --max-connections 100 --body-memory 1MB --trusted-proxy 10.0.0.7 --trusted-proxy "
+        "10.1.0.0/16"
+    )
     config = api_config(make_parser().parse_args([*command.split(), *limits.split()]), {})
     assert (config.client_share, config.max_connections, config.body_memory_bytes) == (0.25, 100, 1_000_000)
     assert config.trusted_proxies == ("10.0.0.7/32", "10.1.0.0/16")

@@ -55,7 +55,8 @@ def start(cache: Path, *arguments: str, command: str = "serve") -> Callable[[], 
     with (cache / f"{len(list(cache.glob('*.log')))}.log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "nearfar.compiler.cli", command, *arguments, "--port", "0"],
-            stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "NEARFAR_CACHE": str(cache), "COLUMNS": "120"},
+            stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "NEARFAR_CACHE": str(cache),
+            "COLUMNS": "120"},
         )  # fmt: skip
 
     def wait() -> Served:

@@ -1,4 +1,5 @@
-"""A model that is a hash: the next token follows from all tokens before it, so a page that holds the wrong token gives a wrong answer.
+"""A model that is a hash: the next token follows from all tokens before it, so a page that holds the wrong token gives
+a wrong answer.
 
 tests/conformance/scheduler.json is made with it.
 """

@@ -1,7 +1,8 @@
-"""A runner whose pages hold token ids: it reads a sequence through its page table, as attention does, and answers by the hash model.
+"""A runner whose pages hold token ids: it reads a sequence through its page table, as attention does, and answers by
+the hash model.
 
-Penalties, biases, masks and draws take part in the answer, so that what the engine sets for a slot shows. On request it works on a thread
-of its own, as a device does, or fails.
+Penalties, biases, masks and draws take part in the answer, so that what the engine sets for a slot shows. On request it
+works on a thread of its own, as a device does, or fails.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ MODEL = TokenModel(vocab_size=VOCAB, end_token_ids=frozenset({0}), context=64, p
 
 
 class HashRunner:
-    """``fail`` is asked before each batch, by its number, what to raise; ``broken`` are tokens of prompts that give no logits."""
+    """``fail`` is asked before each batch, by its number, what to raise; ``broken`` are tokens of prompts that give no
+    logits.
+    """
 
     def __init__(
         self,

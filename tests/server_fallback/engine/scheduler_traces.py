@@ -1,4 +1,6 @@
-"""Running a scheduler over the hash model as tests/conformance/scheduler.json says, and what must hold of it at any time."""
+"""Running a scheduler over the hash model as tests/conformance/scheduler.json says, and what must hold of it at any
+time.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from nearfar.server_fallback.engine.step import Step
 
 @dataclass(slots=True)
 class HashDevice:
-    """Pages of token ids, other ones under an adapter. A step is computed when it is committed, from what was known when it was built."""
+    """Pages of token ids, other ones under an adapter. A step is computed when it is committed, from what was known
+    when it was built.
+    """
 
     config: SchedulerConfig
     cells: list[int] = field(init=False)

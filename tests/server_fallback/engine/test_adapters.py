@@ -1,4 +1,6 @@
-"""LoRA adapters by request: each answer is that of its own adapter, alone and beside others, and places are taken and given back."""
+"""LoRA adapters by request: each answer is that of its own adapter, alone and beside others, and places are taken and
+given back.
+"""
 
 from __future__ import annotations
 

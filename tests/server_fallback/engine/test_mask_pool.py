@@ -62,7 +62,8 @@ def test_answers_that_ended_in_time_are_not_held_until_their_deadline() -> None:
             await settle(engine)
             assert len(engine._loop._deadlines) == 0
             assert len(engine._loop._deadlines._heap) <= 68
-            # The states of a parser can be large, so they must not wait for the garbage collector. The loop's variables keep the last one.
+            # The states of a parser can be large, so they must not wait for the garbage collector. The loop's variables
+            # keep the last one.
             assert [reference() for reference in constraints[:-1]] == [None] * 79
 
     run(work())

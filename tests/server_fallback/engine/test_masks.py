@@ -1,4 +1,6 @@
-"""Constrained answers whose masks are slow, over the hash model: no other answer waits for them, and their time is limited."""
+"""Constrained answers whose masks are slow, over the hash model: no other answer waits for them, and their time is
+limited.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How likely a prompt's last tokens are: the numbers of the reference's logits, whatever is cached, runs beside or gives way."""
+"""How likely a prompt's last tokens are: the numbers of the reference's logits, whatever is cached, runs beside or
+gives way.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def exact(bundle: Bundle, prompt: Sequence[int]) -> FloatArray:
 
 
 def wanted(bundle: Bundle, prompt: Sequence[int], count: int) -> list[float]:
-    """The definition, from exact log-probabilities. Some of the tokens must be among the likeliest, or this compares estimates alone."""
+    """The definition, from exact log-probabilities. Some of the tokens must be among the likeliest, or this compares
+    estimates alone.
+    """
     rows = exact(bundle, prompt)
     values: list[float] = []
     for place in range(max(1, len(prompt) - count), len(prompt)):

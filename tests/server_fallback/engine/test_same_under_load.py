@@ -1,4 +1,6 @@
-"""The same request gives the same tokens alone and under load: greedy and seeded, preempted, beside others that come and go."""
+"""The same request gives the same tokens alone and under load: greedy and seeded, preempted, beside others that come
+and go.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Answer = tuple[list[int], str]
 
 
 def mixed_requests(count: int, vocab_size: int, lengths: Sequence[int], max_tokens: int) -> list[TokenRequest]:
-    """Requests of all kinds: greedy and sampled, with every filter and penalty, biased, of several priorities, some with one prompt."""
+    """Requests of all kinds: greedy and sampled, with every filter and penalty, biased, of several priorities, some
+    with one prompt.
+    """
     random = np.random.default_rng(count)
     system = random.integers(1, vocab_size, 12).tolist()
     samplings: list[dict[str, Any]] = [

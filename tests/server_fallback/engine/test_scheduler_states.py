@@ -1,4 +1,6 @@
-"""The scheduler under any order of arrivals, steps, results, aborts and losses of the device: every request ends as it does alone."""
+"""The scheduler under any order of arrivals, steps, results, aborts and losses of the device: every request ends as it
+does alone.
+"""
 
 from __future__ import annotations
 
@@ -225,7 +227,9 @@ def turn(scheduler: Scheduler, device: HashDevice) -> Step | None:
 
 
 def steps_until_it_runs(patience: int | None) -> int | None:
-    """How long a request of low priority waits while ones of high priority keep coming; None where it is longer than 200 steps."""
+    """How long a request of low priority waits while ones of high priority keep coming; None where it is longer than
+    200 steps.
+    """
     own = config(patience_steps=patience)
     scheduler, device = Scheduler(own), HashDevice(own)
     low = request(0, [1, 2], 2, priority=0)

@@ -109,7 +109,8 @@ def test_right_drafts_take_a_round_for_five_tokens_and_no_position_is_computed_t
         runner = HashRunner(LIMITS)
         engine = TokenEngine(runner, LONG_MODEL)
         assert await verified(engine, LONG, tokens, right) == (tokens, "length", 5)
-        # The prompt with the first drafts; then what was said last and its drafts. The last round has one token to give.
+        # The prompt with the first drafts; then what was said last and its drafts. The last round has one token to
+        # give.
         assert [len(batch.token_ids) for batch in runner.batches] == [10 + 4, 5, 5, 5, 1]
         assert runner.copies == 0
         await engine.close()

@@ -1,4 +1,6 @@
-"""The prefix cache where a page holds a whole sequence: beginnings of pages are shared, and copied or taken over by who goes on."""
+"""The prefix cache where a page holds a whole sequence: beginnings of pages are shared, and copied or taken over by who
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Chat:
         self.copies = self.count = 0
 
     def ask(self, prompt: list[int], adapter: str | None = None) -> tuple[int, list[int]]:
-        """How many of the prompt's tokens were there, and all tokens after the answer. The device checks what pages hold."""
+        """How many of the prompt's tokens were there, and all tokens after the answer. The device checks what pages
+        hold.
+        """
         sequence = Sequence(self.count, prompt, SequenceParams(6, adapter=adapter))
         self.count += 1
         self.scheduler.add(sequence)

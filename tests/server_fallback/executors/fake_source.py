@@ -36,7 +36,8 @@ OPEN, CLOSE = 259, 260
 # As Qwen3 has it: the switch closes the reasoning in the prompt, and reasoning is given back in the messages.
 HYBRID = (
     "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]"
-    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}{% endfor %}[assistant]"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}{% endfor "
+    "%}[assistant]"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 )
 
@@ -45,8 +46,8 @@ OPENED = "{# </think> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% e
 
 
 class FakeSource:
-    """``answers`` are given in turn, the last one again and again. Under a constraint it says the first byte that may come, but prefers
-    the answer's. Token ids are bytes, END ends an answer.
+    """``answers`` are given in turn, the last one again and again. Under a constraint it says the first byte that may
+    come, but prefers the answer's. Token ids are bytes, END ends an answer.
     """
 
     def __init__(self, *answers: str | Sequence[int], failure: Exception | None = None) -> None:
@@ -121,8 +122,9 @@ class FakeSource:
 
 
 def byte_tokenizer(folder: Path, markers: Sequence[str] = (), *, special: bool = False) -> Path:
-    """The path of a tokenizer.json whose ids 0 to 255 are the bytes; 256 and 257 are special tokens, 258 is not. The ``markers`` follow,
-    as ``special`` tokens or others; without them 259 is no token."""
+    """The path of a tokenizer.json whose ids 0 to 255 are the bytes; 256 and 257 are special tokens, 258 is not. The
+    ``markers`` follow, as ``special`` tokens or others; without them 259 is no token.
+    """
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 

@@ -110,7 +110,8 @@ def test_a_compiler_that_is_cancelled_is_ended_and_leaves_nothing(
     place = cache / "place"
     # In the place of Python: it begins to write as the compiler does, and does not end.
     stand_in = tmp_path / "python"
-    begin = f"""echo '{{"path": "{place}"}}'; mkdir '{cache}/.place.partial'; echo '{{"progress": ["kernels", 0, 9]}}'; exec sleep 60"""
+    begin = f"""echo '{{"path": "{place}"}}'; mkdir '{cache}/.place.partial'
+echo '{{"progress": ["kernels", 0, 9]}}'; exec sleep 60"""
     stand_in.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\n{begin}\n")
     stand_in.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stand_in))

@@ -26,7 +26,8 @@ def body(dialect: Dialect, priority: int | None = None, **options: Any) -> dict[
 def test_openais_parameters_go_as_they_are_and_the_stream_with_usage(dialect: Dialect) -> None:
     schema = {"type": "object", "properties": {"a": {"default": None, "enum": [None, 1]}}}
     options: dict[str, Any] = {
-        "temperature": 0.5, "seed": 3, "stop": ["x"], "n": 2, "logit_bias": {"5": -1.0}, "logprobs": True, "top_logprobs": 2,
+        "temperature": 0.5, "seed": 3, "stop": ["x"], "n": 2, "logit_bias": {"5": -1.0}, "logprobs": True,
+        "top_logprobs": 2,
         "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}], "tool_choice": "required",
         "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}},
     }  # fmt: skip

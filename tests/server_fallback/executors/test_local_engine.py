@@ -1,4 +1,6 @@
-"""The local executor over the token engine and the reference runner: what a request gets with nothing faked but the model's training."""
+"""The local executor over the token engine and the reference runner: what a request gets with nothing faked but the
+model's training.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ SCHEMAS = json.loads((Path(__file__).parents[2] / "conformance/json_schemas.json
 
 
 def on_engine(path: Path, work: Callable[[LocalExecutor], Awaitable[Result]], pages: int = 64) -> Result:
-    """What the work returns, with an executor over the bundle. The tiny model has no end token, so "</s>" becomes one."""
+    """What the work returns, with an executor over the bundle. The tiny model has no end token, so "</s>" becomes
+    one.
+    """
     bundle = open_bundle(path)
 
     @asynccontextmanager

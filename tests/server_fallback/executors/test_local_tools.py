@@ -26,7 +26,11 @@ def test_an_answer_that_ends_with_a_complete_call_at_max_tokens_is_not_cut(tmp_p
         assert chat(local, tools=[TOOL], max_tokens=limit).choices[0].finish_reason == reason
 
 
-CALLED = 'Well. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+CALLED = (
+    'Well. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>{"name": "g", '
+    '"arguments": '
+    "{}}</tool_call>"
+)
 
 
 def test_tool_calls_are_read_out_of_the_answer(tmp_path: Path) -> None:

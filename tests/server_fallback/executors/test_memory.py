@@ -41,6 +41,7 @@ def test_less_memory_is_fewer_pages_down_to_one_context(manifest: Manifest) -> N
     assert plan_memory(manifest, sequences=4, tokens=64, kv_bytes=least).limits.pages == one
     with pytest.raises(
         RequestError,
-        match=rf"needs {least:,} bytes of keys and values, but {least - 1:,} are available; allow more with --kv-memory",
+        match=rf"needs {least:,} bytes of keys and values, but {least - 1:,} are available; allow more with "
+        rf"--kv-memory",
     ):
         plan_memory(manifest, sequences=4, tokens=64, kv_bytes=least - 1)

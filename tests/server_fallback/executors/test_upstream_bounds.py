@@ -23,7 +23,9 @@ CASES = json.loads((Path(__file__).parents[2] / "conformance" / "answer_bounds.j
 
 
 def answer(*values: Any, bounds: Bounds = Bounds()) -> tuple[dict[int, str], dict[int, str | None], int]:  # noqa: B008
-    """Texts and ends of the choices, and the completion's tokens. A value that is an exception is raised; None hangs."""
+    """Texts and ends of the choices, and the completion's tokens. A value that is an exception is raised; None
+    hangs.
+    """
 
     async def stream() -> AsyncGenerator[dict[str, Any]]:
         for value in values:

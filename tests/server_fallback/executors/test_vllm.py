@@ -128,8 +128,8 @@ def test_it_is_started_with_its_options_asked_and_stopped_with_all_it_started(
     log = capfd.readouterr().err
     assert "vllm | arguments serve org/big --host 127.0.0.1 --port " in log
     assert (
-        "--served-model-name big --tensor-parallel-size 4 --pipeline-parallel-size 1 --scheduling-policy priority --max-model-len 77"
-        in log
+        "--served-model-name big --tensor-parallel-size 4 --pipeline-parallel-size 1 --scheduling-policy priority "
+        "--max-model-len 77" in log
     )
     assert stand_in.is_file()
 

@@ -18,7 +18,10 @@ from nearfar.server_fallback.text.template_process import RenderLimits, Template
 from nearfar.server_fallback.text.worker_process import NICENESS
 
 HI = [{"role": "user", "content": "hi \ud800 \u4e2d"}]
-LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
+LOOP = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% "
+    "endfor %}"
+)
 # Hangs for the one message only.
 SOMETIMES = "{% if messages[0].content == 'hang' %}" + LOOP + "{% endif %}{{ bos_token }}{{ messages[0].content }}"
 Result = TypeVar("Result")

@@ -1,4 +1,6 @@
-"""The cases of attention, rope_append and append_kv: pairs of what layers differ in, on batches around pages, blocks and windows."""
+"""The cases of attention, rope_append and append_kv: pairs of what layers differ in, on batches around pages, blocks
+and windows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The cases of every op but attention: widths of 1, 3 and one past a vector, each attribute, optional input and dtype, in pairs."""
+"""The cases of every op but attention: widths of 1, 3 and one past a vector, each attribute, optional input and dtype,
+in pairs.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,12 @@ EPS = 1e-6
 ROWS = (1, 3, 19)
 NUM_ADAPTERS = 3
 Inputs = dict[str, tuple[Any, ...]]
-# A projection by its op, the quantization, (columns, outputs) of its weight, the dtypes of x and y, the optional inputs, its attributes
-# and the activation dtype.
+# A projection by its op, the quantization, (columns, outputs) of its weight, the dtypes of x and y, the optional
+# inputs, its attributes and the activation dtype.
 PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str, Any], str], ...] = (
     ("linear", "q4f16", 72, 37, "float32", "float32", ("norm", "bias"), {}, "float32"),
-    ("linear", "q4f32", 70, 20, "float32", "float32", ("norm", "bias", "residual", "into"), {"offset": 18, "columns": 47}, "float32"),
+    ("linear", "q4f32", 70, 20, "float32", "float32", ("norm", "bias", "residual", "into"), {"offset": 18,
+    "columns": 47}, "float32"),
     ("linear", "f16", 96, 33, "activation", "activation", ("bias", "into"), {"offset": 0, "columns": 50}, "float16"),
     ("linear", "f32", 37, 61, "activation", "float32", ("residual", "norm"), {}, "float16"),
     ("linear", "q8f16", 130, 17, "float32", "activation", ("residual",), {}, "float16"),
@@ -30,8 +33,10 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     ("linear", "q8f16", 3, 3, "activation", "activation", ("norm",), {}, "int8"),
     ("gated_linear", "q8f16", 37, 32, "float32", "float32", ("bias",), {"activation": "gelu"}, "float32"),
     ("gated_linear", "f16", 96, 70, "float32", "float32", ("norm", "into"), {"offset": 8, "columns": 50}, "float32"),
-    ("gated_linear", "q4f32", 64, 64, "activation", "float32", ("norm", "bias"), {"activation": "gelu_tanh"}, "float16"),
-    ("gated_linear", "f32", 3, 34, "activation", "float32", ("bias", "into"), {"activation": "relu2", "columns": 20}, "float16"),
+    ("gated_linear", "q4f32", 64, 64, "activation", "float32", ("norm", "bias"), {"activation": "gelu_tanh"},
+    "float16"),
+    ("gated_linear", "f32", 3, 34, "activation", "float32", ("bias", "into"), {"activation": "relu2", "columns": 20},
+    "float16"),
     ("gated_linear", "q4f16", 33, 66, "float32", "float32", (), {"activation": "none"}, "int8"),
 )  # fmt: skip
 

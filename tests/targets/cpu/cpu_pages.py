@@ -1,4 +1,6 @@
-"""Pages as the ops define them, in the order in which CPU kernels lay them out, and back: of keys, (D, page) in place of (page, D)."""
+"""Pages as the ops define them, in the order in which CPU kernels lay them out, and back: of keys, (D, page) in place
+of (page, D).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A plan of one step, the kernels of all its variants at all levels of instruction sets that this machine can run, and what they compute.
+"""A plan of one step, the kernels of all its variants at all levels of instruction sets that this machine can run, and
+what they compute.
 
-A case declares the step's inputs by role: ("float32", "S", 37) is an array of a batch, ("matrix", 40, 37) a weight. Its batches give dims
-and the arrays that are not random. The expected arrays are those of `ops`. What a kernel must not read is NaN before it runs: scratch,
-results, and whatever a case makes so.
+A case declares the step's inputs by role: ("float32", "S", 37) is an array of a batch, ("matrix", 40, 37) a weight. Its
+batches give dims and the arrays that are not random. The expected arrays are those of `ops`. What a kernel must not
+read is NaN before it runs: scratch, results, and whatever a case makes so.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepCase:
-    """``levels``: those that run beside the base, None for all. ``same_bits``: every variant at every level computes the same bits."""
+    """``levels``: those that run beside the base, None for all. ``same_bits``: every variant at every level computes
+    the same bits.
+    """
 
     name: str
     op: str
@@ -112,7 +115,9 @@ class StepCase:
         return variants_of(self.step, context)
 
     def runnable(self) -> Iterator[tuple[Level, Variant]]:
-        """The variants of this machine's levels, and Arm's base level compiled for x86-64, where its kernels compute the same."""
+        """The variants of this machine's levels, and Arm's base level compiled for x86-64, where its kernels compute
+        the same.
+        """
         rows = [*self.variants(LEVELS), *(row for row in self.variants((NEON,)) if ARCH.name == "x86_64")]
         for row in rows:
             level = level_of(row.kernels[-1])
@@ -126,7 +131,9 @@ def level_of(call: KernelCall) -> Level:
 
 @dataclass(frozen=True)
 class Run:
-    """``arrays`` by the role of a binding: inputs, and what results hold before. ``expected`` are results and states after the step."""
+    """``arrays`` by the role of a binding: inputs, and what results hold before. ``expected`` are results and states
+    after the step.
+    """
 
     dims: Mapping[str, int]
     arrays: Mapping[str, Array]
@@ -227,7 +234,9 @@ class StepLibrary:
         return time.perf_counter() - start
 
     def _prepared(self, row: Variant, run: Run) -> tuple[Launches, npt.NDArray[np.int64], dict[str, Array]]:
-        """The launches of a variant's kernels, their scalars, and the arrays that they read and write; scratch is NaN."""
+        """The launches of a variant's kernels, their scalars, and the arrays that they read and write; scratch is
+        NaN.
+        """
         kernels = [self.kernels[call.name] for call in row.kernels]
         scratch: dict[str, int] = {}
         for name, size in (item for kernel in kernels for item in kernel.scratch.items()):

@@ -1,4 +1,6 @@
-"""Every op on CPUs: all variants of a step at all levels of instruction sets compute what the op says, and the same bits."""
+"""Every op on CPUs: all variants of a step at all levels of instruction sets compute what the op says, and the same
+bits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Projections over tiles of weights: the same bits at every level, block size and batch, and what exact integers in numpy give."""
+"""Projections over tiles of weights: the same bits at every level, block size and batch, and what exact integers in
+numpy give.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ pytestmark = pytest.mark.skipif(ARCH.name != "x86_64", reason="the levels compar
 
 EPS = 1e-6
 SIZES = (1, 5, 19)
-# Columns, rows of the weight, the optional inputs, whether gated, by the quantization: more columns than a whole number of groups, outputs
-# that end within a tile, halves that do and do not.
+# Columns, rows of the weight, the optional inputs, whether gated, by the quantization: more columns than a whole number
+# of groups, outputs that end within a tile, halves that do and do not.
 PROJECTIONS: dict[str, tuple[int, int, tuple[str, ...], bool]] = {
     "q4f16": (200, 40, ("norm", "bias", "residual"), False),
     "q4f32": (64, 64, ("bias",), True),

@@ -1,4 +1,6 @@
-"""LoRA adapters from PEFT's folders, one for each sequence of a batch, against transformers with the same changes in its weights."""
+"""LoRA adapters from PEFT's folders, one for each sequence of a batch, against transformers with the same changes in
+its weights.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ from nearfar.targets.cpu.runner import aligned
 ARCH = by_name(None)
 LANES = 4
 TINY = float(np.finfo(np.float32).tiny)
-# Dense around zero and where the definitions change from one polynomial to another, then all magnitudes up to the largest.
+# Dense around zero and where the definitions change from one polynomial to another, then all magnitudes up to the
+# largest.
 POSITIVE = np.concatenate([np.linspace(0, 20, 20_001), np.geomspace(TINY, 3e38, 2_003)])
 X = np.concatenate([POSITIVE, -POSITIVE]).astype(np.float32)
 
@@ -40,7 +41,8 @@ def gelu_tanh(x: float) -> float:
     return x / (1 + math.exp(min(-2 * inner, 700)))
 
 
-# The function in float64, and how far from it the kernel's may be: relative to the result, and absolutely times the larger of 1 and |x|.
+# The function in float64, and how far from it the kernel's may be: relative to the result, and absolutely times the
+# larger of 1 and |x|.
 EXACT: dict[str, tuple[Callable[[float], float], float, float]] = {
     "tanh": (math.tanh, 3e-7, 0),
     "erf": (math.erf, 3e-7, 0),

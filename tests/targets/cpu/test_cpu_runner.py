@@ -1,4 +1,6 @@
-"""Whole bundles on this machine's CPU: against transformers, against the reference runner, and alone against under load."""
+"""Whole bundles on this machine's CPU: against transformers, against the reference runner, and alone against under
+load.
+"""
 
 from __future__ import annotations
 

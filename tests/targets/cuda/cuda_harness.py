@@ -1,4 +1,6 @@
-"""Running a case of `kernel_cases.py` on emulated CUDA: all kernels of all cases in one library, which is compiled once."""
+"""Running a case of `kernel_cases.py` on emulated CUDA: all kernels of all cases in one library, which is compiled
+once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""CUDA C++ run on the CPU: the text that NVRTC takes, compiled by this machine's C++ compiler behind `emulator/prelude.hpp`."""
+"""CUDA C++ run on the CPU: the text that NVRTC takes, compiled by this machine's C++ compiler behind
+`emulator/prelude.hpp`.
+"""
 
 from __future__ import annotations
 

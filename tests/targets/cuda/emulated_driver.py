@@ -1,4 +1,6 @@
-"""The driver's interface over emulated CUDA: device memory is host memory, and everything happens when it is asked for."""
+"""The driver's interface over emulated CUDA: device memory is host memory, and everything happens when it is asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Launch = tuple[Library, str, tuple[int, int], int, npt.NDArray[np.uint64]]
 
 
 class EmulatedDriver:
-    """``folder`` keeps what was compiled. Memory starts as NaN. ``broken`` makes every event a failure; ``launched`` counts launches."""
+    """``folder`` keeps what was compiled. Memory starts as NaN. ``broken`` makes every event a failure; ``launched``
+    counts launches.
+    """
 
     name = "emulated GPU"
 

@@ -1,4 +1,6 @@
-"""The benchmark runs to its end on an emulated GPU, so that it will where there is one. Its figures mean nothing here."""
+"""The benchmark runs to its end on an emulated GPU, so that it will where there is one. Its figures mean nothing
+here.
+"""
 
 from __future__ import annotations
 

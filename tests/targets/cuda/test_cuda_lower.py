@@ -1,4 +1,6 @@
-"""Cubins: that NVRTC takes what is generated, that large kernels keep to registers and limits, and what a bundle holds."""
+"""Cubins: that NVRTC takes what is generated, that large kernels keep to registers and limits, and what a bundle
+holds.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 # A layer of Qwen3-0.6B.
 SPEC = ModelSpec(
     model_type="qwen3", vocab_size=151936, hidden_size=1024, num_layers=1, num_heads=16, num_kv_heads=8, head_dim=128,
-    intermediate_size=3072, max_position_embeddings=40960, rms_norm_eps=1e-6, rope=RopeSpec(theta=1e6), tie_word_embeddings=True,
+    intermediate_size=3072, max_position_embeddings=40960, rms_norm_eps=1e-6, rope=RopeSpec(theta=1e6),
+    tie_word_embeddings=True,
     qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=True,
 )  # fmt: skip
 LARGE_TEMPLATES = ("attention_decode", "attention_mma", "attention_tile")

@@ -1,4 +1,6 @@
-"""Whole bundles through the CUDA runner, on an emulated driver: against the reference, in graphs and out of them. No GPU runs here."""
+"""Whole bundles through the CUDA runner, on an emulated driver: against the reference, in graphs and out of them. No
+GPU runs here.
+"""
 
 from __future__ import annotations
 

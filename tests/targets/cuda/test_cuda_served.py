@@ -1,6 +1,8 @@
-"""`nearfar serve` on CUDA: NVIDIA's bindings over the emulated libcuda, which keeps a current context per thread as a real driver does.
+"""`nearfar serve` on CUDA: NVIDIA's bindings over the emulated libcuda, which keeps a current context per thread as a
+real driver does.
 
-The engine's thread, the waiter, the threads that load and unload models, and the thread that shuts down all call the driver here.
+The engine's thread, the waiter, the threads that load and unload models, and the thread that shuts down all call the
+driver here.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python mlx_lm_process.py JOBS.json
 
-JOBS.json is a list of {"folder", "prompts": each token ids or a user's text, "max_tokens", "logits": a .npy file to write}; printed is one
-JSON list, of each job {"prompt_ids", "token_ids"} for each prompt: what mlx-lm makes of it, and its greedy answer. The logits are those of
-the first prompt.
+JOBS.json is a list of {"folder", "prompts": each token ids or a user's text, "max_tokens", "logits": a .npy file to
+write}; printed is one JSON list, of each job {"prompt_ids", "token_ids"} for each prompt: what mlx-lm makes of it, and
+its greedy answer. The logits are those of the first prompt.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ CompileTiny = Callable[..., Path]
 def test_a_folder_holds_what_mlx_lm_loads_and_a_manifest(compile_tiny: CompileTiny) -> None:
     path = compile_tiny("qwen3_wide", "q4f16", target="mlx", group_size=64)
     assert sorted(file.name for file in path.iterdir()) == [
-        "config.json", "manifest.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json",
+        "config.json", "manifest.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json",
+        "tokenizer_config.json",
     ]  # fmt: skip
     config = json.loads((path / "config.json").read_text())
     assert config["quantization"] == {"group_size": 64, "bits": 4, "mode": "affine"}
@@ -104,7 +105,8 @@ def content(folder: Path, file: str, tensor: object) -> tuple[object, bytes]:
         (
             {},
             QuantizationError,
-            r"model.embed_tokens.weight has 72 columns, not a multiple of the group size 32, which MLX needs; take --quantization f16",
+            r"model.embed_tokens.weight has 72 columns, not a multiple of the group size 32, which MLX needs; take "
+            r"--quantization f16",
         ),
     ],
 )

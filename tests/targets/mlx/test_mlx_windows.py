@@ -1,4 +1,6 @@
-"""Mistral and Phi-3 on MLX against transformers: by our runner beyond three windows, and by mlx-lm as far as it has such models."""
+"""Mistral and Phi-3 on MLX against transformers: by our runner beyond three windows, and by mlx-lm as far as it has
+such models.
+"""
 
 from __future__ import annotations
 

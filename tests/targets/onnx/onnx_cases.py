@@ -39,7 +39,9 @@ def reference_logits(checkpoint: Path, quantization: Quantization, token_ids: Se
 
 
 class Session:
-    """A decoder graph on ONNX Runtime's CPU provider, with a cache of (batch, kv_heads, tokens, head_dim) that grows."""
+    """A decoder graph on ONNX Runtime's CPU provider, with a cache of (batch, kv_heads, tokens, head_dim) that
+    grows.
+    """
 
     def __init__(self, folder: Path) -> None:
         import onnxruntime
@@ -55,7 +57,9 @@ class Session:
         self.cache: dict[str, Array] = {}
 
     def run(self, token_ids: Sequence[Sequence[int]], mask: Sequence[Sequence[int]] | None = None) -> Logits:
-        """Logits (batch, V) of the last row of each sequence, after new tokens of each; ``mask`` None: no row is padded."""
+        """Logits (batch, V) of the last row of each sequence, after new tokens of each; ``mask`` None: no row is
+        padded.
+        """
         ids = np.array(token_ids, np.int64)
         cache = self.cache or {name: self.empty(name, len(ids)) for name in self.inputs if name.startswith("past")}
         past = next(iter(cache.values())).shape[2]

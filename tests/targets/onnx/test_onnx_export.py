@@ -1,4 +1,6 @@
-"""Decoder graphs on ONNX Runtime against `ir/ops/` and transformers: every architecture, quantization, group size and device."""
+"""Decoder graphs on ONNX Runtime against `ir/ops/` and transformers: every architecture, quantization, group size and
+device.
+"""
 
 from __future__ import annotations
 

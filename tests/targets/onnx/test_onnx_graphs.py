@@ -1,4 +1,6 @@
-"""Hand-made graphs on ONNX Runtime against `ir/ops/`, as they are and with projections stacked, and what has no form there."""
+"""Hand-made graphs on ONNX Runtime against `ir/ops/`, as they are and with projections stacked, and what has no form
+there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The folder as it is, in ONNX Runtime GenAI and in Transformers.js: both load it, and continue a text as a loop over the graph does."""
+"""The folder as it is, in ONNX Runtime GenAI and in Transformers.js: both load it, and continue a text as a loop over
+the graph does.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ TEXT = "Near and far."
 COUNT = 12
 SCRIPT = Path(__file__).parent / "transformers_js.mjs"
 CASES = [
-    ("llama", "f32", "activation"), ("qwen2", "f32", "activation"), ("qwen3", "f32", "activation"), ("qwen3", "q4f16", "activation"),
+    ("llama", "f32", "activation"), ("qwen2", "f32", "activation"), ("qwen3", "f32", "activation"), ("qwen3", "q4f16",
+    "activation"),
     ("qwen3", "f32", "q8"),
 ]  # fmt: skip
 

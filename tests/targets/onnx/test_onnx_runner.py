@@ -1,4 +1,6 @@
-"""ONNX bundles on ONNX Runtime with continuous batching: against the reference runner, alone against in company, and through the engine."""
+"""ONNX bundles on ONNX Runtime with continuous batching: against the reference runner, alone against in company, and
+through the engine.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ Compile = Callable[[str, str], tuple[ExportBundle, Bundle]]
 
 @pytest.fixture(scope="module")
 def compiled(onnx_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Compile:
-    """compiled(checkpoint, quantization) -> an ONNX bundle, and one with a plan of the same weights for the reference runner."""
+    """compiled(checkpoint, quantization) -> an ONNX bundle, and one with a plan of the same weights for the reference
+    runner.
+    """
     folder = tmp_path_factory.mktemp("onnx")
     done: dict[tuple[str, str], tuple[ExportBundle, Bundle]] = {}
 
@@ -134,7 +138,8 @@ def test_logits_come_to_the_places_that_a_batch_has_for_them_whatever_the_one_be
     at = dict.fromkeys(range(3), 20)
     runner.forward(make_batch([Chunk(PROMPT[:20], 0, [page]) for page in at], CONTEXT))
     found = []
-    # By page how many tokens: pages 0 and 1 are one call, at places 0 and 2, 0 and 1, 1 and 2, in the other order, and again.
+    # By page how many tokens: pages 0 and 1 are one call, at places 0 and 2, 0 and 1, 1 and 2, in the other order, and
+    # again.
     for batch in ({0: 1, 2: 3, 1: 1}, {0: 1, 1: 1}, {2: 2, 0: 1, 1: 1}, {1: 1, 0: 1}, {0: 1, 1: 1}):
         chunks = [
             Chunk(PROMPT[at[page] : at[page] + count], at[page], [page], [count - 1]) for page, count in batch.items()
@@ -155,7 +160,8 @@ def test_gaps_close_once_they_have_cost_more_than_a_move() -> None:
             plane[page, :, :length] = page + 1
         rows.wrote(page, length)
     assert FILLER_TOKENS == 64
-    # The fillers of two steps pay for page 0 to change places with page 1, for 150 tokens, and then with page 2, for 100.
+    # The fillers of two steps pay for page 0 to change places with page 1, for 150 tokens, and then with page 2, for
+    # 100.
     assert [len(rows.span([0, 3])) for _ in range(3)] == [4, 2, 2]
     for page, length in enumerate((100, 50, 0, 200)):
         row = rows.row(page)

@@ -109,7 +109,8 @@ def test_a_checkpoint_is_compiled_on_first_use_and_openais_client_is_answered(tm
     with ExitStack() as stack:
         process = subprocess.Popen(
             [sys.executable, "-m", "nearfar.compiler.cli", *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "NEARFAR_CACHE": str(tmp_path), "COLUMNS": "140"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ,
+            "NEARFAR_CACHE": str(tmp_path), "COLUMNS": "140"},
         )  # fmt: skip
         stack.callback(process.communicate)
         stack.callback(process.kill)

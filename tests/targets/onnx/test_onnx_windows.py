@@ -1,4 +1,6 @@
-"""Mistral and Phi-3 on ONNX Runtime against transformers: windows, fused tensors, partial rotations, in every way that a graph is run."""
+"""Mistral and Phi-3 on ONNX Runtime against transformers: windows, fused tensors, partial rotations, in every way that
+a graph is run.
+"""
 
 from __future__ import annotations
 

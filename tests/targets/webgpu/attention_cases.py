@@ -1,7 +1,7 @@
 """The cases of the attention family: rope, append_kv, rope_append, attention, and rope_attention as its kernels run it.
 
-Places of pages that no token has written are NaN, and so are pages that lie wholly before the window of a sequence's new tokens: a kernel
-that reads them shows.
+Places of pages that no token has written are NaN, and so are pages that lie wholly before the window of a sequence's
+new tokens: a kernel that reads them shows.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from nearfar.targets.variant import plain
 EPS = 1e-6
 MAX_POSITIONS = 160
 
-# What sequences have cached, and their new tokens: the start and the end of a page, a page and one more, the first and the second tile
-# of 64 keys; alone, three decoding, prefill and decode mixed, 33 rows, and more sequences than a tile of rows touches, some within one.
+# What sequences have cached, and their new tokens: the start and the end of a page, a page and one more, the first and
+# the second tile of 64 keys; alone, three decoding, prefill and decode mixed, 33 rows, and more sequences than a tile
+# of rows touches, some within one.
 BATCHES_OF_ANY_KIND = (
     ((0, 1),),
     ((64, 1), (15, 1), (63, 1)),
@@ -92,8 +93,9 @@ def plain_facts(
     return Facts(heads, Preparation(positions, head_dim, EPS if norm else None), Scores(head_dim**-0.5))
 
 
-# Each of these with every kernel of rope_attention. The windows are less than a tile and not a multiple of a page, a page, some pages, and
-# several ranges; contexts reach beyond three of the first three. One scale drives the soft-cap's tanh to its ends.
+# Each of these with every kernel of rope_attention. The windows are less than a tile and not a multiple of a page, a
+# page, some pages, and several ranges; contexts reach beyond three of the first three. One scale drives the soft-cap's
+# tanh to its ends.
 SPECIAL = (
     (Facts(Heads(4, 2, 64, 16, "float32"), Preparation(0, 0, None), Scores(0.125, window=5)), DecodeOptions(2, 64, 64)),
     (
@@ -175,7 +177,8 @@ def usual_cases() -> Iterator[Case]:
         yield attention_case("decode", facts, decode=replace(small, heads=facts.heads.group))
         yield attention_case("split", facts, decode=replace(uneven, heads=facts.heads.group, tile=32, split=32))
     facts = plain_facts(16, 2, 64, "float32", norm=False)
-    # A kv head's query heads in two workgroups, of which one writes; one key a thread and four; the options of real models.
+    # A kv head's query heads in two workgroups, of which one writes; one key a thread and four; the options of real
+    # models.
     yield attention_case("decode", facts, decode=DecodeOptions(4, 64, 256))
     yield attention_case("split", facts, decode=DecodeOptions(4, 64, 64, split=64))
     yield attention_case("split", facts, decode=DecodeOptions(2, 32, 32, split=64))
@@ -213,7 +216,7 @@ def part_cases() -> Iterator[Case]:
         yield rope_append_case(heads, preparation)
 
 
-# --- rope_attention and attention ---------------------------------------------------------------------------------------------------
+# --- rope_attention and attention ---
 
 
 def attention_case(
@@ -368,7 +371,7 @@ def random(name: str) -> np.random.Generator:
     return np.random.default_rng(crc32(name.encode()))
 
 
-# --- rope, append_kv, rope_append ---------------------------------------------------------------------------------------------------
+# --- rope, append_kv, rope_append ---
 
 
 def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str) -> Case:
@@ -414,7 +417,8 @@ def append_case(heads: Heads) -> Case:
 
 
 def rope_append_case(heads: Heads, preparation: Preparation) -> Case:
-    name = f"rope_append_{heads.num_heads}_{heads.num_kv_heads}_{heads.head_dim}_{heads.activation}_{heads.kv}_{preparation.rotary_dim}"
+    name = f"rope_append_{heads.num_heads}_{heads.num_kv_heads}_{heads.head_dim}_{heads.activation}_{heads.kv}"
+    name += f"_{preparation.rotary_dim}"
 
     def run(sequences: Sequence[tuple[int, int]]) -> Run:
         rng = random(f"{name}_{sequences}")

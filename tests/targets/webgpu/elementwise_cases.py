@@ -1,4 +1,6 @@
-"""The cases of add, gate and gate_halves: every activation, over values at which exp, erf and tanh meet their limits."""
+"""The cases of add, gate and gate_halves: every activation, over values at which exp, erf and tanh meet their
+limits.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The cases of every kernel template, by family: a covering set, not all combinations.
 
-Every template meets columns that fill its steps and columns that do not, each optional input on and off, and batches of 1, 3 and 33 rows.
+Every template meets columns that fill its steps and columns that do not, each optional input on and off, and batches of
+1, 3 and 33 rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Run a variant's kernels: a case holds them, the arrays of every binding, and what the op makes of these.
 
-A case is lowered once and run at several sizes: on wgpu here, and on Dawn in Node by `run_kernels.mjs`, which takes all cases in one file.
+A case is lowered once and run at several sizes: on wgpu here, and on Dawn in Node by `run_kernels.mjs`, which takes all
+cases in one file.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Run:
-    """``arrays`` by role, with ".q" for a plane: inputs, and what outputs hold before. ``expected`` are outputs after the kernel."""
+    """``arrays`` by role, with ".q" for a plane: inputs, and what outputs hold before. ``expected`` are outputs after
+    the kernel.
+    """
 
     dims: Mapping[str, int]
     arrays: Mapping[str, Array]
@@ -37,7 +40,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """``build`` makes a kernel, or several to be run in order. ``dtype``: that of operands which a kernel rounds, where it does.
+    """``build`` makes a kernel, or several to be run in order. ``dtype``: that of operands which a kernel rounds, where
+    it does.
 
     ``on_dawn``: run there too, on SwiftShader, which has no f16.
     """
@@ -194,7 +198,9 @@ def run_on_dawn(
 def validate(
     sources: Mapping[str, tuple[str, str]], node: str, environment: Mapping[str, str], folder: Path
 ) -> dict[str, str]:
-    """What Tint, Chrome's WGSL compiler, finds wrong with each source ("" for nothing). ``sources`` gives (code, entry) by name."""
+    """What Tint, Chrome's WGSL compiler, finds wrong with each source ("" for nothing). ``sources`` gives (code, entry)
+    by name.
+    """
     requests = [{"name": name, "code": code, "entry": entry} for name, (code, entry) in sources.items()]
     return dict(call_node("validate_wgsl.mjs", requests, node, environment, folder))
 

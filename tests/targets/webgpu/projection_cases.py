@@ -32,7 +32,8 @@ VECTORS: Templates = {
         VectorShape(64, 4, 4),
     )
 }
-# The second has more groups of rows than subgroups of 4 or 8, so that they take turns, as subgroups of 64 do with the first.
+# The second has more groups of rows than subgroups of 4 or 8, so that they take turns, as subgroups of 64 do with the
+# first.
 SUBGROUPS: Templates = {
     f"subgroup_{shape.threads}_{shape.groups}": partial(linear_subgroup, shape=shape)
     for shape in (SubgroupShape(), SubgroupShape(32, 12, 4, 64))
@@ -59,8 +60,8 @@ PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
     (37, 16, {"gated": True, "bias": True}),
     (70, 20, {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 47}),
 )
-# Each of these with some templates and one format: long rows, for more than one step a thread; one row; the dtypes and dims of real steps;
-# every activation of a gate.
+# Each of these with some templates and one format: long rows, for more than one step a thread; one row; the dtypes and
+# dims of real steps; every activation of a gate.
 RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
     ("q4f16", 2144, 5, {"norm_eps": EPS}),
     ("f16", 2080, 3, {"gated": True}),
@@ -79,7 +80,9 @@ RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
 
 
 def projection_cases() -> Iterator[Case]:
-    """Every projection with the first template of each kind in every format, and with the others in one; rare ones with some templates."""
+    """Every projection with the first template of each kind in every format, and with the others in one; rare ones with
+    some templates.
+    """
     for templates in (VECTORS, SUBGROUPS, TILES):
         for number, template in enumerate(templates):
             for turn, (columns, outputs, options) in enumerate(PROJECTIONS):
@@ -87,7 +90,8 @@ def projection_cases() -> Iterator[Case]:
                     in_turn = (number + turn + place) % len(FORMATS) == 0
                     if number == 0 or in_turn:
                         case = projection_case(template, quantization, columns, outputs, options)
-                        # SwiftShader takes a second or two to compile a kernel with workgroup memory: each template once.
+                        # SwiftShader takes a second or two to compile a kernel with workgroup memory: each template
+                        # once.
                         yield replace(case, on_dawn=in_turn and number == turn and case.dtype is None)
             for turn, (quantization, columns, outputs, options) in enumerate(RARE_PROJECTIONS):
                 if number == 0 or (number + turn) % 4 == 0:

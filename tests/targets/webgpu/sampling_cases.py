@@ -1,4 +1,6 @@
-"""The cases of adjust_logits, sample and top_logprobs: ties, every filter at its narrowest and wider, rows that are not numbers."""
+"""The cases of adjust_logits, sample and top_logprobs: ties, every filter at its narrowest and wider, rows that are not
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def conformance_cases() -> Iterator[Case]:
 
 
 def sample_case(columns: int, each_settings: Sequence[Settings]) -> Case:
-    """Every row has a slot of its own, in no order, but the first row, which keeps no token. The last row holds what is not a number."""
+    """Every row has a slot of its own, in no order, but the first row, which keeps no token. The last row holds what is
+    not a number.
+    """
     name = f"sample_{columns}"
 
     def run(kind: str) -> Run:

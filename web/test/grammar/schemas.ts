@@ -1,4 +1,5 @@
-// JSON Schemas of many kinds, the same for both runtimes, in draft 7 where drafts differ so that the validator of the tests reads them.
+// JSON Schemas of many kinds, the same for both runtimes, in draft 7 where drafts differ so that the validator of the
+// tests reads them.
 
 import { readFileSync } from "node:fs";
 

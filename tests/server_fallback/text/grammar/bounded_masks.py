@@ -1,7 +1,8 @@
-"""Answers of the demo model's vocabulary near their last token, drawn from a seed: which tokens may come, and which comes.
+"""Answers of the demo model's vocabulary near their last token, drawn from a seed: which tokens may come, and which
+comes.
 
-`python tests/server_fallback/text/grammar/bounded_masks.py` writes them to tests/conformance/bounded_masks.json; both languages are held to
-them.
+`python tests/server_fallback/text/grammar/bounded_masks.py` writes them to tests/conformance/bounded_masks.json; both
+languages are held to them.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def main() -> None:
         steps = [list(step) for step in drawn(bounded, source_of(source), more, seed)]
         cases.append({"source": source, "needed": needed, "max_tokens": needed + more, "steps": steps})
     about = (
-        "Answers over the demo model's tokens, to be whole within max_tokens: of each step the FNV-1a hash of the ids that may come, "
+        "Answers over the demo model's tokens, to be whole within max_tokens: of each step the FNV-1a hash of the ids "
+        "that may come, "
         "and the one that comes, -1 for the end. needed is how many tokens the shortest answer found has."
     )
     lines = ",\n".join(json.dumps(case, ensure_ascii=False, separators=(",", ":")) for case in cases)

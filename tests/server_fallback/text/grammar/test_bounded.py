@@ -1,4 +1,6 @@
-"""Answers that must end within a number of tokens, with the masks of tests/conformance/bounded_masks.json, as in the browser."""
+"""Answers that must end within a number of tokens, with the masks of tests/conformance/bounded_masks.json, as in the
+browser.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_the_same_tokens_may_come_as_in_the_browser(bounded: Bounded) -> None:
 
 
 def written(bounded: Bounded, source: GrammarSource, more: int, seed: int) -> str:
-    """An answer drawn as the engine goes on: until a stop token, until nothing else may come, or until its tokens are used up."""
+    """An answer drawn as the engine goes on: until a stop token, until nothing else may come, or until its tokens are
+    used up.
+    """
     constraint, needed = bounded.constraint(source, more)
     rng, out = random.Random(seed), b""
     for _ in range(needed + more):

@@ -412,7 +412,9 @@ def test_frames_end_with_the_other_side() -> None:
 
 @pytest.fixture(scope="module")
 def ascii_grammars() -> Iterator[Grammars]:
-    """Of a vocabulary that has ASCII without braces, and the first byte of an accented letter without any second one."""
+    """Of a vocabulary that has ASCII without braces, and the first byte of an accented letter without any second
+    one.
+    """
     tokens = [*(bytes([byte]).strip(b"{}") for byte in range(0x80)), b"\xc3", b"</s>"]
     grammars = Grammars(GrammarCompiler(), lambda: Vocabulary(tuple(tokens), frozenset([0x81]), (0x81,), None))
     yield grammars

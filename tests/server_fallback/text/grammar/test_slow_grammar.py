@@ -1,4 +1,6 @@
-"""A grammar that is quick for 40 tokens and slow soon after: what its calls do to other threads, and to other answers of an engine."""
+"""A grammar that is quick for 40 tokens and slow soon after: what its calls do to other threads, and to other answers
+of an engine.
+"""
 
 from __future__ import annotations
 
