@@ -1,5 +1,7 @@
 // Runs an app as in React Native, but on Node: with the built package, files in a folder, and onnxruntime-node
-// instead of the native module. Prints JSON.  node test/phone.mjs BUNDLE DOCUMENTS
+// instead of the native module. Prints JSON.
+//
+//     node test/phone.mjs BUNDLE DOCUMENTS
 
 import { createReadStream } from "node:fs";
 import { appendFile, mkdir, open, rename, rm, stat } from "node:fs/promises";
