@@ -48,22 +48,22 @@ class Exchange:
     def set_deadline(self, headers: Mapping[str, str], longest_seconds: float) -> None:
         """Raises ApiError if the header is not a number of milliseconds."""
         seconds = longest_seconds
-        asked = headers.get(TIMEOUT_HEADER)
-        if asked is not None:
-            if not (asked.isascii() and asked.isdigit() and 0 < len(asked) <= 12 and int(asked) > 0):
+        requested = headers.get(TIMEOUT_HEADER)
+        if requested is not None:
+            if not (requested.isascii() and requested.isdigit() and 0 < len(requested) <= 12 and int(requested) > 0):
                 raise ApiError(
                     400,
                     f"the header {TIMEOUT_HEADER} must be an integer number of milliseconds above 0",
                     "invalid_header",
                 )
-            seconds = min(seconds, int(asked) / 1000)
+            seconds = min(seconds, int(requested) / 1000)
         self.deadline = self.arrived + seconds
 
-    def priority(self, asked: int | None) -> int:
+    def priority(self, requested: int | None) -> int:
         """The requested priority, limited to that of the key."""
         if self.key is None:
-            return asked or 0
-        return self.key.priority if asked is None else min(asked, self.key.priority)
+            return requested or 0
+        return self.key.priority if requested is None else min(requested, self.key.priority)
 
 
 def exchange_of(request: HTTPConnection) -> Exchange:

@@ -156,10 +156,10 @@ async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], envi
         bars = opened.enter_context(progress_bars())
         bars.start()
         task = bars.add_task("prompts", total=len(prompts))
-        asked = query_both(
+        logged = query_both(
             prompts, near, far, far_model=far_model, max_tokens=options.max_tokens, concurrency=options.concurrency
         )
-        async with aclosing(asked) as pairs:
+        async with aclosing(logged) as pairs:
             async for pair in pairs:
                 output.write(pair.model_dump_json() + "\n")
                 right["near"] += bool(pair.near.right)

@@ -85,8 +85,8 @@ def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
     # vLLM 0.12 no longer supports the older names.
     for name, form in structured_outputs(request):
         body.pop(name, None)
-        if asked := form.model_dump(mode="json", by_alias=True, exclude_none=True):
-            body["structured_outputs"] = asked
+        if outputs := form.model_dump(mode="json", by_alias=True, exclude_none=True):
+            body["structured_outputs"] = outputs
     if isinstance(request, CompletionRequest):
         # vLLM never splits the control tokens of a prompt.
         if body.pop("split_special_tokens", False):

@@ -289,7 +289,7 @@ class LocalExecutor:
             min_p=request.min_p or 0.0,
             seed=None if request.seed is None else request.seed & WORD,
         )
-        asked = TokenRequest(
+        token_request = TokenRequest(
             request.prompt,
             request.max_tokens,
             sampling,
@@ -298,7 +298,7 @@ class LocalExecutor:
             adapter=self._adapter,
             client=call.client,
         )
-        return Verification(self._engine, asked)
+        return Verification(self._engine, token_request)
 
     def state(self) -> ExecutorState:
         stats = self._engine.stats()

@@ -88,9 +88,11 @@ class VllmExecutor(UpstreamExecutor):
         self.server = server
 
     def state(self) -> ExecutorState:
-        asked = super().state()
+        upstream_state = super().state()
         return ExecutorState(
-            ready=self.server.ready and asked.ready, detail=f"vllm: {self.server.detail}", running=asked.running
+            ready=self.server.ready and upstream_state.ready,
+            detail=f"vllm: {self.server.detail}",
+            running=upstream_state.running,
         )
 
     async def close(self) -> None:

@@ -33,7 +33,7 @@ def gelu_tanh(x: Scalar) -> Scalar:
 
 
 def relu2(x: Scalar) -> Scalar:
-    # Not `maximum`, which would turn NaN into 0.
+    # `maximum` would turn NaN into 0.
     positive = select(x < like(x, 0), like(x, 0), x)
     return positive * positive
 

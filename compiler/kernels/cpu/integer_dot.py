@@ -1,10 +1,10 @@
-"""Dot products of the integer codes of weights and activations, with the instructions that a level of the CPU has.
+"""Dot products of the integer codes of weights and activations, with the instructions of a CPU level.
 
-Codes of weights are unsigned, of 4 or 8 bits; those of activations signed, of 16 or 8. Products are summed exactly, so
-every level gives the same integers. Of 16 bits x86-64 multiplies two pairs in every 32-bit lane. That takes as many
-instructions as to multiply bytes twice, for the high and the low part of an activation, but half of the sums. Arm's
-instructions multiply bytes. Of 8 bits there are four pairs in a lane, except where a level's instruction for bytes
-could overflow or is missing.
+Codes of weights are unsigned and have 4 or 8 bits; codes of activations are signed and have 16 or 8 bits. Products are
+summed exactly, so every level gives the same integers. For 16-bit codes, x86-64 multiplies two pairs in every 32-bit
+lane. This needs as many instructions as multiplying bytes twice, for the high and the low part of an activation, but
+half as many sums. Arm's instructions multiply bytes. For 8-bit codes, a lane has four pairs, unless the level's byte
+instruction is missing or could overflow.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from ..packed import WeightFormat
 from .builder import Isa
 from .math import intrinsic
 
-# Of two signed bytes of an activation the bits of the low one.
+# The number of bits of the low byte, if an activation is split into two signed bytes.
 LOW_BITS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """How a prepared row holds its codes, of 16 or 8 ``bits``: four columns a word where ``as_bytes``, else two."""
+    """The layout of a prepared row with codes of 16 or 8 ``bits``: four columns per word with ``as_bytes``, otherwise
+    two.
+    """
 
     bits: int
     as_bytes: bool
 
     @property
     def parts(self) -> int:
-        """How many words of activations meet an operand: one, or a high and a low one."""
+        """The number of activation words per operand: one, or a high and a low one."""
         return 2 if self.as_bytes and self.bits == 16 else 1
 
     @property
     def words(self) -> int:
-        """32-bit words of a group."""
+        """The number of 32-bit words of a group."""
         return self.parts * GROUP // (4 if self.as_bytes else 2)
 
     @property
     def largest(self) -> int:
-        """The largest code. Of 16 bits, less what keeps the high one of two signed bytes below 128."""
+        """The largest code. With 16 bits, it is reduced so that the high one of two signed bytes stays below 128."""
         return 127 << LOW_BITS if self.bits == 16 else 127
 
     @property
     def scale_groups(self) -> int:
-        """Groups of columns that share a scale."""
+        """The number of groups of columns that share a scale."""
         return 4 if self.bits == 16 else 1
 
 
 def row_layout(level: str, fmt: WeightFormat, bits: int) -> RowLayout:
-    """What a level multiplies best of what it multiplies exactly: of AVX2's pairs of bytes, products with 8-bit codes
-    can overflow.
-    """
+    """The fastest exact multiplication of a level. AVX2's products of byte pairs could overflow with 8-bit codes."""
     of_8_bits = level == "vnni" or (level in ("avx512", "avx2") and fmt.kind == "q4")
     return RowLayout(bits, as_bytes=level == "dotprod" or (bits == 8 and of_8_bits))
 
@@ -65,22 +65,20 @@ class IntegerDot(Protocol):
     """
 
     def start(self, offset: Scalar) -> Scalar:
-        """The sum before all products; ``offset``, a vector of int32, is part of it."""
+        """The initial sum, which includes ``offset``, a vector of int32."""
 
     def operands(self, word: Scalar) -> list[Scalar]:
-        """The operands in a vector of words as they are stored, in the order in which activations lie; see
-        `prepare_rows.py`.
-        """
+        """The operands of a stored vector of words, in the order of the activations; see `prepare_rows.py`."""
 
     def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:
         """Add products with the activations in the word ``x``."""
 
     def finish(self, total: Scalar, offset: Scalar) -> Scalar:
-        """The whole sum, ``offset`` being that of `start`."""
+        """The complete sum; ``offset`` is that of `start`."""
 
 
 def integer_dot(kernel: KernelBuilder, isa: Isa, fmt: WeightFormat, bits: int) -> IntegerDot:
-    """The way of this level."""
+    """The implementation of a level."""
     ways: dict[str, Callable[[KernelBuilder, Isa, WeightFormat], IntegerDot]]
     if row_layout(isa.name, fmt, bits).as_bytes:
         ways = {"vnni": VnniByteDot, "avx512": PairByteDot, "avx2": PairByteDot, "dotprod": SignedByteDot}
@@ -90,12 +88,12 @@ def integer_dot(kernel: KernelBuilder, isa: Isa, fmt: WeightFormat, bits: int) -
 
 
 def zero_of(isa: Isa, fmt: WeightFormat) -> int:
-    """The code that means 0 as this level multiplies it: `SignedByteDot` makes 8-bit codes signed."""
+    """The code that means 0 for a level: `SignedByteDot` makes 8-bit codes signed."""
     return 0 if isa.name == "dotprod" and fmt.kind == "q8" else fmt.zero
 
 
 class Dot:
-    """What the ways have in common: operands of two 16-bit codes in every lane."""
+    """The base of implementations whose operands are two 16-bit codes per lane."""
 
     def __init__(self, kernel: KernelBuilder, isa: Isa, fmt: WeightFormat) -> None:
         self._kernel, self._lanes, self._four_bits = kernel, isa.lanes, fmt.kind == "q4"
@@ -140,7 +138,7 @@ class PairDot(Dot):
 
 
 class ByteDot(Dot):
-    """Operands of four codes in every lane."""
+    """The base of implementations whose operands are four codes per lane."""
 
     def operands(self, word: Scalar) -> list[Scalar]:
         loaded = self._kernel.let("word", word)
@@ -163,10 +161,9 @@ class VnniByteDot(ByteDot):
 
 
 class PairByteDot(ByteDot):
-    """AVX2 and AVX-512 without VNNI, for codes of four bits: sums of 16 bits, two in every lane, which are added at the
-    end.
+    """AVX2 and AVX-512 without VNNI, for 4-bit codes: two 16-bit sums per lane, which are added at the end.
 
-    A code times 127 is at most 1,905, and 16 of those, what a group adds to a sum, 30,480.
+    A code times 127 is at most 1,905. A group adds 16 of these to a sum, at most 30,480.
     """
 
     def start(self, offset: Scalar) -> Scalar:  # noqa: ARG002
@@ -182,7 +179,7 @@ class PairByteDot(ByteDot):
 
 
 class SignedByteDot(ByteDot):
-    """Arm's dot product extension, which takes signed bytes: 8-bit codes are made signed by their highest bit."""
+    """Arm's dot product extension for signed bytes. Flipping their highest bit makes 8-bit codes signed."""
 
     def operands(self, word: Scalar) -> list[Scalar]:
         if self._four_bits:
@@ -195,7 +192,7 @@ class SignedByteDot(ByteDot):
 
 
 class PlainDot(Dot):
-    """Multiplications of 32 bits, which every CPU has."""
+    """32-bit multiplications, which every CPU supports."""
 
     def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:
         for bits in (0, 16):

@@ -1,10 +1,10 @@
-"""One block of keys of an attention: the part that decoding and prefill share, so that both compute the same bits.
+"""One block of keys of an attention. Decoding and prefill share this part, so that both compute identical results.
 
-The keys of a sequence form blocks of BLOCK, counted from position 0. A block gives each query its scores, each one
-chain of products over the head's elements; the largest score; the weights exp(score - largest); the sum of weights, a
-vector over the keys; and the weighted values, one chain over the keys. Blocks are then merged in their order (Milakov &
-Gimelshein 2018). A key that a query does not see weighs 0, which changes no sum, nor does a block of which it sees no
-key. Values before the first key that any query sees are not read.
+The keys of a sequence form blocks of BLOCK, counted from position 0. For each query, a block computes the scores, each
+as one chain of products over the head's elements; the largest score; the weights exp(score - largest); the sum of
+weights, as a vector over the keys; and the weighted values, as one chain over the keys. Blocks are then merged in order
+(Milakov & Gimelshein 2018). A key that a query does not see has weight 0, so neither it nor a block of such keys
+changes a sum. Values before the first visible key of all queries are not read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Range:
 class KeyBlock:
     """Scores and weighted values of ``count`` queries with a block's keys.
 
-    Before `compute`, set which of the block's keys each query sees: those before ``lengths`` (count,), and with a
+    Before `compute`, set the range of keys that each query sees: those before ``lengths`` (count,), and with a
     window those from ``starts`` (count,) on; neither needs to lie within the block. `compute` leaves ``largest`` and
     ``total`` (count,), and ``sums`` (count, D).
     """
@@ -60,9 +60,10 @@ class KeyBlock:
         self._kernel, self._isa, self._heads, self._softcap = kernel, isa, heads, scores.softcap
         self._pages, self._q, self._page_ids = pages, q, page_ids
         self.count = count
-        # A page's keys or values of one head are a piece of 2 or 4 KB, which ends before the processor has seen where
-        # it leads; so the next ones are asked for. Over 8,192 keys 8-bit pages took 0.84 ms a layer with this and 1.6
-        # without, float16 1.2 and 1.6; float32 was slower (Qwen3-0.6B's heads, one thread of an AMD EPYC, Zen 5).
+        # A page's keys or values of one head have 2 or 4 KB, which is too short for the processor's own prefetcher, so
+        # the next ones are prefetched here. Over 8,192 keys, a layer with 8-bit pages took 0.84 ms with
+        # this and 1.6 ms without, and with float16 pages 1.2 and 1.6 ms; float32 was slower (Qwen3-0.6B's heads, one
+        # thread of an AMD EPYC, Zen 5).
         self._asks_ahead = heads.kv == "q8" or heads.activation == "float16"
         self._lanes = min(isa.lanes, heads.page_size)
         self.lengths = kernel.local("lengths", count, "int32")
@@ -75,8 +76,8 @@ class KeyBlock:
     def compute(
         self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range
     ) -> None:
-        """``queries`` give the (row, head) of each in scratch "q"; ``keys`` are all keys that any query sees, at least
-        one.
+        """``queries`` are the (row, head) of each query in scratch "q". ``keys`` are the keys that any query sees, at
+        least one.
         """
         self._score(queries, kv_head, first_page, block, keys)
         with self._kernel.loop("query", self.count) as query:
@@ -131,8 +132,8 @@ class KeyBlock:
                             self._scores[ramp(i * BLOCK + indices[p] * page_size + part * lanes, lanes)] = score
 
     def _chains(self) -> int:
-        """Vectors of sums that registers hold for each query, beside a vector for each query's factor and what is
-        loaded.
+        """The number of sum vectors per query that fit into registers, besides a vector for each query's factor and the
+        loaded values.
         """
         return max(1, (self._isa.registers - self.count - 2) // self.count)
 
@@ -161,7 +162,7 @@ class KeyBlock:
         self.total[i] = sum_of_lanes(total[0])
 
     def _add_values(self, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
-        """sums = weights @ values, as many elements of all queries at a time as registers hold."""
+        """sums = weights @ values, for all queries and as many elements at a time as registers hold."""
         kernel, heads, page_size = self._kernel, self._heads, self._heads.page_size
         vectors = pieces(heads.head_dim, self._isa.lanes)
         at_once = self._chains()

@@ -1,11 +1,11 @@
 """linear and gated_linear over weights in tiles of 16 rows (`quant/layout.py`), for every weight format.
 
-Rows in scratch as `prepare_rows.py` leaves them, weight in planes (N/16, words, 16), bias, residual (batch, N) -> y
+Rows that `prepare_rows.py` wrote to scratch, weight in planes (N/16, words, 16), bias, residual (batch, N) -> y
 (batch, N).
 
-One task: one tile, 16 outputs (of a gated projection, 16 of both halves) of as many rows as a cache holds, ``tokens``
-of them at a time. A vector holds 16 outputs of one row, or a part of them where vectors are shorter. Columns are added
-group after group, so a row's sums are the same whatever ``tokens`` is and whatever the other rows hold.
+One task: one tile, which has 16 outputs (for a gated projection, 16 of both halves), for as many rows as a cache holds,
+``tokens`` rows at a time. A vector holds 16 outputs of one row, or a part of them if vectors are shorter. Columns are
+added group by group, so a row's sums do not depend on ``tokens`` or on other rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .math import lanes_of, take_lanes
 from .rows import each_vector
 from .tile_dots import FloatDots, IntegerDots
 
-# Bytes of prepared rows that every tile of weights meets before the next rows come: half of what a core's cache holds.
+# The size of the prepared rows that every tile of weights processes together: half of a core's cache.
 ROWS_BYTES = 256 << 10
 
 
@@ -54,8 +54,8 @@ def linear_tiles(name: str, *, isa: Isa, facts: Projection, tokens: int, bits: i
 
 
 def vectors_at_once(isa: Isa, tokens: int) -> int:
-    """How many of a tile's vectors are summed at once: all, or as many as registers hold two sums of for each row, and
-    weights.
+    """The number of a tile's vectors that are summed at once: all, or as many as registers can hold with two sums per
+    row and the weights.
     """
     vectors = TILE_ROWS // isa.lanes
     while vectors > 1 and 2 * tokens * vectors + 6 > isa.registers:
@@ -64,10 +64,10 @@ def vectors_at_once(isa: Isa, tokens: int) -> int:
 
 
 class Result:
-    """What becomes of dot products: the arguments bias, residual and y of a projection.
+    """Finishes dot products with the arguments bias, residual and y of a projection.
 
-    Where a gated projection's halves are no whole tiles, all its dot products go to scratch first. ``outputs`` are what
-    tiles cover, of each of ``halves``.
+    If a gated projection's halves are not complete tiles, all its dot products are stored in scratch first. ``outputs``
+    is the number of outputs that tiles cover in each of ``halves``.
     """
 
     def __init__(self, kernel: CpuKernelBuilder, facts: Projection) -> None:
@@ -85,8 +85,8 @@ class Result:
             self._sums = kernel.scratch("sums", (facts.batch, self.outputs), "float32", write=True)
 
     def store(self, row: Scalar, tile: Scalar, start: int, sums: list[Scalar]) -> None:
-        """Finish a vector of results from ``start`` of a tile on, but for those beyond the last output; of a gated one
-        from both halves.
+        """Finish a vector of results of a tile from ``start`` on, except those beyond the last output. A gated
+        projection combines both halves.
         """
         kernel, lanes = self._kernel, lanes_of(sums[0])
         whole, rest = divmod(self.outputs, TILE_ROWS)
@@ -100,7 +100,7 @@ class Result:
                     self._finish(row, whole * TILE_ROWS + start + offset, part)
 
     def gate(self, isa: Isa) -> None:
-        """Finish what went to scratch."""
+        """Finish the results in scratch."""
         if self._apart:
             with self._kernel.tasks("row", self._facts.batch) as row:
 

@@ -1,8 +1,8 @@
 """The parts that kernels over rows of logits share: chunks of columns, one per task, and the largest logit and sum of
 exp of a row.
 
-A vector may begin inside a row and end behind it; what lies there is read and not used. So buffers of logits need a
-vector of memory more.
+A vector may begin inside a row and end after it; the elements beyond the row are read and ignored. Buffers of logits
+therefore have one additional vector of memory.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ..builder import Array, KernelBuilder, Scalar, maximum, minimum, number, re
 from .builder import Isa, ramp, round_up_quotient
 from .math import exp, fold_lanes, largest_of_lanes, sum_of_lanes
 
-# Columns of a chunk: few enough to stay in the innermost cache, a multiple of every vector.
+# The number of columns of a chunk: it fits into the innermost cache and is a multiple of every vector.
 CHUNK = 4096
 # Below every logit; -LOWEST is above every one, and stands for a logit that is not finite.
 LOWEST = -3.4028234e38
-# The bits that are set in every infinity and NaN.
+# Bits that are set in every infinity and NaN.
 INFINITY = 0x7F800000
 
 
@@ -54,8 +54,8 @@ def chunk_of(kernel: KernelBuilder, isa: Isa, chunk: Scalar, columns: int) -> Co
 def sum_chunk(
     kernel: KernelBuilder, isa: Isa, part: Columns, load: Callable[[Scalar], Scalar], largest: Array, total: Array
 ) -> None:
-    """Set ``largest`` to the largest of a chunk and ``total`` to the sum of exp(x - largest); of one that is not
-    finite, to -LOWEST.
+    """Set ``largest`` to the largest logit of a chunk, or to -LOWEST if one is not finite, and ``total`` to the sum of
+    exp(x - largest).
     """
     lanes = isa.lanes
     highest = kernel.local("highest", 1, f"float32x{lanes}", fill=LOWEST)
@@ -77,9 +77,7 @@ def sum_chunk(
 def merge_chunks(
     kernel: KernelBuilder, partials: Array, row: Scalar, chunks: int, largest: Array, total: Array
 ) -> None:
-    """Put together what `sum_chunk` has left in partials (R, chunks, 2 or more): the row's largest logit and sum of
-    exp.
-    """
+    """Combine the partials of `sum_chunk` (R, chunks, 2 or more) into the row's largest logit and sum of exp."""
     largest[0] = number(LOWEST, "float32")
     with kernel.loop("chunk", chunks) as chunk:
         largest[0] = maximum(largest[0], partials[row, chunk, 0])
@@ -105,7 +103,7 @@ def first_largest(
 
 
 def key_of(x: Scalar, dtype: str) -> Scalar:
-    """Floats' bits as unsigned integers of the same order."""
+    """Map the bits of floats to unsigned integers with the same order."""
     bits = reinterpret(x, dtype)
     top = number(0x80000000, dtype)
     return select(bits >= top, ~bits, bits | top)

@@ -12,15 +12,15 @@ from tvm import tirx
 
 from ..builder import Scalar, cast, lane_of, magnitude, maximum, minimum, number, reinterpret, select
 
-# Below this exp is taken to be 0; it is the logarithm of the smallest normal float32.
+# Below this value, exp is 0. It is the logarithm of the smallest normal float32.
 LOWEST_EXPONENT = -87.3
 HIGHEST_EXPONENT = 88.7
 # ln 2 in two parts, the first with so few bits that its product with an exponent is exact.
 LN2_HIGH = 0.693359375
 LN2_LOW = math.log(2) - LN2_HIGH
-# Taylor's terms of exp up to here are within 1e-8 on [-ln 2 / 2, ln 2 / 2].
+# Up to this degree, the Taylor series of exp is within 1e-8 on [-ln 2 / 2, ln 2 / 2].
 EXP_TERMS = 7
-# Of 2 atanh(s), s at most 0.172: the rest is below 1e-9.
+# The degree of 2 atanh(s) for s of at most 0.172; the remainder is below 1e-9.
 LOG_TERMS = 5
 # tanh(x) / x - 1 as a polynomial of x^2 without a constant term, for x below TANH_SMALL; highest power first. Cephes'
 # tanhf.
@@ -47,7 +47,7 @@ def fused(a: Scalar, b: Scalar, c: Scalar) -> Scalar:
 
 
 def intrinsic(dtype: str, name: str, *arguments: Scalar) -> Scalar:
-    """A call of LLVM's "llvm." and ``name``, without effects, whose result is of the given dtype."""
+    """A call of LLVM's intrinsic "llvm." + ``name`` without side effects, with a result of the given dtype."""
     return tirx.call_llvm_pure_intrin(dtype, f"llvm.{name}", *arguments)
 
 
@@ -123,7 +123,7 @@ def integers_like(x: Scalar) -> str:
 
 
 def rounded(x: Scalar) -> Scalar:
-    """To the nearest whole number, ties to even."""
+    """Round to the nearest integer, ties to even."""
     return tirx.call_llvm_pure_intrin(str(x.ty), "llvm.rint", x)
 
 
@@ -132,7 +132,7 @@ def square_root(x: Scalar) -> Scalar:
 
 
 def sum_of_lanes(x: Scalar) -> Scalar:
-    """The sum of a vector's lanes, halves onto halves."""
+    """The sum of a vector's lanes, by repeatedly adding its halves."""
     return fold_lanes(x, lambda a, b: a + b)
 
 
@@ -152,10 +152,10 @@ def fold_lanes(x: Scalar, combine: object) -> Scalar:
 
 
 def take_lanes(x: Scalar, lanes: range | list[int]) -> Scalar:
-    """A vector of some of the lanes of one."""
+    """A vector of selected lanes of another vector."""
     return tirx.Shuffle([x], [tirx.const(lane, "int32") for lane in lanes])
 
 
 def join(*vectors: Scalar, lanes: list[int]) -> Scalar:
-    """A vector of lanes of several of the same length, counted through."""
+    """A vector of selected lanes of several vectors of the same length, numbered consecutively."""
     return tirx.Shuffle(list(vectors), [tirx.const(lane, "int32") for lane in lanes])

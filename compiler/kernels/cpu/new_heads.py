@@ -1,7 +1,8 @@
-"""The heads of new tokens on their way to attention: q and k normed and rotated as the step says, k and v stored in
+"""Prepares the heads of new tokens for attention: norms and rotates q and k as the step requires, and stores k and v in
 their pages.
 
-`NewHeads` is the first phase of rope_attention; the templates rope_append and append_kv do the same on their own.
+`NewHeads` is the first phase of rope_attention; the templates rope_append and append_kv are separate kernels for the
+same operations.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class NewHeads:
         self._slots = kernel.buffer("slots", ("S",), "int32")
 
     def process(self, pages: Pages, q: Array, scale: float | None) -> None:
-        """Tasks of one head of one row each: set q (S, H, D), multiplied by ``scale`` if it is given, and append k and
-        v to the pages.
+        """Each task processes one head of one row: it sets q (S, H, D), multiplied by ``scale`` if present, or appends
+        k and v to the pages.
         """
         heads, kernel = self._heads, self._kernel
         with kernel.tasks("task", "S", heads.num_heads + 2 * heads.num_kv_heads) as task:
@@ -86,7 +87,7 @@ class NewHeads:
 
 
 def rope_append(name: str, *, isa: Isa, heads: Heads, preparation: Preparation) -> Kernel:
-    """NewHeads on its own, with the result q (S, H, D). One task: one head of one row."""
+    """`NewHeads` as a kernel with the result q (S, H, D). One task: one head of one row."""
     kernel = CpuKernelBuilder(name)
     new = NewHeads(kernel, isa, heads, preparation)
     pages = Pages(kernel, heads, write=True)
@@ -96,7 +97,9 @@ def rope_append(name: str, *, isa: Isa, heads: Heads, preparation: Preparation) 
 
 
 def append_kv(name: str, *, isa: Isa, heads: Heads) -> Kernel:
-    """k, v (S, K, D) into the pages of their slots (S,). One task: the key and the value of one kv head of one row."""
+    """Store k and v (S, K, D) in the pages of their slots (S,). One task: the key and the value of one kv head of one
+    row.
+    """
     kernel = CpuKernelBuilder(name)
     planes = [kernel.buffer(role, ("S", heads.num_kv_heads, heads.head_dim), heads.activation) for role in ("k", "v")]
     slots = kernel.buffer("slots", ("S",), "int32")

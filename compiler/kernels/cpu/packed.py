@@ -1,5 +1,5 @@
-"""Single rows of a packed matrix in tiles of 16 rows, a group of 32 weights at a time; see `quant/` for formats and
-layout.
+"""Reads single rows of a packed matrix in tiles of 16 rows, one group of 32 weights at a time. See `quant/` for formats
+and layout.
 """
 
 from __future__ import annotations
@@ -53,6 +53,6 @@ class PackedRows:
         return [(cast(cast(part, f"int32x{lanes}"), f"float32x{lanes}") - zero) * scale for part in parts]
 
     def _elements(self, plane: Array, row: Scalar, first: Scalar, count: int) -> Scalar:
-        """A row's elements of a plane, which lie apart."""
+        """A row's elements of a plane, which are not contiguous."""
         found = [plane[row // TILE_ROWS, first + i, row % TILE_ROWS] for i in range(count)]
         return vector(*found) if count > 1 else found[0]

@@ -1,4 +1,4 @@
-"""KV pages as CPU kernels lay them out, within the memory that the plan's state gives to a page, plane and kv head.
+"""The layout of KV pages for CPU kernels, within the memory of a page, plane and KV head in the plan's state.
 
 Keys lie element by element, (D, page), so that a vector holds one element of neighbouring keys. Values lie token by
 token, (page, D). Pages of 8-bit integers hold the codes in the same order, then the float32 scales of the page's
@@ -27,23 +27,21 @@ class Pages:
         self._scales = kernel.view(self._kv, ("P", 2, heads.num_kv_heads, size // 4 + page), "float32")
 
     def key(self, page: Scalar, kv_head: Scalar, place: Scalar, element: Scalar, lanes: int) -> Scalar:
-        """One element of ``lanes`` neighbouring keys from ``place`` on, float32; of quantized pages without the
-        scale.
-        """
+        """One element of ``lanes`` neighbouring keys from ``place`` on, as float32; quantized pages omit the scale."""
         return self._load(page, 0, kv_head, element * self._heads.page_size + place, lanes)
 
     def value(self, page: Scalar, kv_head: Scalar, place: Scalar, element: Scalar, lanes: int) -> Scalar:
-        """Neighbouring elements of one value, likewise."""
+        """Neighbouring elements of one value, in the same form."""
         return self._load(page, 1, kv_head, place * self._heads.head_dim + element, lanes)
 
     def scales(self, page: Scalar, plane: int, kv_head: Scalar, place: Scalar, lanes: int) -> Scalar:
-        """Of neighbouring tokens. Only of quantized pages."""
+        """The scales of neighbouring tokens. Only for quantized pages."""
         return self._scales[
             page, plane, kv_head, ramp(self._heads.head_dim * self._heads.page_size // 4 + place, lanes)
         ]
 
     def prefetch(self, page: Scalar, plane: int, kv_head: Scalar, index: Scalar) -> None:
-        """Ask for the memory of an element of a page's keys or values, by its place among all of them."""
+        """Prefetch an element of a page's keys or values by its index among all of them."""
         self._kernel.prefetch(self._kv, (page, plane, kv_head, index))
 
     def _load(self, page: Scalar, plane: int, kv_head: Scalar, index: Scalar, lanes: int) -> Scalar:

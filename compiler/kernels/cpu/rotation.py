@@ -1,4 +1,4 @@
-"""The rotation of heads by position (Su et al. 2021), and rope, which does nothing else."""
+"""The rotation of heads by position (Su et al. 2021), and the kernel rope, which only rotates."""
 
 from __future__ import annotations
 

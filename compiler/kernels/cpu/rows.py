@@ -1,4 +1,4 @@
-"""Rows of float32 as vectors: sums over a row, normed rows, rows copied."""
+"""Operations on rows of float32 vectors: sums over a row, norms, copies of rows."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..builder import Array, Kernel, KernelBuilder, Scalar, cast, number
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
 from .math import fused, square_root, sum_of_lanes
 
-# Lanes of a vector that adds up a row. It is the same at every level of instruction sets, so that all levels add in the
-# same order.
+# The lanes of a vector that sums a row. All instruction-set levels use the same number, so that they add in the same
+# order.
 LANES = 16
 
 
 def each_vector(kernel: KernelBuilder, columns: int, lanes: int, body: Callable[[Scalar, int], None]) -> None:
-    """Call ``body`` with the start and the lanes of the vectors that make up a row."""
+    """Call ``body`` with the start and the lanes of each vector of a row."""
     with kernel.loop("vector", columns // lanes) as vector:
         body(vector * lanes, lanes)
     whole = columns // lanes * lanes
@@ -24,7 +24,7 @@ def each_vector(kernel: KernelBuilder, columns: int, lanes: int, body: Callable[
 
 
 def rms_factor(kernel: KernelBuilder, load: Callable[[Scalar, int], Scalar], columns: int, eps: float) -> Scalar:
-    """1 / rms of a row whose vectors ``load`` gives. Zhang & Sennrich 2019."""
+    """1 / rms of a row whose vectors ``load`` returns. Zhang & Sennrich 2019."""
     sums = kernel.local("squares", 1, f"float32x{LANES}", fill=0)
     rest = kernel.local("squares_behind", 1, "float32", fill=0)
 
@@ -66,8 +66,8 @@ def rms_norm(
     x_dtype: str,
     y_dtype: str,
 ) -> Kernel:
-    """x (batch, groups * columns), weight (columns,) -> like x, each group of columns normed on its own. One task: one
-    group of a row.
+    """x (batch, groups * columns), weight (columns,) -> like x, with each group of columns normed separately. One task:
+    one group of a row.
     """
     kernel = CpuKernelBuilder(name)
     rows: Expr = batch if groups == 1 else ["mul", batch, groups]

@@ -1,8 +1,8 @@
 """Dot products of prepared rows (`prepare_rows.py`) with the 16 rows of a tile of weights: integers for quantized
 weights, or floats.
 
-Rows are taken in blocks of ``tokens``. Rows beyond the last of the batch are whatever scratch holds; nobody looks at
-their sums.
+Rows are processed in blocks of ``tokens``. Rows beyond the batch contain arbitrary scratch data, and their sums are
+ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .math import fused
 from .prepare_rows import num_scales
 from .rows import LANES
 
-# Groups of weights are asked for so long before they are used: memory takes as long to answer as these take to be
+# Groups of weights are prefetched this far before they are used: memory takes as long to answer as these take to be
 # computed.
 GROUPS_AHEAD = 16
 
@@ -29,7 +29,7 @@ class IntegerDots:
     """A dot product is the sum over blocks of columns of scale * the sum over groups of weight scale * (codes . weight
     codes + offset).
 
-    What is in brackets are integers, and exact. ``bits`` are those of the codes of activations.
+    The expression in brackets is an exact integer. ``bits`` are those of the activations' codes.
     """
 
     def __init__(self, kernel: CpuKernelBuilder, isa: Isa, facts: Projection, tokens: int, bits: int) -> None:
@@ -84,7 +84,7 @@ class IntegerDots:
     def _of_group(
         self, tile: Scalar, rows: list[Scalar], group: Scalar, starts: list[int]
     ) -> list[tuple[Scalar, Scalar]]:
-        """What is in brackets for one group, as floats, and the weights' scales; in the order of `sums`."""
+        """The expression in brackets for one group as floats, and the weights' scales, in the order of `sums`."""
         kernel, dot, lanes = self._kernel, self._dot, self._isa.lanes
         floats, integers = of("float32", lanes), of("int32", lanes)
         words = [group * self._words + word for word in range(self._words)]
@@ -93,7 +93,8 @@ class IntegerDots:
                 kernel.prefetch(self._weight, (tile, each + GROUPS_AHEAD * self._words, 0))
             kernel.prefetch(self._weight_scales, (tile, group + GROUPS_AHEAD, 0))
         at = list(product(range(len(rows)), starts))
-        # The sums of high and low parts go side by side, so that a weight is needed once and waits in no register.
+        # The sums of high and low parts are computed together, so that a weight is loaded once and does not occupy a
+        # register.
         parts = self._layout.parts
         offsets = {key: splat(self._offset(rows[key[0]], group), lanes) for key in at}
         totals = [
@@ -126,7 +127,7 @@ class IntegerDots:
 class FloatDots:
     """A dot product is one chain over the columns."""
 
-    # Columns in a turn of the loop.
+    # The number of columns per iteration.
     UNROLL = 8
 
     def __init__(self, kernel: CpuKernelBuilder, isa: Isa, facts: Projection, tokens: int) -> None:
@@ -157,5 +158,5 @@ class FloatDots:
 
 
 def whole_blocks(facts: Projection, tokens: int) -> Expr:
-    """The rows of a batch and those behind it that fill a block."""
+    """The number of rows of a batch, rounded up to complete blocks."""
     return ["mul", ["ceildiv", facts.batch, tokens], tokens]

@@ -1,15 +1,14 @@
 """linear and gated_linear for many rows on tensor cores: 16-bit operands, float32 sums. x is what `rows16` left in
 scratch.
 
-One warp: ``rows`` input rows by ``tiles`` times 8 outputs (of a gated projection, of each half), 128 columns at a time:
-of these each of four neighbouring threads takes one chunk of 32 of a weight row, loads it as it lies in memory, and
-makes 16-bit floats of it in registers. The order of columns in a sum is free, so tensor cores are fed columns in the
-order in which weights come out of their words; rows16 puts its columns in the same order. Weights thus never pass
-through shared memory, and are loaded one step before they are used.
-One workgroup: ``column_warps`` warps side by side along the outputs, times ``depth_warps`` along the columns, whose
-sums are added at the end. Its input rows pass through shared memory, copied there asynchronously while the step before
-is computed.
-Needs: sm_80; 16-byte copies, so scratch at multiples of 16 bytes.
+One warp: ``rows`` input rows by ``tiles`` times 8 outputs (for a gated projection, of each half), 128 columns at a
+time. Each of four neighbouring threads loads one chunk of 32 columns of a weight row unchanged and converts it to
+16-bit floats in registers. The order of columns in a sum is arbitrary, so tensor cores receive columns in the order in
+which weights are unpacked, and rows16 stores its columns in the same order. Weights thus bypass shared memory. They are
+loaded one step before they are used. One workgroup: ``column_warps`` warps side by side along the outputs, times
+``depth_warps`` along the columns, whose sums are added at the end. Its input rows pass through shared memory, copied
+there asynchronously while the step before is computed. Needs: sm_80; 16-byte copies, so scratch at multiples of 16
+bytes.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from .functions import copy_16_bytes, multiply_tiles, scale_pair, unpack_octet, 
 from .rows16 import BLOCK, OCTETS, blocks_of, rows16_buffers
 
 CHUNKS = BLOCK // GROUP
-# Of 16 bytes between rows in shared memory, so that eight threads that read together, of two rows, read all memory
-# banks once.
+# The padding between rows in shared memory, in units of 16 bytes, so that eight threads that read two rows together
+# access every memory bank once.
 ROW_PADDING = 4
-# Loads of 16 bytes that bring a chunk's codes.
+# The number of 16-byte loads of a chunk's codes.
 CHUNK_LOADS = {"q4": 1, "q8": 2, "f16": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class MmaShape:
-    """``rows`` input rows (a multiple of 16) a workgroup; see above for the others. ``dtype`` is "float16" or
-    "bfloat16".
+    """A workgroup has ``rows`` input rows (a multiple of 16); see above for the other parameters. ``dtype`` is
+    "float16" or "bfloat16".
     """
 
     rows: int
@@ -52,9 +51,7 @@ class MmaShape:
 
 
 class Weights:
-    """A thread's registers with its chunk of some weight rows, as loaded, and with one octet of one row as 16-bit
-    floats.
-    """
+    """A thread's registers: its chunk of several weight rows, packed, and one octet of one row as 16-bit floats."""
 
     def __init__(self, kernel: KernelBuilder, arguments: ProjectionArguments, dtype: str, rows: int) -> None:
         self._kernel, self._weight, self._kind, self._dtype = (
@@ -70,7 +67,7 @@ class Weights:
         self.octet = kernel.local("b", 4, "uint32")
 
     def load(self, weight_rows: list[Scalar], chunk: Scalar) -> None:
-        """The next step's."""
+        """Load the weights of the next step."""
         for i, row in enumerate(weight_rows):
             for j in range(self._loads):
                 self._next[i * self._loads + j] = self._weight.block(row, chunk * self._loads + j)
@@ -79,7 +76,7 @@ class Weights:
                 self._next_scales[i] = scale_pair(self._dtype, raw, index % 2)
 
     def advance(self) -> None:
-        """What was loaded is now used."""
+        """Start to use the loaded weights."""
         for i in range(self._rows * self._loads):
             self._now[i] = self._next[i]
         for i in range(self._rows if self._scaled else 0):
@@ -138,7 +135,7 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
                 copy_16_bytes(place_of(tile, stage, row, place), source, present)
 
     def load_weights(step: Scalar) -> None:
-        # Beyond the last chunk a copy of it, which meets zeros of the input.
+        # Beyond the last chunk, a copy of it is loaded, which is multiplied by zeros of the input.
         weights.load(
             weight_rows,
             kernel.let("chunk", minimum((step * depth + depth_warp) * CHUNKS + quarter, arguments.weight.chunks - 1)),
@@ -148,7 +145,7 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
     load_weights(0)
     with kernel.loop("step", steps) as step:
         wait_for_copies()
-        # All have their copies, and nobody still reads the other half of the tile.
+        # All copies have arrived, and no thread still reads the other half of the tile.
         kernel.barrier()
         weights.advance()
         with kernel.when(step + 1 < steps):
@@ -188,7 +185,7 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
 def add_depths(
     kernel: KernelBuilder, sums: Array, warp: Scalar, lane: Scalar, depth_warp: Scalar, shape: MmaShape
 ) -> None:
-    """Add the sums of all warps along the columns to those of the first, always in the same order."""
+    """Add the sums of all warps along the columns to those of the first, in a fixed order."""
     count, columns = int(sums.buffer.shape[0]), shape.column_warps
     partial = kernel.shared("partial", ((shape.depth_warps - 1) * columns, count, 32), "float32")
     with kernel.when(depth_warp > 0):
@@ -218,5 +215,5 @@ def shared_bytes(shape: MmaShape, *, gated: bool) -> int:
 
 
 def supports(facts: Projection) -> bool:
-    """Whether this weight format has an unpacking: all but float32, whose scales or values are beyond 16 bits."""
+    """Whether this weight format can be unpacked to 16 bits: all formats except those with float32 scales or values."""
     return facts.weight.kind in CHUNK_LOADS and facts.weight.scale_dtype != "float32"

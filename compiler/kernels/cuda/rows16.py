@@ -1,14 +1,13 @@
 """Input rows as `linear_mma` reads them: 16-bit floats, times the norm's weight if there is a norm, in the order of the
 tensor cores.
 
-One workgroup: one row.
-One thread: octets of eight columns. Each row is scaled by a power of two that brings its largest value to 1,024 to
-2,048, so that no model's activations exceed float16's range. "row_factors" holds the factor of each row's results, the
-norm's included.
+One workgroup: one row. One thread: octets of eight columns. Each row is scaled by a power of two that brings its
+largest value to 1,024 to 2,048, so that no model's activations exceed float16's range. "row_factors" holds the factor
+of each row's results, the norm's included.
 
-128 columns are 16 octets, four of each of four chunks: octet w of chunk t is at place 4 w + t, so that what four
-neighbouring threads of a warp read lies side by side. In an octet the columns' order is 0 2 1 3 4 6 5 7, which is how
-4-bit weights come out of a word two by two.
+128 columns form 16 octets, four of each of four chunks. Octet w of chunk t has index 4 w + t, so that four neighbouring
+threads of a warp read contiguous memory. The order of columns in an octet is 0 2 1 3 4 6 5 7, in which 4-bit weights
+are unpacked from a word in pairs.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from .functions import pair
 
 BLOCK = 128
 OCTETS = BLOCK // 8
-# The exponent's bits of a float32, and where 1,024 lies above 1.
+# The exponent bits of a float32, and the exponent of 1,024 relative to 1.
 EXPONENT_BITS = 0x7F800000
 SCALED_EXPONENT = 10
 
@@ -51,7 +50,7 @@ def rows16_buffers(kernel: KernelBuilder, batch: Expr, columns: int, *, write: b
 
 
 def rows16(name: str, batch: Expr, columns: int, x_dtype: str, norm_eps: float | None, dtype: str) -> Kernel:
-    """``dtype`` is that of the 16-bit floats."""
+    """``dtype`` is the dtype of the 16-bit floats."""
     kernel = KernelBuilder(name)
     x = Rows(kernel, "x", batch, columns, x_dtype)
     norm = Rows(kernel, "norm", 1, columns, "float32") if norm_eps is not None else None
@@ -80,7 +79,7 @@ def rows16(name: str, batch: Expr, columns: int, x_dtype: str, norm_eps: float |
     exponent = kernel.local("exponent", 1, "uint32")
     row_largest = kernel.folded("largest_places", thread, threads, largest[0], maximum)
     exponent[0] = reinterpret(row_largest, "uint32") & number(EXPONENT_BITS, "uint32")
-    # Kept where both the scale and its inverse are ordinary numbers.
+    # The exponent is limited so that both the scale and its inverse are normal numbers.
     exponent[0] = minimum(
         maximum(exponent[0], number((SCALED_EXPONENT + 1) << 23, "uint32")), number(254 << 23, "uint32")
     )
