@@ -1,5 +1,5 @@
-// What generated kernels need of a GPU beside CUDA's built-ins, as PTX (PTX ISA 8.0; sm_80): 16-bit floats, asynchronous copies, tensor
-// cores. No header of CUDA is included, so NVRTC compiles kernels from its wheel alone.
+// GPU operations of generated kernels besides CUDA's built-ins, as PTX (PTX ISA 8.0; sm_80): 16-bit floats,
+// asynchronous copies, tensor cores. No CUDA header is included, so NVRTC compiles kernels with its wheel alone.
 typedef unsigned int uint;
 
 struct half {
@@ -19,7 +19,7 @@ struct nv_bfloat16 {
   __device__ __forceinline__ operator float() const { return __uint_as_float((uint)bits << 16); }
 };
 
-// Pairs of 16-bit floats are words, the first in the low half.
+// A pair of 16-bit floats is a word with the first one in the low half.
 __device__ __forceinline__ uint pair_f16(float low, float high) {
   uint word;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
@@ -41,7 +41,8 @@ __device__ __forceinline__ uint multiply_add_bf16(uint a, uint b, uint c) {
   return result;
 }
 
-// 16 bytes to shared memory, zeros where there is nothing to copy; done for the thread that asked once it has waited.
+// Copies 16 bytes to shared memory, or zeros if there is nothing to copy. The copy is complete for the calling thread
+// after it has waited.
 __device__ __forceinline__ void copy_16_bytes(void* shared, const void* global, int present) {
   const uint place = (uint)__cvta_generic_to_shared(shared);
   const int size = present ? 16 : 0;
@@ -49,7 +50,8 @@ __device__ __forceinline__ void copy_16_bytes(void* shared, const void* global, 
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Four 8 by 8 matrices of 16-bit elements from shared memory, transposed; thread i gives row i % 8 of matrix i / 8.
+// Loads four 8 by 8 matrices of 16-bit elements from shared memory, transposed. Thread i passes the address of row
+// i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_transposed(uint* words, const void* row) {
   const uint place = (uint)__cvta_generic_to_shared(row);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -58,7 +60,8 @@ __device__ __forceinline__ void load_transposed(uint* words, const void* row) {
                : "memory");
 }
 
-// sums (16, 8) += a (16, 16) @ b (16, 8), spread over a warp as PTX says (PTX ISA, matrix fragments for mma.m16n8k16).
+// sums (16, 8) += a (16, 16) @ b (16, 8), distributed over a warp as in PTX (PTX ISA, matrix fragments for
+// mma.m16n8k16).
 __device__ __forceinline__ void mma_f16(float* sums, const uint* a, const uint* b) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -1,5 +1,5 @@
-// What generated kernels call, in terms of `device.cuh` and CUDA's built-ins: vectors of 16-bit floats, WGSL's functions, weights of packed
-// words as pairs of 16-bit floats.
+// Functions of generated kernels, based on `device.cuh` and CUDA's built-ins: vectors of 16-bit floats, WGSL's
+// functions, and the weights of packed words as pairs of 16-bit floats.
 struct __align__(4) half2 { half x, y; };
 struct __align__(8) half4 { half x, y, z, w; };
 struct __align__(4) nv_bfloat162 { nv_bfloat16 x, y; };
@@ -12,7 +12,7 @@ __device__ __forceinline__ float low_half(uint word) {
 }
 __device__ __forceinline__ float high_half(uint word) { return low_half(word >> 16); }
 
-// --- WGSL's functions (W3C, WGSL, built-in functions); of those that give vectors one for each lane ---
+// --- WGSL's built-in functions (W3C, WGSL); for vectors, one function per lane ---
 __device__ __forceinline__ float unpack2x16float_x(uint word) { return low_half(word); }
 __device__ __forceinline__ float unpack2x16float_y(uint word) { return high_half(word); }
 __device__ __forceinline__ uint pack2x16float(float2 value) { return pair_f16(value.x, value.y); }
@@ -33,7 +33,7 @@ __device__ __forceinline__ float subgroupAdd(float value) {
   for (int step = 16; step; step >>= 1) value += __shfl_xor_sync(0xffffffffu, value, step);
   return value;
 }
-// Over the four threads that hold a row of a tile (PTX ISA, matrix fragments).
+// A reduction over the four threads that hold a row of a tile (PTX ISA, matrix fragments).
 __device__ __forceinline__ float quad_max(float value) {
   value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
   return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
@@ -43,7 +43,7 @@ __device__ __forceinline__ float quad_sum(float value) {
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
 
-// A condition for each lane.
+// One condition per lane.
 struct bool2 { bool x, y; };
 struct bool4 { bool x, y, z, w; };
 __device__ __forceinline__ bool2 bools(bool x, bool y) { return {x, y}; }
@@ -53,22 +53,23 @@ __device__ __forceinline__ bool4 bools(bool x, bool y, bool z, bool w) { return 
 #define ONES_F16 0x3c003c00u
 #define SIXTEENTHS_F16 0x2c002c00u
 #define ONES_BF16 0x3f803f80u
-// Minus zero, which adds nothing to any number.
+// Adding minus zero does not change any number.
 #define NOTHING 0x80008000u
 
-// A scale twice, of a word that holds two.
+// Duplicates one of the two scales in a word.
 __device__ __forceinline__ uint scale_f16(uint word, int odd) { return __byte_perm(word, 0u, odd ? 0x3232u : 0x1010u); }
 __device__ __forceinline__ uint scale_bf16(uint word, int odd) {
   const float scale = odd ? high_half(word) : low_half(word);
   return pair_bf16(scale, scale);
 }
 
-// Codes become floats by bits: 0x6400 is 1,024, and what is or-ed to it is added. See quant/q4.py for the nibbles' order.
+// Codes are converted to floats by their bits: 0x6400 is 1,024, and OR adds the code to it. See quant/q4.py for the
+// order of nibbles.
 __device__ __forceinline__ void unpack_q4_f16(uint* pairs, uint word, uint scale) {
   const uint next = word >> 8;
   pairs[0] = multiply_add_f16((word & 0x000f000fu) | 0x64006400u, ONES_F16, 0xe408e408u);
   pairs[1] = multiply_add_f16((next & 0x000f000fu) | 0x64006400u, ONES_F16, 0xe408e408u);
-  // High nibbles stand for 16 times their code: (1,024 + 16 c) / 16 - 72 is c - 8.
+  // High nibbles represent 16 times their code: (1,024 + 16 c) / 16 - 72 is c - 8.
   pairs[2] = multiply_add_f16((word & 0x00f000f0u) | 0x64006400u, SIXTEENTHS_F16, 0xd480d480u);
   pairs[3] = multiply_add_f16((next & 0x00f000f0u) | 0x64006400u, SIXTEENTHS_F16, 0xd480d480u);
   for (int i = 0; i < 4; i++) pairs[i] = multiply_add_f16(pairs[i], scale, NOTHING);
@@ -88,7 +89,7 @@ __device__ __forceinline__ void unpack_q8_f16(uint* pairs, uint first, uint seco
   pairs[3] = ((second >> 8) & 0x00ff00ffu) | 0x64006400u;
   for (int i = 0; i < 4; i++) pairs[i] = multiply_add_f16(multiply_add_f16(pairs[i], ONES_F16, 0xe480e480u), scale, NOTHING);
 }
-// A byte behind an exponent of 23 is 2^23 more than the byte.
+// A byte in the low bits of a float with exponent 23 represents 2^23 plus the byte.
 __device__ __forceinline__ float code_minus_128(uint word, uint byte) {
   return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7540u | byte)) - 8388736.0f;
 }

@@ -17,8 +17,7 @@ from .matcher import Matcher, allowed_ids
 _FIRST = '}]",:0123456789ntf-{['
 _CLOSERS = (*_FIRST, *(chr(code) for code in range(0x7E, 0x1F, -1) if chr(code) not in _FIRST), "\n", "\t")
 # The maximum length of a text, and the number of texts that may be tried for it, for one round after another. JSON
-# needs
-# no backtracking; other grammars may.
+# needs no backtracking; other grammars may.
 _ROUNDS = ((2, 250), (8, 500), (64, 1500), (512, 4000))
 # Limits of the search without backtracking. A character that repeats more often than _LONGEST_RUN is a loop.
 _STRAIGHT_TRIALS = 10_000
@@ -83,8 +82,9 @@ def _find_text(matcher: Matcher, endings: Sequence[str], most_trials: float, kno
     if matcher.complete:
         return ""
     trials = min(_STRAIGHT_TRIALS, most_trials)
-    # A string in which any text is allowed ends with a quote, once its required characters are there.
-    ends = ('"', *endings, *_CLOSERS)
+    # A string in which any text is allowed ends with a quote, once its required characters are there. An ending with
+    # its quote is tried first, because one format's ending may be accepted again and again in another format's string.
+    ends = ('"', *(f'{ending}"' for ending in endings), *endings, *_CLOSERS)
     for texts in (_CLOSERS, ends):
         straight = _go_straight(matcher, texts, trials, known)
         if straight is not None:

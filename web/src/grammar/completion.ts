@@ -96,8 +96,9 @@ function findText(
 ): string | null {
   if (matcher.complete()) return "";
   const trials = Math.min(STRAIGHT_TRIALS, maxTrials);
-  // A string in which any text is allowed ends with a quote, once its required characters are there.
-  const ends = ['"', ...endings, ...CLOSERS];
+  // A string in which any text is allowed ends with a quote, once its required characters are there. An ending with its
+  // quote is tried first, because the ending of one format may be accepted again and again in another format's string.
+  const ends = ['"', ...endings.map((ending) => ending + '"'), ...endings, ...CLOSERS];
   for (const texts of [CLOSERS, ends]) {
     const straight = new Search(matcher, texts, trials, false, known).from("", LONGEST_TEXT);
     if (straight !== null) return straight;

@@ -75,14 +75,14 @@ const CASES: Readonly<
   ],
   "nested objects": [
     z.object({
-      id: z.int(),
+      id: z.uuid(),
       owner: z.object({ email: z.email(), since: z.iso.datetime().optional() }),
       counts: z.record(z.string(), z.int().min(0)),
     }),
-    [{ id: 7, owner: { email: "a@b.com", since: "2024-01-01T00:00:00Z" }, counts: { a: 1 } }],
+    [{ id: UUID, owner: { email: "a@b.com", since: "2024-01-01T00:00:00Z" }, counts: { a: 1 } }],
     [
-      { id: 7, owner: {}, counts: {} },
-      { id: 7, owner: { email: "a@b.com" }, counts: { a: -1 } },
+      { id: UUID, owner: {}, counts: {} },
+      { id: UUID, owner: { email: "a@b.com" }, counts: { a: -1 } },
     ],
   ],
 };
