@@ -100,8 +100,8 @@ def engine_of(bundle: Bundle) -> TokenEngine:
 
 
 async def answer(source: TokenSource, prompt: list[int]) -> list[int]:
-    async with aclosing(source.generate(TokenRequest(prompt, MAX_TOKENS))) as news:
-        return [each.token_id async for each in news if isinstance(each, GeneratedToken)]
+    async with aclosing(source.generate(TokenRequest(prompt, MAX_TOKENS))) as items:
+        return [each.token_id async for each in items if isinstance(each, GeneratedToken)]
 
 
 async def answered_alone(bundle: Bundle, prompts: Sequence[list[int]]) -> list[list[int]]:

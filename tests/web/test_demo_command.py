@@ -32,7 +32,7 @@ def test_the_demo_command_prints_a_right_answer_and_leaves_a_screenshot(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (["--policy", "policy.json"], "--far URL"),
         (["--far", "http://x", "--policy", "nowhere.json"], "the file does not exist"),
@@ -40,7 +40,7 @@ def test_the_demo_command_prints_a_right_answer_and_leaves_a_screenshot(tmp_path
     ],
 )
 def test_a_policy_needs_its_file_and_a_far_side(
-    given: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["demo", *given]) != 0
-    assert told in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -21,11 +21,11 @@ class OwnExecutor(FakeExecutor):
 
 
 def test_our_own_models_tell_their_tokens_and_upstreams_what_is_known() -> None:
-    told = ask(
+    about = ask(
         "GET", "/v1/nearfar/about", models=FakeModels(fake=OwnExecutor(), loaded={"there": FakeExecutor()})
     ).json()
-    assert told["api_version"] == 1
-    own, _, upstream = told["models"]
+    assert about["api_version"] == 1
+    own, _, upstream = about["models"]
     assert own == {
         "id": "fake",
         "context": 256,

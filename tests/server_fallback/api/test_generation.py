@@ -135,9 +135,9 @@ def test_what_fails_before_the_first_word_has_its_status(
 ) -> None:
     response = ask("POST", "/v1/chat/completions", body, FakeModels(FakeExecutor(error=error)))
     assert response.status_code == status
-    told = response.json()["error"]
-    assert (told["code"], told["param"]) == (code, param)
-    assert set(told) == {"message", "type", "param", "code"}
+    answer = response.json()["error"]
+    assert (answer["code"], answer["param"]) == (code, param)
+    assert set(answer) == {"message", "type", "param", "code"}
     assert "secret" not in response.text
     assert ("retry-after" in response.headers) == (status in (429, 503))
     if status == 429:
@@ -243,13 +243,17 @@ def test_a_priority_is_bounded_by_the_key_s() -> None:
     async def work() -> None:
         models = FakeModels()
         app = create_app(models, ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": "web=sk-web-12345678"})))
-        for asked in (None, -3, 7):
+        for priority in (None, -3, 7):
             await ask_app(
-                app, "POST", "/v1/chat/completions", {**HI, "priority": asked}, authorization="Bearer sk-web-12345678"
+                app,
+                "POST",
+                "/v1/chat/completions",
+                {**HI, "priority": priority},
+                authorization="Bearer sk-web-12345678",
             )
         app = create_app(models, ApiConfig())
-        for asked in (None, 7):
-            await ask_app(app, "POST", "/v1/chat/completions", {**HI, "priority": asked})
+        for priority in (None, 7):
+            await ask_app(app, "POST", "/v1/chat/completions", {**HI, "priority": priority})
         assert [call.priority for call in models.fake.calls] == [0, -3, 0, 0, 7]
 
     run(work())

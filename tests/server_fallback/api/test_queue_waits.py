@@ -41,11 +41,11 @@ def test_the_last_16_waits_count_where_somebody_waits_and_of_several_models_the_
     assert waits.wait_ms({"a": BUSY, "b": BUSY, "silent": BUSY}) == 200
 
 
-@pytest.mark.parametrize(("state", "told"), [(BUSY, "250"), (IDLE, "0")])
-def test_answers_report_the_queue_and_pages_may_read_it(state: ExecutorState, told: str) -> None:
+@pytest.mark.parametrize(("state", "expected"), [(BUSY, "250"), (IDLE, "0")])
+def test_answers_report_the_queue_and_pages_may_read_it(state: ExecutorState, expected: str) -> None:
     async def work() -> list[httpx.Response]:
         app = create_app(FakeModels(FakeExecutor(current=state)), ApiConfig(cors_origins=("https://example.org",)))
-        asked = [
+        requests = [
             (CHAT, HI),
             (CHAT, {**HI, "stream": True}),
             (COMPLETIONS, {"model": "fake", "prompt": "x", "stream": True}),
@@ -53,11 +53,11 @@ def test_answers_report_the_queue_and_pages_may_read_it(state: ExecutorState, to
         ]
         return [
             await ask_app(app, "POST" if body else "GET", path, body, origin="https://example.org")
-            for path, body in asked
+            for path, body in requests
         ]
 
     for response in run(work()):
-        assert response.headers[QUEUE_HEADER] == told
+        assert response.headers[QUEUE_HEADER] == expected
         assert QUEUE_HEADER in response.headers["access-control-expose-headers"]
 
 

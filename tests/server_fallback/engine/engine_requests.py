@@ -51,11 +51,11 @@ async def collect(
     engine: TokenEngine, prompt: list[int] = PROMPT, **request: Any
 ) -> tuple[list[GeneratedToken], Completion]:
     tokens: list[GeneratedToken] = []
-    async for news in engine.generate(TokenRequest(prompt, **{"max_tokens": 6, **request})):
-        if isinstance(news, Completion):
-            return tokens, news
-        assert isinstance(news, GeneratedToken)
-        tokens.append(news)
+    async for item in engine.generate(TokenRequest(prompt, **{"max_tokens": 6, **request})):
+        if isinstance(item, Completion):
+            return tokens, item
+        assert isinstance(item, GeneratedToken)
+        tokens.append(item)
     raise AssertionError("the answer has no end")
 
 

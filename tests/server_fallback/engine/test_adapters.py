@@ -61,9 +61,9 @@ async def engine_with(bundle: Bundle, states: STATES, *names: str) -> AsyncItera
 
 
 async def first_token(engine: TokenEngine, adapter: str | None) -> int:
-    async for news in engine.generate(TokenRequest(PROMPT, max_tokens=1, adapter=adapter)):
-        assert isinstance(news, GeneratedToken)
-        return news.token_id
+    async for item in engine.generate(TokenRequest(PROMPT, max_tokens=1, adapter=adapter)):
+        assert isinstance(item, GeneratedToken)
+        return item.token_id
     raise AssertionError
 
 
@@ -120,12 +120,12 @@ def test_an_adapter_goes_when_the_last_answer_with_it_has_ended(
             answer = engine.generate(TokenRequest(PROMPT, max_tokens=150, adapter="red"))
             await anext(answer)
             unloading = asyncio.create_task(engine.unload_adapter("red"))
-            # Until it has asked the engine; the request below comes after it.
+            # This waits until it has called the engine; the request below follows it.
             await asyncio.sleep(0)
             with pytest.raises(RequestError, match="adapter 'red' is not loaded"):
                 await first_token(engine, "red")
             assert not unloading.done()
-            *_, end = [news async for news in answer]
+            *_, end = [item async for item in answer]
             assert isinstance(end, Completion)
             assert end.finish_reason in ("stop", "length")
             await asyncio.wait_for(unloading, 10)

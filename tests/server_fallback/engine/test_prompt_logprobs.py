@@ -37,21 +37,21 @@ def runner_of(bundle: Bundle, rows: int, **limits: Any) -> ReferenceRunner:
     )
 
 
-async def asked(
+async def answer_of(
     engine: TokenEngine, prompt: Sequence[int], count: int = ASKED, **request: Any
 ) -> tuple[tuple[float, ...], Answer, int]:
-    """What is told of the prompt, the answer, and how many tokens were cached."""
-    told: list[PromptLogprobs] = []
+    """The reported log-probabilities of the prompt, the answer, and the number of cached tokens."""
+    reported: list[PromptLogprobs] = []
     tokens: list[int] = []
-    async for news in engine.generate(TokenRequest(prompt, **{"max_tokens": 5, "prompt_logprobs": count, **request})):
-        if isinstance(news, PromptLogprobs):
+    async for item in engine.generate(TokenRequest(prompt, **{"max_tokens": 5, "prompt_logprobs": count, **request})):
+        if isinstance(item, PromptLogprobs):
             assert not tokens
-            told.append(news)
-        elif isinstance(news, GeneratedToken):
-            tokens.append(news.token_id)
+            reported.append(item)
+        elif isinstance(item, GeneratedToken):
+            tokens.append(item.token_id)
         else:
-            (one,) = told
-            return one.values, (tokens, news.finish_reason), news.cached_tokens
+            (one,) = reported
+            return one.values, (tokens, item.finish_reason), item.cached_tokens
     raise AssertionError("the answer has no end")
 
 
@@ -106,14 +106,14 @@ def test_values_are_the_references_and_the_answer_is_as_without(
         engine = TokenEngine(runner_of(bundle, rows), model)
         others = [list(likely_prompt[:length]) for length in (1, 2, 9, 33)]
         (values, said, _), *beside = await asyncio.gather(
-            asked(engine, likely_prompt), *(asked(engine, other) for other in others)
+            answer_of(engine, likely_prompt), *(answer_of(engine, other) for other in others)
         )
         assert values == pytest.approx(expected, abs=1e-4)
         assert said == answer
-        for other, (told, _, _) in zip(others, beside, strict=True):
-            assert told == pytest.approx(wanted(bundle, other, ASKED), abs=1e-4)
-        # Of 64 tokens all but the last are in the cache now: those that are told of are computed anew.
-        again, said, cached = await asked(engine, likely_prompt)
+        for other, (reported, _, _) in zip(others, beside, strict=True):
+            assert reported == pytest.approx(wanted(bundle, other, ASKED), abs=1e-4)
+        # All of the 64 tokens but the last are in the cache now. Those with log-probabilities are computed again.
+        again, said, cached = await answer_of(engine, likely_prompt)
         assert again == pytest.approx(expected, abs=1e-4)
         assert said == answer
         assert 0 < cached <= len(likely_prompt) - 1 - ASKED
@@ -133,13 +133,15 @@ def test_mixed_requests_are_answered_as_without_beside_each_other_and_as_pages_r
             engine = TokenEngine(HashRunner(limits, threaded=True), MODEL, EngineConfig(speculation=speculation))
             found = await asyncio.gather(
                 *(
-                    asked(engine, each.prompt_ids, index % 3 * 7, **wishes(each)) if index % 3 else plain(engine, each)
+                    answer_of(engine, each.prompt_ids, index % 3 * 7, **wishes(each))
+                    if index % 3
+                    else plain(engine, each)
                     for index, each in enumerate(requests)
                 )
             )
-            for index, ((told, said, _), request) in enumerate(zip(found, requests, strict=True)):
+            for index, ((reported, said, _), request) in enumerate(zip(found, requests, strict=True)):
                 assert said == expected[index]
-                assert len(told) == min(index % 3 * 7, len(request.prompt_ids) - 1)
+                assert len(reported) == min(index % 3 * 7, len(request.prompt_ids) - 1)
             assert engine.stats().preemptions > 0
             assert engine.stats().generated_tokens == sum(len(tokens) for tokens, _ in expected)
             assert engine.stats().prefix_queries == sum(len(request.prompt_ids) for request in requests)
@@ -150,11 +152,11 @@ def test_mixed_requests_are_answered_as_without_beside_each_other_and_as_pages_r
 
     async def plain(engine: TokenEngine, request: TokenRequest) -> tuple[tuple[float, ...], Answer, int]:
         tokens: list[int] = []
-        async for news in engine.generate(request):
-            assert not isinstance(news, PromptLogprobs)
-            if isinstance(news, Completion):
-                return (), (tokens, news.finish_reason), news.cached_tokens
-            tokens.append(news.token_id)
+        async for item in engine.generate(request):
+            assert not isinstance(item, PromptLogprobs)
+            if isinstance(item, Completion):
+                return (), (tokens, item.finish_reason), item.cached_tokens
+            tokens.append(item.token_id)
         raise AssertionError("the answer has no end")
 
     asyncio.run(work())
@@ -165,13 +167,13 @@ def test_a_step_takes_no_more_rows_than_the_runner() -> None:
         runner = HashRunner(Limits(tokens=16, sequences=3, rows=4, pages=30))
         engine = TokenEngine(runner, MODEL)
         prompts = [[(7 * index + place) % (VOCAB - 1) + 1 for place in range(20)] for index in range(3)]
-        await asyncio.gather(*(asked(engine, prompt) for prompt in prompts))
+        await asyncio.gather(*(answer_of(engine, prompt) for prompt in prompts))
         assert max(len(batch.sample_rows) for batch in runner.batches) == 4
         # Rows that tell of a prompt are greedy, and leave nothing in a slot.
-        told = [
+        reported = [
             row for batch in runner.batches if batch.alternatives for row in batch.sample_slots.tolist() if row[0] == -1
         ]
-        assert told == [[-1, 0]] * 3 * 19
+        assert reported == [[-1, 0]] * 3 * 19
         await engine.close()
 
     asyncio.run(work())
@@ -183,16 +185,18 @@ def test_a_failed_step_and_logits_that_are_no_numbers_end_no_other_answer() -> N
         limits = Limits(tokens=8, sequences=2, rows=2, pages=16)
         runner = HashRunner(limits, fail=lambda number: DeviceError("lost") if number == 3 else None)
         engine = TokenEngine(runner, MODEL)
-        found = await asyncio.gather(asked(engine, prompt), asked(engine, [13, *prompt]), return_exceptions=True)
-        # Who is not in the fourth step starts again where it fails, and is told of in full all the same.
+        found = await asyncio.gather(
+            answer_of(engine, prompt), answer_of(engine, [13, *prompt]), return_exceptions=True
+        )
+        # A sequence that is not in the fourth step restarts when that step fails, and still reports all values.
         assert any(isinstance(each, DeviceError) for each in found)
         assert all(len(each[0]) in (11, 12) for each in found if isinstance(each, tuple))
-        assert len((await asked(engine, prompt))[0]) == 11
+        assert len((await answer_of(engine, prompt))[0]) == 11
         await engine.close()
         broken = TokenEngine(HashRunner(Limits(tokens=32, sequences=2, rows=2, pages=16), broken=9), MODEL)
         with pytest.raises(DeviceError, match="not numbers"):
-            await asked(broken, prompt)
-        assert len((await asked(broken, [1, 2, 3]))[0]) == 2
+            await answer_of(broken, prompt)
+        assert len((await answer_of(broken, [1, 2, 3]))[0]) == 2
         await broken.close()
 
     asyncio.run(work())

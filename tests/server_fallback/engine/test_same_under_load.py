@@ -59,11 +59,11 @@ def mixed_requests(count: int, vocab_size: int, lengths: Sequence[int], max_toke
 
 async def answer(engine: TokenEngine, request: TokenRequest) -> Answer:
     tokens: list[int] = []
-    async for news in engine.generate(request):
-        if isinstance(news, Completion):
-            return tokens, news.finish_reason
-        if isinstance(news, GeneratedToken):
-            tokens.append(news.token_id)
+    async for item in engine.generate(request):
+        if isinstance(item, Completion):
+            return tokens, item.finish_reason
+        if isinstance(item, GeneratedToken):
+            tokens.append(item.token_id)
     raise AssertionError("the answer has no end")
 
 

@@ -155,7 +155,7 @@ def test_log_probabilities_are_those_of_the_tokens_that_were_checked() -> None:
             draft=DraftModel(HashRunner(LIMITS), MODEL),
         )
         tokens = [
-            news async for news in engine.generate(TokenRequest([13, 2, 3, 13, 10, 1, 5, 13, 1, 14], 8, logprobs=1))
+            item async for item in engine.generate(TokenRequest([13, 2, 3, 13, 10, 1, 5, 13, 1, 14], 8, logprobs=1))
         ]
         assert len(tokens) > 5
         assert engine.stats().accepted_tokens > 0

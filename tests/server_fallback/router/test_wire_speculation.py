@@ -51,10 +51,10 @@ def far(server: LiveServer, **other: Any) -> FarModel:
 
 async def said(source: WireSpeculation, request: TokenRequest = REQUEST) -> tuple[list[int], Completion]:
     tokens: list[int] = []
-    async for news in source.generate(request):
-        if isinstance(news, Completion):
-            return tokens, news
-        tokens.append(news.token_id)
+    async for item in source.generate(request):
+        if isinstance(item, Completion):
+            return tokens, item
+        tokens.append(item.token_id)
     raise AssertionError("the answer has no end")
 
 
