@@ -102,7 +102,7 @@ def test_number_pairs_held_out_of_sums_are_trained_in_neither_order(trained: lis
             assert frozenset(re.findall(r"\d+", example.answer)[:2]) not in pairs
 
 
-def test_held_out_places_are_never_trained(trained: list[Example]) -> None:
+def test_held_out_place_names_are_never_trained(trained: list[Example]) -> None:
     calls = [json.loads(example.answer) for example in trained if example.task == "home"]
     places = {call[key] for call in calls for key in ("room", "door", "genre", "item") if key in call}
     assert not places & {*commands.HELD_OUT_ROOMS, *commands.HELD_OUT_GENRES}

@@ -62,7 +62,7 @@ def test_a_story_counts_as_right_in_each_of_its_forms_and_a_sum_in_one() -> None
     assert not is_right(Example("sum", "", "1 + 1 = 2", ""), "2")
 
 
-def test_the_table_leaves_a_hole_where_nothing_can_be_held_out(tmp_path: Path) -> None:
+def test_the_table_leaves_a_cell_empty_if_nothing_can_be_held_out(tmp_path: Path) -> None:
     console = Console(width=100, record=True, file=(tmp_path / "out").open("w"))
     show_table(CELLS, console)
     lines = {

@@ -89,7 +89,7 @@ def lowered(target: str, graph: Graph) -> LoweredPlan:
     return load_target(target).lower_plan(plan, quant.by_name("f32"), ("float32",), None, lambda *_: None)
 
 
-def test_a_name_says_the_facts_and_layers_that_are_alike_share_every_list() -> None:
+def test_names_are_made_from_facts_and_equal_layers_share_every_list() -> None:
     same, other = lowered("webgpu", forward(SPEC, 16, 64)), lowered("webgpu", qwen3_with_eps_of_layer_1(0.5))
     for kernels in (same.kernels, other.kernels):
         for name, kernel in kernels.items():

@@ -165,7 +165,7 @@ def test_penalties_bias_mask_and_tokens_left_in_slots_are_those_of_the_reference
     assert_same_choices(case.open(SMALL), case.open_reference(SMALL), atol=atol)
 
 
-def test_what_was_submitted_happens_in_order(case: Case, runner: Runner, prompt_token_ids: list[int]) -> None:
+def test_submitted_work_happens_in_order(case: Case, runner: Runner, prompt_token_ids: list[int]) -> None:
     """A prompt, a copy of its pages, and another prompt in the first pages are all on their way before anything is
     read.
     """
@@ -212,7 +212,7 @@ def test_a_batch_beyond_the_limits_is_refused_by_its_dim(name: str, cases: Calla
     runner.close()
 
 
-def test_adapters_are_refused_without_places_for_them(case: Case, runner: Runner) -> None:
+def test_adapters_are_refused_without_slots(case: Case, runner: Runner) -> None:
     with pytest.raises(
         RequestError,
         match="has LoRA adapters, the runner takes none; compile with --target cpu or cuda and --lora-rank",

@@ -100,7 +100,7 @@ def test_a_servers_reasoning_is_in_the_thinking_block(chat: Page, far: Server) -
     assert contents(far.chats[-1]) == ["count", "Two.", "go on"]
 
 
-def test_a_message_that_a_pattern_makes_private_is_not_sent_and_the_page_says_why(chat: Page, far: Server) -> None:
+def test_a_message_with_a_private_pattern_is_not_sent_and_the_page_explains_why(chat: Page, far: Server) -> None:
     state = chat.text_content("#far-state") or ""
     assert "every message that is not private" in state
     assert "a card or account number" in state

@@ -195,7 +195,7 @@ def test_an_answer_goes_on_with_the_same_tokens_when_its_device_is_lost(
     assert after == devices + 1
 
 
-def test_what_a_model_takes_is_known_before_it_is_loaded(page: Page, browser: Browser, address: str) -> None:
+def test_the_memory_of_a_model_is_known_before_it_is_loaded(page: Page, browser: Browser, address: str) -> None:
     plan, info = page.evaluate('async () => [await window.Engine.plan("./bundle/"), window.engine.info]')
     assert plan["weightBytes"] == info["weightBytes"]
     assert abs(plan["totalBytes"] / info["totalBytes"] - 1) < 0.05

@@ -58,7 +58,7 @@ def result(browser: Browser, address: str) -> dict[str, str]:
     return found
 
 
-def test_a_grammar_needs_no_eval_and_loads_when_first_asked_for(browser: Browser, url: str) -> None:
+def test_the_grammar_compiler_needs_no_eval_and_loads_on_first_use(browser: Browser, url: str) -> None:
     assert result(browser, url + "wasm.html") == {"before": "false", "after": "true", "words": "33", "state": "done"}
 
 

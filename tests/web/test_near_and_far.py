@@ -385,7 +385,7 @@ def test_both_sides_read_well_in_light_and_dark_on_a_desk_and_a_phone(chat: Page
 
 
 @pytest.mark.parametrize(("broken", "bundle", "title", "why"), BROKEN)
-def test_without_near_far_answers_alone_and_the_page_says_why(
+def test_without_near_far_answers_alone_and_the_page_explains_why(
     broken: str,
     bundle: str,
     title: str,

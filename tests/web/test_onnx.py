@@ -189,7 +189,7 @@ def in_browser(page: Page, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("where", ["numpy", "onnx", "mlx", "node", "browser"])
-def test_the_model_says_the_same_everywhere(
+def test_the_model_gives_the_same_answers_everywhere(
     where: str,
     exported: Mapping[str, Path],
     expected: list[tuple[list[int], list[int]]],
@@ -207,7 +207,7 @@ def test_the_model_says_the_same_everywhere(
     assert found == [tokens for _, tokens in expected]
 
 
-def test_node_without_a_gpu_takes_the_second_bundle_and_says_why(
+def test_node_without_a_gpu_uses_the_second_bundle_and_states_why(
     node: str, exported: dict[str, Path], tiny_bundle: Path
 ) -> None:
     answer = run_in_node(node, str(tiny_bundle), str(exported["q4f16"]), "--tokens", "1,2,3", "--max-tokens", "4")
@@ -253,7 +253,7 @@ def test_a_second_load_comes_from_the_store(page: Page) -> None:
     assert page.evaluate("() => window.phases") == ["manifest", "upload", "ready"]
 
 
-def test_where_no_bundle_runs_the_error_says_of_each_why(page: Page) -> None:
+def test_if_no_bundle_runs_the_error_states_the_reason_for_each(page: Page) -> None:
     script = """async () => window.Engine.load(["./bundle/", "./bundle-onnx/"])
         .catch((error) => [error.code, error.message])"""
     code, message = page.evaluate(script)

@@ -184,7 +184,7 @@ def test_a_page_can_open_a_separate_store(page: Page, server: Server) -> None:
     assert page.evaluate("async () => (await (await nearfar.BundleStore.open('own')).list()).length") == 1
 
 
-def test_a_load_resumes_where_the_last_one_was_cut_off(page: Page, server: Server) -> None:
+def test_a_load_resumes_at_the_offset_where_the_last_one_was_cut_off(page: Page, server: Server) -> None:
     server.behaviour.cut[f"/bundle/{BIG}"] = cut = 7 * MIB + 123
     failed = load(page, server, error="bundle_error")
     assert failed["error"]["details"] == {"file": BIG, "status": 410}

@@ -198,7 +198,7 @@ def test_an_engine_in_a_worker_is_left_aborted_and_outlived(page: Page, address:
     assert found["seconds"] < 20
 
 
-def test_what_loading_throws_in_a_worker_is_thrown_on_the_page(page: Page, address: str) -> None:
+def test_an_error_of_loading_in_a_worker_is_thrown_on_the_page(page: Page, address: str) -> None:
     page.goto(f"{address}index.html")
     page.wait_for_selector("body[data-state=ready]")
     found = page.evaluate(

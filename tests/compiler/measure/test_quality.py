@@ -202,7 +202,7 @@ def test_the_command_prints_json_and_a_table(
         ({"--reference": "{other}"}, "has another tokenizer than"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(
+def test_bundles_that_cannot_be_compared_are_refused(
     changes: dict[str, str],
     message: str,
     bundles: Mapping[str, Bundle],

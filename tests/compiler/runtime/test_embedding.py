@@ -138,7 +138,7 @@ def test_tokens_that_cannot_be_embedded_are_a_request_error(
         embed(ReferenceRunner(open_bundle(compile_tiny("embedding", "f32"))), token_ids)
 
 
-def test_the_command_line_says_what_the_bundle_is_for(
+def test_the_command_line_states_the_bundles_target(
     tiny_checkpoints: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compile", str(tiny_checkpoints["embedding"]), "-o", str(tmp_path / "bundle"), "--context", "64"]) == 0

@@ -58,7 +58,7 @@ def test_f16_activations_stay_close_to_f32_ones(
     assert 0 < error < F16
 
 
-def test_float32_is_the_default_where_the_bundle_offers_it(compile_tiny: CompileTiny) -> None:
+def test_float32_is_the_default_if_the_bundle_offers_it(compile_tiny: CompileTiny) -> None:
     assert ReferenceRunner(open_bundle(compile_tiny("qwen3", "q4f16"))).activation == "float32"
     only_half = compile_tiny("qwen3", "q4f16", activations=("float16",))
     assert ReferenceRunner(open_bundle(only_half)).activation == "float16"

@@ -44,7 +44,7 @@ def test_our_own_models_tell_their_tokens_and_upstreams_what_is_known() -> None:
     }
 
 
-def test_it_needs_a_key_where_there_are_keys() -> None:
+def test_it_needs_a_key_if_the_server_has_keys() -> None:
     config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": f"web={KEY}"}))
     assert ask("GET", "/v1/nearfar/about", config=config).status_code == 401
     assert ask("GET", "/v1/nearfar/about", config=config, authorization=f"Bearer {KEY}").status_code == 200

@@ -30,7 +30,9 @@ PROXIES = ("10.0.0.0/8", "2001:db8::7")
         ("", [], ""),
     ],
 )
-def test_only_proxies_that_are_trusted_say_who_sent_a_request(peer: str, forwarded_for: list[str], sender: str) -> None:
+def test_only_trusted_proxies_determine_the_sender_of_a_request(
+    peer: str, forwarded_for: list[str], sender: str
+) -> None:
     assert Addresses(PROXIES).sender(peer, forwarded_for) == sender
 
 

@@ -123,7 +123,7 @@ def test_models_are_listed_and_found_by_names_with_slashes() -> None:
     assert (code(asked), asked.json()["error"]["param"]) == ((404, "model_not_found"), "model")
 
 
-def test_what_is_not_there_is_told_in_openai_s_form() -> None:
+def test_unknown_routes_are_errors_in_openais_form() -> None:
     assert code(ask("GET", "/")) == (404, "unknown_url")
     assert code(ask("GET", "/v1/chat")) == (404, "unknown_url")
     assert code(ask("GET", "/docs")) == (404, "unknown_url")
@@ -210,7 +210,7 @@ def test_readiness_follows_the_models() -> None:
     assert ask("GET", "/health/ready", models=FakeModels()).status_code == 200
 
 
-def test_the_version_is_told_as_vllm_does() -> None:
+def test_the_version_is_reported_as_in_vllm() -> None:
     assert ask("GET", "/version").json() == {"version": version("nearfar")}
 
 

@@ -26,7 +26,7 @@ TURN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("sent", SENT, ids=[sent["client"] for sent in SENT])
-def test_what_clients_send_back_is_accepted_and_never_passed_on(sent: dict[str, Any]) -> None:
+def test_fields_that_clients_send_back_are_accepted_and_never_forwarded(sent: dict[str, Any]) -> None:
     response = ask("POST", "/v1/chat/completions", {**sent["body"], "model": "fake"})
     assert response.status_code == 200, response.text
     request = ChatCompletionRequest.model_validate(sent["body"])
@@ -51,7 +51,7 @@ def test_what_clients_send_back_is_accepted_and_never_passed_on(sent: dict[str, 
         ("temperament", None),
     ],
 )
-def test_what_would_change_the_answer_is_refused_by_name(key: str, value: object) -> None:
+def test_parameters_that_would_change_the_answer_are_refused_by_name(key: str, value: object) -> None:
     turn, answer = TURN["messages"]
     response = ask("POST", "/v1/chat/completions", {**TURN, "messages": [turn, {**answer, key: value}, turn]})
     assert (response.status_code, response.json()["error"]["param"]) == (400, f"messages[1].{key}")
@@ -90,7 +90,7 @@ def test_a_lenient_server_ignores_unknown_keys_and_names_them() -> None:
     assert ask("POST", "/v1/chat/completions", body).status_code == 400
 
 
-def test_what_cannot_change_an_answer_is_accepted() -> None:
+def test_parameters_that_cannot_change_an_answer_are_accepted() -> None:
     models = FakeModels(FakeExecutor())
     harmless = {
         "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "flex", "safety_identifier": "s",

@@ -70,7 +70,7 @@ def read_to_end(sock: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
-def test_who_leaves_ends_the_answer(port: int, models: FakeModels, how: str, stream: bool) -> None:
+def test_a_client_that_leaves_ends_its_answer(port: int, models: FakeModels, how: str, stream: bool) -> None:
     models.fake = FakeExecutor(pieces=["a"] * 10_000, delay_seconds=0.005)
     with connect(port) as sock:
         sock.sendall(request({**HI, "stream": stream}))
@@ -85,7 +85,7 @@ def test_who_leaves_ends_the_answer(port: int, models: FakeModels, how: str, str
     assert models.fake.cancelled == 1
 
 
-def test_who_stops_reading_is_cut_off_and_holds_up_nobody(port: int, models: FakeModels) -> None:
+def test_a_client_that_stops_reading_is_disconnected_and_delays_no_one(port: int, models: FakeModels) -> None:
     models.fake = LONG
     with connect(port) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -103,7 +103,7 @@ def test_who_stops_reading_is_cut_off_and_holds_up_nobody(port: int, models: Fak
     [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost:", request(HI)[:-5]],
     ids=["nothing", "half a header", "half a body"],
 )
-def test_who_says_nothing_more_is_cut_off(port: int, sent: bytes) -> None:
+def test_a_silent_client_is_disconnected(port: int, sent: bytes) -> None:
     with connect(port) as sock:
         sock.sendall(sent)
         answer = read_to_end(sock)
@@ -127,7 +127,7 @@ def test_a_header_in_small_pieces_is_read(port: int) -> None:
 @pytest.mark.parametrize(
     "sent", [b"\x16\x03\x01\x02\x00", b"\r\n\r\n\r\n  ", b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n"]
 )
-def test_what_is_not_http_harms_nothing(port: int, sent: bytes) -> None:
+def test_requests_that_are_not_http_do_no_harm(port: int, sent: bytes) -> None:
     with connect(port) as sock:
         sock.sendall(sent)
         answer = read_to_end(sock)
@@ -135,7 +135,7 @@ def test_what_is_not_http_harms_nothing(port: int, sent: bytes) -> None:
     assert alive(port)
 
 
-def test_a_body_that_is_too_large_is_told_so_however_it_comes(port: int) -> None:
+def test_a_body_that_is_too_large_is_a_413_however_it_is_sent(port: int) -> None:
     def chunks() -> Iterator[bytes]:
         for _ in range(30):
             yield b" " * 100_000

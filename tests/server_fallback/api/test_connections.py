@@ -61,7 +61,7 @@ def test_a_trusted_proxy_has_the_connections_of_all_its_clients() -> None:
     assert all(opened(connections, PROXY, idle=False)[1] for _ in range(5))
 
 
-def test_what_became_a_websocket_is_never_idle() -> None:
+def test_a_connection_that_became_a_websocket_is_never_idle() -> None:
     connections = Connections(10, 1, Addresses())
     socket, _ = opened(connections, A)
     connections.keep(cast(asyncio.Transport, socket))

@@ -72,7 +72,7 @@ def test_streamed_pieces_are_openai_s_chunks() -> None:
     assert done == "[DONE]"
 
 
-def test_usage_comes_last_where_it_is_asked_for() -> None:
+def test_usage_is_sent_last_if_it_is_requested() -> None:
     *chunks, last, done = events(
         ask("POST", "/v1/chat/completions", {**STREAM, "stream_options": {"include_usage": True}})
     )
@@ -82,7 +82,7 @@ def test_usage_comes_last_where_it_is_asked_for() -> None:
     assert done == "[DONE]"
 
 
-def test_several_choices_and_tool_calls_are_told_apart() -> None:
+def test_several_choices_and_tool_calls_are_distinguished() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     whole = ask("POST", "/v1/chat/completions", {**HI, "n": 2, "tools": tools}).json()
     assert [choice["index"] for choice in whole["choices"]] == [0, 1]
@@ -130,7 +130,7 @@ ERRORS: list[tuple[Exception, int, str, str | None]] = [
 
 @pytest.mark.parametrize(("error", "status", "code", "param"), ERRORS)
 @pytest.mark.parametrize("body", [HI, STREAM])
-def test_what_fails_before_the_first_word_has_its_status(
+def test_a_failure_before_the_first_word_has_its_status(
     error: Exception, status: int, code: str, param: str | None, body: dict[str, Any]
 ) -> None:
     response = ask("POST", "/v1/chat/completions", body, FakeModels(FakeExecutor(error=error)))
@@ -145,7 +145,7 @@ def test_what_fails_before_the_first_word_has_its_status(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_what_fails_in_mid_stream_is_an_error_event_and_the_end(path: str) -> None:
+def test_a_failure_in_mid_stream_is_an_error_event_and_the_end(path: str) -> None:
     body = STREAM if "chat" in path else {"model": "fake", "prompt": "x", "stream": True}
     models = FakeModels(FakeExecutor(error=DeviceError("lost"), error_at=2))
     *chunks, last = events(ask("POST", path, body, models))
@@ -208,7 +208,7 @@ def test_a_deadline_in_mid_stream_is_an_error_event() -> None:
 
 
 @pytest.mark.parametrize("body", [HI, STREAM])
-def test_who_leaves_ends_the_answer(body: dict[str, Any]) -> None:
+def test_a_client_that_leaves_ends_its_answer(body: dict[str, Any]) -> None:
     async def work() -> None:
         models = FakeModels(FakeExecutor(pieces=["a"] * 1000, delay_seconds=0.01))
         app = create_app(models, ApiConfig())
@@ -226,7 +226,7 @@ def test_who_leaves_ends_the_answer(body: dict[str, Any]) -> None:
     run(work())
 
 
-def test_who_leaves_before_the_body_has_come_leaves_nothing() -> None:
+def test_a_client_that_leaves_before_its_body_arrived_leaves_nothing() -> None:
     async def work() -> None:
         app = create_app(FakeModels(), ApiConfig())
         held = Held(app, "/v1/chat/completions", HI)

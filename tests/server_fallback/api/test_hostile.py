@@ -124,7 +124,7 @@ def test_no_body_is_a_failure_of_the_server_which_answers_after_it(
     assert (limiter.running, limiter.body_bytes) == (0, 0)
 
 
-def test_what_is_wrong_with_a_call_is_named(app: Any) -> None:
+def test_the_error_in_a_call_is_named(app: Any) -> None:
     for arguments in ('{"a": ' + "[" * 1500 + "]" * 1500 + "}", '{"a": "\\ud800"}'):
         error = run(ask_app(app, "POST", CHAT, after_call(arguments), **ADMIN)).json()["error"]
         assert (error["code"], error["param"]) == ("invalid_value", "messages[1].tool_calls[0].function.arguments")

@@ -55,7 +55,7 @@ def test_json_comes_out_as_it_went_in(value: object) -> None:
         (b"{" + b",".join(b'"%d":1' % number for number in range(MAX_KEYS + 1)) + b"}", f"{MAX_KEYS + 1} keys"),
     ],
 )
-def test_what_is_not_json_is_refused(body: bytes, says: str) -> None:
+def test_bodies_that_are_not_json_are_refused(body: bytes, says: str) -> None:
     with pytest.raises(ApiError) as refused:
         parse_json(body)
     assert refused.value.status == 400
@@ -63,7 +63,7 @@ def test_what_is_not_json_is_refused(body: bytes, says: str) -> None:
     assert says in refused.value.message
 
 
-def test_what_is_at_the_limits_is_taken() -> None:
+def test_requests_at_the_limits_are_accepted() -> None:
     parse_json(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
     parse_json(b"{" + b",".join(b'"%d":1' % number for number in range(MAX_KEYS)) + b"}")
     assert parse_json(b'"\\ud83d\\ude00 \\\\ud800"') == "\U0001f600 \\ud800"
@@ -125,7 +125,7 @@ def test_a_body_that_would_never_end_is_not_read_to_its_end() -> None:
     assert refused.value.status == 413
 
 
-def test_who_waits_for_leave_to_send_is_refused_at_once() -> None:
+def test_a_client_that_waits_for_permission_to_send_is_refused_at_once() -> None:
     with pytest.raises(ApiError) as refused:
         read([], headers=[("content-length", "11"), ("expect", "100-continue")], endless=True)
     assert refused.value.status == 413

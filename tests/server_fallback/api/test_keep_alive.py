@@ -43,7 +43,7 @@ def test_comments_fill_the_wait_for_the_first_word_and_end_with_who_leaves() -> 
     run(work())
 
 
-def test_what_fails_at_once_has_its_status_and_after_a_comment_it_is_an_event() -> None:
+def test_an_early_failure_has_its_status_and_one_after_a_comment_is_an_event() -> None:
     async def work() -> None:
         full = await ask_app(
             create_app(FakeModels(FakeExecutor(error=QueueFull("full"))), ApiConfig()), "POST", "/v1/completions", SAY

@@ -99,7 +99,7 @@ def test_authorization_is_bearer_and_nothing_else(tmp_path: Path) -> None:
     assert authorize(keys, "Bearer sk-ops-12345678", admin=True) is not None
 
 
-def test_without_keys_all_may_ask_and_none_is_admin() -> None:
+def test_without_keys_everyone_may_send_requests_and_no_one_is_admin() -> None:
     keys = read_keys(None, {})
     assert authorize(keys, "") is None
     assert authorize(keys, "Bearer whatever") is None

@@ -126,7 +126,7 @@ def test_an_address_that_has_nothing_leaves_nothing() -> None:
     assert limiter._uses == {}
 
 
-def test_what_is_left_is_told() -> None:
+def test_the_remaining_limits_are_reported() -> None:
     with limiter_of().admit("key a", ApiKey("a", b"", requests_per_minute=60)) as admission:
         assert admission.headers["x-ratelimit-limit-requests"] == "60"
         assert admission.headers["x-ratelimit-remaining-requests"] == "59"

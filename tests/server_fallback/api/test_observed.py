@@ -143,7 +143,7 @@ def test_a_request_is_a_line_of_json(log: io.StringIO) -> None:
     assert line["time"].endswith("Z")
 
 
-def test_who_asks_and_which_models_come_and_go_is_logged(log: io.StringIO) -> None:
+def test_requesters_and_changes_of_models_are_logged(log: io.StringIO) -> None:
     config = ApiConfig(
         keys=read_keys(None, {"NEARFAR_API_KEYS": "admin=sk-admin-12345678"}), trusted_proxies=("127.0.0.0/8",)
     )
@@ -251,7 +251,7 @@ def test_a_span_is_below_its_caller_s_and_above_the_next_server_s() -> None:
     assert "SECRET" not in bad.to_json()
 
 
-def test_traces_are_made_only_where_an_endpoint_is_set() -> None:
+def test_traces_are_made_only_if_an_endpoint_is_set() -> None:
     assert open_traces({}) is None
     traces = open_traces({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"})
     assert traces is not None

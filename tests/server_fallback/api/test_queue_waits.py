@@ -29,7 +29,7 @@ class SilentExecutor(FakeExecutor):
         return super().chat(request, replace(call, observe_queue=None))
 
 
-def test_the_last_16_waits_count_where_somebody_waits_and_of_several_models_the_longest() -> None:
+def test_the_mean_of_the_last_16_waits_is_reported_and_the_longest_of_several_models() -> None:
     waits = QueueWaits()
     assert waits.wait_ms({"a": BUSY}) is None
     for seconds in (100.0, *[0.1] * 8, *[0.3] * 8):
@@ -61,7 +61,7 @@ def test_answers_report_the_queue_and_pages_may_read_it(state: ExecutorState, ex
         assert QUEUE_HEADER in response.headers["access-control-expose-headers"]
 
 
-def test_where_no_executor_knows_its_queue_nothing_is_told() -> None:
+def test_without_a_known_queue_no_wait_is_reported() -> None:
     async def work() -> list[httpx.Response]:
         app = create_app(FakeModels(SilentExecutor(current=BUSY)), ApiConfig())
         return [await ask_app(app, "POST", CHAT, HI), await ask_app(app, "GET", ABOUT)]

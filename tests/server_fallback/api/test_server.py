@@ -135,7 +135,7 @@ def test_the_end_of_the_terminal_ends_a_server_in_which_a_thread_hangs() -> None
         assert len([thread for thread in stuck["threads"] if thread.endswith(" hang")]) == 2
 
 
-def test_what_outlives_the_drain_is_told_and_cut_off() -> None:
+def test_requests_that_outlive_the_drain_get_an_error_and_are_ended() -> None:
     models = FakeModels(FakeExecutor(pieces=["a"] * 1000, delay_seconds=0.02))
     with live_server(models, ApiConfig(drain_seconds=0.1)) as live, ask(live.port) as sock:
         live.signal()
@@ -160,7 +160,7 @@ def test_a_second_signal_does_not_wait() -> None:
         assert not live.thread.is_alive()
 
 
-def test_what_fails_at_the_start_ends_the_server() -> None:
+def test_a_failure_at_the_start_ends_the_server() -> None:
     async def begun() -> None:
         raise BundleError("torn")
 

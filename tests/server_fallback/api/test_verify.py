@@ -104,7 +104,7 @@ def test_drafts_are_answered_until_the_end() -> None:
         ([opening(), {"type": "draft", "tokens": [1.5]}], 400, "invalid_type", "tokens[0]"),
     ],
 )
-def test_what_is_wrong_is_told_and_ends_the_connection(
+def test_an_invalid_message_is_reported_and_ends_the_connection(
     messages: list[Any], status: int, code: str, param: str | None
 ) -> None:
     async def work() -> None:
@@ -121,7 +121,7 @@ def test_what_is_wrong_is_told_and_ends_the_connection(
     run(work())
 
 
-def test_a_model_that_checks_no_drafts_says_so() -> None:
+def test_a_model_that_does_not_verify_drafts_reports_it() -> None:
     async def work() -> None:
         for executor in (FakeExecutor(), VerifyingExecutor(max_drafts=0)):
             async with served(executor) as server, asking(server) as socket:
@@ -214,7 +214,7 @@ def test_pages_of_other_sites_may_not_ask_unless_they_are_listed() -> None:
     run(work())
 
 
-def test_a_client_that_leaves_in_a_round_ends_it_and_one_that_says_nothing_is_cut_off() -> None:
+def test_a_client_that_disconnects_ends_its_round_and_a_silent_one_is_disconnected() -> None:
     async def work() -> None:
         executor = VerifyingExecutor(step_seconds=0.1)
         async with served(executor, ApiConfig(draft_timeout_seconds=0.05)) as server:

@@ -72,7 +72,7 @@ def test_loads_are_measured_printed_written_and_drawn(
     assert drawn.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_same_seed_asks_the_same_and_a_prefix_goes_before_all(server: FakeOpenAI) -> None:
+def test_the_same_seed_gives_the_same_requests_and_all_share_the_prefix(server: FakeOpenAI) -> None:
     def asked(*arguments: str) -> list[Any]:
         server.asked.clear()
         assert bench(url, "--concurrency", "1", "--requests", "3", "--prefix-tokens", "40", *arguments) == 0
@@ -106,7 +106,9 @@ def fails_after_the_probe(reply: Callable[[], Reply]) -> Callable[[Asked], Reply
         (Reply(chunks=[{"error": {"message": "out of memory"}}]), "out of memory"),
     ],
 )
-def test_failed_requests_are_counted_and_told(reply: Reply, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_requests_are_counted_and_reported(
+    reply: Reply, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with in_a_thread(FakeOpenAI(fails_after_the_probe(lambda: reply))) as url:
         assert bench(url, "--concurrency", "2", "--requests", "4") == 2
     captured = capsys.readouterr()

@@ -45,7 +45,7 @@ def body_of(curl: str) -> dict[str, Any]:
     return body
 
 
-def test_models_are_shown_with_their_aliases_and_one_line_that_asks_the_first(
+def test_models_are_listed_with_their_aliases_and_a_command_for_the_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lines = announced("chat", ("127.0.0.1", 8000), capsys, keyed=False)
@@ -60,7 +60,9 @@ def test_models_are_shown_with_their_aliases_and_one_line_that_asks_the_first(
     assert "Authorization" not in lines[-1]
 
 
-def test_one_that_embeds_is_asked_for_embeddings_and_open_doors_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_embedding_model_gets_an_embedding_request(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lines = announced("embed", ("::", 8000, 0, 0), capsys, keyed=False)
     assert lines[-1].startswith("curl http://[::]:8000/v1/embeddings")
     assert body_of(lines[-1]).keys() == {"model", "input"}

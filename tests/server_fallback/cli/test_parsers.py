@@ -32,7 +32,7 @@ def test_the_command_line_loads_nothing_of_the_server() -> None:
 
 
 @pytest.mark.parametrize("command", ["serve demo", "gateway --near demo --far http://127.0.0.1:9 --policy p.json"])
-def test_what_a_client_may_have_comes_from_the_command_line(command: str) -> None:
+def test_the_command_line_sets_the_limits_of_a_client(command: str) -> None:
     limits = (
         "--client-share 0.25 --max-connections 100 --body-memory 1MB --trusted-proxy 10.0.0.7 --trusted-proxy "
         "10.1.0.0/16"
@@ -44,7 +44,7 @@ def test_what_a_client_may_have_comes_from_the_command_line(command: str) -> Non
     assert default == ApiConfig(allowed_hosts=default.allowed_hosts)
 
 
-def test_a_server_without_its_libraries_says_what_to_install(
+def test_the_error_of_a_server_without_its_libraries_states_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)

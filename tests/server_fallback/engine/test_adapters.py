@@ -133,7 +133,7 @@ def test_an_adapter_goes_when_the_last_answer_with_it_has_ended(
     asyncio.run(main())
 
 
-def test_keys_are_never_given_twice_and_without_places_there_are_no_adapters() -> None:
+def test_keys_are_never_reused_and_without_slots_there_are_no_adapters() -> None:
     adapters = Adapters(1)
     first = adapters.allocate("red")
     adapters.free(first)

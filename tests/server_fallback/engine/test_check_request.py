@@ -48,7 +48,7 @@ from nearfar.server_fallback.engine.request import Sampling, TokenRequest
         ({"when_full": 33}, "when_full"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_naming_the_parameter(request_: dict[str, Any], param: str) -> None:
+def test_an_invalid_request_is_refused_and_the_parameter_is_named(request_: dict[str, Any], param: str) -> None:
     async def work() -> None:
         async with engine_on(HashRunner(LIMITS)) as engine:
             with pytest.raises(RequestError) as caught:

@@ -211,7 +211,7 @@ def test_a_failed_step_and_logits_that_are_no_numbers_end_no_other_answer() -> N
         ({"prompt_logprobs": 2, "drafts": [1]}, "leave these out"),
     ],
 )
-def test_what_cannot_be_told_is_refused(request_: dict[str, Any], message: str) -> None:
+def test_prompt_logprobs_that_cannot_be_computed_are_refused(request_: dict[str, Any], message: str) -> None:
     async def work() -> None:
         engine = TokenEngine(HashRunner(Limits(tokens=8, sequences=2, rows=4, pages=16)), MODEL)
         with pytest.raises(RequestError, match=message) as refused:

@@ -24,7 +24,7 @@ def test_the_scheduler_decides_as_the_shared_traces_say(trace: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(("lengths", "unfilled"), [((16,), 0), ((17,), 15), ((1, 16, 31), 15 + 0 + 1)])
-def test_unfilled_places_are_those_of_last_pages(lengths: tuple[int, ...], unfilled: int) -> None:
+def test_only_last_pages_have_unused_positions(lengths: tuple[int, ...], unfilled: int) -> None:
     scheduler = Scheduler(SchedulerConfig(page_size=16, pages=16, max_tokens=64, max_sequences=4, context=64))
     assert scheduler.kv.unfilled(scheduler.running) == 0
     sequences = [Sequence(id, [id + 1] * length, SequenceParams(8)) for id, length in enumerate(lengths)]

@@ -193,7 +193,7 @@ def test_a_draft_model_that_fails_leaves_the_answers_as_they_are() -> None:
     assert stats.recoveries > 0
 
 
-def test_what_cannot_speculate_is_refused_at_the_start() -> None:
+def test_requests_that_cannot_speculate_are_refused_at_the_start() -> None:
     ngram, draft = (EngineConfig(speculation=Speculation(kind)) for kind in ("ngram", "draft"))
     small = DraftModel(HashRunner(LIMITS), TokenModel(VOCAB + 1, frozenset(), 64, 4))
     with pytest.raises(RequestError, match="open it with 20"):

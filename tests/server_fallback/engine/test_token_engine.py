@@ -166,7 +166,7 @@ def test_a_task_that_is_cancelled_before_its_first_token_leaves_nothing_behind()
     run(work())
 
 
-def test_what_was_computed_of_a_prompt_that_was_broken_off_is_found_again() -> None:
+def test_the_computed_part_of_an_aborted_prompt_is_reused() -> None:
     runner = HashRunner(LIMITS, threaded=True, step_seconds=0.005)
     prompt = PROMPT * 5
 

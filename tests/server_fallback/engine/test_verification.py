@@ -220,7 +220,7 @@ def test_without_spare_rows_a_round_gives_one_token() -> None:
     run(work())
 
 
-def test_what_cannot_be_checked_is_refused() -> None:
+def test_drafts_that_cannot_be_verified_are_refused() -> None:
     async def work() -> None:
         async with engine_on(HashRunner(LIMITS)) as engine:
             for wrong in (

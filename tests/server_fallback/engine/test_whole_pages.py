@@ -66,7 +66,7 @@ def test_prompts_that_part_share_what_they_have_in_common_and_adapters_share_not
     assert chat.ask(PROMPT[:12])[0] == 11
 
 
-def test_what_was_not_used_for_longest_makes_way() -> None:
+def test_the_least_recently_used_pages_are_evicted() -> None:
     chat = Chat(2)
     prompts = [[index, *PROMPT] for index in (3, 4, 5)]
     assert [chat.ask(prompt)[0] for prompt in prompts] == [0, 0, 0]

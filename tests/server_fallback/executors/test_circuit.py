@@ -42,7 +42,7 @@ def test_a_few_failures_in_a_row_open_it(circuit: Circuit) -> None:
     assert circuit.seconds_until_trial == FIRST_WAIT_SECONDS
 
 
-def test_a_policy_says_how_many_failures_open_it_and_for_how_long(clock: Clock) -> None:
+def test_a_policy_sets_the_failures_that_open_the_circuit_and_the_time(clock: Clock) -> None:
     circuit = Circuit(clock, failures=1, first_wait_seconds=60.0, longest_wait_seconds=1.0)
     circuit.failed()
     assert circuit.seconds_until_trial == 60.0

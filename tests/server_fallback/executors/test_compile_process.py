@@ -26,7 +26,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_the_cache_is_where_the_variable_or_the_platform_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_variable_or_the_platform_determines_the_cache_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path
     monkeypatch.setenv("NEARFAR_CACHE", "")
@@ -39,7 +41,7 @@ def test_the_cache_is_where_the_variable_or_the_platform_says(monkeypatch: pytes
     assert cache_folder() == Path.home() / "Library/Caches/nearfar"
 
 
-def test_a_place_changes_with_everything_that_a_bundle_is_made_from(
+def test_the_cache_folder_depends_on_every_input_of_a_bundle(
     tiny_checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
@@ -80,7 +82,7 @@ def test_a_cached_bundle_is_found_without_another_process(
 
 
 @pytest.mark.usefixtures("cache")
-def test_what_the_compiler_says_comes_through(tmp_path: Path) -> None:
+def test_the_compilers_errors_are_reported(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba2"}')
     with pytest.raises(UnsupportedModel, match="'mamba2' is not supported"):
         asyncio.run(compiled(str(tmp_path), OPTIONS))

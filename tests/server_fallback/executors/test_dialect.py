@@ -48,7 +48,7 @@ def test_images_go_as_they_are(dialect: Dialect) -> None:
     assert body(dialect, messages=messages)["messages"] == messages
 
 
-def test_what_is_for_openais_accounts_is_not_sent_on() -> None:
+def test_parameters_for_openais_accounts_are_not_forwarded() -> None:
     sent = body(
         "openai",
         store=True,
@@ -85,7 +85,7 @@ def test_the_newer_name_of_max_tokens_becomes_the_one_that_all_servers_know() ->
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ],
 )
-def test_an_extension_is_refused_where_the_server_lacks_it(options: dict[str, Any], param: str) -> None:
+def test_an_extension_is_refused_if_the_server_lacks_it(options: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError, match=param) as raised:
         body("openai", **options)
     assert raised.value.details["param"] == param
@@ -135,7 +135,7 @@ def test_each_server_gets_reasoning_by_the_name_that_it_knows() -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_openais_hints_go_as_they_are_and_what_asks_for_nothing_is_no_extension(dialect: Dialect) -> None:
+def test_openais_hints_are_forwarded_and_parameters_without_effect_are_not_extensions(dialect: Dialect) -> None:
     hints: dict[str, Any] = {"reasoning_effort": "low", "verbosity": "high"}
     assert body(dialect, **hints, min_tokens=0, ignore_eos=False, stop_token_ids=[]).items() >= hints.items()
 

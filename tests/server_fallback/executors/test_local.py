@@ -98,7 +98,7 @@ def test_template_variables_are_vllms(tmp_path: Path) -> None:
     assert bytes(tokenized.tokens).decode().strip() == "///7"
 
 
-def test_what_a_client_sends_back_gives_the_prompt_of_the_plain_message(tmp_path: Path) -> None:
+def test_a_message_that_a_client_sends_back_gives_the_same_prompt(tmp_path: Path) -> None:
     template = "{# tools: <tool_call> #}{% for m in messages %}{{ m | tojson }}{% endfor %}"
     local, source = executor(tmp_path, "x", template=template)
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -207,7 +207,7 @@ def test_a_stop_string_ends_generation_and_no_character_of_it_is_streamed(tmp_pa
     assert (usage.completion_tokens, usage.prompt_tokens_details, usage.queue_ms) == (6, None, None)
 
 
-def test_logprobs_come_with_the_text_that_they_belong_to_with_bytes_and_none_for_a_stop_string(tmp_path: Path) -> None:
+def test_logprobs_are_sent_with_their_text_and_bytes_and_omitted_for_a_stop_string(tmp_path: Path) -> None:
     local, _ = executor(tmp_path, "é##!")
     [choice] = chat(local, logprobs=True, top_logprobs=2, stop="##").choices
     assert choice.logprobs is not None

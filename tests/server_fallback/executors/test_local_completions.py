@@ -28,7 +28,7 @@ def test_several_prompts_each_get_n_answers(tmp_path: Path) -> None:
     assert usage.prompt_tokens_details.cached_tokens == 6
 
 
-def test_control_tokens_of_a_prompt_are_split_unless_the_client_says_otherwise(tmp_path: Path) -> None:
+def test_control_tokens_of_a_prompt_are_split_by_default(tmp_path: Path) -> None:
     local, source = executor(tmp_path, "x", "x")
     complete(local, prompt="a</s>")
     complete(local, prompt="a</s>", split_special_tokens=False)

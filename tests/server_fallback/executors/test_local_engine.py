@@ -97,7 +97,7 @@ def test_greedy_text_is_that_of_one_sequence_alone(tiny_bundle: Path) -> None:
     assert on_engine(tiny_bundle, ask) == [tokenizer.decode(alone)] * 3
 
 
-def test_what_grammars_hold_to_holds_for_an_untrained_model(tiny_bundle: Path) -> None:
+def test_an_untrained_model_keeps_to_its_grammar(tiny_bundle: Path) -> None:
     async def ask(local: LocalExecutor) -> None:
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
         tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
@@ -238,7 +238,7 @@ def test_an_answer_that_gives_up_its_pages_is_whole_within_max_tokens(tiny_bundl
     on_engine(tiny_bundle, ask, pages=16)
 
 
-def test_calls_patterns_and_grammars_are_whole_within_max_tokens_and_where_the_context_ends(tiny_bundle: Path) -> None:
+def test_calls_patterns_and_grammars_are_complete_within_max_tokens_and_the_context(tiny_bundle: Path) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
     texts = [
         ({"type": "regex", "pattern": "(yes|no), because [a-z ]{5,}\\."}, r"(yes|no), because [a-z ]{5,}\."),

@@ -86,7 +86,7 @@ def test_a_tokenizer_that_is_deleted_while_its_model_is_served_is_not_missed(bun
     asyncio.run(run())
 
 
-def test_the_opening_says_how_many_answers_run_and_queue(bundle: Path) -> None:
+def test_the_opening_reports_how_many_answers_run_and_queue(bundle: Path) -> None:
     assert opened(bundle, replace(SMALL, max_waiting=5))[0].answers_at_once == 2 + 5
 
 
@@ -117,7 +117,7 @@ def test_with_guesses_there_are_rows_for_them_and_the_same_answers(draft: str, b
     assert opening.memory_bytes > plain.memory_bytes * (1.5 if draft == "BUNDLE" else 1)
 
 
-def test_what_cannot_be_opened_leaves_no_runner(
+def test_a_bundle_that_cannot_be_opened_leaves_no_runner(
     bundle: Path, compile_tiny: CompileTiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fails(CheckpointError, "there is no such folder", tmp_path / "nothing")

@@ -246,7 +246,7 @@ def test_an_answer_goes_on_from_reasoning_and_content(
     assert (choice.message.reasoning_content, choice.message.content) == (reasoning, content)
 
 
-def test_what_the_user_writes_opens_nothing(tmp_path: Path) -> None:
+def test_the_users_text_does_not_open_the_reasoning(tmp_path: Path) -> None:
     local, source = reasoner(tmp_path, "b")
     assert chat(local, messages=[{"role": "user", "content": "<think>"}]).choices[0].message.content == "b"
     assert OPEN in source.requests[0].prompt_ids

@@ -19,7 +19,7 @@ def manifest(compile_tiny: Callable[..., Path]) -> Manifest:
     return open_bundle(compile_tiny("qwen3", "q4f16")).manifest
 
 
-def test_every_sequence_gets_its_whole_context_where_there_is_room(manifest: Manifest) -> None:
+def test_every_sequence_gets_its_complete_context_if_there_is_memory(manifest: Manifest) -> None:
     plan = plan_memory(manifest, sequences=4, tokens=64, kv_bytes=1 << 30, extra_rows=3)
     one = manifest.pages_for(manifest.context)
     assert (plan.limits.pages, plan.limits.sequences, plan.limits.tokens, plan.limits.rows) == (4 * one, 4, 64, 7)

@@ -13,5 +13,5 @@ def test_the_upstreams_code_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize("code", [None, 7, "", "two words", "x" * 65, "line\n", "\ud800", ["a"]])
-def test_what_is_not_a_code_is_dropped(code: object) -> None:
+def test_texts_that_are_not_codes_are_dropped(code: object) -> None:
     assert "code" not in by_status("http://far", 400, {"message": "no", "code": code}, None).details

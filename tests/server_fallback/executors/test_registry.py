@@ -144,7 +144,7 @@ def test_a_load_that_fails_leaves_nothing() -> None:
     run(test, budget=7_000_000)
 
 
-def test_what_does_not_fit_is_refused_with_sizes() -> None:
+def test_a_model_that_does_not_fit_is_refused_with_sizes() -> None:
     async def test(registry: Registry, opener: FakeOpener) -> None:
         await registry.load(LoadRequest(model="60"))
         error = await fails(

@@ -39,7 +39,7 @@ def test_the_least_loaded_is_chosen() -> None:
     assert replicas.choose(()) is upstreams[1]
 
 
-def test_who_has_seen_the_prompt_is_chosen_until_it_has_much_more_to_do() -> None:
+def test_the_replica_with_the_prompt_is_chosen_until_it_is_much_busier() -> None:
     replicas, upstreams = make(2)
     first = replicas.choose(LONG)
     other = next(upstream for upstream in upstreams if upstream is not first)
@@ -81,7 +81,7 @@ def test_tools_and_messages_and_token_ids_make_prefixes() -> None:
     assert len(prefixes_of(CompletionRequest(model="m", prompt=list(range(1000))))) > 3
 
 
-def test_what_was_tried_is_taken_again_only_where_nothing_else_is_left() -> None:
+def test_a_tried_replica_is_chosen_again_only_if_no_other_remains() -> None:
     replicas, (one, two) = make(2)
     assert replicas.choose(LONG, [one]) is two
     assert replicas.choose(LONG, [one, two]) in (one, two)
@@ -89,7 +89,7 @@ def test_what_was_tried_is_taken_again_only_where_nothing_else_is_left() -> None
     assert replicas.choose(LONG, [one]) is one
 
 
-def test_a_replica_that_fell_is_not_asked_and_its_prefixes_are_forgotten() -> None:
+def test_a_failed_replica_gets_no_requests_and_its_prefixes_are_forgotten() -> None:
     replicas, (one, two) = make(2)
     assert replicas.choose(LONG) is one
     one.circuit.failed(certain=True)
@@ -98,7 +98,7 @@ def test_a_replica_that_fell_is_not_asked_and_its_prefixes_are_forgotten() -> No
     assert replicas.choose(LONG) is two
 
 
-def test_none_to_ask_is_unavailable_with_a_hint_when_to_come_again() -> None:
+def test_without_a_usable_server_the_error_states_when_to_retry() -> None:
     replicas, upstreams = make(2)
     for upstream in upstreams:
         upstream.circuit.failed(certain=True)

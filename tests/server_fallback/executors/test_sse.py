@@ -42,7 +42,7 @@ def test_the_data_of_whole_events_comes_out(text: str, expected: list[str]) -> N
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8"), min_size=1), max_size=5), st.data())
-def test_where_the_bytes_are_cut_does_not_matter(values: list[str], data: st.DataObject) -> None:
+def test_events_do_not_depend_on_where_the_bytes_are_cut(values: list[str], data: st.DataObject) -> None:
     whole = "".join(f"data: {value}\n\n" for value in values).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
     parts = [whole[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True)]

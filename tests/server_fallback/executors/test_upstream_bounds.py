@@ -62,7 +62,7 @@ def test_any_end_is_an_end(end: str) -> None:
     assert answer(chunk("a"), chunk(finish=end)) == ({0: "a"}, {0: end}, 1)
 
 
-def test_choices_that_nobody_asked_for_are_left_out() -> None:
+def test_choices_that_were_not_requested_are_dropped() -> None:
     values = [
         chunk("a"),
         chunk("b", index=1),

@@ -111,7 +111,7 @@ def test_servers_of_openais_dialect_see_uuids_only() -> None:
     assert (found[0], found[1] == found[2], len(set(found))) == (own, True, 3)
 
 
-def test_what_servers_leave_out_or_name_otherwise_is_made_openais() -> None:
+def test_missing_or_differently_named_fields_are_converted_to_openais() -> None:
     bare = {"id": "x", "created": 1, "choices": [{"delta": {"role": "", "content": "a"}, "finish_reason": ""}]}
     end = {"id": "x", "created": 1, "choices": [{"delta": {}, "finish_reason": "eos_token"}], "usage": None}
     server = FakeOpenAI(lambda _: Reply(chunks=[bare, end]))
@@ -162,7 +162,7 @@ def test_what_servers_leave_out_or_name_otherwise_is_made_openais() -> None:
         (Reply(chunks=[{"id": "x", "created": 1, "choices": [{"index": 0}]}]), DeviceError, r"choices\.0\.delta"),
     ],
 )
-def test_what_an_upstream_says_becomes_one_of_our_errors(reply: Reply, kind: type[NearfarError], message: str) -> None:
+def test_an_upstreams_error_becomes_one_of_our_errors(reply: Reply, kind: type[NearfarError], message: str) -> None:
     async def check(executor: UpstreamExecutor) -> None:
         with pytest.raises(kind, match=message) as raised:
             await ask(executor)
@@ -230,7 +230,7 @@ def test_after_the_first_chunk_a_broken_connection_is_the_clients_to_see() -> No
     assert sum(len(server.asked) for server in servers) == 1
 
 
-def test_a_full_replica_hands_over_to_another_and_alone_says_so_at_once() -> None:
+def test_a_full_replica_yields_to_another_and_a_single_one_is_an_error_at_once() -> None:
     full = Reply(429, {"error": {"message": "full"}}, headers={"Retry-After": "3"})
     servers = [FakeOpenAI(lambda _: full), FakeOpenAI()]
 

@@ -110,7 +110,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_it_is_started_with_its_options_asked_and_stopped_with_all_it_started(
+def test_it_is_started_with_its_options_and_stopped_with_all_its_processes(
     stand_in: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pids: list[int] = []
@@ -205,7 +205,7 @@ def test_it_does_not_outlive_a_server_that_is_killed() -> None:
     assert_gone(int(done.stdout))
 
 
-def test_without_vllm_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_vllm_the_error_states_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(ToolError, match="pip install vllm"):

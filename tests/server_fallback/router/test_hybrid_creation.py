@@ -79,7 +79,7 @@ def test_a_policy_that_cannot_be_followed_is_an_error_at_creation(
     assert far.asked == []
 
 
-def test_without_a_network_near_answers_and_far_is_asked_again_later() -> None:
+def test_without_a_network_near_answers_and_far_is_retried_later() -> None:
     far = FakeFar()
 
     async def work() -> None:

@@ -93,7 +93,7 @@ def test_a_policy_may_forbid_the_other_side_to_take_over() -> None:
         ask(FakeNear(), far, policy("prefer-far", fallback={"near_continues": False}))
 
 
-def test_an_overloaded_far_side_is_asked_again_once_and_then_near_answers() -> None:
+def test_an_overloaded_far_side_is_retried_once_and_then_near_answers() -> None:
     full = Reply(429, {"error": {"message": "full"}})
     far = in_turn(full, Reply(chunks=said("well", usage=FAR_USAGE)))
     assert outcome(ask(FakeNear(), far, policy("prefer-far"))) == ("well", "far", "prefer", None)
@@ -249,7 +249,7 @@ def test_a_deadline_ends_the_answer_of_either_side() -> None:
     assert raised.value.code == "deadline_exceeded"
 
 
-def test_the_stream_reports_a_switch_where_it_happens() -> None:
+def test_the_stream_reports_a_switch_when_it_happens() -> None:
     def reply(_: Asked) -> Reply:
         return breaks_off("one ", "two ")
 

@@ -46,7 +46,7 @@ def test_the_watch_returns_the_reasons_and_doubts_of_a_case(case: dict[str, Any]
     assert heard == list(zip(case["reasons"], case["doubts"], strict=True))
 
 
-def test_a_failing_schema_escalates_if_the_policy_says_so() -> None:
+def test_a_failing_schema_escalates_if_the_policy_requires_it() -> None:
     assert Watch(Escalation()).schema_failed() == "escalated_schema"
     assert Watch(Escalation(failing_schema=False)).schema_failed() is None
 

@@ -108,7 +108,7 @@ class OneAfterAnother(FakeExecutor):
             yield piece
 
 
-def test_a_warm_up_is_cancelled_when_far_is_asked_or_the_answer_ends() -> None:
+def test_a_warm_up_is_cancelled_when_far_gets_the_request_or_the_answer_ends() -> None:
     async def work(near: FakeNear, expected: tuple[str | None, str]) -> None:
         far = OneAfterAnother()
         near.until = lambda: len(far.requests) == 1  # type: ignore[attr-defined]

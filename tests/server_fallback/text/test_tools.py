@@ -60,7 +60,7 @@ def tags(source: object) -> list[str]:
     return [f"{tag.begin}{tag.schema}{tag.end}" for tag in source.tags]
 
 
-def test_what_is_required_becomes_a_grammar_of_calls() -> None:
+def test_required_calls_become_a_grammar() -> None:
     tools = [tool("f", parameters={"type": "object"}), tool("g")]
     several = tool_grammar("hermes", tools, "required")
     assert tags(several)[0] == '<tool_call>\n{"name": "f", "arguments": {"type": "object"}}\n</tool_call>'
@@ -81,7 +81,7 @@ def test_what_is_required_becomes_a_grammar_of_calls() -> None:
     assert llama.separator is None
 
 
-def test_where_calls_are_free_only_strict_functions_are_held_to_their_parameters() -> None:
+def test_with_optional_calls_only_strict_functions_follow_their_schemas() -> None:
     loose, strict = tool("f", parameters={"type": "object", "properties": {}}), tool("g", strict=True)
     assert tool_grammar("hermes", [loose], "auto") is None
     assert tool_grammar("hermes", [strict], "none") is None

@@ -59,7 +59,7 @@ def test_tokens_with_spaces_between_them_make_no_grammar(tmp_path: Path) -> None
         vocabulary(tmp_path, {"a": 0}, {"type": "WordPiece"}).spoken()
 
 
-def test_a_file_that_is_no_tokenizer_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_tokenizer_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     for text in ("{", "[]", "{}", '{"model": {"vocab": [1]}}', '{"model": {"vocab": {}}, "decoder": {}}'):
         path.write_text(text)

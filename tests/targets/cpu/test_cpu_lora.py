@@ -92,7 +92,7 @@ def test_an_adapter_of_fused_tensors_changes_all_projections_that_read_them(
     runner.close()
 
 
-def test_a_place_is_free_for_another_adapter(
+def test_a_slot_can_hold_another_adapter(
     bundle: Bundle, adapters: list[tuple[Path, Deltas]], tiny_checkpoints: Mapping[str, Path]
 ) -> None:
     runner = CpuRunner(bundle, limits=LIMITS)
@@ -131,7 +131,7 @@ def test_an_adapter_that_cannot_be_taken_is_refused(
         read_adapter(folder, bundle.manifest)
 
 
-def test_a_file_that_is_no_adapter_of_the_model_is_refused(
+def test_a_file_that_is_not_an_adapter_of_the_model_is_refused(
     bundle: Bundle, adapters: list[tuple[Path, Deltas]], tmp_path: Path
 ) -> None:
     import safetensors.numpy
@@ -159,7 +159,7 @@ def test_a_file_that_is_no_adapter_of_the_model_is_refused(
         read_adapter(folder, bundle.manifest)
 
 
-def test_a_bundle_without_adapters_and_a_target_without_them_say_so(
+def test_bundles_and_targets_without_adapters_report_it(
     compile_tiny: CompileTiny, adapters: list[tuple[Path, Deltas]], tiny_bundle: Path
 ) -> None:
     with pytest.raises(RequestError, match="does not accept LoRA adapters; compile it with --lora-rank"):

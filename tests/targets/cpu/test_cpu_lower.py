@@ -79,7 +79,7 @@ def test_features_are_those_that_all_processors_have() -> None:
     assert levels.features("") == frozenset()
 
 
-def test_a_processor_without_the_base_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_processor_without_the_base_level_names_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     levels.require("x86_64", levels.features(ZEN3))
     with pytest.raises(DeviceError, match="lacks avx2"):

@@ -81,13 +81,13 @@ def test_a_bundle_runs_through_nvidias_bindings_and_without_a_compiler(
     runner.close()
 
 
-def test_without_the_bindings_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_bindings_the_error_states_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(DeviceError, match=r"needs an NVIDIA GPU with its driver and pip install 'nearfar\[cuda\]'"):
         NvidiaDriver()
 
 
-def test_where_there_is_no_driver_the_error_says_what_is_missing(cuda_bundle: Path) -> None:
+def test_without_a_driver_the_error_states_what_is_missing(cuda_bundle: Path) -> None:
     script = SCRIPT.replace("except DeviceError as error:", "except DeviceError as error:\n    sys.exit(error.message)")
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(

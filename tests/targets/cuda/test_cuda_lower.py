@@ -79,7 +79,7 @@ def test_a_bundle_holds_readable_sources_beside_its_cubins(cuda_bundle: Path) ->
     open_bundle(cuda_bundle).verify()
 
 
-def test_what_nvrtc_does_not_know_is_refused_with_what_it_does() -> None:
+def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
     assert check_arch(None) == "sm_90"
     assert check_arch("sm_80") == "sm_80"
     for arch in ("sm_75", "sm_91x", "gfx942", "90"):
@@ -87,7 +87,7 @@ def test_what_nvrtc_does_not_know_is_refused_with_what_it_does() -> None:
             check_arch(arch)
 
 
-def test_without_nvrtc_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvrtc_the_error_states_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(ToolError, match=r"needs NVRTC, which was not found .*pip install 'nearfar\[cuda\]'"):
         check_arch("sm_90")

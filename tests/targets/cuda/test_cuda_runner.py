@@ -146,7 +146,7 @@ def test_every_sequence_of_a_batch_has_its_own_adapter_in_graphs_too(
         assert relative_error(mine[0], mine[1]) > F32
 
 
-def test_what_is_on_its_way_cannot_be_cancelled(runner: CudaRunner) -> None:
+def test_submitted_work_cannot_be_cancelled(runner: CudaRunner) -> None:
     futures = [runner.submit(make_batch([Chunk([1], 0, [0], [0])], 16)) for _ in range(6)]
     assert not any(future.cancel() for future in futures)
     assert len({int(future.result().next_token_ids[0]) for future in futures}) == 1

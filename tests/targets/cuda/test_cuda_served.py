@@ -146,7 +146,7 @@ def test_a_second_model_comes_and_goes_beside_the_first(served: Served, cuda_bun
     assert len(served.logprobs([5, 6, 7], "second")) > 0
 
 
-def test_a_fault_on_the_gpu_says_that_the_process_must_be_restarted(served: Served) -> None:
+def test_the_error_of_a_gpu_fault_requires_a_restart_of_the_process(served: Served) -> None:
     """The last test of this file, because nothing works after it."""
     assert httpx.get(f"{served.process.url}/health/ready").status_code == 200
     served.fault.touch()

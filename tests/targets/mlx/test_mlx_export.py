@@ -110,7 +110,7 @@ def content(folder: Path, file: str, tensor: object) -> tuple[object, bytes]:
         ),
     ],
 )
-def test_what_mlx_cannot_do_is_refused_and_nothing_is_left(
+def test_unsupported_options_of_mlx_are_refused_and_leave_nothing(
     options: dict[str, object],
     error: type[Exception],
     message: str,

@@ -126,7 +126,7 @@ def test_a_sequence_outgrows_its_memory_and_a_copy_of_it_goes_its_own_way(compil
     runner.close()
 
 
-def test_a_runner_may_be_opened_on_one_thread_and_asked_on_others(compile_tiny: CompileTiny) -> None:
+def test_a_runner_may_be_opened_on_one_thread_and_used_on_others(compile_tiny: CompileTiny) -> None:
     # As in the server. MLX keeps streams by thread.
     runner = mlx_runner(compile_tiny("llama", "f32", target="mlx"))
     expected = runner.forward(make_batch([Chunk([1, 2, 3], 0, [0], [2])], 256)).logits

@@ -34,7 +34,7 @@ def test_pages_are_whole_and_new() -> None:
     assert new_pages(before, after) == [(8 * page, 10 * page), (12 * page, 14 * page), (31 * page, 32 * page)]
 
 
-def test_what_moves_holds_what_it_held() -> None:
+def test_memory_that_moves_to_huge_pages_keeps_its_contents() -> None:
     with huge_pages():
         memory = mmap.mmap(-1, 4 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         values = np.frombuffer(memory, np.uint32)

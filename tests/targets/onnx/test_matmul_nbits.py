@@ -26,7 +26,7 @@ from nearfar.targets.onnx.matmul_nbits import ACCURACY_LEVEL, BITS, blob_rows, r
         (8, 32, None, 1, "accuracy level 1"),
     ],
 )
-def test_what_has_no_fast_kernel_is_refused(
+def test_formats_without_a_fast_kernel_are_refused(
     bits: int, block: int, zero_points: str | None, level: int, message: str
 ) -> None:
     with pytest.raises(QuantizationError, match=message):
@@ -35,7 +35,7 @@ def test_what_has_no_fast_kernel_is_refused(
 
 @pytest.mark.parametrize("block", [32, 64, 128])
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_what_has_a_fast_kernel_passes(bits: int, block: int) -> None:
+def test_formats_with_a_fast_kernel_are_accepted(bits: int, block: int) -> None:
     require_fast(bits, block)
     require_fast(bits, block, "uint8")
 

@@ -212,7 +212,7 @@ def test_large_weights_lie_in_files_beside_the_graph(
         open_any(folder)
 
 
-def test_the_demo_model_says_the_same_in_every_quantization_on_numpy_and_onnx(tmp_path: Path) -> None:
+def test_the_demo_model_answers_equally_in_every_quantization_on_numpy_and_onnx(tmp_path: Path) -> None:
     from nearfar.compiler.demo import CHECKPOINT
 
     prompt = [0, 1, 429, 347, 225, 23, 520, 225, 24, 35, 3, 2]
@@ -229,7 +229,9 @@ def test_the_demo_model_says_the_same_in_every_quantization_on_numpy_and_onnx(tm
         assert tokens == expected.tolist() == [23, 308, 225, 24, 279, 225, 27, 3]
 
 
-def test_what_kernels_do_not_take_is_refused(onnx_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+def test_models_and_options_that_kernels_do_not_support_are_refused(
+    onnx_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
     make_checkpoint("qwen3", tmp_path / "heads_of_20", head_dim=20, num_hidden_layers=1)
     cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (RequestError, "heads have 20 elements", {"model": str(tmp_path / "heads_of_20"), "quantization": "q4f16"}),

@@ -99,7 +99,7 @@ def test_a_device_whose_attention_norms_heads_is_given_no_norms_that_differ(name
     assert_logits(write_graph(graph, tensors, tmp_path, "webgpu"), expected, 6)
 
 
-def test_rotations_and_norms_go_into_the_attention_where_it_can_do_both() -> None:
+def test_rotations_and_norms_are_fused_into_the_attention_if_it_supports_both() -> None:
     for name, device, rotations, inputs in (
         ("scale, window", "cpu", 0, 9),
         ("odd part of a head rotated", "cpu", 2, 7),

@@ -26,7 +26,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("checkpoint", "quantization", "kv"), CASES)
-def test_genai_loads_the_folder_and_says_the_same(
+def test_genai_loads_the_folder_and_generates_the_same_tokens(
     export_onnx: Export, checkpoint: str, quantization: str, kv: str
 ) -> None:
     import onnxruntime_genai
@@ -47,7 +47,7 @@ def test_genai_loads_the_folder_and_says_the_same(
 
 
 @pytest.mark.parametrize(("checkpoint", "quantization", "kv"), CASES)
-def test_transformers_js_loads_the_folder_and_says_the_same(
+def test_transformers_js_loads_the_folder_and_generates_the_same_tokens(
     node: str, export_onnx: Export, checkpoint: str, quantization: str, kv: str
 ) -> None:
     folder = export_onnx(checkpoint, quantization, kv=kv)
@@ -72,7 +72,7 @@ def test_transformers_js_finds_weights_beside_the_graph(
 
 
 @pytest.mark.parametrize(("device", "wanted"), [("cpu", None), ("webgpu", "webgpu"), ("cuda", "cuda")])
-def test_transformers_js_and_genai_are_told_the_device(export_onnx: Export, device: str, wanted: str | None) -> None:
+def test_transformers_js_and_genai_get_the_device(export_onnx: Export, device: str, wanted: str | None) -> None:
     folder = export_onnx("qwen2", "q4f16", device=device)
     assert json.loads((folder / "config.json").read_text())["transformers.js_config"].get("device") == wanted
     options = json.loads((folder / "genai_config.json").read_text())["model"]["decoder"]["session_options"]

@@ -112,7 +112,7 @@ def decode(runner: OnnxRunner, page: int, start: int, *others: tuple[int, int]) 
     return logits
 
 
-def test_what_lies_between_the_sequences_of_a_step_is_left_as_it_was(compiled: Compile) -> None:
+def test_memory_between_the_sequences_of_a_step_is_not_changed(compiled: Compile) -> None:
     exported, planned = compiled("qwen3", "f32")
     right = whole_and_in_chunks(reference(planned), PROMPT, 75)
     longest = (PROMPT * 2)[:CONTEXT]
@@ -131,7 +131,7 @@ def test_what_lies_between_the_sequences_of_a_step_is_left_as_it_was(compiled: C
     runner.close()
 
 
-def test_logits_come_to_the_places_that_a_batch_has_for_them_whatever_the_one_before_had(compiled: Compile) -> None:
+def test_logits_follow_the_rows_of_a_batch_whatever_the_previous_batch_had(compiled: Compile) -> None:
     exported, planned = compiled("qwen3", "f32")
     right = whole_and_in_chunks(reference(planned), PROMPT, 75)
     runner = OnnxRunner(exported, limits=LIMITS)
@@ -188,7 +188,7 @@ def test_a_sequence_goes_on_in_a_copied_page_and_after_refused_drafts(bundle: Ex
     runner.close()
 
 
-def test_what_cannot_run_here_is_refused_with_what_to_do(
+def test_a_bundle_that_cannot_run_here_is_refused_with_advice(
     bundle: ExportBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = ExportBundle(bundle.path, bundle.manifest.model_copy(update={"device": "cuda"}))

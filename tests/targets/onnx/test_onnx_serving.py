@@ -88,7 +88,7 @@ def prepared_fails(model: Path, options: LocalOptions, kind: type[NearfarError],
         asyncio.run(LocalOpener(options).prepare(str(model), None))
 
 
-def test_what_an_export_cannot_do_is_refused_before_it_is_opened(
+def test_unsupported_options_of_an_export_are_refused_before_it_is_opened(
     demo: ExportBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))

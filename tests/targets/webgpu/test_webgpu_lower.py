@@ -90,7 +90,7 @@ def test_float32_kernels_need_no_f16(compile_tiny: Callable[..., Path]) -> None:
             assert "f16;" not in (bundle.path / manifest.kernels[name].file).read_text()
 
 
-def test_kernels_with_subgroups_say_what_they_need(compile_tiny: Callable[..., Path]) -> None:
+def test_kernels_with_subgroups_state_their_requirements(compile_tiny: Callable[..., Path]) -> None:
     manifest = (bundle := open_bundle(compile_tiny("qwen3", "q4f16"))).manifest
     found = set()
     for variant in (variant for row in manifest.variants.values() for variant in row):

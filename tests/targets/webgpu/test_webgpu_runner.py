@@ -128,7 +128,7 @@ def test_greedy_answers_are_those_of_the_reference(tiny_bundle: Path) -> None:
     runner.close()
 
 
-def test_a_device_without_f16_takes_float32_where_the_bundle_offers_it(compile_tiny: CompileTiny) -> None:
+def test_a_device_without_f16_uses_float32_if_the_bundle_offers_it(compile_tiny: CompileTiny) -> None:
     path = compile_tiny("qwen3", "q4f16")
     manifest = open_bundle(path).manifest
     assert choose_activation(manifest, {"shader-f16"}, None, path).dtype == "float16"

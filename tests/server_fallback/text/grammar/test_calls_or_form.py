@@ -180,7 +180,7 @@ def test_with_llama3_the_form_must_not_begin_as_a_call(grammars: Grammars) -> No
         assert error.value.details["param"] == "response_format"
 
 
-def test_with_hermes_any_json_is_told_from_calls_and_any_text_is_not(grammars: Grammars) -> None:
+def test_with_hermes_any_json_is_distinguished_from_calls_and_any_text_is_not(grammars: Grammars) -> None:
     source = either(form=JsonSource('{"type": "object"}'))
     assert takes(grammars, source, json.dumps({"name": "f", "arguments": STRICT_CALL}))
     with pytest.raises(RequestError, match="may begin with '<tool_call>"):

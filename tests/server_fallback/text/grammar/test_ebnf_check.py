@@ -44,7 +44,7 @@ def test_left_recursion_is_refused_and_the_cycle_named(grammar: str, cycle: str)
         "not a grammar at all ::= (((",
     ],
 )
-def test_what_is_not_left_recursive_is_left_to_the_compiler(grammar: str) -> None:
+def test_grammars_without_left_recursion_reach_the_compiler(grammar: str) -> None:
     check_ebnf(grammar)
 
 

@@ -90,7 +90,7 @@ def test_with_a_trigger_text_is_free_until_a_call_begins(grammars: Grammars) -> 
     assert not constraint.finished
 
 
-def test_with_a_trigger_a_call_begins_only_where_its_end_fits(grammars: Grammars) -> None:
+def test_with_a_trigger_a_call_begins_only_if_its_end_fits(grammars: Grammars) -> None:
     source = TagsSource((CALL,), None, trigger="<tool_call>")
     trigger = TOKENS.index(b"<tool_call>")
 
@@ -121,7 +121,7 @@ def test_with_a_trigger_a_call_begins_only_where_its_end_fits(grammars: Grammars
     assert ord(">") not in allowed_ids(late.mask(), len(TOKENS))
 
 
-def test_a_grammar_whose_shortest_answer_is_too_long_says_how_many_tokens_it_needs(grammars: Grammars) -> None:
+def test_the_error_for_a_grammar_that_does_not_fit_states_the_required_tokens(grammars: Grammars) -> None:
     source = RegexSource("[0-9]{20}")
     with pytest.raises(RequestError, match="has 20 tokens, and there is room for 19") as error:
         run(grammars.constraints(source, 1, "response_format", 19))
@@ -130,7 +130,7 @@ def test_a_grammar_whose_shortest_answer_is_too_long_says_how_many_tokens_it_nee
     assert len(pick(constraint, 0) or "") == 20
 
 
-def test_a_mask_has_the_end_where_the_text_is_whole(grammars: Grammars) -> None:
+def test_a_mask_allows_the_end_if_the_text_is_complete(grammars: Grammars) -> None:
     [constraint] = run(grammars.constraints(RegexSource("ab?"), 1, "response_format"))
 
     def allowed(token: int) -> bool:
@@ -170,7 +170,7 @@ def test_a_grammar_is_compiled_once_and_its_answers_do_not_share_their_state(
     assert compiled == [source]
 
 
-def test_what_leaves_while_a_grammar_compiles_does_not_end_it_for_others(grammars: Grammars) -> None:
+def test_a_client_that_leaves_does_not_end_the_compilation_for_others(grammars: Grammars) -> None:
     source = RegexSource("left{2}")
 
     async def ask() -> None:
@@ -297,7 +297,7 @@ def test_after_a_costly_grammar_its_client_leaves_the_quick_lane_to_others() -> 
     run(ask())
 
 
-def test_a_client_with_too_many_waiting_grammars_is_refused_and_whoever_leaves_frees_the_place() -> None:
+def test_a_client_with_too_many_waiting_grammars_is_refused_until_one_is_abandoned() -> None:
     async def ask() -> None:
         compiler = GrammarCompiler(CompileLimits(waiting_of_one=1))
         grammars = Grammars(compiler, lambda: VOCABULARY)
@@ -382,7 +382,7 @@ def test_a_grammar_whose_masks_take_too_long_is_refused(monkeypatch: pytest.Monk
     assert "too ambiguous" in refused.message
 
 
-def test_where_completions_take_too_long_the_grammar_alone_decides(
+def test_if_completions_take_too_long_only_the_grammar_decides(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grammar, source = Grammar(), RegexSource("[a-z]{9,}")
@@ -442,7 +442,7 @@ def test_a_grammar_that_no_tokens_can_meet_is_refused(
         assert error.value.details["param"] == "response_format"
 
 
-def test_of_several_ways_the_vocabulary_must_write_one(ascii_grammars: Grammars) -> None:
+def test_the_vocabulary_must_be_able_to_write_one_of_several_alternatives(ascii_grammars: Grammars) -> None:
     # The shorter way, which is found first, cannot be written.
     source = EbnfSource('root ::= "x"{60} ("}" | "bcd")')
     with pytest.raises(RequestError, match="has 63 tokens, and there is room for 62"):

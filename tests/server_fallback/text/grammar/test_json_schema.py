@@ -50,7 +50,7 @@ def test_a_schema_accepts_and_rejects_answers(grammar: Grammar, name: str) -> No
 
 
 @pytest.mark.parametrize(("schema", "message"), VECTORS["refused"])
-def test_what_cannot_be_held_to_is_refused(schema: Any, message: str) -> None:
+def test_schemas_that_cannot_be_enforced_are_refused(schema: Any, message: str) -> None:
     text = schema["$text"] if isinstance(schema, dict) and "$text" in schema else json.dumps(schema)
     with pytest.raises(RequestError) as error:
         source_rules(JsonSource(text))
@@ -153,7 +153,7 @@ def test_a_schema_too_large_or_too_deep_is_refused() -> None:
         {"type": "object", "minProperties": 3, "maxProperties": 1},
     ],
 )
-def test_what_is_no_schema_is_refused(schema: Any) -> None:
+def test_invalid_schemas_are_refused(schema: Any) -> None:
     with pytest.raises(RequestError):
         source_rules(JsonSource(json.dumps(schema)))
 

@@ -103,7 +103,7 @@ def test_a_grammar_takes_what_its_expression_matches(grammar: Grammar, pattern: 
         ("(" * 300 + ")" * 300, "nested too deep"),
     ],
 )
-def test_what_is_no_regular_language_is_refused(pattern: str, message: str) -> None:
+def test_patterns_that_are_not_regular_are_refused(pattern: str, message: str) -> None:
     with pytest.raises(RequestError) as error:
         parse_regex(pattern, "here")
     assert message in error.value.message

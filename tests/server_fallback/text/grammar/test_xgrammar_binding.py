@@ -59,7 +59,7 @@ def test_it_compiles_matches_and_fails_as_the_package_does() -> None:
         assert str(mine.value).split("] ")[1] == str(other.value).split("] ")[1]
 
 
-def test_another_version_or_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_or_a_missing_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "version", lambda _: "0.3.0")
     with pytest.raises(
         ToolError, match=r"needs xgrammar 0\.2\.8, and 0\.3\.0 is installed; 'pip install xgrammar==0\.2\.8'"
