@@ -82,7 +82,7 @@ class Scheduler:
         return Step(step.number, step.rows, step.copies, admitted, preempted)
 
     def commit(self, step: Step, token_ids: Items[int]) -> list[Event]:
-        """A step is done: ``token_ids`` are those of its sampled rows, -1 where the device computed none.
+        """A step is done: ``token_ids`` are those of its sampled rows, -1 if the device computed none.
 
         Steps are committed in the order in which they were built.
         """

@@ -1,6 +1,6 @@
-"""Cut an upstream's answer where the request ends it.
+"""Cuts an upstream's answer at the limits of the request.
 
-The server may not stop where it should. Choices that were not requested, text after a choice's end and tokens beyond
+The server may not stop at these limits. Choices that were not requested, text after a choice's end and tokens beyond
 ``max_tokens`` are removed. Tokens are counted exactly if they are listed with their log-probabilities. Otherwise a
 piece of text counts as one token, which is the least that it can be; servers of the dialect openai may split tokens, so
 their pieces are not counted. Whatever a server reports about its tokens, text with more words or characters than

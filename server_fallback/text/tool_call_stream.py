@@ -107,7 +107,7 @@ class ToolCallStream:
         self._nesting = _Nesting()
         # Whether the brace that ends the call's own object is taken with its arguments.
         self._brace_taken = False
-        # Whether text came that is no call, after which llama3 has no calls.
+        # Whether text arrived that is not a call, after which llama3 has no calls.
         self._has_text = False
 
     @property

@@ -14,7 +14,7 @@ const TAGS = [
   ..."a b blockquote br code del div em h3 h4 h5 h6 hr i kbd li mark ol p pre s".split(" "),
   ..."small span strong sub sup table tbody td th thead tr u ul".split(" "),
 ];
-/** Attributes beside href, whose value is no address. */
+/** Attributes besides href whose values are not addresses. */
 const ATTRIBUTES = ["align", "data-language", "data-tex", "start"];
 const LINK = /^(?:https?:\/\/|mailto:)/i;
 

@@ -28,7 +28,7 @@ DIGITS = 2**DIGIT_BITS - 1
 PASSES = -(-32 // DIGIT_BITS)
 # Of a chunk: largest raw logit, sum of exp, largest adjusted logit, its column.
 PARTIALS = 4
-# Columns that are passed over together where the largest of them is not kept.
+# The number of columns that are skipped together if the largest of them is not kept.
 BLOCK = 128
 
 
@@ -102,7 +102,7 @@ def sample(name: str, *, isa: Isa, columns: int) -> Kernel:
                 maxima[row, block] = largest_of_lanes(highest[0])
 
     with kernel.tasks("row", "R") as row:
-        # The largest logit is -LOWEST where one is not finite.
+        # The largest logit is -LOWEST if one is not finite.
         sound = kernel.let("sound", partials[row, 0, 0] < -LOWEST)
         token = kernel.local("token", 1, "int32")
         token[0] = cast(partials[row, 0, 3], "int32")
@@ -175,7 +175,7 @@ class Draw:
         self._walk(setting, token)
 
     def _kept(self, start: Scalar) -> Scalar:
-        """Weights of a vector's columns, 0 where they are not kept."""
+        """Weights of a vector's columns; 0 for columns that are not kept."""
         lanes = self._isa.lanes
         keys = key_of(self._load(start), f"uint32x{lanes}")
         return select(

@@ -124,7 +124,7 @@ def _go_straight(matcher: Matcher, texts: Sequence[str], trials: float, known: s
 
 
 def _rests(known: str, text: str) -> Sequence[str]:
-    """How a completion may go on from ``text`` where another one was ``known``."""
+    """The continuations of ``text`` to try, given that another completion was ``known``."""
     if known == "":
         return ()
     if text == "":
@@ -156,7 +156,7 @@ class _Search:
 
     def found(self) -> str | None:
         matcher, text = self._matcher, ""
-        # Texts that lead to where others may follow, each one step of the matcher further.
+        # Texts after which others may follow; each is one step of the matcher.
         opened: list[tuple[str, Iterator[str]]] = []
         while not matcher.complete:
             opened.append((text, self._accepted_after(text)))

@@ -7,7 +7,7 @@ import sys
 
 
 def free_memory() -> None:
-    """Does nothing where the C library is not glibc."""
+    """Does nothing if the C library is not glibc."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

@@ -17,7 +17,7 @@ export class GrammarWasm {
     readonly vocabulary: Vocabulary,
   ) {}
 
-  /** Throws DeviceError where the page may not run wasm. */
+  /** Throws DeviceError if the page may not run wasm. */
   static async load(vocabulary: Vocabulary): Promise<GrammarWasm> {
     const log: string[] = [];
     const note = (line: string): void => void log.push(line);
@@ -46,7 +46,7 @@ export class GrammarWasm {
     return new GrammarWasm(binding, new binding.GrammarCompiler(info, 1, false), log, vocabulary);
   }
 
-  /** Throws RequestError where the text is not EBNF. */
+  /** Throws RequestError if the text is not EBNF. */
   compile(ebnf: string): Handle {
     this.log.length = 0;
     let grammar: Handle | null = null;
@@ -110,12 +110,12 @@ export class GrammarMatcher {
     return true;
   }
 
-  /** The text that must come next, "" where there is a choice. */
+  /** The text that must come next; "" if there is a choice. */
   forced(): string {
     return this.handle.FindJumpForwardString();
   }
 
-  /** One bit for each token that may come next, stop tokens where the text is complete. */
+  /** One bit for each token that may come next, with stop tokens if the text is complete. */
   mask(): Int32Array<ArrayBuffer> {
     const { size } = this.vocabulary;
     const vector = this.handle.GetNextTokenBitmask(size);

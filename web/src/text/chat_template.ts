@@ -11,7 +11,7 @@ import { checkTools, toolFormat } from "./tools.js";
 /** As in OpenAI's chat completions. */
 export interface Message {
   readonly role: string;
-  /** May be missing where there are tool_calls. */
+  /** May be missing if there are tool_calls. */
   readonly content?: string | null | undefined;
   /** What the assistant thought before it answered. */
   readonly reasoning_content?: string | undefined;
@@ -35,7 +35,7 @@ export interface RenderOptions {
 }
 
 export class ChatTemplate {
-  /** How the template has the model write calls of tools; null where it has no tools. */
+  /** The template's format of tool calls; null if it has no tools. */
   readonly toolFormat: ToolFormat | null;
   readonly #template: Template;
   readonly #escapes: boolean;

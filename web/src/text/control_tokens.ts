@@ -96,7 +96,7 @@ export function sentinelRefused(): RequestError {
 export const spellsMarker = (template: string, token: string): boolean =>
   template.includes(token) && !/^(<\/?[A-Za-z_]+>|[\p{L}\p{N}_\s]*)$/u.test(token);
 
-/** A text that stands for a control token where the token's own text is plain text. */
+/** A text that represents a control token if the token's own text is plain text. */
 export const privateSpelling = (index: number): string => `${SENTINEL}${index}\ufdd1`;
 
 function mapped(value: object, change: (key: string, item: unknown) => unknown): object {

@@ -44,7 +44,7 @@ export class Tokenizer {
   /** How the model reasons, and what its chat template knows of that. */
   readonly thinking: ThinkingModel;
 
-  /** ``json`` is the text of tokenizer.json. Throws BundleError where it, or the chat template, cannot be loaded. */
+  /** ``json`` is the text of tokenizer.json. Throws BundleError if it or the chat template cannot be loaded. */
   constructor(
     private readonly json: string,
     private readonly entry: TokenizerEntry,
@@ -84,7 +84,7 @@ export class Tokenizer {
     this.thinking = { reasoning: reasoningOf(template, this), canSwitch: template.includes("enable_thinking") };
   }
 
-  /** How this model writes calls of tools; null where it cannot call any. */
+  /** This model's format of tool calls; null if it cannot call tools. */
   get toolFormat(): ToolFormat | null {
     return this.#chatTemplate?.toolFormat ?? null;
   }

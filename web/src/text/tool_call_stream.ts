@@ -12,7 +12,7 @@ const OPEN = "<tool_call>";
 const CLOSE = "</tool_call>";
 const PYTHON_TAG = "<|python_tag|>";
 const STRING = '"(?:[^"\\\\]|\\\\.)*"';
-// A call up to where its arguments begin.
+// A call up to its arguments.
 const HEAD = new RegExp(
   `^\\s*\\{\\s*(?:"type"\\s*:\\s*"function"\\s*,\\s*)?` +
     `"name"\\s*:\\s*(${STRING})\\s*,\\s*"(?:arguments|parameters)"\\s*:\\s*(?=\\{)`,
@@ -36,7 +36,7 @@ export class ToolCallStream {
   #depth = 0;
   #inString = false;
   #escaped = false;
-  /** Whether text came that is no call, after which llama3 has no calls. */
+  /** Whether text arrived that is not a call, after which llama3 has no calls. */
   #said = false;
 
   constructor(
@@ -96,7 +96,7 @@ export class ToolCallStream {
       this.#mode = "head";
       return text.trim() === "" && !this.#said ? [] : this.text(text);
     }
-    // Space before a call is no text, and the start of a tag may become one.
+    // Space before a call is not text, and the start of a tag may become a call.
     const kept = ended ? 0 : !this.#said && this.#held.trim() === "" ? this.#held.length : overlap(this.#held, OPEN);
     const rest = this.#held.slice(0, this.#held.length - kept);
     if (!this.#said && rest.trim() === "" && !ended) return [];
@@ -236,7 +236,7 @@ function overlap(text: string, tag: string): number {
   return 0;
 }
 
-/** Where the object with which ``text`` begins has ended, -1 where it has not. */
+/** The end of the object with which ``text`` begins; -1 if it has not ended. */
 function objectEnd(text: string): number {
   let [depth, inString, escaped] = [0, false, false];
   for (let at = 0; at < text.length; at++) {

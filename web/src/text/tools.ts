@@ -28,7 +28,7 @@ export type ToolFormat = "hermes" | "llama3";
 const NAME = /^[A-Za-z0-9_.-]{1,64}$/;
 const NO_PARAMETERS = { type: "object", properties: {}, additionalProperties: false };
 
-/** The format that a chat template asks for, or null where it has no tools or writes their calls in another way. */
+/** The call format of a chat template; null if it has no tools or uses another format. */
 export function toolFormat(chatTemplate: string): ToolFormat | null {
   if (!/\btools\b/.test(chatTemplate)) return null;
   if (chatTemplate.includes("<tool_call>"))
@@ -36,7 +36,7 @@ export function toolFormat(chatTemplate: string): ToolFormat | null {
   return chatTemplate.includes("<|python_tag|>") || /"parameters\\?"/.test(chatTemplate) ? "llama3" : null;
 }
 
-/** Throws RequestError for tools that are none, or that two of have one name. */
+/** Throws RequestError for invalid tools, or if two have the same name. */
 export function checkTools(tools: readonly Tool[]): void {
   const names = new Set<string>();
   tools.forEach((tool, index) => {
