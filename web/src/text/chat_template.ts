@@ -13,11 +13,11 @@ export interface Message {
   readonly role: string;
   /** May be missing if there are tool_calls. */
   readonly content?: string | null | undefined;
-  /** What the assistant thought before it answered. */
+  /** The assistant's reasoning before its answer. */
   readonly reasoning_content?: string | undefined;
-  /** The calls that the assistant made; arguments as JSON's text, or as the object. */
+  /** The assistant's calls, with arguments as JSON text or as an object. */
   readonly tool_calls?: readonly MessageToolCall[] | undefined;
-  /** Which call a message of role "tool" answers. */
+  /** The id of the call that a message of role "tool" answers. */
   readonly tool_call_id?: string | undefined;
   readonly name?: string | undefined;
 }
@@ -97,8 +97,8 @@ export class ChatTemplate {
     }
     try {
       const text = this.#template.render(given);
-      // tojson(ensure_ascii=true) escapes the sentinel; an even number of backslashes before it are characters of their
-      // own.
+      // tojson(ensure_ascii=true) escapes the sentinel; an even number of backslashes before it are literal
+      // characters.
       return text.replace(/(?<!\\)((?:\\\\)*)\\ufdd0/g, this.#escapes ? `$1${SENTINEL}` : "$&");
     } catch (error) {
       throw new RequestError(`the chat template refuses these messages: ${messageOf(error)}`, {}, { cause: error });
@@ -106,7 +106,7 @@ export class ChatTemplate {
   }
 }
 
-/** Templates write arguments as JSON themselves, and put contents together with other texts. */
+/** Templates format arguments as JSON themselves, and concatenate contents with other texts. */
 function plainMessage(message: Message, index: number): Message {
   const { role, content, tool_calls: calls } = message as Partial<Record<keyof Message, unknown>>;
   const hasCalls = Array.isArray(calls) && calls.length > 0;

@@ -1,4 +1,4 @@
-// Control tokens: text from outside, such as a message, must not be read as the control tokens that a chat template
+// Control tokens: untrusted text, such as a message, must not be encoded as the control tokens that a chat template
 // writes. `mark` inserts a sentinel wherever a message's text could be part of a match; in the rendered prompt, a match
 // without a sentinel is the template's own.
 
@@ -7,7 +7,7 @@ import { RequestError } from "../errors.js";
 /** A Unicode noncharacter, which is reserved for use inside a program. */
 export const SENTINEL = "\ufdd0";
 
-/** A control token's text, and where it starts once the sentinels are removed. */
+/** A control token's text, and its offset after the sentinels are removed. */
 type Match = readonly [start: number, content: string];
 
 export class ControlTokens {
@@ -30,8 +30,8 @@ export class ControlTokens {
   }
 
   /**
-   * The text with sentinels in each control token, and at an end that could become part of one. ``infix``: also if it
-   * lies wholly inside one.
+   * The text with sentinels in each control token, and at an end that could become part of one. With ``infix``, also if
+   * the entire text is inside one.
    */
   mark(text: string, infix = false): string {
     if (text.includes(SENTINEL)) throw sentinelRefused();
@@ -62,7 +62,7 @@ export class ControlTokens {
     });
   }
 
-  /** The control tokens that a tokenizer matches between sentinels: the leftmost first, of these the longest. */
+  /** The control tokens that a tokenizer matches between sentinels: the leftmost one, and the longest of several. */
   find(marked: string): readonly Match[] {
     let [removed, end] = [0, 0];
     const found: Match[] = [];

@@ -1,6 +1,6 @@
 // Turns token ids into text one by one. Text is returned as soon as no later token can change it.
 
-/** What the stream needs of a tokenizer. */
+/** The methods of a tokenizer that the stream uses. */
 export interface Decoder {
   decode(ids: readonly number[]): string;
   isByteToken(id: number): boolean;
@@ -9,9 +9,9 @@ export interface Decoder {
 const REPLACEMENT = "\ufffd";
 
 /**
- * What `feed` and then `finish` return, put together, is the text of all ids. Text is held back while the last
- * character may still change: an incomplete UTF-8 sequence, or a run of byte tokens. Each step decodes the tokens since
- * the last but one text came out, as decoders treat a first token in a way of its own.
+ * The concatenated results of `feed` and `finish` are the text of all ids. Text is held back while the last
+ * character may still change: an incomplete UTF-8 sequence, or a run of byte tokens. Each step decodes the tokens
+ * since the last but one emitted text, because decoders treat the first token differently.
  */
 export class TextStream {
   readonly #ids: number[] = [];
@@ -22,7 +22,7 @@ export class TextStream {
 
   constructor(private readonly decoder: Decoder) {}
 
-  /** The text that this token completes, often that of the token itself, "" while it is held back. */
+  /** The text that this token completes, often its own text; "" while text is held back. */
   feed(id: number): string {
     this.#ids.push(id);
     if (this.decoder.isByteToken(id)) return "";
@@ -38,7 +38,7 @@ export class TextStream {
   }
 
   /**
-   * The text still held back; an incomplete character comes out as U+FFFD. The stream takes no more tokens after it.
+   * The text still held back; an incomplete character becomes U+FFFD. The stream accepts no tokens after this call.
    */
   finish(): string {
     const delta = this.decode(0).slice(this.#emittedLength);

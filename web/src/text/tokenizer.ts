@@ -1,5 +1,5 @@
-// The tokenizer of a bundle's tokenizer.json: text and chats to token ids and back, by Hugging Face's own package; and
-// the bytes of each token.
+// The tokenizer of a bundle's tokenizer.json: it converts text and chats to token ids and back with Hugging Face's own
+// package, and knows the bytes of each token.
 
 import { Tokenizer as Backend } from "@huggingface/tokenizers";
 
@@ -15,10 +15,10 @@ import type { ToolFormat } from "./tools.js";
 // The name of a single byte's token in byte-fallback tokenizers.
 const BYTE_TOKEN = /^<0x([0-9A-Fa-f]{2})>$/;
 
-// Python's tokenizers never cleans spaces up; transformers does so above them, for old models only.
+// Python's tokenizers never removes spaces. Only transformers does so, for old models.
 const CONFIG = { clean_up_tokenization_spaces: false };
 
-/** How a tokenizer writes bytes in the names of its tokens. */
+/** How a tokenizer encodes bytes in the names of its tokens. */
 type ByteSpelling = "byte_level" | "byte_fallback";
 
 interface TokenizerJson {
@@ -29,7 +29,7 @@ interface TokenizerJson {
 
 /**
  * Control tokens are the special added tokens, the named ones such as eos, and the markers that the chat template
- * spells out. Text never becomes one unless the caller asks for it: the chat template writes them.
+ * spells out. Only the chat template writes them; text never becomes one unless the caller requests it.
  */
 export class Tokenizer {
   readonly #controls: ControlTokens;
@@ -41,7 +41,7 @@ export class Tokenizer {
   readonly #bosTokenId: number | undefined;
   readonly #addedIds: ReadonlySet<number>;
   readonly #byteSpelling: ByteSpelling;
-  /** How the model reasons, and what its chat template knows of that. */
+  /** How the model reasons, and how its chat template controls it. */
   readonly thinking: ThinkingModel;
 
   /** ``json`` is the text of tokenizer.json. Throws BundleError if it or the chat template cannot be loaded. */
@@ -100,7 +100,7 @@ export class Tokenizer {
     let { ids } = this.#backend.encode(text, options);
     let startsWithBos =
       addBos === false && ids[0] === bos && this.#backend.encode(text, { add_special_tokens: false }).ids[0] === bos;
-    // What the tokenizer adds to every text.
+    // The tokens that the tokenizer adds to every text.
     const added = this.forgeable(this.#backend.encode("", options).ids).length;
     if (splitSpecialTokens && this.forgeable(ids).length !== added) {
       if (text.includes(SENTINEL)) throw sentinelRefused();
@@ -110,8 +110,8 @@ export class Tokenizer {
     }
     if (!addSpecialTokens || bos === undefined || addBos === null) return ids;
     if (addBos) return ids[0] === bos ? ids : [bos, ...ids];
-    // tokenizer.json puts a bos token first, add_bos_token forbids it: the latter wins, unless the text itself starts
-    // so.
+    // tokenizer.json adds a bos token, but add_bos_token forbids it. The latter has precedence, unless the text itself
+    // starts with one.
     return ids[0] === bos && !startsWithBos ? ids.slice(1) : ids;
   }
 
@@ -143,7 +143,7 @@ export class Tokenizer {
   }
 
   /**
-   * The text of token ids, without special tokens. Ids without a token, which a padded vocabulary has, give no text.
+   * The text of token ids, without special tokens. Ids without a token, which padded vocabularies contain, have no text.
    */
   decode(ids: readonly number[]): string {
     const known = ids.filter((id) => !this.#specialIds.has(id) && this.#backend.id_to_token(id) !== undefined);
@@ -158,7 +158,7 @@ export class Tokenizer {
     return ids.filter((id) => this.#forgeable.has(id));
   }
 
-  /** Reads control tokens as plain text, and their private spellings as the tokens. */
+  /** Encodes control tokens as plain text, and their private spellings as the tokens. */
   private splitting(): Backend {
     if (this.#splitting !== undefined) return this.#splitting;
     const parsed = JSON.parse(this.json) as TokenizerJson;
@@ -171,13 +171,13 @@ export class Tokenizer {
     return (this.#splitting = new Backend({ ...parsed, ...changed }, CONFIG));
   }
 
-  /** The bytes that a token stands for, special or not; null for ids without a token. */
+  /** The bytes of a token, special or not; null for ids without a token. */
   tokenBytes(id: number): Uint8Array | null {
     const name = this.#backend.id_to_token(id);
     return name === undefined ? null : tokenBytes(name, this.#byteSpelling, this.#addedIds.has(id));
   }
 
-  /** Whether the token stands for one byte, so that only its neighbours tell which character it belongs to. */
+  /** Whether the token is a single byte, so that its character depends on its neighbours. */
   isByteToken(id: number): boolean {
     return BYTE_TOKEN.test(this.#backend.id_to_token(id) ?? "");
   }

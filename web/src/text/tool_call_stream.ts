@@ -1,5 +1,5 @@
-// Reads tool calls out of the streamed pieces of an answer, in the order and form in which OpenAI's API streams them.
-// How the text is cut into pieces does not matter. What looks like a call and is none comes out as text.
+// Parses tool calls in the streamed pieces of an answer, in the order and form in which OpenAI's API streams them.
+// The result does not depend on how the text is cut into pieces. Text that only looks like a call is emitted as text.
 
 import type { ToolFormat } from "./tools.js";
 
@@ -28,9 +28,9 @@ type Mode = "text" | "head" | "arguments" | "tail";
 
 export class ToolCallStream {
   #mode: Mode = "text";
-  /** Text not decided on. */
+  /** Text that is not classified yet. */
   #held = "";
-  /** How the call at hand began, for when it is none. */
+  /** The beginning of the current call, in case it is not a call. */
   #opened = "";
   #calls = 0;
   #depth = 0;
@@ -58,7 +58,7 @@ export class ToolCallStream {
     return joined(this.advance(false));
   }
 
-  /** What is still held back, once the answer has ended. The arguments of a call that was cut off stay as they are. */
+  /** The text that is still held back at the end of the answer. The arguments of a truncated call are not completed. */
   finish(): ToolCallEvent[] {
     return joined(this.advance(true));
   }
@@ -128,7 +128,7 @@ export class ToolCallStream {
       this.take(match[0].length);
       return this.started(name);
     }
-    // Keys in another order: the whole call at once.
+    // With keys in another order, the complete call is emitted at once.
     const end = this.format === "hermes" ? this.#held.indexOf(CLOSE) : objectEnd(this.#held);
     if (end >= 0) {
       const call = callOf(parsed(this.#held.slice(0, end)));
@@ -136,7 +136,7 @@ export class ToolCallStream {
       this.take(end);
       const events = this.started(call.name);
       this.#mode = "tail";
-      // The object's end is taken already.
+      // The end of the object was already consumed.
       this.#depth = -1;
       return [...events, { type: "arguments", index: this.#calls - 1, text: JSON.stringify(call.arguments) }];
     }
@@ -194,12 +194,12 @@ export class ToolCallStream {
     this.#said = false;
   }
 
-  /** What was held as a call is none. */
+  /** The held text is not a call. */
   private isText(): ToolCallEvent[] {
     const text = this.#opened;
     this.#opened = "";
     this.#mode = "text";
-    // The tag itself is past, so that what follows it is looked at again.
+    // The tag itself is consumed, so that the text after it is examined again.
     const rest = this.format === "llama3" ? this.take(this.#held.length) : "";
     return this.text(text + rest);
   }
@@ -217,7 +217,7 @@ export class ToolCallStream {
   }
 }
 
-/** Neighbours of one kind as one event. */
+/** Merges adjacent events of the same kind. */
 function joined(events: readonly ToolCallEvent[]): ToolCallEvent[] {
   const result: ToolCallEvent[] = [];
   for (const event of events) {
@@ -229,7 +229,7 @@ function joined(events: readonly ToolCallEvent[]): ToolCallEvent[] {
   return result;
 }
 
-/** How long an end of ``text`` is a start of ``tag``. */
+/** The length of the longest suffix of ``text`` that is a prefix of ``tag``. */
 function overlap(text: string, tag: string): number {
   for (let length = Math.min(text.length, tag.length - 1); length > 0; length--)
     if (tag.startsWith(text.slice(-length))) return length;

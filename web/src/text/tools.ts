@@ -1,5 +1,5 @@
-// Tools: functions that a model may call. It reads those of a request; how this model writes calls, and the grammar
-// that makes it write one, flow out.
+// Tools: functions that a model may call. Reads the tools of a request, and provides the model's call format and the
+// grammar of calls.
 
 import { RequestError } from "../errors.js";
 import type { GrammarSource } from "../grammar/source.js";
@@ -20,8 +20,8 @@ export type ToolChoice =
   "none" | "auto" | "required" | { readonly type: "function"; readonly function: { readonly name: string } };
 
 /**
- * How a call is written. "hermes" (Qwen 2.5 and 3, Hermes): `<tool_call>{"name": .., "arguments": ..}</tool_call>`.
- * "llama3" (Llama 3.1 and on): `{"name": .., "parameters": ..}` as the whole answer.
+ * The format of calls. "hermes" (Qwen 2.5 and 3, Hermes): `<tool_call>{"name": .., "arguments": ..}</tool_call>`.
+ * "llama3" (Llama 3.1 and on): `{"name": .., "parameters": ..}` as the complete answer.
  */
 export type ToolFormat = "hermes" | "llama3";
 
@@ -56,9 +56,9 @@ export function checkTools(tools: readonly Tool[]): void {
 }
 
 /**
- * The grammar of an answer that is calls only: of any tool for "required", of one for a named function, and null for
- * "none" and "auto", where the model is free. With ``parallel`` there may be several calls. Throws RequestError for
- * tools or choices that are wrong.
+ * The grammar of an answer that consists only of calls: of any tool for "required", or of one named function. Null for
+ * "none" and "auto", which do not constrain the model. With ``parallel``, several calls are allowed. Throws RequestError
+ * for invalid tools or choices.
  */
 export function toolGrammar(
   format: ToolFormat,
