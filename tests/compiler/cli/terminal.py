@@ -89,8 +89,12 @@ def on_a_terminal(
 
 
 def control() -> None:
-    """Make the terminal the controlling terminal of the new session, so that Ctrl-C reaches the program as a signal."""
+    """Make the terminal the controlling terminal of the new session, so that Ctrl-C reaches the program as a signal. A
+    shell that runs the tests in the background has them ignore this signal.
+    """
     import fcntl
+    import signal
     import termios
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -19,7 +19,7 @@ export interface RopeSpec {
   readonly rotary_dim: number | null;
 }
 
-/** A pre-norm decoder with grouped-query attention and a gated feed-forward. Sizes in elements. ``windows`` has one entry a layer: how many tokens it sees, its own included, or None for all; empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. */
+/** A pre-norm decoder with grouped-query attention and a gated feed-forward. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. */
 export interface ModelSpec {
   readonly model_type: string;
   readonly vocab_size: number;
@@ -43,7 +43,7 @@ export interface ModelSpec {
   readonly eos_token_ids: readonly number[];
 }
 
-/** How a text's vector is made of the final norm's rows: that of its last token, scaled to length 1 where ``normalize`` says so. */
+/** How to compute a text's vector from the rows of the final norm: use the row of the last token, scaled to length 1 if ``normalize``. */
 export interface EmbeddingSpec {
   readonly pooling: "last_token";
   readonly normalize: boolean;
