@@ -1,14 +1,14 @@
 """sample: choose each row's next token by the row's settings, and compute its log-probability. Nothing is sorted: a
 filter is a threshold on the logit.
 
-First tasks: one chunk of the columns of one row, for its largest logits, raw and adjusted, and the raw ones' sum of
-exp. Then one task: one row; a greedy one is done when its chunks are put together. Of a row with a temperature the
-weights go to scratch, again in tasks of a chunk, and the last tasks choose by them, a row each.
+Phase 1, one task per chunk of columns of a row: the largest raw and adjusted logits, and the raw logits' sum of exp.
+Phase 2, one task per row: combines the chunks, which completes greedy rows. Phase 3, for rows with a temperature, one
+task per chunk: writes the weights to scratch. Phase 4, one task per row: chooses a token by these weights.
 
 Top-k and top-p each search for their threshold in 11 passes: floats are ordered like unsigned integers (their bits,
 inverted if negative), and a pass determines 3 bits of the threshold by summing, for each of the 7 digits above 0, the
-weights at or above it. Blocks of columns that all lie below what is known of the threshold are passed over. Counts are
-float32 too, exact to 2^24 columns.
+weights at or above it. Blocks of columns that are all below the known part of the threshold are skipped. Counts are
+also float32, which is exact up to 2^24 columns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .math import exp, largest_of_lanes, log, sum_of_lanes
 DIGIT_BITS = 3
 DIGITS = 2**DIGIT_BITS - 1
 PASSES = -(-32 // DIGIT_BITS)
-# Of a chunk: largest raw logit, sum of exp, largest adjusted logit, its column.
+# The values stored for each chunk: its largest raw logit, its sum of exp, its largest adjusted logit and that column.
 PARTIALS = 4
 # The number of columns that are skipped together if the largest of them is not kept.
 BLOCK = 128
