@@ -118,7 +118,7 @@ class Page:
 
 
 def find_chromium() -> str:
-    """The path of a Chromium on this machine. Raises ToolError if there is none."""
+    """The path of a Chromium on this machine. Raises ToolError if it is not found."""
     executable = next((path for path in map(shutil.which, NAMES) if path), None)
     if executable is None:
         raise ToolError(

@@ -91,7 +91,7 @@ def counted_between(
     """Which tokens of each window lie between the text ``start`` and the next ``end``, the tokens of ``end`` included:
     a chat's answers.
 
-    Raises RequestError if there are none.
+    Raises RequestError for a marker without tokens, and if no token lies between the markers.
     """
     first, last = (
         tokenizer.encode(text, add_special_tokens=False, split_special_tokens=False) for text in (start, end)

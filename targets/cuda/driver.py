@@ -116,7 +116,7 @@ class Driver(Protocol):
 
 
 class NvidiaDriver:
-    """The first GPU that CUDA_VISIBLE_DEVICES exposes. Raises DeviceError if there is none.
+    """The first GPU that CUDA_VISIBLE_DEVICES exposes. Raises DeviceError if no GPU is exposed.
 
     The context is the device's primary one, which all drivers of a process share. CUDA has a current context per
     thread, so every call goes through `_api`, which sets it on the calling thread first.

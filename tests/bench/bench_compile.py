@@ -12,12 +12,9 @@ import json
 import os
 import platform
 import resource
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-from checkpoints import QWEN2_0_5B, QWEN3_0_6B, Shapes, write_checkpoint
+from checkpoints import QWEN2_0_5B, QWEN3_0_6B, Shapes, compile_in_process, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
@@ -48,20 +45,7 @@ def measure(shapes: Shapes, folder: Path) -> dict[str, object]:
     checkpoint, bundle = folder / shapes.name, folder / f"{shapes.name}-bundle"
     if not (checkpoint / "model.safetensors").exists():
         write_checkpoint(shapes, checkpoint)
-    command = [
-        sys.executable,
-        "-m",
-        "nearfar.compiler.cli",
-        "compile",
-        str(checkpoint),
-        "-o",
-        str(bundle),
-        "--force",
-        "--json",
-    ]
-    started = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    seconds = time.perf_counter() - started
+    seconds = compile_in_process(checkpoint, bundle)
     # This is the peak of all children so far, so each model must be smaller than the one before it.
     peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     report = make_report(open_bundle(bundle).manifest)

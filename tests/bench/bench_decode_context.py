@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from checkpoints import QWEN2_0_5B, write_checkpoint
+from checkpoints import QWEN2_0_5B, compile_in_process, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
@@ -58,19 +56,7 @@ def compiled(folder: Path, kv: str) -> Path:
     checkpoint, bundle = folder / QWEN2_0_5B.name, folder / f"{QWEN2_0_5B.name}-kv-{kv}"
     if not (checkpoint / "model.safetensors").exists():
         write_checkpoint(QWEN2_0_5B, checkpoint)
-    command = [
-        sys.executable,
-        "-m",
-        "nearfar.compiler.cli",
-        "compile",
-        str(checkpoint),
-        "-o",
-        str(bundle),
-        "--force",
-        "--json",
-    ]
-    command += ["--context", str(max(POSITIONS) + 1), "--kv", kv, "--no-self-test"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    compile_in_process(checkpoint, bundle, "--context", str(max(POSITIONS) + 1), "--kv", kv, "--no-self-test")
     return bundle
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from bench_compile import ROOT, machine
 from bench_cpu import CONTEXT, PHASES, PROMPT, SEQUENCES, Engine, make_bundle, measure, token_ids
-from checkpoints import QWEN3_0_6B, write_checkpoint
+from checkpoints import QWEN3_0_6B, compile_in_process, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
@@ -87,21 +87,9 @@ def exported(folder: Path, group: int) -> Path:
 def build(checkpoint: Path, group: int, threads: int) -> dict[str, float]:
     """Compile in one process, then load and answer in another."""
     path = exported(checkpoint.parent, group)
-    command = [
-        sys.executable,
-        "-m",
-        "nearfar.compiler.cli",
-        "compile",
-        str(checkpoint),
-        "-o",
-        str(path),
-        "--target",
-        "onnx",
-    ]
-    command += ["--group-size", str(group), "--context", str(CONTEXT), "--force", "--json"]
-    started = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    seconds = time.perf_counter() - started
+    seconds = compile_in_process(
+        checkpoint, path, "--target", "onnx", "--group-size", str(group), "--context", str(CONTEXT)
+    )
     measuring = [sys.executable, __file__, "--peak", str(path), "--threads", str(threads)]
     peak = int(subprocess.run(measuring, check=True, capture_output=True, text=True).stdout)
     model = open_export(path).manifest.model_bytes()

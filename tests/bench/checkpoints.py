@@ -1,8 +1,13 @@
-"""Random checkpoints with real models' shapes for benchmarks, written without holding the model in memory."""
+"""Random checkpoints with real models' shapes for benchmarks, written without holding the model in memory, and their
+compilation in a separate process.
+"""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,3 +136,11 @@ def write_tokenizer(path: Path) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.save(str(path))
+
+
+def compile_in_process(checkpoint: Path, bundle: Path, *options: str) -> float:
+    """Run `nearfar compile` with further options in a process of its own. Returns the seconds that it took."""
+    command = [sys.executable, "-m", "nearfar.compiler.cli", "compile", str(checkpoint), "-o", str(bundle)]
+    started = time.perf_counter()
+    subprocess.run([*command, "--force", "--json", *options], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started

@@ -107,7 +107,7 @@ interface Candidate extends Bundle<AnyManifest> {
 const ABORT_GRACE_MS = 100;
 
 /**
- * Load the first WebGPU bundle that this device can run; if there is none, the first ONNX bundle. Throws RequestError
+ * Load the first WebGPU bundle that this device can run, otherwise the first ONNX bundle. Throws RequestError
  * for unknown options, BundleError, StorageError, the signal's reason, or DeviceError. For several bundles, the
  * DeviceError states for each bundle why it does not run.
  */

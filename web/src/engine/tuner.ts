@@ -11,7 +11,7 @@ const POLL_MS = 50;
 export type TunedEngine = Pick<TokenEngine, "isBusy" | "lendPage" | "returnPage">;
 
 export class Tuner {
-  /** The record of this device, measured now or earlier; null if there is none. */
+  /** The record of this device, measured now or earlier; null if this device was not measured. */
   readonly record: Promise<TuningEntry | null>;
   readonly #stopped = new AbortController();
 

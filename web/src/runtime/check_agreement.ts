@@ -9,7 +9,7 @@ import type { Manifest } from "./manifest.js";
 const MAX_LAYERS = 10_000;
 
 /**
- * The path of an inconsistent value, and the value; null if there is none. The types of all values must be checked
+ * The path of an inconsistent value, and the value; null if all values are consistent. The types of all values must be checked
  * already.
  */
 export function disagreement(manifest: AnyManifest): readonly [what: string, value: unknown] | null {

@@ -12,7 +12,7 @@ import { planOf } from "./plan.js";
 
 export type ActivationDtype = ActivationEntry["dtype"];
 
-/** The rows of a list that this device can run, in their order. Throws BundleError if there are none. */
+/** The rows of a list that this device can run, in their order. Throws BundleError if it can run no row. */
 export function usableRows(
   manifest: Manifest,
   list: string,

@@ -52,7 +52,7 @@ export interface AnswerJob {
   readonly warm: (signal: AbortSignal) => Promise<void>;
   /** Null if near answers are not watched. */
   readonly watch: Watch | null;
-  /** Whether a complete near answer matches the response format; null if there is none. */
+  /** Whether a complete near answer matches the response format; null without a response format. */
   readonly fits: ((text: string) => boolean) | null;
   /** The log-probabilities that each side must report; null for none. The caller gets those that it requested. */
   readonly logprobs: Readonly<Record<Side, number | null>>;
