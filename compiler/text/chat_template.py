@@ -97,6 +97,8 @@ class ChatTemplate:
             return _joined(template.generate(inputs))
         except _Refusal as error:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
+        except MemoryError:
+            raise
         except Exception as error:  # A template can raise any error of Python's operators.
             line = _template_line(error)
             location = f"line {line}: " if line else ""

@@ -15,8 +15,10 @@ from nearfar.compiler.text.chat_template import ChatTemplate, Message
 
 from ..executors.circuit import Circuit
 from .fair_turns import FairTurns
-from .template_worker import Failed, RenderJob
+from .template_worker import Failed, OutOfMemory, RenderJob
 from .worker_process import WorkerEnded, WorkerProcess
+
+TOO_MUCH_MEMORY = "it takes too much memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,7 @@ class RenderLimits:
 
     After ``failures`` prompts in a row that reached a limit, requests fail at once: for 1 second at first, later for up
     to 30. Only chats of at most ``small_characters`` count. A longer chat may be slow by itself, and its sender must
-    not
-    close the model to others.
+    not close the model to others.
     """
 
     seconds: float = 2.0
@@ -59,14 +60,15 @@ class TemplateProcess:
         return self._process.pid
 
     async def check(self) -> None:
-        """Compile the template. Raises CheckpointError if it is not valid Jinja or takes too long to compile."""
+        """Compile the template. Raises CheckpointError if it is not valid Jinja or takes too much time or memory."""
         try:
             async with self._turns.turn(""):
-                _text(await self._process.ask(self._job, self._limits.seconds))
+                reply = await self._process.ask(self._job, self._limits.seconds)
         except WorkerEnded as ended:
-            raise CheckpointError(
-                f"chat template: {self._reason(ended)} to compile; correct the checkpoint's chat template"
-            ) from ended
+            raise _does_not_compile(self._reason(ended)) from ended
+        if isinstance(reply, OutOfMemory):
+            raise _does_not_compile(TOO_MUCH_MEMORY)
+        _text(reply)
 
     async def render(self, messages: Sequence[Message], options: Mapping[str, Any], client: str) -> str:
         """Like `ChatTemplate.render` with the keyword arguments ``options``.
@@ -83,10 +85,13 @@ class TemplateProcess:
             self._circuit.begin()
             try:
                 reply = await self._process.ask(job, self._limits.seconds)
+                if isinstance(reply, OutOfMemory):
+                    self._count_failure(job)
+                    raise self._unavailable(TOO_MUCH_MEMORY)
                 self._circuit.succeeded()
             except WorkerEnded as ended:
-                if (ended.timed_out or ended.fault) and len(repr((messages, options))) <= self._limits.small_characters:
-                    self._circuit.failed()
+                if ended.timed_out or ended.fault:
+                    self._count_failure(job)
                 raise self._unavailable(self._reason(ended)) from ended
             except RecursionError as error:
                 raise RequestError("messages and tools must be plain JSON values: they are nested too deep") from error
@@ -97,6 +102,10 @@ class TemplateProcess:
     def close(self) -> None:
         self._process.close()
 
+    def _count_failure(self, job: RenderJob) -> None:
+        if len(repr((job.messages, job.options))) <= self._limits.small_characters:
+            self._circuit.failed()
+
     def _require_closed_circuit(self) -> None:
         if not self._circuit.admits:
             raise self._unavailable("its last prompts took too much time or memory")
@@ -104,7 +113,7 @@ class TemplateProcess:
     def _reason(self, ended: WorkerEnded) -> str:
         if ended.timed_out:
             return f"it takes more than {self._limits.seconds:g} seconds"
-        return "it takes too much memory" if ended.fault else "its process was ended"
+        return TOO_MUCH_MEMORY if ended.fault else "its process was ended"
 
     def _unavailable(self, reason: str) -> Unavailable:
         return Unavailable(
@@ -112,6 +121,10 @@ class TemplateProcess:
             code="chat_template",
             retry_after_seconds=max(1.0, self._circuit.seconds_until_trial),
         )
+
+
+def _does_not_compile(reason: str) -> CheckpointError:
+    return CheckpointError(f"chat template: {reason} to compile; correct the checkpoint's chat template")
 
 
 def _text(reply: object) -> str:

@@ -37,6 +37,11 @@ class Failed:
     details: Mapping[str, object]
 
 
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """The template needs more memory than this process may use."""
+
+
 def main() -> None:
     serve(_open)
 
@@ -56,5 +61,7 @@ def _open() -> Callable[[object], object]:
             return template.render(request.messages, **request.options)
         except (RequestError, CheckpointError) as error:
             return Failed(isinstance(error, RequestError), error.message, error.details)
+        except MemoryError:
+            return OutOfMemory()
 
     return answer

@@ -30,10 +30,8 @@ def serve(open_worker: Callable[[], Callable[[object], object]]) -> None:
     """``open_worker`` loads what the worker needs and returns the function that answers requests.
 
     The arguments of the process are its memory limit in bytes; the bytes that it may retain, above which it ends after
-    a
-    request, because a process returns little of the memory that it has used; the maximum seconds of one request; and
-    its
-    niceness.
+    a request, because a process returns little of the memory that it has used; the maximum seconds of one request; and
+    its niceness.
     """
     memory_bytes, keeps_bytes, most_seconds, niceness = map(int, sys.argv[1:5])
     # Output of libraries must not get between the frames.

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from .honest_requests import CHAT, COMPLETIONS, EMBEDDING, EMBEDDINGS, MODEL, TOKENIZE
-from .servers import ADMIN_KEY, write_model
+from .servers import ADMIN_KEY, SLOW_BODY_KEY, write_model
 
 TIMEOUT_SECONDS = 60.0
 PAUSE_SECONDS = 0.3
@@ -230,11 +230,10 @@ async def flood(attack: Attack) -> None:
 
     async def slow_body() -> None:
         host, port = attack.url.removeprefix("http://").split(":")
-        key = attack.client.headers["Authorization"]
         while True:
             with suppress(OSError):
                 reader, writer = await asyncio.open_connection(host, int(port))
-                head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: {key}\r\n"
+                head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {SLOW_BODY_KEY}\r\n"
                 head += "Content-Type: application/json\r\n"
                 writer.write(f"{head}Content-Length: 4000000\r\n\r\n".encode())
                 for _ in range(60):

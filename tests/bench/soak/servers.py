@@ -25,6 +25,8 @@ from .honest_requests import ADAPTERS, EMBEDDING, MODEL
 
 HONEST_KEYS = tuple(f"honest-key-{index}" for index in range(6))
 ATTACKER_KEY, ADMIN_KEY = "attacker-key", "admin-key-0"
+# The slow bodies use up all requests of their key, which would protect the server from the other attacks.
+SLOW_BODY_KEY = "slow-body-key"
 # The demo model's template, extended with a system message, tools and their results.
 TEMPLATE = (
     "{{ bos_token }}{% if tools %}<user>write <tool_call> for one of {% for tool in tools %}{{ tool | tojson }}{% "
@@ -61,7 +63,7 @@ class Soaked:
 def soaked(folder: Path, threads: int, *, with_gateway: bool) -> Iterator[Soaked]:
     make_models(folder)
     (folder / "keys.toml").write_text(
-        "\n".join(_key(key, key == ADMIN_KEY) for key in (*HONEST_KEYS, ATTACKER_KEY, ADMIN_KEY))
+        "\n".join(_key(key, key == ADMIN_KEY) for key in (*HONEST_KEYS, ATTACKER_KEY, SLOW_BODY_KEY, ADMIN_KEY))
     )
     (folder / "policy.json").write_text(json.dumps(POLICY))
     environment = {"NEARFAR_CACHE": str(folder / "cache")}
