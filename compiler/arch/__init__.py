@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from ..ir.graph import Graph
     from ..ir.spec import ModelSpec
 
-SUPPORTED = ("llama", "mistral", "phi3", "qwen2", "qwen3")
+SUPPORTED = (
+    "exaone4", "gemma2", "gemma3_text", "granite", "llama", "ministral", "mistral", "olmo2", "olmo3", "phi3", "qwen2",
+    "qwen3", "smollm3",
+)  # fmt: skip
 
 
 class Architecture(Protocol):

@@ -1,4 +1,5 @@
-"""The forward pass of pre-norm decoders, which differ only in their ModelSpec and in the names of their tensors.
+"""The forward pass of decoders with grouped-query attention and a gated feed-forward. They differ in their ModelSpec,
+and in the names and norms of their layers (`DecoderLayout`).
 
 Weights have the names of transformers; other formats map their names to these.
 """
@@ -6,22 +7,44 @@ Weights have the names of transformers; other formats map their names to these.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 from ..ir.graph import Constant, Graph, Parameter, Source, Value
 from ..ir.ops import Type
-from ..ir.rope import inverse_frequencies, rotary_dim
+from ..ir.rope import inverse_frequencies, pairs
 from ..ir.sampling import Settings
-from ..ir.spec import ModelSpec
+from ..ir.spec import ModelSpec, RopeSpec
 
-# A checkpoint's tensors that hold the rows of several projections in order: the tensor's module -> the projections'
-# modules.
-FusedModules = Mapping[str, Sequence[str]]
-NOT_FUSED: FusedModules = MappingProxyType({})
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayout:
+    """What a family's layers have, by the names of their modules.
+
+    ``fused``: a checkpoint's tensors that hold the rows of several projections in order, as the tensor's module -> the
+    projections' modules. The four norms of a layer are around its attention and its feed-forward; None if the family
+    has no such norm. A norm's factors are stored without ``norm_offset``.
+
+    ``q_norm``, ``k_norm``: the norms of queries and keys, if the spec has them. They are over each head, or with
+    ``wide_qk_norm`` over all heads of a row, and before the rotation unless ``norm_after_rope``.
+    """
+
+    fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_feed_forward: str | None = "post_attention_layernorm"
+    after_feed_forward: str | None = None
+    norm_offset: float = 0.0
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    wide_qk_norm: bool = False
+    norm_after_rope: bool = False
+
+
+PRE_NORM = DecoderLayout()
 
 
 def forward(
-    spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False, fused: FusedModules = NOT_FUSED
+    spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False, layout: DecoderLayout = PRE_NORM
 ) -> Graph:
     """The graph of one forward pass on a ragged batch: logits (R, V) of the sampled rows, and the next token of each.
 
@@ -32,11 +55,6 @@ def forward(
         if not (embeds and name in SAMPLING_INPUTS):
             graph.inputs[name] = Value(name, shape, dtype)
     graph.states["sampled"] = Value("sampled", ("N",), "int32")
-    frequencies = inverse_frequencies(spec.rope, spec.head_dim)
-    shape = (context, rotary_dim(spec.rope, spec.head_dim) // 2, 2)
-    graph.constants["rope_table"] = Constant(
-        "rope_table", "rope", shape, {"inverse_frequencies": frequencies, "scale": 1.0}
-    )
     x = graph.add(
         "embed",
         {
@@ -45,23 +63,18 @@ def forward(
             "sampled": "sampled",
         },
         name="embedded",
+        scale=spec.embedding_scale,
     )
     for layer in range(spec.num_layers):
-        block = Layer(graph, spec, layer, fused)
-        x = block.attention(x, page_size, context)
+        block = Layer(graph, spec, layer, layout, context)
+        x = block.attention(x, page_size)
         x = block.feed_forward(x)
     x = graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name="sampled_rows")
-    x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps)
+    x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps, offset=layout.norm_offset)
     if embeds:
         graph.outputs = {"embeddings": x}
         return graph
-    head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
-    graph.add(
-        "linear",
-        {"x": x, "weight": matrix(graph, head, spec.vocab_size, spec.hidden_size)},
-        name="logits",
-        dtype="float32",
-    )
+    head(graph, spec, x)
     sampling_block(graph, spec.vocab_size)
     return graph
 
@@ -80,6 +93,20 @@ BATCH_INPUTS: dict[str, Type] = {
 }
 # The inputs that an embedding model does not need.
 SAMPLING_INPUTS = ("sample_slots", "sample_settings")
+
+
+def head(graph: Graph, spec: ModelSpec, x: str) -> None:
+    """Add the nodes that compute "logits" (R, V) from the sampled rows."""
+    scaled = (spec.logit_scale, spec.logit_softcap) != (1.0, None)
+    module = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
+    logits = graph.add(
+        "linear",
+        {"x": x, "weight": matrix(graph, module, spec.vocab_size, spec.hidden_size)},
+        name="raw_logits" if scaled else "logits",
+        dtype="float32",
+    )
+    if scaled:
+        graph.add("soft_cap", {"x": logits}, name="logits", scale=spec.logit_scale, cap=spec.logit_softcap)
 
 
 def sampling_block(graph: Graph, vocab_size: int) -> None:
@@ -108,8 +135,9 @@ def sampling_block(graph: Graph, vocab_size: int) -> None:
 class Layer:
     """Adds one layer's nodes. ``layer`` counts from 0."""
 
-    def __init__(self, graph: Graph, spec: ModelSpec, layer: int, fused: FusedModules) -> None:
-        self._graph, self._spec, self._layer, self._fused = graph, spec, layer, fused
+    def __init__(self, graph: Graph, spec: ModelSpec, layer: int, layout: DecoderLayout, context: int) -> None:
+        self._graph, self._spec, self._layer, self._layout = graph, spec, layer, layout
+        self._context = context
         self._here, self._module = f"layers.{layer}", f"model.layers.{layer}"
         heads, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self._rows = {
@@ -119,66 +147,120 @@ class Layer:
             "mlp.down_proj": spec.hidden_size,
         }  # fmt: skip
 
-    def attention(self, x: str, page_size: int, context: int) -> str:
+    def attention(self, x: str, page_size: int) -> str:
         graph, spec, here = self._graph, self._spec, self._here
         head_dim, width = spec.head_dim, spec.num_heads * spec.head_dim
         kv = f"{here}.kv"
         graph.states[kv] = Value(kv, ("P", 2, spec.num_kv_heads, page_size, head_dim), "activation")
 
-        normed = self._norm("input_layernorm", x, spec.hidden_size)
+        normed = self._norm(self._layout.before_attention, x)
         q, k, v = (
             self._linear(f"self_attn.{name}_proj", normed, spec.hidden_size, bias=spec.qkv_bias, dtype="activation")
             for name in "qkv"
         )
-        if spec.qk_norm:
-            q = self._norm("self_attn.q_norm", q, head_dim, "activation")
-            k = self._norm("self_attn.k_norm", k, head_dim, "activation")
-        rotation = {"positions": "positions", "table": "rope_table"}
-        q = graph.add("rope", {"x": q, **rotation}, name=f"{here}.q_rotated", head_dim=head_dim, dtype="activation")
-        k = graph.add("rope", {"x": k, **rotation}, name=f"{here}.k_rotated", head_dim=head_dim, dtype="activation")
+        q, k = (self._normed_and_rotated(name, x) for name, x in (("q", q), ("k", k)))
         graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
         pages = {name: name for name in ("positions", "seq_starts", "page_indptr", "page_ids")}
         window = spec.window(self._layer)
         # A window as long as the context has no effect.
-        window = None if window is None or window >= context else window
-        attended = graph.add("attention", {"q": q, "kv": kv, **pages}, name=f"{here}.attended", window=window)
-        projected = self._linear("self_attn.o_proj", attended, width, bias=spec.output_bias)
+        window = None if window is None or window >= self._context else window
+        attended = graph.add(
+            "attention",
+            {"q": q, "kv": kv, **pages},
+            name=f"{here}.attended",
+            window=window,
+            scale=spec.attention_scale,
+            softcap=spec.attention_softcap,
+        )
+        projected = self._linear("self_attn.o_proj", attended, width, bias=spec.output_bias, factor=spec.residual_scale)
+        projected = self._norm(self._layout.after_attention, projected)
         return graph.add("add", {"a": projected, "b": x}, name=f"{here}.after_attention")
 
     def feed_forward(self, x: str) -> str:
         graph, spec = self._graph, self._spec
-        normed = self._norm("post_attention_layernorm", x, spec.hidden_size)
+        normed = self._norm(self._layout.before_feed_forward, x)
         gate, up = (
             self._linear(f"mlp.{name}_proj", normed, spec.hidden_size, bias=spec.mlp_bias) for name in ("gate", "up")
         )
         gated = graph.add("gate", {"gate": gate, "up": up}, name=f"{self._here}.gated", activation=spec.activation)
-        down = self._linear("mlp.down_proj", gated, spec.intermediate_size, bias=spec.mlp_bias)
+        down = self._linear(
+            "mlp.down_proj", gated, spec.intermediate_size, bias=spec.mlp_bias, factor=spec.residual_scale
+        )
+        down = self._norm(self._layout.after_feed_forward, down)
         return graph.add("add", {"a": down, "b": x}, name=f"{self._here}.after_feed_forward")
 
-    def _linear(self, module: str, x: str, columns: int, *, bias: bool, dtype: str = "float32") -> str:
+    def _normed_and_rotated(self, name: str, x: str) -> str:
+        """Queries ("q") or keys ("k") of all heads."""
+        normed = self._rotated(name, x) if self._layout.norm_after_rope else x
+        if self._spec.qk_norm:
+            module = {"q": self._layout.q_norm, "k": self._layout.k_norm}[name]
+            head_dim = self._spec.head_dim
+            width = self._rows[f"self_attn.{name}_proj"] if self._layout.wide_qk_norm else head_dim
+            normed = norm(
+                self._graph,
+                f"{self._module}.{module}",
+                normed,
+                width,
+                self._spec.rms_norm_eps,
+                "activation",
+                offset=self._layout.norm_offset,
+            )
+        return normed if self._layout.norm_after_rope else self._rotated(name, normed)
+
+    def _rotated(self, name: str, x: str) -> str:
+        rope = self._spec.rope_of(self._layer)
+        if rope is None:
+            return x
+        inputs = {"x": x, "positions": "positions", "table": self._rope_table(rope)}
+        head_dim = self._spec.head_dim
+        return self._graph.add(
+            "rope", inputs, name=f"{self._here}.{name}_rotated", head_dim=head_dim, dtype="activation"
+        )
+
+    def _rope_table(self, rope: RopeSpec) -> str:
+        spec, context = self._spec, self._context
+        name = "rope_table" if rope == spec.rope else "window_rope_table"
+        if name not in self._graph.constants:
+            frequencies = inverse_frequencies(rope, spec.head_dim, context)
+            shape = (context, pairs(rope, spec.head_dim), 2)
+            attrs = {"inverse_frequencies": frequencies, "scale": rope.attention_factor}
+            self._graph.constants[name] = Constant(name, "rope", shape, attrs)
+        return name
+
+    def _linear(
+        self, module: str, x: str, columns: int, *, bias: bool, dtype: str = "float32", factor: float = 1.0
+    ) -> str:
         name, rows = f"{self._module}.{module}", self._rows[module]
-        inputs = {"x": x, "weight": self._parameter(f"{name}.weight", module, rows, columns)}
+        inputs = {"x": x, "weight": self._parameter(f"{name}.weight", module, rows, columns, factor)}
         if bias:
-            inputs["bias"] = self._parameter(f"{name}.bias", module, rows, None)
+            inputs["bias"] = self._parameter(f"{name}.bias", module, rows, None, factor)
         return self._graph.add("linear", inputs, name=f"{name}.out", dtype=dtype)
 
-    def _parameter(self, name: str, module: str, rows: int, columns: int | None) -> str:
+    def _parameter(self, name: str, module: str, rows: int, columns: int | None, factor: float) -> str:
         """Add the weight or bias of a projection, which may be a part of a fused tensor. Returns its name."""
         tensor, start = name, 0
-        for fused, parts in self._fused.items():
+        for fused, parts in self._layout.fused.items():
             if module in parts:
                 tensor = name.replace(module, fused)
                 start = sum(self._rows[part] for part in parts[: parts.index(module)])
-        self._graph.parameters[name] = Parameter(name, (Source(tensor, start, start + rows),), columns)
+        source = Source(tensor, start, start + rows, factor=factor)
+        self._graph.parameters[name] = Parameter(name, (source,), columns)
         return name
 
-    def _norm(self, module: str, x: str, width: int, dtype: str = "float32") -> str:
-        return norm(self._graph, f"{self._module}.{module}", x, width, self._spec.rms_norm_eps, dtype)
+    def _norm(self, module: str | None, x: str) -> str:
+        """The norm of that module, or ``x`` if the family has none there."""
+        if module is None:
+            return x
+        spec = self._spec
+        name = f"{self._module}.{module}"
+        return norm(self._graph, name, x, spec.hidden_size, spec.rms_norm_eps, offset=self._layout.norm_offset)
 
 
-def norm(graph: Graph, module: str, x: str, width: int, eps: float, dtype: str = "float32") -> str:
+def norm(
+    graph: Graph, module: str, x: str, width: int, eps: float, dtype: str = "float32", *, offset: float = 0.0
+) -> str:
     name = f"{module}.weight"
-    graph.parameters[name] = Parameter(name, (Source(name, 0, width),), None)
+    graph.parameters[name] = Parameter(name, (Source(name, 0, width, offset=offset),), None)
     return graph.add("rms_norm", {"x": x, "weight": name}, name=f"{module}.out", eps=eps, dtype=dtype)
 
 

@@ -5,20 +5,26 @@ Defaults are those of transformers. A size without a safe default is required.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 from ..formats.config import ConfigReader
-from ..ir.spec import ModelSpec
-from .rope_config import read_rope
+from ..ir.spec import ModelSpec, RopeSpec
+from .rope_config import DEFAULT_ROPE_THETA, RopeSizes, read_rope
 
 # Far more than any decoder has. Specs list their layers, so an unlimited number could fill memory before weights are
 # read.
 MAX_LAYERS = 10_000
+
+# The names of activations in config.json -> in `ops.op.ACTIVATIONS`.
+ACTIVATION_NAMES = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 # Keys that transformers 4 and 5 and common training tools write, and that do not change the logits of a trained
 # decoder.
 HARMLESS_KEYS = frozenset(
     {
         "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled",
-        "_name_or_path", "attention_dropout", "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward",
+        "_name_or_path", "attention_dropout", "bad_words_ids", "begin_suppress_tokens", "cache_implementation",
+        "chunk_size_feed_forward",
         "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
         "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id",
         "forced_eos_token_id", "id2label", "initializer_range", "is_decoder", "is_llama_config", "label2id",
@@ -38,18 +44,25 @@ def read_decoder_config(
     *,
     num_kv_heads: int,
     head_dim: int | None,
+    activation: str = "silu",
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
     windows: tuple[int | None, ...] = (),
+    ropes: Mapping[str, RopeSpec] | None = None,
     rotates_parts: bool = False,
+    default_theta: float = DEFAULT_ROPE_THETA,
+    tied: bool = False,
+    default_eps: float | None = None,
     harmless: frozenset[str] = frozenset(),
 ) -> ModelSpec:
     """The spec of a decoder. The arguments are values that each architecture reads in its own way.
 
-    ``head_dim`` None: hidden_size / num_attention_heads. ``rotates_parts``: the architecture supports
-    'partial_rotary_factor'. ``harmless``: its own keys that do not change the logits.
+    ``head_dim`` None: hidden_size / num_attention_heads. ``ropes``: the rotation of "full_attention" and
+    "sliding_attention", None if all layers have the one of 'rope_theta' and 'rope_parameters'. ``rotates_parts``: the
+    architecture supports 'partial_rotary_factor'. ``default_theta``, ``tied`` and ``default_eps`` apply to absent keys.
+    ``harmless``: the architecture's own keys that do not change the logits.
 
     Reads all keys and finishes the reader. Raises CheckpointError for wrong values, and UnsupportedModel for values
     that need mathematics that we do not compile.
@@ -65,7 +78,9 @@ def read_decoder_config(
             "num_key_value_heads",
             f"'num_attention_heads' is {num_heads}, not a multiple of 'num_key_value_heads', which is {num_kv_heads}",
         )
-    head_dim = _even_head_dim(config, head_dim, hidden_size, num_heads)
+    head_dim = even_head_dim(config, head_dim)
+    sizes = RopeSizes(head_dim, max_position_embeddings, rotates_parts, default_theta)
+    window_rope = None if ropes is None or len(set(ropes.values())) == 1 else ropes["sliding_attention"]
     spec = ModelSpec(
         model_type=model_type,
         vocab_size=vocab_size,
@@ -76,9 +91,11 @@ def read_decoder_config(
         head_dim=head_dim,
         intermediate_size=config.integer("intermediate_size"),
         max_position_embeddings=max_position_embeddings,
-        rms_norm_eps=config.number("rms_norm_eps"),
-        rope=read_rope(config, head_dim, max_position_embeddings, rotates_parts=rotates_parts),
-        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+        rms_norm_eps=config.number("rms_norm_eps", default=default_eps),
+        rope=read_rope(config, sizes) if ropes is None else ropes["full_attention"],
+        window_rope=window_rope,
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=tied),
+        activation=activation,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         mlp_bias=mlp_bias,
@@ -146,6 +163,37 @@ def accept_idle_window(config: ConfigReader) -> None:
         config.ignore("sliding_window", "max_window_layers")
 
 
+def read_layer_types(config: ConfigReader, pattern: Callable[[int], bool]) -> tuple[str, ...]:
+    """Whether each layer is "full_attention" or "sliding_attention", from 'layer_types'; without it, ``pattern`` says
+    which layers are full.
+    """
+    num_layers = read_num_layers(config)
+    kinds = _layer_types(config, num_layers, "full_attention", "sliding_attention")
+    return kinds or tuple("full_attention" if pattern(layer) else "sliding_attention" for layer in range(num_layers))
+
+
+def windows_of(config: ConfigReader, kinds: Sequence[str], window: int | None) -> tuple[int | None, ...]:
+    """The window of every layer; empty if no layer has one. Raises CheckpointError if a layer needs one and
+    'sliding_window' is null.
+    """
+    if "sliding_attention" not in kinds:
+        return ()
+    if window is None:
+        raise config.contradiction(
+            "sliding_window", "'sliding_window' is null, but 'layer_types' gives layers a sliding window"
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def read_activation(config: ConfigReader, key: str, default: str) -> str:
+    """The activation of the gate, by its name in `ops.op.ACTIVATIONS`."""
+    name = config.text(key, default=default)
+    if name not in ACTIVATION_NAMES:
+        known = ", ".join(map(repr, ACTIVATION_NAMES))
+        raise config.unsupported(key, f"{key!r} is {name!r}, which is not supported; supported: {known}")
+    return ACTIVATION_NAMES[name]
+
+
 def _layer_types(config: ConfigReader, num_layers: int, *supported: str) -> tuple[str, ...]:
     layer_types = config.texts("layer_types")
     unknown = next((kind for kind in layer_types if kind not in supported), None)
@@ -178,7 +226,6 @@ def _require_plain_decoder(config: ConfigReader) -> None:
             f"the checkpoint's weights are already quantized ('quantization_config', method {method!r}), "
             "which is not supported; pass the unquantized checkpoint that it was made from",
         )
-    config.expect("hidden_act", "silu")
     config.expect("pretraining_tp", 1, None)
     config.expect("rope_interleaved", False)
     config.expect("use_mrope", False)
@@ -188,8 +235,10 @@ def _require_plain_decoder(config: ConfigReader) -> None:
     config.expect("pruned_heads", {}, None)
 
 
-def _even_head_dim(config: ConfigReader, head_dim: int | None, hidden_size: int, num_heads: int) -> int:
+def even_head_dim(config: ConfigReader, head_dim: int | None) -> int:
+    """The head size; None: hidden_size / num_attention_heads. Raises UnsupportedModel if it is odd."""
     if head_dim is None:
+        hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         if hidden_size % num_heads:
             raise config.contradiction(
                 "hidden_size",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
-from .decoder_config import accept_idle_window, read_decoder_config
+from .decoder_config import accept_idle_window, read_activation, read_decoder_config
 
 __all__ = ["forward", "read_config"]
 
@@ -20,6 +20,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
     attention_bias = config.flag("attention_bias", default=False)
     return read_decoder_config(
         config,
+        activation=read_activation(config, "hidden_act", "silu"),
         num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
         head_dim=config.optional_integer("head_dim"),
         qkv_bias=attention_bias,

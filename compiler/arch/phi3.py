@@ -9,18 +9,20 @@ from functools import partial
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from . import decoder
-from .decoder_config import read_decoder_config, read_sliding_window
+from .decoder_config import read_activation, read_decoder_config, read_sliding_window
 
 __all__ = ["forward", "read_config"]
 
-FUSED = {
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-}
-# Dropout rates, code on the hub, and a length that only unsupported RoPE types use.
-HARMLESS = frozenset({"auto_map", "embd_pdrop", "resid_pdrop", "original_max_position_embeddings"})
+LAYOUT = decoder.DecoderLayout(
+    fused={
+        "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    }
+)
+# Dropout rates, and code on the hub.
+HARMLESS = frozenset({"auto_map", "embd_pdrop", "resid_pdrop"})
 
-forward = partial(decoder.forward, fused=FUSED)
+forward = partial(decoder.forward, layout=LAYOUT)
 
 
 def read_config(config: ConfigReader) -> ModelSpec:
@@ -33,6 +35,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
     config.expect("full_attn_mod", 1)
     return read_decoder_config(
         config,
+        activation=read_activation(config, "hidden_act", "silu"),
         num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
         head_dim=None,
         windows=read_sliding_window(config, default=None),

@@ -7,7 +7,7 @@ from __future__ import annotations
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
-from .decoder_config import read_decoder_config, read_layer_windows
+from .decoder_config import read_activation, read_decoder_config, read_layer_windows
 
 __all__ = ["forward", "read_config"]
 
@@ -17,6 +17,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
     attention_bias = config.flag("attention_bias", default=False)
     return read_decoder_config(
         config,
+        activation=read_activation(config, "hidden_act", "silu"),
         num_kv_heads=config.integer("num_key_value_heads"),
         windows=read_layer_windows(config),
         # transformers assumes 128 for an absent key; null means hidden_size / num_attention_heads.

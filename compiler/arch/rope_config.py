@@ -1,28 +1,44 @@
 """Reads the rotary position embedding of config.json into a RopeSpec.
 
 Both spellings are supported: `rope_theta` with `rope_scaling` (transformers up to 4) and `rope_parameters`
-(transformers 5). Defaults are those of transformers.
+(transformers 5), which may have one section per type of layer. Defaults are those of transformers.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 from ..formats.config import ConfigReader
 from ..ir.spec import RopeSpec
 
 # transformers' default if neither spelling has a value.
 DEFAULT_ROPE_THETA = 10000.0
+SCALINGS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
+# Older names of the same scaling.
+ALIASES = {"su": "longrope"}
 
 
-def read_rope(config: ConfigReader, head_dim: int, max_position_embeddings: int, *, rotates_parts: bool) -> RopeSpec:
-    """The rotation. With ``rotates_parts``, 'partial_rotary_factor' may rotate a part of each head; otherwise it must
-    be 1.
+@dataclass(frozen=True, slots=True)
+class RopeSizes:
+    """What a rotation depends on besides its own keys. ``rotates_parts``: 'partial_rotary_factor' may rotate a part of
+    each head; otherwise it must be 1. ``default_theta`` applies if config.json has none.
     """
+
+    head_dim: int
+    max_position_embeddings: int
+    rotates_parts: bool = False
+    default_theta: float = DEFAULT_ROPE_THETA
+
+
+def read_rope(config: ConfigReader, sizes: RopeSizes) -> RopeSpec:
+    """The rotation of all layers."""
     theta = config.optional_number("rope_theta")
-    factor = _rotated_factor(config, rotates_parts=rotates_parts)
+    factor = _rotated_factor(config, sizes)
+    # Phi-3 stores the original length beside the section, where it takes precedence.
+    original = config.optional_integer("original_max_position_embeddings")
     readings = [
-        _read_rope_section(section, theta, factor, head_dim, max_position_embeddings, rotates_parts=rotates_parts)
+        _read_section(section, sizes, theta, factor, original)
         for section in (config.section("rope_parameters"), config.section("rope_scaling"))
         if section is not None
     ]
@@ -30,85 +46,175 @@ def read_rope(config: ConfigReader, head_dim: int, max_position_embeddings: int,
         raise config.contradiction("rope_scaling", "'rope_parameters' and 'rope_scaling' disagree")
     if readings:
         return readings[0]
-    return RopeSpec(theta=theta or DEFAULT_ROPE_THETA, rotary_dim=_rotary_dim(config, factor, head_dim))
+    return RopeSpec(theta=theta or sizes.default_theta, rotary_dim=_rotary_dim(config, factor, sizes))
 
 
-def _rotated_factor(config: ConfigReader, *, rotates_parts: bool) -> float | None:
-    if not rotates_parts:
+def read_layer_ropes(config: ConfigReader, full: RopeSizes, sliding: RopeSizes) -> dict[str, RopeSpec]:
+    """The rotations of "full_attention" and "sliding_attention" layers: 'rope_parameters' has a section for each. In
+    the older spelling, 'rope_theta' and 'rope_scaling' are those of full layers, and the others have the plain rotation
+    with the default theta of ``sliding``.
+    """
+    kinds = {"full_attention": full, "sliding_attention": sliding}
+    sections = config.section("rope_parameters")
+    if sections is None or not any(map(sections.has, kinds)):
+        return {
+            "full_attention": read_rope(config, full),
+            "sliding_attention": RopeSpec(theta=sliding.default_theta),
+        }
+    ropes = {}
+    for kind, sizes in kinds.items():
+        section = sections.section(kind)
+        plain = RopeSpec(theta=sizes.default_theta)
+        ropes[kind] = plain if section is None else _read_section(section, sizes, None, None, None)
+    sections.finish()
+    # transformers 5 reads no older key if there are sections.
+    config.ignore("rope_theta", "rope_scaling")
+    return ropes
+
+
+def _rotated_factor(config: ConfigReader, sizes: RopeSizes) -> float | None:
+    if not sizes.rotates_parts:
         config.expect("partial_rotary_factor", 1, None)
         return None
     return config.optional_number("partial_rotary_factor")
 
 
-def _rotary_dim(config: ConfigReader, factor: float | None, head_dim: int) -> int | None:
+def _rotary_dim(config: ConfigReader, factor: float | None, sizes: RopeSizes) -> int | None:
     """The number of elements of a head that are rotated; None for all of them."""
-    rotated = int(head_dim * (1 if factor is None else factor))
-    if not 0 < rotated <= head_dim or rotated % 2:
+    rotated = int(sizes.head_dim * (1 if factor is None else factor))
+    if not 0 < rotated <= sizes.head_dim or rotated % 2:
         raise config.unsupported(
             "partial_rotary_factor",
-            f"'partial_rotary_factor' is {factor}, which rotates {rotated} of a head's {head_dim} elements; "
+            f"'partial_rotary_factor' is {factor}, which rotates {rotated} of a head's {sizes.head_dim} elements; "
             "their number must be even",
         )
-    return None if rotated == head_dim else rotated
+    return None if rotated == sizes.head_dim else rotated
 
 
-def _read_rope_section(
+def _read_section(
     section: ConfigReader,
+    sizes: RopeSizes,
     outer_theta: float | None,
     outer_factor: float | None,
-    head_dim: int,
-    max_position_embeddings: int,
-    *,
-    rotates_parts: bool,
+    outer_original: int | None,
 ) -> RopeSpec:
     inner_theta = section.optional_number("rope_theta")
     if inner_theta is not None and outer_theta is not None and inner_theta != outer_theta:
         raise section.contradiction(
             "rope_theta", f"'rope_theta' is {inner_theta} here and {outer_theta} at the top of the file"
         )
-    theta = inner_theta or outer_theta or DEFAULT_ROPE_THETA
-    inner_factor = _rotated_factor(section, rotates_parts=rotates_parts)
+    kind = _rope_type(section)
+    inner_factor = _rotated_factor(section, replace(sizes, rotates_parts=True) if kind == "proportional" else sizes)
     factor = outer_factor if inner_factor is None else inner_factor
     if None not in (inner_factor, outer_factor) and inner_factor != outer_factor:
         raise section.contradiction(
             "partial_rotary_factor",
             f"'partial_rotary_factor' is {inner_factor} here and {outer_factor} at the top of the file",
         )
-    kind = _rope_type(section)
-    if kind == "default":
-        rope = RopeSpec(theta=theta)
-    elif kind == "linear":
-        rope = RopeSpec(theta=theta, scaling="linear", factor=section.number("factor"))
+    rope = RopeSpec(theta=inner_theta or outer_theta or sizes.default_theta)
+    if kind == "linear":
+        rope = replace(rope, scaling="linear", factor=section.number("factor"))
     elif kind == "llama3":
-        rope = RopeSpec(
-            theta=theta,
-            scaling="llama3",
+        rope = _read_llama3(section, rope, _original_length(section, sizes, outer_original))
+    elif kind == "yarn":
+        rope = _read_yarn(section, rope, _original_length(section, sizes, outer_original))
+    elif kind == "longrope":
+        rope = _read_longrope(section, rope, sizes, _original_length(section, sizes, outer_original), factor)
+    elif kind == "dynamic":
+        rope = replace(
+            rope,
+            scaling="dynamic",
             factor=section.number("factor"),
-            low_freq_factor=section.number("low_freq_factor"),
-            high_freq_factor=section.number("high_freq_factor"),
-            original_max_position_embeddings=section.integer(
-                "original_max_position_embeddings", default=max_position_embeddings
-            ),
+            original_max_position_embeddings=sizes.max_position_embeddings,
         )
-        if rope.high_freq_factor <= rope.low_freq_factor:
-            raise section.contradiction(
-                "high_freq_factor",
-                f"'high_freq_factor' is {rope.high_freq_factor}, not above 'low_freq_factor', "
-                f"which is {rope.low_freq_factor}",
-            )
-    else:
-        raise section.unsupported(
-            "rope_type", f"RoPE type {kind!r} is not supported; supported: default, linear, llama3"
-        )
+        section.ignore("original_max_position_embeddings")
+    elif kind == "proportional":
+        rope = replace(rope, scaling="proportional", factor=section.number("factor", default=1.0))
     section.finish()
-    return replace(rope, rotary_dim=_rotary_dim(section, factor, head_dim))
+    return replace(rope, rotary_dim=_rotary_dim(section, factor, sizes))
+
+
+def _original_length(section: ConfigReader, sizes: RopeSizes, outer: int | None) -> int:
+    inner = section.optional_integer("original_max_position_embeddings")
+    return outer or inner or sizes.max_position_embeddings
+
+
+def _read_llama3(section: ConfigReader, rope: RopeSpec, original: int) -> RopeSpec:
+    rope = replace(
+        rope,
+        scaling="llama3",
+        factor=section.number("factor"),
+        low_freq_factor=section.number("low_freq_factor"),
+        high_freq_factor=section.number("high_freq_factor"),
+        original_max_position_embeddings=original,
+    )
+    if rope.high_freq_factor <= rope.low_freq_factor:
+        raise section.contradiction(
+            "high_freq_factor",
+            f"'high_freq_factor' is {rope.high_freq_factor}, not above 'low_freq_factor', "
+            f"which is {rope.low_freq_factor}",
+        )
+    return rope
+
+
+def _read_yarn(section: ConfigReader, rope: RopeSpec, original: int) -> RopeSpec:
+    factor = section.number("factor")
+    scale, mscale, all_dims = (section.optional_number(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+    if scale is None:
+        both = mscale is not None and all_dims is not None
+        scale = _mscale(factor, mscale or 1) / _mscale(factor, all_dims or 1) if both else _mscale(factor, 1)
+    return replace(
+        rope,
+        scaling="yarn",
+        factor=factor,
+        attention_factor=scale,
+        beta_fast=section.optional_number("beta_fast") or 32.0,
+        beta_slow=section.optional_number("beta_slow") or 1.0,
+        truncate=section.flag("truncate", default=True),
+        original_max_position_embeddings=original,
+    )
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    """The factor of attention that compensates for longer contexts. Peng et al. 2023."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _read_longrope(
+    section: ConfigReader, rope: RopeSpec, sizes: RopeSizes, original: int, rotated_factor: float | None
+) -> RopeSpec:
+    num_pairs = int(sizes.head_dim * (1 if rotated_factor is None else rotated_factor)) // 2
+    lists = {}
+    for key in ("short_factor", "long_factor"):
+        lists[key] = section.numbers(key)
+        if len(lists[key]) != num_pairs:
+            raise section.contradiction(
+                key, f"{key!r} has {len(lists[key])} entries; the rotated part of a head has {num_pairs} pairs"
+            )
+    factor = section.optional_number("factor") or sizes.max_position_embeddings / original
+    scale = section.optional_number("attention_factor")
+    if scale is None:
+        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return replace(
+        rope,
+        scaling="longrope",
+        factor=factor,
+        attention_factor=scale,
+        original_max_position_embeddings=original,
+        short_factors=lists["short_factor"],
+        long_factors=lists["long_factor"],
+    )
 
 
 def _rope_type(section: ConfigReader) -> str:
     new, old = section.optional_text("rope_type"), section.optional_text("type")
+    new, old = (ALIASES.get(name, name) if name else name for name in (new, old))
     if new is not None and old is not None and new != old:
         # Multimodal models write type "mrope" beside rope_type "default".
         raise section.unsupported(
-            "type", f"RoPE type {old!r} beside {new!r} is not supported; supported: default, linear, llama3"
+            "type", f"RoPE type {old!r} beside {new!r} is not supported; supported: {', '.join(SCALINGS)}"
         )
-    return new or old or "default"
+    kind = new or old or "default"
+    if kind not in SCALINGS:
+        raise section.unsupported("rope_type", f"RoPE type {kind!r} is not supported; supported: {', '.join(SCALINGS)}")
+    return kind

@@ -18,6 +18,7 @@ from pydantic_core import from_json
 from .. import quant
 from ..errors import BundleError, QuantizationError
 from ..ir.expr import COMPARISONS, OPERATORS, Condition, Expr
+from ..ir.spec import RopeSpec
 from ..quant.layout import stored_shape
 from .check_steps import Fault, check_steps, require
 from .file_name import is_plain_name
@@ -134,6 +135,18 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
     check_tuning(manifest)
 
 
+def check_rope(where: str, rope: RopeSpec, head_dim: int) -> None:
+    rotated = head_dim if rope.rotary_dim is None else rope.rotary_dim
+    require(
+        0 <= rotated <= head_dim and rotated % 2 == 0,
+        f"{where}.rotary_dim",
+        f"is {rotated}, but heads have {head_dim} elements",
+    )
+    numbers = (rope.theta, rope.factor, rope.attention_factor, *rope.short_factors, *rope.long_factors)
+    require(all(number > 0 for number in numbers), where, "has a theta or factor that is not positive")
+    require(0 <= rope.original_max_position_embeddings <= MAX_COUNT, where, "has a length out of range")
+
+
 def check_description(manifest: Description) -> None:
     spec = manifest.spec
     counts = {
@@ -157,15 +170,17 @@ def check_description(manifest: Description) -> None:
         f"has {len(spec.windows)} entries for {spec.num_layers} layers",
     )
     check_counts("spec.windows", [window for window in spec.windows if window is not None])
-    rotated = spec.head_dim if spec.rope.rotary_dim is None else spec.rope.rotary_dim
+    check_rope("spec.rope", spec.rope, spec.head_dim)
+    if spec.window_rope is not None:
+        check_rope("spec.window_rope", spec.window_rope, spec.head_dim)
     require(
-        0 <= rotated <= spec.head_dim and rotated % 2 == 0,
-        "spec.rope.rotary_dim",
-        f"is {rotated}, but heads have {spec.head_dim} elements",
+        all(0 <= layer < spec.num_layers for layer in spec.unrotated),
+        "spec.unrotated",
+        "names a layer that does not exist",
     )
-    positive = spec.rope.theta > 0 and spec.rope.factor > 0 and spec.rms_norm_eps > 0
-    require(positive, "spec", "has a theta, factor or eps that is not positive")
-    require(0 <= spec.rope.original_max_position_embeddings <= MAX_COUNT, "spec.rope", "has a length out of range")
+    factors = (spec.attention_scale, spec.attention_softcap, spec.logit_softcap, spec.logit_scale, spec.embedding_scale)
+    positive = all(factor is None or factor > 0 for factor in (*factors, spec.residual_scale, spec.rms_norm_eps))
+    require(positive, "spec", "has a scale, soft-cap or eps that is not positive")
     for token in (*spec.eos_token_ids, *([] if spec.bos_token_id is None else [spec.bos_token_id])):
         require(0 <= token < MAX_COUNT, "spec", f"has token id {token}")
     require(

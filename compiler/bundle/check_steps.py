@@ -332,8 +332,8 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         same(facts, columns=shapes["weight"][0], batch=shapes["x"][0], rows=shapes["x"][0], width=shapes["x"][1])
     elif step.op in ("gate", "gate_halves"):
         same(facts, batch=outputs[0][0], columns=outputs[0][1])
-    elif step.op in ("add", "slice_columns", *SAMPLING_OPS):
-        first = shapes[{"add": "a", "slice_columns": "x"}.get(step.op, "logits")]
+    elif step.op in ("add", "slice_columns", "soft_cap", *SAMPLING_OPS):
+        first = shapes[{"add": "a", "slice_columns": "x", "soft_cap": "x"}.get(step.op, "logits")]
         same(facts, batch=first[0], columns=first[1], start=attrs.get("start"), stop=attrs.get("stop"))
     if "kv" in shapes:
         _, _, heads, page_size, _ = shapes["kv"]

@@ -77,6 +77,25 @@ class ConfigReader:
             raise self._wrong(key, value, "a list of strings")
         return tuple(value)
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of finite numbers above zero. An absent key is an error."""
+        value = self._take(key, None)
+        valid = isinstance(value, list) and all(
+            (is_integer(item) or isinstance(item, float)) and _is_finite(item) and item > 0 for item in value
+        )
+        if not valid:
+            raise self._wrong(key, value, "a list of finite numbers above zero")
+        return tuple(map(float, value))
+
+    def integers(self, key: str) -> tuple[int, ...] | None:
+        """A list of integers; an absent key and null give None."""
+        if self._is_null(key):
+            return None
+        value = self._take(key, None)
+        if not isinstance(value, list) or not all(map(is_integer, value)):
+            raise self._wrong(key, value, "a list of integers")
+        return tuple(value)
+
     def token_ids(self, key: str) -> tuple[int, ...]:
         """One token id or a list of token ids, in order and without duplicates; an absent key and null give ()."""
         if self._is_null(key):

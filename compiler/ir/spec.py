@@ -12,28 +12,39 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding of the rotate-half form. Su et al. 2021; "llama3" scaling as in Llama 3.1.
+    """Rotary position embedding of the rotate-half form (Su et al. 2021). `rope.py` defines the scalings.
 
-    "linear" divides all frequencies by ``factor``; "llama3" divides the low ones and blends in between, by wavelength
-    against ``original_max_position_embeddings``. ``rotary_dim`` elements of each head are rotated, None for all of
-    them.
+    ``rotary_dim`` elements of each head are rotated, None for all of them. "proportional" rotates pairs over the whole
+    head, of which only the first ``rotary_dim / 2`` have an angle. The cosines and sines are multiplied by
+    ``attention_factor``.
     """
 
     theta: float
-    scaling: Literal["none", "linear", "llama3"] = "none"
+    scaling: Literal["none", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional"] = "none"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_max_position_embeddings: int = 0
     rotary_dim: int | None = None
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A pre-norm decoder with grouped-query attention and a gated feed-forward. Sizes in elements.
+    """A decoder with grouped-query attention and a gated feed-forward. Sizes in elements.
 
     ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is
     empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`.
+
+    Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries
+    and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x
+    unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by
+    ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap.
     """
 
     model_type: str
@@ -54,11 +65,25 @@ class ModelSpec:
     qk_norm: bool = False
     windows: tuple[int | None, ...] = ()
     activation: str = "silu"
+    window_rope: RopeSpec | None = None
+    unrotated: tuple[int, ...] = ()
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    logit_scale: float = 1.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
+
+    def rope_of(self, layer: int) -> RopeSpec | None:
+        """How a layer rotates queries and keys; None if it does not."""
+        if layer in self.unrotated:
+            return None
+        return self.rope if self.window(layer) is None or self.window_rope is None else self.window_rope
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,4 +1,4 @@
-"""add, gate and gate_halves: one result from one element of each operand.
+"""add, gate, gate_halves and soft_cap: one result from one element of each operand.
 
 One thread: one column of one row.
 One workgroup: 128 columns of one row.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..ir.expr import Expr
-from .builder import Kernel, KernelBuilder, Scalar
-from .maths import gated
+from .builder import Kernel, KernelBuilder, Scalar, number
+from .maths import gated, soft_capped
 from .projection import guard_below
 
 THREADS = 128
@@ -45,6 +45,17 @@ def gate_halves(name: str, rows: Expr, columns: int, activation: str) -> Kernel:
         columns,
         lambda row, column: gated(activation, kernel.let("each", x[row, column]), x[row, columns + column]),
     )
+
+
+def soft_cap(name: str, rows: Expr, columns: int, scale: float, cap: float | None) -> Kernel:
+    kernel = KernelBuilder(name)
+    x = kernel.buffer("x", (rows, columns), "float32")
+
+    def value(row: Scalar, column: Scalar) -> Scalar:
+        scaled = x[row, column] * number(scale, "float32")
+        return scaled if cap is None else soft_capped(kernel, cap, scaled)
+
+    return each_column(kernel, rows, columns, value)
 
 
 def each_column(kernel: KernelBuilder, rows: Expr, columns: int, value: Callable[[Scalar, Scalar], Scalar]) -> Kernel:

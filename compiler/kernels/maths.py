@@ -1,5 +1,5 @@
-"""Arithmetic that several GPU kernels share, on float32 scalars: the activations of gates and the factor of an RMS
-norm.
+"""Arithmetic that several GPU kernels share, on float32 scalars: the activations of gates, soft-caps, and the factor
+of an RMS norm.
 
 `ir/ops/elementwise.py` defines them. Here no intermediate value overflows, because WGSL may treat an infinity as any
 number. Name an argument that is used more than once (`KernelBuilder.let`), or its expression is repeated each time.
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from .builder import Scalar, exp, magnitude, maximum, minimum, number, rsqrt
+from .builder import KernelBuilder, Scalar, exp, magnitude, maximum, minimum, number, rsqrt, select
 
 # exp of this is finite, and a quotient by 1 + exp of it equals its limit in float32.
 LARGEST_EXPONENT = 88.0
@@ -21,6 +21,17 @@ LARGEST_DEVIATION = 13.0
 # 7.1.26.
 ERFC_P = 0.3275911
 ERFC_TERMS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+
+
+def soft_capped(kernel: KernelBuilder, cap: float, x: Scalar) -> Scalar:
+    """cap * tanh(x / cap), float32."""
+    ratio = kernel.let("ratio", x * number(1 / cap, "float32"))
+    # tanh |x| = (1 - exp(-2|x|)) / (1 + exp(-2|x|)), which cannot overflow. Shading languages' own tanh may, for large
+    # x.
+    falling = kernel.let("falling", exp(magnitude(ratio) * number(-2, "float32")))
+    one = number(1, "float32")
+    size = kernel.let("size", number(cap, "float32") * (one - falling) / (one + falling))
+    return select(ratio < 0, -size, size)
 
 
 def activate(kind: str, x: Scalar) -> Scalar:

@@ -8,8 +8,9 @@ causal reads it.
 from __future__ import annotations
 
 from ..ir.expr import Expr
-from .builder import KernelBuilder, Scalar, all_of, exp, magnitude, maximum, minimum, number, select
+from .builder import KernelBuilder, Scalar, all_of, exp, maximum, minimum
 from .heads import Heads, Scores
+from .maths import soft_capped
 
 # The score of a key that a row does not see: minus infinity, which WGSL must not compute with. `weight` makes 0 of it.
 LOWEST = -3.0e38
@@ -17,15 +18,7 @@ LOWEST = -3.0e38
 
 def capped(kernel: KernelBuilder, scores: Scores, score: Scalar) -> Scalar:
     """softcap * tanh(score / softcap), float32; the score itself if there is no soft-cap."""
-    if scores.softcap is None:
-        return score
-    ratio = kernel.let("ratio", score * number(1 / scores.softcap, "float32"))
-    # tanh |x| = (1 - exp(-2|x|)) / (1 + exp(-2|x|)), which cannot overflow. Shading languages' own tanh may, for large
-    # x.
-    falling = kernel.let("falling", exp(magnitude(ratio) * number(-2, "float32")))
-    one = number(1, "float32")
-    size = kernel.let("size", number(scores.softcap, "float32") * (one - falling) / (one + falling))
-    return select(ratio < 0, -size, size)
+    return score if scores.softcap is None else soft_capped(kernel, scores.softcap, score)
 
 
 def weight(score: Scalar, largest: Scalar) -> Scalar:

@@ -80,7 +80,8 @@ def write_config(spec: ModelSpec, packing: Packing, context: int, folder: Path) 
 def require_known(spec: ModelSpec) -> Model:
     """The model of mlx-lm that computes the spec. Raises UnsupportedModel."""
     model = MODELS.get(spec.model_type)
-    if model is None or not model.computes(spec) or spec.activation != "silu":
+    unknown = spec.activation != "silu" or spec.rope.scaling not in ("none", "linear", "llama3")
+    if model is None or unknown or not model.computes(spec):
         rotated = rotary_dim(spec.rope, spec.head_dim)
         raise UnsupportedModel(
             f"mlx-lm's {spec.model_type} has no such model (biases qkv {spec.qkv_bias}, output {spec.output_bias}, "

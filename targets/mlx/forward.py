@@ -31,6 +31,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "add": (),
     "gate": ("activation",),
     "gate_halves": ("activation",),
+    "soft_cap": ("scale", "cap"),
     "rope": ("head_dim", "dtype"),
     "append_kv": (),
     "attention": ("scale", "window", "softcap", "causal", "sinks"),
@@ -80,7 +81,7 @@ class Forward:
         self._ops: dict[str, Callable[[Node, dict[str, Any]], Any]] = {
             "embed": self._embed, "take_rows": self._take_rows, "slice_columns": self._slice_columns,
             "rms_norm": self._rms_norm, "linear": self._linear, "add": self._add, "gate": self._gate,
-            "gate_halves": self._gate_halves, "rope": self._rope,
+            "gate_halves": self._gate_halves, "soft_cap": self._soft_cap, "rope": self._rope,
         }  # fmt: skip
 
     def run(self, inputs: Mapping[str, Any], spans: Sequence[Span], pages: Pages) -> Any:
@@ -130,6 +131,10 @@ class Forward:
 
     def _gate_halves(self, node: Node, values: dict[str, Any]) -> Any:
         return gated(node.attr("activation"), *self._mx.split(values[node.inputs["x"]], 2, axis=-1))
+
+    def _soft_cap(self, node: Node, values: dict[str, Any]) -> Any:
+        scaled, cap = values[node.inputs["x"]] * node.attr("scale"), node.attr("cap")
+        return scaled if cap is None else cap * self._mx.tanh(scaled / cap)
 
     def _rope(self, node: Node, values: dict[str, Any]) -> Any:
         # Not mx.fast.rope: its angles are float32, which is too coarse at far positions.

@@ -24,7 +24,7 @@ from nearfar.compiler.ir.ops import OPS
 from .attention import add_append, add_attention
 from .builder import ELEMENT_TYPES, MICROSOFT
 from .emitter import Emit, Emitter
-from .gates import add_gate, add_gate_halves, add_halves
+from .gates import add_gate, add_gate_halves, add_halves, add_soft_cap
 from .matmul_nbits import ACCURACY_LEVEL
 from .rotation import defer_rotation
 
@@ -132,7 +132,7 @@ def scaled(emitter: Emitter, node: Node, rows: str) -> str:
     scale = node.attr("scale")
     if scale == 1:
         return rows
-    factor = emitter.builder.constant(f"scale_{scale}", np.array(scale, emitter.activation))
+    factor = emitter.factor(scale)
     return emitter.builder.add("Mul", [rows, factor], node.outputs["y"])
 
 
@@ -255,6 +255,7 @@ FORMS: dict[str, Form] = {
     "add": Form(defer_sum),
     "gate": Form(add_gate, ("activation",)),
     "gate_halves": Form(add_gate_halves, ("activation",)),
+    "soft_cap": Form(add_soft_cap, ("scale", "cap")),
     "take_rows": Form(add_take_rows),
     "rope": Form(defer_rotation, ("head_dim", "dtype")),
     "append_kv": Form(add_append),

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from nearfar.compiler.errors import QuantizationError, UnsupportedModel
 from nearfar.compiler.ir.graph import Graph, Node, Parameter
 from nearfar.compiler.ir.ops import Array
@@ -97,6 +99,10 @@ class Emitter:
         columns = self.graph.shape_of(name)[1]
         assert isinstance(columns, int)
         return columns
+
+    def factor(self, value: float) -> str:
+        """A constant of the activation dtype."""
+        return self.builder.constant(f"factor_{value}", np.array(value, self.activation))
 
     @property
     def packed(self) -> bool:

@@ -1,4 +1,4 @@
-"""gate, gate_halves and gated_linear -> activation(gate) * up, in ONNX's own ops."""
+"""gate, gate_halves and gated_linear -> activation(gate) * up, and soft_cap, in ONNX's own ops."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ def add_gate(emitter: Emitter, node: Node) -> None:
 
 def add_gate_halves(emitter: Emitter, node: Node) -> None:
     add_halves(emitter, node, *emitter.inputs(node, "x"))
+
+
+def add_soft_cap(emitter: Emitter, node: Node) -> None:
+    add, y = emitter.builder.add, node.outputs["y"]
+    (x,) = emitter.inputs(node, "x")
+    scale, cap = node.attr("scale"), node.attr("cap")
+    if cap is None:
+        emitter.names[y] = add("Mul", [x, emitter.factor(scale)], y)
+        return
+    ratio = add("Mul", [x, emitter.factor(scale / cap)], f"{y}.ratio")
+    emitter.names[y] = add("Mul", [add("Tanh", [ratio], f"{y}.tanh"), emitter.factor(cap)], y)
 
 
 def add_halves(emitter: Emitter, node: Node, both: str) -> None:

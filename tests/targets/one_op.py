@@ -71,6 +71,8 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "gated_linear", "norm_bias", partial(gated_linear, "gelu", x_dtype="activation", norm=True, bias=True)
     yield "gated_linear", "first_part", partial(gated_linear, "silu", **part)
     yield "gated_linear", "later_part", partial(gated_linear, "relu2", **later)
+    yield "soft_cap", "capped", partial(soft_cap, 5.0)
+    yield "soft_cap", "scaled", partial(soft_cap, None)
     for op in ("rope", "append_kv", "attention", "rope_append", "rope_attention"):
         yield op, "plain", partial(over_pages, op)
     scores: dict[str, Any] = {"window": 5, "softcap": 30.0, "scale": 0.2, "causal": False}
@@ -133,6 +135,11 @@ def gate_halves(activation: str) -> Graph:
     return graph.ends(
         graph.add("gate_halves", {"x": graph.value("x", ("S", 2 * COLUMNS))}, name="y", activation=activation)
     )
+
+
+def soft_cap(cap: float | None) -> Graph:
+    graph = Builder()
+    return graph.ends(graph.add("soft_cap", {"x": graph.value("x", ("S", COLUMNS))}, name="y", scale=0.3, cap=cap))
 
 
 def linear(

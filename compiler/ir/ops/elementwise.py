@@ -1,4 +1,4 @@
-"""Ops on each element or each row: rms_norm, add, gate, gate_halves."""
+"""Ops on each element or each row: rms_norm, add, gate, gate_halves, soft_cap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,23 @@ from types import MappingProxyType
 
 import numpy as np
 
-from .op import ACTIVATIONS, DTYPE, EPS, FLOAT32, FLOATS, GATE, VECTOR, Array, Attrs, Inputs, Op, Shapes, Type, require
+from .op import (
+    ACTIVATIONS,
+    DTYPE,
+    EPS,
+    FLOAT32,
+    FLOATS,
+    GATE,
+    VECTOR,
+    Array,
+    Attrs,
+    Inputs,
+    Op,
+    Shapes,
+    Type,
+    positive,
+    require,
+)
 
 
 def infer_rms_norm(shapes: Shapes, attrs: Attrs) -> Type:
@@ -95,6 +111,17 @@ def gate_halves(inputs: Inputs, attrs: Attrs) -> Array:
     return gate({"gate": left, "up": right}, attrs)
 
 
+def infer_soft_cap(shapes: Shapes, attrs: Attrs) -> Type:
+    return shapes["x"], "float32"
+
+
+def soft_cap(inputs: Inputs, attrs: Attrs) -> Array:
+    """cap * tanh(scale * x / cap); scale * x for a ``cap`` of None. x (S, N) -> like x. Gemma 2."""
+    scaled: Array = inputs["x"] * np.float32(attrs["scale"])
+    cap = attrs["cap"]
+    return scaled if cap is None else np.float32(cap) * np.tanh(scaled / np.float32(cap))
+
+
 OPS = {
     "rms_norm": Op(
         infer_rms_norm, rms_norm, inputs={"x": FLOATS, "weight": VECTOR}, attrs={"eps": EPS, "dtype": DTYPE}
@@ -102,4 +129,7 @@ OPS = {
     "add": Op(infer_add, add, inputs={"a": FLOAT32, "b": FLOAT32}),
     "gate": Op(infer_gate, gate, inputs={"gate": FLOAT32, "up": FLOAT32}, attrs={"activation": GATE}),
     "gate_halves": Op(infer_gate_halves, gate_halves, inputs={"x": FLOAT32}, attrs={"activation": GATE}),
+    "soft_cap": Op(
+        infer_soft_cap, soft_cap, inputs={"x": FLOAT32}, attrs={"scale": positive(1.0), "cap": positive(None)}
+    ),
 }

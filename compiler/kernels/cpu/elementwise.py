@@ -1,4 +1,4 @@
-"""Ops on single elements of rows: add, gate, gate_halves, slice_columns.
+"""Ops on single elements of rows: add, gate, gate_halves, soft_cap, slice_columns.
 One task: one row.
 
 Passes fuse these ops into projections, so these kernels are simple.
@@ -12,6 +12,7 @@ from ...ir.expr import Expr
 from ..builder import Array, Kernel, Scalar, cast
 from .activations import gated
 from .builder import CpuKernelBuilder, Isa, of, ramp
+from .math import like, tanh
 from .rows import each_vector
 
 
@@ -50,6 +51,20 @@ def gate_halves(name: str, *, isa: Isa, batch: Expr, columns: int, activation: s
 
     def value(row: Scalar, start: Scalar, lanes: int) -> Scalar:
         return gated(activation, kernel.let("gate", x[row, ramp(start, lanes)]), x[row, ramp(start + columns, lanes)])
+
+    return on_vectors(kernel, isa, batch, columns, y, value)
+
+
+def soft_cap(name: str, *, isa: Isa, batch: Expr, columns: int, scale: float, cap: float | None) -> Kernel:
+    """x (batch, columns) -> cap * tanh(scale * x / cap); scale * x without a cap."""
+    kernel = CpuKernelBuilder(name)
+    x = kernel.buffer("x", (batch, columns), "float32")
+    y = kernel.buffer("y", (batch, columns), "float32", write=True)
+
+    def value(row: Scalar, start: Scalar, lanes: int) -> Scalar:
+        each = x[row, ramp(start, lanes)]
+        scaled = each * like(each, scale)
+        return scaled if cap is None else like(scaled, cap) * tanh(scaled / like(scaled, cap))
 
     return on_vectors(kernel, isa, batch, columns, y, value)
 

@@ -22,7 +22,7 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None
     ("name", "message"),
     [
         (
-            "smollm3",
+            "internlm3",
             r"nearfar \S+ knows this family but does not compile it yet; "
             r"the nearest family that it compiles is 'llama'\. To request",
         ),

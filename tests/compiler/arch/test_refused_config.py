@@ -13,7 +13,7 @@ from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
-        (LLAMA_3_2_1B, {"hidden_act": "gelu"}, "'hidden_act' is 'gelu', which is not supported; supported: 'silu'"),
+        (LLAMA_3_2_1B, {"hidden_act": "relu"}, "'hidden_act' is 'relu', which is not supported; supported: 'silu'"),
         (LLAMA_3_2_1B, {"pretraining_tp": 2}, "'pretraining_tp' is 2"),
         (LLAMA_3_2_1B, {"rope_interleaved": True}, "'rope_interleaved' is true"),
         (LLAMA_3_2_1B, {"partial_rotary_factor": 0.5}, "'partial_rotary_factor' is 0.5"),

@@ -13,8 +13,8 @@ from run_plan import CONTEXT, NUM_ADAPTERS, PAGE_SIZE, random_batches, random_te
 from tolerances import F32, relative_error
 
 from nearfar.compiler import quant
-from nearfar.compiler.arch.decoder import forward
-from nearfar.compiler.arch.phi3 import FUSED
+from nearfar.compiler.arch.decoder import PRE_NORM, forward
+from nearfar.compiler.arch.phi3 import LAYOUT
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.ir.plan import make_plan
@@ -31,7 +31,7 @@ def test_each_row_is_computed_with_its_own_adapter(spec: ModelSpec, seed: int, f
     """``fused``: a tensor of the checkpoint holds several projections. ``factor``: weights are scaled as they are
     read.
     """
-    plain = scaled(forward(spec, PAGE_SIZE, CONTEXT, fused=FUSED if fused else {}), factor)
+    plain = scaled(forward(spec, PAGE_SIZE, CONTEXT, layout=LAYOUT if fused else PRE_NORM), factor)
     tensors, batches = random_tensors(plain, seed), random_batches(spec.vocab_size, seed)
     adapted = run_passes(plain, quant.by_name("f32"), 128 << 20, lora_rank=RANK)
     plan = make_plan(adapted)

@@ -1,4 +1,4 @@
-"""The cases of add, gate and gate_halves: every activation, over values at which exp, erf and tanh meet their
+"""The cases of add, gate, gate_halves and soft_cap: every activation, over values at which exp, erf and tanh meet their
 limits.
 """
 
@@ -13,7 +13,7 @@ from kernel_harness import Case, Run
 
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.ops.op import ACTIVATIONS
-from nearfar.compiler.kernels.elementwise import add, gate, gate_halves
+from nearfar.compiler.kernels.elementwise import add, gate, gate_halves, soft_cap
 
 
 def elementwise_cases() -> Iterator[Case]:
@@ -24,6 +24,8 @@ def elementwise_cases() -> Iterator[Case]:
         yield gate_case(1, activation)
         yield gate_halves_case(37, activation)
     yield replace(gate_halves_case(130, "silu"), on_dawn=True)
+    yield replace(soft_cap_case(130, 0.5, 7.0), on_dawn=True)
+    yield soft_cap_case(1, 3.0, None)
 
 
 def add_case(columns: int) -> Case:
@@ -66,3 +68,15 @@ def gate_halves_case(columns: int, activation: str) -> Case:
         return Run({"S": rows}, {"x": x, "y": nothing(y.shape, "float32")}, {"y": y})
 
     return Case(name, lambda: gate_halves(name, "S", columns, activation), lambda: [run(rows) for rows in BATCHES])
+
+
+def soft_cap_case(columns: int, scale: float, cap: float | None) -> Case:
+    name = f"soft_cap_{columns}"
+
+    def run(rows: int) -> Run:
+        x = gates(random(name), rows, columns)
+        y = OPS["soft_cap"].run({"x": x}, {"scale": scale, "cap": cap})
+        assert y is not None
+        return Run({"S": rows}, {"x": x, "y": nothing(y.shape, "float32")}, {"y": y})
+
+    return Case(name, lambda: soft_cap(name, "S", columns, scale, cap), lambda: [run(rows) for rows in BATCHES])

@@ -8,18 +8,24 @@ export type Condition = readonly [string, unknown, unknown] | null;
 
 export const FORMAT_VERSION = 2;
 
-/** Rotary position embedding of the rotate-half form. Su et al. 2021; "llama3" scaling as in Llama 3.1. "linear" divides all frequencies by ``factor``; "llama3" divides the low ones and blends in between, by wavelength against ``original_max_position_embeddings``. ``rotary_dim`` elements of each head are rotated, None for all of them. */
+/** Rotary position embedding of the rotate-half form (Su et al. 2021). `rope.py` defines the scalings. ``rotary_dim`` elements of each head are rotated, None for all of them. "proportional" rotates pairs over the whole head, of which only the first ``rotary_dim / 2`` have an angle. The cosines and sines are multiplied by ``attention_factor``. */
 export interface RopeSpec {
   readonly theta: number;
-  readonly scaling: "none" | "linear" | "llama3";
+  readonly scaling: "none" | "linear" | "llama3" | "yarn" | "longrope" | "dynamic" | "proportional";
   readonly factor: number;
   readonly low_freq_factor: number;
   readonly high_freq_factor: number;
   readonly original_max_position_embeddings: number;
   readonly rotary_dim: number | null;
+  readonly attention_factor: number;
+  readonly beta_fast: number;
+  readonly beta_slow: number;
+  readonly truncate: boolean;
+  readonly short_factors: readonly number[];
+  readonly long_factors: readonly number[];
 }
 
-/** A pre-norm decoder with grouped-query attention and a gated feed-forward. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. */
+/** A decoder with grouped-query attention and a gated feed-forward. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. */
 export interface ModelSpec {
   readonly model_type: string;
   readonly vocab_size: number;
@@ -39,6 +45,14 @@ export interface ModelSpec {
   readonly qk_norm: boolean;
   readonly windows: readonly (number | null)[];
   readonly activation: string;
+  readonly window_rope: RopeSpec | null;
+  readonly unrotated: readonly number[];
+  readonly attention_scale: number | null;
+  readonly attention_softcap: number | null;
+  readonly logit_softcap: number | null;
+  readonly logit_scale: number;
+  readonly embedding_scale: number;
+  readonly residual_scale: number;
   readonly bos_token_id: number | null;
   readonly eos_token_ids: readonly number[];
 }

@@ -1,0 +1,37 @@
+"""Gemma 2: norms before and behind each sub-layer, soft-caps of scores and logits, and windows on every other layer.
+Gemma Team 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from ..formats.config import ConfigReader
+from ..ir.spec import ModelSpec
+from . import decoder
+from .decoder_config import even_head_dim, read_decoder_config, read_layer_types, windows_of
+from .gemma import LAYOUT, read_gemma_numbers
+
+__all__ = ["forward", "read_config"]
+
+forward = partial(decoder.forward, layout=LAYOUT)
+
+
+def read_config(config: ConfigReader) -> ModelSpec:
+    """The spec of a config.json with model_type "gemma2"."""
+    kinds = read_layer_types(config, pattern=lambda layer: layer % 2 == 1)
+    numbers = read_gemma_numbers(config, attention_cap=50.0, logit_cap=30.0)
+    window = config.optional_integer("sliding_window") if config.has("sliding_window") else 4096
+    attention_bias = config.flag("attention_bias", default=False)
+    spec = read_decoder_config(
+        config,
+        num_kv_heads=config.integer("num_key_value_heads"),
+        head_dim=even_head_dim(config, config.integer("head_dim", default=256)),
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        windows=windows_of(config, kinds, window),
+        tied=True,
+        default_eps=1e-6,
+    )
+    return replace(spec, **numbers)

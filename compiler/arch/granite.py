@@ -1,0 +1,37 @@
+"""Granite 3: Llama whose embedding, scores, residuals and logits are scaled. Granite Team 2024."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..formats.config import ConfigReader
+from ..ir.spec import ModelSpec
+from .decoder import forward
+from .decoder_config import read_activation, read_decoder_config
+
+__all__ = ["forward", "read_config"]
+
+
+def read_config(config: ConfigReader) -> ModelSpec:
+    """The spec of a config.json with model_type "granite"."""
+    attention_bias = config.flag("attention_bias", default=False)
+    attention_scale, embedding_scale, residual_scale, logits_scaling = (
+        config.number(key, default=1.0)
+        for key in ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+    )
+    spec = read_decoder_config(
+        config,
+        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
+        head_dim=config.optional_integer("head_dim"),
+        activation=read_activation(config, "hidden_act", "silu"),
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=config.flag("mlp_bias", default=False),
+    )
+    return replace(
+        spec,
+        attention_scale=attention_scale,
+        embedding_scale=embedding_scale,
+        residual_scale=residual_scale,
+        logit_scale=1 / logits_scaling,
+    )
