@@ -29,9 +29,6 @@ LLAMA3_ROPE = {
 }  # fmt: skip
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
 
-WINDOWS = {"sliding_window": 11}
-MIXED = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
-
 # Checkpoint name -> (transformers' family, its configuration besides the sizes).
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": (
@@ -46,56 +43,9 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Phi3",
         {"tie_word_embeddings": False, "sliding_window": 23, "rope_parameters": PARTIAL_ROPE, "hidden_size": 144},
     ),
-    "exaone4": ("Exaone4", {"head_dim": 24, "tie_word_embeddings": True, "num_hidden_layers": 4, **WINDOWS}),
-    "gemma2": ("Gemma2", {"head_dim": 16, "num_hidden_layers": 4, "query_pre_attn_scalar": 20, **WINDOWS}),
-    "gemma3_text": (
-        "Gemma3",
-        {
-            "head_dim": 16,
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
-            },
-            **WINDOWS,
-        },
-    ),
-    "granite": (
-        "Granite",
-        {
-            "tie_word_embeddings": True,
-            "embedding_multiplier": 12.0,
-            "attention_multiplier": 0.3,
-            "residual_multiplier": 0.22,
-            "logits_scaling": 8.0,
-        },
-    ),
-    "ministral": ("Ministral", {"head_dim": 24, "layer_types": MIXED[:3], **WINDOWS}),
-    "olmo2": ("Olmo2", {"head_dim": 24}),
-    "olmo3": (
-        "Olmo3",
-        {
-            "head_dim": 24,
-            "num_hidden_layers": 4,
-            "rope_parameters": {
-                "full_attention": {
-                    "rope_type": "yarn",
-                    "factor": 8.0,
-                    "rope_theta": 10000.0,
-                    "original_max_position_embeddings": 32,
-                },
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-            },
-            **WINDOWS,
-        },
-    ),
-    "smollm3": ("SmolLM3", {"head_dim": 24, "no_rope_layers": [1, 0, 1]}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
 }
-# Families whose configuration has another name.
-CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 # The same with sizes divisible into groups of 128 weights, for frameworks whose kernels do not pad: "llama_wide", ...
 WIDE_SIZES = {
     "hidden_size": 128,
@@ -123,8 +73,9 @@ def make_checkpoint(name: str, folder: Path, **sizes: int) -> None:
 
     family, config = (CHECKPOINTS | WIDE_CHECKPOINTS)[name]
     torch.manual_seed(len(name))
-    settings = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**{**SIZES, **config, **sizes})
-    model = getattr(transformers, f"{family}ForCausalLM")(settings).float()
+    model = getattr(transformers, f"{family}ForCausalLM")(
+        getattr(transformers, f"{family}Config")(**{**SIZES, **config, **sizes})
+    ).float()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)

@@ -67,7 +67,7 @@ def read_decoder_config(
     Reads all keys and finishes the reader. Raises CheckpointError for wrong values, and UnsupportedModel for values
     that need mathematics that we do not compile.
     """
-    _require_plain_decoder(config)
+    _require_plain_decoder(config, harmless)
     model_type = config.text("model_type")
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
@@ -81,6 +81,9 @@ def read_decoder_config(
     head_dim = even_head_dim(config, head_dim)
     sizes = RopeSizes(head_dim, max_position_embeddings, rotates_parts, default_theta)
     window_rope = None if ropes is None or len(set(ropes.values())) == 1 else ropes["sliding_attention"]
+    rope = read_rope(config, sizes) if ropes is None else ropes["full_attention"]
+    if rope.scaling == "dynamic":
+        max_position_embeddings = int(rope.factor * max_position_embeddings)
     spec = ModelSpec(
         model_type=model_type,
         vocab_size=vocab_size,
@@ -92,7 +95,7 @@ def read_decoder_config(
         intermediate_size=config.integer("intermediate_size"),
         max_position_embeddings=max_position_embeddings,
         rms_norm_eps=config.number("rms_norm_eps", default=default_eps),
-        rope=read_rope(config, sizes) if ropes is None else ropes["full_attention"],
+        rope=rope,
         window_rope=window_rope,
         tie_word_embeddings=config.flag("tie_word_embeddings", default=tied),
         activation=activation,
@@ -209,7 +212,7 @@ def _layer_types(config: ConfigReader, num_layers: int, *supported: str) -> tupl
     return layer_types
 
 
-def _require_plain_decoder(config: ConfigReader) -> None:
+def _require_plain_decoder(config: ConfigReader, harmless: frozenset[str]) -> None:
     architectures = config.texts("architectures")
     # Embedding models may be saved without a head, as "Qwen3Model". "Qwen2ForRewardModel" is another kind of model.
     if architectures and not any(
@@ -226,7 +229,8 @@ def _require_plain_decoder(config: ConfigReader) -> None:
             f"the checkpoint's weights are already quantized ('quantization_config', method {method!r}), "
             "which is not supported; pass the unquantized checkpoint that it was made from",
         )
-    config.expect("pretraining_tp", 1, None)
+    if "pretraining_tp" not in harmless:
+        config.expect("pretraining_tp", 1, None)
     config.expect("rope_interleaved", False)
     config.expect("use_mrope", False)
     config.expect("is_encoder_decoder", False)

@@ -12,7 +12,7 @@ DECODERS = {
     "llama": (
         "afmoe", "apertus", "arcee", "baichuan", "bitnet", "cohere", "cohere2", "cwm", "deepseek", "deepseek_v2",
         "deepseek_v3", "diffllama", "doge", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "falcon",
-        "falcon3", "gemma", "gemma3", "gemma3n", "gemma3n_text", "glm", "glm4", "glm4_moe",
+        "falcon3", "gemma", "gemma3n", "gemma3n_text", "glm", "glm4", "glm4_moe",
         "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granitemoe", "helium",
         "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm", "internlm2", "internlm3", "llama4", "llama4_text",
         "longcat_flash", "minicpm", "minicpm3", "minimax", "mpt", "nanochat", "nemotron", "olmo",
@@ -41,7 +41,7 @@ OTHERS = {
     "a model of images or sound beside text": (
         "aria", "aya_vision", "blip-2", "chameleon", "clip", "florence2", "fuyu", "gemma4", "glm4v", "got_ocr2",
         "granite_speech", "idefics", "idefics2", "idefics3", "instructblip", "internvl", "janus", "kosmos-2",
-        "llava", "llava_next", "llava_onevision", "mistral3", "mllama", "paligemma", "phi3_v", "phi4_multimodal",
+        "llava", "llava_next", "llava_onevision", "mllama", "paligemma", "phi3_v", "phi4_multimodal",
         "phi4mm", "pixtral", "qwen2_5_omni", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_omni_moe", "qwen3_vl",
         "qwen3_vl_moe", "siglip", "siglip2", "smolvlm", "ultravox", "vit", "voxtral",
     ),

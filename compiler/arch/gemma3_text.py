@@ -18,11 +18,25 @@ __all__ = ["forward", "read_config"]
 
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
+# Published configurations omit keys whose values are transformers' defaults.
+DEFAULTS = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+
 forward = partial(decoder.forward, layout=LAYOUT)
 
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "gemma3_text"."""
+    config = config.with_defaults(DEFAULTS)
     every = config.integer("sliding_window_pattern", default=6)
     config.ignore("_sliding_window_pattern")
     kinds = read_layer_types(config, pattern=lambda layer: (layer + 1) % every == 0)

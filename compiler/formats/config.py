@@ -21,7 +21,7 @@ class ConfigReader:
 
     def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
         self.where = where
-        self._values = values
+        self._values = dict(values)
         self._consumed: set[str] = set()
 
     def has(self, key: str) -> bool:
@@ -114,6 +114,16 @@ class ConfigReader:
         if not isinstance(value, dict):
             raise self._wrong(key, value, "an object")
         return ConfigReader(value, f"{self.where}: {key}")
+
+    def inherit(self, key: str, outer: ConfigReader) -> None:
+        """Use the value of the section around this one for a key that this one does not have."""
+        outer._consumed.add(key)
+        if key not in self._values and outer._values.get(key) is not None:
+            self._values[key] = outer._values[key]
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigReader:
+        """The same values, with defaults for absent keys."""
+        return ConfigReader({**defaults, **self._values}, self.where)
 
     def reaches(self, key: str, least: int) -> bool:
         """Whether the key holds an integer of at least ``least``. Does not consume it."""

@@ -14,6 +14,7 @@ from ..ir.spec import ModelSpec
 from .checkpoint import Checkpoint
 from .config import ConfigReader
 from .json_file import read_json_object
+from .multimodal import text_section, text_tensors
 from .safetensors_file import SafetensorsTensor, read_safetensors
 from .sentence_transformers import read_embedding
 from .spec_against_tensors import choose_head, require_sizes
@@ -34,12 +35,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     spec = _read_spec(path)
     embedding = read_embedding(path)
-    tensors = _read_tensors(path)
+    tensors: Mapping[str, SafetensorsTensor]
+    tensors, notes = text_tensors(_read_tensors(path))
     if embedding is not None and "embed_tokens.weight" in tensors:
         # A model that is saved without a head has no "model." prefix.
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
     require_sizes(path, spec, tensors)
-    notes: list[str] = []
     if embedding is None and spec.tie_word_embeddings:
         spec, tensors = choose_head(path, spec, tensors, notes)
     return Checkpoint(path, spec, tensors, read_tokenizer_files(path, spec.vocab_size), embedding, tuple(notes))
@@ -53,6 +54,7 @@ def _read_spec(path: Path) -> ModelSpec:
         _refuse_a_bundle(path)
         raise _bad(path, "has no config.json; pass a folder that transformers' save_pretrained wrote")
     config = ConfigReader(read_json_object(config_path), str(config_path))
+    config = text_section(config) or config
     spec = by_model_type(config.text("model_type")).read_config(config)
     generation_path = path / "generation_config.json"
     if not generation_path.is_file():

@@ -279,7 +279,10 @@ def choose_context(
         max_binding_bytes // max(bytes_per_token, spec.head_dim * 4) // PAGE_SIZE * PAGE_SIZE,
     )
     if requested is None:
-        return min(DEFAULT_CONTEXT, largest)
+        # Beyond its trained length, such a model rotates all positions in another way.
+        changes = spec.rope.scaling in ("dynamic", "longrope")
+        trained = spec.rope.original_max_position_embeddings if changes else largest
+        return min(DEFAULT_CONTEXT, largest, trained)
     if requested < 1:
         raise RequestError(f"--context {requested}: must be at least 1")
     if requested > spec.max_position_embeddings:

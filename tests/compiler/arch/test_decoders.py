@@ -1,0 +1,73 @@
+"""Each family's graph against transformers: in one piece, in chunks, beside another sequence, and after the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from decoder_families import FAMILIES, TOKENS, make_family, make_with_images
+from run_plan import NUM_PAGES, PAGE_SIZE, run_graph
+from tolerances import relative_error
+
+from nearfar.compiler import quant
+from nearfar.compiler.arch import by_model_type
+from nearfar.compiler.formats import load
+from nearfar.compiler.ir.graph import Graph
+from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.passes import run_passes
+from nearfar.compiler.pipeline.weights import check_tensors
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+
+# The largest logit is about 10, so this is 1e-4.
+LIMIT = 1e-5
+PAGES = [int(page) for page in np.random.default_rng(0).permutation(NUM_PAGES)]
+OTHER = [token // 2 for token in TOKENS[:30]]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    expected = make_family(name, tmp_path)
+    graph, tensors = opened(tmp_path, context=len(TOKENS))
+    fused = run_passes(graph, quant.by_name("f32"), 128 << 20)
+    for each in (graph, fused):
+        for chunk in (len(TOKENS), 7, 1) if each is graph else (7,):
+            assert relative_error(in_chunks(each, tensors, chunk), expected) < LIMIT
+    alone = in_chunks(graph, tensors, len(TOKENS), beside=False)
+    assert relative_error(alone, expected) < LIMIT
+
+
+def test_the_text_model_of_a_model_with_images_is_compiled(tmp_path: Path) -> None:
+    expected = make_with_images(tmp_path)
+    graph, tensors = opened(tmp_path, context=len(TOKENS))
+    assert relative_error(in_chunks(graph, tensors, 9), expected) < LIMIT
+    assert load(str(tmp_path)).notes == (
+        "only the text model is compiled; left out: multi_modal_projector (2 tensors), vision_tower (32 tensors)",
+    )
+
+
+def opened(folder: Path, context: int) -> tuple[Graph, dict[str, Array]]:
+    checkpoint = load(str(folder))
+    graph = by_model_type(checkpoint.spec.model_type).forward(checkpoint.spec, PAGE_SIZE, context)
+    check_tensors(checkpoint, graph.parameters)
+    return graph, {name: tensor.rows(0, tensor.shape[0]) for name, tensor in checkpoint.tensors.items()}
+
+
+def in_chunks(graph: Graph, tensors: Mapping[str, Array], chunk: int, *, beside: bool = True) -> Array:
+    """The logits of all TOKENS, computed in chunks, ``beside`` another sequence that is shorter."""
+    batches = []
+    for start in range(0, len(TOKENS), chunk):
+        parts = [piece(TOKENS, start, chunk, PAGES[:11], sampled=True)]
+        if beside and start < len(OTHER):
+            parts.append(piece(OTHER, start, chunk, PAGES[11:], sampled=False, slot=1))
+        batches.append(make_batch(parts, PAGE_SIZE))
+    return np.concatenate([outputs["logits"] for outputs in run_graph(graph, tensors, batches).outputs])
+
+
+def piece(
+    tokens: Sequence[int], start: int, chunk: int, pages: Sequence[int], *, sampled: bool, slot: int = 0
+) -> Chunk:
+    part = tokens[start : start + chunk]
+    used = pages[: -(-(start + len(part)) // PAGE_SIZE)]
+    return Chunk(part, start, used, range(len(part)) if sampled else (), slot=slot)

@@ -1,0 +1,140 @@
+"""Tiny checkpoints of the decoder families whose layers differ from Llama's, and of every scaling of the rotation.
+
+Sizes are those of `tiny_models.py`. Windows are shorter than a third of TOKENS.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tiny_models import SIZES, VOCAB_SIZE, write_tokenizer
+
+TOKENS = [(7 * i * i + 3 * i + 5) % VOCAB_SIZE for i in range(41)]
+WINDOWS = {"sliding_window": 11}
+MIXED = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+YARN = {"rope_type": "yarn", "factor": 8.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1 + 0.1 * pair for pair in range(9)],
+    "long_factor": [1 + pair for pair in range(9)],
+    "partial_rotary_factor": 0.75,
+}
+
+# Name -> (transformers' family, its configuration besides the sizes).
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "exaone4": ("Exaone4", {"head_dim": 24, "tie_word_embeddings": True, "num_hidden_layers": 4, **WINDOWS}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "num_hidden_layers": 4, "query_pre_attn_scalar": 20, **WINDOWS}),
+    "gemma3_text": (
+        "Gemma3",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+            **WINDOWS,
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "tie_word_embeddings": True,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "ministral": ("Ministral", {"head_dim": 24, "layer_types": MIXED[:3], **WINDOWS}),
+    "olmo2": ("Olmo2", {"head_dim": 24}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "head_dim": 24,
+            "num_hidden_layers": 4,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 8.0,
+                    "rope_theta": 10000.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            **WINDOWS,
+        },
+    ),
+    "smollm3": ("SmolLM3", {"head_dim": 24, "no_rope_layers": [1, 0, 1]}),
+    "llama_yarn": ("Llama", {"head_dim": 24, "hidden_act": "gelu_pytorch_tanh", "rope_parameters": YARN}),
+    "llama_yarn_mscale": (
+        "Llama",
+        {
+            "head_dim": 24,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 8.0, "truncate": False},
+        },
+    ),
+    # The rotation for 41 positions, of which 32 are within the trained length.
+    "llama_dynamic": (
+        "Llama",
+        {
+            "head_dim": 24,
+            "max_position_embeddings": 32,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+        },
+    ),
+    "phi3_short": ("Phi3", {"hidden_size": 144, "original_max_position_embeddings": 64, "rope_parameters": LONG}),
+    "phi3_long": ("Phi3", {"hidden_size": 144, "original_max_position_embeddings": 32, "rope_parameters": LONG}),
+}
+# Families whose configuration has another name.
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+
+
+def make_family(name: str, folder: Path) -> npt.NDArray[np.float32]:
+    """Write a checkpoint of FAMILIES into a folder. Returns transformers' logits (tokens, V) of TOKENS."""
+    import torch
+    import transformers
+
+    family, config = FAMILIES[name]
+    torch.manual_seed(len(name))
+    settings = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**{**SIZES, **config})
+    model = getattr(transformers, f"{family}ForCausalLM")(settings).float()
+    return write(model, folder)
+
+
+def make_with_images(folder: Path) -> npt.NDArray[np.float32]:
+    """Write a Gemma 3 that also reads images. Returns its logits of TOKENS."""
+    import torch
+    import transformers
+
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config={**SIZES, **FAMILIES["gemma3_text"][1]},
+        vision_config={**sizes, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        # None of TOKENS.
+        image_token_index=504,
+    )
+    return write(transformers.Gemma3ForConditionalGeneration(config).float(), folder)
+
+
+def write(model: Any, folder: Path) -> npt.NDArray[np.float32]:
+    import torch
+
+    model.eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter)
+            # Large queries make rows attend to few keys, so that one key too many or too few changes the result.
+            scale = 1 if parameter.ndim == 1 else parameter.shape[1] ** 0.5
+            parameter.copy_(parameter + noise * 0.1 if parameter.ndim == 1 else 1.5 * noise / scale)
+        logits: npt.NDArray[np.float32] = model(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return logits
