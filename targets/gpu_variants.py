@@ -152,9 +152,8 @@ def slice_columns_kernel(step: Step, context: Context, activation: str) -> Kerne
 def rms_norm_kernel(step: Step, context: Context, activation: str) -> KernelCall:
     rows, columns = context.rows_and_columns(step.inputs["x"])
     (width,) = context.sizes(step.inputs["weight"])
-    return kernel(
-        rms_norm, rows=rows, columns=columns, width=width, eps=attr(step, "eps"), **context.dtypes(step, activation)
-    )
+    facts = {"eps": attr(step, "eps"), "residual": "residual" in step.inputs, **context.dtypes(step, activation)}
+    return kernel(rms_norm, rows=rows, columns=columns, width=width, **facts)
 
 
 def add_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001

@@ -71,6 +71,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "smollm3": ("SmolLM3", {"head_dim": 24, "no_rope_layers": [1, 0, 1]}),
+    "ministral3": ("Ministral3", {"head_dim": 24, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}}),
     "llama_yarn": ("Llama", {"head_dim": 24, "hidden_act": "gelu_pytorch_tanh", "rope_parameters": YARN}),
     "llama_yarn_mscale": (
         "Llama",

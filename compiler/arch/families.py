@@ -19,7 +19,7 @@ DECODERS = {
         "olmoe", "openelm", "opt", "persimmon", "seed_oss", "solar", "stablelm", "starcoder2",
         "vaultgemma", "xglm", "yi", "bloom", "codegen", "biogpt",
     ),
-    "mistral": ("ministral3", "mixtral"),
+    "mistral": ("mixtral",),
     "phi3": ("phi", "phi3small", "phi4", "phi4flash", "phimoe"),
     "qwen2": ("qwen", "qwen2_moe"),
     "qwen3": ("qwen3_moe", "qwen3_next"),

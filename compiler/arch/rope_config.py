@@ -22,13 +22,15 @@ ALIASES = {"su": "longrope"}
 @dataclass(frozen=True, slots=True)
 class RopeSizes:
     """What a rotation depends on besides its own keys. ``rotates_parts``: 'partial_rotary_factor' may rotate a part of
-    each head; otherwise it must be 1. ``default_theta`` applies if config.json has none.
+    each head; otherwise it must be 1. ``default_theta`` applies if config.json has none. ``ignored``: keys of the
+    section that the architecture handles itself.
     """
 
     head_dim: int
     max_position_embeddings: int
     rotates_parts: bool = False
     default_theta: float = DEFAULT_ROPE_THETA
+    ignored: frozenset[str] = frozenset()
 
 
 def read_rope(config: ConfigReader, sizes: RopeSizes) -> RopeSpec:
@@ -130,7 +132,7 @@ def _read_section(
         section.ignore("original_max_position_embeddings")
     elif kind == "proportional":
         rope = replace(rope, scaling="proportional", factor=section.number("factor", default=1.0))
-    section.finish()
+    section.finish(sizes.ignored)
     return replace(rope, rotary_dim=_rotary_dim(section, factor, sizes))
 
 

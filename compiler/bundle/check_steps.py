@@ -330,6 +330,7 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         same(facts, columns=shapes["x"][1], batch="R", taken="R", rows="S")
     elif step.op == "rms_norm":
         same(facts, columns=shapes["weight"][0], batch=shapes["x"][0], rows=shapes["x"][0], width=shapes["x"][1])
+        same(facts, residual="residual" in shapes)
     elif step.op in ("gate", "gate_halves"):
         same(facts, batch=outputs[0][0], columns=outputs[0][1])
     elif step.op in ("add", "slice_columns", "soft_cap", *SAMPLING_OPS):

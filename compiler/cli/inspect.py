@@ -1,8 +1,9 @@
-"""nearfar inspect: show a bundle's contents and costs."""
+"""nearfar inspect: show a bundle's contents and costs, or what a bundle of a model would cost."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ..bundle.folder import ExportBundle, open_any
-from ..bundle.manifest import Manifest, StepEntry
+from ..bundle.manifest import MANIFEST_FILE, Manifest, StepEntry
 from ..errors import RequestError
 from ..measure.report import ExportReport, Report, make_export_report, make_report
+from ..measure.shapes import report_shapes
+from ..pipeline.compile import CompileOptions
+from ..pipeline.target import TARGETS
 from ..runtime.variant import stored_dtype
 from .output import add_command, megabytes, print_json
 from .sign import add_trust, trusted_keys
@@ -32,7 +36,14 @@ def add_parser(commands: Any) -> None:
         run,
         example="nearfar inspect qwen3-web --context 2048",
     )
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path)
+    parser.add_argument(
+        "bundle",
+        metavar="BUNDLE",
+        type=Path,
+        help="a bundle, or a model's config.json or folder (weights may be missing)",
+    )
+    parser.add_argument("--target", choices=TARGETS, help="for a model: the target (default: webgpu)")
+    parser.add_argument("--quantization", metavar="FORMAT", help="for a model: the weight format (default: q4f16)")
     parser.add_argument(
         "--context",
         type=int,
@@ -50,6 +61,12 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    config = config_of(options.bundle)
+    if config is not None:
+        inspect_model(config, options)
+        return
+    if options.target is not None or options.quantization is not None:
+        raise RequestError(f"--target and --quantization are for models, and {options.bundle} is a bundle; remove them")
     bundle = open_any(options.bundle, trusted_keys(options))
     if options.verify:
         bundle.verify()
@@ -73,6 +90,31 @@ def run(options: argparse.Namespace) -> None:
     table.add_row("self-test", self_test(bundle.manifest))
     console.print(table)
     console.print(kernels(bundle.manifest))
+
+
+def config_of(path: Path) -> Path | None:
+    """The config.json of a model; None for a bundle."""
+    # Path.is_file raises errors for paths that no file can have.
+    if os.path.isfile(path):
+        return path
+    config = path / "config.json"
+    return config if os.path.isfile(config) and not os.path.exists(path / MANIFEST_FILE) else None
+
+
+def inspect_model(config: Path, options: argparse.Namespace) -> None:
+    if options.verify or options.trust or options.activation is not None:
+        raise RequestError(f"--verify, --trust and --activation are for bundles, and {config} is a model; remove them")
+    chosen = CompileOptions(
+        target=options.target or "webgpu",
+        quantization=options.quantization or "q4f16",
+        context=options.context,
+        self_test=False,
+    )
+    report = report_shapes(config, chosen)
+    if options.json:
+        print_json(report.to_json())
+    else:
+        Console().print(facts(report))
 
 
 def facts(report: Report) -> Table:

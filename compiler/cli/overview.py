@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "compile": Command("nearfar.compiler.cli.compile", "compile a checkpoint into a bundle"),
         "run": Command("nearfar.compiler.cli.run", "generate text with a bundle, once or as a chat"),
         "demo": Command("nearfar.compiler.cli.demo", "show a bundle at work in headless Chromium, or serve its page"),
+        "models": Command("nearfar.compiler.cli.models", "show the models that compile, their sizes and targets"),
         "inspect": Command("nearfar.compiler.cli.inspect", "show a bundle's model, sizes, kernels and costs"),
         "score": Command("nearfar.compiler.cli.score", "write the logits of a list of tokens"),
         "quality": Command(

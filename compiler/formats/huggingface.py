@@ -53,9 +53,7 @@ def _read_spec(path: Path) -> ModelSpec:
             raise _bad(path, "contains a LoRA adapter, not a model; merge it into its base model and save that")
         _refuse_a_bundle(path)
         raise _bad(path, "has no config.json; pass a folder that transformers' save_pretrained wrote")
-    config = ConfigReader(read_json_object(config_path), str(config_path))
-    config = text_section(config) or config
-    spec = by_model_type(config.text("model_type")).read_config(config)
+    spec = read_spec(config_path)
     generation_path = path / "generation_config.json"
     if not generation_path.is_file():
         return spec
@@ -69,6 +67,13 @@ def _read_spec(path: Path) -> ModelSpec:
     # In chat models, config.json often names only the end of a text; generation_config.json also names the end of a
     # turn.
     return replace(spec, eos_token_ids=tuple(dict.fromkeys((*spec.eos_token_ids, *generation_ids))))
+
+
+def read_spec(path: Path) -> ModelSpec:
+    """The spec of a config.json. Raises CheckpointError and UnsupportedModel."""
+    config = ConfigReader(read_json_object(path), str(path))
+    config = text_section(config) or config
+    return by_model_type(config.text("model_type")).read_config(config)
 
 
 def _read_tensors(path: Path) -> Mapping[str, SafetensorsTensor]:

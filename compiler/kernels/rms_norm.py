@@ -1,4 +1,4 @@
-"""rms_norm: groups of columns scaled to unit root mean square, then each column by its weight.
+"""rms_norm: groups of columns scaled to unit root mean square, then each column by its weight, plus a residual.
 
 One workgroup: one group of one row.
 One thread: every 64th column of the group; then the threads' sums of squares are added up.
@@ -14,11 +14,14 @@ from .projection import guard_below
 THREADS = 64
 
 
-def rms_norm(name: str, rows: Expr, columns: int, width: int, eps: float, x_dtype: str, y_dtype: str) -> Kernel:
+def rms_norm(
+    name: str, rows: Expr, columns: int, width: int, eps: float, x_dtype: str, y_dtype: str, *, residual: bool = False
+) -> Kernel:
     """``width`` columns form a group: an entire row, or one of its heads."""
     kernel = KernelBuilder(name)
     x = kernel.buffer("x", (rows, columns), x_dtype)
     weight = kernel.buffer("weight", (width,), "float32")
+    addend = kernel.buffer("residual", (rows, columns), "float32") if residual else None
     y = kernel.buffer("y", (rows, columns), y_dtype, write=True)
     group, row = kernel.grid(columns // width, rows)
     thread = kernel.threads(THREADS)
@@ -35,5 +38,7 @@ def rms_norm(name: str, rows: Expr, columns: int, width: int, eps: float, x_dtyp
         place = kernel.let("place", step * THREADS + thread)
         with kernel.when(guard_below(place, width, THREADS)):
             value = cast(x[row, group * width + place], "float32") * scale * weight[place]
+            if addend is not None:
+                value = value + addend[row, group * width + place]
             y[row, group * width + place] = cast(value, y_dtype)
     return kernel.finish()

@@ -5,7 +5,7 @@ fuse_gate_up      gate and up projections and their activation  -> one gated pro
 fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
 fuse_rope_append  slices, q/k norm, rotation, KV append         -> one step
 fuse_attention    that step, then attention over the same pages -> one step
-fuse_residual     projection, then residual addition            -> one projection
+fuse_residual     projection or norm, then residual addition    -> one step
 fuse_norm         RMSNorm, then projection                      -> one projection that normalizes its input
 add_lora          projections                                   -> each followed by a LoRA adapter, if requested
 split_large       a weight larger than a binding                -> parts by rows

@@ -1,10 +1,15 @@
-"""add(linear(x), r) or add(r, linear(x))  ->  linear(x, residual=r)."""
+"""add(linear(x), r) or add(r, linear(x))  ->  linear(x, residual=r), and the same for rms_norm."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ..ir.graph import Graph, Node
 
-LINEAR = {"inputs": ("x", "weight", "bias", "norm"), "attrs": ("dtype", "eps")}
+MAKERS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "linear": {"inputs": ("x", "weight", "bias", "norm"), "attrs": ("dtype", "eps")},
+    "rms_norm": {"inputs": ("x", "weight"), "attrs": ("dtype", "eps")},
+}
 
 
 def fuse_residual(graph: Graph) -> Graph:
@@ -14,18 +19,19 @@ def fuse_residual(graph: Graph) -> Graph:
         if node.op != "add" or not node.has_only(inputs=("a", "b")):
             continue
         for role, other in (("a", "b"), ("b", "a")):
-            linear = makers.get(node.inputs[role])
-            if linear is None or linear.op != "linear" or not linear.has_only(**LINEAR) or id(linear) in replaced:
+            maker = makers.get(node.inputs[role])
+            if maker is None or maker.op not in MAKERS or not maker.has_only(**MAKERS[maker.op]):
+                continue
+            if id(maker) in replaced:
                 continue
             # In x + x, one user reads the value twice.
             if (
-                linear.attr("dtype") == "float32"
+                maker.attr("dtype") == "float32"
                 and graph.only_user(node.inputs[role]) is node
                 and node.inputs[role] != node.inputs[other]
             ):
-                replaced[id(linear)] = None
-                replaced[id(node)] = Node(
-                    "linear", {**linear.inputs, "residual": node.inputs[other]}, node.outputs, linear.attrs
-                )
+                replaced[id(maker)] = None
+                residual = {"residual": node.inputs[other]}
+                replaced[id(node)] = Node(maker.op, {**maker.inputs, **residual}, node.outputs, maker.attrs)
                 break
     return graph.replace(replaced)

@@ -148,10 +148,18 @@ class Job:
 
 def prepare(model: str, options: CompileOptions, progress: Progress, note: Note) -> Job:
     """Raises CheckpointError, UnsupportedModel or RequestError."""
+    check_options(options)
+    progress("read", 0, 1)
+    checkpoint = load(model)
+    for text in checkpoint.notes:
+        note(text)
+    progress("read", 1, 1)
+    return prepare_checkpoint(model, checkpoint, options)
+
+
+def check_options(options: CompileOptions) -> None:
+    """Raises RequestError for options that no model supports."""
     target = load_target(options.target)
-    quantization = quant.by_name(options.quantization)
-    activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS)
-    tuning = read_tuning(options.tuning)
     if options.group_size is not None or options.device is not None:
         raise RequestError(
             f"--group-size and --device: target {options.target} does not support them; "
@@ -164,11 +172,16 @@ def prepare(model: str, options: CompileOptions, progress: Progress, note: Note)
             f"--lora-rank {options.lora_rank}: target {options.target} does not support LoRA adapters; "
             "remove the option"
         )
-    progress("read", 0, 1)
-    checkpoint = load(model)
-    for text in checkpoint.notes:
-        note(text)
-    progress("read", 1, 1)
+    choose_activations(options.activations, quant.by_name(options.quantization), target.EXTRA_ACTIVATIONS)
+
+
+def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptions) -> Job:
+    """``model``: the name that the bundle gets. Raises UnsupportedModel or RequestError."""
+    check_options(options)
+    target = load_target(options.target)
+    quantization = quant.by_name(options.quantization)
+    activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS)
+    tuning = read_tuning(options.tuning)
     spec = checkpoint.spec
     if options.kv == "q8" and spec.head_dim % 4:
         raise RequestError(

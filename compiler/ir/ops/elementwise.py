@@ -30,18 +30,22 @@ from .op import (
 def infer_rms_norm(shapes: Shapes, attrs: Attrs) -> Type:
     width, columns = shapes["weight"][0], shapes["x"][1]
     require(isinstance(width, int) and isinstance(columns, int) and columns % width == 0, "rms_norm", shapes)
+    added = "residual" not in shapes or (shapes["residual"] == shapes["x"] and attrs["dtype"] == "float32")
+    require(added, "rms_norm", shapes)
     return shapes["x"], attrs["dtype"]
 
 
 def rms_norm(inputs: Inputs, attrs: Attrs) -> Array:
-    """Scale groups of columns to unit root mean square, then by weight. x (S, n * E), weight (E,) -> like x. Zhang &
+    """Scale groups of columns to unit root mean square, then by weight, and add a residual if there is one. Zhang &
     Sennrich 2019.
+
+    x (S, n * E), weight (E,), residual like x -> like x.
     """
     x, weight = inputs["x"].astype(np.float32), inputs["weight"]
     groups = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
     scale = 1 / np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + np.float32(attrs["eps"]))
     y: Array = (groups * scale * weight).reshape(x.shape)
-    return y
+    return y + inputs["residual"] if "residual" in inputs else y
 
 
 def infer_add(shapes: Shapes, attrs: Attrs) -> Type:
@@ -124,7 +128,11 @@ def soft_cap(inputs: Inputs, attrs: Attrs) -> Array:
 
 OPS = {
     "rms_norm": Op(
-        infer_rms_norm, rms_norm, inputs={"x": FLOATS, "weight": VECTOR}, attrs={"eps": EPS, "dtype": DTYPE}
+        infer_rms_norm,
+        rms_norm,
+        inputs={"x": FLOATS, "weight": VECTOR},
+        optional={"residual": FLOAT32},
+        attrs={"eps": EPS, "dtype": DTYPE},
     ),
     "add": Op(infer_add, add, inputs={"a": FLOAT32, "b": FLOAT32}),
     "gate": Op(infer_gate, gate, inputs={"gate": FLOAT32, "up": FLOAT32}, attrs={"activation": GATE}),

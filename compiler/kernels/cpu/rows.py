@@ -40,8 +40,17 @@ def rms_factor(kernel: KernelBuilder, load: Callable[[Scalar, int], Scalar], col
     return kernel.let("factor", number(1, "float32") / square_root(mean + number(eps, "float32")))
 
 
-def norm_row(kernel: KernelBuilder, x: Array, row: Scalar, weight: Array, columns: int, eps: float, y: Array) -> None:
-    """y[row] = x[row] / rms(x[row]) * weight."""
+def norm_row(
+    kernel: KernelBuilder,
+    x: Array,
+    row: Scalar,
+    weight: Array,
+    columns: int,
+    eps: float,
+    y: Array,
+    residual: Array | None = None,
+) -> None:
+    """y[row] = x[row] / rms(x[row]) * weight, plus residual[row] if there is one."""
 
     def load(start: Scalar, lanes: int) -> Scalar:
         return cast(x[row, ramp(start, lanes)], floats(lanes))
@@ -50,6 +59,8 @@ def norm_row(kernel: KernelBuilder, x: Array, row: Scalar, weight: Array, column
 
     def store(start: Scalar, lanes: int) -> None:
         value = load(start, lanes) * wide(factor, lanes) * weight[ramp(start, lanes)]
+        if residual is not None:
+            value = value + residual[row, ramp(start, lanes)]
         y[row, ramp(start, lanes)] = cast(value, of(str(y.buffer.dtype), lanes))
 
     each_vector(kernel, columns, LANES, store)
@@ -65,17 +76,19 @@ def rms_norm(
     eps: float,
     x_dtype: str,
     y_dtype: str,
+    residual: bool = False,
 ) -> Kernel:
-    """x (batch, groups * columns), weight (columns,) -> like x, with each group of columns normed separately. One task:
-    one group of a row.
+    """x (batch, groups * columns), weight (columns,), residual like x -> like x, with each group of columns normed
+    separately. One task: one group of a row.
     """
     kernel = CpuKernelBuilder(name)
     rows: Expr = batch if groups == 1 else ["mul", batch, groups]
     x = kernel.buffer("x", (rows, columns), x_dtype)
     weight = kernel.buffer("weight", (columns,), "float32")
+    addend = kernel.buffer("residual", (rows, columns), "float32") if residual else None
     y = kernel.buffer("y", (rows, columns), y_dtype, write=True)
     with kernel.tasks("row", rows) as row:
-        norm_row(kernel, x, row, weight, columns, eps, y)
+        norm_row(kernel, x, row, weight, columns, eps, y, addend)
     return kernel.finish()
 
 

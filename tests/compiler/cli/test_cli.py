@@ -116,6 +116,16 @@ def test_inspect_counts_memory_and_dispatches(tiny_bundle: Path, capsys: pytest.
     assert int(str(report["runtime_memory_bytes"])) > int(str(report["weight_bytes"])) + kv_bytes
 
 
+def test_inspect_reports_on_a_model_without_weights(
+    tiny_checkpoints: Mapping[str, Path], tiny_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = str(tiny_checkpoints["qwen3"] / "config.json")
+    report = run_json(capsys, "inspect", config, "--json", "--target", "cpu", "--context", "64")
+    assert (report["target"], report["context"], report["quantization"]) == ("cpu", 64, "q4f16")
+    assert "remove them" in fails(capsys, "inspect", config, "--verify", "--json")
+    assert "is a bundle; remove them" in fails(capsys, "inspect", str(tiny_bundle), "--target", "cpu", "--json")
+
+
 def test_inspect_counts_8_bit_keys_and_values(
     compile_tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,7 +224,9 @@ def test_a_bundle_in_place_of_a_checkpoint_and_the_reverse_are_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     checkpoint = str(tiny_checkpoints["qwen3"])
-    assert f"nearfar compile {checkpoint} -o BUNDLE" in fails(capsys, "inspect", checkpoint, "--json")
+    assert f"nearfar compile {checkpoint} -o BUNDLE" in fails(
+        capsys, "score", checkpoint, "--tokens", "1", "-o", str(tmp_path / "x"), "--json"
+    )
     assert "is already a bundle" in fails(capsys, "compile", str(tiny_bundle), "-o", str(tmp_path / "bundle"), "--json")
     server_bundle = str(compile_tiny("qwen3", "f32", target="cpu", lora_rank=4))
     assert "is a bundle for cpu; compile one for browsers" in fails(capsys, "demo", server_bundle, "--serve")

@@ -116,6 +116,8 @@ def row_cases() -> Iterator[StepCase]:
     for columns, cap in ((3, 30.0), (33, None)):
         attrs = {"scale": 3.5, "cap": cap}
         yield on_rows(f"soft_cap_{columns}_{cap}", "soft_cap", {"x": ("float32", "S", columns)}, attrs)
+    inputs = {"x": ("float32", "S", 74), "weight": ("vector", 37), "residual": ("float32", "S", 74)}
+    yield on_rows("rms_norm_residual", "rms_norm", inputs, {"eps": EPS, "dtype": "float32"})
     for groups, columns, x, y, batch in (
         (1, 1, "float32", "float32", "S"),
         (1, 37, "float32", "float32", "R"),

@@ -36,6 +36,7 @@ def row_cases() -> Iterator[Case]:
         (6, 1, "float16", "float16"),
     ):
         yield rms_norm_case(columns, width, 0.1, x_dtype, y_dtype)
+    yield replace(rms_norm_case(72, 24, residual=True), on_dawn=True)
     for columns, start, stop, x_dtype, y_dtype in (
         (72, 0, 72, "float32", "float32"),
         (200, 135, 200, "float32", "float16"),
@@ -101,10 +102,16 @@ def take_rows_case(columns: int) -> Case:
 
 
 def rms_norm_case(
-    columns: int, width: int = 0, eps: float = EPS, x_dtype: str = "float32", y_dtype: str = "float32"
+    columns: int,
+    width: int = 0,
+    eps: float = EPS,
+    x_dtype: str = "float32",
+    y_dtype: str = "float32",
+    *,
+    residual: bool = False,
 ) -> Case:
     width = width or columns
-    name = f"rms_norm_{columns}_{width}_{x_dtype}_{y_dtype}"
+    name = f"rms_norm_{columns}_{width}_{x_dtype}_{y_dtype}" + "_residual" * residual
 
     def run(size: int) -> Run:
         rng = random(name)
@@ -112,15 +119,16 @@ def rms_norm_case(
         # So small that eps counts.
         x[size // 2] *= 1e-3
         weight = rng.normal(1, 0.3, width).astype(np.float32)
-        y = OPS["rms_norm"].run({"x": x, "weight": weight}, {"eps": eps})
+        inputs = {"x": x, "weight": weight}
+        if residual:
+            inputs["residual"] = rng.normal(size=(size, columns)).astype(np.float32)
+        y = OPS["rms_norm"].run(inputs, {"eps": eps})
         assert y is not None
-        return Run(
-            {"R": size}, {"x": x, "weight": weight, "y": nothing((size, columns), y_dtype)}, {"y": y.astype(y_dtype)}
-        )
+        return Run({"R": size}, {**inputs, "y": nothing((size, columns), y_dtype)}, {"y": y.astype(y_dtype)})
 
     return Case(
         name,
-        lambda: rms_norm(name, "R", columns, width, eps, x_dtype, y_dtype),
+        lambda: rms_norm(name, "R", columns, width, eps, x_dtype, y_dtype, residual=residual),
         lambda: [run(size) for size in BATCHES],
     )
 

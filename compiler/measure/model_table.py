@@ -1,0 +1,118 @@
+"""The table of the models that compile: for each published configuration its size, cost and targets.
+
+`arch/published/` holds the configurations, as they were published or with the published values.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from .. import quant
+from ..arch import SUPPORTED
+from ..bundle.manifest import EXPORTS, GENERATE
+from ..errors import NearfarError, ToolError
+from ..formats.huggingface import read_spec
+from ..ir.spec import ModelSpec
+from ..passes import run_passes
+from ..pipeline.compile import PAGE_SIZE, graphs_of
+from ..pipeline.export import DEFAULT_CONTEXT, choose_activation
+from ..pipeline.target import TARGETS, ExportOptions, load_exporter, load_target
+from ..pipeline.weights import place_weights, shard_sizes
+from .shapes import shape_checkpoint
+
+QUANTIZATION = "q4f16"
+# Layers of the model that is tried on an exporter: enough for one of each kind.
+TRIED_LAYERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A published model. Kernels are made for every model, so all compile for the TARGETS.
+
+    ``weight_bytes``: in QUANTIZATION. ``steps_per_layer``: of the plan for WebGPU, which are the dispatches of a
+    decoded token but for long contexts. ``kv_bytes``: for DEFAULT_CONTEXT tokens in float16. ``exports``: the targets
+    of EXPORTS that express it; None if their packages are not installed.
+    """
+
+    name: str
+    model_type: str
+    parameters: int
+    weight_bytes: int
+    steps_per_token: int
+    num_layers: int
+    kv_bytes: int
+    exports: tuple[str, ...] | None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (*TARGETS, *(self.exports or ()))
+
+
+def published() -> Iterator[tuple[str, Path]]:
+    """The name and the file of each configuration, by family and size."""
+    folder = Path(str(files("nearfar.compiler.arch") / "published"))
+    return ((path.stem, path) for path in sorted(folder.glob("*.json")))
+
+
+@cache
+def model_table() -> tuple[Model, ...]:
+    models = [_measure(name, read_spec(path)) for name, path in published()]
+    return tuple(sorted(models, key=lambda model: (SUPPORTED.index(model.model_type), model.parameters)))
+
+
+def _measure(name: str, spec: ModelSpec) -> Model:
+    checkpoint = shape_checkpoint(Path(name), spec)
+    target, quantization = load_target("webgpu"), quant.by_name(QUANTIZATION)
+    graph = graphs_of(checkpoint, min(DEFAULT_CONTEXT, spec.max_position_embeddings))[GENERATE]
+    fused = run_passes(graph, quantization, target.MAX_BINDING_BYTES)
+    placed = place_weights(fused.parameters, quantization, target.LAYOUT)
+    pages = -(-DEFAULT_CONTEXT // PAGE_SIZE)
+    states = [state.shape[1:] for state in graph.states.values() if state.shape[0] == "P"]
+    kv = sum(math.prod(size for size in shape if isinstance(size, int)) for shape in states)
+    return Model(
+        name=name,
+        model_type=spec.model_type,
+        parameters=sum(math.prod(parameter.shape) for parameter in graph.parameters.values()),
+        weight_bytes=sum(shard_sizes(placed)),
+        steps_per_token=len(fused.nodes),
+        num_layers=spec.num_layers,
+        kv_bytes=2 * kv * pages,
+        exports=_exports(spec),
+    )
+
+
+def _exports(spec: ModelSpec) -> tuple[str, ...] | None:
+    layers = min(spec.num_layers, TRIED_LAYERS)
+    small = replace(
+        spec,
+        num_layers=layers,
+        windows=spec.windows[:layers],
+        unrotated=tuple(layer for layer in spec.unrotated if layer < layers),
+    )
+    try:
+        return tuple(target for target in EXPORTS if _expresses(target, small))
+    except ToolError:
+        return None
+
+
+def _expresses(target: str, spec: ModelSpec) -> bool:
+    exporter, quantization = load_exporter(target), quant.by_name(QUANTIZATION)
+    device = exporter.DEVICES[0] if exporter.DEVICES else None
+    activation = choose_activation(None, quantization.activations, exporter.activations(device), device or target)
+    options = ExportOptions(quantization, activation, device, "activation", DEFAULT_CONTEXT)
+    with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
+        checkpoint = shape_checkpoint(Path(folder), spec)
+        graph = graphs_of(checkpoint, DEFAULT_CONTEXT)[GENERATE]
+        try:
+            exporter.file_sizes(checkpoint, graph, options, Path(folder))
+        except ToolError:
+            raise
+        except NearfarError:
+            return False
+    return True

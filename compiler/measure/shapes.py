@@ -1,0 +1,48 @@
+"""What a model costs in a bundle, from its config.json alone: the weights and the tokenizer need not be there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from ..bundle.manifest import Manifest
+from ..formats.checkpoint import Checkpoint, TokenizerFiles
+from ..formats.huggingface import read_spec
+from ..ir.plan import union
+from ..ir.spec import ModelSpec
+from ..pipeline.compile import CompileOptions, Progress, build, graphs_of, prepare_checkpoint
+from ..pipeline.store import SizeStore
+from ..pipeline.weights import tensor_shapes
+from .report import Report, make_report
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A tensor of which only the name and the shape are known."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def rows(self, start: int, stop: int) -> NoReturn:
+        raise AssertionError(f"{self.name} has no values: rows {start} to {stop} were read")
+
+
+def shape_checkpoint(path: Path, spec: ModelSpec) -> Checkpoint:
+    """A checkpoint with the tensors that the spec requires, without values, and an empty tokenizer."""
+    empty = Checkpoint(path, spec, {}, TokenizerFiles(path, completed="{}"))
+    graphs = graphs_of(empty, context=1)
+    shapes = tensor_shapes(union(graph.parameters for graph in graphs.values()))
+    return Checkpoint(path, spec, {name: Shape(name, shape) for name, shape in shapes.items()}, empty.tokenizer)
+
+
+def report_shapes(config: Path, options: CompileOptions, progress: Progress = lambda *_: None) -> Report:
+    """The report on the bundle that a compile would write. ``config`` is a config.json.
+
+    Raises CheckpointError, UnsupportedModel or RequestError.
+    """
+    checkpoint = shape_checkpoint(config, read_spec(config))
+    job = prepare_checkpoint(config.parent.name or config.stem, checkpoint, options)
+    manifest: Manifest = build(job, SizeStore(), progress)
+    return make_report(manifest)

@@ -1,0 +1,53 @@
+"""The published models: their number of parameters as transformers counts them, and the README's table."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from nearfar.compiler.arch import SUPPORTED
+from nearfar.compiler.cli.models import markdown
+from nearfar.compiler.measure.model_table import Model, model_table, published
+
+README = Path(__file__).parents[3] / "README.md"
+
+
+@pytest.fixture(scope="module")
+def smallest() -> dict[str, Model]:
+    """The smallest model of each family."""
+    return {model.model_type: model for model in reversed(model_table())}
+
+
+def test_every_family_but_those_of_a_few_large_models_is_tried_at_a_published_size(smallest: dict[str, Model]) -> None:
+    assert set(SUPPORTED) - smallest.keys() == {"ministral"}
+
+
+def test_parameters_are_those_of_transformers(smallest: dict[str, Model]) -> None:
+    import torch
+    import transformers
+
+    configs = dict(published())
+    for model in smallest.values():
+        values = json.loads(configs[model.name].read_text())
+        text = values.get("text_config", values)
+        config = transformers.CONFIG_MAPPING[text["model_type"]].from_dict(dict(text))
+        with torch.device("meta"):
+            expected = transformers.AutoModelForCausalLM.from_config(config)
+        count = sum(math.prod(parameter.shape) for parameter in expected.parameters())
+        assert model.parameters == count, model.name
+
+
+def test_steps_are_five_a_layer_and_seven_with_norms_behind_sub_layers(smallest: dict[str, Model]) -> None:
+    steps = {family: model.steps_per_token // model.num_layers for family, model in smallest.items()}
+    behind = {"gemma2": 7, "gemma3_text": 7, "exaone4": 7}
+    # Norms over all heads of a row are steps of their own.
+    wide = {"olmo2": 15, "olmo3": 15}
+    assert steps == {family: behind.get(family, wide.get(family, 5)) for family in steps}
+
+
+def test_the_readme_has_the_table() -> None:
+    table = markdown(model_table())
+    assert table in README.read_text(), f"put the output of `nearfar models --markdown` into README.md:\n{table}"

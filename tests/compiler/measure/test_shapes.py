@@ -1,0 +1,30 @@
+"""A report from config.json alone against the report of a dry run with the weights."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nearfar.compiler.errors import CheckpointError, RequestError
+from nearfar.compiler.measure.dry_run import dry_run
+from nearfar.compiler.measure.shapes import report_shapes
+from nearfar.compiler.pipeline.compile import CompileOptions
+
+
+def test_the_report_needs_only_config_json(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    config = Path(shutil.copy(tiny_checkpoints["qwen3"] / "config.json", tmp_path))
+    options = CompileOptions(target="cpu", quantization="q8f16", context=64)
+    expected = dry_run(str(tiny_checkpoints["qwen3"]), options).report
+    assert report_shapes(config, options) == replace(expected, model=tmp_path.name)
+
+
+def test_options_and_values_are_checked(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    config = tiny_checkpoints["qwen3"] / "config.json"
+    with pytest.raises(RequestError, match="--context 100000: the model was trained for 512 positions"):
+        report_shapes(config, CompileOptions(context=100_000))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(CheckpointError, match="is missing"):
+        report_shapes(tmp_path / "config.json", CompileOptions())
