@@ -44,6 +44,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": (
         "Granite",
         {
+            "head_dim": 24,
             "tie_word_embeddings": True,
             "embedding_multiplier": 12.0,
             "attention_multiplier": 0.3,

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from decoder_families import TOKENS, make_family
 from emulated_driver import EmulatedDriver
 from ragged import ragged_logits, sequences_alone, whole_and_in_chunks
 from tiny_models import CHECKPOINTS
@@ -97,3 +98,14 @@ def test_an_architecture_runs_without_passes_and_with_them(
     for runner in (unfused, fused):
         for together, alone in zip(ragged_logits(runner), sequences_alone(runner), strict=True):
             assert relative_error(together, alone) < F32
+
+
+def test_gemma_2_runs_on_every_kernel_target(
+    target: str, opened: Callable[[Bundle], PlanRunner], tmp_path: Path
+) -> None:
+    """It has windows on some layers, soft-caps, scales, and norms behind its sub-layers."""
+    expected = make_family("gemma2", tmp_path / "checkpoint")
+    options = CompileOptions(target=target, **OPTIONS)  # type: ignore[arg-type]
+    runner = opened(compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options))
+    for chunk in (len(TOKENS), 9):
+        assert relative_error(whole_and_in_chunks(runner, TOKENS, chunk), expected) < F32
