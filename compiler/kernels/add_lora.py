@@ -36,7 +36,7 @@ def add_lora(
     thread = kernel.threads(THREADS)
     lane, group = kernel.let("lane", thread % LANES), kernel.let("group", thread // LANES)
     adapter = kernel.let("adapter", adapters[row])
-    place = kernel.let("place", maximum(adapter, 0))
+    slot = kernel.let("slot", maximum(adapter, 0))
     partial = kernel.shared("partial", (RANKS_AT_ONCE, LANES), "float32")
     lows = kernel.shared("lows", (ranks,), "float32")
     total = kernel.local("total", 1, "float32")
@@ -63,7 +63,7 @@ def add_lora(
                     column = kernel.let("column", step * LANES + lane)
                     with kernel.when(column < columns):
                         weight = (
-                            a[place, first + r, column] if norm is None else a[place, first + r, column] * norm[column]
+                            a[slot, first + r, column] if norm is None else a[slot, first + r, column] * norm[column]
                         )
                         total[0] = total[0] + cast(x[row, column], "float32") * weight
                 partial[r, lane] = total[0]
@@ -84,6 +84,6 @@ def add_lora(
                 part[0] = part[0] + select(column >= stop, 1, 0)
             total[0] = cast(y[row, column], "float32")
             with kernel.loop("r", rank) as r:
-                total[0] = total[0] + lows[part[0] * rank + r] * b[place, column, r]
+                total[0] = total[0] + lows[part[0] * rank + r] * b[slot, column, r]
             y[row, column] = cast(total[0], y_dtype)
     return kernel.finish()

@@ -88,7 +88,7 @@ class TileAttention:
         self.queries = kernel.shared("queries", (rows, padded_vectors(heads)), heads.vector_dtype)
         self.key_part = kernel.shared("key_part", (keys, KEY_VECTORS + 1), heads.vector_dtype)
         self.scores = kernel.shared("scores", (rows, keys + 1), "float32")
-        self.fold_places = kernel.shared("fold_places", (threads,), "float32")
+        self.partials = kernel.shared("partials", (threads,), "float32")
         self.largest, self.total, self.correction = (
             kernel.shared(each, (rows,), "float32") for each in ("largest", "total", "correction")
         )
@@ -158,16 +158,16 @@ class TileAttention:
             kernel.barrier()
             self._load_key_part(part, first_key, count)
             kernel.barrier()
-            with kernel.loop("place", KEY_VECTORS) as place:
+            with kernel.loop("vector_in_key", KEY_VECTORS) as vector_in_key:
                 own_keys = [
-                    kernel.let("own_key", self.key_part[self.score_key + j * self.key_groups, place])
+                    kernel.let("own_key", self.key_part[self.score_key + j * self.key_groups, vector_in_key])
                     for j in range(self.score_keys)
                 ]
                 for i in range(self.score_rows):
                     row = self._row_of_score(i)
                     if self.row_groups * self.score_rows != self.options.rows:
                         row = minimum(row, self.options.rows - 1)
-                    own_query = kernel.let("own_query", self.queries[row, part * KEY_VECTORS + place])
+                    own_query = kernel.let("own_query", self.queries[row, part * KEY_VECTORS + vector_in_key])
                     for j in range(self.score_keys):
                         here = i * self.score_keys + j
                         self.dots[here] = self.dots[here] + own_query * own_keys[j]
@@ -196,10 +196,10 @@ class TileAttention:
         for key, guard in self._soft_keys():
             with kernel.when(guard):
                 self.best[0] = maximum(self.best[0], self.scores[soft_row, key])
-        self.fold_places[self.thread] = self.best[0]
+        self.partials[self.thread] = self.best[0]
         self._fold(maximum)
         new_largest = kernel.let(
-            "new_largest", maximum(self.largest[soft_row], self.fold_places[soft_row * self.threads_a_row])
+            "new_largest", maximum(self.largest[soft_row], self.partials[soft_row * self.threads_a_row])
         )
         self.sum[0] = 0
         for key, guard in self._soft_keys():
@@ -208,11 +208,11 @@ class TileAttention:
                 self.scores[soft_row, key] = own_weight
                 self.sum[0] = self.sum[0] + own_weight
         kernel.barrier()
-        self.fold_places[self.thread] = self.sum[0]
+        self.partials[self.thread] = self.sum[0]
         self._fold(lambda one, other: one + other)
         with kernel.when(self.lane == 0):
             self.correction[soft_row] = weight(self.largest[soft_row], new_largest)
-            self.total[soft_row] = self.total[soft_row] * self.correction[soft_row] + self.fold_places[self.thread]
+            self.total[soft_row] = self.total[soft_row] * self.correction[soft_row] + self.partials[self.thread]
             self.largest[soft_row] = new_largest
         kernel.barrier()
 
@@ -244,15 +244,16 @@ class TileAttention:
         for start in range(0, items, threads):
             item = kernel.let("item", self.thread + start)
             with kernel.when(True if start + threads <= items else item < items):
-                key, place = kernel.let("key", item // KEY_VECTORS), kernel.let("place", item % KEY_VECTORS)
-                vector = kernel.let("vector", part * KEY_VECTORS + place)
-                self.key_part[key, place] = number(0, heads.vector_dtype)
+                key = kernel.let("key", item // KEY_VECTORS)
+                vector_in_key = kernel.let("vector_in_key", item % KEY_VECTORS)
+                vector = kernel.let("vector", part * KEY_VECTORS + vector_in_key)
+                self.key_part[key, vector_in_key] = number(0, heads.vector_dtype)
                 with kernel.when(
                     all_of(key < count, True if heads.vectors % KEY_VECTORS == 0 else vector < heads.vectors)
                 ):
                     in_page = kernel.let("in_page", (first_key + key) % heads.page_size)
                     page = self.tile_pages[key // heads.page_size]
-                    self.key_part[key, place] = self.pages.load(page, 0, self.kv_head, in_page, vector)
+                    self.key_part[key, vector_in_key] = self.pages.load(page, 0, self.kv_head, in_page, vector)
 
     def _row_of_score(self, i: int) -> Scalar:
         return self.score_row + i * self.row_groups
@@ -265,13 +266,13 @@ class TileAttention:
     def _soft_keys(self) -> list[tuple[Scalar, Scalar | bool]]:
         """The keys of the thread's part of a row's softmax, and whether each key exists."""
         keys, step = self.options.keys, self.threads_a_row
-        places = [self.lane + i * step for i in range(-(-keys // step))]
-        return [(key, True if keys % step == 0 else key < keys) for key in places]
+        keys_of_thread = [self.lane + i * step for i in range(-(-keys // step))]
+        return [(key, True if keys % step == 0 else key < keys) for key in keys_of_thread]
 
     def _fold(self, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-        """Combine the values of each row's threads in ``fold_places``."""
+        """Combine the values of each row's threads in ``partials``."""
 
         def into(mine: Scalar, other: Scalar) -> None:
-            self.fold_places[mine] = combine(self.fold_places[mine], self.fold_places[other])
+            self.partials[mine] = combine(self.partials[mine], self.partials[other])
 
         self.kernel.fold(self.thread, self.lane, self.threads_a_row, into)

@@ -262,14 +262,14 @@ class KernelBuilder:
         """Combine one float32 value from each of the workgroup's ``threads`` (a power of two), and return the result to
         all of them. Barriers are included.
         """
-        places = self.shared(name, (threads,), "float32")
-        places[thread] = value
+        partials = self.shared(name, (threads,), "float32")
+        partials[thread] = value
 
         def into(mine: Scalar, other: Scalar) -> None:
-            places[mine] = combine(places[mine], places[other])
+            partials[mine] = combine(partials[mine], partials[other])
 
         self.fold(thread, thread, threads, into)
-        return self.let("folded", places[0])
+        return self.let("folded", partials[0])
 
     def finish(self) -> Kernel:
         self._frames.close()
@@ -386,6 +386,6 @@ def result_of(dtype: str, function: str, *arguments: Scalar) -> Scalar:
     return tirx.call_extern(dtype, function, *arguments)
 
 
-def place_of(array: Array, *index: Scalar | int) -> Scalar:
+def address_of(array: Array, *index: Scalar | int) -> Scalar:
     """A pointer to an element, as an argument of such functions."""
     return tirx.address_of(array.buffer[index])

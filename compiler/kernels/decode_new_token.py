@@ -23,7 +23,7 @@ class NewToken:
         self.work, self.facts = work, scores
         kernel, heads, threads = work.kernel, work.options.heads, work.options.threads
         self.rows = kernel.shared("rows", (heads + 2, work.facts.vectors), work.facts.vector_dtype)
-        self._fold_places = kernel.shared("fold_places", (threads,), "float32")
+        self._partials = kernel.shared("partials", (threads,), "float32")
         self._products = kernel.shared("products", (heads * work.facts.vectors,), "float32")
         self.scores = kernel.shared("new_scores", (heads,), "float32")
         self._threads_a_row = threads // power_of_two(heads + 1)
@@ -43,7 +43,7 @@ class NewToken:
                 row_index, index = kernel.let("row_index", item // vectors), kernel.let("index", item % vectors)
                 factor = None
                 if work.new.normed:
-                    factor = work.new.factor(self._fold_places[minimum(row_index, heads) * self._threads_a_row])
+                    factor = work.new.factor(self._partials[minimum(row_index, heads) * self._threads_a_row])
                 value = kernel.let(
                     "value", work.new.vector(work.row, self._head_of(row_index), work.position, index, factor)
                 )
@@ -62,14 +62,14 @@ class NewToken:
         writes = all_of(work.owns_new, work.first_head % facts.group == 0 if heads < facts.group else True)
         for plane, block, guard in self._blocks():
             with kernel.when(guard):
-                places = [block * facts.block_vectors + i for i in range(facts.block_vectors)]
-                fresh = [self.rows[plane + heads, place] for place in places]
-                largest = self._fold_places[plane * (work.options.threads // 2)] if pages.quantized else None
+                vector_indices = [block * facts.block_vectors + i for i in range(facts.block_vectors)]
+                fresh = [self.rows[plane + heads, vector_index] for vector_index in vector_indices]
+                largest = self._partials[plane * (work.options.threads // 2)] if pages.quantized else None
                 with kernel.when(writes):
                     pages.store(page, plane, work.kv_head, work.position % facts.page_size, block, fresh, largest)
                 # So this token sees the same key and value as later tokens.
-                for place, value in zip(places, pages.rounded(fresh, largest), strict=True):
-                    self.rows[plane + heads, place] = value
+                for vector_index, value in zip(vector_indices, pages.rounded(fresh, largest), strict=True):
+                    self.rows[plane + heads, vector_index] = value
         kernel.barrier()
 
     def score(self) -> None:
@@ -110,7 +110,7 @@ class NewToken:
             with kernel.when(element < head_dim):
                 value = kernel.let("value", work.new.element(work.row, head, element))
                 squares[0] = squares[0] + value * value
-        self._fold_places[work.thread] = squares[0]
+        self._partials[work.thread] = squares[0]
         self._fold(lane, self._threads_a_row, lambda one, other: one + other)
 
     def _find_largest(self) -> None:
@@ -123,7 +123,7 @@ class NewToken:
             with kernel.when(True if start + half <= vectors else lane + start < vectors):
                 row = self.rows[plane + work.options.heads, lane + start]
                 magnitude[0] = maximum(magnitude[0], largest_lane(row, work.facts.lanes))
-        self._fold_places[work.thread] = magnitude[0]
+        self._partials[work.thread] = magnitude[0]
         self._fold(lane, half, maximum)
 
     def _blocks(self) -> Iterator[tuple[Scalar, Scalar, Scalar]]:
@@ -136,6 +136,6 @@ class NewToken:
 
     def _fold(self, lane: Scalar, width: int, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
         def into(mine: Scalar, other: Scalar) -> None:
-            self._fold_places[mine] = combine(self._fold_places[mine], self._fold_places[other])
+            self._partials[mine] = combine(self._partials[mine], self._partials[other])
 
         self.work.kernel.fold(self.work.thread, lane, width, into)

@@ -19,14 +19,14 @@ class CachedTiles:
     """A thread scores every nth key of a tile, all elements for all heads; then it sums a block, or a part of one, of
     every nth value.
 
-    ``places`` holds the tile's weights, ``largest`` and ``correction`` the running softmax, a vector for each four
+    ``shared`` holds the tile's weights, ``largest`` and ``correction`` the running softmax, a vector for each four
     heads.
     """
 
     def __init__(self, work: DecodeRange, new: NewToken, scores: Scores) -> None:
         self.work, self.new, self.facts = work, new, scores
         kernel, options, heads = work.kernel, work.options, work.facts
-        self.places = kernel.shared("work", (options.work_size(heads),), "float32x4")
+        self.shared = kernel.shared("work", (options.work_size(heads),), "float32x4")
         self.largest, self.correction = (
             kernel.shared(each, (options.score_vectors,), "float32x4") for each in ("largest", "correction")
         )
@@ -86,8 +86,8 @@ class CachedTiles:
         for u in range(self.keys_a_thread):
             # For a key beyond the last cached one, the last one is read and ignored later, which costs less than a
             # branch.
-            place = minimum(self._key(u), maximum(self.cached - 1, 0))
-            keys.append(kernel.let("key", self.start + place))
+            cached_key = minimum(self._key(u), maximum(self.cached - 1, 0))
+            keys.append(kernel.let("key", self.start + cached_key))
             key_pages.append(kernel.let("key_page", work.page_of(keys[-1])))
         with kernel.loop("block", self.blocks) as block:
             for u in range(self.keys_a_thread):
@@ -115,7 +115,7 @@ class CachedTiles:
                 self._finish_score(u, h, scale)
 
     def update_softmax(self) -> None:
-        """Turn scores into weights, those of cached keys in ``places``, and scale the sums so far to the largest
+        """Turn scores into weights, those of cached keys in ``shared``, and scale the sums so far to the largest
         scores.
         """
         work, kernel, vectors = self.work, self.work.kernel, self.work.options.score_vectors
@@ -126,8 +126,8 @@ class CachedTiles:
         ]
         kernel.barrier()
         for v in range(vectors):
-            self.places[work.thread * vectors + v] = reduce(maximum, (each[v] for each in mine))
-        self.folds.fold(self.places, maximum)
+            self.shared[work.thread * vectors + v] = reduce(maximum, (each[v] for each in mine))
+        self.folds.fold(self.shared, maximum)
         with kernel.when(work.thread < vectors):
             best = kernel.let("best", maximum(self.largest[work.thread], self.folds.folded(maximum)))
             self.correction[work.thread] = weight(self.largest[work.thread], best)
@@ -162,7 +162,7 @@ class CachedTiles:
                     self.value_blocks[i] = work.pages.block(page, 1, work.kv_head, key % facts.page_size, block)
                 for i in range(VALUES_AT_ONCE):
                     value = part_of(work.pages.vectors_of(self.value_blocks[i]), self.part, self.value_vectors)
-                    self._add_value(self.places, (first + i) * vectors, value)
+                    self._add_value(self.shared, (first + i) * vectors, value)
             with kernel.when(all_of(self.value_group == 0, self.cached < self.count)):
                 row = work.options.heads + 1
                 value = [self.new.rows[row, self.part * self.value_vectors + i] for i in range(self.value_vectors)]
@@ -180,7 +180,7 @@ class CachedTiles:
         for start in range(0, size, work.options.threads):
             item = kernel.let("item", work.thread + start)
             with kernel.when(all_of(item < size, work.count > 0 if split else True)):
-                sum_ = self.folds.sum(kept, size, self.places, item)
+                sum_ = self.folds.sum(kept, size, self.shared, item)
                 head, index = kernel.let("head", item // vectors), kernel.let("index", item % vectors)
                 if split:
                     work.results[work.row, work.range_index, work.first_head + head, index] = first_lanes(sum_, lanes)
@@ -220,7 +220,7 @@ class CachedTiles:
             self.new_weights[v] = weights
         if work.pages.quantized:
             weights = weights * splat(self.value_scales[u])
-        self.places[key * work.options.score_vectors + v] = select(key == self.cached, number(0, "float32x4"), weights)
+        self.shared[key * work.options.score_vectors + v] = select(key == self.cached, number(0, "float32x4"), weights)
 
     def _add_value(self, weights: Array, first: Scalar | int, value: list[Scalar]) -> None:
         kernel, options = self.work.kernel, self.work.options
@@ -237,17 +237,17 @@ class CachedTiles:
         work, kernel, vectors = self.work, self.work.kernel, self.work.options.score_vectors
         kernel.barrier()
         for v in range(vectors):
-            self.places[work.thread * vectors + v] = self.totals[v]
+            self.shared[work.thread * vectors + v] = self.totals[v]
 
         def add(one: Scalar, other: Scalar) -> Scalar:
             return one + other
 
-        self.folds.fold(self.places, add)
+        self.folds.fold(self.shared, add)
         with kernel.when(work.thread < vectors):
             self.correction[work.thread] = self.folds.folded(add)
 
     def _gather_results(self) -> int:
-        """Store the results of all groups of threads in ``places``, in several rounds if there are too many. Returns
+        """Store the results of all groups of threads in ``shared``, in several rounds if there are too many. Returns
         the number of results still to be added.
         """
         work, kernel, vectors, lanes = self.work, self.work.kernel, self.work.facts.vectors, self.work.facts.lanes
@@ -255,19 +255,19 @@ class CachedTiles:
         while kept * size > work.options.work_size(work.facts):
             kept = -(-kept // 2)
         own = [(h, i) for h in range(work.options.heads) for i in range(self.value_vectors)]
-        places = [(h * self.value_vectors + i, h * vectors + self.part * self.value_vectors + i) for h, i in own]
+        indices = [(h * self.value_vectors + i, h * vectors + self.part * self.value_vectors + i) for h, i in own]
         for turn in range(-(-self.value_groups // kept) - 1, -1, -1):
             first = turn * kept
             inside = min(kept, self.value_groups - first)
             with kernel.when(all_of(self.value_group >= first, self.value_group < first + inside)):
-                for mine, place in places:
-                    self.places[(self.value_group - first) * size + place] = as_four(self.result[mine], lanes)
+                for mine, other in indices:
+                    self.shared[(self.value_group - first) * size + other] = as_four(self.result[mine], lanes)
             kernel.barrier()
             if turn:
                 with kernel.when(self.value_group < inside):
-                    for mine, place in places:
+                    for mine, other in indices:
                         self.result[mine] = self.result[mine] + first_lanes(
-                            self.places[self.value_group * size + place], lanes
+                            self.shared[self.value_group * size + other], lanes
                         )
                 kernel.barrier()
         return kept

@@ -68,12 +68,12 @@ def linear_subgroup(name: str, facts: Projection, shape: SubgroupShape) -> Kerne
             tile.fill(row, step)
             kernel.barrier()
             with kernel.loop("round", truncated_quotient(subgroup.size + (blocks - 1), subgroup.size)) as i:
-                place = kernel.let("place", i * subgroup.size + subgroup.lane)
-                with kernel.when(place < blocks):
+                block_index = kernel.let("block_index", i * subgroup.size + subgroup.lane)
+                with kernel.when(block_index < blocks):
                     loaded = load_blocks(
-                        kernel, arguments, first_output, rows, step * blocks + place, steps * blocks, clamp=True
+                        kernel, arguments, first_output, rows, step * blocks + block_index, steps * blocks, clamp=True
                     )
-                    dot_products(kernel, arguments, tile, place, loaded, sums)
+                    dot_products(kernel, arguments, tile, block_index, loaded, sums)
         for i in range(rows * halves):
             sums[i] = subgroup.sum(sums[i])
         if tile.squares is not None and facts.norm_eps is not None:

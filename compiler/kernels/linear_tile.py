@@ -62,8 +62,8 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
     w = kernel.local("w", 1, "float32x4")
 
     def fill_x(step: Scalar, index: Scalar) -> None:
-        row_quad, place = index % row_quads, index // row_quads
-        quad = step * depth_quads + place
+        row_quad, depth_quad = index % row_quads, index // row_quads
+        quad = step * depth_quads + depth_quad
         for i in range(4):
             row = minimum(row_block * shape.rows + row_quad * 4 + i, batch - 1)
             loaded[i] = arguments.x.quad(row, quad, weight.chunks * 8)
@@ -74,11 +74,11 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
             if norm is not None:
                 squares[0] = squares[0] + column[0] * column[0]
                 column[0] = column[0] * splat(lane_of(w[0], k))
-            x_tile[place * 4 + k, row_quad] = cast(column[0], f"{x_dtype}x4")
+            x_tile[depth_quad * 4 + k, row_quad] = cast(column[0], f"{x_dtype}x4")
 
     def fill_weight(step: Scalar, index: Scalar) -> None:
-        output_quad, place = index % output_quads, index // output_quads
-        quad = step * depth_quads + place
+        output_quad, depth_quad = index % output_quads, index // output_quads
+        quad = step * depth_quads + depth_quad
         for i in range(4):
             output = minimum(column_block * outputs + tile_output(facts, output_quad, i), facts.outputs - 1)
             weight_row = output + (i // 2 * facts.outputs if facts.gated else 0)
@@ -87,7 +87,7 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
             loaded[i] = value * splat(weight.scale(weight_row, quad // 8)) if facts.weight.scale_dtype else value
         for k in range(4):
             column[0] = vector(*(lane_of(loaded[i], k) for i in range(4)))
-            weight_tile[place * 4 + k, output_quad] = cast(column[0], f"{shape.dtype}x4")
+            weight_tile[depth_quad * 4 + k, output_quad] = cast(column[0], f"{shape.dtype}x4")
 
     x_count, weight_count = row_quads * depth_quads, output_quads * depth_quads
     with kernel.loop("step", weight.chunks * 32 // shape.depth) as step:

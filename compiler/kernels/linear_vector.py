@@ -50,15 +50,15 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
         mine = [i * lanes + lane for i in range(shape.unroll)]
         clamp = facts.outputs % outputs != 0
         loaded = [
-            load_blocks(kernel, arguments, first_output, rows, step * blocks + place, steps * blocks, clamp=clamp)
-            for place in mine
+            load_blocks(kernel, arguments, first_output, rows, step * blocks + block_index, steps * blocks, clamp=clamp)
+            for block_index in mine
         ]
         if steps > 1:
             kernel.barrier()
         tile.fill(row, step)
         kernel.barrier()
-        for place, weights in zip(mine, loaded, strict=True):
-            dot_products(kernel, arguments, tile, place, weights, sums)
+        for block_index, weights in zip(mine, loaded, strict=True):
+            dot_products(kernel, arguments, tile, block_index, weights, sums)
 
     planes = [sums[i] for i in range(rows * halves)] + ([tile.squares] if tile.squares is not None else [])
     totals = fold_lanes(kernel, thread, threads, lanes, planes)

@@ -16,17 +16,17 @@ def row_threads(heads: Heads) -> int:
 
 
 class RowWriter:
-    """Writes a head to its page, with ``places`` in workgroup memory for sums and maxima over the head."""
+    """Writes a head to its page, with ``partials`` in workgroup memory for sums and maxima over the head."""
 
     def __init__(self, kernel: KernelBuilder, heads: Heads, pages: Pages, thread: Scalar) -> None:
         self._kernel, self._heads, self._pages, self._thread = kernel, heads, pages, thread
-        self.places = kernel.shared("places", (row_threads(heads),), "float32")
+        self.partials = kernel.shared("partials", (row_threads(heads),), "float32")
 
     def fold(self, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-        """Combine the values of all threads in ``places`` into the first element."""
+        """Combine the values of all threads in ``partials`` into the first element."""
 
         def into(mine: Scalar, other: Scalar) -> None:
-            self.places[mine] = combine(self.places[mine], self.places[other])
+            self.partials[mine] = combine(self.partials[mine], self.partials[other])
 
         self._kernel.fold(self._thread, self._thread, row_threads(self._heads), into)
 
@@ -35,7 +35,7 @@ class RowWriter:
         head.
         """
         if self._pages.quantized:
-            self.places[self._thread] = largest_lane(vector, self._heads.lanes)
+            self.partials[self._thread] = largest_lane(vector, self._heads.lanes)
             self.fold(maximum)
 
     def store(self, slot: Scalar, plane: Scalar, kv_head: Scalar, vector: Scalar) -> None:
@@ -43,5 +43,5 @@ class RowWriter:
         row.
         """
         page_size = self._heads.page_size
-        largest = self.places[0] if self._pages.quantized else None
+        largest = self.partials[0] if self._pages.quantized else None
         self._pages.store(slot // page_size, plane, kv_head, slot % page_size, self._thread, [vector], largest)

@@ -33,7 +33,7 @@ class Pages:
     """A layer's keys (plane 0) and values (plane 1) as the argument "kv".
 
     ``blocks`` binds them as blocks of `Heads.block_vectors` vectors, up to 16 bytes, for kernels that read and write
-    whole blocks; else a block is one vector. ``place`` is a token's row within its page.
+    whole blocks; else a block is one vector. ``in_page`` is a token's row within its page.
     """
 
     def __init__(self, kernel: KernelBuilder, heads: AttentionHeads, *, write: bool, blocks: bool = False) -> None:
@@ -64,14 +64,14 @@ class Pages:
     def block_dtype(self) -> str:
         return self._block_dtype
 
-    def load(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, place: Scalar, vector: Scalar) -> Scalar:
+    def load(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, in_page: Scalar, vector: Scalar) -> Scalar:
         """A vector as float32."""
-        (stored,) = self.vectors_of(self.block(page, plane, kv_head, place, vector))
-        return stored * splat(self.scale(page, plane, kv_head, place)) if self._quantized else stored
+        (stored,) = self.vectors_of(self.block(page, plane, kv_head, in_page, vector))
+        return stored * splat(self.scale(page, plane, kv_head, in_page)) if self._quantized else stored
 
-    def block(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, place: Scalar, block: Scalar) -> Scalar:
+    def block(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, in_page: Scalar, block: Scalar) -> Scalar:
         """A block of a row as it is stored."""
-        return self._kv[page, plane, kv_head, place * (self._heads.vectors // self._block_vectors) + block]
+        return self._kv[page, plane, kv_head, in_page * (self._heads.vectors // self._block_vectors) + block]
 
     def vectors_of(self, block: Scalar) -> list[Scalar]:
         """The vectors of a loaded block as float32; if pages are quantized, `scale` is not applied yet."""
@@ -84,9 +84,9 @@ class Pages:
             return [cast(block, self._heads.vector_dtype)]
         return list(halves(block))
 
-    def scale(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, place: Scalar) -> Scalar:
+    def scale(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, in_page: Scalar) -> Scalar:
         """The factor of a row's vectors. Quantized pages only."""
-        index = self._heads.page_size * self._heads.vectors + place
+        index = self._heads.page_size * self._heads.vectors + in_page
         if self._block_vectors == 1:
             return reinterpret(self._kv[page, plane, kv_head, index], "float32")
         lanes = self._block_vectors
@@ -120,7 +120,7 @@ class Pages:
         page: Scalar,
         plane: Scalar | int,
         kv_head: Scalar,
-        place: Scalar,
+        in_page: Scalar,
         block: Scalar,
         vectors: list[Scalar],
         largest: Scalar,
@@ -129,11 +129,11 @@ class Pages:
         ``largest`` as in `pack`.
         """
         heads, lanes = self._heads, self._block_vectors
-        self._kv[page, plane, kv_head, place * (heads.vectors // lanes) + block] = self.pack(vectors, largest)
+        self._kv[page, plane, kv_head, in_page * (heads.vectors // lanes) + block] = self.pack(vectors, largest)
         if not self._quantized:
             return
         with self._kernel.when(block == 0):
-            index = heads.page_size * heads.vectors + place
+            index = heads.page_size * heads.vectors + in_page
             scale = reinterpret(scale_of(largest), "uint32")
             if lanes > 1:
                 # The scales of rows before this one are in the same block.

@@ -28,17 +28,17 @@ def rms_norm(
     total = kernel.local("total", 1, "float32", fill=0)
     steps = -(-width // THREADS)
     with kernel.loop("step", steps) as step:
-        place = kernel.let("place", step * THREADS + thread)
-        with kernel.when(guard_below(place, width, THREADS)):
-            each = kernel.let("each", cast(x[row, group * width + place], "float32"))
+        column = kernel.let("column", step * THREADS + thread)
+        with kernel.when(guard_below(column, width, THREADS)):
+            each = kernel.let("each", cast(x[row, group * width + column], "float32"))
             total[0] = total[0] + each * each
     squares = kernel.folded("squares", thread, THREADS, total[0], lambda one, other: one + other)
     scale = kernel.let("scale", rms_factor(squares, width, eps))
     with kernel.loop("step", steps) as step:
-        place = kernel.let("place", step * THREADS + thread)
-        with kernel.when(guard_below(place, width, THREADS)):
-            value = cast(x[row, group * width + place], "float32") * scale * weight[place]
+        column = kernel.let("column", step * THREADS + thread)
+        with kernel.when(guard_below(column, width, THREADS)):
+            value = cast(x[row, group * width + column], "float32") * scale * weight[column]
             if addend is not None:
-                value = value + addend[row, group * width + place]
-            y[row, group * width + place] = cast(value, y_dtype)
+                value = value + addend[row, group * width + column]
+            y[row, group * width + column] = cast(value, y_dtype)
     return kernel.finish()

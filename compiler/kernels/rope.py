@@ -30,8 +30,8 @@ def rope(name: str, *, columns: int, head_dim: int, preparation: Preparation, x_
     with kernel.when(column < columns if columns % THREADS else True):
         element = kernel.let("element", column % head_dim)
 
-        def value_at(place: Scalar) -> Scalar:
-            return cast(x[row, column - element + place], "float32")
+        def value_at(index: Scalar) -> Scalar:
+            return cast(x[row, column - element + index], "float32")
 
         rotated = table.rotated(positions[row], element, value_at(element), value_at(table.partner(element)))
         y[row, column] = cast(rotated, y_dtype)

@@ -31,19 +31,19 @@ def rope_append(name: str, *, heads: Heads, preparation: Preparation, q_in_scrat
 
     factor = None
     if new.normed:
-        writer.places[thread] = 0
+        writer.partials[thread] = 0
         with kernel.when(inside):
             elements = [new.element(row, head, thread * heads.lanes + lane) for lane in range(heads.lanes)]
-            writer.places[thread] = sum_of(element * element for element in elements)
+            writer.partials[thread] = sum_of(element * element for element in elements)
         writer.fold(lambda one, other: one + other)
-        factor = kernel.let("factor", new.factor(writer.places[0]))
+        factor = kernel.let("factor", new.factor(writer.partials[0]))
 
     value = kernel.local("value", 1, heads.vector_dtype, fill=0)
     position: Scalar = number(0, "int32") if positions is None else positions[row]
     with kernel.when(inside):
         value[0] = new.vector(row, head, position, thread, factor)
     if pages.quantized:
-        # All threads have read the factor before its place is used again.
+        # All threads have read the factor before its memory is used again.
         kernel.barrier()
     writer.measure(value[0])
     slot = slots[row]

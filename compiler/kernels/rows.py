@@ -19,7 +19,7 @@ def take_rows(name: str, rows: Expr, taken: Expr, columns: int) -> Kernel:
     x = kernel.buffer("x", (rows, columns), "float32")
     indices = kernel.buffer("rows", (taken,), "int32")
     y = kernel.buffer("y", (taken, columns), "float32", write=True)
-    row, column = places(kernel, taken, columns)
+    row, column = row_and_column(kernel, taken, columns)
     with kernel.when(guard_below(column, columns, THREADS)):
         y[row, column] = x[indices[row], column]
     return kernel.finish()
@@ -31,7 +31,7 @@ def slice_columns(name: str, rows: Expr, columns: int, start: int, stop: int, x_
     kernel = KernelBuilder(name)
     x = kernel.buffer("x", (rows, columns), x_dtype)
     y = kernel.buffer("y", (rows, width), y_dtype, write=True)
-    row, column = places(kernel, rows, width)
+    row, column = row_and_column(kernel, rows, width)
     with kernel.when(guard_below(column, width, THREADS)):
         y[row, column] = cast(x[row, start + column], y_dtype)
     return kernel.finish()
@@ -41,13 +41,13 @@ def zeros(name: str, rows: Expr, columns: int, dtype: str) -> Kernel:
     """Clear a result whose columns the following kernels do not all write."""
     kernel = KernelBuilder(name)
     y = kernel.buffer("y", (rows, columns), dtype, write=True)
-    row, column = places(kernel, rows, columns)
+    row, column = row_and_column(kernel, rows, columns)
     with kernel.when(guard_below(column, columns, THREADS)):
         y[row, column] = 0
     return kernel.finish()
 
 
-def places(kernel: KernelBuilder, rows: Expr, columns: int) -> tuple[Scalar, Scalar]:
+def row_and_column(kernel: KernelBuilder, rows: Expr, columns: int) -> tuple[Scalar, Scalar]:
     """A thread's row and column."""
     block, row = kernel.grid(["ceildiv", columns, THREADS], rows)
     return row, kernel.let("column", block * THREADS + kernel.threads(THREADS))

@@ -82,7 +82,7 @@ def sample(name: str, columns: int) -> Kernel:
     setting = Settings(*(settings[row, index] for index in range(len(Settings._fields))))
     values = kernel.shared("values", (THREADS,), "float32")
     sums = kernel.shared("sums", (THREADS,), "float32")
-    places = kernel.shared("places", (THREADS,), "int32")
+    best_columns = kernel.shared("best_columns", (THREADS,), "int32")
     loaded = kernel.local("loaded", 1, "float32")
     best = kernel.local("best", 1, "float32", fill=LOWEST)
     token = kernel.local("token", 1, "int32")
@@ -117,10 +117,10 @@ def sample(name: str, columns: int) -> Kernel:
     kernel.barrier()
 
     values[thread] = best[0]
-    places[thread] = token[0]
-    fold_largest(kernel, thread, values, places)
+    best_columns[thread] = token[0]
+    fold_largest(kernel, thread, values, best_columns)
     best[0] = values[0]
-    token[0] = places[0]
+    token[0] = best_columns[0]
     sound = kernel.let("sound", best[0] < -LOWEST)
 
     with kernel.when(setting.temperature > 0):
@@ -165,16 +165,16 @@ def fold_sums(
     add_up(kernel, row.thread, sums)
 
 
-def fold_largest(kernel: KernelBuilder, thread: Scalar, values: Array, places: Array) -> None:
-    """Store the largest of the threads' values and its column in values[0] and places[0]; among equals, the lowest
-    column.
+def fold_largest(kernel: KernelBuilder, thread: Scalar, values: Array, best_columns: Array) -> None:
+    """Store the largest of the threads' values and its column in values[0] and best_columns[0]; among equals, the
+    lowest column.
     """
 
     def fold(mine: Scalar, other: Scalar) -> None:
-        earlier = all_of(values[other] == values[mine], places[other] < places[mine])
+        earlier = all_of(values[other] == values[mine], best_columns[other] < best_columns[mine])
         with kernel.when(any_of(values[other] > values[mine], earlier)):
             values[mine] = values[other]
-            places[mine] = places[other]
+            best_columns[mine] = best_columns[other]
 
     fold_in_loop(kernel, thread, fold)
 
@@ -262,9 +262,9 @@ def draw_token(
 
     total[0] = number(0, "float32")
     with kernel.loop("i", part) as i:
-        place = kernel.let("place", row.thread * part + i)
-        column = kernel.let("column", chosen_block[0] * block + place)
-        with kernel.when(all_of(place < block, column < row.columns)):
+        in_block = kernel.let("in_block", row.thread * part + i)
+        column = kernel.let("column", chosen_block[0] * block + in_block)
+        with kernel.when(all_of(in_block < block, column < row.columns)):
             total[0] = total[0] + weight(row.load(column))
     kernel.barrier()
     parts[row.thread] = total[0]
@@ -294,10 +294,10 @@ def first_beyond(
     running = kernel.local("running", 1, "float32", fill=0)
     found = kernel.local("found", 1, "int32", fill=0)
     chosen[0] = 0
-    with kernel.loop("place", count) as place:
-        each = kernel.let("each", weight_of(place))
+    with kernel.loop("index", count) as index:
+        each = kernel.let("each", weight_of(index))
         with kernel.when(all_of(found[0] == 0, each > 0)):
-            chosen[0] = place
+            chosen[0] = index
             before[0] = running[0]
             running[0] = running[0] + each
             found[0] = select(running[0] > goal[0], 1, 0)

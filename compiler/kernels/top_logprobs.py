@@ -22,7 +22,7 @@ def top_logprobs(name: str, columns: int) -> Kernel:
     row_logits = Columns(kernel, thread, columns, lambda column: logits[row, column])
     values = kernel.shared("values", (THREADS,), "float32")
     sums = kernel.shared("sums", (THREADS,), "float32")
-    places = kernel.shared("places", (THREADS,), "int32")
+    best_columns = kernel.shared("best_columns", (THREADS,), "int32")
 
     fold_sums(kernel, row_logits, values, sums)
     largest = kernel.local("row_largest", 1, "float32")
@@ -30,27 +30,27 @@ def top_logprobs(name: str, columns: int) -> Kernel:
     log_sum = kernel.local("log_sum", 1, "float32")
     log_sum[0] = log(sums[0])
     last_value = kernel.local("last_value", 1, "float32", fill=-LOWEST)
-    last_place = kernel.local("last_place", 1, "int32", fill=-1)
+    last_column = kernel.local("last_column", 1, "int32", fill=-1)
     best = kernel.local("best", 1, "float32")
-    place = kernel.local("place", 1, "int32")
+    best_column = kernel.local("best_column", 1, "int32")
     with kernel.loop("rank", min(ALTERNATIVES, columns)) as rank:
         best[0] = LOWEST
-        place[0] = columns
+        best_column[0] = columns
         with row_logits.each() as (column, x):
-            after = any_of(x < last_value[0], all_of(x == last_value[0], column > last_place[0]))
+            after = any_of(x < last_value[0], all_of(x == last_value[0], column > last_column[0]))
             # Among equals, choose the lowest column: a thread visits its columns in rising order.
-            with kernel.when(all_of(after, any_of(x > best[0], place[0] == columns))):
+            with kernel.when(all_of(after, any_of(x > best[0], best_column[0] == columns))):
                 best[0] = x
-                place[0] = column
+                best_column[0] = column
         # All threads have read the result of the previous round.
         kernel.barrier()
         values[thread] = best[0]
-        places[thread] = place[0]
-        fold_largest(kernel, thread, values, places)
+        best_columns[thread] = best_column[0]
+        fold_largest(kernel, thread, values, best_columns)
         last_value[0] = values[0]
-        last_place[0] = places[0]
+        last_column[0] = best_columns[0]
         with kernel.when(thread == 0):
             # NaN logits are never chosen.
-            ids[row, rank] = minimum(places[0], columns - 1)
+            ids[row, rank] = minimum(best_columns[0], columns - 1)
             logprobs[row, rank] = values[0] - largest[0] - log_sum[0]
     return kernel.finish()

@@ -121,11 +121,11 @@ def dot_products(
     kernel: KernelBuilder,
     arguments: ProjectionArguments,
     tile: InputTile,
-    place: Scalar,
+    block_index: Scalar,
     weights: LoadedBlocks,
     sums: Array,
 ) -> None:
-    """Add to each row's sum the dot product of its loaded block with the block of the input at ``place`` of the
+    """Add to each row's sum the dot product of its loaded block with the block of the input at ``block_index`` of the
     tile.
     """
     fmt = arguments.facts.weight
@@ -133,7 +133,7 @@ def dot_products(
     start = kernel.local("start", 1, "float32x4")
     dot = kernel.local("dot", 1, "float32x4")
     for j in range(tile.quads):
-        x[j] = tile.quad(place, j)
+        x[j] = tile.quad(block_index, j)
     if fmt.zero:
         # The contribution of the codes of zeros, subtracted once for all rows.
         for j, zero in enumerate(fmt.block_zeros):

@@ -21,7 +21,7 @@ from ..pipeline.compile import CompileOptions, Note, Progress, build, prepare, r
 from ..pipeline.export import export_manifest, manifest_text, prepare_export
 from ..pipeline.self_test import LENGTH
 from ..pipeline.store import NO_HASH, SizeStore
-from ..pipeline.weights import PACKING_THREADS, Placed, place_weights, read_and_pack
+from ..pipeline.weights import PACKING_THREADS, StoredWeight, lay_out_weights, read_and_pack
 from ..quant import Quantization
 from ..quant.layout import rows_per_tile
 from .report import ExportReport, Report, make_export_report, make_report
@@ -64,7 +64,7 @@ def dry_run(
     store = SizeStore()
     manifest: Manifest = build(job, store, progress)
     has_self_test = options.self_test and GENERATE in manifest.plans
-    estimate = estimate_time(job.checkpoint, store.placed, job.quantization, self_test=has_self_test)
+    estimate = estimate_time(job.checkpoint, store.stored, job.quantization, self_test=has_self_test)
     return DryRun(make_report(manifest), store.sizes, has_self_test, estimate)
 
 
@@ -87,18 +87,18 @@ def dry_export(model: str, options: CompileOptions, progress: Progress, note: No
     files = [FileEntry(file=file, size=size, sha256=NO_HASH) for file, size in sorted(sizes.items())]
     manifest: ExportManifest = export_manifest(job, files)
     sizes[MANIFEST_FILE] = len(manifest_text(manifest).encode())
-    placed = place_weights(job.graph.parameters, job.options.quantization, "rows")
-    estimate = estimate_time(job.checkpoint, placed, job.options.quantization, self_test=False)
+    stored = lay_out_weights(job.graph.parameters, job.options.quantization, "rows")
+    estimate = estimate_time(job.checkpoint, stored, job.options.quantization, self_test=False)
     return DryRun(make_export_report(manifest), sizes, False, estimate)
 
 
 def estimate_time(
-    checkpoint: Checkpoint, placed: Sequence[Placed], quantization: Quantization, *, self_test: bool
+    checkpoint: Checkpoint, stored: Sequence[StoredWeight], quantization: Quantization, *, self_test: bool
 ) -> Estimate:
     """See `Estimate`. Raises CheckpointError or QuantizationError for the sample's values."""
-    elements = sum(each.parameter.rows * (each.parameter.columns or 1) for each in placed)
+    elements = sum(each.parameter.rows * (each.parameter.columns or 1) for each in stored)
     largest = max(
-        (each for each in placed if each.parameter.columns),
+        (each for each in stored if each.parameter.columns),
         key=lambda each: each.parameter.rows * (each.parameter.columns or 1),
     )
     columns = largest.parameter.columns or 1

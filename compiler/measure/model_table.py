@@ -23,7 +23,7 @@ from ..passes import run_passes
 from ..pipeline.compile import PAGE_SIZE, graphs_of
 from ..pipeline.export import DEFAULT_CONTEXT, choose_activation
 from ..pipeline.target import TARGETS, ExportOptions, load_exporter, load_target
-from ..pipeline.weights import place_weights, shard_sizes
+from ..pipeline.weights import lay_out_weights, shard_sizes
 from .shapes import shape_checkpoint
 
 QUANTIZATION = "q4f16"
@@ -71,7 +71,7 @@ def _measure(name: str, spec: ModelSpec) -> Model:
     target, quantization = load_target("webgpu"), quant.by_name(QUANTIZATION)
     graph = graphs_of(checkpoint, min(DEFAULT_CONTEXT, spec.max_position_embeddings))[GENERATE]
     fused = run_passes(graph, quantization, target.MAX_BINDING_BYTES)
-    placed = place_weights(fused.parameters, quantization, target.LAYOUT)
+    stored = lay_out_weights(fused.parameters, quantization, target.LAYOUT)
     pages = -(-DEFAULT_CONTEXT // PAGE_SIZE)
     states = [state.shape[1:] for state in graph.states.values() if state.shape[0] == "P"]
     kv = sum(math.prod(size for size in shape if isinstance(size, int)) for shape in states)
@@ -79,7 +79,7 @@ def _measure(name: str, spec: ModelSpec) -> Model:
         name=name,
         model_type=spec.model_type,
         parameters=sum(math.prod(parameter.shape) for parameter in graph.parameters.values()),
-        weight_bytes=sum(shard_sizes(placed)),
+        weight_bytes=sum(shard_sizes(stored)),
         steps_per_token=len(fused.nodes),
         num_layers=spec.num_layers,
         kv_bytes=2 * kv * pages,

@@ -13,7 +13,7 @@ from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Parameter
 from ..quant import Quantization
 from ..quant.layout import Layout
-from .weights import Placed, place_weights, shard_files, shard_sizes, write_weights
+from .weights import StoredWeight, lay_out_weights, shard_files, shard_sizes, write_weights
 
 # Stands for the hash of data that was not read.
 NO_HASH = "0" * 64
@@ -63,13 +63,13 @@ class FolderStore:
 
 @dataclass(frozen=True, slots=True)
 class SizeStore:
-    """``sizes``: the bytes of each file, by its path in the bundle. ``placed``: the weights with their offsets.
+    """``sizes``: the bytes of each file, by its path in the bundle. ``stored``: the weights with their offsets.
 
     Weights are not read, so the hashes of shards are zeros.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
-    placed: list[Placed] = field(default_factory=list)
+    stored: list[StoredWeight] = field(default_factory=list)
 
     @property
     def folder(self) -> None:
@@ -80,8 +80,8 @@ class SizeStore:
         return FileEntry(file=file, size=len(data), sha256=sha256(data).hexdigest())
 
     def put_weights(self, job: WeightsJob, progress: Progress) -> StoredWeights:  # noqa: ARG002
-        self.placed.extend(place_weights(job.parameters, job.quantization, job.layout))
-        sizes = dict(zip(shard_files(self.placed), shard_sizes(self.placed), strict=True))
+        self.stored.extend(lay_out_weights(job.parameters, job.quantization, job.layout))
+        sizes = dict(zip(shard_files(self.stored), shard_sizes(self.stored), strict=True))
         self.sizes.update(sizes)
         entries = [FileEntry(file=file, size=size, sha256=NO_HASH) for file, size in sizes.items()]
-        return {weight.parameter.name: weight.entry for weight in self.placed}, entries
+        return {weight.parameter.name: weight.entry for weight in self.stored}, entries

@@ -89,7 +89,7 @@ def tensor_shapes(parameters: Mapping[str, Parameter]) -> dict[str, tuple[int, .
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class StoredWeight:
     """A weight, and the shards and offsets of its planes."""
 
     parameter: Parameter
@@ -97,9 +97,11 @@ class Placed:
     entry: WeightEntry
 
 
-def place_weights(parameters: Mapping[str, Parameter], quantization: Quantization, layout: Layout) -> list[Placed]:
+def lay_out_weights(
+    parameters: Mapping[str, Parameter], quantization: Quantization, layout: Layout
+) -> list[StoredWeight]:
     """Assign a shard and an offset to every plane, in the order of the parameters."""
-    placed = []
+    stored = []
     shard, end = 0, 0
     for parameter in parameters.values():
         vector = parameter.columns is None
@@ -117,8 +119,8 @@ def place_weights(parameters: Mapping[str, Parameter], quantization: Quantizatio
             end = -(-(end + size) // ALIGNMENT) * ALIGNMENT
         name = None if vector else quantization.name
         entry = WeightEntry(shape=list(parameter.shape), quantization=name, layout=own, planes=planes)
-        placed.append(Placed(parameter, layouts, entry))
-    return placed
+        stored.append(StoredWeight(parameter, layouts, entry))
+    return stored
 
 
 def write_weights(
@@ -134,10 +136,10 @@ def write_weights(
     ``progress`` receives the number of packed elements and of all elements. Raises CheckpointError or
     QuantizationError, naming the tensor.
     """
-    placed = place_weights(parameters, quantization, layout)
-    files = shard_files(placed)
+    stored = lay_out_weights(parameters, quantization, layout)
+    files = shard_files(stored)
     (folder / "weights").mkdir()
-    total = sum(int(np.prod(weight.parameter.shape)) for weight in placed)
+    total = sum(int(np.prod(weight.parameter.shape)) for weight in stored)
     done = 0
     shards: list[BinaryIO] = []
     try:
@@ -145,7 +147,7 @@ def write_weights(
         with ThreadPoolExecutor(PACKING_THREADS) as pool:
             jobs = (
                 (weight, start, stop)
-                for weight in placed
+                for weight in stored
                 for start, stop in blocks(weight.parameter, weight.entry.layout)
             )
             for weight, start, stop, planes in in_order(pool, jobs, checkpoint, quantization):
@@ -157,18 +159,18 @@ def write_weights(
     finally:
         for shard in shards:
             shard.close()
-    return {weight.parameter.name: weight.entry for weight in placed}, [file_entry(folder, file) for file in files]
+    return {weight.parameter.name: weight.entry for weight in stored}, [file_entry(folder, file) for file in files]
 
 
-def shard_files(placed: Sequence[Placed]) -> list[str]:
+def shard_files(stored: Sequence[StoredWeight]) -> list[str]:
     """The shards' paths in the bundle."""
-    return [f"weights/{number:05d}.bin" for number in range(placed[-1].entry.planes[-1].shard + 1)]
+    return [f"weights/{number:05d}.bin" for number in range(stored[-1].entry.planes[-1].shard + 1)]
 
 
-def shard_sizes(placed: Sequence[Placed]) -> list[int]:
+def shard_sizes(stored: Sequence[StoredWeight]) -> list[int]:
     """The bytes of each shard, which ends with its last plane."""
     ends: dict[int, int] = {}
-    for plane in (plane for weight in placed for plane in weight.entry.planes):
+    for plane in (plane for weight in stored for plane in weight.entry.planes):
         ends[plane.shard] = max(ends.get(plane.shard, 0), plane.offset + plane.size)
     return [ends[shard] for shard in sorted(ends)]
 
@@ -186,10 +188,10 @@ Planes = Mapping[str, np.ndarray]
 
 def in_order(
     pool: ThreadPoolExecutor,
-    jobs: Iterator[tuple[Placed, int, int]],
+    jobs: Iterator[tuple[StoredWeight, int, int]],
     checkpoint: Checkpoint,
     quantization: Quantization,
-) -> Iterator[tuple[Placed, int, int, Planes]]:
+) -> Iterator[tuple[StoredWeight, int, int, Planes]]:
     """Read and pack blocks on the pool's threads, and yield them in order. Each thread is at most two blocks ahead of
     the writer.
     """
@@ -203,7 +205,9 @@ def in_order(
         yield *first, future.result()
 
 
-def read_and_pack(checkpoint: Checkpoint, weight: Placed, start: int, stop: int, quantization: Quantization) -> Planes:
+def read_and_pack(
+    checkpoint: Checkpoint, weight: StoredWeight, start: int, stop: int, quantization: Quantization
+) -> Planes:
     """Rows [start, stop) of every plane, in their stored form."""
     parameter = weight.parameter
     try:

@@ -32,12 +32,12 @@ def without_unknown(model: type[BaseModel], body: Any) -> list[Path]:
     return list(_remove(read, body, []))
 
 
-def ignored_header(places: list[Path]) -> str:
+def ignored_header(paths: list[Path]) -> str:
     """The paths ("messages[0].x"), at most 16, and the number of further ones. Characters that are not safe in a header
     become "?".
     """
-    named = [re.sub(r"[^A-Za-z0-9_.\[\]-]", "?", dotted(place)[:MAX_NAME_CHARACTERS]) for place in places[:MAX_NAMED]]
-    more = [f"and {len(places) - MAX_NAMED} more"] if len(places) > MAX_NAMED else []
+    named = [re.sub(r"[^A-Za-z0-9_.\[\]-]", "?", dotted(path)[:MAX_NAME_CHARACTERS]) for path in paths[:MAX_NAMED]]
+    more = [f"and {len(paths) - MAX_NAMED} more"] if len(paths) > MAX_NAMED else []
     return ", ".join([*named, *more])
 
 

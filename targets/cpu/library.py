@@ -62,8 +62,8 @@ class Library:
             raise DeviceError(f"{path}: cannot be loaded: {error}") from error
         # Libraries that TVM compiles call its runtime through pointers, which the loader sets.
         for name in RUNTIME_FUNCTIONS:
-            place = ctypes.c_void_p.in_dll(self._library, f"__{name}")
-            place.value = ctypes.cast(getattr(self._runtime, name), ctypes.c_void_p).value
+            pointer = ctypes.c_void_p.in_dll(self._library, f"__{name}")
+            pointer.value = ctypes.cast(getattr(self._runtime, name), ctypes.c_void_p).value
         self._launch = self._library.nearfar_launch
         self._launch.argtypes = (ctypes.c_void_p, ctypes.c_int32)
         self._launch.restype = ctypes.c_int32
@@ -103,20 +103,20 @@ class Library:
         """Launches of (symbol, addresses of buffers, number of scalars after them)."""
         arguments = np.zeros(sum(len(pointers) + scalars for _, pointers, scalars in calls), ARGUMENT)
         launches = np.zeros(len(calls), LAUNCH)
-        places: list[int] = []
+        indices: list[int] = []
         start = 0
         for i, (symbol, pointers, scalars) in enumerate(calls):
             stop = start + len(pointers)
             arguments["type"][start:stop], arguments["value"][start:stop] = POINTER, pointers
             arguments["type"][stop : stop + scalars] = INTEGER
-            places += range(stop, stop + scalars)
+            indices += range(stop, stop + scalars)
             launches[i] = (
                 self.address(symbol),
                 arguments.ctypes.data + start * ARGUMENT.itemsize,
                 len(pointers) + scalars,
             )
             start = stop + scalars
-        return Launches(launches, arguments, np.array(places, np.intp))
+        return Launches(launches, arguments, np.array(indices, np.intp))
 
     def run(self, launches: Launches, scalars: npt.NDArray[np.int64]) -> None:
         """Run all launches, without Python's lock. ``scalars`` are the values for the launches' scalar locations."""

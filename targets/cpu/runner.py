@@ -107,9 +107,9 @@ class CpuRunner(PlanRunner):
         for name in self.manifest.plan(plan).inputs:
             values = arrays[name]
             self._arrays[name].reshape(-1)[: values.size] = values.reshape(-1)
-        launches, places = self._launches(plan, dims)
+        launches, indices = self._launches(plan, dims)
         values_of_sizes = np.array([dims[size] for size in self._sizes], np.int64)
-        self._library.run(launches, values_of_sizes[places])
+        self._library.run(launches, values_of_sizes[indices])
 
     def _launches(self, plan: str, dims: Mapping[str, int]) -> tuple[Launches, npt.NDArray[np.intp]]:
         """The launches of a batch, and the index in ``_sizes`` of each of their scalars."""
@@ -117,13 +117,13 @@ class CpuRunner(PlanRunner):
         chosen = choose_kernels(self.manifest, entry, self.activation, self._features, dims)
         key = plan, tuple(tuple(kernels) for kernels in chosen.values())
         if key not in self._prepared:
-            calls, places = [], []
+            calls, indices = [], []
             for step in entry.steps:
                 for kernel in (self.manifest.kernels[name] for name in chosen[step.variants]):
                     pointers = [self._arrays[name].ctypes.data for name in bound_arrays(self.manifest, step, kernel)]
                     calls.append((kernel.entry, pointers, len(kernel.uniforms)))
-                    places += [self._sizes.index(str(size)) for size in kernel.uniforms]
-            self._prepared[key] = self._library.prepare(calls), np.array(places, np.intp)
+                    indices += [self._sizes.index(str(size)) for size in kernel.uniforms]
+            self._prepared[key] = self._library.prepare(calls), np.array(indices, np.intp)
         return self._prepared[key]
 
     def _read(self, name: str, layout: ArrayLayout) -> npt.NDArray[Any]:

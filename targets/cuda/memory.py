@@ -61,9 +61,9 @@ class DeviceMemory:
             if name in manifest.states:
                 driver.clear(self.addresses[name], size)
         self.arena = lay_out_arena(manifest, most)
-        self.arena_bytes = max(place.offset + 4 * place.elements for place in self.arena.values())
+        self.arena_bytes = max(slice_.offset + 4 * slice_.elements for slice_ in self.arena.values())
         self._arena_address = driver.allocate(self.arena_bytes)
-        self.addresses |= {name: self._arena_address + place.offset for name, place in self.arena.items()}
+        self.addresses |= {name: self._arena_address + slice_.offset for name, slice_ in self.arena.items()}
         driver.wait(driver.record())
 
     def upload_batch(self, inputs: Iterable[str], batch: Batch, staging: Bytes) -> None:
@@ -71,9 +71,9 @@ class DeviceMemory:
         arrays = batch.arrays()
         end = 0
         for name in inputs:
-            place, values = self.arena[name], arrays[name]
-            end = max(end, place.offset + values.nbytes)
-            staging[place.offset : place.offset + values.nbytes] = (
+            slice_, values = self.arena[name], arrays[name]
+            end = max(end, slice_.offset + values.nbytes)
+            staging[slice_.offset : slice_.offset + values.nbytes] = (
                 np.ascontiguousarray(values).reshape(-1).view(np.uint8)
             )
         self._driver.upload(self._arena_address, staging[:end])

@@ -118,15 +118,15 @@ def make_header(shard: list[Parameter], packing: Packing) -> tuple[bytes, dict[s
     """The header's bytes with its length before it, and the offset of each tensor in the data that follows."""
     tensors = {name: tensor for parameter in shard for name, tensor in packing.tensors(parameter).items()}
     entries: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
-    places, end = {}, 0
+    offsets, end = {}, 0
     # Wide elements first, so that every tensor is aligned to its element size.
     for name, tensor in sorted(tensors.items(), key=lambda item: -ITEM_BYTES[item[1][0]]):
-        places[name] = end
+        offsets[name] = end
         end += size_of(tensor)
-        entries[name] = {"dtype": tensor[0], "shape": tensor[1], "data_offsets": [places[name], end]}
+        entries[name] = {"dtype": tensor[0], "shape": tensor[1], "data_offsets": [offsets[name], end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, places
+    return len(text).to_bytes(8, "little") + text, offsets
 
 
 def size_of(tensor: tuple[str, tuple[int, ...]]) -> int:

@@ -30,7 +30,7 @@ class BoundRows:
     def __init__(self, session: InferenceSession, planes: Sequence[npt.NDArray[Any]], rows: range) -> None:
         self.binding = session.io_binding()
         self._inputs: dict[str, npt.NDArray[Any]] = {}
-        self._places: range | None = None
+        self._memory_rows: range | None = None
         for index, plane in enumerate(planes):
             values, name = plane[rows.start : rows.stop], f"{index // 2}.{('key', 'value')[index % 2]}"
             where = ("cpu", 0, values.dtype, values.shape, values.ctypes.data)
@@ -46,14 +46,14 @@ class BoundRows:
         self._write(TOTAL, max(last_positions) + 1, ())
         self._write(ROWS, wanted, (len(wanted),))
 
-    def read_into(self, logits: FloatArray, places: range | None) -> None:
-        """Bind the logits (wanted, vocab) of the next run. Equal ``places`` always mean the same memory; None means
-        memory for this run only.
+    def read_into(self, logits: FloatArray, memory_rows: range | None) -> None:
+        """Bind the logits (wanted, vocab) of the next run. Equal ``memory_rows`` always mean the same memory; None
+        means memory for this run only.
         """
-        if places is None or places != self._places:
+        if memory_rows is None or memory_rows != self._memory_rows:
             rows, columns = logits.shape
             self.binding.bind_output("logits", "cpu", 0, np.float32, (rows, 1, columns), logits.ctypes.data)
-            self._places = places
+            self._memory_rows = memory_rows
 
     def _write(self, name: str, values: npt.ArrayLike, shape: tuple[int, ...]) -> None:
         held = self._inputs.get(name)

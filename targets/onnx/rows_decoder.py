@@ -52,14 +52,14 @@ class RowsDecoder:
 
         Raises DeviceError.
         """
-        bound, places = self._bind(planes, rows), list(samples)
+        bound, indices = self._bind(planes, rows), list(samples)
         bound.write(token_ids, last_positions, list(samples.values()))
-        together = range(places[0], places[0] + len(places)) if places else range(0)
-        in_order = places == list(together)
+        together = range(indices[0], indices[0] + len(indices)) if indices else range(0)
+        in_order = indices == list(together)
         result = (
             self.logits[together.start : together.stop]
             if in_order
-            else np.empty((len(places), self.logits.shape[1]), np.float32)
+            else np.empty((len(indices), self.logits.shape[1]), np.float32)
         )
         bound.read_into(result, together if in_order else None)
         try:
@@ -67,7 +67,7 @@ class RowsDecoder:
         except Exception as error:
             raise DeviceError(f"ONNX Runtime failed: {error}") from error
         if not in_order:
-            self.logits[places] = result
+            self.logits[indices] = result
 
     def close(self) -> None:
         self._bound.clear()

@@ -124,9 +124,9 @@ class OnnxRunner(BaseRunner[ExportManifest]):
             NewTokens(page, token_ids[begin:end], start, {})
             for page, start, (begin, end) in zip(pages, starts, pairwise(bounds), strict=True)
         ]
-        for place, row in enumerate(batch.sample_rows.tolist()):
+        for sample, row in enumerate(batch.sample_rows.tolist()):
             index = bisect_right(bounds, row) - 1
-            found[index].samples[place] = row - bounds[index]
+            found[index].samples[sample] = row - bounds[index]
         return found
 
     def _decode(self, sequences: Sequence[NewTokens]) -> None:
@@ -135,11 +135,11 @@ class OnnxRunner(BaseRunner[ExportManifest]):
         rows = kv.span([each.page for each in sequences])
         taken = {kv.row(each.page): each for each in sequences}
         others = [row for row in rows if row not in taken]
-        with kv.fillers(others) as places:
-            filled = dict(zip(others, places, strict=True))
+        with kv.fillers(others) as filler_positions:
+            filled = dict(zip(others, filler_positions, strict=True))
             token_ids = [taken[row].token_ids if row in taken else [0] for row in rows]
             positions = [taken[row].start if row in taken else filled[row] for row in rows]
-            samples = {place: kv.row(each.page) - rows.start for each in sequences for place in each.samples}
+            samples = {sample: kv.row(each.page) - rows.start for each in sequences for sample in each.samples}
             self._decoder.run(kv.planes, rows, token_ids, positions, samples)
         for row, each in taken.items():
             kv.wrote(row, each.start + 1)

@@ -20,7 +20,7 @@ from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Parameter
 from nearfar.compiler.ir.ops import Array
-from nearfar.compiler.pipeline.weights import PACKING_THREADS, blocks, in_order, place_weights
+from nearfar.compiler.pipeline.weights import PACKING_THREADS, blocks, in_order, lay_out_weights
 from nearfar.compiler.quant import Quantization
 
 from .builder import ELEMENT_TYPES
@@ -98,15 +98,15 @@ def write_weights(
     ``progress`` receives the number of finished elements and of all elements. Raises CheckpointError or
     QuantizationError, naming the tensor.
     """
-    places = place(stored for stored in wanted if stored.alias is None)
+    locations = locate(stored for stored in wanted if stored.alias is None)
     by_parameter: dict[str, list[Location]] = {}
-    for each in places.values():
+    for each in locations.values():
         by_parameter.setdefault(each.stored.parameter, []).append(each)
-    weights = place_weights({name: parameters[name] for name in by_parameter}, quantization, "rows")
+    weights = lay_out_weights({name: parameters[name] for name in by_parameter}, quantization, "rows")
     total = sum(math.prod(weight.parameter.shape) for weight in weights)
     done = 0
     with ExitStack() as stack, ThreadPoolExecutor(PACKING_THREADS) as pool:
-        count = max((each.file + 1 for each in places.values() if each.file is not None), default=0)
+        count = max((each.file + 1 for each in locations.values() if each.file is not None), default=0)
         files = [
             stack.enter_context((model.parent / data_file(model.name, number)).open("wb")) for number in range(count)
         ]
@@ -121,36 +121,36 @@ def write_weights(
                     files[each.file].write(data)
             done += (stop - start) * (weight.parameter.columns or 1)
             progress(done, total)
-    return {stored.name: places[stored.alias or stored.name].tensor(stored, model.name) for stored in wanted}
+    return {stored.name: locations[stored.alias or stored.name].tensor(stored, model.name) for stored in wanted}
 
 
 def empty_weights(wanted: list[Stored], model: Path) -> tuple[dict[str, TensorProto], dict[str, int]]:
     """All initializers as `write_weights` returns them, and the bytes of each data file. Those in the graph's own file
     are zeros.
     """
-    places = place(stored for stored in wanted if stored.alias is None)
+    locations = locate(stored for stored in wanted if stored.alias is None)
     sizes: dict[str, int] = {}
-    for each in places.values():
+    for each in locations.values():
         if each.file is None:
             each.inline = bytearray(each.stored.size_bytes)
         else:
             sizes[data_file(model.name, each.file)] = each.offset + each.stored.size_bytes
-    return {stored.name: places[stored.alias or stored.name].tensor(stored, model.name) for stored in wanted}, sizes
+    return {stored.name: locations[stored.alias or stored.name].tensor(stored, model.name) for stored in wanted}, sizes
 
 
-def place(wanted: Iterable[Stored]) -> dict[str, Location]:
+def locate(wanted: Iterable[Stored]) -> dict[str, Location]:
     """Assign a file and an offset to every initializer, in order."""
-    places: dict[str, Location] = {}
+    locations: dict[str, Location] = {}
     file, end = 0, 0
     for stored in wanted:
         if stored.size_bytes < EXTERNAL_BYTES:
-            places[stored.name] = Location(stored, None, 0)
+            locations[stored.name] = Location(stored, None, 0)
             continue
         if end and end + stored.size_bytes > FILE_BYTES:
             file, end = file + 1, 0
-        places[stored.name] = Location(stored, file, end)
+        locations[stored.name] = Location(stored, file, end)
         end = -(-(end + stored.size_bytes) // ALIGNMENT) * ALIGNMENT
-    return places
+    return locations
 
 
 def rows_as_stored(plane: Array, stored: Stored, kind: str) -> bytes:

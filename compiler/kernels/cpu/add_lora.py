@@ -43,8 +43,8 @@ def add_lora(
         return cast(x[row, ramp(start, lanes)], floats(lanes))
 
     with kernel.tasks("row", "G") as row:
-        place = kernel.let("place", adapters[row])
-        with kernel.when(place >= 0):
+        slot = kernel.let("slot", adapters[row])
+        with kernel.when(slot >= 0):
             factor = number(1, "float32")
             if norm_eps is not None:
                 factor = rms_factor(kernel, lambda start, lanes: load(row, start, lanes), columns, norm_eps)
@@ -53,7 +53,7 @@ def add_lora(
                 rest = kernel.local("rest", 1, "float32", fill=0)
 
                 def add(start: Scalar, lanes: int) -> None:
-                    weight = a[place, r, ramp(start, lanes)]
+                    weight = a[slot, r, ramp(start, lanes)]
                     if norm is not None:
                         weight = weight * norm[ramp(start, lanes)]
                     if lanes == LANES:
@@ -67,13 +67,13 @@ def add_lora(
     stops = list(accumulate(widths))
     with kernel.tasks("block", "G", -(-outputs // COLUMNS)) as block:
         row, first = kernel.split(block, -(-outputs // COLUMNS), ("row", "first"))
-        place = kernel.let("place", adapters[row])
-        with kernel.when(place >= 0), kernel.loop("i", COLUMNS) as i:
+        slot = kernel.let("slot", adapters[row])
+        with kernel.when(slot >= 0), kernel.loop("i", COLUMNS) as i:
             column = kernel.let("column", first * COLUMNS + i)
             for part, stop in enumerate(stops):
                 with kernel.when(column < stop), kernel.when(True if part == 0 else column >= stops[part - 1]):
                     total = kernel.local("total", 1, "float32", fill=0)
                     with kernel.loop("r", rank) as r:
-                        total[0] = fused(lows[row, part * rank + r], b[place, column, r], total[0])
+                        total[0] = fused(lows[row, part * rank + r], b[slot, column, r], total[0])
                     y[row, column] = cast(cast(y[row, column], "float32") + total[0], y_dtype)
     return kernel.finish()

@@ -34,10 +34,10 @@ def attention(
     kernel = arguments.kernel
     arguments.prepare_queries()
     with kernel.tasks("task", ["ceildiv", "S", tile_rows], heads.num_kv_heads) as task:
-        place, kv_head = kernel.split(task, heads.num_kv_heads, ("place", "kv_head"))
+        row_index, kv_head = kernel.split(task, heads.num_kv_heads, ("row_index", "kv_head"))
         # Later tiles of a prompt see more keys. A thread's tasks are adjacent, so first and last tiles alternate to
         # give all threads equal work.
-        turn, odd = kernel.split(place, 2, ("turn", "odd"))
+        turn, odd = kernel.split(row_index, 2, ("turn", "odd"))
         tile = kernel.let("tile", select(odd > 0, round_up_quotient(kernel.size("S"), tile_rows) - 1 - turn, turn))
         row = kernel.local("row", 1, "int32")
         row[0] = tile * tile_rows

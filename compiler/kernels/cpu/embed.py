@@ -33,12 +33,12 @@ def embed(
         table_row = kernel.let("table_row", source[0] - (first_row or 0))
         with kernel.when(all_of(table_row >= 0, table_row < rows) if first_row is not None else True):
             with kernel.loop("group", columns // GROUP) as group:
-                for place, weights in enumerate(scaled(table.group(table_row, group), scale)):
-                    y[row, ramp(group * GROUP + place * isa.lanes, isa.lanes)] = weights
+                for index, weights in enumerate(scaled(table.group(table_row, group), scale)):
+                    y[row, ramp(group * GROUP + index * isa.lanes, isa.lanes)] = weights
             if columns % GROUP:
                 last = columns // GROUP
-                for place, weights in enumerate(scaled(table.group(table_row, last), scale)):
-                    first = place * isa.lanes
+                for index, weights in enumerate(scaled(table.group(table_row, last), scale)):
+                    first = index * isa.lanes
                     for start, lanes in pieces(min(isa.lanes, columns % GROUP - first), isa.lanes):
                         y[row, ramp(last * GROUP + first + start, lanes)] = take_lanes(
                             weights, range(start, start + lanes)

@@ -117,8 +117,8 @@ class KeyBlock:
                     for part in range(parts):
                         key = kernel.let("key", self._pages.key(page, kv_head, part * lanes, element, lanes))
                         for i, value in enumerate(values):
-                            place = (p * parts + part) * self.count + i
-                            chains[place] = fused(value, key, chains[place])
+                            chain = (p * parts + part) * self.count + i
+                            chains[chain] = fused(value, key, chains[chain])
             for p, page in enumerate(pages):
                 with kernel.when(True if at_once == 1 else indices[p] < num_pages):
                     for part in range(parts):
@@ -180,17 +180,17 @@ class KeyBlock:
                     0 if self.starts is None else kernel.let("start", maximum(keys.start - page_index * page_size, 0))
                 )
                 with kernel.loop("offset", stop - start) as offset:
-                    place = start + offset
+                    in_page = start + offset
                     if self._asks_ahead and not self._pages.quantized:
                         for start in range(0, heads.head_dim, LINE_BYTES // 2):
-                            self._pages.prefetch(next_page, 1, kv_head, place * heads.head_dim + start)
-                    weights = [self._scores[i * BLOCK + page_index * page_size + place] for i in range(self.count)]
+                            self._pages.prefetch(next_page, 1, kv_head, in_page * heads.head_dim + start)
+                    weights = [self._scores[i * BLOCK + page_index * page_size + in_page] for i in range(self.count)]
                     if self._pages.quantized:
-                        scale = kernel.let("scale", self._pages.scales(page, 1, kv_head, place, 1))
+                        scale = kernel.let("scale", self._pages.scales(page, 1, kv_head, in_page, 1))
                         weights = [weight * scale for weight in weights]
                     weights = [kernel.let("weight", weight) for weight in weights]
                     for each, (start, lanes) in zip(sums, some, strict=True):
-                        value = kernel.let("value", self._pages.value(page, kv_head, place, start, lanes))
+                        value = kernel.let("value", self._pages.value(page, kv_head, in_page, start, lanes))
                         for i, weight in enumerate(weights):
                             each[i] = fused(wide(weight, lanes), value, each[i])
             for each, (start, lanes) in zip(sums, some, strict=True):
@@ -214,9 +214,9 @@ class Running:
         with kernel.loop("query", count) as i:
             for start, lanes in pieces(heads.head_dim, isa.lanes):
                 self._sums[ramp(i * heads.head_dim + start, lanes)] = number(0, floats(lanes))
-        for place, sink in enumerate(sinks):
-            self._largest[place] = sink
-            self._total[place] = number(1, "float32")
+        for index, sink in enumerate(sinks):
+            self._largest[index] = sink
+            self._total[index] = number(1, "float32")
 
     def merge(self, i: Scalar, largest: Scalar, total: Scalar, sums: Callable[[int, int], Scalar]) -> None:
         """Add the next block; ``sums`` gives a vector of its weighted values by start and lanes."""
@@ -226,9 +226,9 @@ class Running:
         self._largest[i] = above
         self._total[i] = fused(self._total[i], before, total * new)
         for start, lanes in pieces(head_dim, self._isa.lanes):
-            place = ramp(i * head_dim + start, lanes)
+            columns = ramp(i * head_dim + start, lanes)
             wide_before, wide_new = (wide(each, lanes) for each in (before, new))
-            self._sums[place] = fused(self._sums[place], wide_before, sums(start, lanes) * wide_new)
+            self._sums[columns] = fused(self._sums[columns], wide_before, sums(start, lanes) * wide_new)
 
     def result(self, i: int, start: int, lanes: int) -> Scalar:
         """Elements of the attention's result."""

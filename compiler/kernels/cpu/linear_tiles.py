@@ -38,9 +38,9 @@ def linear_tiles(name: str, *, isa: Isa, facts: Projection, tokens: int, bits: i
     with (
         kernel.loop("part", round_up_quotient(blocks, at_once_blocks)) as part,
         kernel.tasks("tile", tiles) as tile,
-        kernel.loop("place", minimum(at_once_blocks, blocks - part * at_once_blocks)) as place,
+        kernel.loop("block_index", minimum(at_once_blocks, blocks - part * at_once_blocks)) as block_index,
     ):
-        block = kernel.let("block", part * at_once_blocks + place)
+        block = kernel.let("block", part * at_once_blocks + block_index)
         for first in range(0, TILE_ROWS, at_once * isa.lanes):
             starts = [first + vector * isa.lanes for vector in range(at_once)]
             sums = [dots.sums(tile + half * tiles, block, starts) for half in range(result.halves)]

@@ -87,19 +87,19 @@ def merge_chunks(
 
 
 def first_largest(
-    kernel: KernelBuilder, isa: Isa, part: Columns, load: Callable[[Scalar], Scalar], value: Array, place: Array
+    kernel: KernelBuilder, isa: Isa, part: Columns, load: Callable[[Scalar], Scalar], value: Array, first_column: Array
 ) -> None:
-    """Set ``value`` to the largest and ``place`` to the first column that has it."""
+    """Set ``value`` to the largest and ``first_column`` to the first column that has it."""
     lanes = isa.lanes
     highest = kernel.local("highest", 1, f"float32x{lanes}", fill=LOWEST)
     with part.each() as (start, _, inside):
         highest[0] = maximum(highest[0], select(inside, load(start), number(LOWEST, f"float32x{lanes}")))
     value[0] = largest_of_lanes(highest[0])
-    places = kernel.local("places", 1, f"int32x{lanes}", fill=2**31 - 1)
+    first_columns = kernel.local("first_columns", 1, f"int32x{lanes}", fill=2**31 - 1)
     with part.each() as (start, columns, inside):
         equal = inside & (load(start) == splat(value[0], lanes))
-        places[0] = minimum(places[0], select(equal, columns, number(2**31 - 1, f"int32x{lanes}")))
-    place[0] = fold_lanes(places[0], minimum)
+        first_columns[0] = minimum(first_columns[0], select(equal, columns, number(2**31 - 1, f"int32x{lanes}")))
+    first_column[0] = fold_lanes(first_columns[0], minimum)
 
 
 def key_of(x: Scalar, dtype: str) -> Scalar:

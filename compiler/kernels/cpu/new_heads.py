@@ -43,7 +43,7 @@ class NewHeads:
         heads, kernel = self._heads, self._kernel
         with kernel.tasks("task", "S", heads.num_heads + 2 * heads.num_kv_heads) as task:
             row, head = kernel.split(task, heads.num_heads + 2 * heads.num_kv_heads, ("row", "head"))
-            page, place = kernel.split(self._slots[row], heads.page_size, ("page", "place"))
+            page, in_page = kernel.split(self._slots[row], heads.page_size, ("page", "in_page"))
             values_start = heads.num_heads + heads.num_kv_heads
             prepared = kernel.local("prepared", heads.head_dim, "float32")
             with kernel.when(head < heads.num_heads):
@@ -54,11 +54,11 @@ class NewHeads:
                     q[row, head, ramp(start, lanes)] = cast(value, of(str(q.buffer.dtype), lanes))
             with kernel.when(all_of(head >= heads.num_heads, head < values_start)):
                 self._prepare(row, head, 1, prepared)
-                pages.append(self._isa, page, 0, head - heads.num_heads, place, prepared)
+                pages.append(self._isa, page, 0, head - heads.num_heads, in_page, prepared)
             with kernel.when(head >= values_start):
                 for start, lanes in pieces(heads.head_dim, self._isa.lanes):
                     prepared[ramp(start, lanes)] = self._load(row, head, start, lanes)
-                pages.append(self._isa, page, 1, head - values_start, place, prepared)
+                pages.append(self._isa, page, 1, head - values_start, in_page, prepared)
 
     def _load(self, row: Scalar, head: Scalar, start: Scalar, lanes: int) -> Scalar:
         return cast(self._qkv[row, head, ramp(start, lanes)], floats(lanes))
@@ -106,10 +106,10 @@ def append_kv(name: str, *, isa: Isa, heads: Heads) -> Kernel:
     pages = Pages(kernel, heads, write=True)
     with kernel.tasks("task", "S", heads.num_kv_heads) as task:
         row, kv_head = kernel.split(task, heads.num_kv_heads, ("row", "kv_head"))
-        page, place = kernel.split(slots[row], heads.page_size, ("page", "place"))
+        page, in_page = kernel.split(slots[row], heads.page_size, ("page", "in_page"))
         values = kernel.local("values", heads.head_dim, "float32")
         for plane, x in enumerate(planes):
             for start, lanes in pieces(heads.head_dim, isa.lanes):
                 values[ramp(start, lanes)] = cast(x[row, kv_head, ramp(start, lanes)], floats(lanes))
-            pages.append(isa, page, plane, kv_head, place, values)
+            pages.append(isa, page, plane, kv_head, in_page, values)
     return kernel.finish()

@@ -26,18 +26,20 @@ class Pages:
         self._kv = kernel.buffer("kv", ("P", 2, heads.num_kv_heads, size + 4 * page), "int8", write=write)
         self._scales = kernel.view(self._kv, ("P", 2, heads.num_kv_heads, size // 4 + page), "float32")
 
-    def key(self, page: Scalar, kv_head: Scalar, place: Scalar, element: Scalar, lanes: int) -> Scalar:
-        """One element of ``lanes`` neighbouring keys from ``place`` on, as float32; quantized pages omit the scale."""
-        return self._load(page, 0, kv_head, element * self._heads.page_size + place, lanes)
+    def key(self, page: Scalar, kv_head: Scalar, in_page: Scalar, element: Scalar, lanes: int) -> Scalar:
+        """One element of ``lanes`` neighbouring keys from ``in_page`` on, as float32; quantized pages omit the
+        scale.
+        """
+        return self._load(page, 0, kv_head, element * self._heads.page_size + in_page, lanes)
 
-    def value(self, page: Scalar, kv_head: Scalar, place: Scalar, element: Scalar, lanes: int) -> Scalar:
+    def value(self, page: Scalar, kv_head: Scalar, in_page: Scalar, element: Scalar, lanes: int) -> Scalar:
         """Neighbouring elements of one value, in the same form."""
-        return self._load(page, 1, kv_head, place * self._heads.head_dim + element, lanes)
+        return self._load(page, 1, kv_head, in_page * self._heads.head_dim + element, lanes)
 
-    def scales(self, page: Scalar, plane: int, kv_head: Scalar, place: Scalar, lanes: int) -> Scalar:
+    def scales(self, page: Scalar, plane: int, kv_head: Scalar, in_page: Scalar, lanes: int) -> Scalar:
         """The scales of neighbouring tokens. Only for quantized pages."""
         return self._scales[
-            page, plane, kv_head, ramp(self._heads.head_dim * self._heads.page_size // 4 + place, lanes)
+            page, plane, kv_head, ramp(self._heads.head_dim * self._heads.page_size // 4 + in_page, lanes)
         ]
 
     def prefetch(self, page: Scalar, plane: int, kv_head: Scalar, index: Scalar) -> None:
@@ -48,7 +50,7 @@ class Pages:
         stored = self._kv[page, plane, kv_head, ramp(index, lanes)]
         return cast(cast(stored, of("int32", lanes)) if self.quantized else stored, floats(lanes))
 
-    def append(self, isa: Isa, page: Scalar, plane: int, kv_head: Scalar, place: Scalar, row: Array) -> None:
+    def append(self, isa: Isa, page: Scalar, plane: int, kv_head: Scalar, in_page: Scalar, row: Array) -> None:
         """Store the key (plane 0) or value (plane 1) of one token and kv head, (D,) float32."""
         heads, kernel = self._heads, self._kernel
         factor = None
@@ -57,11 +59,11 @@ class Pages:
             for start, lanes in pieces(heads.head_dim, isa.lanes):
                 largest[0] = maximum(largest[0], largest_of_lanes(magnitude(row[ramp(start, lanes)])))
             factor = kernel.let("code_factor", code_factor(largest[0]))
-            index = heads.head_dim * heads.page_size // 4 + place
+            index = heads.head_dim * heads.page_size // 4 + in_page
             self._scales[page, plane, kv_head, index] = largest[0] / number(127, "float32")
         with kernel.loop("element", heads.head_dim) as element:
             value = row[element] if factor is None else rounded(row[element] * factor)
-            index = element * heads.page_size + place if plane == 0 else place * heads.head_dim + element
+            index = element * heads.page_size + in_page if plane == 0 else in_page * heads.head_dim + element
             self._kv[page, plane, kv_head, index] = cast(value, "int8" if self.quantized else heads.activation)
 
 

@@ -129,10 +129,10 @@ class IntegerRows:
         )
         scale = largest * number(1 / self._layout.largest, "float32")
         self._scales[row, block] = scale if factor is None else scale * factor
-        for place in range(len(parts) * LANES // GROUP):
-            vectors = parts[place * GROUP // LANES : (place + 1) * GROUP // LANES]
+        for index in range(len(parts) * LANES // GROUP):
+            vectors = parts[index * GROUP // LANES : (index + 1) * GROUP // LANES]
             codes = [kernel.let("codes", cast(rounded(part * splat(inverse, LANES)), integers)) for part in vectors]
-            group = block * self._layout.scale_groups + place
+            group = block * self._layout.scale_groups + index
             (self._store_bytes if self._layout.as_bytes else self._store_pairs)(row, group, codes)
             total = intrinsic("int32", "vector.reduce.add", codes[0] + codes[1])
             self._offsets[row, group] = reinterpret(total * -self._facts.zero, "float32")
@@ -144,7 +144,7 @@ class IntegerRows:
 
     def _store_bytes(self, row: Scalar, group: Scalar, codes: list[Scalar]) -> None:
         integers, quads = of("int32", LANES), LANES // 4
-        for place, each in enumerate(codes):
+        for index, each in enumerate(codes):
             stored_bytes = [each]
             if self._layout.parts == 2:
                 high = self._kernel.let(
@@ -153,7 +153,7 @@ class IntegerRows:
                 stored_bytes = [high, each - (high << number(LOW_BITS, integers))]
             for byte, values in enumerate(stored_bytes):
                 stored = reinterpret(cast(values, of("int8", LANES)), of("float32", quads))
-                self._codes[row, group, ramp(byte * (GROUP // 4) + place * quads, quads)] = stored
+                self._codes[row, group, ramp(byte * (GROUP // 4) + index * quads, quads)] = stored
 
 
 class FloatRows:

@@ -80,7 +80,7 @@ def sample(name: str, *, isa: Isa, columns: int) -> Kernel:
         with kernel.loop("chunk", chunks) as chunk, kernel.when(partials[row, chunk, 2] > best[0]):
             best[0] = partials[row, chunk, 2]
             column[0] = partials[row, chunk, 3]
-        # What all chunks need to know now takes the place of the first one's.
+        # From now on, the first chunk holds what all chunks need to know.
         for index, each in enumerate((largest[0], total[0], best[0], column[0])):
             partials[row, 0, index] = each
 
@@ -89,8 +89,8 @@ def sample(name: str, *, isa: Isa, columns: int) -> Kernel:
         temperature = kernel.let("temperature", settings_of(row).temperature)
         with kernel.when(temperature > 0):
             load, largest = load_from(row), kernel.let("largest", partials[row, 0, 2])
-            with kernel.loop("block", CHUNK // BLOCK) as place:
-                block = kernel.let("block", chunk * (CHUNK // BLOCK) + place)
+            with kernel.loop("block", CHUNK // BLOCK) as block_index:
+                block = kernel.let("block", chunk * (CHUNK // BLOCK) + block_index)
                 highest = kernel.local("highest", 1, f"float32x{isa.lanes}", fill=LOWEST)
                 with block_of(kernel, isa, block, columns).each() as (start, _, inside):
                     x = kernel.let("x", load(start))
@@ -252,6 +252,6 @@ class Draw:
         first = kernel.let("first", chosen[0] * BLOCK)
         with block_of(kernel, self._isa, chosen[0], self._columns).each() as (start, _, inside):
             kept[ramp(start - first, lanes)] = select(inside, self._kept(start), zeros)
-        place = kernel.local("place", 1, "int32")
-        first_beyond(kernel, minimum(self._columns - first, BLOCK), lambda i: kept[i], goal, place)
-        token[0] = first + place[0]
+        in_block = kernel.local("in_block", 1, "int32")
+        first_beyond(kernel, minimum(self._columns - first, BLOCK), lambda i: kept[i], goal, in_block)
+        token[0] = first + in_block[0]

@@ -62,9 +62,9 @@ class IntegerDots:
         sums = kernel.local("sums", len(at), of("float32", lanes), fill=0)
         if together == 1:
             with kernel.loop("group", groups) as group:
-                for place, (total, scale) in enumerate(self._of_group(tile, rows, group, starts)):
-                    sums[place] = fused(
-                        total, scale * splat(self._scales[rows[at[place][0]], group], lanes), sums[place]
+                for index, (total, scale) in enumerate(self._of_group(tile, rows, group, starts)):
+                    sums[index] = fused(
+                        total, scale * splat(self._scales[rows[at[index][0]], group], lanes), sums[index]
                     )
             return sums
         with kernel.loop("scale", -(-groups // together)) as block_of_groups:
@@ -73,12 +73,12 @@ class IntegerDots:
             with kernel.loop(
                 "offset", together if groups % together == 0 else minimum(together, groups - first)
             ) as offset:
-                for place, (total, scale) in enumerate(
+                for index, (total, scale) in enumerate(
                     self._of_group(tile, rows, kernel.let("group", first + offset), starts)
                 ):
-                    parts[place] = fused(total, scale, parts[place])
-            for place, (token, _) in enumerate(at):
-                sums[place] = fused(parts[place], splat(self._scales[rows[token], block_of_groups], lanes), sums[place])
+                    parts[index] = fused(total, scale, parts[index])
+            for index, (token, _) in enumerate(at):
+                sums[index] = fused(parts[index], splat(self._scales[rows[token], block_of_groups], lanes), sums[index])
         return sums
 
     def _of_group(
@@ -152,8 +152,8 @@ class FloatDots:
                 for token in range(tokens):
                     x = splat(self._rows[block * tokens + token, column], lanes)
                     for part, each in enumerate(weights):
-                        place = token * len(starts) + part
-                        sums[place] = fused(each, x, sums[place])
+                        index = token * len(starts) + part
+                        sums[index] = fused(each, x, sums[index])
         return sums
 
 

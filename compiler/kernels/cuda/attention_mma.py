@@ -19,6 +19,7 @@ from ..builder import (
     Kernel,
     KernelBuilder,
     Scalar,
+    address_of,
     all_of,
     cast,
     exp2,
@@ -26,7 +27,6 @@ from ..builder import (
     maximum,
     minimum,
     number,
-    place_of,
     select,
     vector,
 )
@@ -106,8 +106,8 @@ class Tiles:
             page = kernel.let("page", self._batch.page_of(first_page, key))
             present = start_key + row < length
             if self._pages is None:
-                source = place_of(self._kv, page, plane, self._kv_head, key % page_size, octet)
-                copy_16_bytes(place_of(target, row, octet), source, select(present, 1, 0))
+                source = address_of(self._kv, page, plane, self._kv_head, key % page_size, octet)
+                copy_16_bytes(address_of(target, row, octet), source, select(present, 1, 0))
                 continue
             quads = [
                 kernel.let("quad", self._pages.load(page, plane, self._kv_head, key % page_size, octet * 2 + half))
@@ -200,35 +200,35 @@ class MmaAttention:
                 for word in range(4):
                     self.b[word] = lane_of(self.loaded[0], word)
                 for step in range(2):
-                    query = place_of(self.queries, block * 8 + step * 4)
+                    query = address_of(self.queries, block * 8 + step * 4)
                     multiply_tiles(
-                        self.heads.activation, place_of(self.scores, j * 4), query, place_of(self.b, step * 2)
+                        self.heads.activation, address_of(self.scores, j * 4), query, address_of(self.b, step * 2)
                     )
 
     def update_softmax(self, start_key: Scalar) -> None:
         """Turn scores into weights, and scale what has been added up to the largest score."""
         for below in range(2):
             self.best[below] = LOWEST
-        places = [(j, below, right) for j in range(KEYS // 8) for below in range(2) for right in range(2)]
-        for j, below, right in places:
-            place = j * 4 + below * 2 + right
-            self._mask(place, start_key + (j * 8 + right) + self.quarter * 2, below)
-            self.best[below] = maximum(self.best[below], self.scores[place])
+        score_indices = [(j, below, right) for j in range(KEYS // 8) for below in range(2) for right in range(2)]
+        for j, below, right in score_indices:
+            score_index = j * 4 + below * 2 + right
+            self._mask(score_index, start_key + (j * 8 + right) + self.quarter * 2, below)
+            self.best[below] = maximum(self.best[below], self.scores[score_index])
         for below in range(2):
             self.best[below] = quad_max(self.best[below])
             self.best[below] = maximum(self.best[below], self.largest[below])
             self.correction[below] = self._weight(self.largest[below], self.best[below])
             self.largest[below] = self.best[below]
             self.total[below] = self.total[below] * self.correction[below]
-        for j, below, right in places:
-            place = j * 4 + below * 2 + right
-            self.scores[place] = self._weight(self.scores[place], self.largest[below])
-            self.total[below] = self.total[below] + self.scores[place]
+        for j, below, right in score_indices:
+            score_index = j * 4 + below * 2 + right
+            self.scores[score_index] = self._weight(self.scores[score_index], self.largest[below])
+            self.total[below] = self.total[below] + self.scores[score_index]
         # Two tiles of eight keys, as tensor cores return them, are one tile of sixteen, as they take them.
         for j in range(KEYS // 8):
             for below in range(2):
-                place = j * 4 + below * 2
-                two = pair(self.heads.activation, self.scores[place], self.scores[place + 1])
+                score_index = j * 4 + below * 2
+                two = pair(self.heads.activation, self.scores[score_index], self.scores[score_index + 1])
                 self.weights[j // 2 * 4 + j % 2 * 2 + below] = two
         for n in range(self.heads.head_dim // 8):
             for i in range(4):
@@ -238,12 +238,12 @@ class MmaAttention:
         for k in range(KEYS // 16):
             for pair_of_tiles in range(self.heads.head_dim // 16):
                 row = k * 16 + self.lane % 16
-                place = place_of(self.tiles.values, row, pair_of_tiles * 2 + self.lane // 16)
-                load_transposed(place_of(self.b, 0), place)
+                score_index = address_of(self.tiles.values, row, pair_of_tiles * 2 + self.lane // 16)
+                load_transposed(address_of(self.b, 0), score_index)
                 for n in range(2):
-                    result = place_of(self.result, (pair_of_tiles * 2 + n) * 4)
+                    result = address_of(self.result, (pair_of_tiles * 2 + n) * 4)
                     multiply_tiles(
-                        self.heads.activation, result, place_of(self.weights, k * 4), place_of(self.b, n * 2)
+                        self.heads.activation, result, address_of(self.weights, k * 4), address_of(self.b, n * 2)
                     )
 
     def store(self) -> None:
@@ -257,13 +257,13 @@ class MmaAttention:
                         two, f"{self.heads.activation}x2"
                     )
 
-    def _mask(self, place: int, key: Scalar, below: int) -> None:
+    def _mask(self, score_index: int, key: Scalar, below: int) -> None:
         """Cap a score, if there is a soft-cap, and replace that of a key which the row does not see."""
-        score = self.scores[place]
+        score = self.scores[score_index]
         if self.facts.softcap is not None:
             score = capped(self.kernel, self.facts, score * number(self.facts.scale, "float32"))
         seen = all_of(key <= self.last_key[below], True if self.first_key is None else key >= self.first_key[below])
-        self.scores[place] = select(seen, score, number(LOWEST, "float32"))
+        self.scores[score_index] = select(seen, score, number(LOWEST, "float32"))
 
     def _weight(self, score: Scalar, largest: Scalar) -> Scalar:
         """As `scores.weight`, for scores that are yet to be scaled."""

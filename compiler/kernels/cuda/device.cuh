@@ -44,19 +44,19 @@ __device__ __forceinline__ uint multiply_add_bf16(uint a, uint b, uint c) {
 // Copies 16 bytes to shared memory, or zeros if there is nothing to copy. The copy is complete for the calling thread
 // after it has waited.
 __device__ __forceinline__ void copy_16_bytes(void* shared, const void* global, int present) {
-  const uint place = (uint)__cvta_generic_to_shared(shared);
+  const uint address = (uint)__cvta_generic_to_shared(shared);
   const int size = present ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(global), "r"(size) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(size) : "memory");
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Loads four 8 by 8 matrices of 16-bit elements from shared memory, transposed. Thread i passes the address of row
 // i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_transposed(uint* words, const void* row) {
-  const uint place = (uint)__cvta_generic_to_shared(row);
+  const uint address = (uint)__cvta_generic_to_shared(row);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(place)
+               : "r"(address)
                : "memory");
 }
 

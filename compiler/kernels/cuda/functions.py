@@ -1,8 +1,8 @@
 """The CUDA functions that kernels call, each declared here once; `device.cuh` and `functions.cuh` beside this file
 define them.
 
-``place`` and ``words`` are pointers (`builder.place_of`); the others are values. A pair is a word that holds two 16-bit
-floats.
+``address`` and ``words`` are pointers (`builder.address_of`); the others are values. A pair is a word that holds two
+16-bit floats.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ def scale_pair(dtype: str, word: Scalar, odd: Scalar) -> Scalar:
     return extern("uint32", f"scale_{SHORT[dtype]}", word, odd)
 
 
-def unpack_octet(kind: str, dtype: str, place: Scalar, codes: list[Scalar], scale: Scalar | None) -> None:
+def unpack_octet(kind: str, dtype: str, address: Scalar, codes: list[Scalar], scale: Scalar | None) -> None:
     """Write eight weights as four pairs: weights 0 and 2, 1 and 3, 4 and 6, 5 and 7. ``codes`` are the words that hold
     them.
     """
-    perform(f"unpack_{kind}_{SHORT[dtype]}", place, *codes, *([] if scale is None else [scale]))
+    perform(f"unpack_{kind}_{SHORT[dtype]}", address, *codes, *([] if scale is None else [scale]))
 
 
 # --- copies ---
 
 
-def copy_16_bytes(shared: Scalar, place: Scalar, present: Scalar | int) -> None:
+def copy_16_bytes(shared: Scalar, address: Scalar, present: Scalar | int) -> None:
     """Start a copy to shared memory, or of zeros if ``present`` is 0; it has happened after `wait_for_copies`."""
-    perform("copy_16_bytes", shared, place, present)
+    perform("copy_16_bytes", shared, address, present)
 
 
 def wait_for_copies() -> None:
@@ -65,9 +65,9 @@ def wait_for_copies() -> None:
 # --- warps: all threads of a warp together ---
 
 
-def load_transposed(words: Scalar, place: Scalar) -> None:
+def load_transposed(words: Scalar, address: Scalar) -> None:
     """Four 8 by 8 matrices of 16-bit elements from shared memory, transposed, in four words of each thread."""
-    perform("load_transposed", words, place)
+    perform("load_transposed", words, address)
 
 
 def multiply_tiles(dtype: str, sums: Scalar, a: Scalar, b: Scalar) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...quant.base import GROUP
-from ..builder import Array, Kernel, KernelBuilder, Scalar, all_of, lane_of, minimum, place_of, select
+from ..builder import Array, Kernel, KernelBuilder, Scalar, address_of, all_of, lane_of, minimum, select
 from ..projection import Projection, ProjectionArguments, guard_below
 from .functions import copy_16_bytes, multiply_tiles, scale_pair, unpack_octet, wait_for_copies
 from .rows16 import BLOCK, OCTETS, blocks_of, rows16_buffers
@@ -87,7 +87,9 @@ class Weights:
         words = self._loads
         first = octet * words
         codes = [lane_of(self._now[i * self._loads + (first + word) // 4], (first + word) % 4) for word in range(words)]
-        unpack_octet(self._kind, self._dtype, place_of(self.octet, 0), codes, self._scales[i] if self._scaled else None)
+        unpack_octet(
+            self._kind, self._dtype, address_of(self.octet, 0), codes, self._scales[i] if self._scaled else None
+        )
 
 
 def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
@@ -128,11 +130,11 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
         for start in range(0, count, threads):
             item = kernel.let("item", thread + start)
             with kernel.when(guard_below(item, count, 1) if start + threads > count else True):
-                row, place = kernel.let("row", item // width), kernel.let("place", item % width)
-                octet = kernel.let("octet", step * width + place)
-                source = place_of(rows16, minimum(first_row + row, batch - 1), minimum(octet, blocks * OCTETS - 1))
+                row, octet_index = kernel.let("row", item // width), kernel.let("octet_index", item % width)
+                octet = kernel.let("octet", step * width + octet_index)
+                source = address_of(rows16, minimum(first_row + row, batch - 1), minimum(octet, blocks * OCTETS - 1))
                 present = select(octet < blocks * OCTETS, 1, 0) if steps * depth > blocks else 1
-                copy_16_bytes(place_of(tile, stage, row, place), source, present)
+                copy_16_bytes(address_of(tile, stage, row, octet_index), source, present)
 
     def load_weights(step: Scalar) -> None:
         # Beyond the last chunk, a copy of it is loaded, which is multiplied by zeros of the input.
@@ -161,8 +163,8 @@ def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
                 weights.unpack(n, octet)
                 for i in range(row_tiles):
                     for part in range(2):
-                        operands = place_of(a, i * 8 + part * 4), place_of(weights.octet, part * 2)
-                        multiply_tiles(shape.dtype, place_of(sums, (n * row_tiles + i) * 4), *operands)
+                        operands = address_of(a, i * 8 + part * 4), address_of(weights.octet, part * 2)
+                        multiply_tiles(shape.dtype, address_of(sums, (n * row_tiles + i) * 4), *operands)
 
     if depth > 1:
         add_depths(kernel, sums, warp, lane, depth_warp, shape)

@@ -68,16 +68,16 @@ def rows16(name: str, batch: Expr, columns: int, x_dtype: str, norm_eps: float |
         octet = thread + i * threads
         with kernel.when(guard_below(octet, count, threads)):
             for half in range(2):
-                place, quad = 2 * i + half, octet * 2 + half
-                values[place] = x.quad(row, quad, count * 2)
+                quad_index, quad = 2 * i + half, octet * 2 + half
+                values[quad_index] = x.quad(row, quad, count * 2)
                 if norm is not None:
-                    squares[0] = squares[0] + values[place] * values[place]
-                    values[place] = values[place] * norm.quad(0, quad, count * 2)
+                    squares[0] = squares[0] + values[quad_index] * values[quad_index]
+                    values[quad_index] = values[quad_index] * norm.quad(0, quad, count * 2)
                 for lane in range(4):
-                    largest[0] = maximum(largest[0], magnitude(lane_of(values[place], lane)))
+                    largest[0] = maximum(largest[0], magnitude(lane_of(values[quad_index], lane)))
 
     exponent = kernel.local("exponent", 1, "uint32")
-    row_largest = kernel.folded("largest_places", thread, threads, largest[0], maximum)
+    row_largest = kernel.folded("largest_partials", thread, threads, largest[0], maximum)
     exponent[0] = reinterpret(row_largest, "uint32") & number(EXPONENT_BITS, "uint32")
     # The exponent is limited so that both the scale and its inverse are normal numbers.
     exponent[0] = minimum(
@@ -88,7 +88,7 @@ def rows16(name: str, batch: Expr, columns: int, x_dtype: str, norm_eps: float |
     )
     factor = reinterpret(exponent[0] - number(SCALED_EXPONENT << 23, "uint32"), "float32")
     if norm_eps is not None:
-        total = kernel.folded("square_places", thread, threads, sum_lanes(squares[0]), lambda one, other: one + other)
+        total = kernel.folded("square_partials", thread, threads, sum_lanes(squares[0]), lambda one, other: one + other)
         factor = factor * rms_factor(total, columns, norm_eps)
     with kernel.when(thread == 0):
         factors[row] = factor

@@ -21,7 +21,7 @@ _MOST_ENDINGS = 200
 _LONGEST_CHARACTER = 6
 _JSON_ESCAPED: Ranges = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 # The part of an answer that a language's texts are: all of it, a JSON value, or a JSON string after its opening quote.
-Place = Literal["answer", "value", "string"]
+Context = Literal["answer", "value", "string"]
 # A lookahead for what follows a JSON value or a name. Without it, xgrammar must try each token that ends a value
 # against
 # everything that may follow.
@@ -79,7 +79,7 @@ def text_language(text: str) -> Language:
 def language_rule(
     book: RuleBook,
     language: Language | Intersection,
-    place: Place,
+    context: Context,
     where: str,
     least: int = 0,
     most: int | None = None,
@@ -87,7 +87,7 @@ def language_rule(
     """Add the rules of the language's texts of ``least`` to ``most`` characters; the name of the first rule.
 
     The result is None if there are no such texts. The shortest ends of the texts are added to the book's endings. For
-    place "string", the rule starts after the opening quote.
+    context "string", the rule starts after the opening quote.
 
     Raises RequestError if the automaton is too large; ``where`` names it.
     """
@@ -98,7 +98,7 @@ def language_rule(
     for start, end in ends[1:]:
         states = _intersection(states, automaton.states(start, end, atoms), where)
     states = _minimal(_useful(_of_length(states, least, most, where)))
-    return _write_rules(book, states, atoms, place, where) if states else None
+    return _write_rules(book, states, atoms, context, where) if states else None
 
 
 class _Nfa:
@@ -310,23 +310,23 @@ def _minimal(states: Sequence[_State]) -> list[_State]:
     ]
 
 
-def _write_rules(book: RuleBook, states: Sequence[_State], atoms: Ranges, place: Place, where: str) -> str:
+def _write_rules(book: RuleBook, states: Sequence[_State], atoms: Ranges, context: Context, where: str) -> str:
     names = [book.reserve("state") for _ in states]
-    end, after = (literal('"') if place == "string" else '""'), ("" if place == "answer" else f" {FOLLOWED}")
+    end, after = (literal('"') if context == "string" else '""'), ("" if context == "answer" else f" {FOLLOWED}")
     for index, state in enumerate(states):
         sets: dict[int, list[tuple[int, int]]] = {}
         for to, atom in zip(state.following, atoms, strict=True):
             if to >= 0:
                 sets.setdefault(to, []).append(atom)
         own = sets.pop(index, None)
-        onward = [f"{alternatives(_written(union(ranges), place, where))} {names[to]}" for to, ranges in sets.items()]
-        loop = "" if own is None else f"{alternatives(_written(union(own), place, where))}* "
+        onward = [f"{alternatives(_written(union(ranges), context, where))} {names[to]}" for to, ranges in sets.items()]
+        loop = "" if own is None else f"{alternatives(_written(union(own), context, where))}* "
         book.define(names[index], f"({loop}{alternatives([*([end] if state.accepting else []), *onward])}){after}")
-    _add_endings(book, states, atoms, place)
+    _add_endings(book, states, atoms, context)
     return names[0]
 
 
-def _add_endings(book: RuleBook, states: Sequence[_State], atoms: Ranges, place: Place) -> None:
+def _add_endings(book: RuleBook, states: Sequence[_State], atoms: Ranges, context: Context) -> None:
     """Add the shortest text from each of the first states to an end."""
     distance = [length or 0 for length in _distances(states)]
     book.longest_end = max(book.longest_end, _LONGEST_CHARACTER * max(distance))
@@ -341,19 +341,19 @@ def _add_endings(book: RuleBook, states: Sequence[_State], atoms: Ranges, place:
             following = states[at].following
             nearer = [index for index, to in enumerate(following) if to >= 0 and distance[to] == distance[at] - 1]
             best = next((index for index in nearer if reads_well[index]), nearer[0])
-            text += json.dumps(firsts[best], ensure_ascii=False)[1:-1] if place == "string" else firsts[best]
+            text += json.dumps(firsts[best], ensure_ascii=False)[1:-1] if context == "string" else firsts[best]
             at = following[best]
         if text:
             book.endings[text] = None
 
 
-def _written(ranges: Ranges, place: Place, where: str) -> list[str]:
-    plain = character_ways(subtract(ranges, _JSON_ESCAPED) if place == "string" else intersect(ranges, ANY))
+def _written(ranges: Ranges, context: Context, where: str) -> list[str]:
+    plain = character_ways(subtract(ranges, _JSON_ESCAPED) if context == "string" else intersect(ranges, ANY))
     if plain is None:
         raise RequestError(
             f"{where}: tells apart too many characters past ASCII; name at most 2000 of them, or allow all of them"
         )
-    if place == "string":
+    if context == "string":
         for first, last in intersect(ranges, _JSON_ESCAPED):
             plain += [literal(json.dumps(chr(code))[1:-1]) for code in range(first, last + 1)]
     return plain
