@@ -22,7 +22,7 @@ from nearfar.compiler.errors import NearfarError, RequestError, Unavailable
 
 from ..executors.refusal import refusal, streamed_error
 from ..executors.sse import events
-from .workload import Ask
+from .workload import LoadRequest
 
 TIMEOUT_SECONDS = 600.0
 PROBE_WORDS = 200
@@ -52,19 +52,19 @@ class Server:
     model: str
     extra: Mapping[str, Any]
 
-    async def ask(self, ask: Ask) -> Outcome:
+    async def send(self, request: LoadRequest) -> Outcome:
         try:
-            return await self._ask(ask)
+            return await self._send(request)
         except httpx.HTTPError as error:
             return Outcome(error=f"{type(error).__name__}: {error}".rstrip(": "))
         except NearfarError as error:
             return Outcome(error=error.message)
 
-    async def _ask(self, ask: Ask) -> Outcome:
+    async def _send(self, request: LoadRequest) -> Outcome:
         # Not a system message: some chat templates reject those.
-        text = f"{ask.prefix} {ask.prompt}".lstrip()
+        text = f"{request.prefix} {request.prompt}".lstrip()
         body = {
-            "model": self.model, "messages": [{"role": "user", "content": text}], "max_tokens": ask.max_tokens,
+            "model": self.model, "messages": [{"role": "user", "content": text}], "max_tokens": request.max_tokens,
             "stream": True, "stream_options": {"include_usage": True}, **self.extra,
         }  # fmt: skip
         times: list[float] = []
@@ -138,7 +138,7 @@ async def tokens_per_word(server: Server, words: str) -> float:
     """How many tokens the model's tokenizer makes of a word, measured with two prompt lengths. 1 if the server reports
     no usage.
     """
-    short, long = [await server.ask(Ask("", prompt, 1)) for prompt in (words.split()[0], words)]
+    short, long = [await server.send(LoadRequest("", prompt, 1)) for prompt in (words.split()[0], words)]
     for outcome in (short, long):
         if outcome.error is not None:
             raise Unavailable(f"the first request failed: {outcome.error}")
@@ -147,15 +147,15 @@ async def tokens_per_word(server: Server, words: str) -> float:
 
 
 async def run_load(
-    server: Server, asks: Sequence[Ask], concurrency: int, progress: Callable[[], None] = lambda: None
+    server: Server, requests: Sequence[LoadRequest], concurrency: int, progress: Callable[[], None] = lambda: None
 ) -> tuple[list[Outcome], float]:
     """The outcomes, in the order of the requests, and the duration of all of them together in seconds."""
-    outcomes: list[Outcome | None] = [None] * len(asks)
-    rest = iter(enumerate(asks))
+    outcomes: list[Outcome | None] = [None] * len(requests)
+    rest = iter(enumerate(requests))
 
     async def work() -> None:
-        for index, ask in rest:
-            outcomes[index] = await server.ask(ask)
+        for index, request in rest:
+            outcomes[index] = await server.send(request)
             progress()
 
     started = perf_counter()

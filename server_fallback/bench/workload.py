@@ -25,7 +25,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LoadRequest:
     """``prefix`` is the same for all requests of a workload; "" for none."""
 
     prefix: str
@@ -35,7 +35,7 @@ class Ask:
 
 def make_workload(
     count: int, inputs: Lengths, outputs: Lengths, *, prefix_tokens: int, tokens_per_word: float, seed: Sequence[int]
-) -> list[Ask]:
+) -> list[LoadRequest]:
     """``inputs`` does not include the prefix. ``seed`` may have several parts, so that each concurrency gets different
     prompts.
     """
@@ -43,7 +43,7 @@ def make_workload(
     prefix = words(random.Random(f"prefix {seed[0]}"), prefix_tokens, tokens_per_word)
     chance = random.Random(f"asks {tuple(seed)}")
     return [
-        Ask(
+        LoadRequest(
             prefix,
             words(chance, chance.randint(inputs.least, inputs.most), tokens_per_word),
             chance.randint(outputs.least, outputs.most),

@@ -140,7 +140,7 @@ async def measure(options: argparse.Namespace) -> tuple[str, list[Summary]]:
         probe = " ".join(WORDS[index % len(WORDS)] for index in range(min(PROBE_WORDS, options.input_tokens[0])))
         ratio = await tokens_per_word(server, probe)
         for concurrency in options.concurrency:
-            asks = make_workload(
+            requests = make_workload(
                 options.requests or max(8, 4 * concurrency),
                 Lengths(*options.input_tokens),
                 Lengths(*options.output_tokens),
@@ -148,7 +148,7 @@ async def measure(options: argparse.Namespace) -> tuple[str, list[Summary]]:
                 tokens_per_word=ratio,
                 seed=(options.seed, concurrency),
             )
-            outcomes, seconds = await run_load(server, asks, concurrency)
+            outcomes, seconds = await run_load(server, requests, concurrency)
             summaries.append(summarize(concurrency, outcomes, seconds))
             print(
                 f"{concurrency} clients: {summaries[-1].completion_tokens_per_second:.1f} tokens/s",

@@ -35,7 +35,7 @@ from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.text.tokenizer import Tokenizer
 from nearfar.server_fallback.bench.client import Outcome, Server, make_client, run_load
 from nearfar.server_fallback.bench.summary import summarize
-from nearfar.server_fallback.bench.workload import Ask, Lengths, make_workload
+from nearfar.server_fallback.bench.workload import Lengths, LoadRequest, make_workload
 from nearfar.targets.threads import default_threads
 
 CLIENTS = 16
@@ -47,7 +47,7 @@ BODY = {"temperature": 0}
 POLL_SECONDS = 0.1
 NEARFAR, SLOTS, LLAMA_SERVER = "nearfar serve", "llama.cpp, parallel slots", "llama-cpp-python's server"
 
-Load = Callable[[Sequence[Ask], int, str], tuple[list[Outcome], float]]
+Load = Callable[[Sequence[LoadRequest], int, str], tuple[list[Outcome], float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,12 @@ class Bench:
     bars: Progress
 
     def over_http(self, url: str, name: str) -> Load:
-        def load(asks: Sequence[Ask], clients: int, what: str) -> tuple[list[Outcome], float]:
+        def load(requests: Sequence[LoadRequest], clients: int, what: str) -> tuple[list[Outcome], float]:
             async def run() -> tuple[list[Outcome], float]:
                 async with make_client(None) as client:
-                    return await run_load(Server(url, client, name, BODY), asks, clients, self.bar(what, len(asks)))
+                    return await run_load(
+                        Server(url, client, name, BODY), requests, clients, self.bar(what, len(requests))
+                    )
 
             outcomes, seconds = asyncio.run(run())
             errors = {outcome.error for outcome in outcomes if outcome.error is not None}
@@ -97,7 +99,7 @@ def main() -> None:
         arguments = [str(model.bundle), "--threads", str(options.threads)]
         ours = running.enter_context(nearfar_serve(arguments, options.folder / "nearfar.log"))
         load = bench.over_http(ours.url, model.bundle.name)
-        load(make_asks(2, (64, 64), (8, 8), seed=-1), 2, "warming up")
+        load(make_requests(2, (64, 64), (8, 8), seed=-1), 2, "warming up")
 
         def keep(name: str, value: Any) -> None:
             """Store the figures so far, so that they are not lost if the rest takes too long."""
@@ -113,16 +115,16 @@ def main() -> None:
             served = running.enter_context(
                 llama_server(model.gguf, "llama", CONTEXT, options.threads, options.folder / "llama.log")
             )
-            asks = workload(options.requests, 0)
-            found = rates(CLIENTS, *bench.over_http(served.url, "llama")(asks, CLIENTS, LLAMA_SERVER))
+            requests = workload(options.requests, 0)
+            found = rates(CLIENTS, *bench.over_http(served.url, "llama")(requests, CLIENTS, LLAMA_SERVER))
             keep("16 clients", {**figures["16 clients"], LLAMA_SERVER: [found]})
             keep("upstream", list(check_upstream(served, "llama", CONTEXT, options.folder / "upstream.log")))
     report(console, figures)
 
 
-def make_asks(
+def make_requests(
     count: int, inputs: tuple[int, int], outputs: tuple[int, int], *, seed: int, prefix: int = 0
-) -> list[Ask]:
+) -> list[LoadRequest]:
     return make_workload(
         count,
         Lengths(*inputs),
@@ -133,8 +135,8 @@ def make_asks(
     )
 
 
-def workload(requests: int, seed: int) -> list[Ask]:
-    return make_asks(requests, (64, 256), (32, 96), seed=seed)
+def workload(requests: int, seed: int) -> list[LoadRequest]:
+    return make_requests(requests, (64, 256), (32, 96), seed=seed)
 
 
 def under_load(bench: Bench, ours: Load) -> dict[str, list[dict[str, float]]]:
@@ -146,27 +148,30 @@ def under_load(bench: Bench, ours: Load) -> dict[str, list[dict[str, float]]]:
         slots = llama_slots(bench, bench.model.gguf)
     found: dict[str, list[dict[str, float]]] = {NEARFAR: [], **({SLOTS: []} if slots else {})}
     for number in range(bench.rounds):
-        asks = workload(bench.requests, number)
+        requests = workload(bench.requests, number)
         for name, load in ((NEARFAR, ours), (SLOTS, slots)):
             if load is not None:
-                found[name].append(rates(CLIENTS, *load(asks, CLIENTS, f"round {number + 1}: {name}")))
+                found[name].append(rates(CLIENTS, *load(requests, CLIENTS, f"round {number + 1}: {name}")))
     return found
 
 
 def llama_slots(bench: Bench, gguf: Path) -> Load:
-    from llama_slots import LlamaSlots, TokenAsk
+    from llama_slots import LlamaSlots, TokenRequest
 
     bundle = open_bundle(bench.model.bundle)
     tokenizer = Tokenizer(bundle.tokenizer_files())
     slots = LlamaSlots(gguf, CLIENTS, CONTEXT, bundle.manifest.spec.vocab_size, bench.threads)
 
-    def load(asks: Sequence[Ask], clients: int, what: str) -> tuple[list[Outcome], float]:
+    def load(requests: Sequence[LoadRequest], clients: int, what: str) -> tuple[list[Outcome], float]:
         assert clients == CLIENTS
         prompts = [
-            tokenizer.encode_chat([{"role": "user", "content": f"{ask.prefix} {ask.prompt}".lstrip()}]) for ask in asks
+            tokenizer.encode_chat([{"role": "user", "content": f"{request.prefix} {request.prompt}".lstrip()}])
+            for request in requests
         ]
-        token_asks = [TokenAsk(prompt, ask.max_tokens) for prompt, ask in zip(prompts, asks, strict=True)]
-        return slots.run(token_asks, bench.bar(what, len(asks)))
+        token_requests = [
+            TokenRequest(prompt, request.max_tokens) for prompt, request in zip(prompts, requests, strict=True)
+        ]
+        return slots.run(token_requests, bench.bar(what, len(requests)))
 
     return load
 
@@ -175,11 +180,13 @@ def shared_prefix(load: Load) -> dict[str, float]:
     """Median seconds to the first token of simultaneous requests, with a different prefix for each and with a new
     prefix that all of them share.
     """
-    common = make_asks(CLIENTS, (16, 48), (8, 8), seed=100, prefix=PREFIX_TOKENS)
-    others = [make_asks(1, (16, 48), (8, 8), seed=1000 + index, prefix=PREFIX_TOKENS)[0] for index in range(CLIENTS)]
+    common = make_requests(CLIENTS, (16, 48), (8, 8), seed=100, prefix=PREFIX_TOKENS)
+    others = [
+        make_requests(1, (16, 48), (8, 8), seed=1000 + index, prefix=PREFIX_TOKENS)[0] for index in range(CLIENTS)
+    ]
     medians = {}
-    for what, asks in (("own", others), ("shared", common)):
-        outcomes, _ = load(asks, CLIENTS, f"{PREFIX_TOKENS} tokens of system prompt, {what}")
+    for what, requests in (("own", others), ("shared", common)):
+        outcomes, _ = load(requests, CLIENTS, f"{PREFIX_TOKENS} tokens of system prompt, {what}")
         medians[what] = statistics.median(outcome.time_to_first_token for outcome in outcomes)
     return medians
 
@@ -189,7 +196,7 @@ def full_engine(load: Load, url: str) -> dict[str, float]:
     step.
     """
     waste, first, last = list[float](), dict[str, float](), dict[str, float]()
-    asks = make_asks(SEQUENCES, (256, 512), (48, 64), seed=7)
+    requests = make_requests(SEQUENCES, (256, 512), (48, 64), seed=7)
 
     async def watch() -> None:
         nonlocal first, last
@@ -203,7 +210,7 @@ def full_engine(load: Load, url: str) -> dict[str, float]:
     async def run() -> None:
         watcher = asyncio.create_task(watch())
         try:
-            await asyncio.to_thread(load, asks, SEQUENCES, f"{SEQUENCES} sequences of 256 to 512 tokens")
+            await asyncio.to_thread(load, requests, SEQUENCES, f"{SEQUENCES} sequences of 256 to 512 tokens")
         finally:
             watcher.cancel()
 

@@ -22,7 +22,7 @@ BATCH = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class TokenAsk:
+class TokenRequest:
     prompt_ids: Sequence[int]
     max_tokens: int
 
@@ -32,7 +32,7 @@ class Slot:
     """``computed`` is the number of tokens of the prompt and the answer in the cache."""
 
     index: int
-    ask: TokenAsk
+    request: TokenRequest
     started: float
     computed: int = 0
     answer: list[int] = field(default_factory=list)
@@ -48,10 +48,12 @@ class LlamaSlots:
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
         self._num_slots, self._vocab_size = slots, vocab_size
 
-    def run(self, asks: Sequence[TokenAsk], progress: Callable[[], None] = lambda: None) -> tuple[list[Outcome], float]:
+    def run(
+        self, requests: Sequence[TokenRequest], progress: Callable[[], None] = lambda: None
+    ) -> tuple[list[Outcome], float]:
         """Returns the outcomes in the order of the requests, and the seconds that all of them took together."""
         outcomes: dict[int, Outcome] = {}
-        rest = iter(enumerate(asks))
+        rest = iter(enumerate(requests))
         slots: dict[int, Slot] = {}
         began = time.perf_counter()
         while True:
@@ -59,14 +61,14 @@ class LlamaSlots:
                 if place not in slots and (following := next(rest, None)) is not None:
                     slots[place] = Slot(*following, time.perf_counter())
             if not slots:
-                return [outcomes[index] for index in range(len(asks))], time.perf_counter() - began
+                return [outcomes[index] for index in range(len(requests))], time.perf_counter() - began
             for place, row in self._decode(slots).items():
                 slot = slots[place]
                 slot.answer.append(self._likeliest(row))
                 slot.first_token = slot.first_token or time.perf_counter()
-                if len(slot.answer) == slot.ask.max_tokens:
+                if len(slot.answer) == slot.request.max_tokens:
                     outcomes[slot.index] = Outcome(
-                        prompt_tokens=len(slot.ask.prompt_ids),
+                        prompt_tokens=len(slot.request.prompt_ids),
                         completion_tokens=len(slot.answer),
                         time_to_first_token=slot.first_token - slot.started,
                         total=time.perf_counter() - slot.started,
@@ -80,7 +82,7 @@ class LlamaSlots:
         batch, size, rows = self._batch, 0, dict[int, int]()
         # Decoding slots come first, because each has one token.
         for place, slot in sorted(slots.items(), key=lambda item: not item[1].answer):
-            tokens = [*slot.ask.prompt_ids, *slot.answer]
+            tokens = [*slot.request.prompt_ids, *slot.answer]
             stop = min(len(tokens), slot.computed + BATCH - size)
             for position in range(slot.computed, stop):
                 batch.token[size], batch.pos[size] = tokens[position], position

@@ -173,11 +173,13 @@ def test_position_zero_is_not_rotated() -> None:
 
 def test_attention_over_permuted_pages_is_softmax_in_a_plain_loop() -> None:
     heads, kv_heads, head_dim, page = 4, 2, 6, 4
-    lengths, news = [9, 4, 1], [3, 4, 1]
+    lengths, new_lengths = [9, 4, 1], [3, 4, 1]
     page_ids = np.array([5, 0, 3, 1, 6])
     kv = random(1, 8, 2, kv_heads, page, head_dim)
-    q = random(2, sum(news), heads * head_dim)
-    positions = np.concatenate([np.arange(length - new, length) for length, new in zip(lengths, news, strict=True)])
+    q = random(2, sum(new_lengths), heads * head_dim)
+    positions = np.concatenate(
+        [np.arange(length - new, length) for length, new in zip(lengths, new_lengths, strict=True)]
+    )
     indptr = np.array([0, 3, 4, 5])
     found = run(
         "attention",
@@ -185,13 +187,13 @@ def test_attention_over_permuted_pages_is_softmax_in_a_plain_loop() -> None:
             "q": q,
             "kv": kv,
             "positions": positions,
-            "seq_starts": np.cumsum([0, *news]),
+            "seq_starts": np.cumsum([0, *new_lengths]),
             "page_indptr": indptr,
             "page_ids": page_ids,
         },
     )
-    expected = np.zeros((sum(news), heads, head_dim))
-    sequence_of = np.repeat(np.arange(3), news)
+    expected = np.zeros((sum(new_lengths), heads, head_dim))
+    sequence_of = np.repeat(np.arange(3), new_lengths)
     for row, (position, sequence) in enumerate(zip(positions, sequence_of, strict=True)):
         for head in range(heads):
             places = [(page_ids[indptr[sequence] + t // page], head // 2, t % page) for t in range(position + 1)]

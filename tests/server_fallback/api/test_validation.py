@@ -1,4 +1,4 @@
-"""A wrong request is told which parameter is wrong, by its place in the body."""
+"""The error for an invalid request names the parameter by its path in the body."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from nearfar.server_fallback.schema.verify import VerifyOpen
 
 @dataclass
 class VerifyingExecutor(FakeExecutor):
-    """It takes its time for a step where it is told to."""
+    """A step takes longer if the test requires it."""
 
     step_seconds: float = 0.0
     max_drafts: int = 4

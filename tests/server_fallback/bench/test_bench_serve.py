@@ -137,10 +137,10 @@ def test_a_load_that_cannot_be_measured_states_why(
 
 
 def test_lengths_are_within_their_ends_and_differ() -> None:
-    asks = make_workload(200, Lengths(3, 5), Lengths(7, 7), prefix_tokens=0, tokens_per_word=1.0, seed=(0, 1))
-    assert {len(ask.prompt.split()) for ask in asks} == {3, 4, 5}
-    assert {ask.max_tokens for ask in asks} == {7}
-    assert {ask.prefix for ask in asks} == {""}
+    requests = make_workload(200, Lengths(3, 5), Lengths(7, 7), prefix_tokens=0, tokens_per_word=1.0, seed=(0, 1))
+    assert {len(request.prompt.split()) for request in requests} == {3, 4, 5}
+    assert {request.max_tokens for request in requests} == {7}
+    assert {request.prefix for request in requests} == {""}
 
 
 def test_a_summary_without_a_good_outcome_has_no_latencies() -> None:

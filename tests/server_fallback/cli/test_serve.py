@@ -209,7 +209,7 @@ def test_a_gateway_prints_how_to_ask_and_answers(replicas: list[Served], cache: 
             )
             assert raw.headers["x-nearfar-route"] == "near"
             assert raw.parse().choices[0].message.content == ANSWER
-            # The far model does not see, whatever the gateway was told.
+            # The far model has no vision, whatever the gateway was configured for.
             with pytest.raises(openai.BadRequestError, match="this model reads texts only") as refused:
                 client.chat.completions.create(model="demo", messages=WITH_IMAGE)
             assert refused.value.param == "messages[0].content[1]"
@@ -251,7 +251,7 @@ def test_a_server_before_others_answers_as_they_do_and_survives_the_end_of_one(
 
     try:
         answers = asyncio.run(load())
-        # Those that the dead one was answering are told so; the others go on to the second.
+        # Answers of the dead executor end with an error; the others continue on the second one.
         assert set(answers) <= {ANSWER, "503 the connection broke; check that it is running"}
         assert answers[-1] == ANSWER
         front.process.send_signal(signal.SIGTERM)

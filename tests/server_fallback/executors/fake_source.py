@@ -1,4 +1,4 @@
-"""A model that says what it is told to: a token for each byte of a text. And executors over it."""
+"""A model that generates a given text, one token for each byte, and executors that use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasoning in chats over a source of tokens that says what it is told to."""
+"""Reasoning in chats, with a model that generates given texts."""
 
 from __future__ import annotations
 

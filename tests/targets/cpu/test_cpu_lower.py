@@ -1,4 +1,4 @@
-"""What a CPU bundle holds, for this machine and for another; and what machines are told that cannot run it."""
+"""The content of a CPU bundle for this machine and for another, and the errors on machines that cannot run it."""
 
 from __future__ import annotations
 
