@@ -52,7 +52,7 @@ USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
 
 class FakeOpenAI:
-    """``reply`` makes the answer to every request except those for the list of models. ``asked`` holds these
+    """``reply`` makes the answer to every request except those for the list of models. ``asked`` lists these
     requests.
     """
 

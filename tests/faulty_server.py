@@ -1,4 +1,6 @@
-"""A file server that treats downloads as real servers do: it cuts them, damages them, ignores ranges, and goes away."""
+"""A file server that treats downloads as real servers do: it cuts them off, damages them, ignores ranges, and closes
+connections.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def graphs() -> st.SearchStrategy[Graph]:
 
 
 class RandomGraph:
-    """Builds one graph. Values of S rows are drawn from those that are there already."""
+    """Builds one graph. Inputs of nodes are drawn from the values of S rows that it already has."""
 
     def __init__(self, random: Random) -> None:
         self.random = random

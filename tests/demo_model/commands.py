@@ -86,7 +86,7 @@ GENRES = (
 HELD_OUT_GENRES = ("metal", "funk", "opera", "swing", "disco", "gospel")
 
 UNITS = ("minutes", "minutes", "minutes", "seconds", "hours")
-# What "dim the lights" means without a number.
+# The meaning of "dim the lights" without a number.
 DIMMED_LEVEL = 30
 
 

@@ -74,7 +74,7 @@ def training_examples(rng: random.Random, corpus: Corpus = NEAR) -> Iterator[Exa
 
 
 def held_out_examples(task: str, split: Split, count: int, seed: int, corpus: Corpus = NEAR) -> list[Example]:
-    """Return ``count`` different examples of one task for evaluation, or fewer if the task does not have that many."""
+    """Return ``count`` different examples of one task for evaluation, or fewer if the task has fewer."""
     rng = random.Random(f"{seed}/{task}/{split.value}")
     found: dict[str, Example] = {}
     for _ in range(50 * count):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .phrasing import Phrasings
 
-# What a light is called, how a level ends, what a covered window has.
+# Names of lights, endings of levels, and coverings of windows.
 L = "(light|lights|lamp|lights|lighting)"
 P = "(%| percent| percent|)"
 C = "(blinds|curtains|shades|shutters|blinds)"

@@ -270,7 +270,7 @@ def test_a_bundle_with_two_plans_generates_and_embeds_on_the_same_pages(
     found = []
     for each in (runner, reference):
         logits = each.forward(make_batch([Chunk(prompt_token_ids[:40], 0, [3, 1, 2], [39])], 16)).logits
-        # One token after those that the other plan has put into the pages.
+        # One token after the tokens whose pages the other plan has written.
         vectors = each.embed(make_batch([Chunk([prompt_token_ids[40]], 40, [3, 1, 2], [0])], 16))
         found.append((logits, vectors, each.forward(make_batch([Chunk([7], 41, [3, 1, 2], [0])], 16)).logits))
     for mine, right in zip(*found, strict=True):

@@ -43,7 +43,7 @@ CASES = [
 
 @pytest.fixture(scope="module", params=CASES)
 def endless_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """The demo model with nothing that ends an answer, so that it goes on for all 64 tokens; float32 activations."""
+    """The demo model without tokens that end an answer, so that it generates all 64 tokens; float32 activations."""
     quantization, kv = request.param
     path = tmp_path_factory.mktemp("demo") / f"{quantization}-{kv}"
     compile_model(str(CHECKPOINT), path, CompileOptions(quantization=quantization, kv=kv, activations=("float32",)))

@@ -17,7 +17,7 @@ from static_site import serve
 
 from nearfar.compiler.browser.page_server import PAGE
 
-# What a page with structured output allows its scripts.
+# The script policy of a page with structured output.
 HTML = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'self'; script-src 'self' 'wasm-unsafe-eval'">
 <body><script type="module" src="start.js"></script>"""
@@ -59,7 +59,7 @@ def address(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathF
     (site / "start.js").write_text(START)
     shutil.copytree(tiny_bundle, site / "bundle")
     lighten(site / "bundle")
-    # A model whose answers end, as those that are held to a grammar must.
+    # A model whose answers end, as answers with a grammar must.
     shutil.copytree(site / "bundle", site / "ending")
     manifest = json.loads((site / "ending/manifest.json").read_text())
     manifest["spec"]["eos_token_ids"] = [END_TOKEN]
@@ -240,7 +240,7 @@ def test_answers_meet_their_schemas(page: Page, browser: Browser, address: str, 
     texts = ending.evaluate(script, schemas)
     ending.close()
     assert len(texts) == count
-    # A schema whose shortest answer is longer than 48 tokens is refused before anything is said.
+    # A schema whose shortest answer is longer than 48 tokens is refused before the first token.
     refused = [text for text in texts if isinstance(text, list)]
     assert all(code == "request_error" and "48" in message for code, message in refused), refused
     assert len(refused) < count / 10

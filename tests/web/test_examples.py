@@ -55,7 +55,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 def give_tools(bundle: Path) -> None:
-    """The demo model knows no tools: its chat template says from now on that calls are in Hermes' form, and takes their
+    """The demo model has no tools: this gives it a chat template with calls in Hermes' form, which accepts their
     results.
     """
     manifest = json.loads((bundle / "manifest.json").read_text())

@@ -203,7 +203,7 @@ def test_the_fitted_policy_routes_easy_and_hard_prompts_as_in_python(
 
     The prompts are of several tasks, and the predictor was not fitted on them. Each gain is at least ``MARGIN`` from
     the threshold, while rounding in the engines moves a gain by less than a hundredth. By its words alone, near would
-    answer one of the prompts. It goes far because near's first tokens show that near is unsure, so the test fails
+    answer one of the prompts. It is sent to far because near's first tokens show low confidence, so the test fails
     without real signals.
     """
     policy = Policy.read(DEMO_POLICY)

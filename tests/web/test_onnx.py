@@ -71,7 +71,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[list[int], list[int]]]:
-    """Prompts, of which one is longer than a chunk of a prefill, and the tokens that transformers says follow
+    """Prompts, one of which is longer than a chunk of a prefill, and the tokens with which transformers continues
     greedily.
     """
     import torch
@@ -115,7 +115,7 @@ def address(
     (site / "start.js").write_text(START)
     shutil.copytree(exported["f32"], site / "f32")
     shutil.copytree(exported["q4f16"], site / "bundle-onnx")
-    # Its manifest is all that is read of it where there is no WebGPU.
+    # Without WebGPU, only its manifest is read.
     (site / "bundle").mkdir()
     shutil.copy(tiny_bundle / "manifest.json", site / "bundle")
     examples = dict(re.findall(r"```js (\w+)\.js\n(.*?)```", (ROOT / "web/README.md").read_text(), flags=re.DOTALL))

@@ -24,7 +24,7 @@ from nearfar.compiler.browser.chromium import FLAGS, find_chromium
 
 INSTALLED = ROOT / "build/bundlers"
 INSTALL_SECONDS = 600
-# What npm prints without a network.
+# npm's output without a network.
 OFFLINE = ("EAI_AGAIN", "ECONNREFUSED", "ENETUNREACH", "ENOTFOUND", "ETIMEDOUT")
 APP = ("ask.js", "main.js", "worker_main.js", "engine_worker.js", "service_worker.js", "service_worker_main.js")
 

@@ -108,7 +108,7 @@ def test_a_wrong_kernel_is_switched_off_once_and_answers_stay_those_of_the_sound
     assert first["selfTest"]["remembered"] is False
     assert "self-test" in first["phases"]
     assert first["ids"] == expected["token_ids"][:12]
-    # What was found out is kept in the browser, beyond the page.
+    # The browser stores the result beyond the lifetime of the page.
     second = load(context.new_page(), address, "broken", expected)
     assert second["selfTest"] == {**first["selfTest"], "remembered": True}
     assert "self-test" not in second["phases"]

@@ -1,6 +1,6 @@
 """Snippets written after WebLLM's documentation in headless Chromium, as an application has them but for the name in
-their imports: those that need a browser's workers and storage, and those that need a model which can answer. The others
-run in web/test/webllm.
+their imports: snippets that need a browser's workers and storage, and snippets that need a model that can answer. The
+others run in web/test/webllm.
 """
 
 from __future__ import annotations

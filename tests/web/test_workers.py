@@ -1,4 +1,4 @@
-"""The examples of web/README.md as they stand, and engines in workers: headless Chromium on the page server, under the
+"""The unchanged examples of web/README.md, and engines in workers: headless Chromium on the page server, under the
 page's own content security policy.
 """
 

@@ -18,8 +18,8 @@ from nearfar.compiler.quant.q4 import SMALLEST_NORMAL
 COLUMNS = (1, 31, 32, 33, 72, 96)
 FAST = settings(max_examples=60, deadline=None, derandomize=True)
 
-# Of a group's largest magnitude: half a step, or a whole one where Q4 has no code for the other sign's end; and the
-# scale's rounding.
+# In units of a group's largest magnitude: half a step, or a whole one if Q4 has no code for the other sign's end; and
+# the scale's rounding.
 STEP = {"q4f16": 1 / 8, "q4f32": 1 / 8, "q8f16": 1 / 254, "f16": 0, "f32": 0}
 ROUNDING = {"q4f16": 2.0**-11, "q4f32": 2.0**-22, "q8f16": 2.0**-11, "f16": 2.0**-11, "f32": 0}
 

@@ -1,4 +1,4 @@
-"""Ask an app without a socket: whole answers through httpx, and exchanges that the test holds in its hands."""
+"""Call an app without a socket: complete answers through httpx, and exchanges that the test controls step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that say what a test tells them to, for tests of the API without a model."""
+"""Models that generate the texts that a test requires, for tests of the API without a model."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_readiness_follows_the_models() -> None:
     }
     healthy = ask("GET", "/health", models=models)
     assert (healthy.status_code, healthy.content) == (200, b"")
-    # One that loads, or broke, takes nothing from those that answer.
+    # A model that loads or failed to load does not affect models that answer.
     models.loaded["new"] = FakeExecutor(current=ExecutorState(ready=False, detail="loading"))
     one_of_two = ask("GET", "/health/ready", models=models)
     assert one_of_two.json() == {

@@ -1,4 +1,4 @@
-"""Real sockets that misbehave: clients that leave, stop reading, send half, send too much, or only stand around."""
+"""Real sockets that misbehave: clients that leave, stop reading, send half, send too much, or stay idle."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_health_answers_when_one_client_has_taken_all_its_connections() -> None:
         socks = [stack.enter_context(connect(live.port)) for _ in range(20)]
         wait_until(lambda: len(live.server.open_connections) == 4)
         assert httpx.get(f"http://127.0.0.1:{live.port}/health/live").status_code == 200
-        # The oldest of those that do nothing were closed.
+        # The oldest idle connections were closed.
         assert read_to_end(socks[0]) == b""
         socks[-1].sendall(request({**HI, "stream": True}))
         wait_until(lambda: models.fake.open == 1)

@@ -80,7 +80,7 @@ def test_every_answer_is_one_that_the_document_names(
         suppress_health_check=list(HealthCheck),
     )
     def every_answer(case: schemathesis.Case[Any]) -> None:
-        # What a document can say is not all: stream_options go with stream only, and the like.
+        # The schema cannot express all rules, for example that stream_options require stream.
         case.call_and_validate(headers={"Authorization": f"Bearer {KEY}"}, excluded_checks=[positive_data_acceptance])
 
     every_answer()

@@ -259,7 +259,7 @@ def test_traces_are_made_only_if_an_endpoint_is_set() -> None:
 
 
 def test_opentelemetry_is_not_imported_without_an_endpoint() -> None:
-    # FastAPI itself imports the library's interface, where that is installed.
+    # FastAPI itself imports the library's interface if it is installed.
     heavy = "{'opentelemetry.sdk', 'opentelemetry.exporter', 'torch', 'tvm', 'xgrammar'}"
     code = f"import sys, nearfar.server_fallback.api.server; print(*{heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -158,7 +158,7 @@ def test_completions_embeddings_and_models(client: openai.OpenAI) -> None:
         "!",
         "",
     ]
-    # The client asks for base64 where nothing is said, and decodes it.
+    # By default the client requests base64, and decodes it.
     assert client.embeddings.create(model="fake", input="x").data[0].embedding == [0.5, -1.0]
     assert client.embeddings.create(model="fake", input=["x"], encoding_format="float").data[0].embedding == [0.5, -1.0]
     assert [model.id for model in client.models.list()] == ["fake", "other/name"]

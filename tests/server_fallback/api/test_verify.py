@@ -1,4 +1,4 @@
-"""/v1/nearfar/verify on a socket: whose drafts are taken, what is said to them, and how connections end."""
+"""/v1/nearfar/verify on a socket: whose drafts are accepted, what the server answers, and how connections end."""
 
 from __future__ import annotations
 

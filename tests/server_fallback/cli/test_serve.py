@@ -1,4 +1,4 @@
-"""`nearfar serve` as its users meet it: processes that compile, serve, are asked by OpenAI's client, and die."""
+"""`nearfar serve` as its users run it: processes that compile, serve OpenAI's client, and are killed."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_model_is_compiled_once_and_what_is_served_is_printed(replicas: list
 
 def test_the_curl_line_that_it_prints_works(replicas: list[Served]) -> None:
     line = replicas[0].printed.splitlines()[-1]
-    # It asks for no temperature, so what is said is drawn.
+    # The request has no temperature, so its tokens are sampled.
     answer = json.loads(subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout)
     assert answer["choices"][0]["message"]["content"]
 
@@ -154,7 +154,7 @@ def test_an_answer_goes_over_from_near_to_a_server_and_is_the_same(
     replicas: list[Served], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NEARFAR_CACHE", str(cache))
-    # No model is that sure of itself, so far goes on after three tokens.
+    # No model reaches this confidence, so far continues after three tokens.
     policy = {
         "version": 1,
         "mode": "prefer-near",
@@ -197,7 +197,7 @@ def test_a_gateway_prints_how_to_ask_and_answers(replicas: list[Served], cache: 
         assert f"routing by prefer-far: near is demo, far is demo at {replicas[0].url}" in gateway.printed
         line = gateway.printed.splitlines()[-1]
         answer = json.loads(subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout)
-        # The line asks for no temperature, so what is said is drawn.
+        # The request has no temperature, so its tokens are sampled.
         assert answer["choices"][0]["message"]["content"]
         assert (answer["route"]["side"], answer["route"]["reason"]) == ("far", "prefer")
         with gateway.client as client:

@@ -24,7 +24,7 @@ MODEL = TokenModel(vocab_size=VOCAB, end_token_ids=frozenset({0}), context=64, p
 
 
 class HashRunner:
-    """``fail`` is asked before each batch, by its number, what to raise; ``broken`` are tokens of prompts that give no
+    """``fail`` returns the error to raise for a batch, by its number; ``broken`` are tokens of prompts that give no
     logits.
     """
 
@@ -83,7 +83,7 @@ class HashRunner:
             self._pool.shutdown()
 
     def _run(self, call: Callable[..., object], *arguments: object) -> Future[Output]:
-        """In the order of the calls, on the runner's thread where it has one."""
+        """In the order of the calls, on the runner's thread if it has one."""
         if self._pool is not None:
             return self._pool.submit(call, *arguments)  # type: ignore[arg-type]
         try:

@@ -1,4 +1,4 @@
-"""Running a scheduler over the hash model as tests/conformance/scheduler.json says, and what must hold of it at any
+"""Running a scheduler over the hash model as tests/conformance/scheduler.json describes, and what must hold at any
 time.
 """
 
@@ -123,7 +123,7 @@ def record_of(step: Step) -> dict[str, Any]:
 
 
 def require_pages(scheduler: Scheduler) -> None:
-    """No page has more or fewer users than are known of, and where a sequence writes next nobody else reads."""
+    """The number of users of each page is right, and no other sequence reads the page that a sequence writes next."""
     pool, size = scheduler.kv.pool, scheduler.config.page_size
     held = Counter(page for sequence in scheduler.running for page in sequence.pages)
     users = {page: pool.users[page] for page in range(pool.size) if pool.users[page] > 0}

@@ -85,7 +85,7 @@ def test_a_failed_step_fails_its_answers_and_the_others_go_on_with_the_same_toke
             )
             assert isinstance(failed, DeviceError)
             assert other == answer_of(OTHERS[0], 12, 64)[0]
-            # What the failed step wrote is not taken from the cache.
+            # The pages that the failed step wrote are not reused from the cache.
             assert await ids(engine, max_tokens=12) == answer_of(PROMPT, 12, 64)[0]
             assert engine.stats().recoveries == 1
             require_no_page_held(engine)

@@ -202,7 +202,7 @@ def test_a_preempted_answer_whose_mask_is_late_gives_the_same_tokens() -> None:
             constraint = Blocking()
             slow = asyncio.ensure_future(ids(engine, constraint=constraint, max_tokens=20))
             await reached(constraint)
-            # Its only slot goes to a request of higher priority.
+            # A request of higher priority gets its only slot.
             assert await ids(engine, OTHERS[0], priority=1) == answer_of(OTHERS[0], 6, 64)[0]
             assert engine.stats().preemptions == 1
             constraint.released.set()
@@ -281,7 +281,7 @@ def test_slow_tasks_run_by_least_used_time_and_quick_ones_do_not_wait_for_them()
     pool.post([task(Named("c"), 3.0), task(Named("a"), 1.0), task(Named("b"), 2.0), task(Named("quick"), 0.0)])
     assert [done.last_seconds < 1 for done in pool.collect()[0]] == [True]
     assert order == ["quick"]
-    # One slow thread goes on.
+    # One slow thread continues.
     blocked[0].released.set()
     while len(order) < 4:
         pool.collect(0.1)

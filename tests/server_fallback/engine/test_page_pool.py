@@ -1,4 +1,4 @@
-"""The page pool and the prefix cache, against what plain dictionaries say, for any order of calls."""
+"""The page pool and the prefix cache against plain dictionaries, for any order of calls."""
 
 from __future__ import annotations
 

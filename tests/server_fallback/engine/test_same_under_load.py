@@ -49,7 +49,7 @@ def mixed_requests(count: int, vocab_size: int, lengths: Sequence[int], max_toke
         prompt = (
             system[: int(random.integers(0, 13))] + random.integers(1, vocab_size, int(random.choice(lengths))).tolist()
         )
-        # Every fourth asks for another answer to the prompt of the one before it.
+        # Every fourth request has the prompt of the one before it.
         prompt = list(requests[-1].prompt_ids) if index % 4 == 3 else prompt
         sampling = Sampling(seed=int(random.integers(0, 1 << 32)), **samplings[index % len(samplings)])
         priority = int(random.integers(0, 3))

@@ -45,7 +45,7 @@ class Scheduling(RuleBasedStateMachine):
         super().__init__()
         self.sequences: list[Sequence] = []
         self.aborted: set[Sequence] = set()
-        # How many tokens of each sequence's prompt get a log-probability, and those that did.
+        # How many tokens of each sequence's prompt get a log-probability, and which of them have one.
         self.logprobs: dict[Sequence, tuple[int, list[int]]] = {}
         self.open: list[tuple[Step, Callable[[], list[int]]]] = []
 
@@ -227,7 +227,7 @@ def turn(scheduler: Scheduler, device: HashDevice) -> Step | None:
 
 
 def steps_until_it_runs(patience: int | None) -> int | None:
-    """How long a request of low priority waits while ones of high priority keep coming; None where it is longer than
+    """How long a request of low priority waits while ones of high priority keep coming; None if it is longer than
     200 steps.
     """
     own = config(patience_steps=patience)

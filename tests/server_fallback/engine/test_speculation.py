@@ -112,7 +112,7 @@ def test_a_draft_that_is_always_right_saves_steps() -> None:
     # The first token comes from the prompt, then five a step.
     assert [len(batch.sample_rows) for batch in runner.batches] == [1, 5, 5, 5, 5]
     assert (stats.drafted_tokens, stats.accepted_tokens) == (16, 16)
-    # The small model reads the prompt once, then what it did not say itself.
+    # The small model reads the prompt once, then the tokens that it did not draft itself.
     assert sum(len(batch.token_ids) for batch in small.batches) == 10 + 1 + 3 + 3 * (2 + 3)
     assert [int((batch.token_ids >= 0).sum()) for batch in small.batches if (batch.token_ids >= 0).any()] == [
         11,

@@ -31,7 +31,7 @@ PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14]
 LONG = TokenRequest(PROMPT, 21, Sampling(temperature=1, seed=3))
 LONG_MODEL = TokenModel(VOCAB, frozenset(), 64, 4)
 
-# What is guessed behind the first so many tokens of an answer, and the answer itself.
+# The drafts after each number of tokens of an answer, and the answer itself.
 Guess = Callable[[int, Sequence[int]], list[int]]
 
 
@@ -109,7 +109,7 @@ def test_right_drafts_take_a_round_for_five_tokens_and_no_position_is_computed_t
         runner = HashRunner(LIMITS)
         engine = TokenEngine(runner, LONG_MODEL)
         assert await verified(engine, LONG, tokens, right) == (tokens, "length", 5)
-        # The prompt with the first drafts; then what was said last and its drafts. The last round has one token to
+        # The prompt with the first drafts; then the last token and its drafts. The last round has one token to
         # give.
         assert [len(batch.token_ids) for batch in runner.batches] == [10 + 4, 5, 5, 5, 1]
         assert runner.copies == 0

@@ -1,5 +1,5 @@
-"""The prefix cache where a page holds a whole sequence: beginnings of pages are shared, and copied or taken over by who
-goes on.
+"""The prefix cache with pages that hold a whole sequence: beginnings of pages are shared, and copied or taken over by
+who goes on.
 """
 
 from __future__ import annotations

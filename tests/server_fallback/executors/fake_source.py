@@ -123,7 +123,7 @@ class FakeSource:
 
 def byte_tokenizer(folder: Path, markers: Sequence[str] = (), *, special: bool = False) -> Path:
     """The path of a tokenizer.json whose ids 0 to 255 are the bytes; 256 and 257 are special tokens, 258 is not. The
-    ``markers`` follow, as ``special`` tokens or others; without them 259 is no token.
+    ``markers`` follow, as ``special`` tokens or others; without them 259 is not a token.
     """
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend

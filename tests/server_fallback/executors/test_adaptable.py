@@ -22,7 +22,7 @@ PROMPT = [5, 9, 2, 77, 31]
 
 
 async def answer(registry: Registry, name: str) -> tuple[str, str]:
-    """The first token's text after the prompt, and the model that says so."""
+    """The text of the first token after the prompt, and the model that generated it."""
     request = CompletionRequest(model=name, prompt=PROMPT, max_tokens=1, temperature=0, logprobs=0)
     executor = await registry.executor(name)
     chunks = [chunk async for chunk in executor.complete(request, Call("test"))]

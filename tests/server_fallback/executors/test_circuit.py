@@ -1,4 +1,4 @@
-"""When a server is asked, left alone, and tried again."""
+"""When a server gets requests, gets none, and gets a trial request."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_a_stop_string_ends_generation_and_no_character_of_it_is_streamed(tmp_pa
     assert (source.tokens, source.running) == (6, 0)
     usage = streamed[-1].usage
     assert usage is not None
-    # What of the prompt was cached is not known, nor how long it waited.
+    # Neither the cached part of the prompt nor its waiting time is known.
     assert (usage.completion_tokens, usage.prompt_tokens_details, usage.queue_ms) == (6, None, None)
 
 

@@ -117,7 +117,7 @@ def test_a_budget_ends_the_reasoning_and_the_answer_goes_on(tmp_path: Path) -> N
         local, source = reasoner(tmp_path, wanted, template=OPENED)
         [choice] = chat(local, max_tokens=60, thinking_token_budget=budget).choices
         assert choice.message.reasoning_content == reasoning
-        # What the source goes on with, behind the five tokens that were forced.
+        # The source's next tokens, after the five that were forced.
         forced = len(reasoning or "") + len(ids("\n</think>\n\n"))
         assert choice.message.content == said(ids(wanted)[forced:]).lstrip("\n")
     # The effort is a budget if the template neither reads it nor has a switch.

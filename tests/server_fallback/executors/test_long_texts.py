@@ -1,5 +1,5 @@
-"""Long texts: wherever they stand in a request, the event loop does not read them, and one that cannot fit is not
-encoded at all.
+"""Long texts: in whatever field of a request they are, the event loop does not read them, and one that cannot fit is
+not encoded at all.
 """
 
 from __future__ import annotations

@@ -114,5 +114,5 @@ def test_the_memory_of_prefixes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     for index in range(20):
         replicas.choose(prompt(common + f"{index:04}" * BLOCK_BYTES))
     assert len(replicas.all[0].seen) == 10
-    # What all of them begin with is there still.
+    # Their common beginning is still cached.
     assert prompt(common)[0] in replicas.all[0].seen

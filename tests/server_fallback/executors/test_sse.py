@@ -33,7 +33,7 @@ def parse(*parts: bytes) -> list[str]:
         (": comment\nevent: x\nid: 3\ndata: a\ndata: b\n\n\n\n", ["a\nb"]),
         (": keep-alive\n\n: keep-alive\n\ndata: a\n\n: keep-alive\n\ndata: b\n\n", ["a", "b"]),
         ("data: whole\n\ndata: cut short\n", ["whole"]),
-        # JSON may hold these two as they are, and they are no ends of lines.
+        # JSON may contain these two unescaped, and they do not end a line.
         ('data: "\u2028\x0b"\n\n', ['"\u2028\x0b"']),
     ],
 )

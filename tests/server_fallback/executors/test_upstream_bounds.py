@@ -1,4 +1,4 @@
-"""What belongs to an upstream's answer, and what it says beyond that."""
+"""The part of an upstream's stream that belongs to the answer, and anything beyond it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_tokens_beyond_the_limit_are_cut() -> None:
     assert answer(*pieces(4, completion_tokens=3), bounds=limit)[:2] == ({0: "xxxx"}, {0: "stop"})
     # A gateway may send a token in pieces.
     assert answer(*pieces(9), bounds=Bounds(tokens=3))[0] == {0: "x" * 9}
-    # An answer that does not end is no answer.
+    # An answer without an end is an error.
     assert answer(*[chunk("x")] * 4, bounds=limit)[1] == {0: None}
 
 

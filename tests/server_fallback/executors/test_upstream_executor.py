@@ -226,7 +226,7 @@ def test_after_the_first_chunk_a_broken_connection_is_the_clients_to_see() -> No
             await anext(answer)
 
     with_upstream(check, *servers)
-    # Nothing was asked a second time.
+    # No request was sent twice.
     assert sum(len(server.asked) for server in servers) == 1
 
 

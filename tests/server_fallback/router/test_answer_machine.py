@@ -35,7 +35,7 @@ from nearfar.server_fallback.router.answer.events import (
 )
 from nearfar.server_fallback.schema.route import Side
 
-# Mostly rules with which an answer goes on, because one that fails at once tests little.
+# Mostly rules with which an answer continues, because one that fails at once tests little.
 MOSTLY = st.sampled_from([True, True, True, False])
 RULES = st.builds(
     Rules,
@@ -155,7 +155,7 @@ class AnswerMachineTest(RuleBasedStateMachine):
         return self.aborted or len(self.ends) > 0
 
     def pick(self, ask: int) -> Tracked:
-        # If the decision was far, a private answer has asked no side.
+        # If the decision was far, no side gets a private request.
         return self.asks[-1 - ask % len(self.asks)] if self.asks else Tracked("far", 1, live=False)
 
     def fire(self, timer: TimerName) -> None:
@@ -210,7 +210,7 @@ class AnswerMachineTest(RuleBasedStateMachine):
                 assert not self.given.private
                 assert not self.tool_calls
                 assert "never" not in (self.given.then, self.given.warm)
-                # Far has computed what it was asked for.
+                # Far has computed the prompt.
                 assert all(tracked.side == "near" for tracked in self.asks)
                 self.warmed = True
             case Cancel(side):

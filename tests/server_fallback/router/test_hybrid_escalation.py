@@ -123,7 +123,7 @@ def test_texts_are_searched_once_per_answer(monkeypatch: pytest.MonkeyPatch) -> 
         return is_private(check, situation)
 
     monkeypatch.setattr(PrivateCheck, "is_private", counted)
-    # The decision, the one with near's signals, and whether far may be asked too.
+    # The decision, the one with near's signals, and whether far may get the request too.
     answer = ask(FakeNear(), FakeFar(), policy("auto", quality={"predictor": PREDICTOR}, private={"patterns": ["x"]}))
     assert outcome(answer)[1:3] == ("near", "quality")
     assert len(searched) == 1

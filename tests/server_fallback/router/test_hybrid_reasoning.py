@@ -1,4 +1,4 @@
-"""Reasoning passes through a pair of sides, and appears once, whichever side goes on."""
+"""Reasoning passes through a pair of sides, and appears once, whichever side continues."""
 
 from __future__ import annotations
 

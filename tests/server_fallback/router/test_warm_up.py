@@ -1,6 +1,6 @@
 """Far computes the prompt of an answer that near writes: a hand-over finds it in the cache.
 
-Far is asked once, and never for a private request.
+Far gets at most one such request, and none that is private.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def test_byte_level_tokens_are_their_bytes_and_added_ones_their_text(tmp_path: P
     read = vocabulary(tmp_path, {"Ġa": 0, "Ã": 1, "beyond": 9}, decoder, added=added, size=6, ends=(3, 4))
     assert read.tokens == (b" a", b"\xc3", "<é>".encode(), b"</s>", None, None)
     assert [read.name(token) for token in range(5)] == [" a", "\ufffd", "<é>", "</s>", ""]
-    # Special tokens, and those that end an answer, write nothing.
+    # Special tokens and tokens that end an answer have no text.
     assert read.spoken() == [b" a", b"\xc3", "<é>".encode(), b"", b"", b""]
     assert read.size == 6
 

@@ -19,7 +19,7 @@ from nearfar.compiler.runtime.batch import Chunk, make_batch
 
 EPS = 1e-6
 POSITIONS = 1000
-# What sequences have cached, and their new tokens.
+# The number of cached tokens of each sequence, and of its new tokens.
 Sequences = Sequence[tuple[int, int]]
 # Around pages of 16: alone, three decoding, prefill and decode mixed, and more sequences than a tile of rows touches.
 SMALL: tuple[Sequences, ...] = (((0, 1),), ((64, 1), (15, 1), (63, 1)), ((3, 2), (20, 11), (128, 1), (0, 30), (7, 1)))

@@ -115,7 +115,7 @@ class StepCase:
         return variants_of(self.step, context)
 
     def runnable(self) -> Iterator[tuple[Level, Variant]]:
-        """The variants of this machine's levels, and Arm's base level compiled for x86-64, where its kernels compute
+        """The variants of this machine's levels, and Arm's base level compiled for x86-64, on which its kernels compute
         the same.
         """
         rows = [*self.variants(LEVELS), *(row for row in self.variants((NEON,)) if ARCH.name == "x86_64")]
@@ -268,7 +268,7 @@ def runs_on(row: Variant, dims: Mapping[str, int]) -> bool:
 
 
 def check(case: StepCase, run: Run, outputs: Mapping[str, Array], what: object) -> None:
-    """Compare what the kernels left in their outputs with what the op says."""
+    """Compare the kernels' outputs with the op's result."""
     quantized = any(expected.dtype.kind == "u" for expected in run.expected.values()) or case.attrs.get("kv") == "q8"
     integers = "int8" if case.activation == "int8" else "int16"
     rounded = integers if case.op in ("linear", "gated_linear") and case.quantization.startswith("q") else "float32"

@@ -1,4 +1,4 @@
-"""Every op on CPUs: all variants of a step at all levels of instruction sets compute what the op says, and the same
+"""Every op on CPUs: all variants of a step at all levels of instruction sets compute the op's result, and the same
 bits.
 """
 

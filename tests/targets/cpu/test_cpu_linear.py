@@ -147,7 +147,7 @@ def test_a_row_of_zeros_and_one_that_is_not_finite_stay_by_themselves(name: str,
 
 
 def emulated(case: StepCase, bits: int, run: Run, matrix: Array) -> Array:
-    """The projection with activations of so many bits, the integers exact, the rest in float64."""
+    """The projection with activations of that many bits: integers exact, everything else in float64."""
     arrays, layout = run.arrays, RowLayout(bits, as_bytes=False)
     x, factor = arrays["x"], np.ones(len(arrays["x"]))
     if "norm" in arrays:

@@ -33,8 +33,8 @@ SHAPES = {
     "many_depths": (16, 2, 1, 4),
     "both": (32, 1, 2, 2),
 }
-# What sequences have cached, and their new tokens: one, ends of tiles of 64, tiles of several sequences, and a sequence
-# of several tiles.
+# The number of cached tokens of each sequence, and of its new tokens: one, ends of tiles of 64, tiles of several
+# sequences, and a sequence of several tiles.
 MANY_KEYS = (((0, 1),), ((0, 64),), ((63, 5), (0, 3), (64, 70), (1, 1)), ((20, 131),))
 # Windows less than a tile, of a page, and of two tiles.
 MMA_ATTENTION = (

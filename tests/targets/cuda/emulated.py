@@ -21,7 +21,7 @@ from made_once import made_once
 EMULATOR = Path(__file__).parent / "emulator"
 PRELUDE = EMULATOR / "prelude.hpp"
 FUNCTION = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+\) (\w+)\(')
-# What a thread must wait for others to do.
+# Operations for which a thread must wait for others.
 TOGETHER = re.compile(r"__sync|subgroupAdd|quad_|mma_|load_transposed|wait_for_copies")
 
 

@@ -1,4 +1,4 @@
-"""The driver's interface over emulated CUDA: device memory is host memory, and everything happens when it is asked
+"""The driver's interface over emulated CUDA: device memory is host memory, and every call takes effect at once
 for.
 """
 

@@ -1,4 +1,4 @@
-"""The benchmark runs to its end on an emulated GPU, so that it will where there is one. Its figures mean nothing
+"""The benchmark runs to its end on an emulated GPU, so it will on a real one. Its figures mean nothing
 here.
 """
 

@@ -62,7 +62,7 @@ def folders(demo: Mapping[str, Bundle | ExportBundle], compile_tiny: CompileTiny
 def answers(
     folders: Mapping[str, Path], prompt_token_ids: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Mapping[str, Any]:
-    """What mlx-lm says to the prompts of each folder, and its logits of the first of them."""
+    """mlx-lm's answers to the prompts of each folder, and its logits of the first prompt."""
     folder = tmp_path_factory.mktemp("answers")
     tiny = {checkpoint for checkpoint, _, _ in CASES}
     jobs: list[dict[str, Any]] = [

@@ -64,7 +64,7 @@ def test_a_matrix_that_groups_do_not_divide_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize(("name", "columns"), [("q8f16", 32), ("f16", None)])
 def test_values_beyond_float16_are_refused(name: str, columns: int | None) -> None:
-    # 8-bit scales fit where their biases, 128 times as large, do not.
+    # 8-bit scales fit into the dtype, but their biases, which are 128 times as large, do not.
     values = np.full((1, 32) if columns else 32, 65504 * 1.5 if columns is None else 65504 * 1.0, np.float32)
     with pytest.raises(QuantizationError, match="--activations bfloat16 or float32"):
         Packing(quant.by_name(name), "float16").pack(parameter(1, columns), values)

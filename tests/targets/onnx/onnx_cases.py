@@ -93,10 +93,10 @@ def relative_rms(found: Array, expected: Array) -> float:
 
 
 def check_graph(path: Path) -> None:
-    """Raise where a graph is no valid ONNX, or its shapes contradict each other."""
+    """Raise an error if a graph is not valid ONNX or its shapes contradict each other."""
     import onnx
 
-    # ONNX Runtime's own op stands in the standard's domain, where the checker does not know it.
+    # ONNX Runtime declares its own op in the standard's domain, in which the checker does not know it.
     if not onnx.defs.has("SimplifiedLayerNormalization"):
         formal = onnx.defs.OpSchema.FormalParameter
         onnx.defs.register_schema(

@@ -122,7 +122,7 @@ def test_graphs_for_gpus_leave_the_norm_of_heads_to_the_attention(export_onnx: E
 def test_float16_graphs_equal_the_ops_as_far_as_float16_allows(
     onnx_checkpoints: Mapping[str, Path], export_onnx: Export
 ) -> None:
-    """The CPU has kernels for float16 too, so it can stand in for a GPU where the attention norms no heads."""
+    """The CPU has kernels for float16 too, so it can replace a GPU if the attention does not normalize heads."""
     session = Session(export_onnx("qwen2", "q4f16", device="webgpu"))
     assert {each.type for name, each in session.inputs.items() if name.startswith("past")} == {"tensor(float16)"}
     logits = session.run([TOKENS])[0]
@@ -137,7 +137,7 @@ def test_rows_of_a_padded_batch_have_lengths_of_their_own(export_onnx: Export) -
     together = Session(folder)
     padded = [[*text, *[0] * (7 - len(text))] for text in texts]
     first = together.run(padded, [[1] * len(text) + [0] * (7 - len(text)) for text in texts])
-    # The next token of each goes behind its own last one, wherever the others end.
+    # The next token of each row follows its own last one, regardless of where the others end.
     then = together.run([[3], [4], [5]], [[1] * (len(text) + 1) + [0] * (7 - len(text)) for text in texts])
     for row, text in enumerate(texts):
         alone = Session(folder)

@@ -146,7 +146,7 @@ def test_logits_follow_the_rows_of_a_batch_whatever_the_previous_batch_had(compi
         ]
         at |= {page: at[page] + count for page, count in batch.items()}
         found.append((runner.forward(make_batch(chunks, CONTEXT)).logits, right[[at[page] - 1 for page in batch]]))
-    # What was read stays as it was read.
+    # Later runs do not change logits that were read.
     for logits, expected in found:
         for mine, wanted in zip(logits, expected, strict=True):
             assert relative_rms(mine, wanted) < ONNX_F32
@@ -180,7 +180,7 @@ def test_a_sequence_goes_on_in_a_copied_page_and_after_refused_drafts(bundle: Ex
     runner.submit(make_batch([Chunk(PROMPT[:20], 0, [1])], CONTEXT))
     runner.copy_pages([(1, 3), (3, 0)])
     first = decode(runner, 1, 20)
-    # Page 3 checks drafts that do not hold, then goes on from the first.
+    # Page 3 checks drafts that are rejected, then continues after the first token.
     drafts = runner.forward(make_batch([Chunk([PROMPT[20], 1, 2, 3], 20, [3], range(4))], CONTEXT))
     assert relative_rms(drafts.logits[0], first) < ONNX_INT8_MODEL
     assert relative_rms(decode(runner, 3, 21), decode(runner, 1, 21)) < ONNX_INT8_MODEL

@@ -1,4 +1,4 @@
-"""ONNX bundles behind OpenAI's API: compiled on first use, batched continuously, asked by OpenAI's client."""
+"""ONNX bundles behind OpenAI's API, called by OpenAI's client: compiled on first use, batched continuously."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> ExportBundle:
 
 
 def answered(model: Path, options: LocalOptions, together: bool) -> list[list[str]]:
-    """The texts after PROMPTS, of which each is asked for two answers, greedy or sampled in turn."""
+    """The texts after PROMPTS, two answers for each, in turn greedy and sampled."""
 
     async def run() -> list[list[str]]:
         executor: Executor = await (await LocalOpener(options).prepare(str(model), None)).open()

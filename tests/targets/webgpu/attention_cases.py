@@ -33,9 +33,9 @@ from nearfar.targets.variant import plain
 EPS = 1e-6
 MAX_POSITIONS = 160
 
-# What sequences have cached, and their new tokens: the start and the end of a page, a page and one more, the first and
-# the second tile of 64 keys; alone, three decoding, prefill and decode mixed, 33 rows, and more sequences than a tile
-# of rows touches, some within one.
+# The number of cached tokens of each sequence, and of its new tokens: the start and the end of a page, a page and one
+# more, the first and the second tile of 64 keys; alone, three decoding, prefill and decode mixed, 33 rows, and more
+# sequences than a tile of rows touches, some within one.
 BATCHES_OF_ANY_KIND = (
     ((0, 1),),
     ((64, 1), (15, 1), (63, 1)),
@@ -343,7 +343,7 @@ def cached_pages(
 
 
 def unwritten(heads: Heads) -> float:
-    """What pages hold where no token is: NaN, for quantized pages in the scales."""
+    """The content of pages behind the last token: NaN, for quantized pages in the scales."""
     return 0x7FC00000 if heads.kv == "q8" else np.nan
 
 

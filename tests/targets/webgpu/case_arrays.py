@@ -27,5 +27,5 @@ def random(name: str) -> np.random.Generator:
 
 
 def nothing(shape: tuple[int, ...], dtype: str) -> Array:
-    """Where a result goes: NaN, so that a place which a kernel forgets shows."""
+    """The output array, filled with NaN, so that elements that a kernel does not write are noticed."""
     return np.full(shape, np.nan, dtype)

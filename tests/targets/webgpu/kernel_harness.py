@@ -109,7 +109,7 @@ class LoweredCase:
         return launches
 
     def check(self, run: Run, outputs: Mapping[str, bytes]) -> None:
-        """Compare what the kernels left in their outputs with what the op says."""
+        """Compare the kernels' outputs with the op's result."""
         check_outputs((self.name, run.dims), self.dtype, run.expected, outputs)
 
 

@@ -20,7 +20,7 @@ export interface Picked {
   readonly finishReason: "stop" | "length";
 }
 
-/** As the engine goes on: until a stop token, until nothing else may come, or until maxTokens. */
+/** As in the engine: until a stop token, until no further token is allowed, or until maxTokens. */
 export function pick(constraint: GrammarConstraint, maxTokens: number, seed: number): Picked {
   const draw = mulberry32(seed);
   const bytes: number[] = [];

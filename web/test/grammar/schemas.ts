@@ -22,7 +22,7 @@ export const SCHEMAS = VECTORS.schemas;
 /** Schemas with JSON texts that they accept and reject. */
 export const ANSWERS = Object.entries(VECTORS.answers);
 
-/** Schemas that are refused, with a part of the message. What is written as {$text} is a text that is no JSON. */
+/** Schemas that are refused, with a part of the message. {$text} stands for a text that is not JSON. */
 export const REFUSED = VECTORS.refused.map(([schema, message]): readonly [unknown, string] => [
   (schema as { readonly $text?: string }).$text ?? schema,
   message,

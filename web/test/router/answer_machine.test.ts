@@ -135,7 +135,7 @@ class Driver {
   }
 
   #pick(ask: number): Tracked {
-    // If the decision was far, a private answer has asked no side.
+    // If the decision was far, no side gets a private request.
     return (
       this.asks.at(-1 - (ask % Math.max(1, this.asks.length))) ?? {
         side: "far",
@@ -280,7 +280,7 @@ const ACT: fc.Arbitrary<Act> = fc.oneof(
 );
 
 const WRITES: Act = { type: "token", ask: 0, text: "a", toolCall: false };
-/** Near goes wrong, far fails in the middle of its answer, near ends: a sequence that random events seldom produce. */
+/** Near's answer goes wrong, far fails in the middle of its answer, near ends: a sequence that random events seldom produce. */
 const TWICE: readonly Act[] = [
   WRITES,
   { type: "doubt" },

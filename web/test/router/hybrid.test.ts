@@ -228,7 +228,7 @@ describe("who answers", () => {
 
   test("texts are searched once per answer", async () => {
     const searched = vi.spyOn(PrivateCheck.prototype, "isPrivate");
-    // The decision, the one with near's signals, and for each whether far may be asked too.
+    // The decision, the one with near's signals, and for each whether far may get the request too.
     const { nf } = await setUp({
       policy: { mode: "auto", quality: { predictor: BY_FIRST_TOKENS }, private: { patterns: ["x"] } },
     });

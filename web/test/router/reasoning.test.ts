@@ -1,4 +1,4 @@
-// Reasoning passes through the router, and appears once, whichever side goes on.
+// Reasoning passes through the router, and appears once, whichever side continues.
 
 import { expect, test } from "vitest";
 

@@ -46,7 +46,7 @@ class Grammar:
 
 
 def pick(constraint: GrammarConstraint | BoundedConstraint, seed: int, patience: int = 40) -> str | None:
-    """An answer; None where it has no end after three times ``patience`` tokens. After ``patience`` what may lead to
+    """An answer; None if it has no end after three times ``patience`` tokens. After ``patience`` what may lead to
     one is preferred.
     """
     rng, out = random.Random(seed), b""

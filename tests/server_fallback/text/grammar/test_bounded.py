@@ -39,7 +39,7 @@ def test_the_same_tokens_may_come_as_in_the_browser(bounded: Bounded) -> None:
 
 
 def written(bounded: Bounded, source: GrammarSource, more: int, seed: int) -> str:
-    """An answer drawn as the engine goes on: until a stop token, until nothing else may come, or until its tokens are
+    """An answer sampled as in the engine: until a stop token, until nothing else may come, or until its tokens are
     used up.
     """
     constraint, needed = bounded.constraint(source, more)
@@ -59,7 +59,7 @@ def written(bounded: Bounded, source: GrammarSource, more: int, seed: int) -> st
 @pytest.mark.parametrize(
     "schema",
     [
-        # What a first character may make necessary is more than all names together.
+        # A first character can require more text than all names together.
         {"anyOf": [{"type": "null"}, {"type": "string", "minLength": 150}]},
         {
             "anyOf": [

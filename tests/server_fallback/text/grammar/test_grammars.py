@@ -1,4 +1,4 @@
-"""The compiler's process: what it makes, what it refuses, and that the server goes on whatever becomes of it."""
+"""The compiler's process: what it compiles, what it refuses, and that the server survives its failures."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_it_compiles_matches_and_fails_as_the_package_does() -> None:
             compiler.compile_grammar(grammar)
         with pytest.raises(RuntimeError) as other:
             their_compiler.compile_grammar(grammar)
-        # In front stands the time.
+        # The line starts with the time.
         assert str(mine.value).split("] ")[1] == str(other.value).split("] ")[1]
 
 
