@@ -46,8 +46,7 @@ class Compiled:
     """A compiled grammar in xgrammar's text form, for the same vocabulary.
 
     For ``endings`` and ``reserve`` see `rules.Rules`. ``first`` completes an answer that has not begun; it is None if
-    no
-    completion was found. ``closes``: whether completions are found in time.
+    no completion was found. ``closes``: whether completions are found in time.
     """
 
     text: str

@@ -32,8 +32,7 @@ def integer_range(bounds: Mapping[str, Any], where: str) -> Language | None:
     """An integer within the bounds, or None if none exists.
 
     Without a bound of 16 digits, an integer has at most 15 digits. Raises RequestError if the bounds allow only
-    integers
-    that a double does not hold.
+    integers that a double does not hold.
     """
     low, high = _ends(bounds, where, _LARGEST_INTEGER)
     first, last = _steps(low, high, 10 ** _decimals(bounds))
