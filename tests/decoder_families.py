@@ -41,6 +41,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             **WINDOWS,
         },
     ),
+    "gemma4_text": (
+        "Gemma4",
+        {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_hidden_layers": 6,
+            "layer_types": [*["sliding_attention", "full_attention"] * 3],
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 10,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "final_logit_softcapping": 3.0,
+            **WINDOWS,
+        },
+    ),
     "granite": (
         "Granite",
         {
@@ -94,7 +109,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3_long": ("Phi3", {"hidden_size": 144, "original_max_position_embeddings": 32, "rope_parameters": LONG}),
 }
 # Families whose configuration has another name.
-CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
 
 
 def make_family(name: str, folder: Path) -> npt.NDArray[np.float32]:
@@ -136,6 +151,9 @@ def write(model: Any, folder: Path) -> npt.NDArray[np.float32]:
             # Large queries make rows attend to few keys, so that one key too many or too few changes the result.
             scale = 1 if parameter.ndim == 1 else parameter.shape[1] ** 0.5
             parameter.copy_(parameter + noise * 0.1 if parameter.ndim == 1 else 1.5 * noise / scale)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.4 + torch.rand(1).item())
         logits: npt.NDArray[np.float32] = model(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
     model.save_pretrained(folder)
     write_tokenizer(folder)

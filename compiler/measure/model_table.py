@@ -23,7 +23,7 @@ from ..passes import run_passes
 from ..pipeline.compile import PAGE_SIZE, graphs_of
 from ..pipeline.export import DEFAULT_CONTEXT, choose_activation
 from ..pipeline.target import TARGETS, ExportOptions, load_exporter, load_target
-from ..pipeline.weights import lay_out_weights, shard_sizes
+from ..pipeline.weights import lay_out_weights, shard_sizes, tensor_shapes
 from .shapes import shape_checkpoint
 
 QUANTIZATION = "q4f16"
@@ -78,7 +78,7 @@ def _measure(name: str, spec: ModelSpec) -> Model:
     return Model(
         name=name,
         model_type=spec.model_type,
-        parameters=sum(math.prod(parameter.shape) for parameter in graph.parameters.values()),
+        parameters=sum(map(math.prod, tensor_shapes(graph.parameters).values())),
         weight_bytes=sum(shard_sizes(stored)),
         steps_per_token=len(fused.nodes),
         num_layers=spec.num_layers,
@@ -94,6 +94,7 @@ def _exports(spec: ModelSpec) -> tuple[str, ...] | None:
         num_layers=layers,
         windows=spec.windows[:layers],
         unrotated=tuple(layer for layer in spec.unrotated if layer < layers),
+        num_kv_shared_layers=min(spec.num_kv_shared_layers, 1),
     )
     try:
         return tuple(target for target in EXPORTS if _expresses(target, small))

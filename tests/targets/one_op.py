@@ -72,6 +72,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "gated_linear", "norm_bias", partial(gated_linear, "gelu", x_dtype="activation", norm=True, bias=True)
     yield "gated_linear", "first_part", partial(gated_linear, "silu", **part)
     yield "gated_linear", "later_part", partial(gated_linear, "relu2", **later)
+    yield "scale", "plain", scale
     yield "soft_cap", "capped", partial(soft_cap, 5.0)
     yield "soft_cap", "scaled", partial(soft_cap, None)
     for op in ("rope", "append_kv", "attention", "rope_append", "rope_attention"):
@@ -138,6 +139,12 @@ def gate_halves(activation: str) -> Graph:
     return graph.ends(
         graph.add("gate_halves", {"x": graph.value("x", ("S", 2 * COLUMNS))}, name="y", activation=activation)
     )
+
+
+def scale() -> Graph:
+    graph = Builder()
+    inputs = {"x": graph.value("x", ("S", COLUMNS)), "factor": graph.vector("factor", 1)}
+    return graph.ends(graph.add("scale", inputs, name="y"))
 
 
 def soft_cap(cap: float | None) -> Graph:

@@ -1,4 +1,4 @@
-"""Ops on single elements of rows: add, gate, gate_halves, soft_cap, slice_columns.
+"""Ops on single elements of rows: add, scale, gate, gate_halves, soft_cap, slice_columns.
 One task: one row.
 
 Passes fuse these ops into projections, so these kernels are simple.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ...ir.expr import Expr
 from ..builder import Array, Kernel, Scalar, cast
 from .activations import gated
-from .builder import CpuKernelBuilder, Isa, of, ramp
+from .builder import CpuKernelBuilder, Isa, of, ramp, wide
 from .math import like, tanh
 from .rows import each_vector
 
@@ -29,6 +29,18 @@ def add(name: str, *, isa: Isa, batch: Expr, columns: int) -> Kernel:
         y,
         lambda row, start, lanes: a[row, ramp(start, lanes)] + b[row, ramp(start, lanes)],
     )
+
+
+def scale(name: str, *, isa: Isa, batch: Expr, columns: int) -> Kernel:
+    """x (batch, columns), factor (1,) -> x times the factor."""
+    kernel = CpuKernelBuilder(name)
+    x, factor = kernel.buffer("x", (batch, columns), "float32"), kernel.buffer("factor", (1,), "float32")
+    y = kernel.buffer("y", (batch, columns), "float32", write=True)
+
+    def value(row: Scalar, start: Scalar, lanes: int) -> Scalar:
+        return x[row, ramp(start, lanes)] * wide(factor[0], lanes)
+
+    return on_vectors(kernel, isa, batch, columns, y, value)
 
 
 def gate(name: str, *, isa: Isa, batch: Expr, columns: int, activation: str) -> Kernel:

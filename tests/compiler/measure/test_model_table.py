@@ -36,7 +36,8 @@ def test_parameters_are_those_of_transformers(smallest: dict[str, Model]) -> Non
         config = transformers.CONFIG_MAPPING[text["model_type"]].from_dict(dict(text))
         with torch.device("meta"):
             expected = transformers.AutoModelForCausalLM.from_config(config)
-        count = sum(math.prod(parameter.shape) for parameter in expected.parameters())
+        scalars = [buffer for name, buffer in expected.named_buffers() if name.endswith("layer_scalar")]
+        count = sum(math.prod(each.shape) for each in (*expected.parameters(), *scalars))
         assert model.parameters == count, model.name
 
 
@@ -45,6 +46,8 @@ def test_steps_are_five_a_layer_and_seven_with_norms_behind_sub_layers(smallest:
     behind = {"gemma2": 7, "gemma3_text": 7, "exaone4": 7}
     # Norms over all heads of a row are steps of their own.
     wide = {"olmo2": 15, "olmo3": 15}
+    # Norms of values are, too; layers have a second embedding.
+    wide["gemma4_text"] = 18
     assert steps == {family: behind.get(family, wide.get(family, 5)) for family in steps}
 
 

@@ -214,6 +214,12 @@ const SPEC = entry<ModelSpec>({
   logit_scale: number,
   embedding_scale: number,
   residual_scale: number,
+  window_head_dim: nullable(count),
+  window_num_kv_heads: nullable(count),
+  num_kv_shared_layers: int,
+  shared_intermediate_size: nullable(count),
+  per_layer_size: int,
+  per_layer_vocab_size: int,
   bos_token_id: nullable(int),
   eos_token_ids: list(int),
 });
