@@ -89,9 +89,9 @@ class Context:
     def preparation(self, step: Step) -> Preparation:
         """How a rope_append or rope_attention prepares q and k."""
         if "table" not in step.inputs:
-            return Preparation(0, 0, attr(step, "eps"))
+            return Preparation(0, 0, attr(step, "eps"), attr(step, "norms_values"))
         positions, half = sizes(self.plan.shape_of(step.inputs["table"])[:2])
-        return Preparation(positions, 2 * half, attr(step, "eps"))
+        return Preparation(positions, 2 * half, attr(step, "eps"), attr(step, "norms_values"))
 
     def scores(self, step: Step) -> Scores:
         """How an attention or rope_attention computes scores."""

@@ -59,12 +59,14 @@ class Preparation:
     """The preparation of q and k before attention: a norm of each head if ``norm_eps`` is given, then the rotation of
     ``rotary_dim`` elements.
 
-    ``positions`` is the length of the rotation table; both are 0 without a rotation.
+    ``positions`` is the length of the rotation table; both are 0 without a rotation. With ``norms_values``, heads of v
+    are normalized too, without factors.
     """
 
     positions: int
     rotary_dim: int
     norm_eps: float | None
+    norms_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,10 @@ class NewHeads:
     def normed(self) -> bool:
         return self._preparation.norm_eps is not None
 
+    @property
+    def norms_values(self) -> bool:
+        return self._preparation.norms_values
+
     def element(self, row: Scalar, head: Scalar, element: Scalar) -> Scalar:
         """One element of the projection's result, float32."""
         return cast(self._qkv[row, head, element], "float32")
@@ -70,7 +74,7 @@ class NewHeads:
 
     def vector(self, row: Scalar, head: Scalar, position: Scalar, index: Scalar, factor: Scalar | None) -> Scalar:
         """Vector ``index`` of a prepared head, float32. ``factor`` is None if heads are not normalized. Heads of v are
-        unchanged.
+        not rotated.
         """
         heads, lanes = self._heads, []
         for lane in range(heads.lanes):
@@ -80,6 +84,8 @@ class NewHeads:
                 partner = self._normed(row, head, self._table.partner(element), factor)
                 value = self._table.rotated(position, element, value, partner)
             projected = self.element(row, head, element)
+            if self.norms_values:
+                projected = projected * factor
             lanes.append(select(head < heads.num_heads + heads.num_kv_heads, value, projected))
         return vector(*lanes)
 

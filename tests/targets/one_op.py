@@ -81,6 +81,9 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "attention", "sinks", partial(over_pages, "attention", sinks=True, **scores)
     yield "append_kv", "q8", partial(over_pages, "append_kv", kv="q8")
     yield "rope_append", "partial", partial(over_pages, "rope_append", rotary_dim=8, qk_norm=True, eps=1e-5)
+    yield "rope_append", "values", partial(over_pages, "rope_append", qk_norm=True, eps=1e-5, norms_values=True)
+    values: dict[str, Any] = {"qk_norm": True, "eps": 1e-5, "norms_values": True}
+    yield "rope_attention", "values", partial(over_pages, "rope_attention", window=5, **values)
     yield "rope_append", "not_rotated", partial(over_pages, "rope_append", rotary_dim=0)
     yield "rope_attention", "window", partial(over_pages, "rope_attention", window=5, rotary_dim=8)
     for op in ("adjust_logits", "sample", "top_logprobs"):
