@@ -13,7 +13,8 @@ from nearfar.compiler.ir.plan import Plan, Step
 from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
 from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.compiler.quant import Quantization
+from nearfar.compiler.quant import Quantization, form_of
+from nearfar.compiler.quant.base import GROUP
 from nearfar.compiler.runtime.variant import stored_dtype
 
 
@@ -25,10 +26,11 @@ class Context:
     quantization: Quantization
     activations: tuple[str, ...]
 
-    @property
-    def weight_format(self) -> WeightFormat:
-        scales = [plane.dtype for plane in self.quantization.planes(32) if plane.name == "s"]
-        return WeightFormat(self.quantization.kind, scales[0] if scales else "")
+    def weight_format(self, name: str) -> WeightFormat:
+        """The format of a matrix of the plan."""
+        form = form_of(self.plan.weights[name].form, self.quantization)
+        scales = [plane.dtype for plane in form.planes(GROUP) if plane.name == "s"]
+        return WeightFormat(form.kind, scales[0] if scales else "", GROUP if form.group is None else form.group)
 
     def dtype_of(self, name: str, activation: str) -> str:
         """The dtype of a buffer, an input or a state of the plan; float32 for weights and constants that kernels read
@@ -65,7 +67,7 @@ class Context:
             batch=self.plan.shape_of(step.inputs["x"])[0],
             columns=columns,
             outputs=rows // 2 if gated else rows,
-            weight=self.weight_format,
+            weight=self.weight_format(step.inputs["weight"]),
             **self.dtypes(step, activation),
             norm_eps=attr(step, "eps"),
             bias="bias" in step.inputs,

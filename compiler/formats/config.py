@@ -28,6 +28,10 @@ class ConfigReader:
         """Whether the key is present, with null or a value. Does not consume it."""
         return key in self._values
 
+    def keys(self) -> tuple[str, ...]:
+        """All keys, in order. Does not consume them."""
+        return tuple(self._values)
+
     def integer(self, key: str, *, minimum: int = 1, default: int | None = None) -> int:
         """An integer of at least ``minimum``; an absent key gives the default, or is an error without a default."""
         value = self._take(key, default)
@@ -76,6 +80,10 @@ class ConfigReader:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self._wrong(key, value, "a list of strings")
         return tuple(value)
+
+    def optional_texts(self, key: str) -> tuple[str, ...] | None:
+        """Like `texts`; an absent key and null give None."""
+        return None if self._is_null(key) else self.texts(key)
 
     def token_ids(self, key: str) -> tuple[int, ...]:
         """One token id or a list of token ids, in order and without duplicates; an absent key and null give ()."""

@@ -1,4 +1,4 @@
-"""add, gate and gate_halves: one result from one element of each operand.
+"""add, gate, gate_halves and fake_quantize: one result from one element of each operand.
 
 One thread: one column of one row.
 One workgroup: 128 columns of one row.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..ir.expr import Expr
-from .builder import Kernel, KernelBuilder, Scalar
+from .builder import Kernel, KernelBuilder, Scalar, cast, extern, maximum, minimum, number
 from .maths import gated
 from .projection import guard_below
 
@@ -47,9 +47,27 @@ def gate_halves(name: str, rows: Expr, columns: int, activation: str) -> Kernel:
     )
 
 
-def each_column(kernel: KernelBuilder, rows: Expr, columns: int, value: Callable[[Scalar, Scalar], Scalar]) -> Kernel:
+def fake_quantize(name: str, rows: Expr, columns: int, scale: float, x_dtype: str, y_dtype: str) -> Kernel:
+    kernel = KernelBuilder(name)
+    x = kernel.buffer("x", (rows, columns), x_dtype)
+
+    def value(row: Scalar, column: Scalar) -> Scalar:
+        code = extern("float32", "round", cast(x[row, column], "float32") / number(scale, "float32"))
+        limited = minimum(maximum(code, number(-128, "float32")), number(127, "float32"))
+        return cast(limited * number(scale, "float32"), y_dtype)
+
+    return each_column(kernel, rows, columns, value, y_dtype)
+
+
+def each_column(
+    kernel: KernelBuilder,
+    rows: Expr,
+    columns: int,
+    value: Callable[[Scalar, Scalar], Scalar],
+    dtype: str = "float32",
+) -> Kernel:
     """y[row, column] = value(row, column) for all rows and columns."""
-    y = kernel.buffer("y", (rows, columns), "float32", write=True)
+    y = kernel.buffer("y", (rows, columns), dtype, write=True)
     block, row = kernel.grid(["ceildiv", columns, THREADS], rows)
     column = kernel.let("column", block * THREADS + kernel.threads(THREADS))
     with kernel.when(guard_below(column, columns, THREADS)):

@@ -96,6 +96,8 @@ class ProjectionArguments:
         """
         facts = self.facts
         with kernel.when(guard):
+            if facts.weight.per_row:
+                sums = [total * self.weight.scale(output + half * facts.outputs, 0) for half, total in enumerate(sums)]
             if facts.gated:
                 gate, up = sums
                 if self._bias is not None:

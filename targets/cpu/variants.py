@@ -16,7 +16,7 @@ from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.cpu.add_lora import add_lora
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention, attention_split
-from nearfar.compiler.kernels.cpu.elementwise import add, gate, gate_halves, slice_columns
+from nearfar.compiler.kernels.cpu.elementwise import add, fake_quantize, gate, gate_halves, slice_columns
 from nearfar.compiler.kernels.cpu.embed import embed
 from nearfar.compiler.kernels.cpu.integer_dot import row_layout
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
@@ -86,7 +86,7 @@ def row(level: Level, *kernels: KernelCall, when: Condition = None) -> Variant:
 def embed_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
     rows, columns = sizes(context.plan.shape_of(step.inputs["table"]))
     facts: dict[str, Any] = {
-        "weight": context.weight_format,
+        "weight": context.weight_format(step.inputs["table"]),
         "first_row": attr(step, "first_row"),
         "scale": float(attr(step, "scale")),
     }
@@ -110,6 +110,11 @@ def slice_columns_variants(step: Step, context: CpuContext, activation: str) -> 
 
 def add_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
     return plain(context, add, **matrix(step, context, "a"))
+
+
+def fake_quantize_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+    facts = {"scale": float(attr(step, "scale")), **context.dtypes(step, activation)}
+    return plain(context, fake_quantize, **matrix(step, context, "x"), **facts)
 
 
 def gate_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
@@ -230,6 +235,7 @@ OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {
     "add_lora": add_lora_variants,
     "rms_norm": rms_norm_variants,
     "add": add_variants,
+    "fake_quantize": fake_quantize_variants,
     "gate": gate_variants,
     "gate_halves": gate_variants,
     "rope": rope_variants,

@@ -1,4 +1,4 @@
-"""Ops on each element or each row: rms_norm, add, gate, gate_halves."""
+"""Ops on each element or each row: rms_norm, add, fake_quantize, gate, gate_halves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,23 @@ from types import MappingProxyType
 
 import numpy as np
 
-from .op import ACTIVATIONS, DTYPE, EPS, FLOAT32, FLOATS, GATE, VECTOR, Array, Attrs, Inputs, Op, Shapes, Type, require
+from .op import (
+    ACTIVATIONS,
+    DTYPE,
+    EPS,
+    FLOAT32,
+    FLOATS,
+    GATE,
+    VECTOR,
+    Array,
+    Attrs,
+    Inputs,
+    Op,
+    Shapes,
+    Type,
+    positive,
+    require,
+)
 
 
 def infer_rms_norm(shapes: Shapes, attrs: Attrs) -> Type:
@@ -95,11 +111,27 @@ def gate_halves(inputs: Inputs, attrs: Attrs) -> Array:
     return gate({"gate": left, "up": right}, attrs)
 
 
+def infer_fake_quantize(shapes: Shapes, attrs: Attrs) -> Type:
+    return shapes["x"], attrs["dtype"]
+
+
+def fake_quantize(inputs: Inputs, attrs: Attrs) -> Array:
+    """Round x to multiples of ``scale``, ties to even, and clip to -128 to 127 times it. x (S, N) -> like x. Jacob et
+    al. 2018.
+    """
+    scale = np.float32(attrs["scale"])
+    y: Array = np.clip(np.rint(inputs["x"].astype(np.float32) / scale), -128, 127) * scale
+    return y
+
+
 OPS = {
     "rms_norm": Op(
         infer_rms_norm, rms_norm, inputs={"x": FLOATS, "weight": VECTOR}, attrs={"eps": EPS, "dtype": DTYPE}
     ),
     "add": Op(infer_add, add, inputs={"a": FLOAT32, "b": FLOAT32}),
+    "fake_quantize": Op(
+        infer_fake_quantize, fake_quantize, inputs={"x": FLOATS}, attrs={"scale": positive(), "dtype": DTYPE}
+    ),
     "gate": Op(infer_gate, gate, inputs={"gate": FLOAT32, "up": FLOAT32}, attrs={"activation": GATE}),
     "gate_halves": Op(infer_gate_halves, gate_halves, inputs={"x": FLOAT32}, attrs={"activation": GATE}),
 }

@@ -1,4 +1,4 @@
-"""Ops on single elements of rows: add, gate, gate_halves, slice_columns.
+"""Ops on single elements of rows: add, gate, gate_halves, fake_quantize, slice_columns.
 One task: one row.
 
 Passes fuse these ops into projections, so these kernels are simple.
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...ir.expr import Expr
-from ..builder import Array, Kernel, Scalar, cast
+from ..builder import Array, Kernel, Scalar, cast, maximum, minimum, number
 from .activations import gated
-from .builder import CpuKernelBuilder, Isa, of, ramp
+from .builder import CpuKernelBuilder, Isa, of, ramp, wide
+from .math import like, rounded
 from .rows import each_vector
 
 
@@ -50,6 +51,24 @@ def gate_halves(name: str, *, isa: Isa, batch: Expr, columns: int, activation: s
 
     def value(row: Scalar, start: Scalar, lanes: int) -> Scalar:
         return gated(activation, kernel.let("gate", x[row, ramp(start, lanes)]), x[row, ramp(start + columns, lanes)])
+
+    return on_vectors(kernel, isa, batch, columns, y, value)
+
+
+def fake_quantize(
+    name: str, *, isa: Isa, batch: Expr, columns: int, scale: float, x_dtype: str, y_dtype: str
+) -> Kernel:
+    """x (batch, columns) -> rounded to multiples of ``scale``, ties to even, and clipped to -128 to 127 times it."""
+    kernel = CpuKernelBuilder(name)
+    x = kernel.buffer("x", (batch, columns), x_dtype)
+    y = kernel.buffer("y", (batch, columns), y_dtype, write=True)
+
+    def value(row: Scalar, start: Scalar, lanes: int) -> Scalar:
+        dtype = of("float32", lanes)
+        each = kernel.let("each", cast(x[row, ramp(start, lanes)], dtype) / wide(number(scale, "float32"), lanes))
+        # Limited first, because only numbers within 2^22 are rounded exactly.
+        limited = minimum(maximum(each, like(each, -128)), like(each, 127))
+        return cast(rounded(limited) * wide(number(scale, "float32"), lanes), of(y_dtype, lanes))
 
     return on_vectors(kernel, isa, batch, columns, y, value)
 
