@@ -42,7 +42,7 @@ def bundle_path(checkpoint: Path, options: CompileOptions) -> Path:
         digest.update(part)
     return (
         cache_folder()
-        / f"{checkpoint.resolve().name}-{options.target}-{options.quantization}-{digest.hexdigest()[:KEY_DIGITS]}"
+        / f"{checkpoint.resolve().name}-{options.target}-{options.quantization or 'default'}-{digest.hexdigest()[:KEY_DIGITS]}"
     )
 
 

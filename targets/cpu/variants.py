@@ -113,7 +113,7 @@ def add_variants(step: Step, context: CpuContext, activation: str) -> list[Varia
 
 
 def fake_quantize_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
-    facts = {"scale": float(attr(step, "scale")), **context.dtypes(step, activation)}
+    facts: dict[str, Any] = {"scale": float(attr(step, "scale")), **context.dtypes(step, activation)}
     return plain(context, fake_quantize, **matrix(step, context, "x"), **facts)
 
 

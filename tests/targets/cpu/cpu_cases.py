@@ -124,7 +124,7 @@ def row_cases() -> Iterator[StepCase]:
         batches = [
             Batch({"S": size}, {"x": (codes[:size] / 4).astype("f2" if x != "float32" else "f4")}) for size in ROWS
         ]
-        inputs = {"x": (x, "S", columns)}
+        inputs: Inputs = {"x": (x, "S", columns)}
         yield StepCase(f"fake_quantize_{columns}", "fake_quantize", inputs, attrs, batches, "float16")
     for activation, columns in zip(ACTIVATIONS, (1, 3, 16, 17, 33), strict=True):
         attrs = {"activation": activation}
