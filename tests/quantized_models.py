@@ -68,7 +68,8 @@ def make_quantized_checkpoint(
             factor = 1 / (2 ** (module.num_bits - 1) * stored.shape[1] ** 0.5)
             tensors[f"{name}.{scale}"] = (0.5 + torch.rand(len(stored), 1)) * factor
             if isinstance(module, QuantizedLinear):
-                # Zero means that nothing is rounded; transformers leaves missing scales uninitialized. v rounds its input more finely than q and k. Nothing is rounded before o_proj and after down_proj.
+                # Zero means that nothing is rounded; transformers leaves missing scales uninitialized. v rounds its
+                # input more finely than q and k. Nothing is rounded before o_proj and after down_proj.
                 before = 0.0 if "o_proj" in name else 0.03 if "v_proj" in name else 0.05
                 after = 0.0 if "down_proj" in name else 0.04
                 tensors[f"{name}.input_activation_scale"] = torch.tensor(before if rounds else 0.0)
@@ -76,7 +77,9 @@ def make_quantized_checkpoint(
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and name not in tensors and not name.endswith("_scale"):
             noise = torch.randn_like(parameter)
-            tensors[name] = parameter.detach() + noise * 0.1 if parameter.ndim == 1 else noise / parameter.shape[1] ** 0.5
+            tensors[name] = (
+                parameter.detach() + noise * 0.1 if parameter.ndim == 1 else noise / parameter.shape[1] ** 0.5
+            )
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     described = {**settings.to_dict(), "architectures": ["Qwen3ForCausalLM"], "dtype": "float32"}

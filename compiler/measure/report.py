@@ -25,7 +25,7 @@ class Report:
 
     ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables, and plan buffers for prefill chunks of
     one sequence. ``dispatches_per_token`` is the count for one sequence at its start, ``dispatches_at_context`` for one
-    of ``context`` tokens. ``weight_formats``: the number of weights and their bytes in each format; "f32" holds vectors.
+    of ``context`` tokens. ``weight_formats``: the number of weights and their bytes in each format; vectors are "f32".
     """
 
     model: str

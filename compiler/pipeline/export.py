@@ -128,10 +128,10 @@ def prepare_export(
     graph = by_model_type(spec.model_type).forward(spec, options.context, options.context)
     check_tensors(checkpoint, graph.parameters)
     if checkpoint.activation_scales:
-        module = next(iter(checkpoint.activation_scales))
+        module, *others = checkpoint.activation_scales
         raise UnsupportedModel(
-            f"{model}: rounds activations to 8-bit integers ({module} and {len(checkpoint.activation_scales) - 1} other "
-            f"modules), which {target} bundles cannot; use --target webgpu, cpu or cuda",
+            f"{model}: rounds activations to 8-bit integers ({module} and {len(others)} other modules), which {target} "
+            "bundles cannot; use --target webgpu, cpu or cuda",
             module=module,
         )
     if keeps_forms:

@@ -61,6 +61,14 @@ class CpuContext(Context):
     def plain_levels(self) -> tuple[Level, ...]:
         return tuple(level for level in self.levels if level in PLAIN_LEVELS)
 
+    def step_of(self, x: str, reader: Step) -> float | None:
+        """The number of which a step's input is -128 to 127 times, because `fake_quantize` has written it; None for
+        other inputs.
+        """
+        before = self.plan.steps[: next(i for i, each in enumerate(self.plan.steps) if each is reader)]
+        writer = next((each for each in reversed(before) if x in each.outputs.values()), None)
+        return float(attr(writer, "scale")) if writer is not None and writer.op == "fake_quantize" else None
+
 
 def variants_of(step: Step, context: CpuContext) -> tuple[Variant, ...]:
     """The rows of one step, in the order in which a runtime tries them."""
@@ -149,13 +157,15 @@ def matrix(step: Step, context: CpuContext, role: str) -> dict[str, Any]:
 def projection_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
     """Kernels for a single row and for blocks of rows, each after a kernel that prepares the rows.
 
-    Integer dot products have separate levels. The integers of activations have 8 or 16 bits.
+    Integer dot products have separate levels. The integers of activations have 8 or 16 bits; 8 are exact for an input
+    that the step before has rounded to 8 bits.
     """
     facts = context.projection(step, activation)
-    bits = (8 if activation == "int8" else 16) if facts.weight.scale_dtype else None
+    multiple_of = context.step_of(step.inputs["x"], step) if facts.norm_eps is None else None
+    bits = (8 if activation == "int8" or multiple_of else 16) if facts.weight.scale_dtype else None
     rows = []
     for level in context.levels if bits else context.plain_levels:
-        prepare = instance(prepare_rows, PREPARING.get(level, level), rows=input_rows(facts, level, bits))
+        prepare = instance(prepare_rows, PREPARING.get(level, level), rows=input_rows(facts, level, bits, multiple_of))
         for tokens in (1, *BLOCK_ROWS[level]):
             when: Condition = None if tokens == BLOCK_ROWS[level][-1] else ["<=", facts.batch, tokens]
             rows.append(
@@ -164,12 +174,12 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
     return rows
 
 
-def input_rows(facts: Projection, level: Level, bits: int | None) -> InputRows:
+def input_rows(facts: Projection, level: Level, bits: int | None, multiple_of: float | None = None) -> InputRows:
     """The prepared form of a projection's input. Projections with equal inputs share it, and so the kernel."""
     if bits is None:
         return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps)
     layout = row_layout(level.name, facts.weight, bits)
-    return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps, layout, facts.weight.zero)
+    return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps, layout, facts.weight.zero, multiple_of)
 
 
 def add_lora_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:

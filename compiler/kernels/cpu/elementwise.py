@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...ir.expr import Expr
-from ..builder import Array, Kernel, Scalar, cast, maximum, minimum, number
+from ..builder import Array, Kernel, Scalar, cast, maximum, minimum, number, reinterpret, select
 from .activations import gated
-from .builder import CpuKernelBuilder, Isa, of, ramp, wide
+from .builder import CpuKernelBuilder, Isa, of, ramp
 from .math import like, rounded
 from .rows import each_vector
 
@@ -64,11 +64,13 @@ def fake_quantize(
     y = kernel.buffer("y", (batch, columns), y_dtype, write=True)
 
     def value(row: Scalar, start: Scalar, lanes: int) -> Scalar:
-        dtype = of("float32", lanes)
-        each = kernel.let("each", cast(x[row, ramp(start, lanes)], dtype) / wide(number(scale, "float32"), lanes))
+        dtype, integers = of("float32", lanes), of("uint32", lanes)
+        each = kernel.let("each", cast(x[row, ramp(start, lanes)], dtype))
         # Limited first, because only numbers within 2^22 are rounded exactly.
-        limited = minimum(maximum(each, like(each, -128)), like(each, 127))
-        return cast(rounded(limited) * wide(number(scale, "float32"), lanes), of(y_dtype, lanes))
+        limited = minimum(maximum(each / like(each, scale), like(each, -128)), like(each, 127))
+        result = kernel.let("result", rounded(limited) * like(each, scale))
+        is_nan = (reinterpret(each, integers) & number(0x7FFFFFFF, integers)) > number(0x7F800000, integers)
+        return cast(select(is_nan, each, result), of(y_dtype, lanes))
 
     return on_vectors(kernel, isa, batch, columns, y, value)
 

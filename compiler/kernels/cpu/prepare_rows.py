@@ -39,7 +39,7 @@ class InputRows:
     """What a projection's input is and becomes: x (batch, columns) of ``dtype``, normed if ``norm_eps`` is given.
 
     ``layout`` is that of the codes that quantized weights multiply, whose code for 0 is ``zero``. None leaves the rows
-    as floats.
+    as floats. ``step``: all elements are multiples of it, -128 to 127 times, so 8-bit codes are exact; None for others.
     """
 
     batch: Expr
@@ -48,6 +48,7 @@ class InputRows:
     norm_eps: float | None
     layout: RowLayout | None = None
     zero: int = 0
+    step: float | None = None
 
 
 def prepare_rows(name: str, *, isa: Isa, rows: InputRows) -> Kernel:  # noqa: ARG001
@@ -117,18 +118,28 @@ class IntegerRows:
 
     def _quantize(self, row: Scalar, block: Scalar | int, parts: list[Scalar], factor: Scalar | None) -> None:
         """A block of columns that share a scale."""
-        kernel, words, integers = self._kernel, of("uint32", LANES), of("int32", LANES)
+        kernel, words = self._kernel, of("uint32", LANES)
         parts = [kernel.let("x", part) for part in parts]
         # Magnitudes are in the order of their bits; NaN is above all of them, so the scale becomes NaN, and so does
         # every sum.
         bits = reduce(maximum, [reinterpret(part, words) & number(0x7FFFFFFF, words) for part in parts])
         highest = kernel.let("highest", intrinsic("uint32", "vector.reduce.umax", bits))
         largest = kernel.let("largest", reinterpret(highest, "float32"))
+        if self._facts.step is not None:
+            scale = select(largest < number(float("inf"), "float32"), number(self._facts.step, "float32"), largest)
+            self._scales[row, block] = scale
+            self._store(row, block, parts, number(1 / self._facts.step, "float32"))
+            return
         inverse = kernel.let(
             "inverse", select(largest > 0, number(self._layout.largest, "float32") / largest, number(0, "float32"))
         )
         scale = largest * number(1 / self._layout.largest, "float32")
         self._scales[row, block] = scale if factor is None else scale * factor
+        self._store(row, block, parts, inverse)
+
+    def _store(self, row: Scalar, block: Scalar | int, parts: list[Scalar], inverse: Scalar) -> None:
+        """Store the codes of a block and their groups' offsets."""
+        kernel, integers = self._kernel, of("int32", LANES)
         for place in range(len(parts) * LANES // GROUP):
             vectors = parts[place * GROUP // LANES : (place + 1) * GROUP // LANES]
             codes = [kernel.let("codes", cast(rounded(part * splat(inverse, LANES)), integers)) for part in vectors]
