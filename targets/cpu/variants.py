@@ -65,7 +65,7 @@ class CpuContext(Context):
         """The number of which a step's input is -128 to 127 times, because `fake_quantize` has written it; None for
         other inputs.
         """
-        before = self.plan.steps[: next(i for i, each in enumerate(self.plan.steps) if each is reader)]
+        before = self.plan.steps[: self.plan.steps.index(reader)]
         writer = next((each for each in reversed(before) if x in each.outputs.values()), None)
         return float(attr(writer, "scale")) if writer is not None and writer.op == "fake_quantize" else None
 

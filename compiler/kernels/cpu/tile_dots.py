@@ -7,6 +7,7 @@ ignored.
 
 from __future__ import annotations
 
+from functools import reduce
 from itertools import product
 
 from ...ir.expr import Expr
@@ -102,10 +103,17 @@ class IntegerDots:
         }
 
         def add_block(block: Scalar, first: Scalar, count: int) -> None:
-            totals: list[Scalar] = []
-            for offset in range(count):
-                found = self._of_group(tile, rows, kernel.let("group", first + offset) if offset else first, starts)
-                totals = [one + other for one, other in zip(totals, found, strict=True)] if offset else found
+            if len(rows) > 1:
+                totals = kernel.local("totals", len(at), of("int32", lanes), fill=0)
+                with kernel.loop("offset", count) as offset:
+                    found = self._of_group(tile, rows, kernel.let("group", first + offset), starts)
+                    for place, total in enumerate(found):
+                        totals[place] = totals[place] + total
+            else:
+                # Unrolled, so that the instructions of several groups, each a chain, run side by side.
+                groups = [kernel.let("group", first + offset) for offset in range(count)]
+                found = [self._of_group(tile, rows, group, starts) for group in groups]
+                totals = [reduce(lambda one, other: one + other, each) for each in zip(*found, strict=True)]
             for place, (token, start) in enumerate(at):
                 # A product of the whole sum could be fused with what is added to it, and then its bits would depend on
                 # the level.

@@ -220,7 +220,7 @@ class StepLibrary:
 
     def outputs(self, row: Variant, run: Run) -> dict[str, Array]:
         """What a variant's kernels leave in the buffers that they write, by role; pages in the order of the ops."""
-        launches, scalars, arrays = self._prepared(row, run)
+        launches, scalars, arrays = self.prepared(row, run)
         self.library.run(launches, scalars)
         kernels = [self.kernels[call.name] for call in row.kernels]
         written = {binding.role for kernel in kernels for binding in kernel.bindings if binding.access == "write"}
@@ -229,13 +229,17 @@ class StepLibrary:
 
     def seconds(self, row: Variant, run: Run) -> float:
         """How long a variant's kernels take, the second time that they run."""
-        launches, scalars, _arrays = self._prepared(row, run)
+        launches, scalars, _arrays = self.prepared(row, run)
         self.library.run(launches, scalars)
+        return self.timed(launches, scalars)
+
+    def timed(self, launches: Launches, scalars: npt.NDArray[np.int64]) -> float:
+        """How long prepared kernels take."""
         start = time.perf_counter()
         self.library.run(launches, scalars)
         return time.perf_counter() - start
 
-    def _prepared(self, row: Variant, run: Run) -> tuple[Launches, npt.NDArray[np.int64], dict[str, Array]]:
+    def prepared(self, row: Variant, run: Run) -> tuple[Launches, npt.NDArray[np.int64], dict[str, Array]]:
         """The launches of a variant's kernels, their scalars, and the arrays that they read and write; scratch is
         NaN.
         """
