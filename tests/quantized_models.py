@@ -33,6 +33,15 @@ CONFIG: Mapping[str, Any] = {
     "head_dim": 24,
     "tie_word_embeddings": False,
 }
+# For frameworks whose kernels do not pad.
+WIDE: Mapping[str, int] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "head_dim": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+}
 
 
 def make_quantized_checkpoint(
@@ -69,9 +78,9 @@ def make_quantized_checkpoint(
             tensors[f"{name}.{scale}"] = (0.5 + torch.rand(len(stored), 1)) * factor
             if isinstance(module, QuantizedLinear):
                 # Zero means that nothing is rounded; transformers leaves missing scales uninitialized. v rounds its
-                # input more finely than q and k. Nothing is rounded before o_proj and after down_proj.
-                before = 0.0 if "o_proj" in name else 0.03 if "v_proj" in name else 0.05
-                after = 0.0 if "down_proj" in name else 0.04
+                # input more finely than q and k. Nothing is rounded after q_proj and down_proj.
+                before = 0.03 if "v_proj" in name else 0.05
+                after = 0.0 if "down_proj" in name or "q_proj" in name else 0.04
                 tensors[f"{name}.input_activation_scale"] = torch.tensor(before if rounds else 0.0)
                 tensors[f"{name}.output_activation_scale"] = torch.tensor(after if rounds else 0.0)
     for name, parameter in model.named_parameters():

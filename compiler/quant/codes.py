@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import QuantizationError
-from .base import GROUP, ROW, Array, FloatArray, PlaneLayout, padded_columns, require_finite
+from .base import GROUP, GROUPS, ROW, Array, FloatArray, PlaneLayout, padded_columns, require_finite
 
 WIDTHS = (2, 4, 8)
 _NAME = re.compile(r"q([248])(?:c|g([1-9][0-9]{0,8}))")
@@ -92,6 +92,24 @@ class Codes:
         """The scale of each column, (N, 1) or (N, columns)."""
         scales: FloatArray = planes["s"].astype(np.float32)
         return scales if self.group == ROW else np.repeat(scales, self.group, axis=1)[:, :columns]
+
+
+def in_order(words: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint8]:
+    """Words (N, W) of plane ``q`` as bytes (N, 4 W) in which a lower element has lower bits."""
+    parts = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), -1, 1, 4)
+    elements = parts >> np.arange(0, 8, bits, dtype=np.uint8)[:, None] & np.uint8((1 << bits) - 1)
+    elements = elements.reshape(len(words), -1, 8 // bits)
+    ordered = elements[..., 0].copy()
+    for place in range(1, 8 // bits):
+        ordered |= elements[..., place] << np.uint8(place * bits)
+    return ordered
+
+
+def block_of(columns: int) -> int:
+    """The largest block of columns, of those that other frameworks' kernels take, of which a row is a whole number; the
+    smallest if there is none.
+    """
+    return next((block for block in reversed(GROUPS) if columns % block == 0), GROUP)
 
 
 def codes_by_name(name: str) -> Codes | None:

@@ -17,7 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "targets" / "cpu"), str(ROOT / "tests" / "targets" / "webgpu")]
+sys.path[:0] = [
+    str(ROOT / "tests"),
+    str(ROOT / "tests" / "targets" / "cpu"),
+    str(ROOT / "tests" / "targets" / "webgpu"),
+]
 
 import cpu_steps  # noqa: E402
 from bench_compile import machine  # noqa: E402
