@@ -11,10 +11,9 @@ from nearfar.compiler.ir.ops.attention import scale_of
 from nearfar.compiler.ir.ops.kv_pages import head_dim_of
 from nearfar.compiler.ir.plan import Plan, Step
 from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
-from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.quant import Quantization, form_of
-from nearfar.compiler.quant.base import GROUP
+from nearfar.compiler.quant.kernel_format import WeightFormat, weight_format
 from nearfar.compiler.runtime.variant import stored_dtype
 
 
@@ -28,9 +27,7 @@ class Context:
 
     def weight_format(self, name: str) -> WeightFormat:
         """The format of a matrix of the plan."""
-        form = form_of(self.plan.weights[name].form, self.quantization)
-        scales = [plane.dtype for plane in form.planes(GROUP) if plane.name == "s"]
-        return WeightFormat(form.kind, scales[0] if scales else "", GROUP if form.group is None else form.group)
+        return weight_format(form_of(self.plan.weights[name].form, self.quantization))
 
     def dtype_of(self, name: str, activation: str) -> str:
         """The dtype of a buffer, an input or a state of the plan; float32 for weights and constants that kernels read

@@ -12,7 +12,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -80,11 +79,11 @@ def measure(shape: str, options: argparse.Namespace, folder: Path, table: Table)
         for name, case in cases.items():
             run = cpu_steps.run_of(case, batch)
             size = sum(array.nbytes for role, array in run.arrays.items() if role.startswith("weight."))
-            copies = [prepare(library, best(case, batch), run) for _ in range(max(2, COLD_BYTES // size // 4))]
+            copies = [library.prepared(best(case, batch), run) for _ in range(max(2, COLD_BYTES // size // 4))]
             prepared[name] = size, copies
         for _ in range(options.rounds):
             for name, (_, copies) in prepared.items():
-                seconds[name] += [library.timed(*copy[:2]) for copy in copies]
+                seconds[name] += [library.timed(launches, scalars) for launches, scalars, _ in copies]
         medians = {name: statistics.median(each) for name, each in seconds.items()}
         first = next(iter(medians.values()))
         for name, median in medians.items():
@@ -96,11 +95,6 @@ def measure(shape: str, options: argparse.Namespace, folder: Path, table: Table)
 def best(case: cpu_steps.StepCase, batch: cpu_steps.Batch) -> Variant:
     """The row that a runtime takes."""
     return next(row for row in case.variants(cpu_steps.LEVELS) if holds(row.when, batch.dims))
-
-
-def prepare(library: cpu_steps.StepLibrary, row: Variant, run: cpu_steps.Run) -> tuple[object, ...]:
-    launches, scalars, arrays = library.prepared(row, run)
-    return launches, scalars, [np.asarray(each) for each in arrays.values()]
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return {
         "plain": make_quantized_checkpoint(folder / "plain", num_hidden_layers=1),
         "rounded": make_quantized_checkpoint(folder / "rounded", rounds=True, num_hidden_layers=1),
-        "wide": make_quantized_checkpoint(folder / "wide", **WIDE),
+        "wide": make_quantized_checkpoint(folder / "wide", **dict[str, Any](WIDE)),
     }
 
 

@@ -103,6 +103,7 @@ class IntegerDots:
         }
 
         def add_block(block: Scalar, first: Scalar, count: int) -> None:
+            totals: Array | list[Scalar]
             if len(rows) > 1:
                 totals = kernel.local("totals", len(at), of("int32", lanes), fill=0)
                 with kernel.loop("offset", count) as offset:
