@@ -1,6 +1,6 @@
 """Projection kernels on this machine's CPU: time, bytes of weights, and bytes per second, by weight format.
 
-``python tests/bench/bench_cpu_kernels.py`` prints a table. Every call reads a copy of the weights that no cache still
+``make bench-cpu-kernels`` prints a table. Every call reads a copy of the weights that no cache still
 holds. Formats alternate, and a figure is the median of many calls of the best variant for the batch.
 """
 
