@@ -73,6 +73,8 @@ class Context:
             offset=attr(step, "offset"),
             width=attr(step, "columns") or 0,
             activation=attr(step, "activation") if gated else "silu",
+            x_step=None if gated else attr(step, "x_step"),
+            y_step=None if gated else attr(step, "y_step"),
         )
 
     def heads_of(self, step: Step, activation: str) -> Heads:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..ir.expr import Expr
-from .builder import Kernel, KernelBuilder, Scalar, cast, extern, maximum, minimum, number, reinterpret, select
-from .maths import gated
+from .builder import Kernel, KernelBuilder, Scalar, cast
+from .maths import fake_quantized, gated
 from .projection import guard_below
 
 THREADS = 128
@@ -52,11 +52,7 @@ def fake_quantize(name: str, rows: Expr, columns: int, scale: float, x_dtype: st
     x = kernel.buffer("x", (rows, columns), x_dtype)
 
     def value(row: Scalar, column: Scalar) -> Scalar:
-        each = kernel.let("each", cast(x[row, column], "float32"))
-        code = extern("float32", "round", each / number(scale, "float32"))
-        limited = minimum(maximum(code, number(-128, "float32")), number(127, "float32"))
-        is_nan = (reinterpret(each, "uint32") & number(0x7FFFFFFF, "uint32")) > number(0x7F800000, "uint32")
-        return cast(select(is_nan, each, limited * number(scale, "float32")), y_dtype)
+        return cast(fake_quantized(kernel, cast(x[row, column], "float32"), scale), y_dtype)
 
     return each_column(kernel, rows, columns, value, y_dtype)
 

@@ -2,6 +2,7 @@
 dispatches per token.
 
 fuse_gate_up      gate and up projections and their activation  -> one gated projection
+fold_rounding     fake_quantize before or after a projection    -> a projection that rounds
 fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
 fuse_rope_append  slices, q/k norm, rotation, KV append         -> one step
 fuse_attention    that step, then attention over the same pages -> one step
@@ -17,6 +18,7 @@ from __future__ import annotations
 from ..ir.graph import Graph
 from ..quant import Quantization
 from .add_lora import add_lora
+from .fold_rounding import fold_rounding
 from .fuse_attention import fuse_attention
 from .fuse_gate_up import fuse_gate_up
 from .fuse_norm import fuse_norm
@@ -26,7 +28,7 @@ from .fuse_rope_append import fuse_rope_append
 from .quantize_kv import quantize_kv
 from .split_large import split_large
 
-FUSIONS = (fuse_gate_up, fuse_projections, fuse_rope_append, fuse_attention, fuse_residual, fuse_norm)
+FUSIONS = (fuse_gate_up, fold_rounding, fuse_projections, fuse_rope_append, fuse_attention, fuse_residual, fuse_norm)
 
 
 def run_passes(
@@ -37,7 +39,9 @@ def run_passes(
     ``kv`` is the format of the pages, "activation" or "q8"; ``lora_rank`` is the largest rank of adapters, 0 for none.
     """
     for fuse in FUSIONS:
-        graph = fuse(graph)
+        # An adapter changes a projection's result before it is rounded.
+        if fuse is not fold_rounding or not lora_rank:
+            graph = fuse(graph)
     if lora_rank:
         graph = add_lora(graph, lora_rank)
     graph = split_large(graph, quantization, max_binding_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir.graph import Graph, Node
 
-LINEAR = {"inputs": ("x", "weight", "bias", "norm"), "attrs": ("dtype", "eps")}
+LINEAR = {"inputs": ("x", "weight", "bias", "norm"), "attrs": ("dtype", "eps", "x_step", "y_step")}
 
 
 def fuse_residual(graph: Graph) -> Graph:

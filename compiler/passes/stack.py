@@ -46,7 +46,7 @@ def can_stack(graph: Graph, linears: Sequence[Node]) -> bool:
     first = linears[0]
     return all(
         linear.op == "linear"
-        and linear.has_only(inputs=("x", "weight", "bias"), attrs=("dtype",))
+        and linear.has_only(inputs=("x", "weight", "bias"), attrs=("dtype", "x_step", "y_step"))
         and linear.inputs.keys() == first.inputs.keys()
         and linear.inputs["x"] == first.inputs["x"]
         and linear.attrs == first.attrs

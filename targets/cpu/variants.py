@@ -161,7 +161,9 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
     that the step before has rounded to 8 bits.
     """
     facts = context.projection(step, activation)
-    multiple_of = context.step_of(step.inputs["x"], step) if facts.norm_eps is None else None
+    multiple_of = facts.x_step
+    if multiple_of is None and facts.norm_eps is None:
+        multiple_of = context.step_of(step.inputs["x"], step)
     bits = (8 if activation == "int8" or multiple_of else 16) if facts.weight.scale_dtype else None
     rows = []
     for level in context.levels if bits else context.plain_levels:
@@ -177,7 +179,7 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
 def input_rows(facts: Projection, level: Level, bits: int | None, multiple_of: float | None = None) -> InputRows:
     """The prepared form of a projection's input. Projections with equal inputs share it, and so the kernel."""
     if bits is None:
-        return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps)
+        return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps, step=facts.x_step)
     layout = row_layout(level.name, facts.weight, bits)
     return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps, layout, facts.weight.zero, multiple_of)
 

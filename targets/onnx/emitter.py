@@ -116,9 +116,7 @@ class Emitter:
         """
         form, bits = self.form(parameter), self.bits(parameter)
         if not self.device.takes_codes:
-            raise QuantizationError(
-                f"{form.name}: this device has no kernels for quantized matrices; take --quantization f16 or f32"
-            )
+            raise QuantizationError(f"{form.name}: this device has no kernels for quantized matrices; take f16 or f32")
         assert parameter.columns is not None
         block = form.group or block_of(parameter.columns)
         if block > max(BLOCKS) and block % max(BLOCKS) == 0:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...ir.expr import Expr
-from ..builder import Array, Kernel, Scalar, cast, maximum, minimum, number, reinterpret, select
+from ..builder import Array, Kernel, Scalar, cast
 from .activations import gated
 from .builder import CpuKernelBuilder, Isa, of, ramp
-from .math import like, rounded
+from .math import fake_quantized
 from .rows import each_vector
 
 
@@ -64,13 +64,8 @@ def fake_quantize(
     y = kernel.buffer("y", (batch, columns), y_dtype, write=True)
 
     def value(row: Scalar, start: Scalar, lanes: int) -> Scalar:
-        dtype, integers = of("float32", lanes), of("uint32", lanes)
-        each = kernel.let("each", cast(x[row, ramp(start, lanes)], dtype))
-        # Limited first, because only numbers within 2^22 are rounded exactly.
-        limited = minimum(maximum(each / like(each, scale), like(each, -128)), like(each, 127))
-        result = kernel.let("result", rounded(limited) * like(each, scale))
-        is_nan = (reinterpret(each, integers) & number(0x7FFFFFFF, integers)) > number(0x7F800000, integers)
-        return cast(select(is_nan, each, result), of(y_dtype, lanes))
+        each = cast(x[row, ramp(start, lanes)], of("float32", lanes))
+        return cast(fake_quantized(kernel, each, scale), of(y_dtype, lanes))
 
     return on_vectors(kernel, isa, batch, columns, y, value)
 

@@ -40,6 +40,8 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     "float16"),
     ("gated_linear", "q4f16", 33, 66, "float32", "float32", (), {"activation": "none"}, "int8"),
     ("linear", "q2c", 97, 509, "float32", "float32", ("norm",), {}, "float32"),
+    ("linear", "q4c", 70, 45, "activation", "float32", ("residual",), {"x_step": 0.25, "y_step": 0.5}, "float16"),
+    ("linear", "f32", 37, 20, "float32", "float32", ("bias",), {"x_step": 0.25}, "float32"),
     ("gated_linear", "q4c", 200, 70, "float32", "float32", ("norm", "bias"), {}, "float32"),
     ("linear", "q8c", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
     ("linear", "q2g64", 150, 18, "float32", "float32", (), {}, "float32"),

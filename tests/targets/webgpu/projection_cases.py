@@ -82,7 +82,7 @@ RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
 STORED_PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
     (70, 20, {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 47}),
     (200, 35, {"gated": True, "norm_eps": EPS, "bias": True, "activation": "gelu_tanh"}),
-    (97, 509, {"x_dtype": "float16"}),
+    (97, 509, {"x_dtype": "float16", "residual": True, "x_step": 0.25, "y_step": 0.5}),
 )
 STORED_TEMPLATES = ("vector_128_32_4_1", "vector_64_16_2_2", "subgroup_128_4", "tile_64_64_16_128_float32",
                     "tile_32_32_32_64_float16")  # fmt: skip
@@ -141,6 +141,7 @@ def projection_run(name: str, facts: Projection, quantization: str, size: int) -
     planes = random_planes(fmt, rng, facts.weight_rows, facts.columns)
     arrays: dict[str, Array] = {"x": rng.normal(size=(size, facts.columns)).astype(facts.x_dtype)}
     attrs: dict[str, object] = {"activation": facts.activation} if facts.gated else {"dtype": "float32"}
+    attrs |= {name: step for name in ("x_step", "y_step") if (step := getattr(facts, name)) is not None}
     if facts.norm_eps is not None:
         arrays["norm"] = rng.normal(1, 0.3, facts.columns).astype(np.float32)
         attrs["eps"] = facts.norm_eps
