@@ -39,9 +39,7 @@ def run_passes(
     ``kv`` is the format of the pages, "activation" or "q8"; ``lora_rank`` is the largest rank of adapters, 0 for none.
     """
     for fuse in FUSIONS:
-        # An adapter changes a projection's result before it is rounded.
-        if fuse is not fold_rounding or not lora_rank:
-            graph = fuse(graph)
+        graph = fuse(graph)
     if lora_rank:
         graph = add_lora(graph, lora_rank)
     graph = split_large(graph, quantization, max_binding_bytes)

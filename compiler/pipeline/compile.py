@@ -176,6 +176,11 @@ def prepare(model: str, options: CompileOptions, progress: Progress, note: Note)
     for text in checkpoint.notes:
         note(text)
     progress("read", 1, 1)
+    if options.lora_rank and checkpoint.activation_scales:
+        raise RequestError(
+            f"--lora-rank {options.lora_rank}: {model} rounds its activations to 8 bits, and adapters beside rounded "
+            "projections are not supported; remove the option"
+        )
     quantization, keeps_forms = choose_quantization(options.quantization, checkpoint, note)
     activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS, integers=keeps_forms)
     spec = checkpoint.spec

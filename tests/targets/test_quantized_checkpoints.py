@@ -184,6 +184,12 @@ def test_what_a_framework_lacks_is_refused_by_name(checkpoints: Mapping[str, Pat
         compile_any(str(checkpoints["wide"]), tmp_path / "bundle", CompileOptions(target="mlx", group_size=64))
 
 
+def test_adapters_beside_rounded_activations_are_refused(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    options = CompileOptions(target="cpu", lora_rank=4, **OPTIONS)
+    with pytest.raises(RequestError, match=r"--lora-rank 4: .* rounds its activations"):
+        compile_any(str(checkpoints["rounded"]), tmp_path / "bundle", options)
+
+
 @pytest.mark.usefixtures("plain_target")
 def test_a_bundle_that_names_an_unknown_format_is_refused(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
     from nearfar.compiler.bundle.check import check_manifest
