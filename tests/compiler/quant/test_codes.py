@@ -52,7 +52,7 @@ def test_4_and_8_bits_are_in_the_order_of_our_own_formats(bits: int, name: str) 
 def test_bytes_in_order_have_lower_elements_in_lower_bits(bits: int) -> None:
     form = Codes(bits)
     integers = np.random.default_rng(bits).integers(-form.zero, form.zero, (3, 64)).astype(np.int8)
-    ordered = in_order(form.store(integers, np.ones((3, 1), np.float32))["q"], bits)
+    ordered = in_order(form.store(integers, np.ones((3, 1), np.float32))["q"].view(np.uint32), bits)
     parts = ordered[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
     np.testing.assert_array_equal(parts.reshape(3, 64).astype(int) - form.zero, integers)
 

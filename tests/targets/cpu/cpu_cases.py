@@ -15,7 +15,6 @@ from kernel_harness import Run
 
 from nearfar.compiler.ir.ops.op import ACTIVATIONS
 from nearfar.compiler.ir.sampling import Settings
-from nearfar.compiler.quant import NAMES
 
 EPS = 1e-6
 ROWS = (1, 3, 19)
@@ -45,7 +44,7 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     ("gated_linear", "q4c", 200, 70, "float32", "float32", ("norm", "bias"), {}, "float32"),
     ("linear", "q8c", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
     ("linear", "q2g64", 150, 18, "float32", "float32", (), {}, "float32"),
-    ("linear", "q8c", 37, 20, "float32", "float32", ("bias",), {}, "int8"),
+    ("linear", "q2c", 37, 20, "float32", "float32", ("bias",), {}, "int8"),
 )  # fmt: skip
 
 
@@ -160,8 +159,7 @@ def gate_case(name: str, op: str, inputs: Inputs, attrs: dict[str, Any]) -> Step
 
 
 def projection_cases() -> Iterator[StepCase]:
-    # The levels of the formats of --quantization are compared in test_cpu_linear.py, those of a checkpoint's own
-    # integers here.
+    # The levels of 4 and 8 bits are compared in test_cpu_linear.py, those of 2 bits here.
     for turn, (op, quantization, columns, outputs, x, y, optional, attrs, activation) in enumerate(PROJECTIONS):
         gated = op == "gated_linear"
         width = attrs.get("columns") or (outputs // 2 if gated else outputs)
@@ -181,7 +179,7 @@ def projection_cases() -> Iterator[StepCase]:
         dtype = {} if gated else {"dtype": y}
         batches = [Batch({dim: rows}) for rows in (1, 4, 9)]
         name = f"{op}_{quantization}_{columns}_{outputs}_{activation}"
-        levels = (("vnni", "neon", "avx512")[turn % 3],) if quantization in NAMES else None
+        levels = None if quantization == "q2c" else (("vnni", "neon", "avx512")[turn % 3],)
         yield StepCase(name, op, inputs, {**attrs, **eps, **dtype}, batches, activation, quantization, levels)
 
 
