@@ -376,6 +376,12 @@ class Manifest(Description):
         return tuple(self.plans)
 
     @property
+    def matrix_formats(self) -> str:
+        """The formats of all matrices: the quantization, or those that a quantized checkpoint has."""
+        names = {weight.quantization for weight in self.weights.values()} - {None}
+        return ", ".join(sorted(str(name) for name in names))
+
+    @property
     def inputs(self) -> dict[str, InputEntry]:
         """The inputs of all plans, by name. States, constants and buffers are joined in the same way."""
         return union(plan.inputs for plan in self.plans.values())

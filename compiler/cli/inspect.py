@@ -78,13 +78,15 @@ def run(options: argparse.Namespace) -> None:
 def facts(report: Report) -> Table:
     table = Table(title=f"{report.model} for {report.target}", show_header=False, title_justify="left")
     rows = shared_facts(report)
-    matrices = {name: each for name, each in report.weight_formats.items() if name not in ("f32", report.quantization)}
-    if matrices:
-        # Of a checkpoint that was quantized already.
-        rows["quantization"] += "\n" + "\n".join(
-            f"{name}  {counts['parameters']:,} weights, {megabytes(counts['bytes'])}"
-            for name, counts in report.weight_formats.items()
-        )
+    formats = {
+        name: each for name, each in report.weight_formats.items() if name != "f32" or report.quantization == "f32"
+    }
+    if formats.keys() != {report.quantization}:
+        # A checkpoint that was quantized already.
+        lines = [
+            f"{name}: {each['parameters']:,} weights, {megabytes(each['bytes'])}" for name, each in formats.items()
+        ]
+        rows["quantization"] = "\n".join([f"the checkpoint's, activations {report.activation}", *lines])
     rows |= {
         **({"code": NATIVE_CODE} if report.target in NATIVE_TARGETS else {}),
         "dispatches": f"{report.dispatches_per_token} per decoded token, "

@@ -67,9 +67,15 @@ def stored_form(parameter: Parameter, checkpoint: Checkpoint) -> str | None:
 def round_activations(graph: Graph, checkpoint: Checkpoint) -> Graph:
     """The graph with a `fake_quantize` before and after the projections whose activations the checkpoint rounds.
 
-    Raises CheckpointError for a module that the graph does not compute as one projection.
+    Modules whose weights the graph does not read, such as those of a tower of images, do not count. Raises
+    CheckpointError for a module that the graph does not compute as one projection.
     """
-    scales = dict(checkpoint.activation_scales)
+    read = {source.tensor for parameter in graph.parameters.values() for source in parameter.sources}
+    scales = {
+        module: each
+        for module, each in checkpoint.activation_scales.items()
+        if f"{module}.weight" in read or module == HEAD
+    }
     if not scales:
         return graph
     nodes: list[Node] = []

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,18 @@ import pytest
 from onnx_cases import relative_rms
 from plain_target import PlainTarget
 from quantized_models import QUANTIZATION, WIDE, make_quantized_checkpoint, transformers_logits_of
+from rich.console import Console
 from test_architectures import opened as opened
 from test_architectures import target as target
 from tolerances import F32, ONNX_INT8_MODEL, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import Manifest
+from nearfar.compiler.cli.inspect import facts
 from nearfar.compiler.errors import QuantizationError, RequestError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import StoredMatrix
-from nearfar.compiler.measure.report import weight_formats
+from nearfar.compiler.measure.report import make_report, weight_formats
 from nearfar.compiler.pipeline import compile as compiler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
 from nearfar.compiler.pipeline.target import open_runner
@@ -151,6 +154,17 @@ def tie(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("lm_head")}
     save_file(kept, folder / "model.safetensors")
+
+
+def test_inspect_lists_the_weights_of_each_format(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    bundle = compile_model(str(checkpoints["plain"]), tmp_path / "bundle", CompileOptions(self_test=False, **OPTIONS))
+    assert bundle.manifest.matrix_formats == "q2c, q4c, q8c"
+    table = Console(width=200, file=StringIO())
+    table.print(facts(make_report(bundle.manifest)))
+    shown = table.file.getvalue()  # type: ignore[attr-defined]
+    assert "the checkpoint's, activations float32" in shown
+    assert "q2c: 29,820 weights, 11.9 kB" in shown
+    assert "f16" not in shown
 
 
 # --- other frameworks ---

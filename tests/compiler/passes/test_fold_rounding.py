@@ -66,9 +66,13 @@ def test_equal_steps_of_an_input_still_share_one_projection() -> None:
     assert ops_of(graph).count("gated_linear") == 1
 
 
-def test_scales_of_a_module_that_is_not_one_projection_are_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"model.layers.7.mlp.up_proj has scales of activations"):
-        rounded_graph({"model.layers.7.mlp.up_proj": ActivationScales(0.1, None)})
+def test_scales_of_a_module_that_is_not_a_projection_are_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"model.embed_tokens has scales of activations"):
+        rounded_graph({"model.embed_tokens": ActivationScales(0.1, None)})
+
+
+def test_modules_that_the_model_does_not_read_do_not_count() -> None:
+    assert "fake_quantize" not in ops_of(rounded_graph({"model.vision_tower.fc1": ActivationScales(0.1, 0.1)}))
 
 
 def test_projections_of_different_formats_are_not_stacked() -> None:
