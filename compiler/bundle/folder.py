@@ -117,7 +117,7 @@ class Bundle(Folder):
         planes = {plane.name: self.plane(name, plane.name, start, stop) for plane in entry.planes}
         if entry.quantization is None:
             return planes["w"]
-        return quant.by_name(entry.quantization).unpack(planes, entry.shape[1])
+        return quant.form_by_name(entry.quantization).unpack(planes, entry.shape[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ class PlaneEntry(Entry):
 
 
 class WeightEntry(Entry):
-    """A weight. ``quantization`` is None for vectors, which are one float32 plane "w".
+    """A weight. ``quantization`` is None for vectors, which are one float32 plane "w". For a matrix it is the bundle's,
+    or names the format of integers that the checkpoint stores, such as "q4c": 4 bits and one scale for each row.
 
     ``layout`` is the memory layout of its planes (N, W). "rows": row after row. "tiles16": (ceil(N/16), W, 16), tiles
     of 16 rows in which the same element of all rows is adjacent; rows beyond N are zeros.
@@ -270,8 +271,8 @@ class Description(Entry):
     """The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``:
     tokens per page.
 
-    ``kv`` is the format of keys and values: "activation", as computed, or "q8", 8-bit integers. ``embedding`` is None
-    if the model generates text.
+    ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation",
+    as computed, or "q8", 8-bit integers. ``embedding`` is None if the model generates text.
     """
 
     format_version: int
@@ -373,6 +374,12 @@ class Manifest(Description):
     @property
     def plan_names(self) -> tuple[str, ...]:
         return tuple(self.plans)
+
+    @property
+    def matrix_formats(self) -> str:
+        """The formats of all matrices: the quantization, or those that a quantized checkpoint has."""
+        names = {weight.quantization for weight in self.weights.values()} - {None}
+        return ", ".join(sorted(str(name) for name in names))
 
     @property
     def inputs(self) -> dict[str, InputEntry]:

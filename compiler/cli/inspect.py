@@ -119,7 +119,17 @@ def inspect_model(config: Path, options: argparse.Namespace) -> None:
 
 def facts(report: Report) -> Table:
     table = Table(title=f"{report.model} for {report.target}", show_header=False, title_justify="left")
-    rows = shared_facts(report) | {
+    rows = shared_facts(report)
+    formats = {
+        name: each for name, each in report.weight_formats.items() if name != "f32" or report.quantization == "f32"
+    }
+    if formats.keys() != {report.quantization}:
+        # A checkpoint that was quantized already.
+        lines = [
+            f"{name}: {each['parameters']:,} weights, {megabytes(each['bytes'])}" for name, each in formats.items()
+        ]
+        rows["quantization"] = "\n".join([f"the checkpoint's, activations {report.activation}", *lines])
+    rows |= {
         **({"code": NATIVE_CODE} if report.target in NATIVE_TARGETS else {}),
         "dispatches": f"{report.dispatches_per_token} per decoded token, "
         f"{report.dispatches_at_context} at {report.context:,} tokens",

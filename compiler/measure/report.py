@@ -25,7 +25,7 @@ class Report:
 
     ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables, and plan buffers for prefill chunks of
     one sequence. ``dispatches_per_token`` is the count for one sequence at its start, ``dispatches_at_context`` for one
-    of ``context`` tokens.
+    of ``context`` tokens. ``weight_formats``: the number of weights and their bytes in each format; vectors are "f32".
     """
 
     model: str
@@ -39,6 +39,7 @@ class Report:
     weight_bytes: int
     kv_bytes_per_token: int
     runtime_memory_bytes: int
+    weight_formats: dict[str, dict[str, int]]
     dispatches_per_token: int
     dispatches_at_context: int
     kernels: int
@@ -143,12 +144,23 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         weight_bytes=weights,
         kv_bytes_per_token=kv // (pages * manifest.page_size),
         runtime_memory_bytes=weights + kv + others + tables,
+        weight_formats=weight_formats(manifest),
         dispatches_per_token=dispatches_per_token(manifest, chosen, 1),
         dispatches_at_context=dispatches_per_token(manifest, chosen, context),
         kernels=len(manifest.kernels),
         variants=sum(len(rows) for rows in manifest.variants.values()),
         spec=manifest.spec.to_json(),
     )
+
+
+def weight_formats(manifest: Manifest) -> dict[str, dict[str, int]]:
+    """The parameters and bytes of each format, by its name."""
+    formats: dict[str, dict[str, int]] = {}
+    for weight in manifest.weights.values():
+        counts = formats.setdefault(weight.quantization or "f32", {"parameters": 0, "bytes": 0})
+        counts["parameters"] += math.prod(weight.shape)
+        counts["bytes"] += sum(plane.size for plane in weight.planes)
+    return dict(sorted(formats.items()))
 
 
 def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> int:

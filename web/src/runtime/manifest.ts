@@ -86,7 +86,7 @@ export interface PlaneEntry {
   readonly size: number;
 }
 
-/** A weight. ``quantization`` is None for vectors, which are one float32 plane "w". ``layout`` is the memory layout of its planes (N, W). "rows": row after row. "tiles16": (ceil(N/16), W, 16), tiles of 16 rows in which the same element of all rows is adjacent; rows beyond N are zeros. */
+/** A weight. ``quantization`` is None for vectors, which are one float32 plane "w". For a matrix it is the bundle's, or names the format of integers that the checkpoint stores, such as "q4c": 4 bits and one scale for each row. ``layout`` is the memory layout of its planes (N, W). "rows": row after row. "tiles16": (ceil(N/16), W, 16), tiles of 16 rows in which the same element of all rows is adjacent; rows beyond N are zeros. */
 export interface WeightEntry {
   readonly shape: readonly number[];
   readonly quantization: string | null;
@@ -231,7 +231,7 @@ export interface TuningEntry {
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
-/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``kv`` is the format of keys and values: "activation", as computed, or "q8", 8-bit integers. ``embedding`` is None if the model generates text. */
+/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8", 8-bit integers. ``embedding`` is None if the model generates text. */
 export interface Description {
   readonly format_version: number;
   readonly generator: string;
