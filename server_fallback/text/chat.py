@@ -23,9 +23,9 @@ from .vocabulary import Vocabulary
 class ChatForm:
     """How answers are streamed.
 
-    ``calls`` is the format of tool calls, None if the answer has none; for ``call_begins`` see `AnswerFormat`, and for
-    ``call_texts`` `text_parameters`. With ``one_call``, everything after the first call is left out. ``vocabulary`` is None unless log-probabilities are
-    requested.
+    ``calls`` is the format of tool calls, None if the answer has none. For ``call_begins`` see `AnswerFormat`, and for
+    ``call_texts`` `text_parameters`. With ``one_call``, everything after the first call is left out. ``vocabulary`` is
+    None unless log-probabilities are requested.
     """
 
     model: str

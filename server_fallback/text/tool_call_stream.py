@@ -16,7 +16,7 @@ from typing import Literal
 from nearfar.compiler.bundle.manifest import ToolFormatEntry
 
 from .argument_readers import ArgumentReader, GemmaReader, JsonReader, XmlReader, overlap
-from .call_head import WAIT, find_head
+from .call_head import Wait, find_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class ToolCallStream:
             self._in_list = True
             self._opened += self._take(bracket.end())
         head = find_head(self._form, self._held)
-        if head is WAIT:
+        if isinstance(head, Wait):
             return self._is_text() if ended else []
         if head is None:
             return self._is_text()

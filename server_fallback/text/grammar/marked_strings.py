@@ -41,7 +41,7 @@ class MarkedStrings:
         """
         least, most = count_of(schema, "minLength", where) or 0, count_of(schema, "maxLength", where)
         self._book.demand(len(self._begin) + least + len(self._end))
-        first, second = self._forbidden[:2]
+        first, second = self._forbidden[0], self._forbidden[1]
         if "pattern" in schema or "format" in schema:
             language = string_language(schema.get("pattern"), schema.get("format"), where)
             safe = parse_regex(f"([^{first}]|{first}+[^{first}{_escaped(second)}])*{first}*", where)
@@ -69,9 +69,7 @@ class MarkedStrings:
 
     def key(self, name: str, where: str) -> str:
         """Raises RequestError for a name that is not a bare word."""
-        if not name or any(
-            not (character.isascii() and (character.isalnum() or character in "_-")) for character in name
-        ):
+        if not re.fullmatch(f"{_NAME}+", name):
             raise RequestError(
                 f"{where}: the property {json_text(name)} cannot be written in this model's tool calls; use letters, "
                 "digits, '_' and '-'"
@@ -88,7 +86,7 @@ class MarkedStrings:
             )
         return self.any_key()
 
-    def matching(self, pattern: str, where: str) -> str:
+    def matching(self, _pattern: str, where: str) -> str:
         raise RequestError(
             f"{where}: patternProperties is not supported in this model's tool calls; remove it",
             keyword="patternProperties",

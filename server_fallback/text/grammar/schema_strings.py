@@ -64,13 +64,13 @@ class StringRules:
     def any_key(self) -> str:
         return self.any()
 
-    def key(self, name: str, where: str) -> str:
+    def key(self, name: str, _where: str) -> str:
         return literal(json_text(name))
 
-    def constant(self, value: Any, where: str) -> str:
+    def constant(self, value: Any, _where: str) -> str:
         return json_text(value)
 
-    def other_key(self, names: Iterable[str], where: str) -> str:
+    def other_key(self, names: Iterable[str], _where: str) -> str:
         """A name that is not in ``names``. It has no escapes, so that no name has two spellings."""
         # A name that JSON must escape cannot occur.
         plain = tuple(name for name in names if json_text(name) == f'"{name}"')

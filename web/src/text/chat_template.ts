@@ -6,7 +6,7 @@ import { BundleError, RequestError, messageOf } from "../errors.js";
 import type { ControlTokens } from "./control_tokens.js";
 import { SENTINEL } from "./control_tokens.js";
 import type { Tool, ToolFormat } from "./tools.js";
-import { checkTools, toolFormat } from "./tools.js";
+import { checkTools } from "./tools.js";
 
 /** As in OpenAI's chat completions. */
 export interface Message {
@@ -35,20 +35,19 @@ export interface RenderOptions {
 }
 
 export class ChatTemplate {
-  /** The template's format of tool calls; null if it has no tools. */
-  readonly toolFormat: ToolFormat | null;
   readonly #template: Template;
   readonly #escapes: boolean;
 
   /**
-   * Throws BundleError if the source is not valid Jinja. The package sets trim_blocks and lstrip_blocks, as
+   * ``toolFormat`` is the template's format of tool calls; null if it has none or an unknown one. Throws BundleError if
+   * the source is not valid Jinja. The package sets trim_blocks and lstrip_blocks, as
    * transformers does.
    */
   constructor(
     source: string,
     private readonly specialTokens: Readonly<Record<string, string>>,
+    readonly toolFormat: ToolFormat | null = null,
   ) {
-    this.toolFormat = toolFormat(source);
     this.#escapes = source.includes("ensure_ascii");
     try {
       this.#template = new Template(source);
@@ -74,7 +73,8 @@ export class ChatTemplate {
       checkTools(tools);
       if (this.toolFormat === null) {
         throw new RequestError(
-          "This model's chat template has no tools, or has their calls written in a way that is not known here",
+          "This model's chat template has no tools, or writes calls in an unknown format; leave the tools out",
+          { param: "tools" },
         );
       }
     }
