@@ -5,6 +5,7 @@ Formats of tool calls have such strings: Gemma 4's between ``<|"|>``, and the te
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 

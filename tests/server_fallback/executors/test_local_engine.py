@@ -61,9 +61,8 @@ def on_engine(path: Path, work: Callable[[LocalExecutor], Awaitable[Result]], pa
             bundle, activation="float32", limits=Limits(tokens=32, sequences=4, rows=4, pages=pages)
         )
         engine = TokenEngine(runner, replace(TokenModel.of(bundle.manifest), end_token_ids=frozenset([END])))
-        local = LocalExecutor(
-            engine, replace(TextModel.of(bundle, "tiny"), eos_token_ids=(END,), tools=FORMATS["hermes"])
-        )
+        model = replace(TextModel.of(bundle, "tiny"), eos_token_ids=(END,), tools=FORMATS["hermes"])
+        local = LocalExecutor(engine, model)
         try:
             yield local
         finally:
