@@ -93,6 +93,6 @@ export function textParameters(tools: readonly Tool[], name: string): ReadonlySe
 /** Whether every value of a schema is a string: by its type, or by its constants if it has no type. */
 export function isText(schema: unknown): boolean {
   const { type, const: constant, enum: values = [constant] } = Object(schema) as Readonly<Record<string, unknown>>;
-  if (type !== undefined) return String(type) === "string";
+  if (type !== undefined) return type === "string" || JSON.stringify(type) === '["string"]';
   return Array.isArray(values) && values.length > 0 && values.every((value) => typeof value === "string");
 }
