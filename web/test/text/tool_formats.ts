@@ -3,6 +3,7 @@
 import { readFileSync } from "node:fs";
 
 import type { ToolFormatEntry } from "../../src/runtime/manifest.js";
+import type { Tool } from "../../src/text/tools.js";
 
 interface Vectors {
   readonly formats: Readonly<Record<string, ToolFormatEntry>>;
@@ -14,11 +15,18 @@ interface Vectors {
     /** Texts, and pairs of a call's name and arguments. */
     readonly expected: readonly (string | readonly [string, string])[];
   }[];
+  /** Which answers a required call of the tools allows. */
+  readonly grammar: {
+    readonly tools: readonly Tool[];
+    readonly cases: readonly { readonly format: string; readonly text: string; readonly valid: boolean }[];
+  };
 }
 
-export const { formats: FORMATS, cases: CASES } = JSON.parse(
-  readFileSync(new URL("../../../tests/conformance/tool_calls.json", import.meta.url), "utf8"),
-) as Vectors;
+export const {
+  formats: FORMATS,
+  cases: CASES,
+  grammar: GRAMMAR,
+} = JSON.parse(readFileSync(new URL("../../../tests/conformance/tool_calls.json", import.meta.url), "utf8")) as Vectors;
 
 export function formatOf(name: string): ToolFormatEntry {
   const format = FORMATS[name];
