@@ -204,10 +204,38 @@ class LoraEntry(Entry):
         )
 
 
+class ToolFormatEntry(Entry):
+    """How a model writes tool calls: ``begin``, one call or more with ``separator`` between them, ``end``.
+
+    A call is ``before_name``, its name, ``before_arguments``, its arguments and ``after_arguments``. ``separator`` is
+    None if an answer has only one call. ``arguments`` is the syntax of the arguments: "json", "gemma" (bare keys, and
+    strings between <|"|>) or "xml" (<parameter=key> elements). ``gap`` and any text may precede ``before_arguments``.
+
+    Every ``marker`` in an answer begins calls; if it is "", the entire answer is calls or none, and ``lead`` may
+    precede them. After a call, the text up to ``close`` is ignored. ``tokens`` are part of an answer's text even if
+    they are special tokens.
+    """
+
+    name: str
+    marker: str
+    begin: str
+    before_name: str
+    before_arguments: str
+    after_arguments: str
+    separator: str | None
+    end: str
+    close: str
+    arguments: Literal["json", "gemma", "xml"]
+    lead: str
+    gap: str
+    tokens: list[str]
+
+
 class TokenizerEntry(Entry):
     """``chat_template`` is Hugging Face's Jinja template; None if the model has none. Templates may use the tokens.
 
-    ``add_bos_token`` None: the tokenizer's file determines whether a text starts with the bos token.
+    ``add_bos_token`` None: the tokenizer's file determines whether a text starts with the bos token. ``tools`` is the
+    format of tool calls; None if the chat template has no tools or writes calls in an unknown format.
     """
 
     file: str
@@ -217,6 +245,7 @@ class TokenizerEntry(Entry):
     pad_token: str | None
     unk_token: str | None
     add_bos_token: bool | None
+    tools: ToolFormatEntry | None
 
 
 class SelfTestRow(Entry):

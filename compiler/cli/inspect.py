@@ -166,6 +166,7 @@ def shared_facts(report: Report | ExportReport) -> dict[str, str]:
         "KV cache": f"{megabytes(report.kv_bytes_per_token)} per token, "
         + (stored_dtype(report.activation) if report.kv == "activation" else report.kv),
         "memory": f"{megabytes(report.runtime_memory_bytes)}{owner} at {report.context:,} tokens",
+        "tool calls": report.tool_calls or "none: requests with tools are refused",
     }
 
 

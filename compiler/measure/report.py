@@ -26,6 +26,7 @@ class Report:
     ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables, and plan buffers for prefill chunks of
     one sequence. ``dispatches_per_token`` is the count for one sequence at its start, ``dispatches_at_context`` for one
     of ``context`` tokens. ``weight_formats``: the number of weights and their bytes in each format; vectors are "f32".
+    ``tool_calls`` is the name of the format of tool calls; None if the chat template has none that is known.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Report:
     kernels: int
     variants: int
     spec: dict[str, Any]
+    tool_calls: str | None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,6 +73,7 @@ class ExportReport:
     runtime_memory_bytes: int
     files: dict[str, int]
     spec: dict[str, Any]
+    tool_calls: str | None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -97,7 +100,13 @@ def make_export_report(manifest: ExportManifest, *, context: int | None = None) 
         runtime_memory_bytes=manifest.model_bytes() + kv * context,
         files={file.file: file.size for file in manifest.files},
         spec=spec.to_json(),
+        tool_calls=_tool_calls(manifest),
     )
+
+
+def _tool_calls(manifest: Description) -> str | None:
+    tools = manifest.tokenizer.tools
+    return None if tools is None else tools.name
 
 
 def choose_context(manifest: Description, context: int | None) -> int:
@@ -150,6 +159,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         kernels=len(manifest.kernels),
         variants=sum(len(rows) for rows in manifest.variants.values()),
         spec=manifest.spec.to_json(),
+        tool_calls=_tool_calls(manifest),
     )
 
 
