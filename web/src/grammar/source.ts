@@ -1,4 +1,4 @@
-// The kinds of grammar that a request can ask for.
+// The kinds of grammar that a request can require.
 
 export type GrammarSource =
   /** Any JSON object. */
