@@ -170,7 +170,7 @@ router-eval: .venv/.dev
 	$(RECIPE).traffic eval --count 1000 -o build/router/eval-prompts.jsonl
 	$(BIN)/nearfar router log --near demo --far '$(FAR)' --prompts build/router/fit-prompts.jsonl -o build/router/fit.jsonl
 	$(BIN)/nearfar router log --near demo --far '$(FAR)' --prompts build/router/eval-prompts.jsonl -o build/router/eval.jsonl
-	$(BIN)/nearfar router fit build/router/fit.jsonl --wanted-far-share 0.35 -o build/router/policy.json
+	$(BIN)/nearfar router fit build/router/fit.jsonl --max-far-share 0.35 -o build/router/policy.json
 	$(BIN)/nearfar router eval build/router/eval.jsonl --policy build/router/policy.json --plot build/router/eval.png
 
 demo-model: .venv/.dev

@@ -26,7 +26,7 @@ SCHEDULE = ((5, 17, 1), (1, 31, 1), (33, 0, 0), (1, 1, 17), (1, 1, 1))
 UNSAMPLED = (2,)
 
 
-def whole_and_in_chunks(runner: Runner, token_ids: Sequence[int], chunk: int) -> Array:
+def chunked_logits(runner: Runner, token_ids: Sequence[int], chunk: int) -> Array:
     """The logits of every token, computed in chunks."""
     page_size = runner.manifest.page_size
     pages = list(range(runner.num_pages))[::-1]

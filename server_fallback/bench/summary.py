@@ -86,7 +86,7 @@ def percentiles(values: Sequence[float]) -> Percentiles:
 def table(summaries: Sequence[Summary]) -> Table:
     """Narrow enough for a terminal of 80 columns."""
     made = Table(box=HORIZONTALS, show_edge=False, pad_edge=False, caption="latencies in milliseconds: p50 / p90 / p99")
-    for column in ("clients", "asked", "failed", "out tok/s", "in tok/s", "first token", "next token"):
+    for column in ("clients", "sent", "failed", "out tok/s", "in tok/s", "first token", "next token"):
         made.add_column(column, justify="right", no_wrap=True)
     for summary in summaries:
         made.add_row(

@@ -64,18 +64,18 @@ def add_parser(commands: Any) -> None:
     )
     fit = add_command(
         steps, "fit", run_fit, summary="fit a policy to logged pairs",
-        example="nearfar router fit pairs.jsonl --wanted-far-share 0.3 -o policy.json",
+        example="nearfar router fit pairs.jsonl --max-far-share 0.3 -o policy.json",
     )  # fmt: skip
     fit.add_argument("pairs", type=Path, metavar="PAIRS", help="the output of 'nearfar router log'")
-    wanted = fit.add_mutually_exclusive_group()
-    wanted.add_argument(
-        "--wanted-quality",
+    target = fit.add_mutually_exclusive_group()
+    target.add_argument(
+        "--min-quality",
         type=share,
         metavar="Q",
-        help="reach this share of right answers with as few far requests as possible",
+        help="answer at least this share correctly, with as few far requests as possible",
     )
-    wanted.add_argument(
-        "--wanted-far-share", type=share, metavar="S", help="send at most this share of the prompts to the far side"
+    target.add_argument(
+        "--max-far-share", type=share, metavar="S", help="send at most this share of the prompts to the far side"
     )
     fit.add_argument("-o", "--output", type=Path, metavar="FILE", required=True, help="the policy")
     evaluation = add_command(
@@ -231,8 +231,8 @@ def run_fit(options: argparse.Namespace) -> None:
 
     pairs = read_pairs(options.pairs)
     wanted = None
-    if options.wanted_quality is not None or options.wanted_far_share is not None:
-        wanted = Wanted(quality=options.wanted_quality, far_share=options.wanted_far_share)
+    if options.min_quality is not None or options.max_far_share is not None:
+        wanted = Wanted(quality=options.min_quality, far_share=options.max_far_share)
     result = fit(pairs, wanted=wanted)
     policy = {
         "version": 1,

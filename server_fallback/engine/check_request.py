@@ -24,7 +24,7 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
     """
     if model.embeds:
         raise RequestError(
-            "this model makes embeddings and generates no text; ask a model that generates, or for embeddings"
+            "this model makes embeddings and generates no text; use a model that generates text, or request embeddings"
         )
     if request.adapter is not None and request.adapter not in adapters:
         raise not_loaded(request.adapter)

@@ -104,7 +104,7 @@ class TokenEngine:
         or too long one, or ids outside the vocabulary; QueueFull; Unavailable; DeviceError.
         """
         if not self.model.embeds:
-            raise RequestError("this model generates text and makes no embeddings; ask an embedding model")
+            raise RequestError("this model generates text and makes no embeddings; use an embedding model")
         if len(texts) == 0:
             raise RequestError("there is no input; give at least one text", param="input")
         for index, ids in enumerate(texts):

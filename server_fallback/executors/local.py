@@ -203,11 +203,11 @@ class LocalExecutor:
         spec, size = self._model.embedding, self._model.hidden_size
         if spec is None:
             raise RequestError(
-                "this model generates text and makes no embeddings; ask an embedding model", param="model"
+                "this model generates text and makes no embeddings; use an embedding model", param="model"
             )
         if request.dimensions is not None and request.dimensions > size:
             raise RequestError(
-                f"dimensions is {request.dimensions}, this model's vectors have {size}; ask for no more",
+                f"dimensions is {request.dimensions}, this model's vectors have {size}; request at most {size}",
                 param="dimensions",
             )
         prompts = await self._prompts(request.input, "input")
@@ -336,7 +336,7 @@ class LocalExecutor:
     def _require_text(self) -> None:
         if self._model.embedding is not None:
             raise RequestError(
-                "this model makes embeddings and generates no text; ask a model that generates", param="model"
+                "this model makes embeddings and generates no text; use a model that generates text", param="model"
             )
 
     async def _chat_prompt(self, chat: Chat, client: str) -> ChatPrompt:
@@ -442,7 +442,7 @@ async def _in_thread_if_long(given: object, work: Callable[[], Result]) -> Resul
 
 def _max_tokens(request: ChatCompletionRequest) -> int | None:
     if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise RequestError("max_tokens and max_completion_tokens mean the same; give one of them", param="max_tokens")
+        raise RequestError("max_tokens and max_completion_tokens mean the same; use one of them", param="max_tokens")
     return request.max_completion_tokens if request.max_tokens is None else request.max_tokens
 
 

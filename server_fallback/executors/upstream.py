@@ -65,9 +65,11 @@ class Upstream:
                 if isinstance(value.get("error"), dict):
                     raise streamed_error(self.url, value["error"])
                 yield value
-            raise Unavailable(f"{self.url}: its answer stopped before the end; ask again", upstream=self.url)
+            raise Unavailable(
+                f"{self.url}: its answer stopped before the end; send the request again", upstream=self.url
+            )
 
-    async def ask(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> dict[str, Any]:
+    async def request(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> dict[str, Any]:
         """The object that the server answers with. Raises what `stream` raises."""
         async with self._sent(method, path, body, call) as response:
             return self._object((await before(call.deadline, response.aread())).decode(errors="replace"))

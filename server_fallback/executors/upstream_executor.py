@@ -105,7 +105,7 @@ async def discover(upstreams: Sequence[Upstream], options: UpstreamOptions) -> t
     reason = Unavailable("no upstream was queried")
     for upstream in upstreams:
         try:
-            listed = (await upstream.ask("GET", "/v1/models", None, Call("discover"))).get("data")
+            listed = (await upstream.request("GET", "/v1/models", None, Call("discover"))).get("data")
             listed = listed if isinstance(listed, list) else []
         except Unavailable as error:
             reason = error
@@ -206,7 +206,7 @@ class UpstreamExecutor:
             upstream = self._replicas.choose((), tried)
             tried.append(upstream)
             try:
-                return await upstream.ask("POST", path, body, call)
+                return await upstream.request("POST", path, body, call)
             except Unavailable as error:
                 await self._before_retry(error, tried)
 

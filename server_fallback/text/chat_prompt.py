@@ -112,8 +112,8 @@ def _read(message: Message, where: str) -> Mapping[str, Any]:
     image = next((index for index, part in enumerate(parts) if isinstance(part, ImagePart)), None)
     if image is not None:
         raise RequestError(
-            f"{where}.content[{image}] is an image, and this model reads texts only; leave it out, or ask a model "
-            "that sees",
+            f"{where}.content[{image}] is an image, and this model reads texts only; leave it out, or use a "
+            "model that reads images",
             param=f"{where}.content[{image}]",
         )
     return {

@@ -72,7 +72,8 @@ def check_min_tokens(request: GenerationRequest, max_tokens: int | None) -> None
     """Raises RequestError if ``min_tokens`` is more than ``max_tokens``."""
     if max_tokens is not None and (request.min_tokens or 0) > max_tokens:
         raise RequestError(
-            f"min_tokens is {request.min_tokens}, more than max_tokens, {max_tokens}; ask for fewer", param="min_tokens"
+            f"min_tokens is {request.min_tokens}, more than max_tokens, {max_tokens}; lower min_tokens",
+            param="min_tokens",
         )
 
 

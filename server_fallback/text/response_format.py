@@ -66,7 +66,7 @@ def answer_format(request: ChatCompletionRequest, form: ToolFormatEntry | None) 
 
 
 def requested_grammar(request: GenerationRequest) -> tuple[FormSource | None, str]:
-    """The grammar that the request itself asks for, and the name of the parameter that does.
+    """The grammar that the request itself sets, and the name of the parameter that sets it.
 
     Raises RequestError for more than one such parameter, and for an invalid schema.
     """
@@ -77,7 +77,7 @@ def requested_grammar(request: GenerationRequest) -> tuple[FormSource | None, st
     given = [(name, source) for name, source in sources if source is not None]
     if len(given) > 1:
         raise RequestError(
-            f"{given[0][0]} and {given[1][0]} both give the answer's form; give one of them", param=given[0][0]
+            f"{given[0][0]} and {given[1][0]} both set the answer's form; use one of them", param=given[0][0]
         )
     return (given[0][1], given[0][0]) if given else (None, "response_format")
 
@@ -113,7 +113,7 @@ def _structured(form: StructuredOutputs, param: str) -> FormSource | None:
     if form.json_object:
         sources.append(JsonSource(ANY_OBJECT))
     if len(sources) > 1:
-        raise RequestError(f"{param} has {len(sources)} forms for the answer; give one of them", param=param)
+        raise RequestError(f"{param} has {len(sources)} forms for the answer; use one of them", param=param)
     return sources[0] if sources else None
 
 

@@ -63,7 +63,7 @@ class TemplateProcess:
         """Compile the template. Raises CheckpointError if it is not valid Jinja or takes too much time or memory."""
         try:
             async with self._turns.turn(""):
-                reply = await self._process.ask(self._job, self._limits.seconds)
+                reply = await self._process.call(self._job, self._limits.seconds)
         except WorkerEnded as ended:
             raise _does_not_compile(self._reason(ended)) from ended
         if isinstance(reply, OutOfMemory):
@@ -84,7 +84,7 @@ class TemplateProcess:
             self._require_closed_circuit()
             self._circuit.begin()
             try:
-                reply = await self._process.ask(job, self._limits.seconds)
+                reply = await self._process.call(job, self._limits.seconds)
                 if isinstance(reply, OutOfMemory):
                     self._count_failure(job)
                     raise self._unavailable(TOO_MUCH_MEMORY)

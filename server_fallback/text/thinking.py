@@ -42,7 +42,7 @@ def read_thinking(
     if request.enable_thinking is not None:
         if SWITCH in variables:
             raise RequestError(
-                f"{SWITCH} and chat_template_kwargs.{SWITCH} mean the same; give one of them", param=SWITCH
+                f"{SWITCH} and chat_template_kwargs.{SWITCH} mean the same; use one of them", param=SWITCH
             )
         if can_switch:
             variables[SWITCH] = request.enable_thinking

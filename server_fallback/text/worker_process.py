@@ -77,7 +77,7 @@ class WorkerProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def ask(self, request: object, seconds: float) -> Any:
+    async def call(self, request: object, seconds: float) -> Any:
         """The process's reply. Cancelled, it ends the process unless that is about to reply. Raises WorkerEnded."""
         await self.start()
         return await self._limited(lambda process: self._exchange(process, request), seconds)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from decoder_families import TOKENS, make_family
 from emulated_driver import EmulatedDriver
-from ragged import ragged_logits, sequences_alone, whole_and_in_chunks
+from ragged import chunked_logits, ragged_logits, sequences_alone
 from tiny_models import CHECKPOINTS
 from tolerances import F32, relative_error
 
@@ -88,11 +88,11 @@ def test_an_architecture_runs_without_passes_and_with_them(
     assert {step.op for step in bundle.manifest.plan("generate").steps} >= UNFUSED_OPS
     unfused = opened(bundle)
     expected = transformers_logits(architecture)
-    plain = whole_and_in_chunks(unfused, prompt_token_ids, 33)
+    plain = chunked_logits(unfused, prompt_token_ids, 33)
     assert relative_error(plain, expected) < F32
     for chunk in (75, 16, 1):
         length = 20 if chunk == 1 else 75
-        found = whole_and_in_chunks(fused, prompt_token_ids[:length], chunk)
+        found = chunked_logits(fused, prompt_token_ids[:length], chunk)
         assert relative_error(found, plain[:length]) < F32, chunk
         assert relative_error(found, expected[:length]) < F32, chunk
     for runner in (unfused, fused):
@@ -111,4 +111,4 @@ def test_gemma_runs_on_every_kernel_target(
     options = CompileOptions(target=target, **OPTIONS)  # type: ignore[arg-type]
     runner = opened(compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options))
     for chunk in (len(TOKENS), 9):
-        assert relative_error(whole_and_in_chunks(runner, TOKENS, chunk), expected) < F32
+        assert relative_error(chunked_logits(runner, TOKENS, chunk), expected) < F32

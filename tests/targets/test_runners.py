@@ -14,7 +14,7 @@ import pytest
 from emulated_driver import EmulatedDriver
 from onnx_cases import relative_rms
 from plain_target import compile_plain
-from ragged import ragged_logits, sequences_alone, whole_and_in_chunks
+from ragged import chunked_logits, ragged_logits, sequences_alone
 from slot_answers import assert_same_choices
 from tolerances import F16, F32, INT16_MODEL, ONNX_F32, relative_error
 
@@ -154,9 +154,9 @@ def test_prefills_and_decodes_side_by_side_compute_what_each_sequence_alone_does
 def test_a_prompt_in_chunks_computes_what_it_does_whole(
     case: Case, runner: Runner, prompt_token_ids: list[int]
 ) -> None:
-    expected = whole_and_in_chunks(case.open_reference(), prompt_token_ids, 75)
+    expected = chunked_logits(case.open_reference(), prompt_token_ids, 75)
     for chunk, length in ((75, 75), (33, 75), (1, 20)):
-        found = whole_and_in_chunks(runner, prompt_token_ids[:length], chunk)
+        found = chunked_logits(runner, prompt_token_ids[:length], chunk)
         assert case.distance(found, expected[:length]) < case.limit, chunk
 
 
@@ -176,7 +176,7 @@ def test_submitted_work_happens_in_order(case: Case, runner: Runner, prompt_toke
     futures += [runner.submit(case.batch(Chunk([prompt_token_ids[20]], 20, second, [0])))]
     last = futures[-1].result()
     logits = last.logits
-    expected = whole_and_in_chunks(case.open_reference(), prompt_token_ids[:21], 21)
+    expected = chunked_logits(case.open_reference(), prompt_token_ids[:21], 21)
     assert case.distance(logits[0], expected[20]) < case.limit
     assert futures[0].result().next_token_ids[0] == expected[19].argmax()
     assert last.next_token_ids[0] == logits[0].argmax()

@@ -70,7 +70,7 @@ export class AnswerView {
       ...files,
       question.text,
     );
-    this.question = make("div", "asked", edit, text);
+    this.question = make("div", "user-message", edit, text);
     this.answer.setAttribute("aria-label", "Answer");
     this.start();
   }

@@ -192,7 +192,7 @@ export class Chat {
 
   /** Show a turn at the end of the conversation. */
   private add({ question, attachments, private: isPrivate, answer }: SavedTurn): Turn {
-    const view = this.#view.ask(
+    const view = this.#view.addTurn(
       { text: question, attachments, private: isPrivate, edit: () => void this.editTurn(view) },
       this.#far?.host ?? null,
     );

@@ -145,7 +145,7 @@ export class View {
   }
 
   /** Show a question and its empty answer. */
-  ask(question: Question, far: string | null): AnswerView {
+  addTurn(question: Question, far: string | null): AnswerView {
     this.show("conversation");
     this.#prompt.value = "";
     const view = new AnswerView(question, far, {

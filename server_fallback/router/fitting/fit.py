@@ -133,7 +133,7 @@ def choose_threshold(gains: Array, near_right: Array, far_right: Array, wanted: 
             raise RequestError(
                 f"both sides together reach a quality of at most {qualities.max():.3f} on these pairs, so "
                 f"{wanted.quality} is out of reach; lower it, or use a better far model",
-                param="wanted_quality",
+                param="min_quality",
             )
         chosen = int(enough[0])
     ranked = gains[order]

@@ -95,7 +95,7 @@ class FarSide:
                 requested_at = monotonic()
                 path = "/v1/nearfar/about" if self.far.dialect == "nearfar" else "/v1/models"
                 try:
-                    response = await self._upstream.ask("GET", path, None, call)
+                    response = await self._upstream.request("GET", path, None, call)
                 except NearfarError as error:
                     raise self._explained(error) from error
                 cards = self._about(response) if self.far.dialect == "nearfar" else listed_models(response)
@@ -125,13 +125,13 @@ class FarSide:
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
         model = await self.reach(call)
         body = request.model_dump(mode="json", exclude_none=True) | {"model": model.id}
-        return checked(EmbeddingResponse, await self._upstream.ask("POST", "/v1/embeddings", body, call), model.id)
+        return checked(EmbeddingResponse, await self._upstream.request("POST", "/v1/embeddings", body, call), model.id)
 
     async def tokenize(self, request: TokenizeRequest, call: Call) -> TokenizeResponse:
         """Only servers of the dialect "nearfar" have this route."""
         model = await self.reach(call)
         body = request.model_dump(mode="json", exclude_none=True) | {"model": model.id}
-        return checked(TokenizeResponse, await self._upstream.ask("POST", "/tokenize", body, call), model.id)
+        return checked(TokenizeResponse, await self._upstream.request("POST", "/tokenize", body, call), model.id)
 
     async def close(self) -> None:
         await self._upstream.close()
@@ -166,7 +166,7 @@ class FarSide:
         status = error.details.get("status")
         if status in (401, 403):
             return RequestError(
-                f"{self._upstream.url}: rejects the API key; give the right one",
+                f"{self._upstream.url}: rejects the API key; use a valid key",
                 code="wrong_key",
                 status=status,
             )

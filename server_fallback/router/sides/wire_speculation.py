@@ -264,7 +264,7 @@ def far_error(url: str, status: int, error: ErrorDetail) -> NearfarError:
     """The server's refusal as one of our errors, by the HTTP status that it stands for."""
     message, param = f"{url}: {error.message}", {} if error.param is None else {"param": error.param}
     if status in (401, 403) and error.code != "verify_unavailable":
-        return RequestError(f"{message}; give the right API key", code="wrong_key")
+        return RequestError(f"{message}; use a valid API key", code="wrong_key")
     if status == 429:
         return QueueFull(message)
     if status in (408, 503):

@@ -135,7 +135,7 @@ class CompileLane:
             await process.start()
             reply = await self._timed(process, job, client)
             if reply == UNKNOWN_VOCABULARY:
-                if await process.ask(setup, START_SECONDS) != READY:
+                if await process.call(setup, START_SECONDS) != READY:
                     raise WorkerEnded
                 reply = await self._timed(process, job, client)
         except WorkerEnded as ended:
@@ -143,7 +143,7 @@ class CompileLane:
                 return None
             if ended.fault:
                 raise RequestError("the grammar takes too much memory to compile; make it smaller") from ended
-            raise Unavailable("the grammar compiler's process was ended; ask again") from ended
+            raise Unavailable("the grammar compiler's process was ended; send the request again") from ended
         if isinstance(reply, Refused):
             raise RequestError(reply.message)
         assert isinstance(reply, Compiled)
@@ -152,7 +152,7 @@ class CompileLane:
     async def _timed(self, process: WorkerProcess, job: Job, client: str) -> object:
         started = monotonic()
         try:
-            return await process.ask(job, self.seconds)
+            return await process.call(job, self.seconds)
         finally:
             self._note(client, monotonic() - started)
 

@@ -74,7 +74,7 @@ class Grammars:
         if cached is not None:
             return cached
         if self._closed:
-            raise Unavailable("this model is being unloaded; ask again")
+            raise Unavailable("this model is being unloaded; send the request again")
         key = (client, source)
         pending = self._pending.get(key)
         if pending is None:
@@ -84,7 +84,7 @@ class Grammars:
             return await asyncio.shield(pending.task)
         except asyncio.CancelledError:
             if self._closed:
-                raise Unavailable("this model is being unloaded; ask again") from None
+                raise Unavailable("this model is being unloaded; send the request again") from None
             raise
         finally:
             pending.waiters -= 1

@@ -1,4 +1,4 @@
-"""The kinds of grammar that a request can ask for.
+"""The kinds of grammar that a request can require.
 
 They are plain values, because they are keys of a cache and are sent to another process.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ragged import CHUNK_SIZES, ragged_logits, sequences_alone, whole_and_in_chunks
+from ragged import CHUNK_SIZES, chunked_logits, ragged_logits, sequences_alone
 from tiny_models import CHECKPOINTS
 from tolerances import F16, F32, relative_error
 
@@ -31,7 +31,7 @@ def test_logits_are_those_of_transformers_in_chunks_of_any_size(
     prompt_token_ids: list[int],
 ) -> None:
     runner = ReferenceRunner(open_bundle(compile_tiny(checkpoint, "f32")))
-    found = whole_and_in_chunks(runner, prompt_token_ids, chunk)
+    found = chunked_logits(runner, prompt_token_ids, chunk)
     assert relative_error(found, transformers_logits(checkpoint)) < F32
 
 
@@ -51,7 +51,7 @@ def test_f16_activations_stay_close_to_f32_ones(
 ) -> None:
     bundle = open_bundle(compile_tiny("qwen3", quantization))
     half, single = (
-        whole_and_in_chunks(ReferenceRunner(bundle, activation=dtype), prompt_token_ids, 75)
+        chunked_logits(ReferenceRunner(bundle, activation=dtype), prompt_token_ids, 75)
         for dtype in ("float16", "float32")
     )
     error = relative_error(half, single)

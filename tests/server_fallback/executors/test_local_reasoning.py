@@ -107,7 +107,7 @@ def test_a_switch_that_the_template_lacks_is_refused_or_named(tmp_path: Path) ->
     chat(local, Call("1", ignore_param=ignored.append), enable_thinking=False)
     assert ignored == ["enable_thinking"]
     both, _ = reasoner(tmp_path, "a")
-    with pytest.raises(RequestError, match="give one of them"):
+    with pytest.raises(RequestError, match="use one of them"):
         chat(both, enable_thinking=False, chat_template_kwargs={"enable_thinking": True})
 
 

@@ -56,7 +56,7 @@ def test_a_signal_that_no_pair_has_is_not_a_feature(fitted: FitResult) -> None:
     assert not any("first" in name for name in without.features)
 
 
-def test_wanted_far_shares_and_qualities_are_met() -> None:
+def test_the_threshold_meets_the_far_share_or_the_quality() -> None:
     # Best first: two that gain, one that is equal, one that loses. Near is right on half.
     gains, near, far = np.array([0.9, -0.5, 0.4, 0.1]), np.array([0.0, 1.0, 0.0, 1.0]), np.array([1.0, 0.0, 1.0, 1.0])
 

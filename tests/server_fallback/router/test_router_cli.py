@@ -66,7 +66,7 @@ def test_log_fit_and_eval_give_a_policy_that_improves_answers(
     assert all(pair["near"]["signals"]["prompt_mean_logprob"] < 0 for pair in logged)
     assert {each.body["temperature"] for each in far.asked if each.body is not None} == {0.0}
 
-    assert main(["router", "fit", str(pairs), "--wanted-quality", "0.95", "-o", str(policy)]) == 0
+    assert main(["router", "fit", str(pairs), "--min-quality", "0.95", "-o", str(policy)]) == 0
     assert "near is right" in capsys.readouterr().out
     read = Policy.read(policy)
     assert read.mode == "auto"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ragged import ragged_logits, sequences_alone, whole_and_in_chunks
+from ragged import chunked_logits, ragged_logits, sequences_alone
 from tiny_models import VOCAB_SIZE
 from tolerances import F16, F32, INT8_MODEL, INT16_MODEL, OF_ACTIVATION, relative_error
 
@@ -43,10 +43,10 @@ def test_logits_are_those_of_transformers_and_no_chunking_changes_a_bit(
     compile_tiny: CompileTiny, transformers_logits: Callable[[str], np.ndarray], prompt_token_ids: list[int]
 ) -> None:
     runner = CpuRunner(open_bundle(compile_tiny("llama", "f32", target="cpu")), limits=ALL_ROWS)
-    whole = whole_and_in_chunks(runner, prompt_token_ids, 75)
+    whole = chunked_logits(runner, prompt_token_ids, 75)
     assert relative_error(whole, transformers_logits("llama")) < F32
     for chunk in (1, 7, 64):
-        np.testing.assert_array_equal(whole_and_in_chunks(runner, prompt_token_ids, chunk), whole)
+        np.testing.assert_array_equal(chunked_logits(runner, prompt_token_ids, chunk), whole)
     runner.close()
 
 
@@ -84,9 +84,9 @@ def test_a_row_is_the_same_to_the_last_bit_in_every_company_chunking_and_number_
     bundle = open_bundle(compile_tiny("qwen3", "q4f16", target="cpu", context=320, **options))
     limits = Limits(tokens=310, sequences=8, rows=300, pages=40)
     runner = CpuRunner(bundle, limits=limits, allowed=allowed)
-    alone = whole_and_in_chunks(runner, LONG, 300)
+    alone = chunked_logits(runner, LONG, 300)
     for chunk in (7, 64):
-        np.testing.assert_array_equal(whole_and_in_chunks(runner, LONG, chunk), alone)
+        np.testing.assert_array_equal(chunked_logits(runner, LONG, chunk), alone)
     pages = list(range(20))
     others = [Chunk([3, 1, 4][: 1 + i % 3], 0, [20 + i], [0]) for i in range(7)]
     for start in range(0, 294, 98):
@@ -98,7 +98,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_every_company_chunking_and_number_
         np.testing.assert_array_equal(found, alone[i])
     runner.close()
     single = CpuRunner(bundle, limits=limits, allowed=allowed, threads=1)
-    np.testing.assert_array_equal(whole_and_in_chunks(single, LONG, 300), alone)
+    np.testing.assert_array_equal(chunked_logits(single, LONG, 300), alone)
     single.close()
 
 
@@ -106,7 +106,7 @@ def test_logits_are_the_same_to_the_last_bit_at_every_level(bundle: Bundle) -> N
     found = []
     for allowed in ({"avx2", "neon"}, features() - {"avx512_vnni"}, features()):
         runner = CpuRunner(bundle, limits=Limits(tokens=300, sequences=1, rows=300, pages=20), allowed=allowed)
-        found.append(whole_and_in_chunks(runner, LONG, 300))
+        found.append(chunked_logits(runner, LONG, 300))
         runner.close()
     np.testing.assert_array_equal(found[1], found[0])
     np.testing.assert_array_equal(found[2], found[0])

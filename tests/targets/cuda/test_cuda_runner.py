@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulated_driver import EmulatedDriver
-from ragged import whole_and_in_chunks
+from ragged import chunked_logits
 from tolerances import F16, F32, relative_error
 
 from nearfar.compiler.bundle.folder import open_bundle
@@ -44,13 +44,11 @@ def runner(cuda_bundle: Path, driver: EmulatedDriver) -> Iterator[CudaRunner]:
 def test_logits_are_those_of_the_reference_in_chunks_of_any_size(
     runner: CudaRunner, cuda_bundle: Path, prompt_token_ids: list[int], driver: EmulatedDriver
 ) -> None:
-    expected = whole_and_in_chunks(
-        ReferenceRunner(open_bundle(cuda_bundle), activation="float16"), prompt_token_ids, 75
-    )
+    expected = chunked_logits(ReferenceRunner(open_bundle(cuda_bundle), activation="float16"), prompt_token_ids, 75)
     for chunk in (75, 33, 1):
         replayed = driver.replayed
         prompt = prompt_token_ids[: 20 if chunk == 1 else 75]
-        found = whole_and_in_chunks(runner, prompt, chunk)
+        found = chunked_logits(runner, prompt, chunk)
         assert relative_error(found, expected[: len(prompt)]) < F16, chunk
         # Only single tokens are decode steps.
         assert driver.replayed - replayed == (20 if chunk == 1 else 0)

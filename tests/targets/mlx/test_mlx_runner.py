@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from plain_target import compile_plain
-from ragged import CHUNK_SIZES, ragged_logits, sequences_alone, whole_and_in_chunks
+from ragged import CHUNK_SIZES, chunked_logits, ragged_logits, sequences_alone
 from tiny_models import VOCAB_SIZE
 from tolerances import F16, F32, KV_Q8, KV_Q8_F16, relative_error
 
@@ -64,10 +64,10 @@ def test_logits_are_those_of_the_reference_in_chunks_of_any_size(
     prompt_token_ids: list[int],
 ) -> None:
     path = compile_tiny(checkpoint, quantization, target="mlx", group_size=group_size, activations=("float32",))
-    expected = whole_and_in_chunks(ReferenceRunner(plans(checkpoint, quantization)), prompt_token_ids, 75)
+    expected = chunked_logits(ReferenceRunner(plans(checkpoint, quantization)), prompt_token_ids, 75)
     runner = mlx_runner(path)
     for chunk in CHUNK_SIZES:
-        assert relative_error(whole_and_in_chunks(runner, prompt_token_ids, chunk), expected) < F32 / 10, chunk
+        assert relative_error(chunked_logits(runner, prompt_token_ids, chunk), expected) < F32 / 10, chunk
     runner.close()
 
 
@@ -79,7 +79,7 @@ def test_norms_and_scales_of_float16_are_near_those_of_float32(
         runner = mlx_runner(
             compile_tiny("qwen3_wide", "q8f16", target="mlx", group_size=128, activations=(activation,))
         )
-        whole.append(whole_and_in_chunks(runner, prompt_token_ids, 33))
+        whole.append(chunked_logits(runner, prompt_token_ids, 33))
         runner.close()
     assert relative_error(whole[1], whole[0]) < F16
 
@@ -91,10 +91,10 @@ def test_8_bit_keys_and_values_are_near_those_of_float32(
         mlx_runner(compile_tiny("llama_wide", "q8f16", target="mlx", activations=("float32",), kv=kv))
         for kv in ("activation", "q8")
     ]
-    exact, whole = (whole_and_in_chunks(runner, prompt_token_ids, 75) for runner in runners)
+    exact, whole = (chunked_logits(runner, prompt_token_ids, 75) for runner in runners)
     assert 0 < relative_error(whole, exact) < KV_Q8
     for chunk in CHUNK_SIZES:
-        assert relative_error(whole_and_in_chunks(runners[1], prompt_token_ids, chunk), whole) < KV_Q8_F16, chunk
+        assert relative_error(chunked_logits(runners[1], prompt_token_ids, chunk), whole) < KV_Q8_F16, chunk
     for runner in runners:
         runner.close()
 
@@ -163,12 +163,12 @@ def test_on_a_mac_metal_computes_what_the_reference_does(
 ) -> None:
     if not mlx.metal.is_available():
         pytest.skip("needs a Mac: MLX finds no Metal device")
-    expected = whole_and_in_chunks(ReferenceRunner(plans("qwen3_wide", "q4f16")), prompt_token_ids, 75)
+    expected = chunked_logits(ReferenceRunner(plans("qwen3_wide", "q4f16")), prompt_token_ids, 75)
     for activation, limit in (("float16", F16), ("float32", F32)):
         runner = mlx_runner(compile_tiny("qwen3_wide", "q4f16", target="mlx", activations=(activation,)))
         assert f"({activation})" in runner.device
         for chunk in CHUNK_SIZES:
-            assert relative_error(whole_and_in_chunks(runner, prompt_token_ids, chunk), expected) < limit, (
+            assert relative_error(chunked_logits(runner, prompt_token_ids, chunk), expected) < limit, (
                 activation,
                 chunk,
             )

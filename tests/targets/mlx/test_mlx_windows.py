@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plain_target import compile_plain
-from ragged import whole_and_in_chunks
+from ragged import chunked_logits
 from tolerances import F32, KV_Q8, relative_error
 from windowed_models import TOKENS, WINDOW, WINDOWED, logits_of_transformers, make_all, make_windowed
 
@@ -57,7 +57,7 @@ def test_logits_equal_transformers_beyond_three_windows(name: str, models: Mappi
     expected = logits_of_transformers(models[name])
     runner = open_mlx(export_mlx(models[name], tmp_path / "f32"))
     for chunk in (1, 6, 13, len(TOKENS)):
-        assert relative_error(whole_and_in_chunks(runner, TOKENS, chunk), expected) < F32, chunk
+        assert relative_error(chunked_logits(runner, TOKENS, chunk), expected) < F32, chunk
     runner.close()
 
 
@@ -72,17 +72,17 @@ def test_fused_tensors_go_out_whole_and_their_slices_are_those_of_the_reference(
     assert {name.removesuffix(".weight") for name in stored} == {
         name.removesuffix(".weight") for name in load(str(models["phi3"])).tensors
     }
-    expected = whole_and_in_chunks(
+    expected = chunked_logits(
         ReferenceRunner(compile_plain(models["phi3"], tmp_path / "plan", "q8f16", CONTEXT)), TOKENS, 41
     )
-    assert relative_error(whole_and_in_chunks(open_mlx(bundle), TOKENS, 13), expected) < F32
+    assert relative_error(chunked_logits(open_mlx(bundle), TOKENS, 13), expected) < F32
 
 
 def test_8_bit_keys_and_values_of_a_window_stay_near(models: Mapping[str, Path], tmp_path: Path) -> None:
     plain, small = (open_mlx(export_mlx(models["phi3"], tmp_path / kv, kv=kv)) for kv in ("activation", "q8"))
-    exact = whole_and_in_chunks(plain, TOKENS, 13)
+    exact = chunked_logits(plain, TOKENS, 13)
     for chunk in (1, 13):
-        assert 0 < relative_error(whole_and_in_chunks(small, TOKENS, chunk), exact) < KV_Q8, chunk
+        assert 0 < relative_error(chunked_logits(small, TOKENS, chunk), exact) < KV_Q8, chunk
 
 
 def test_mlx_lms_logits_are_those_of_transformers(
@@ -100,7 +100,7 @@ def test_mlx_lms_logits_are_those_of_transformers(
     read_config = arch.read_config
     monkeypatch.setattr(arch, "read_config", lambda config: replace(read_config(config), windows=mixed))
     bundle = export_mlx(models["mistral"], tmp_path / "mixed")
-    ours = whole_and_in_chunks(open_mlx(bundle), TOKENS, len(TOKENS))
+    ours = chunked_logits(open_mlx(bundle), TOKENS, len(TOKENS))
     assert relative_error(ours, logits_of_transformers(models["mistral"])) > F32
     folders["mixed"] = bundle, ours
     found = answers_of_mlx_lm({name: bundle.path for name, (bundle, _) in folders.items()}, tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from decoder_families import FAMILIES, TOKENS, make_family
 from onnx_cases import Session
-from ragged import whole_and_in_chunks
+from ragged import chunked_logits
 from tolerances import relative_error
 
 from nearfar.compiler.bundle.folder import open_any
@@ -21,8 +21,8 @@ from nearfar.compiler.runtime.batch import Limits
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     expected = make_family(name, tmp_path / "checkpoint")
     runner = open_runner("onnx", open_any(export(tmp_path)), Limits(tokens=64, rows=64, sequences=2))
-    assert relative_error(whole_and_in_chunks(runner, TOKENS, 41), expected) < 1e-5
-    assert relative_error(whole_and_in_chunks(runner, TOKENS, 5), expected) < 1e-5
+    assert relative_error(chunked_logits(runner, TOKENS, 41), expected) < 1e-5
+    assert relative_error(chunked_logits(runner, TOKENS, 5), expected) < 1e-5
 
 
 def test_gemma_4_is_refused_by_name(tmp_path: Path) -> None:

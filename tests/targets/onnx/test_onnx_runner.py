@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from onnx_cases import relative_rms
 from plain_target import compile_plain
-from ragged import ragged_logits, sequences_alone, whole_and_in_chunks
+from ragged import chunked_logits, ragged_logits, sequences_alone
 from tiny_models import VOCAB_SIZE
 from tolerances import ONNX_F32, ONNX_INT8_MODEL
 
@@ -76,9 +76,9 @@ def test_logits_are_those_of_the_reference_in_chunks_alone_and_side_by_side(
 ) -> None:
     exported, planned = compiled(checkpoint, quantization)
     runner, limit = OnnxRunner(exported, limits=LIMITS), ONNX_F32 if quantization == "f32" else ONNX_INT8_MODEL
-    right = whole_and_in_chunks(reference(planned), PROMPT, 75)
+    right = chunked_logits(reference(planned), PROMPT, 75)
     for chunk in (1, 33, 75):
-        assert relative_rms(whole_and_in_chunks(runner, PROMPT, chunk), right) < limit
+        assert relative_rms(chunked_logits(runner, PROMPT, chunk), right) < limit
     together = ragged_logits(runner)
     by_itself = sequences_alone(runner)
     expected = sequences_alone(reference(planned))
@@ -95,8 +95,8 @@ def test_8_bit_keys_and_values_are_appended_shared_and_copied_as_others_are(
     exported = compile_any(str(onnx_checkpoints["qwen3"]), tmp_path / "q8", options)
     assert isinstance(exported, ExportBundle)
     runner = OnnxRunner(exported, limits=LIMITS)
-    whole = whole_and_in_chunks(runner, PROMPT, 75)
-    assert relative_rms(whole_and_in_chunks(runner, PROMPT, 33), whole) < ONNX_F32
+    whole = chunked_logits(runner, PROMPT, 75)
+    assert relative_rms(chunked_logits(runner, PROMPT, 33), whole) < ONNX_F32
     for mine, alone_ in zip(ragged_logits(runner), sequences_alone(runner), strict=True):
         assert relative_rms(mine, alone_) < ONNX_F32
     runner.submit(make_batch([Chunk(PROMPT[:20], 0, [1])], CONTEXT))
@@ -114,9 +114,9 @@ def decode(runner: OnnxRunner, page: int, start: int, *others: tuple[int, int]) 
 
 def test_memory_between_the_sequences_of_a_step_is_not_changed(compiled: Compile) -> None:
     exported, planned = compiled("qwen3", "f32")
-    right = whole_and_in_chunks(reference(planned), PROMPT, 75)
+    right = chunked_logits(reference(planned), PROMPT, 75)
     longest = (PROMPT * 2)[:CONTEXT]
-    expected = whole_and_in_chunks(reference(planned), longest, CONTEXT)
+    expected = chunked_logits(reference(planned), longest, CONTEXT)
     runner = OnnxRunner(exported, limits=LIMITS)
     # Page 1 is full, page 2 is in the middle of a prompt, page 3 is empty: steps on pages 0 and 4 pass over them.
     runner.forward(make_batch([Chunk(longest, 0, [1])], CONTEXT))
@@ -133,7 +133,7 @@ def test_memory_between_the_sequences_of_a_step_is_not_changed(compiled: Compile
 
 def test_logits_follow_the_rows_of_a_batch_whatever_the_previous_batch_had(compiled: Compile) -> None:
     exported, planned = compiled("qwen3", "f32")
-    right = whole_and_in_chunks(reference(planned), PROMPT, 75)
+    right = chunked_logits(reference(planned), PROMPT, 75)
     runner = OnnxRunner(exported, limits=LIMITS)
     at = dict.fromkeys(range(3), 20)
     runner.forward(make_batch([Chunk(PROMPT[:20], 0, [page]) for page in at], CONTEXT))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx_cases import Logits, Session, relative_rms
-from ragged import whole_and_in_chunks
+from ragged import chunked_logits
 from tolerances import F32, KV_Q8, ONNX_F32, relative_error
 from windowed_models import TOKENS, WINDOWED, logits_of_transformers, make_all
 
@@ -39,7 +39,7 @@ def test_logits_equal_transformers_beyond_three_windows(name: str, models: Mappi
         assert relative_error(np.stack(found), expected[ends]) < F32, chunk
     runner = OnnxRunner(exported, limits=LIMITS, threads=2)
     for chunk in (1, 13, len(TOKENS)):
-        assert relative_error(whole_and_in_chunks(runner, TOKENS, chunk), expected) < F32, chunk
+        assert relative_error(chunked_logits(runner, TOKENS, chunk), expected) < F32, chunk
     assert_steps_of_sequences_side_by_side(runner, expected)
     runner.close()
 
@@ -78,7 +78,7 @@ def test_the_runner_of_a_cache_of_8_bit_integers_stays_near(models: Mapping[str,
         )
         assert isinstance(small, ExportBundle)
         exact, near = (
-            whole_and_in_chunks(OnnxRunner(bundle, limits=LIMITS, threads=2), TOKENS, 6) for bundle in (plain, small)
+            chunked_logits(OnnxRunner(bundle, limits=LIMITS, threads=2), TOKENS, 6) for bundle in (plain, small)
         )
         assert ONNX_F32 < relative_rms(near, exact) < KV_Q8, name
 

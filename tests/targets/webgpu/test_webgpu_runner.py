@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ragged import whole_and_in_chunks
+from ragged import chunked_logits
 from tolerances import F16, F32, KV_Q8, KV_Q8_F16, OF_ACTIVATION, relative_error
 
 from nearfar.compiler import quant
@@ -46,10 +46,10 @@ def test_logits_are_those_of_the_reference_in_the_same_activation_dtype(
     checkpoint: str, quantization: str, activation: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]
 ) -> None:
     bundle = open_bundle(compile_tiny(checkpoint, quantization))
-    expected = whole_and_in_chunks(ReferenceRunner(bundle, activation=activation), prompt_token_ids, 75)
+    expected = chunked_logits(ReferenceRunner(bundle, activation=activation), prompt_token_ids, 75)
     runner = WebGPURunner(bundle, limits=ALL_ROWS, activation=activation)
     for chunk in (75, 3):
-        found = whole_and_in_chunks(runner, prompt_token_ids[: 75 if chunk == 75 else 12], chunk)
+        found = chunked_logits(runner, prompt_token_ids[: 75 if chunk == 75 else 12], chunk)
         assert relative_error(found, expected[: len(found)]) < OF_ACTIVATION[activation], chunk
     runner.close()
 
@@ -59,14 +59,14 @@ def test_with_8_bit_keys_and_values_logits_are_those_of_the_reference_which_are_
     activation: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]
 ) -> None:
     bundle = open_bundle(compile_tiny("qwen3", "q8f16", kv="q8"))
-    expected = whole_and_in_chunks(ReferenceRunner(bundle, activation=activation), prompt_token_ids, 75)
+    expected = chunked_logits(ReferenceRunner(bundle, activation=activation), prompt_token_ids, 75)
     runner = WebGPURunner(bundle, limits=ALL_ROWS, activation=activation)
     for chunk in (75, 16, 1):
-        found = whole_and_in_chunks(runner, prompt_token_ids, chunk)
+        found = chunked_logits(runner, prompt_token_ids, chunk)
         assert relative_error(found, expected) < (KV_Q8_F16 if activation == "float16" else F16), chunk
     runner.close()
     unquantized = ReferenceRunner(open_bundle(compile_tiny("qwen3", "q8f16")), activation=activation)
-    assert 0 < relative_error(expected, whole_and_in_chunks(unquantized, prompt_token_ids, 75)) < KV_Q8
+    assert 0 < relative_error(expected, chunked_logits(unquantized, prompt_token_ids, 75)) < KV_Q8
 
 
 @pytest.mark.parametrize("checkpoint", ["llama", "qwen3"])
@@ -86,7 +86,7 @@ def test_decoding_on_both_sides_of_the_split_gives_the_logits_of_prefill(
         chunks = [Chunk([token_ids[254 + step]], 254 + step, long, [0]), Chunk([token_ids[step]], step, short, [0])]
         found.append(runner.forward(make_batch(chunks, 16)).logits)
     runner.close()
-    expected = whole_and_in_chunks(ReferenceRunner(bundle), token_ids, 260)
+    expected = chunked_logits(ReferenceRunner(bundle), token_ids, 260)
     assert relative_error(np.stack(found, axis=1), np.stack([expected[254:], expected[:6]])) < F32
 
 
@@ -113,11 +113,11 @@ def test_weights_split_for_small_bindings_give_the_same_logits(
     ops = [step.op for step in split.manifest.plan("generate").steps]
     assert ops.count("embed") > 1
     assert quantization != "f32" or ops.count("gated_linear") > 3
-    expected = whole_and_in_chunks(whole, prompt_token_ids[:16], 16)
-    assert relative_error(whole_and_in_chunks(ReferenceRunner(split), prompt_token_ids[:16], 16), expected) < F32
+    expected = chunked_logits(whole, prompt_token_ids[:16], 16)
+    assert relative_error(chunked_logits(ReferenceRunner(split), prompt_token_ids[:16], 16), expected) < F32
     runner = WebGPURunner(split, limits=Limits(tokens=16, rows=16), activation="float32")
     for chunk in (16, 3):
-        assert relative_error(whole_and_in_chunks(runner, prompt_token_ids[:16], chunk), expected) < F32
+        assert relative_error(chunked_logits(runner, prompt_token_ids[:16], chunk), expected) < F32
     runner.close()
 
 

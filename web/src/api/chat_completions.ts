@@ -64,7 +64,7 @@ export class ChatCompletions {
       max_tokens: maxTokens = maxCompletionTokens,
     } = request;
     if (maxCompletionTokens !== undefined && request.max_tokens !== undefined) {
-      throw new RequestError("max_tokens and max_completion_tokens mean the same; give one of them", {
+      throw new RequestError("max_tokens and max_completion_tokens mean the same; use one of them", {
         param: "max_tokens",
       });
     }

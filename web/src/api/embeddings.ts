@@ -35,7 +35,7 @@ export class Embeddings {
     if (input === undefined) throw new RequestError("input is missing; pass a text or token ids", { param: "input" });
     if (dimensions > embeddings.size) {
       throw new RequestError(
-        `dimensions is ${dimensions}, this model's vectors have ${embeddings.size}; ask for no more`,
+        `dimensions is ${dimensions}, this model's vectors have ${embeddings.size}; request at most ${embeddings.size}`,
         { param: "dimensions" },
       );
     }

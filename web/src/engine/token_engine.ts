@@ -88,7 +88,7 @@ export class TokenEngine implements TokenSource {
     try {
       if (this.model.embeds === true)
         throw new RequestError(
-          "This model makes embeddings and generates no text; load one that generates, or use embeddings.create",
+          "This model makes embeddings and generates no text; load one that generates text, or use embeddings.create",
         );
       checkRequest(request, this.model.vocabSize, this.#scheduler.config.context);
       request.signal?.throwIfAborted();

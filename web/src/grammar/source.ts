@@ -1,4 +1,4 @@
-// The kinds of grammar that a request can ask for.
+// The kinds of grammar that a request can require.
 
 import type { ToolFormatEntry } from "../runtime/manifest.js";
 

@@ -68,7 +68,7 @@ export function readRequest(raw: HybridParams): HybridRequest {
   if (n !== 1)
     throw new RequestError(`n is ${n}, but each answer is routed by itself; send n requests`, { param: "n" });
   if (rest.max_tokens !== undefined && rest.max_completion_tokens !== undefined) {
-    throw new RequestError("max_tokens and max_completion_tokens mean the same; give one of them", {
+    throw new RequestError("max_tokens and max_completion_tokens mean the same; use one of them", {
       param: "max_tokens",
     });
   }

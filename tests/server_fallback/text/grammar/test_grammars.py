@@ -244,7 +244,7 @@ def test_a_process_killed_from_outside_is_unavailable_and_the_next_request_start
         pid = grammars._compiler.lanes[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(Unavailable, match="process was ended; ask again"):
+        with pytest.raises(Unavailable, match="process was ended; send the request again"):
             await asking
 
     assert one(grammars, NULL) == "null"

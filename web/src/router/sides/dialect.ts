@@ -115,7 +115,7 @@ function refuseExtensions(params: PlainParams, body: JsonObject): JsonObject {
     (type === "regex" || type === "grammar" ? "response_format" : undefined);
   if (unsupported !== undefined)
     throw new RequestError(
-      `${unsupported}: the far side takes OpenAI's parameters only; leave it out, or set far.dialect`,
+      `${unsupported}: the far side accepts only OpenAI's parameters; leave it out, or set far.dialect`,
       {
         param: unsupported,
       },

@@ -116,7 +116,7 @@ export class FarHttp {
     // Pages see the status of a redirect as 0.
     if (response.status < 400) {
       throw new Unavailable(
-        `${this.#root}: answers with a redirect, which is not followed; give its target as far.baseURL`,
+        `${this.#root}: answers with a redirect, which is not followed; set far.baseURL to its target`,
         { retryable: false },
       );
     }
@@ -147,7 +147,7 @@ export class FarHttp {
   private byStatus(status: number, error: JsonObject, retryAfter: number | null): NearfarError {
     const message = typeof error.message === "string" && error.message !== "" ? error.message : `status ${status}`;
     if (status === 401 || status === 403) {
-      return new RequestError(`${this.#root}: refuses the API key (${message}); give the right one as far.apiKey`, {
+      return new RequestError(`${this.#root}: rejects the API key (${message}); set far.apiKey to a valid key`, {
         code: "wrong_key",
         param: "far.apiKey",
         status,

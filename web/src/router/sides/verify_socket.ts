@@ -191,7 +191,7 @@ export class VerifySocket {
     const { message, param, code: why } = this.#refused;
     const status = code - CLOSE_CODES;
     if (status === 401 || status === 403) {
-      return new RequestError(`${this.#url}: refuses the API key (${message}); give the right one as far.apiKey`, {
+      return new RequestError(`${this.#url}: rejects the API key (${message}); set far.apiKey to a valid key`, {
         code: "wrong_key",
         param: "far.apiKey",
         status,
