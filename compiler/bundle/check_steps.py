@@ -29,6 +29,9 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
     "page_indptr": (STARTS, "int32"),
     "page_ids": (("L",), "int32"),
     "sample_rows": (("R",), "int32"),
+    "sample_positions": (("R",), "int32"),
+    "sample_starts": ((["add", "R", 1],), "int32"),
+    "sample_page_indptr": ((["add", "R", 1],), "int32"),
     "sample_slots": (("R", 2), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }
@@ -38,6 +41,8 @@ NAMES = {
     for name in ("token_ids", "positions", "slots", "adapters", "seq_starts", "page_indptr", "page_ids", "sampled")
 }
 NAMES |= {"rows": "sample_rows", "settings": "sample_settings", "counts": "token_counts"}
+# The arrays of steps that compute only sampled rows.
+SAMPLED_NAMES = {"positions": "sample_positions", "seq_starts": "sample_starts", "page_indptr": "sample_page_indptr"}
 SAMPLING_NAMES = {"slots": "sample_slots", "bias": "logit_bias", "mask": "token_mask"}
 
 
@@ -182,7 +187,8 @@ def require_roles(
     """Check the sizes of arrays that kernels index, which the rules of the ops do not check."""
     spec, shapes = manifest.spec, {role: shape for role, (shape, _) in arrays.items()}
     samples = step.op in SAMPLING_OPS
-    names = {**NAMES, **SAMPLING_NAMES} if samples else NAMES
+    on_sampled_rows = step.inputs.get("positions") == SAMPLED_NAMES["positions"]
+    names = {**NAMES, **(SAMPLING_NAMES if samples else {}), **(SAMPLED_NAMES if on_sampled_rows else {})}
     for role, name in step.inputs.items():
         require(names.get(role, name) == name, where, f"input {role} is {name[:80]!r}; it must be {names.get(role)!r}")
     expected: dict[str, tuple[Shape, str]] = {"sampled": (("N",), "int32")}
@@ -211,7 +217,9 @@ def require_roles(
     rows = [shapes[role][0] for role in ("x", "q", "qkv", "k") if role in shapes and step.op != "take_rows"]
     needs_tokens = bool(shapes.keys() & {"positions", "adapters"}) or step.op == "append_kv"
     require(
-        all(each == "S" if needs_tokens else each in ("S", "R") for each in rows), where, "has rows that are not tokens"
+        all(each == ("R" if on_sampled_rows else "S") if needs_tokens else each in ("S", "R") for each in rows),
+        where,
+        "has rows that are not tokens",
     )
     for role in ("residual", "into"):
         if role in shapes and "x" in shapes:
@@ -228,10 +236,12 @@ def require_roles(
         require("into" not in shapes or shapes["into"] == ("S", table[1]), where, "has an 'into' of another shape")
     if "kv" in shapes:
         head_dim = head_dim_of(shapes["kv"], {"kv": manifest.kv})
-        kv = ("P", 2, spec.num_kv_heads, manifest.page_size, head_dim // 4 + 1 if manifest.kv == "q8" else head_dim)
+        layers = {(spec.kv_heads_of(each), spec.head_dim_of(each)) for each in range(spec.num_layers)}
+        kv_heads = next((heads for heads, size in layers if size == head_dim), spec.num_kv_heads)
+        kv = ("P", 2, kv_heads, manifest.page_size, head_dim // 4 + 1 if manifest.kv == "q8" else head_dim)
         packed = arrays["kv"][1] == "uint32"
         require(
-            shapes["kv"] == kv and head_dim == spec.head_dim and packed == (manifest.kv == "q8"),
+            shapes["kv"] == kv and (kv_heads, head_dim) in layers and packed == (manifest.kv == "q8"),
             where,
             f"pages must be {list(kv)}",
         )
@@ -242,7 +252,7 @@ def require_roles(
             isinstance(positions, int)
             and positions >= manifest.context
             and isinstance(half, int)
-            and 2 * half <= spec.head_dim
+            and 2 * half <= max((spec.head_dim, *spec.head_dims))
         )
         require(long_enough, where, f"rotation table has {positions} positions of {half} pairs")
     if "offset" in step.attrs or "columns" in step.attrs:
@@ -330,11 +340,12 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         same(facts, columns=shapes["x"][1], batch="R", taken="R", rows="S")
     elif step.op == "rms_norm":
         same(facts, columns=shapes["weight"][0], batch=shapes["x"][0], rows=shapes["x"][0], width=shapes["x"][1])
-        same(facts, residual="residual" in shapes)
+        same(facts, residual="residual" in shapes, factor="factor" in shapes)
     elif step.op in ("gate", "gate_halves"):
         same(facts, batch=outputs[0][0], columns=outputs[0][1])
     elif step.op in ("add", "slice_columns", "soft_cap", *SAMPLING_OPS):
         first = shapes[{"add": "a", "slice_columns": "x", "soft_cap": "x"}.get(step.op, "logits")]
+        same(facts, factor="factor" in shapes)
         same(facts, batch=first[0], columns=first[1], start=attrs.get("start"), stop=attrs.get("stop"))
     if "kv" in shapes:
         _, _, heads, page_size, _ = shapes["kv"]
@@ -345,6 +356,7 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
             "num_kv_heads": heads,
             "head_dim": head_dim,
             "page_size": page_size,
+            "rows": "R" if step.inputs.get("positions") == SAMPLED_NAMES["positions"] else "S",
         }
         # A kernel that merges results of others in scratch buffers does not read pages, so their format does not
         # matter.

@@ -19,7 +19,7 @@ from ..ir.graph import Parameter
 from ..ir.ops import Array
 from ..pipeline.weights import check_tensors, read_rows
 from ..quant.base import FloatArray
-from ..runtime.batch import Chunk, make_batch
+from ..runtime.batch import SAMPLED_INPUTS, Chunk, make_batch
 from ..runtime.graph_walk import Execution, walk
 
 # Tokens per walk over the weights; the activations of all of them are in memory together.
@@ -77,7 +77,7 @@ class CheckpointReference:
             if state.shape[0] == "P":
                 shape = (len(windows), *state.shape[1:])
                 pages[name] = shared.setdefault(shape, np.zeros(shape, np.float32))  # type: ignore[arg-type]
-        execution = Execution(self._graph, {**batch.arrays(), **pages}, dims)
+        execution = Execution(self._graph, {**batch.arrays(SAMPLED_INPUTS), **pages}, dims)
         (rows,) = walk(self._graph, self._head_node.inputs["x"], [execution], self._read)
         return rows
 

@@ -20,7 +20,7 @@ PROJECTIONS = {
 
 def add_lora(graph: Graph, rank: int) -> Graph:
     """Raises ValueError for a projection of a layer that cannot be split into its ops, because its adapters would have
-    no effect.
+    no effect, or that computes only sampled rows.
     """
     adapted = Graph(
         inputs=dict(graph.inputs), states=dict(graph.states), constants=graph.constants, outputs=graph.outputs
@@ -35,6 +35,11 @@ def add_lora(graph: Graph, rank: int) -> Graph:
         if not node.has_only(**PROJECTIONS[node.op]):
             raise ValueError(
                 f"{node.op} of {weight}: takes no LoRA adapters with {', '.join((*node.inputs, *node.attrs))}"
+            )
+        if graph.shape_of(node.inputs["x"])[0] != "S":
+            raise ValueError(
+                f"{node.op} of {weight}: takes no LoRA adapters, because it computes only sampled rows; "
+                "compile the model without LoRA adapters"
             )
         parameter = graph.parameters[weight]
         assert parameter.columns is not None

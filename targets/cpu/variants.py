@@ -49,6 +49,7 @@ MANY_ROWS: Condition = ["<=", ["mul", "B", 8], "S"]
 # few blocks of keys.
 LONG = 512
 FEW_LONG: Condition = ["and", ["==", "S", "B"], ["and", ["<=", "S", 8], [">", "T", LONG]]]
+FEW_SAMPLED_LONG: Condition = ["and", ["<=", "R", 8], [">", "T", LONG]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def slice_columns_variants(step: Step, context: CpuContext, activation: str) -> 
 
 
 def add_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
-    return plain(context, add, **matrix(step, context, "a"))
+    return plain(context, add, **matrix(step, context, "a"), factor="factor" in step.inputs)
 
 
 def gate_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
@@ -129,6 +130,7 @@ def rms_norm_variants(step: Step, context: CpuContext, activation: str) -> list[
     (columns,) = sizes(context.plan.shape_of(step.inputs["weight"]))
     (width,) = sizes((width,))
     facts = {"eps": attr(step, "eps"), "residual": "residual" in step.inputs, **context.dtypes(step, activation)}
+    facts["factor"] = "factor" in step.inputs
     return plain(context, rms_norm, batch=batch, groups=width // columns, columns=columns, **facts)
 
 
@@ -207,12 +209,15 @@ def attention_variants(step: Step, context: CpuContext, activation: str) -> list
     heads, scores = context.heads_of(step, activation), context.scores(step)
     preparation = context.preparation(step) if step.op == "rope_attention" else None
     facts: dict[str, Any] = {"heads": heads, "preparation": preparation, "scores": scores}
+    all_tokens = heads.rows == "S"
+    few_long = FEW_LONG if all_tokens else FEW_SAMPLED_LONG
     rows = (
-        plain(context, attention_split, when=FEW_LONG, **facts) if may_see_more_than(LONG, preparation, scores) else []
+        plain(context, attention_split, when=few_long, **facts) if may_see_more_than(LONG, preparation, scores) else []
     )
     for level in context.plain_levels:
         tile = TILE_QUERIES[level] // heads.group
-        if tile > 1:
+        # Every sampled row is a sequence, so no two share a tile.
+        if tile > 1 and all_tokens:
             rows.append(row(level, instance(attention, level, **facts, tile_rows=tile), when=MANY_ROWS))
     return rows + plain(context, attention, **facts, tile_rows=1)
 
