@@ -24,7 +24,6 @@ import type {
   ModelSpec,
   PlanEntry,
   PlaneEntry,
-  RopeSpec,
   SelfTestEntry,
   SelfTestRow,
   StepEntry,
@@ -187,15 +186,6 @@ const entry =
 
 const FILE = entry<FileEntry>({ file: fileName, size: int, sha256: hash });
 const BUFFER = entry<BufferEntry>({ shape: list(expr), dtype: oneOf("float32", "int32", "uint32", "activation") });
-const ROPE = entry<RopeSpec>({
-  theta: number,
-  scaling: oneOf("none", "linear", "llama3"),
-  factor: number,
-  low_freq_factor: number,
-  high_freq_factor: number,
-  original_max_position_embeddings: int,
-  rotary_dim: nullable(int),
-});
 const SPEC = entry<ModelSpec>({
   model_type: text,
   vocab_size: count,
@@ -207,7 +197,9 @@ const SPEC = entry<ModelSpec>({
   intermediate_size: count,
   max_position_embeddings: count,
   rms_norm_eps: number,
-  rope: ROPE,
+  // Constants hold the rotations' frequencies.
+  rope: anything,
+  window_rope: anything,
   tie_word_embeddings: flag,
   qkv_bias: flag,
   output_bias: flag,
@@ -215,6 +207,13 @@ const SPEC = entry<ModelSpec>({
   qk_norm: flag,
   windows: list(nullable(int)),
   activation: text,
+  unrotated: list(int),
+  attention_scale: nullable(number),
+  attention_softcap: nullable(number),
+  logit_softcap: nullable(number),
+  logit_scale: number,
+  embedding_scale: number,
+  residual_scale: number,
   bos_token_id: nullable(int),
   eos_token_ids: list(int),
 });
