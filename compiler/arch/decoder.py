@@ -65,11 +65,21 @@ def forward(
         name="embedded",
         scale=spec.embedding_scale,
     )
+    per_layer = PerLayerInputs(graph, spec, x) if spec.per_layer_width else None
     for layer in range(spec.num_layers):
+        if layer == spec.first_shared_layer:
+            # No later layer has keys and values of its own, so only the sampled rows matter from here on.
+            x = take_sampled(graph, x, "sampled_rows")
+            graph.inputs |= {name: Value(name, shape, dtype) for name, (shape, dtype) in SAMPLED_INPUTS.items()}
+            if per_layer is not None:
+                per_layer.take_sampled_rows()
         block = Layer(graph, spec, layer, layout, context)
         x = block.attention(x, page_size)
         x = block.feed_forward(x)
-    x = graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name="sampled_rows")
+        if per_layer is not None:
+            x = per_layer.add(x, layer)
+    if not spec.num_kv_shared_layers:
+        x = take_sampled(graph, x, "sampled_rows")
     x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps, offset=layout.norm_offset)
     if embeds:
         graph.outputs = {"embeddings": x}
@@ -91,8 +101,19 @@ BATCH_INPUTS: dict[str, Type] = {
     "sample_slots": (("R", 2), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }
+# Further inputs of models in which the upper layers compute only sampled rows: the rows as sequences of one row each.
+SAMPLED_INPUTS: dict[str, Type] = {
+    "sample_positions": (("R",), "int32"),
+    "sample_starts": ((["add", "R", 1],), "int32"),
+    "sample_page_indptr": ((["add", "R", 1],), "int32"),
+}
 # The inputs that an embedding model does not need.
 SAMPLING_INPUTS = ("sample_slots", "sample_settings")
+
+
+def take_sampled(graph: Graph, x: str, name: str) -> str:
+    """The sampled rows of x (S, N) -> (R, N)."""
+    return graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name=name)
 
 
 def head(graph: Graph, spec: ModelSpec, x: str) -> None:
@@ -132,6 +153,71 @@ def sampling_block(graph: Graph, vocab_size: int) -> None:
     }
 
 
+def layer_factor(graph: Graph, spec: ModelSpec, layer: int) -> str | None:
+    """The parameter (1,) that a layer's result is multiplied by, or None."""
+    if not spec.layer_factors:
+        return None
+    name = f"model.layers.{layer}.layer_scalar"
+    graph.parameters[name] = Parameter(name, (Source(name, 0, 1),), None)
+    return name
+
+
+class PerLayerInputs:
+    """Values of each token for each layer (Gemma 3n, Gemma 4): from an embedding of the token, and a projection of the
+    first layer's input ``x`` (S, E). A layer gates P values with them, whose projection is added to its result.
+    """
+
+    def __init__(self, graph: Graph, spec: ModelSpec, x: str) -> None:
+        self._graph, self._spec = graph, spec
+        width, size = spec.per_layer_width, spec.num_layers * spec.per_layer_width
+        # The mean of two vectors whose variances are equal is divided by sqrt(2), as in the paper's code.
+        half = 2**-0.5
+        embedded = graph.add(
+            "embed",
+            {
+                "table": matrix(graph, "model.embed_tokens_per_layer", spec.vocab_size, size),
+                "token_ids": "token_ids",
+                "sampled": "sampled",
+            },
+            name="per_layer_embedded",
+            scale=spec.per_layer_scale * half,
+        )
+        name = "model.per_layer_model_projection"
+        weight = Parameter(
+            f"{name}.weight", (Source(f"{name}.weight", 0, size, factor=spec.hidden_size**-0.5),), spec.hidden_size
+        )
+        graph.parameters[weight.name] = weight
+        projected = graph.add("linear", {"x": x, "weight": weight.name}, name=f"{name}.out", dtype="float32")
+        projected = norm(graph, "model.per_layer_projection_norm", projected, width, spec.rms_norm_eps, factor=half)
+        self._values = graph.add("add", {"a": projected, "b": embedded}, name="per_layer_inputs")
+
+    def take_sampled_rows(self) -> None:
+        self._values = take_sampled(self._graph, self._values, "sampled_per_layer_inputs")
+
+    def add(self, x: str, layer: int) -> str:
+        graph, spec = self._graph, self._spec
+        width, here, module = spec.per_layer_width, f"layers.{layer}", f"model.layers.{layer}"
+        gate, projection = f"{module}.per_layer_input_gate", f"{module}.per_layer_projection"
+        weight = matrix(graph, gate, width, spec.hidden_size)
+        gates = graph.add("linear", {"x": x, "weight": weight}, name=f"{gate}.out", dtype="float32")
+        own = graph.add(
+            "slice_columns",
+            {"x": self._values},
+            name=f"{here}.per_layer_input",
+            start=layer * width,
+            stop=(layer + 1) * width,
+            dtype="float32",
+        )
+        gated = graph.add(
+            "gate", {"gate": gates, "up": own}, name=f"{here}.per_layer_gated", activation=spec.activation
+        )
+        weight = matrix(graph, projection, spec.hidden_size, width)
+        projected = graph.add("linear", {"x": gated, "weight": weight}, name=f"{projection}.out", dtype="float32")
+        projected = norm(graph, f"{module}.post_per_layer_input_norm", projected, spec.hidden_size, spec.rms_norm_eps)
+        inputs = {"a": projected, "b": x, "factor": layer_factor(graph, spec, layer)}
+        return graph.add("add", inputs, name=f"{here}.after_per_layer_input")
+
+
 class Layer:
     """Adds one layer's nodes. ``layer`` counts from 0."""
 
@@ -139,28 +225,38 @@ class Layer:
         self._graph, self._spec, self._layer, self._layout = graph, spec, layer, layout
         self._context = context
         self._here, self._module = f"layers.{layer}", f"model.layers.{layer}"
-        heads, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self._head_dim, self._kv_heads = spec.head_dim_of(layer), spec.kv_heads_of(layer)
+        self._feed_forward_size = spec.intermediate_size_of(layer)
+        self._shares_kv = layer >= spec.first_shared_layer
+        self._positions = "sample_positions" if self._shares_kv else "positions"
+        heads, kv = spec.num_heads * self._head_dim, self._kv_heads * self._head_dim
         self._rows = {
             "self_attn.q_proj": heads, "self_attn.k_proj": kv, "self_attn.v_proj": kv,
             "self_attn.o_proj": spec.hidden_size,
-            "mlp.gate_proj": spec.intermediate_size, "mlp.up_proj": spec.intermediate_size,
+            "mlp.gate_proj": self._feed_forward_size, "mlp.up_proj": self._feed_forward_size,
             "mlp.down_proj": spec.hidden_size,
         }  # fmt: skip
 
     def attention(self, x: str, page_size: int) -> str:
         graph, spec, here = self._graph, self._spec, self._here
-        head_dim, width = spec.head_dim, spec.num_heads * spec.head_dim
-        kv = f"{here}.kv"
-        graph.states[kv] = Value(kv, ("P", 2, spec.num_kv_heads, page_size, head_dim), "activation")
+        width = spec.num_heads * self._head_dim
+        kv = f"layers.{spec.kv_layer(self._layer)}.kv"
 
         normed = self._norm(self._layout.before_attention, x)
-        q, k, v = (
+        q, *key_and_value = (
             self._linear(f"self_attn.{name}_proj", normed, spec.hidden_size, bias=spec.qkv_bias, dtype="activation")
-            for name in "qkv"
+            for name in ("q" if self._shares_kv else "qkv")
         )
-        q, k = (self._normed_and_rotated(name, x) for name, x in (("q", q), ("k", k)))
-        graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
-        pages = {name: name for name in ("positions", "seq_starts", "page_indptr", "page_ids")}
+        q = self._normed_and_rotated("q", q)
+        if key_and_value:
+            k, v = key_and_value
+            k = self._normed_and_rotated("k", k)
+            v = self._value_norm(v) if spec.v_norm else v
+            graph.states[kv] = Value(kv, ("P", 2, self._kv_heads, page_size, self._head_dim), "activation")
+            graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
+        own = {name: name for name in ("positions", "seq_starts", "page_indptr")}
+        sampled = dict(zip(own, SAMPLED_INPUTS, strict=True))
+        pages = {**(sampled if self._shares_kv else own), "page_ids": "page_ids"}
         window = spec.window(self._layer)
         # A window as long as the context has no effect.
         window = None if window is None or window >= self._context else window
@@ -184,18 +280,30 @@ class Layer:
         )
         gated = graph.add("gate", {"gate": gate, "up": up}, name=f"{self._here}.gated", activation=spec.activation)
         down = self._linear(
-            "mlp.down_proj", gated, spec.intermediate_size, bias=spec.mlp_bias, factor=spec.residual_scale
+            "mlp.down_proj", gated, self._feed_forward_size, bias=spec.mlp_bias, factor=spec.residual_scale
         )
         down = self._norm(self._layout.after_feed_forward, down)
-        return graph.add("add", {"a": down, "b": x}, name=f"{self._here}.after_feed_forward")
+        inputs: dict[str, str | None] = {"a": down, "b": x}
+        if not spec.per_layer_width:
+            inputs["factor"] = layer_factor(graph, spec, self._layer)
+        return graph.add("add", inputs, name=f"{self._here}.after_feed_forward")
+
+    def _value_norm(self, v: str) -> str:
+        """A norm of each head without weights: its weights are ones, made from those of the keys' norm."""
+        name, size = f"{self._module}.self_attn.v_norm", self._head_dim
+        weights = f"{self._module}.{self._layout.k_norm}.weight"
+        graph = self._graph
+        ones = Parameter(f"{name}.weight", (Source(weights, 0, size, offset=1.0, factor=0.0),), None)
+        graph.parameters[ones.name] = ones
+        inputs = {"x": v, "weight": ones.name}
+        return graph.add("rms_norm", inputs, name=f"{name}.out", eps=self._spec.rms_norm_eps, dtype="activation")
 
     def _normed_and_rotated(self, name: str, x: str) -> str:
         """Queries ("q") or keys ("k") of all heads."""
         normed = self._rotated(name, x) if self._layout.norm_after_rope else x
         if self._spec.qk_norm:
             module = {"q": self._layout.q_norm, "k": self._layout.k_norm}[name]
-            head_dim = self._spec.head_dim
-            width = self._rows[f"self_attn.{name}_proj"] if self._layout.wide_qk_norm else head_dim
+            width = self._rows[f"self_attn.{name}_proj"] if self._layout.wide_qk_norm else self._head_dim
             normed = norm(
                 self._graph,
                 f"{self._module}.{module}",
@@ -211,18 +319,19 @@ class Layer:
         rope = self._spec.rope_of(self._layer)
         if rope is None:
             return x
-        inputs = {"x": x, "positions": "positions", "table": self._rope_table(rope)}
-        head_dim = self._spec.head_dim
+        inputs = {"x": x, "positions": self._positions, "table": self._rope_table(rope)}
         return self._graph.add(
-            "rope", inputs, name=f"{self._here}.{name}_rotated", head_dim=head_dim, dtype="activation"
+            "rope", inputs, name=f"{self._here}.{name}_rotated", head_dim=self._head_dim, dtype="activation"
         )
 
     def _rope_table(self, rope: RopeSpec) -> str:
         spec, context = self._spec, self._context
         name = "rope_table" if rope == spec.rope else "window_rope_table"
+        if spec.head_dims:
+            name = f"{name}_{self._head_dim}"
         if name not in self._graph.constants:
-            frequencies = inverse_frequencies(rope, spec.head_dim, context)
-            shape = (context, pairs(rope, spec.head_dim), 2)
+            frequencies = inverse_frequencies(rope, self._head_dim, context)
+            shape = (context, pairs(rope, self._head_dim), 2)
             attrs = {"inverse_frequencies": frequencies, "scale": rope.attention_factor}
             self._graph.constants[name] = Constant(name, "rope", shape, attrs)
         return name
@@ -257,10 +366,18 @@ class Layer:
 
 
 def norm(
-    graph: Graph, module: str, x: str, width: int, eps: float, dtype: str = "float32", *, offset: float = 0.0
+    graph: Graph,
+    module: str,
+    x: str,
+    width: int,
+    eps: float,
+    dtype: str = "float32",
+    *,
+    offset: float = 0.0,
+    factor: float = 1.0,
 ) -> str:
     name = f"{module}.weight"
-    graph.parameters[name] = Parameter(name, (Source(name, 0, width, offset=offset),), None)
+    graph.parameters[name] = Parameter(name, (Source(name, 0, width, offset=offset, factor=factor),), None)
     return graph.add("rms_norm", {"x": x, "weight": name}, name=f"{module}.out", eps=eps, dtype=dtype)
 
 

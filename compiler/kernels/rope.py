@@ -17,8 +17,8 @@ THREADS = 64
 def rope(
     name: str, *, rows: Expr, columns: int, head_dim: int, preparation: Preparation, x_dtype: str, y_dtype: str
 ) -> Kernel:
-    """x (rows, columns) -> y (rows, columns); ``columns`` is a multiple of ``head_dim``. ``preparation`` has a rotation and
-    no norm.
+    """x (rows, columns) -> y (rows, columns); ``columns`` is a multiple of ``head_dim``. ``preparation`` has a rotation
+    and no norm.
     """
     assert columns % head_dim == 0, (columns, head_dim)
     assert 0 < preparation.rotary_dim <= head_dim, preparation

@@ -16,8 +16,8 @@ from ..errors import DeviceError
 from ..ir.ops import OPS, Array
 from ..quant.base import FloatArray
 from .base_runner import ArrayLayout
-from .batch import Array as BatchArray
 from .batch import SAMPLED_INPUTS, Batch, Limits
+from .batch import Array as BatchArray
 from .plan_runner import PlanRunner, constant_tables
 
 # Dims of memory that outlives a batch. All other dims may be of any size, because nothing is allocated for them.

@@ -100,11 +100,14 @@ def test_an_architecture_runs_without_passes_and_with_them(
             assert relative_error(together, alone) < F32
 
 
-def test_gemma_2_runs_on_every_kernel_target(
-    target: str, opened: Callable[[Bundle], PlanRunner], tmp_path: Path
+@pytest.mark.parametrize("family", ["gemma2", "gemma4_text"])
+def test_gemma_runs_on_every_kernel_target(
+    family: str, target: str, opened: Callable[[Bundle], PlanRunner], tmp_path: Path
 ) -> None:
-    """It has windows on some layers, soft-caps, scales, and norms behind its sub-layers."""
-    expected = make_family("gemma2", tmp_path / "checkpoint")
+    """Gemma 2 has windows on some layers, soft-caps, scales, and norms behind its sub-layers. The upper layers of
+    Gemma 4 share keys and values and compute only sampled rows, and its layers have heads of two sizes.
+    """
+    expected = make_family(family, tmp_path / "checkpoint")
     options = CompileOptions(target=target, **OPTIONS)  # type: ignore[arg-type]
     runner = opened(compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options))
     for chunk in (len(TOKENS), 9):

@@ -84,8 +84,8 @@ def rms_norm(
     residual: bool = False,
     factor: bool = False,
 ) -> Kernel:
-    """x (batch, groups * columns), weight (columns,), residual like x, factor (1,) -> like x, with each group of columns normed
-    separately. One task: one group of a row.
+    """x (batch, groups * columns), weight (columns,), residual like x, factor (1,) -> like x, with each group of
+    columns normed separately. One task: one group of a row.
     """
     kernel = CpuKernelBuilder(name)
     rows: Expr = batch if groups == 1 else ["mul", batch, groups]

@@ -47,6 +47,30 @@ def test_the_text_model_of_a_model_with_images_is_compiled(tmp_path: Path) -> No
     )
 
 
+def test_upper_layers_compute_only_sampled_rows(tmp_path: Path) -> None:
+    expected = make_family("gemma4_text", tmp_path)
+    graph, tensors = opened(tmp_path, context=len(TOKENS))
+    upper = [node for node in graph.nodes if any(name.startswith("model.layers.3.") for name in node.inputs.values())]
+    assert upper
+    assert all(graph.shape_of(node.outputs["y"])[0] == "R" for node in upper)
+    assert sorted(graph.states.keys() & {f"layers.{layer}.kv" for layer in range(6)}) == [
+        f"layers.{layer}.kv" for layer in range(3)
+    ]
+    # Some rows of both sequences, in an order of their own for each chunk, and a chunk without any.
+    rows = {0: [0, 8, 12], 13: [], 26: [1, 14]}
+    batches = []
+    for start, stop in ((0, 13), (13, 26), (26, 41)):
+        used = PAGES[: -(-stop // PAGE_SIZE)]
+        chunks = [Chunk(TOKENS[start:stop], start, used, rows[start])]
+        other = PAGES[11 : 11 - (-stop // PAGE_SIZE)]
+        chunks.insert(0, Chunk(TOKENS[start:stop], start, other, [4, 5] if start == 13 else ()))
+        batches.append(make_batch(chunks, PAGE_SIZE))
+    outputs = run_graph(graph, tensors, batches).outputs
+    wanted = [0, 8, 12, 17, 18, 27, 40]
+    found = np.concatenate([each["logits"] for each in outputs])
+    assert relative_error(found, expected[wanted]) < LIMIT
+
+
 def opened(folder: Path, context: int) -> tuple[Graph, dict[str, Array]]:
     checkpoint = load(str(folder))
     graph = by_model_type(checkpoint.spec.model_type).forward(checkpoint.spec, PAGE_SIZE, context)
