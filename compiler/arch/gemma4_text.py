@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
@@ -60,15 +61,15 @@ def read_config(config: ConfigReader) -> ModelSpec:
     width = config.integer("intermediate_size")
     per_layer_width = config.integer("hidden_size_per_layer_input", minimum=0, default=256)
     vocab_size, own_size = config.integer("vocab_size"), config.integer("vocab_size_per_layer_input")
-    if per_layer_width and own_size != vocab_size:
+    if per_layer_width and own_size < vocab_size:
         raise config.unsupported(
             "vocab_size_per_layer_input",
-            f"'vocab_size_per_layer_input' is {own_size}, not 'vocab_size', {vocab_size}; other sizes are not supported",
+            f"'vocab_size_per_layer_input' is {own_size}, less than 'vocab_size', {vocab_size}, which is not supported",
         )
     if config.section("rope_parameters") is None:
         raise config.contradiction("rope_parameters", "'rope_parameters' is null")
     context = config.integer("max_position_embeddings")
-    numbers = {
+    numbers: dict[str, Any] = {
         "activation": read_activation(config, "hidden_activation", "gelu_pytorch_tanh"),
         "embedding_scale": embedding_scale(config, config.integer("hidden_size")),
         "attention_scale": 1.0,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decoder_families import FAMILIES, TOKENS, make_family, make_with_images
+from decoder_families import FAMILIES, TOKENS, make_family, make_gemma4_with_images, make_with_images
 from run_plan import NUM_PAGES, PAGE_SIZE, run_graph
 from tolerances import relative_error
 
@@ -45,6 +45,14 @@ def test_the_text_model_of_a_model_with_images_is_compiled(tmp_path: Path) -> No
     assert load(str(tmp_path)).notes == (
         "only the text model is compiled; left out: multi_modal_projector (2 tensors), vision_tower (32 tensors)",
     )
+
+
+def test_the_text_model_of_a_gemma_4_with_images_is_compiled(tmp_path: Path) -> None:
+    expected = make_gemma4_with_images(tmp_path)
+    graph, tensors = opened(tmp_path, context=len(TOKENS))
+    assert relative_error(in_chunks(graph, tensors, 9), expected) < LIMIT
+    (note,) = load(str(tmp_path)).notes
+    assert note.startswith("only the text model is compiled; left out: embed_vision")
 
 
 def test_upper_layers_compute_only_sampled_rows(tmp_path: Path) -> None:
