@@ -363,6 +363,12 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         if any(binding.role == "kv" for binding in kernel.bindings):
             table["kv"] = attrs.get("kv", "activation")
         same(facts.get("heads"), **table)
+    if step.op in ("rope_append", "rope_attention"):
+        norms = shapes.get("qk_norm", (0,))
+        same(
+            facts.get("preparation"),
+            norms_values=norms == (3 * head_dim_of(shapes["kv"], {"kv": attrs.get("kv", "activation")}),),
+        )
     if "table" in shapes and step.op != "embed":
         same(facts.get("preparation"), positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]
         same(facts, positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ stages never read the original keys. A ModelSpec is data: a bundle's manifest st
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 
@@ -109,6 +109,19 @@ class ModelSpec:
     def first_shared_layer(self) -> int:
         """The first layer without keys and values of its own; ``num_layers`` if all have their own."""
         return self.num_layers - self.num_kv_shared_layers
+
+    def lowest(self, layers: int) -> ModelSpec:
+        """The spec of a model that consists of the lowest layers."""
+        return replace(
+            self,
+            num_layers=layers,
+            windows=self.windows[:layers],
+            unrotated=tuple(layer for layer in self.unrotated if layer < layers),
+            head_dims=self.head_dims[:layers],
+            layer_kv_heads=self.layer_kv_heads[:layers],
+            intermediate_sizes=self.intermediate_sizes[:layers],
+            num_kv_shared_layers=max(0, layers - self.first_shared_layer),
+        )
 
     def kv_layer(self, layer: int) -> int:
         """The layer whose keys and values a layer reads."""

@@ -26,7 +26,9 @@ class NewToken:
         self._partials = kernel.shared("partials", (threads,), "float32")
         self._products = kernel.shared("products", (heads * work.facts.vectors,), "float32")
         self.scores = kernel.shared("new_scores", (heads,), "float32")
-        self._threads_a_row = threads // power_of_two(heads + 1)
+        # The rows with a norm: those of the queries and the key, and perhaps the value.
+        self._normed_rows = heads + (2 if work.new.norms_values else 1)
+        self._threads_a_row = threads // power_of_two(self._normed_rows)
 
     def load_heads(self) -> None:
         """Read, norm, rotate and scale. A range without the new token needs only the queries. Ends without a
@@ -43,7 +45,9 @@ class NewToken:
                 row_index, index = kernel.let("row_index", item // vectors), kernel.let("index", item % vectors)
                 factor = None
                 if work.new.normed:
-                    factor = work.new.factor(self._partials[minimum(row_index, heads) * self._threads_a_row])
+                    factor = work.new.factor(
+                        self._partials[minimum(row_index, self._normed_rows - 1) * self._threads_a_row]
+                    )
                 value = kernel.let(
                     "value", work.new.vector(work.row, self._head_of(row_index), work.position, index, factor)
                 )
@@ -100,10 +104,12 @@ class NewToken:
         )
 
     def _sum_squares(self) -> None:
-        """Store the sum of squares of each query head and of the key with the first of the threads that share a row."""
+        """Store the sum of squares of each query head, of the key, and of a value that is normalized, with the
+        first of the threads that share a row.
+        """
         work, kernel, head_dim = self.work, self.work.kernel, self.work.facts.head_dim
         lane = kernel.let("lane", work.thread % self._threads_a_row)
-        head = kernel.let("head", self._head_of(minimum(work.thread // self._threads_a_row, work.options.heads)))
+        head = kernel.let("head", self._head_of(minimum(work.thread // self._threads_a_row, self._normed_rows - 1)))
         squares = kernel.local("squares", 1, "float32", fill=0)
         with kernel.loop("i", -(-head_dim // self._threads_a_row)) as i:
             element = kernel.let("element", i * self._threads_a_row + lane)

@@ -40,8 +40,8 @@ class RotationTable:
 
 
 class NewHeads:
-    """The arguments "qkv", "table" and "qk_norm" (q's weights, then k's). The projection's heads are H of q, K of k and
-    K of v.
+    """The arguments "qkv", "table" and "qk_norm" (q's weights, then k's, then v's if values are normalized). The
+    projection's heads are H of q, K of k and K of v.
 
     A kernel has "table" only if there is a rotation, and "qk_norm" only if there is a norm.
     """
@@ -52,7 +52,13 @@ class NewHeads:
             "qkv", ("S", heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), heads.activation
         )
         self._table = RotationTable(kernel, preparation, heads.head_dim) if preparation.rotary_dim else None
-        self._norm = kernel.buffer("qk_norm", (2, heads.head_dim), "float32") if self.normed else None
+        self._norm = (
+            kernel.buffer("qk_norm", (preparation.num_norms, heads.head_dim), "float32") if self.normed else None
+        )
+
+    @property
+    def norms_values(self) -> bool:
+        return self._preparation.norms_values
 
     @property
     def normed(self) -> bool:
@@ -70,7 +76,7 @@ class NewHeads:
 
     def vector(self, row: Scalar, head: Scalar, position: Scalar, index: Scalar, factor: Scalar | None) -> Scalar:
         """Vector ``index`` of a prepared head, float32. ``factor`` is None if heads are not normalized. Heads of v are
-        unchanged.
+        not rotated.
         """
         heads, lanes = self._heads, []
         for lane in range(heads.lanes):
@@ -80,6 +86,8 @@ class NewHeads:
                 partner = self._normed(row, head, self._table.partner(element), factor)
                 value = self._table.rotated(position, element, value, partner)
             projected = self.element(row, head, element)
+            if self._norm is not None and self._preparation.norms_values:
+                projected = projected * factor * self._norm[2, element]
             lanes.append(select(head < heads.num_heads + heads.num_kv_heads, value, projected))
         return vector(*lanes)
 

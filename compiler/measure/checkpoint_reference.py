@@ -70,13 +70,16 @@ class CheckpointReference:
             [Chunk(window, 0, [page], range(len(window))) for page, window in enumerate(windows)], self._window
         )
         dims = batch.dims(len(windows))
-        # A layer reads what it has just written, so layers whose pages have the same shape can share them.
+        # A layer reads what it has just written, so layers whose pages have the same shape can share them, unless later
+        # layers read them too.
         shared: dict[object, Array] = {}
         pages = {}
         for name, state in self._graph.states.items():
             if state.shape[0] == "P":
                 shape = (len(windows), *state.shape[1:])
-                pages[name] = shared.setdefault(shape, np.zeros(shape, np.float32))  # type: ignore[arg-type]
+                is_read_again = sum(node.op == "attention" for node in self._graph.users(name)) > 1
+                key = name if is_read_again else shape
+                pages[name] = shared.setdefault(key, np.zeros(shape, np.float32))  # type: ignore[arg-type]
         execution = Execution(self._graph, {**batch.arrays(SAMPLED_INPUTS), **pages}, dims)
         (rows,) = walk(self._graph, self._head_node.inputs["x"], [execution], self._read)
         return rows

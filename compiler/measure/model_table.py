@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..passes import run_passes
 from ..pipeline.compile import PAGE_SIZE, graphs_of
 from ..pipeline.export import DEFAULT_CONTEXT, choose_activation
 from ..pipeline.target import TARGETS, ExportOptions, load_exporter, load_target
-from ..pipeline.weights import lay_out_weights, shard_sizes
+from ..pipeline.weights import lay_out_weights, shard_sizes, tensor_shapes
 from .shapes import shape_checkpoint
 
 QUANTIZATION = "q4f16"
@@ -78,7 +78,7 @@ def _measure(name: str, spec: ModelSpec) -> Model:
     return Model(
         name=name,
         model_type=spec.model_type,
-        parameters=sum(math.prod(parameter.shape) for parameter in graph.parameters.values()),
+        parameters=sum(math.prod(shape) for shape in tensor_shapes(graph.parameters).values()),
         weight_bytes=sum(shard_sizes(stored)),
         steps_per_token=len(fused.nodes),
         num_layers=spec.num_layers,
@@ -88,13 +88,7 @@ def _measure(name: str, spec: ModelSpec) -> Model:
 
 
 def _exports(spec: ModelSpec) -> tuple[str, ...] | None:
-    layers = min(spec.num_layers, TRIED_LAYERS)
-    small = replace(
-        spec,
-        num_layers=layers,
-        windows=spec.windows[:layers],
-        unrotated=tuple(layer for layer in spec.unrotated if layer < layers),
-    )
+    small = spec.lowest(min(spec.num_layers, TRIED_LAYERS))
     try:
         return tuple(target for target in EXPORTS if _expresses(target, small))
     except ToolError:

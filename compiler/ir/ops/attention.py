@@ -113,7 +113,8 @@ def infer_rope_append(shapes: Shapes, attrs: Attrs) -> Type:
     head_dim = head_dim_of(shapes["kv"], attrs)
     require(isinstance(width, int), "rope_append", shapes)
     require(("qk_norm" in shapes) == (attrs["eps"] is not None), "rope_append", shapes)
-    require("qk_norm" not in shapes or shapes["qk_norm"] == (2 * head_dim,), "rope_append", shapes)
+    norms = ((2 * head_dim,), (3 * head_dim,))
+    require("qk_norm" not in shapes or shapes["qk_norm"] in norms, "rope_append", shapes)
     require("table" not in shapes or 2 * shapes["table"][1] <= head_dim, "rope_append", shapes)  # type: ignore[operator]
     return require_heads("rope_append", shapes, attrs, (rows, width - 2 * shapes["kv"][2] * head_dim))  # type: ignore[operator]
 
@@ -130,17 +131,18 @@ def rope_append(inputs: Inputs, attrs: Attrs) -> Array:
     v to the pages, return q.
 
     qkv (S, (H + 2K) * D), qk_norm (2D,), q's weights before k's, with attribute eps, positions, slots (S,), table, kv
-    -> (S, H * D).
+    -> (S, H * D). If qk_norm is (3D,), v is normalized too, by the last weights.
     """
     kv, qkv = inputs["kv"], inputs["qkv"].astype(np.float32)
     head_dim = head_dim_of(kv.shape, attrs)
     kv_width = kv.shape[2] * head_dim
     q, k, v = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
     if "qk_norm" in inputs:
-        q, k = (
-            rms_norm({"x": x, "weight": weight}, attrs)
-            for x, weight in zip((q, k), np.split(inputs["qk_norm"], 2), strict=True)
+        weights = inputs["qk_norm"].reshape(-1, head_dim)
+        q, k, *normed_v = (
+            rms_norm({"x": x, "weight": weight}, attrs) for x, weight in zip((q, k, v), weights, strict=False)
         )
+        v = normed_v[0] if normed_v else v
     if "table" in inputs:
         where = {"positions": inputs["positions"], "table": inputs["table"]}
         q, k = (rope({"x": x, **where}, {"head_dim": head_dim}) for x in (q, k))

@@ -20,7 +20,7 @@ class NewHeads:
     step has them.
 
     qkv (S, H + 2 K, D) holds the heads of q, then those of k, then those of v; qk_norm (2, D) the weights of q, then
-    those of k.
+    those of k, and (3, D) those of v too.
     """
 
     def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, preparation: Preparation) -> None:
@@ -31,7 +31,9 @@ class NewHeads:
         rotated = preparation.rotary_dim > 0
         self._rotation = Rotation(kernel, isa, preparation.positions, preparation.rotary_dim) if rotated else None
         self._norm = (
-            kernel.buffer("qk_norm", (2, heads.head_dim), "float32") if preparation.norm_eps is not None else None
+            kernel.buffer("qk_norm", (preparation.num_norms, heads.head_dim), "float32")
+            if preparation.num_norms
+            else None
         )
         self.positions = kernel.buffer("positions", ("S",), "int32")
         self._slots = kernel.buffer("slots", ("S",), "int32")
@@ -56,14 +58,17 @@ class NewHeads:
                 self._prepare(row, head, 1, prepared)
                 pages.append(self._isa, page, 0, head - heads.num_heads, in_page, prepared)
             with kernel.when(head >= values_start):
-                for start, lanes in pieces(heads.head_dim, self._isa.lanes):
-                    prepared[ramp(start, lanes)] = self._load(row, head, start, lanes)
+                if self._preparation.norms_values:
+                    self._prepare(row, head, 2, prepared, rotates=False)
+                else:
+                    for start, lanes in pieces(heads.head_dim, self._isa.lanes):
+                        prepared[ramp(start, lanes)] = self._load(row, head, start, lanes)
                 pages.append(self._isa, page, 1, head - values_start, in_page, prepared)
 
     def _load(self, row: Scalar, head: Scalar, start: Scalar, lanes: int) -> Scalar:
         return cast(self._qkv[row, head, ramp(start, lanes)], floats(lanes))
 
-    def _prepare(self, row: Scalar, head: Scalar, norm_row: int, prepared: Array) -> None:
+    def _prepare(self, row: Scalar, head: Scalar, norm_row: int, prepared: Array, *, rotates: bool = True) -> None:
         """Norm and rotate one head into ``prepared``."""
         head_dim, eps = self._heads.head_dim, self._preparation.norm_eps
         factor = None
@@ -79,8 +84,8 @@ class NewHeads:
         def store(start: int, lanes: int, value: Scalar) -> None:
             prepared[ramp(start, lanes)] = value
 
-        rotated = self._preparation.rotary_dim
-        if self._rotation is not None:
+        rotated = self._preparation.rotary_dim if rotates else 0
+        if self._rotation is not None and rotates:
             self._rotation.apply(self._kernel.let("position", self.positions[row]), normed, store)
         for start, lanes in pieces(head_dim - rotated, self._isa.lanes):
             store(rotated + start, lanes, normed(rotated + start, lanes))

@@ -16,7 +16,11 @@ from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# ONNX Runtime has no form of some of its blocks, so it is refused; see test_gemma4.
+EXPORTED = [name for name in FAMILIES if name != "gemma4_text"]
+
+
+@pytest.mark.parametrize("name", EXPORTED)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     expected = make_family(name, tmp_path / "checkpoint")
     runner = open_runner("onnx", open_any(export(tmp_path)), Limits(tokens=64, rows=64, sequences=2))
