@@ -91,13 +91,9 @@ class Context:
         """How a rope_append or rope_attention prepares q and k."""
         norms_values = "qk_norm" in step.inputs and self.sizes(step.inputs["qk_norm"]) == (3 * self.head_dim_of(step),)
         if "table" not in step.inputs:
-            return Preparation(0, 0, attr(step, "eps"), norms_values)
+            return Preparation(0, 0, attr(step, "eps"), attr(step, "norms_values"))
         positions, half = sizes(self.plan.shape_of(step.inputs["table"])[:2])
-        return Preparation(positions, 2 * half, attr(step, "eps"), norms_values)
-
-    def head_dim_of(self, step: Step) -> int:
-        """The elements of a head on the pages of a step."""
-        return head_dim_of(self.plan.shape_of(step.inputs["kv"]), {"kv": attr(step, "kv")})
+        return Preparation(positions, 2 * half, attr(step, "eps"), attr(step, "norms_values"))
 
     def scores(self, step: Step) -> Scores:
         """How an attention or rope_attention computes scores."""

@@ -15,7 +15,7 @@ from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.add_lora import add_lora
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
-from nearfar.compiler.kernels.elementwise import add, gate, gate_halves, soft_cap
+from nearfar.compiler.kernels.elementwise import add, gate, gate_halves, scale, soft_cap
 from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
@@ -168,6 +168,11 @@ def gate_kernel(step: Step, context: Context, activation: str) -> KernelCall:  #
     return kernel(template, rows=rows, columns=columns, activation=attr(step, "activation"))
 
 
+def scale_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
+    rows, columns = context.rows_and_columns(step.outputs["y"])
+    return kernel(scale, rows=rows, columns=columns)
+
+
 def soft_cap_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
     rows, columns = context.rows_and_columns(step.outputs["y"])
     return kernel(soft_cap, rows=rows, columns=columns, scale=attr(step, "scale"), cap=attr(step, "cap"))
@@ -195,6 +200,7 @@ KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {
     "add": add_kernel,
     "gate": gate_kernel,
     "gate_halves": gate_kernel,
+    "scale": scale_kernel,
     "soft_cap": soft_cap_kernel,
     "add_lora": add_lora_kernel,
     "adjust_logits": logits_kernel,

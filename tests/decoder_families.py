@@ -44,24 +44,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_text": (
         "Gemma4",
         {
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
             "head_dim": 16,
             "global_head_dim": 32,
             "num_hidden_layers": 6,
-            "layer_types": [
-                "sliding_attention",
-                "full_attention",
-                "sliding_attention",
-                "sliding_attention",
-                "full_attention",
-                "full_attention",
-            ],
-            "num_kv_shared_layers": 3,
+            "layer_types": [*["sliding_attention", "full_attention"] * 3],
+            "num_kv_shared_layers": 2,
             "use_double_wide_mlp": True,
-            "final_logit_softcapping": 8.0,
-            "hidden_size_per_layer_input": 12,
+            "hidden_size_per_layer_input": 10,
             "vocab_size_per_layer_input": VOCAB_SIZE,
+            "final_logit_softcapping": 3.0,
             **WINDOWS,
         },
     ),
@@ -190,12 +181,9 @@ def write(model: Any, folder: Path) -> npt.NDArray[np.float32]:
             # Large queries make rows attend to few keys, so that one key too many or too few changes the result.
             scale = 1 if parameter.ndim == 1 else parameter.shape[1] ** 0.5
             parameter.copy_(parameter + noise * 0.1 if parameter.ndim == 1 else 1.5 * noise / scale)
-        for name, tensor in model.state_dict().items():
+        for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
-                tensor.mul_(0.8)
-            # Gemma 4 does not scale its scores; the weights of trained norms do.
-            elif model.config.model_type.startswith("gemma4") and name.endswith("q_norm.weight"):
-                tensor.mul_(0.3)
+                buffer.fill_(0.4 + torch.rand(1).item())
         logits: npt.NDArray[np.float32] = model(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
     model.save_pretrained(folder)
     write_tokenizer(folder)

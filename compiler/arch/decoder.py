@@ -50,43 +50,41 @@ def forward(
 
     With ``embeds``, its only output is the rows' embeddings (R, E), which the final norm computes.
     """
+    graph = new_graph(embeds=embeds)
+    x = embedding(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size, spec.embedding_scale, "embedded")
+    for layer in range(spec.num_layers):
+        block = Layer(graph, spec, layer, layout, context)
+        x = block.attention(x, page_size)
+        x = block.feed_forward(x)
+    finish(graph, spec, layout, x, embeds=embeds)
+    return graph
+
+
+def new_graph(*, embeds: bool) -> Graph:
+    """A graph with the batch's inputs."""
     graph = Graph()
     for name, (shape, dtype) in BATCH_INPUTS.items():
         if not (embeds and name in SAMPLING_INPUTS):
             graph.inputs[name] = Value(name, shape, dtype)
     graph.states["sampled"] = Value("sampled", ("N",), "int32")
-    x = graph.add(
-        "embed",
-        {
-            "table": matrix(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size),
-            "token_ids": "token_ids",
-            "sampled": "sampled",
-        },
-        name="embedded",
-        scale=spec.embedding_scale,
-    )
-    per_layer = PerLayerInputs(graph, spec, x) if spec.per_layer_width else None
-    for layer in range(spec.num_layers):
-        if layer == spec.first_shared_layer:
-            # No later layer has keys and values of its own, so only the sampled rows matter from here on.
-            x = take_sampled(graph, x, "sampled_rows")
-            graph.inputs |= {name: Value(name, shape, dtype) for name, (shape, dtype) in SAMPLED_INPUTS.items()}
-            if per_layer is not None:
-                per_layer.take_sampled_rows()
-        block = Layer(graph, spec, layer, layout, context)
-        x = block.attention(x, page_size)
-        x = block.feed_forward(x)
-        if per_layer is not None:
-            x = per_layer.add(x, layer)
-    if not spec.num_kv_shared_layers:
-        x = take_sampled(graph, x, "sampled_rows")
+    return graph
+
+
+def embedding(graph: Graph, module: str, rows: int, columns: int, scale: float, name: str) -> str:
+    """Add the lookup of each token's row."""
+    inputs = {"table": matrix(graph, module, rows, columns), "token_ids": "token_ids", "sampled": "sampled"}
+    return graph.add("embed", inputs, name=name, scale=scale)
+
+
+def finish(graph: Graph, spec: ModelSpec, layout: DecoderLayout, x: str, *, embeds: bool) -> None:
+    """Add everything after the last layer."""
+    x = graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name="sampled_rows")
     x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps, offset=layout.norm_offset)
     if embeds:
         graph.outputs = {"embeddings": x}
-        return graph
+        return
     head(graph, spec, x)
     sampling_block(graph, spec.vocab_size)
-    return graph
 
 
 # The inputs that a runtime passes with every batch; `ops/` defines them.
@@ -225,52 +223,48 @@ class Layer:
         self._graph, self._spec, self._layer, self._layout = graph, spec, layer, layout
         self._context = context
         self._here, self._module = f"layers.{layer}", f"model.layers.{layer}"
-        self._head_dim, self._kv_heads = spec.head_dim_of(layer), spec.kv_heads_of(layer)
-        self._feed_forward_size = spec.intermediate_size_of(layer)
-        self._shares_kv = layer >= spec.first_shared_layer
-        self._positions = "sample_positions" if self._shares_kv else "positions"
-        heads, kv = spec.num_heads * self._head_dim, self._kv_heads * self._head_dim
+        self._num_kv_heads, self._head_dim = spec.heads_of(layer)
+        heads, kv = spec.num_heads * self._head_dim, self._num_kv_heads * self._head_dim
+        intermediate = spec.intermediate_of(layer)
         self._rows = {
             "self_attn.q_proj": heads, "self_attn.k_proj": kv, "self_attn.v_proj": kv,
             "self_attn.o_proj": spec.hidden_size,
-            "mlp.gate_proj": self._feed_forward_size, "mlp.up_proj": self._feed_forward_size,
+            "mlp.gate_proj": intermediate, "mlp.up_proj": intermediate,
             "mlp.down_proj": spec.hidden_size,
         }  # fmt: skip
 
     def attention(self, x: str, page_size: int) -> str:
-        graph, spec, here = self._graph, self._spec, self._here
-        width = spec.num_heads * self._head_dim
+        graph, spec = self._graph, self._spec
         kv = f"layers.{spec.kv_layer(self._layer)}.kv"
-
         normed = self._norm(self._layout.before_attention, x)
-        q, *key_and_value = (
-            self._linear(f"self_attn.{name}_proj", normed, spec.hidden_size, bias=spec.qkv_bias, dtype="activation")
-            for name in ("q" if self._shares_kv else "qkv")
-        )
-        q = self._normed_and_rotated("q", q)
-        if key_and_value:
-            k, v = key_and_value
-            k = self._normed_and_rotated("k", k)
-            v = self._value_norm(v) if spec.v_norm else v
-            graph.states[kv] = Value(kv, ("P", 2, self._kv_heads, page_size, self._head_dim), "activation")
+        q = self._normed_and_rotated("q", self._head_projection("q", normed))
+        if kv not in graph.states:
+            shape = ("P", 2, self._num_kv_heads, page_size, self._head_dim)
+            graph.states[kv] = Value(kv, shape, "activation")
+            k = self._normed_and_rotated("k", self._head_projection("k", normed))
+            v = self._values(self._head_projection("v", normed))
             graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
-        own = {name: name for name in ("positions", "seq_starts", "page_indptr")}
-        sampled = dict(zip(own, SAMPLED_INPUTS, strict=True))
-        pages = {**(sampled if self._shares_kv else own), "page_ids": "page_ids"}
+        pages = {name: name for name in ("positions", "seq_starts", "page_indptr", "page_ids")}
         window = spec.window(self._layer)
         # A window as long as the context has no effect.
         window = None if window is None or window >= self._context else window
         attended = graph.add(
             "attention",
             {"q": q, "kv": kv, **pages},
-            name=f"{here}.attended",
+            name=f"{self._here}.attended",
             window=window,
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
         )
-        projected = self._linear("self_attn.o_proj", attended, width, bias=spec.output_bias, factor=spec.residual_scale)
+        projected = self._linear(
+            "self_attn.o_proj",
+            attended,
+            spec.num_heads * self._head_dim,
+            bias=spec.output_bias,
+            factor=spec.residual_scale,
+        )
         projected = self._norm(self._layout.after_attention, projected)
-        return graph.add("add", {"a": projected, "b": x}, name=f"{here}.after_attention")
+        return graph.add("add", {"a": projected, "b": x}, name=f"{self._here}.after_attention")
 
     def feed_forward(self, x: str) -> str:
         graph, spec = self._graph, self._spec
@@ -280,7 +274,7 @@ class Layer:
         )
         gated = graph.add("gate", {"gate": gate, "up": up}, name=f"{self._here}.gated", activation=spec.activation)
         down = self._linear(
-            "mlp.down_proj", gated, self._feed_forward_size, bias=spec.mlp_bias, factor=spec.residual_scale
+            "mlp.down_proj", gated, self._rows["mlp.up_proj"], bias=spec.mlp_bias, factor=spec.residual_scale
         )
         down = self._norm(self._layout.after_feed_forward, down)
         inputs: dict[str, str | None] = {"a": down, "b": x}
@@ -297,6 +291,14 @@ class Layer:
         graph.parameters[ones.name] = ones
         inputs = {"x": v, "weight": ones.name}
         return graph.add("rms_norm", inputs, name=f"{name}.out", eps=self._spec.rms_norm_eps, dtype="activation")
+
+    def _head_projection(self, name: str, x: str) -> str:
+        spec = self._spec
+        return self._linear(f"self_attn.{name}_proj", x, spec.hidden_size, bias=spec.qkv_bias, dtype="activation")
+
+    def _values(self, v: str) -> str:
+        """The values of all kv heads, as they are stored."""
+        return v
 
     def _normed_and_rotated(self, name: str, x: str) -> str:
         """Queries ("q") or keys ("k") of all heads."""
@@ -319,7 +321,7 @@ class Layer:
         rope = self._spec.rope_of(self._layer)
         if rope is None:
             return x
-        inputs = {"x": x, "positions": self._positions, "table": self._rope_table(rope)}
+        inputs = {"x": x, "positions": "positions", "table": self._rope_table(rope)}
         return self._graph.add(
             "rope", inputs, name=f"{self._here}.{name}_rotated", head_dim=self._head_dim, dtype="activation"
         )
@@ -381,7 +383,7 @@ def norm(
     return graph.add("rms_norm", {"x": x, "weight": name}, name=f"{module}.out", eps=eps, dtype=dtype)
 
 
-def matrix(graph: Graph, module: str, rows: int, columns: int) -> str:
+def matrix(graph: Graph, module: str, rows: int, columns: int, factor: float = 1.0) -> str:
     name = f"{module}.weight"
-    graph.parameters[name] = Parameter(name, (Source(name, 0, rows),), columns)
+    graph.parameters[name] = Parameter(name, (Source(name, 0, rows, factor=factor),), columns)
     return name

@@ -1,29 +1,32 @@
-"""The text model of Gemma 4: Gemma 3 with norms of values, larger heads in layers without a window, upper layers that
-read the keys and values of lower ones, and values of each token for each layer. Gemma Team 2026.
-
-Released configurations have the sizes of layers without a window in 'global_head_dim' and 'num_global_key_value_heads';
-transformers writes them as 'per_layer_config'.
+"""Gemma 4, dense (E2B, E4B): Gemma 3 with a second embedding for each layer, larger heads on full layers, values that
+are normalized, upper layers that share the keys and values of lower ones, and a scalar for each layer. Gemma Team 2026.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ..formats.config import ConfigReader
-from ..ir.spec import ModelSpec
-from . import decoder
+from ..ir.graph import Graph, Parameter, Source
+from ..ir.spec import ModelSpec, RopeSpec
+from .decoder import DecoderLayout, Layer, embedding, finish, matrix, new_graph
 from .decoder_config import even_head_dim, read_activation, read_decoder_config, read_layer_types, windows_of
-from .gemma import LAYOUT, embedding_scale
+from .gemma import embedding_scale
 from .rope_config import RopeSizes, read_layer_ropes
 
 __all__ = ["forward", "read_config"]
 
-# Published configurations omit keys whose values are transformers' defaults.
-DEFAULTS = {
+# Unlike in Gemma 2 and 3, the factors of norms are stored as they are.
+LAYOUT = DecoderLayout(
+    after_attention="post_attention_layernorm",
+    before_feed_forward="pre_feedforward_layernorm",
+    after_feed_forward="post_feedforward_layernorm",
+)
+# transformers' defaults. Published configurations omit some of these keys.
+DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_144,
-    "vocab_size_per_layer_input": 262_144,
     "hidden_size": 2304,
     "intermediate_size": 9216,
     "num_hidden_layers": 30,
@@ -31,120 +34,197 @@ DEFAULTS = {
     "num_key_value_heads": 4,
     "head_dim": 256,
     "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
     "bos_token_id": 2,
     "eos_token_id": 1,
+    "vocab_size_per_layer_input": 262_144,
+    "hidden_size_per_layer_input": 256,
+    "num_kv_shared_layers": 0,
+    "sliding_window": 512,
     "rope_parameters": {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     },
 }
-GLOBAL_HEAD_DIM = 512
-
-forward = partial(decoder.forward, layout=replace(LAYOUT, norm_offset=0.0))
+HARMLESS = frozenset({"moe_intermediate_size", "num_experts", "top_k_experts"})
 
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "gemma4_text"."""
     config = config.with_defaults(DEFAULTS)
-    # Both need other mathematics: values that are keys before their norm, and experts.
     config.expect("attention_k_eq_v", False)
     config.expect("enable_moe_block", False)
-    config.ignore("num_experts", "top_k_experts", "moe_intermediate_size", "num_global_key_value_heads", "hidden_act")
-    # "vision" concerns only the tokens of images.
+    # Text is causal with "vision" too.
     config.expect("use_bidirectional_attention", None, "vision")
-    kinds = read_layer_types(config, pattern=lambda layer: (layer + 1) % 6 == 0)
-    # As in transformers, the last layer has no window.
-    kinds = (*kinds[:-1], "full_attention")
-    head_dims = read_head_dims(config, kinds)
-    shared = read_shared_layers(config, kinds)
-    wide = config.flag("use_double_wide_mlp", default=False)
-    width = config.integer("intermediate_size")
-    per_layer_width = config.integer("hidden_size_per_layer_input", minimum=0, default=256)
-    vocab_size, own_size = config.integer("vocab_size"), config.integer("vocab_size_per_layer_input")
-    if per_layer_width and own_size < vocab_size:
-        raise config.unsupported(
-            "vocab_size_per_layer_input",
-            f"'vocab_size_per_layer_input' is {own_size}, less than 'vocab_size', {vocab_size}, which is not supported",
-        )
-    if config.section("rope_parameters") is None:
-        raise config.contradiction("rope_parameters", "'rope_parameters' is null")
-    context = config.integer("max_position_embeddings")
-    numbers: dict[str, Any] = {
-        "activation": read_activation(config, "hidden_activation", "gelu_pytorch_tanh"),
-        "embedding_scale": embedding_scale(config, config.integer("hidden_size")),
-        "attention_scale": 1.0,
-        "logit_softcap": config.optional_number("final_logit_softcapping"),
-        "head_dims": head_dims,
-        "intermediate_sizes": tuple(
-            width * (2 if wide and layer >= len(kinds) - shared else 1) for layer in range(len(kinds))
-        ),
-        "num_kv_shared_layers": shared,
-        "v_norm": True,
-        "layer_factors": True,
-        "per_layer_width": per_layer_width,
-        "per_layer_scale": embedding_scale(config, per_layer_width) if per_layer_width else 1.0,
-    }
+    num_layers = config.integer("num_hidden_layers")
+    kinds = read_layer_types(config, pattern=lambda layer: (layer + 1) % 6 == 0 or layer == num_layers - 1)
+    window_head_dim = even_head_dim(config, config.integer("head_dim"))
+    window_kv_heads = config.integer("num_key_value_heads")
+    head_dim, kv_heads = _full_heads(config, kinds, window_kv_heads)
     attention_bias = config.flag("attention_bias", default=False)
-    head_dim = config.integer("head_dim")
-    full_head_dim = next(size for kind, size in zip(kinds, head_dims, strict=True) if kind == "full_attention")
+    intermediate, wide = config.integer("intermediate_size"), config.flag("use_double_wide_mlp", default=False)
+    shared = config.integer("num_kv_shared_layers", minimum=0)
+    _require_sources(config, kinds, shared)
+    per_layer = config.integer("hidden_size_per_layer_input", minimum=0)
+    vocab_size = config.integer("vocab_size")
+    if per_layer and config.integer("vocab_size_per_layer_input") < vocab_size:
+        raise config.contradiction(
+            "vocab_size_per_layer_input",
+            f"'vocab_size_per_layer_input' is less than 'vocab_size', which is {vocab_size}: some tokens have no "
+            "embedding for each layer",
+        )
+    scale, cap = embedding_scale(config), config.optional_number("final_logit_softcapping")
+    activation = read_activation(config, "hidden_activation", "gelu_pytorch_tanh")
     spec = read_decoder_config(
         config,
-        num_kv_heads=config.integer("num_key_value_heads"),
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
+        activation=activation,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         qk_norm=True,
-        windows=windows_of(config, kinds, config.integer("sliding_window", default=512)),
-        ropes=read_layer_ropes(
-            config,
-            RopeSizes(full_head_dim, context, default_theta=1_000_000.0),
-            RopeSizes(head_dim, context, default_theta=10_000.0),
-        ),
+        windows=windows_of(config, kinds, config.integer("sliding_window")),
+        ropes=_read_ropes(config, head_dim, window_head_dim),
         tied=True,
-        default_eps=1e-6,
+        harmless=HARMLESS | {"vocab_size_per_layer_input"},
     )
-    return replace(spec, **numbers)
+    return replace(
+        spec,
+        attention_scale=1.0,
+        embedding_scale=scale,
+        logit_softcap=cap,
+        window_head_dim=window_head_dim,
+        window_num_kv_heads=window_kv_heads,
+        num_kv_shared_layers=shared,
+        shared_intermediate_size=2 * intermediate if wide and shared else None,
+        per_layer_size=per_layer,
+        per_layer_vocab_size=config.integer("vocab_size_per_layer_input") if per_layer else 0,
+    )
 
 
-def read_head_dims(config: ConfigReader, kinds: tuple[str, ...]) -> tuple[int, ...]:
-    """The head size of every layer, from 'per_layer_config', or without it 'head_dim' and 'global_head_dim'. Raises
-    UnsupportedModel if layers of one kind differ, or for other keys of a layer.
+def _read_ropes(config: ConfigReader, head_dim: int, window_head_dim: int) -> dict[str, RopeSpec]:
+    context = config.integer("max_position_embeddings")
+    return read_layer_ropes(
+        config,
+        RopeSizes(head_dim, context, default_theta=1_000_000.0),
+        RopeSizes(window_head_dim, context, default_theta=10_000.0),
+    )
+
+
+def _full_heads(config: ConfigReader, kinds: tuple[str, ...], window_kv_heads: int) -> tuple[int, int]:
+    """The head size and the number of kv heads of full layers: from 'global_head_dim' and 'num_global_key_value_heads',
+    or from 'per_layer_config', as which transformers saves them.
     """
-    head_dim = even_head_dim(config, config.integer("head_dim"))
-    if config.section("per_layer_config") is None:
-        full = config.optional_integer("global_head_dim") if config.has("global_head_dim") else GLOBAL_HEAD_DIM
-        return tuple((full or head_dim) if kind == "full_attention" else head_dim for kind in kinds)
-    config.ignore("global_head_dim")
     layers = config.section("per_layer_config")
-    assert layers is not None
-    sizes: list[int] = []
-    for layer in range(len(kinds)):
-        section = layers.section(str(layer))
-        sizes.append(
-            head_dim if section is None else even_head_dim(section, section.integer("head_dim", default=head_dim))
+    head_dim = config.optional_integer("global_head_dim") or 512
+    # It counts only with 'attention_k_eq_v', which is refused.
+    config.ignore("num_global_key_value_heads")
+    if layers is None:
+        return even_head_dim(config, head_dim), window_kv_heads
+    full = {str(layer) for layer, kind in enumerate(kinds) if kind == "full_attention"}
+    if set(layers.keys()) != full:
+        raise config.unsupported(
+            "per_layer_config",
+            f"'per_layer_config' has the layers {', '.join(sorted(layers.keys(), key=str))}; only full layers "
+            f"({', '.join(sorted(full, key=int))}) may differ",
         )
-        if section is not None:
-            section.expect("num_key_value_heads", config.integer("num_key_value_heads"))
-            section.finish()
+    sizes = set()
+    for layer in sorted(full):
+        section = layers.section(layer)
+        assert section is not None
+        sizes.add((section.integer("head_dim"), section.optional_integer("num_key_value_heads") or window_kv_heads))
+        section.finish()
     layers.finish()
-    for kind in ("full_attention", "sliding_attention"):
-        of_kind = {size for size, own in zip(sizes, kinds, strict=True) if own == kind}
-        if len(of_kind) > 1 or (kind == "sliding_attention" and not of_kind <= {head_dim}):
-            raise config.unsupported(
-                "per_layer_config",
-                f"'per_layer_config' gives {kind} layers head sizes of {sorted(of_kind)}; "
-                "supported: one size for each type of layer, 'head_dim' for layers with a window",
-            )
-    return tuple(sizes)
+    if len(sizes) != 1:
+        raise config.unsupported("per_layer_config", "'per_layer_config' gives full layers heads of different sizes")
+    ((head_dim, kv_heads),) = sizes
+    return even_head_dim(config, head_dim), kv_heads
 
 
-def read_shared_layers(config: ConfigReader, kinds: tuple[str, ...]) -> int:
-    """The number of upper layers that read the keys and values of lower ones."""
-    shared = config.integer("num_kv_shared_layers", minimum=0, default=0)
-    if shared and (shared >= len(kinds) or set(kinds) != set(kinds[: len(kinds) - shared])):
+def _require_sources(config: ConfigReader, kinds: tuple[str, ...], shared: int) -> None:
+    first = len(kinds) - shared
+    missing = set(kinds[max(first, 0) :]) - set(kinds[: max(first, 0)])
+    if missing:
         raise config.contradiction(
             "num_kv_shared_layers",
-            f"'num_kv_shared_layers' is {shared}: no layer before the last {shared} has keys and values for one of the "
-            "types in 'layer_types'",
+            f"'num_kv_shared_layers' is {shared}, so no earlier layer of type {sorted(missing)[0]!r} has keys and "
+            "values",
         )
-    return shared
+
+
+def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False) -> Graph:
+    """See `decoder.forward`."""
+    graph = new_graph(embeds=embeds)
+    x = embedding(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size, spec.embedding_scale, "embedded")
+    per_layer = _per_layer_inputs(graph, spec, x) if spec.per_layer_size else None
+    for layer in range(spec.num_layers):
+        block = Gemma4Layer(graph, spec, layer, LAYOUT, context)
+        x = block.attention(x, page_size)
+        x = block.feed_forward(x)
+        if per_layer is not None:
+            x = block.add_per_layer(x, per_layer)
+        x = block.scaled(x)
+    finish(graph, spec, LAYOUT, x, embeds=embeds)
+    return graph
+
+
+def _per_layer_inputs(graph: Graph, spec: ModelSpec, x: str) -> str:
+    """(S, layers * P): each layer's own embedding of the token, plus a projection of the common one."""
+    size, columns = spec.per_layer_size, spec.num_layers * spec.per_layer_size
+    # The sum of both is divided by sqrt(2).
+    half = 2**-0.5
+    rows = embedding(
+        graph,
+        "model.embed_tokens_per_layer",
+        spec.per_layer_vocab_size,
+        columns,
+        math.sqrt(size) * half,
+        "per_layer_embedded",
+    )
+    weight = matrix(graph, "model.per_layer_model_projection", columns, spec.hidden_size, spec.hidden_size**-0.5)
+    projected = graph.add("linear", {"x": x, "weight": weight}, name="per_layer_projected", dtype="float32")
+    name = "model.per_layer_projection_norm.weight"
+    graph.parameters[name] = Parameter(name, (Source(name, 0, size, factor=half),), None)
+    normed = graph.add(
+        "rms_norm", {"x": projected, "weight": name}, name="per_layer_normed", eps=spec.rms_norm_eps, dtype="float32"
+    )
+    return graph.add("add", {"a": normed, "b": rows}, name="per_layer_inputs")
+
+
+class Gemma4Layer(Layer):
+    def _values(self, v: str) -> str:
+        """Normalized without factors: those of the norm of keys, times zero, plus one."""
+        name = f"{self._module}.self_attn.v_norm.weight"
+        source = Source(f"{self._module}.self_attn.k_norm.weight", 0, self._head_dim, offset=1.0, factor=0.0)
+        self._graph.parameters[name] = Parameter(name, (source,), None)
+        inputs = {"x": v, "weight": name}
+        return self._graph.add(
+            "rms_norm", inputs, name=f"{self._here}.v_normed", eps=self._spec.rms_norm_eps, dtype="activation"
+        )
+
+    def add_per_layer(self, x: str, per_layer: str) -> str:
+        """x + rms_norm(projection(activation(gate(x)) * the layer's embedding))."""
+        graph, spec, size = self._graph, self._spec, self._spec.per_layer_size
+        self._rows |= {"per_layer_input_gate": size, "per_layer_projection": spec.hidden_size}
+        gate = self._linear("per_layer_input_gate", x, spec.hidden_size, bias=False)
+        start = self._layer * size
+        own = graph.add(
+            "slice_columns",
+            {"x": per_layer},
+            name=f"{self._here}.embedded",
+            start=start,
+            stop=start + size,
+            dtype="float32",
+        )
+        gated = graph.add(
+            "gate", {"gate": gate, "up": own}, name=f"{self._here}.per_layer_gated", activation=spec.activation
+        )
+        projected = self._norm(
+            "post_per_layer_input_norm", self._linear("per_layer_projection", gated, size, bias=False)
+        )
+        return graph.add("add", {"a": projected, "b": x}, name=f"{self._here}.after_per_layer")
+
+    def scaled(self, x: str) -> str:
+        name = f"{self._module}.layer_scalar"
+        self._graph.parameters[name] = Parameter(name, (Source(name, 0, 1),), None)
+        return self._graph.add("scale", {"x": x, "factor": name}, name=f"{self._here}.scaled")

@@ -108,11 +108,7 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
                 f"constants.{name}",
                 "is longer than the model's positions",
             )
-            require(
-                2 * shape[1] <= max((manifest.spec.head_dim, *manifest.spec.head_dims)),
-                f"constants.{name}",
-                "rotates more than a head",
-            )
+            require(2 * shape[1] <= manifest.spec.largest_head_dim, f"constants.{name}", "rotates more than a head")
     for name, entry in manifest.scratch.items():
         for size in entry.shape:
             check_size(f"scratch.{name}", size)
@@ -189,7 +185,16 @@ def check_description(manifest: Description) -> None:
     check_counts("spec.windows", [window for window in spec.windows if window is not None])
     check_rope("spec.rope", spec.rope, max((spec.head_dim, *spec.head_dims)))
     if spec.window_rope is not None:
-        check_rope("spec.window_rope", spec.window_rope, spec.head_dim)
+        check_rope("spec.window_rope", spec.window_rope, spec.window_head_dim or spec.head_dim)
+    for name, count in (
+        ("window_head_dim", spec.window_head_dim),
+        ("window_num_kv_heads", spec.window_num_kv_heads),
+        ("shared_intermediate_size", spec.shared_intermediate_size),
+    ):
+        if count is not None:
+            check_counts(f"spec.{name}", [count])
+    require(0 <= spec.num_kv_shared_layers < spec.num_layers, "spec.num_kv_shared_layers", "leaves no layer of its own")
+    require(0 <= spec.per_layer_size <= MAX_COUNT, "spec.per_layer_size", "is out of range")
     require(
         all(0 <= layer < spec.num_layers for layer in spec.unrotated),
         "spec.unrotated",

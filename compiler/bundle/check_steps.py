@@ -236,14 +236,15 @@ def require_roles(
         require("into" not in shapes or shapes["into"] == ("S", table[1]), where, "has an 'into' of another shape")
     if "kv" in shapes:
         head_dim = head_dim_of(shapes["kv"], {"kv": manifest.kv})
-        layers = {(spec.kv_heads_of(each), spec.head_dim_of(each)) for each in range(spec.num_layers)}
-        kv_heads = next((heads for heads, size in layers if size == head_dim), spec.num_kv_heads)
-        kv = ("P", 2, kv_heads, manifest.page_size, head_dim // 4 + 1 if manifest.kv == "q8" else head_dim)
+        width = head_dim // 4 + 1 if manifest.kv == "q8" else head_dim
         packed = arrays["kv"][1] == "uint32"
+        kinds = {spec.heads_of(layer) for layer in range(spec.num_layers)}
+        allowed = [("P", 2, heads, manifest.page_size, width) for heads, size in kinds if size == head_dim]
+        layers = ", ".join(f"{heads} kv heads of {size}" for heads, size in sorted(kinds))
         require(
-            shapes["kv"] == kv and (kv_heads, head_dim) in layers and packed == (manifest.kv == "q8"),
+            shapes["kv"] in allowed and packed == (manifest.kv == "q8"),
             where,
-            f"pages must be {list(kv)}",
+            f"pages are {list(shapes['kv'])}, but layers have {layers}",
         )
         require(step.attrs.get("kv", "activation") == manifest.kv, where, f"pages are {manifest.kv}")
     if "table" in shapes and step.op != "embed":
@@ -252,13 +253,13 @@ def require_roles(
             isinstance(positions, int)
             and positions >= manifest.context
             and isinstance(half, int)
-            and 2 * half <= max((spec.head_dim, *spec.head_dims))
+            and 2 * half <= spec.largest_head_dim
         )
         require(long_enough, where, f"rotation table has {positions} positions of {half} pairs")
     if "offset" in step.attrs or "columns" in step.attrs:
         outputs = shapes["weight"][0] if step.op == "linear" else int(shapes["weight"][0]) // 2  # type: ignore[arg-type]
-        width = step.attrs.get("columns") or outputs
-        require(step.attrs.get("offset", 0) + outputs <= width, where, "writes columns beyond the last one")
+        total = step.attrs.get("columns") or outputs
+        require(step.attrs.get("offset", 0) + outputs <= total, where, "writes columns beyond the last one")
 
 
 def check_variants(
@@ -343,9 +344,8 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         same(facts, residual="residual" in shapes, factor="factor" in shapes)
     elif step.op in ("gate", "gate_halves"):
         same(facts, batch=outputs[0][0], columns=outputs[0][1])
-    elif step.op in ("add", "slice_columns", "soft_cap", *SAMPLING_OPS):
-        first = shapes[{"add": "a", "slice_columns": "x", "soft_cap": "x"}.get(step.op, "logits")]
-        same(facts, factor="factor" in shapes)
+    elif step.op in ("add", "scale", "slice_columns", "soft_cap", *SAMPLING_OPS):
+        first = shapes[{"add": "a", "scale": "x", "slice_columns": "x", "soft_cap": "x"}.get(step.op, "logits")]
         same(facts, batch=first[0], columns=first[1], start=attrs.get("start"), stop=attrs.get("stop"))
     if "kv" in shapes:
         _, _, heads, page_size, _ = shapes["kv"]

@@ -28,6 +28,10 @@ class ConfigReader:
         """Whether the key is present, with null or a value. Does not consume it."""
         return key in self._values
 
+    def keys(self) -> tuple[str, ...]:
+        """The keys that are present. Does not consume them."""
+        return tuple(self._values)
+
     def integer(self, key: str, *, minimum: int = 1, default: int | None = None) -> int:
         """An integer of at least ``minimum``; an absent key gives the default, or is an error without a default."""
         value = self._take(key, default)

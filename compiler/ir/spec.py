@@ -54,6 +54,11 @@ class ModelSpec:
 
     The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by
     ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap.
+
+    Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last
+    ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has
+    ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for
+    each of ``per_layer_vocab_size`` tokens; 0 if they have none.
     """
 
     model_type: str
@@ -82,14 +87,12 @@ class ModelSpec:
     logit_scale: float = 1.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
-    head_dims: tuple[int, ...] = ()
-    layer_kv_heads: tuple[int, ...] = ()
-    intermediate_sizes: tuple[int, ...] = ()
+    window_head_dim: int | None = None
+    window_num_kv_heads: int | None = None
     num_kv_shared_layers: int = 0
-    v_norm: bool = False
-    layer_factors: bool = False
-    per_layer_width: int = 0
-    per_layer_scale: float = 1.0
+    shared_intermediate_size: int | None = None
+    per_layer_size: int = 0
+    per_layer_vocab_size: int = 0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -135,6 +138,30 @@ class ModelSpec:
         if layer in self.unrotated:
             return None
         return self.rope if self.window(layer) is None or self.window_rope is None else self.window_rope
+
+    def heads_of(self, layer: int) -> tuple[int, int]:
+        """A layer's number of kv heads and their size."""
+        if self.window(layer) is None:
+            return self.num_kv_heads, self.head_dim
+        return self.window_num_kv_heads or self.num_kv_heads, self.window_head_dim or self.head_dim
+
+    @property
+    def largest_head_dim(self) -> int:
+        return max(self.head_dim, self.window_head_dim or 0)
+
+    def kv_layer(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads: itself, or the last one before the shared layers that has a
+        window too, or none too.
+        """
+        first = self.num_layers - self.num_kv_shared_layers
+        if layer < first:
+            return layer
+        kind = self.window(layer) is None
+        return max(each for each in range(first) if (self.window(each) is None) == kind)
+
+    def intermediate_of(self, layer: int) -> int:
+        shared = layer >= self.num_layers - self.num_kv_shared_layers
+        return self.shared_intermediate_size or self.intermediate_size if shared else self.intermediate_size
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

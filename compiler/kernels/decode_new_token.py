@@ -26,7 +26,7 @@ class NewToken:
         self._partials = kernel.shared("partials", (threads,), "float32")
         self._products = kernel.shared("products", (heads * work.facts.vectors,), "float32")
         self.scores = kernel.shared("new_scores", (heads,), "float32")
-        # The rows with a norm: those of the queries and the key, and perhaps the value.
+        # The rows whose squares are summed: the queries, the key, and the value if it is normalized.
         self._normed_rows = heads + (2 if work.new.norms_values else 1)
         self._threads_a_row = threads // power_of_two(self._normed_rows)
 
@@ -104,9 +104,7 @@ class NewToken:
         )
 
     def _sum_squares(self) -> None:
-        """Store the sum of squares of each query head, of the key, and of a value that is normalized, with the
-        first of the threads that share a row.
-        """
+        """Store the sum of squares of each normalized row with the first of the threads that share the row."""
         work, kernel, head_dim = self.work, self.work.kernel, self.work.facts.head_dim
         lane = kernel.let("lane", work.thread % self._threads_a_row)
         head = kernel.let("head", self._head_of(minimum(work.thread // self._threads_a_row, self._normed_rows - 1)))

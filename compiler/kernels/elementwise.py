@@ -1,4 +1,4 @@
-"""add, gate, gate_halves and soft_cap: one result from one element of each operand.
+"""add, scale, gate, gate_halves and soft_cap: one result from one element of each operand.
 
 One thread: one column of one row.
 One workgroup: 128 columns of one row.
@@ -27,6 +27,13 @@ def add(name: str, rows: Expr, columns: int, *, factor: bool = False) -> Kernel:
         return total if factors is None else total * factors[0]
 
     return each_column(kernel, rows, columns, value)
+
+
+def scale(name: str, rows: Expr, columns: int) -> Kernel:
+    kernel = KernelBuilder(name)
+    x = kernel.buffer("x", (rows, columns), "float32")
+    factor = kernel.buffer("factor", (1,), "float32")
+    return each_column(kernel, rows, columns, lambda row, column: x[row, column] * factor[0])
 
 
 def gate(name: str, rows: Expr, columns: int, activation: str) -> Kernel:

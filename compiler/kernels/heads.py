@@ -66,21 +66,14 @@ class Preparation:
     """The preparation of q and k before attention: a norm of each head if ``norm_eps`` is given, then the rotation of
     ``rotary_dim`` elements.
 
-    ``positions`` is the length of the rotation table; both are 0 without a rotation. ``norms_values``: heads of v have
-    a norm too, with the same eps.
+    ``positions`` is the length of the rotation table; both are 0 without a rotation. With ``norms_values``, heads of v
+    are normalized too, without factors.
     """
 
     positions: int
     rotary_dim: int
     norm_eps: float | None
     norms_values: bool = False
-
-    @property
-    def num_norms(self) -> int:
-        """How many of q, k and v have a norm, with weights of their own."""
-        if self.norm_eps is None:
-            return 0
-        return 3 if self.norms_values else 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,10 @@ class NewHeads:
     def normed(self) -> bool:
         return self._preparation.norm_eps is not None
 
+    @property
+    def norms_values(self) -> bool:
+        return self._preparation.norms_values
+
     def element(self, row: Scalar, head: Scalar, element: Scalar) -> Scalar:
         """One element of the projection's result, float32."""
         return cast(self._qkv[row, head, element], "float32")
@@ -86,8 +90,8 @@ class NewHeads:
                 partner = self._normed(row, head, self._table.partner(element), factor)
                 value = self._table.rotated(position, element, value, partner)
             projected = self.element(row, head, element)
-            if self._norm is not None and self._preparation.norms_values:
-                projected = projected * factor * self._norm[2, element]
+            if self.norms_values:
+                projected = projected * factor
             lanes.append(select(head < heads.num_heads + heads.num_kv_heads, value, projected))
         return vector(*lanes)
 

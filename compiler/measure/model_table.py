@@ -78,7 +78,7 @@ def _measure(name: str, spec: ModelSpec) -> Model:
     return Model(
         name=name,
         model_type=spec.model_type,
-        parameters=sum(math.prod(shape) for shape in tensor_shapes(graph.parameters).values()),
+        parameters=sum(map(math.prod, tensor_shapes(graph.parameters).values())),
         weight_bytes=sum(shard_sizes(stored)),
         steps_per_token=len(fused.nodes),
         num_layers=spec.num_layers,
@@ -88,7 +88,14 @@ def _measure(name: str, spec: ModelSpec) -> Model:
 
 
 def _exports(spec: ModelSpec) -> tuple[str, ...] | None:
-    small = spec.lowest(min(spec.num_layers, TRIED_LAYERS))
+    layers = min(spec.num_layers, TRIED_LAYERS)
+    small = replace(
+        spec,
+        num_layers=layers,
+        windows=spec.windows[:layers],
+        unrotated=tuple(layer for layer in spec.unrotated if layer < layers),
+        num_kv_shared_layers=min(spec.num_kv_shared_layers, 1),
+    )
     try:
         return tuple(target for target in EXPORTS if _expresses(target, small))
     except ToolError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir.graph import Graph, Node
 
-APPEND = {"inputs": ("qkv", "positions", "slots", "kv", "table", "qk_norm"), "attrs": ("eps", "kv")}
+APPEND = {"inputs": ("qkv", "positions", "slots", "kv", "table", "qk_norm"), "attrs": ("eps", "norms_values", "kv")}
 ATTENTION = {
     "inputs": ("q", "kv", "positions", "seq_starts", "page_indptr", "page_ids"),
     "attrs": ("scale", "window", "softcap", "causal", "kv"),

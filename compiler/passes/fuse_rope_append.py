@@ -42,13 +42,15 @@ def fuse_rope_append(graph: Graph) -> Graph:
             continue
         head_dim = head_dim_of(graph.shape_of(append.inputs["kv"]), {"kv": append.attr("kv")})
         q, k = (chain_of(graph, makers, name, head_dim) for name in (attention.inputs["q"], append.inputs["k"]))
-        v = chain_of(graph, makers, append.inputs["v"], head_dim)
-        if q is None or k is None or v is None or not are_alike(q, k) or not fits_values(k, v):
+        v = makers.get(append.inputs["v"])
+        v_norm = v if v is not None and norms_plainly(graph, v, q, head_dim) else None
+        if v_norm is not None:
+            v = makers.get(v_norm.inputs["x"])
+        if q is None or k is None or v is None or not are_alike(q, k) or not cover(graph, [q.slice, k.slice, v]):
             continue
-        if not cover(graph, [q.slice, k.slice, v.slice]):
-            continue
+        v_nodes = [v] if v_norm is None else [v, v_norm]
         if not used_once(
-            graph, [*q.nodes, *k.nodes, *v.nodes], {attention.inputs["q"], append.inputs["k"], append.inputs["v"]}
+            graph, [*q.nodes, *k.nodes, *v_nodes], {attention.inputs["q"], append.inputs["k"], append.inputs["v"]}
         ):
             continue
         inputs = {
@@ -66,8 +68,8 @@ def fuse_rope_append(graph: Graph) -> Graph:
             # One vector, because a kernel may bind no more than eight buffers.
             names = [norm.inputs["weight"] for norm in (q.norm, k.norm, v.norm) if norm is not None]
             inputs["qk_norm"] = stack_parameters(graph, parameters, names, f"{module_of(q.norm)}.qk_norm.weight")
-            attrs["eps"] = q.norm.attrs["eps"]
-        replaced |= {id(node): None for node in (*q.nodes, *k.nodes, *v.nodes)}
+            attrs |= {"eps": q.norm.attrs["eps"], "norms_values": v_norm is not None}
+        replaced |= {id(node): None for node in (*q.nodes, *k.nodes, *v_nodes)}
         replaced[id(append)] = Node("rope_append", inputs, {"q": attention.inputs["q"]}, attrs)
     return graph.replace(replaced, parameters.values())
 
@@ -91,6 +93,17 @@ def chain_of(graph: Graph, makers: Mapping[str, Node], name: str, head_dim: int)
             return None
         norm, node = node, makers.get(node.inputs["x"])
     return None if node is None or node.op != "slice_columns" else Chain(node, norm, rope)
+
+
+def norms_plainly(graph: Graph, node: Node, q: Chain | None, head_dim: int) -> bool:
+    """Whether a node normalizes each head as q is normalized, but without factors: they are all 1."""
+    if node.op != "rms_norm" or not node.has_only(inputs=("x", "weight"), attrs=("eps", "dtype")):
+        return False
+    if q is None or q.norm is None or node.attrs["eps"] != q.norm.attrs["eps"] or node.attr("dtype") != "activation":
+        return False
+    weight = graph.parameters[node.inputs["weight"]]
+    ones = all((source.offset, source.factor) == (1, 0) for source in weight.sources)
+    return ones and weight.shape == (head_dim,)
 
 
 def are_alike(q: Chain, k: Chain) -> bool:

@@ -170,6 +170,10 @@ def packed_rows(reference: Reference) -> Read:
             first += source.stop - source.start
 
     def read_source(source: Source) -> Iterator[FloatArray]:
+        if source.factor == 0:
+            # Its value does not depend on the checkpoint, so a pass may have moved it into an attribute.
+            yield np.full(source.stop - source.start, source.offset, np.float32)
+            return
         row = source.start
         while row < source.stop:
             entry = next((each for each in packed.get(source.tensor, ()) if holds(each[0], source, row)), None)

@@ -19,6 +19,7 @@ from ..bundle.manifest import FileEntry, PlaneEntry, WeightEntry
 from ..errors import CheckpointError, QuantizationError
 from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Parameter
+from ..ir.spec import ModelSpec
 from ..quant import PlaneLayout, Quantization
 from ..quant.base import FloatArray, require_finite
 from ..quant.layout import Layout, rows_per_tile, store_rows, stored_shape
@@ -33,6 +34,7 @@ BLOCK_ELEMENTS = 2 << 20
 PACKING_THREADS = 2
 # Tensors that some checkpoints contain although their values follow from the configuration.
 DERIVED = re.compile(r".*\.rotary_emb\.inv_freq")
+KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.(?:[kv]_proj|[kv]_norm)\..*")
 
 
 def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -> None:
@@ -59,7 +61,10 @@ def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -
     unused = [
         name
         for name in checkpoint.tensors
-        if name not in expected and name not in unused_head and not DERIVED.fullmatch(name)
+        if name not in expected
+        and name not in unused_head
+        and not DERIVED.fullmatch(name)
+        and not _is_shared(checkpoint.spec, name)
     ]
     if unused:
         raise CheckpointError(
@@ -67,6 +72,12 @@ def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -
             f"with this config.json ({len(unused)} such tensors); compiling without it would change the answers",
             tensors=unused,
         )
+
+
+def _is_shared(spec: ModelSpec, name: str) -> bool:
+    """Whether a tensor makes keys and values that its layer does not use, because it reads those of another layer."""
+    match = KEYS_AND_VALUES.fullmatch(name)
+    return match is not None and spec.kv_layer(int(match[1])) != int(match[1])
 
 
 def tensor_shapes(parameters: Mapping[str, Parameter]) -> dict[str, tuple[int, ...]]:

@@ -16,7 +16,7 @@ from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.cpu.add_lora import add_lora
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention, attention_split
-from nearfar.compiler.kernels.cpu.elementwise import add, gate, gate_halves, slice_columns, soft_cap
+from nearfar.compiler.kernels.cpu.elementwise import add, gate, gate_halves, scale, slice_columns, soft_cap
 from nearfar.compiler.kernels.cpu.embed import embed
 from nearfar.compiler.kernels.cpu.integer_dot import row_layout
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
@@ -118,6 +118,10 @@ def gate_variants(step: Step, context: CpuContext, activation: str) -> list[Vari
     (name,) = step.outputs.values()
     batch, columns = context.plan.shape_of(name)
     return plain(context, template, batch=batch, columns=columns, activation=attr(step, "activation"))
+
+
+def scale_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
+    return plain(context, scale, **matrix(step, context, "x"))
 
 
 def soft_cap_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
@@ -241,6 +245,7 @@ OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {
     "rms_norm": rms_norm_variants,
     "add": add_variants,
     "gate": gate_variants,
+    "scale": scale_variants,
     "soft_cap": soft_cap_variants,
     "gate_halves": gate_variants,
     "rope": rope_variants,

@@ -72,6 +72,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "gated_linear", "norm_bias", partial(gated_linear, "gelu", x_dtype="activation", norm=True, bias=True)
     yield "gated_linear", "first_part", partial(gated_linear, "silu", **part)
     yield "gated_linear", "later_part", partial(gated_linear, "relu2", **later)
+    yield "scale", "plain", scale
     yield "soft_cap", "capped", partial(soft_cap, 5.0)
     yield "soft_cap", "scaled", partial(soft_cap, None)
     for op in ("rope", "append_kv", "attention", "rope_append", "rope_attention"):
@@ -80,6 +81,9 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "attention", "sinks", partial(over_pages, "attention", sinks=True, **scores)
     yield "append_kv", "q8", partial(over_pages, "append_kv", kv="q8")
     yield "rope_append", "partial", partial(over_pages, "rope_append", rotary_dim=8, qk_norm=True, eps=1e-5)
+    yield "rope_append", "values", partial(over_pages, "rope_append", qk_norm=True, eps=1e-5, norms_values=True)
+    values: dict[str, Any] = {"qk_norm": True, "eps": 1e-5, "norms_values": True}
+    yield "rope_attention", "values", partial(over_pages, "rope_attention", window=5, **values)
     yield "rope_append", "not_rotated", partial(over_pages, "rope_append", rotary_dim=0)
     yield "rope_attention", "window", partial(over_pages, "rope_attention", window=5, rotary_dim=8)
     for op in ("adjust_logits", "sample", "top_logprobs"):
@@ -138,6 +142,12 @@ def gate_halves(activation: str) -> Graph:
     return graph.ends(
         graph.add("gate_halves", {"x": graph.value("x", ("S", 2 * COLUMNS))}, name="y", activation=activation)
     )
+
+
+def scale() -> Graph:
+    graph = Builder()
+    inputs = {"x": graph.value("x", ("S", COLUMNS)), "factor": graph.vector("factor", 1)}
+    return graph.ends(graph.add("scale", inputs, name="y"))
 
 
 def soft_cap(cap: float | None) -> Graph:

@@ -104,8 +104,8 @@ def test_an_architecture_runs_without_passes_and_with_them(
 def test_gemma_runs_on_every_kernel_target(
     family: str, target: str, opened: Callable[[Bundle], PlanRunner], tmp_path: Path
 ) -> None:
-    """Gemma 2 has windows on some layers, soft-caps, scales, and norms behind its sub-layers. The upper layers of
-    Gemma 4 share keys and values and compute only sampled rows, and its layers have heads of two sizes.
+    """Both have windows on some layers, and norms behind their sub-layers. Gemma 2 has soft-caps of scores, Gemma 4
+    heads of two sizes, layers that share keys and values, and a second embedding.
     """
     expected = make_family(family, tmp_path / "checkpoint")
     options = CompileOptions(target=target, **OPTIONS)  # type: ignore[arg-type]

@@ -113,8 +113,8 @@ def infer_rope_append(shapes: Shapes, attrs: Attrs) -> Type:
     head_dim = head_dim_of(shapes["kv"], attrs)
     require(isinstance(width, int), "rope_append", shapes)
     require(("qk_norm" in shapes) == (attrs["eps"] is not None), "rope_append", shapes)
-    norms = ((2 * head_dim,), (3 * head_dim,))
-    require("qk_norm" not in shapes or shapes["qk_norm"] in norms, "rope_append", shapes)
+    require("qk_norm" in shapes or not attrs["norms_values"], "rope_append", shapes)
+    require("qk_norm" not in shapes or shapes["qk_norm"] == (2 * head_dim,), "rope_append", shapes)
     require("table" not in shapes or 2 * shapes["table"][1] <= head_dim, "rope_append", shapes)  # type: ignore[operator]
     return require_heads("rope_append", shapes, attrs, (rows, width - 2 * shapes["kv"][2] * head_dim))  # type: ignore[operator]
 
@@ -128,7 +128,7 @@ def require_heads(op: str, shapes: Shapes, attrs: Attrs, q: tuple[object, ...]) 
 
 def rope_append(inputs: Inputs, attrs: Attrs) -> Array:
     """Normalize (if qk_norm is present) and rotate (if a table is present) q and k of a joint projection, append k and
-    v to the pages, return q.
+    v to the pages, return q. With ``norms_values``, normalize v too, without weights.
 
     qkv (S, (H + 2K) * D), qk_norm (2D,), q's weights before k's, with attribute eps, positions, slots (S,), table, kv
     -> (S, H * D). If qk_norm is (3D,), v is normalized too, by the last weights.
@@ -142,7 +142,8 @@ def rope_append(inputs: Inputs, attrs: Attrs) -> Array:
         q, k, *normed_v = (
             rms_norm({"x": x, "weight": weight}, attrs) for x, weight in zip((q, k, v), weights, strict=False)
         )
-        v = normed_v[0] if normed_v else v
+    if attrs["norms_values"]:
+        v = rms_norm({"x": v, "weight": np.ones(head_dim, np.float32)}, attrs)
     if "table" in inputs:
         where = {"positions": inputs["positions"], "table": inputs["table"]}
         q, k = (rope({"x": x, **where}, {"head_dim": head_dim}) for x in (q, k))
@@ -161,6 +162,7 @@ SCORES = {
     "softcap": positive(None),
     "causal": choice(True, True, False),
 }
+NORMS_VALUES = choice(False, False, True)
 APPEND_INPUTS = {"qkv": ACTIVATION, "positions": INTEGERS, "slots": INTEGERS, "kv": PAGES}
 PAGE_INPUTS = {
     "kv": PAGES,
@@ -188,7 +190,7 @@ OPS = {
         rope_append,
         inputs=APPEND_INPUTS,
         optional={"table": ROPE, "qk_norm": VECTOR},
-        attrs={"eps": NORM_EPS, "kv": KV},
+        attrs={"eps": NORM_EPS, "norms_values": NORMS_VALUES, "kv": KV},
         result="q",
     ),
     "rope_attention": Op(
@@ -196,6 +198,6 @@ OPS = {
         rope_attention,
         inputs={**APPEND_INPUTS, **PAGE_INPUTS},
         optional={"table": ROPE, "qk_norm": VECTOR},
-        attrs={"eps": NORM_EPS, **SCORES, "kv": KV},
+        attrs={"eps": NORM_EPS, "norms_values": NORMS_VALUES, **SCORES, "kv": KV},
     ),
 }

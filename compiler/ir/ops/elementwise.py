@@ -1,4 +1,4 @@
-"""Ops on each element or each row: rms_norm, add, gate, gate_halves, soft_cap."""
+"""Ops on each element or each row: rms_norm, add, scale, gate, gate_halves, soft_cap."""
 
 from __future__ import annotations
 
@@ -60,6 +60,17 @@ def add(inputs: Inputs, attrs: Attrs) -> Array:
     """a + b, same shapes, times ``factor`` (1,) if there is one."""
     y: Array = inputs["a"] + inputs["b"]
     return y * inputs["factor"] if "factor" in inputs else y
+
+
+def infer_scale(shapes: Shapes, attrs: Attrs) -> Type:
+    require(shapes["factor"] == (1,), "scale", shapes)
+    return shapes["x"], "float32"
+
+
+def scale(inputs: Inputs, attrs: Attrs) -> Array:
+    """x times one factor. x (S, N), factor (1,) -> like x."""
+    y: Array = inputs["x"] * inputs["factor"][0]
+    return y
 
 
 def silu(x: Array) -> Array:
@@ -138,7 +149,8 @@ OPS = {
         optional={"residual": FLOAT32, "factor": VECTOR},
         attrs={"eps": EPS, "dtype": DTYPE},
     ),
-    "add": Op(infer_add, add, inputs={"a": FLOAT32, "b": FLOAT32}, optional={"factor": VECTOR}),
+    "scale": Op(infer_scale, scale, inputs={"x": FLOAT32, "factor": VECTOR}),
+    "add": Op(infer_add, add, inputs={"a": FLOAT32, "b": FLOAT32}),
     "gate": Op(infer_gate, gate, inputs={"gate": FLOAT32, "up": FLOAT32}, attrs={"activation": GATE}),
     "gate_halves": Op(infer_gate_halves, gate_halves, inputs={"x": FLOAT32}, attrs={"activation": GATE}),
     "soft_cap": Op(

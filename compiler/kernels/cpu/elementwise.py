@@ -1,4 +1,4 @@
-"""Ops on single elements of rows: add, gate, gate_halves, soft_cap, slice_columns.
+"""Ops on single elements of rows: add, scale, gate, gate_halves, soft_cap, slice_columns.
 One task: one row.
 
 Passes fuse these ops into projections, so these kernels are simple.
@@ -26,6 +26,18 @@ def add(name: str, *, isa: Isa, batch: Expr, columns: int, factor: bool = False)
     def value(row: Scalar, start: Scalar, lanes: int) -> Scalar:
         total = a[row, ramp(start, lanes)] + b[row, ramp(start, lanes)]
         return total if factors is None else total * wide(factors[0], lanes)
+
+    return on_vectors(kernel, isa, batch, columns, y, value)
+
+
+def scale(name: str, *, isa: Isa, batch: Expr, columns: int) -> Kernel:
+    """x (batch, columns), factor (1,) -> x times the factor."""
+    kernel = CpuKernelBuilder(name)
+    x, factor = kernel.buffer("x", (batch, columns), "float32"), kernel.buffer("factor", (1,), "float32")
+    y = kernel.buffer("y", (batch, columns), "float32", write=True)
+
+    def value(row: Scalar, start: Scalar, lanes: int) -> Scalar:
+        return x[row, ramp(start, lanes)] * wide(factor[0], lanes)
 
     return on_vectors(kernel, isa, batch, columns, y, value)
 

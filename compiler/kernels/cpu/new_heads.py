@@ -58,22 +58,27 @@ class NewHeads:
                 self._prepare(row, head, 1, prepared)
                 pages.append(self._isa, page, 0, head - heads.num_heads, in_page, prepared)
             with kernel.when(head >= values_start):
-                if self._preparation.norms_values:
-                    self._prepare(row, head, 2, prepared, rotates=False)
-                else:
-                    for start, lanes in pieces(heads.head_dim, self._isa.lanes):
-                        prepared[ramp(start, lanes)] = self._load(row, head, start, lanes)
+                factor = self._factor(row, head) if self._preparation.norms_values else None
+                for start, lanes in pieces(heads.head_dim, self._isa.lanes):
+                    value = self._load(row, head, start, lanes)
+                    prepared[ramp(start, lanes)] = value if factor is None else value * wide(factor, lanes)
                 pages.append(self._isa, page, 1, head - values_start, in_page, prepared)
 
     def _load(self, row: Scalar, head: Scalar, start: Scalar, lanes: int) -> Scalar:
         return cast(self._qkv[row, head, ramp(start, lanes)], floats(lanes))
 
-    def _prepare(self, row: Scalar, head: Scalar, norm_row: int, prepared: Array, *, rotates: bool = True) -> None:
+    def _factor(self, row: Scalar, head: Scalar) -> Scalar:
+        """1 / rms of a head."""
+        eps = self._preparation.norm_eps
+        assert eps is not None
+        return rms_factor(
+            self._kernel, lambda start, lanes: self._load(row, head, start, lanes), self._heads.head_dim, eps
+        )
+
+    def _prepare(self, row: Scalar, head: Scalar, norm_row: int, prepared: Array) -> None:
         """Norm and rotate one head into ``prepared``."""
-        head_dim, eps = self._heads.head_dim, self._preparation.norm_eps
-        factor = None
-        if eps is not None:
-            factor = rms_factor(self._kernel, lambda start, lanes: self._load(row, head, start, lanes), head_dim, eps)
+        head_dim = self._heads.head_dim
+        factor = None if self._norm is None else self._factor(row, head)
 
         def normed(start: int, lanes: int) -> Scalar:
             x = self._load(row, head, start, lanes)

@@ -1,8 +1,8 @@
 """A constraint whose answer is complete within a number of tokens.
 
 While many tokens remain, the grammar alone decides which tokens are allowed. When few remain, a token is allowed only
-if it leaves enough tokens for a completion. ``reserve`` sets this limit: it is an upper bound of the tokens that one token
-can add to the shortest completion.
+if it leaves enough tokens for a completion. ``reserve`` sets this limit: it is an upper bound of the tokens that one
+token can add to the shortest completion.
 
 The browser does the same (web/src/grammar/bounded.ts), with the same masks.
 """

@@ -25,7 +25,7 @@ export interface RopeSpec {
   readonly long_factors: readonly number[];
 }
 
-/** A decoder with grouped-query attention and a gated feed-forward. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. ``head_dims``, ``layer_kv_heads`` and ``intermediate_sizes`` have one entry per layer, or are empty if all layers have the model's size. The last ``num_kv_shared_layers`` layers have no keys and values: they read those of the last layer before them that has a window if they do, and they compute only sampled rows. With ``v_norm``, values have a norm without weights. ``layer_factors``: each layer's result is multiplied by a number that the checkpoint stores. ``per_layer_width`` values of each token and layer, 0 for none, gate an addition to the layer's result; their embedding is multiplied by ``per_layer_scale``. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. */
+/** A decoder with grouped-query attention and a gated feed-forward. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. */
 export interface ModelSpec {
   readonly model_type: string;
   readonly vocab_size: number;
@@ -53,14 +53,12 @@ export interface ModelSpec {
   readonly logit_scale: number;
   readonly embedding_scale: number;
   readonly residual_scale: number;
-  readonly head_dims: readonly number[];
-  readonly layer_kv_heads: readonly number[];
-  readonly intermediate_sizes: readonly number[];
+  readonly window_head_dim: number | null;
+  readonly window_num_kv_heads: number | null;
   readonly num_kv_shared_layers: number;
-  readonly v_norm: boolean;
-  readonly layer_factors: boolean;
-  readonly per_layer_width: number;
-  readonly per_layer_scale: number;
+  readonly shared_intermediate_size: number | null;
+  readonly per_layer_size: number;
+  readonly per_layer_vocab_size: number;
   readonly bos_token_id: number | null;
   readonly eos_token_ids: readonly number[];
 }
