@@ -89,7 +89,6 @@ class Context:
 
     def preparation(self, step: Step) -> Preparation:
         """How a rope_append or rope_attention prepares q and k."""
-        norms_values = "qk_norm" in step.inputs and self.sizes(step.inputs["qk_norm"]) == (3 * self.head_dim_of(step),)
         if "table" not in step.inputs:
             return Preparation(0, 0, attr(step, "eps"), attr(step, "norms_values"))
         positions, half = sizes(self.plan.shape_of(step.inputs["table"])[:2])
@@ -97,8 +96,9 @@ class Context:
 
     def scores(self, step: Step) -> Scores:
         """How an attention or rope_attention computes scores."""
+        head_dim = head_dim_of(self.plan.shape_of(step.inputs["kv"]), {"kv": attr(step, "kv")})
         return Scores(
-            scale=float(scale_of(self.head_dim_of(step), {"scale": attr(step, "scale")})),
+            scale=float(scale_of(head_dim, {"scale": attr(step, "scale")})),
             window=attr(step, "window"),
             softcap=attr(step, "softcap"),
             causal=attr(step, "causal"),

@@ -153,13 +153,12 @@ def rms_norm_kernel(step: Step, context: Context, activation: str) -> KernelCall
     rows, columns = context.rows_and_columns(step.inputs["x"])
     (width,) = context.sizes(step.inputs["weight"])
     facts = {"eps": attr(step, "eps"), "residual": "residual" in step.inputs, **context.dtypes(step, activation)}
-    facts["factor"] = "factor" in step.inputs
     return kernel(rms_norm, rows=rows, columns=columns, width=width, **facts)
 
 
 def add_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
     rows, columns = context.rows_and_columns(step.outputs["y"])
-    return kernel(add, rows=rows, columns=columns, factor="factor" in step.inputs)
+    return kernel(add, rows=rows, columns=columns)
 
 
 def gate_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001

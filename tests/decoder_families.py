@@ -141,36 +141,6 @@ def make_with_images(folder: Path) -> npt.NDArray[np.float32]:
     return write(transformers.Gemma3ForConditionalGeneration(config).float(), folder)
 
 
-def make_gemma4_with_images(folder: Path) -> npt.NDArray[np.float32]:
-    """Write a Gemma 4 that also reads images, with the keys of published configurations. Returns its logits."""
-    import json
-
-    import torch
-    import transformers
-
-    torch.manual_seed(2)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.Gemma4Config(
-        text_config={**SIZES, **FAMILIES["gemma4_text"][1], "pad_token_id": 0},
-        vision_config={**sizes, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4},
-        audio_config=None,
-        # None of TOKENS.
-        image_token_id=504,
-        video_token_id=503,
-        audio_token_id=502,
-        boi_token_id=501,
-        eoi_token_id=500,
-        boa_token_id=499,
-    )
-    logits = write(transformers.Gemma4ForConditionalGeneration(config).float(), folder)
-    path = folder / "config.json"
-    saved = json.loads(path.read_text())
-    del saved["text_config"]["per_layer_config"]
-    saved["text_config"] |= {"global_head_dim": 32, "num_global_key_value_heads": None}
-    path.write_text(json.dumps(saved))
-    return logits
-
-
 def write(model: Any, folder: Path) -> npt.NDArray[np.float32]:
     import torch
 

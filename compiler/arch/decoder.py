@@ -77,8 +77,9 @@ def embedding(graph: Graph, module: str, rows: int, columns: int, scale: float, 
 
 
 def finish(graph: Graph, spec: ModelSpec, layout: DecoderLayout, x: str, *, embeds: bool) -> None:
-    """Add everything after the last layer."""
-    x = graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name="sampled_rows")
+    """Add everything after the last layer, which computes all rows, or only the sampled ones."""
+    if graph.shape_of(x)[0] != "R":
+        x = take_sampled(graph, x, "sampled_rows")
     x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps, offset=layout.norm_offset)
     if embeds:
         graph.outputs = {"embeddings": x}
@@ -99,7 +100,7 @@ BATCH_INPUTS: dict[str, Type] = {
     "sample_slots": (("R", 2), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }
-# Further inputs of models in which the upper layers compute only sampled rows: the rows as sequences of one row each.
+# Further inputs of models in which the upper layers compute only sampled rows: these as sequences of one row each.
 SAMPLED_INPUTS: dict[str, Type] = {
     "sample_positions": (("R",), "int32"),
     "sample_starts": ((["add", "R", 1],), "int32"),
@@ -112,6 +113,15 @@ SAMPLING_INPUTS = ("sample_slots", "sample_settings")
 def take_sampled(graph: Graph, x: str, name: str) -> str:
     """The sampled rows of x (S, N) -> (R, N)."""
     return graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name=name)
+
+
+def sequences_of(graph: Graph, x: str) -> dict[str, str]:
+    """The inputs that describe the sequences of a value's rows: all new tokens, or the sampled ones."""
+    roles = ("positions", "seq_starts", "page_indptr")
+    if graph.shape_of(x)[0] == "S":
+        return {role: role for role in roles}
+    graph.inputs |= {name: Value(name, shape, dtype) for name, (shape, dtype) in SAMPLED_INPUTS.items()}
+    return dict(zip(roles, SAMPLED_INPUTS, strict=True))
 
 
 def head(graph: Graph, spec: ModelSpec, x: str) -> None:
@@ -151,71 +161,6 @@ def sampling_block(graph: Graph, vocab_size: int) -> None:
     }
 
 
-def layer_factor(graph: Graph, spec: ModelSpec, layer: int) -> str | None:
-    """The parameter (1,) that a layer's result is multiplied by, or None."""
-    if not spec.layer_factors:
-        return None
-    name = f"model.layers.{layer}.layer_scalar"
-    graph.parameters[name] = Parameter(name, (Source(name, 0, 1),), None)
-    return name
-
-
-class PerLayerInputs:
-    """Values of each token for each layer (Gemma 3n, Gemma 4): from an embedding of the token, and a projection of the
-    first layer's input ``x`` (S, E). A layer gates P values with them, whose projection is added to its result.
-    """
-
-    def __init__(self, graph: Graph, spec: ModelSpec, x: str) -> None:
-        self._graph, self._spec = graph, spec
-        width, size = spec.per_layer_width, spec.num_layers * spec.per_layer_width
-        # The mean of two vectors whose variances are equal is divided by sqrt(2), as in the paper's code.
-        half = 2**-0.5
-        embedded = graph.add(
-            "embed",
-            {
-                "table": matrix(graph, "model.embed_tokens_per_layer", spec.vocab_size, size),
-                "token_ids": "token_ids",
-                "sampled": "sampled",
-            },
-            name="per_layer_embedded",
-            scale=spec.per_layer_scale * half,
-        )
-        name = "model.per_layer_model_projection"
-        weight = Parameter(
-            f"{name}.weight", (Source(f"{name}.weight", 0, size, factor=spec.hidden_size**-0.5),), spec.hidden_size
-        )
-        graph.parameters[weight.name] = weight
-        projected = graph.add("linear", {"x": x, "weight": weight.name}, name=f"{name}.out", dtype="float32")
-        projected = norm(graph, "model.per_layer_projection_norm", projected, width, spec.rms_norm_eps, factor=half)
-        self._values = graph.add("add", {"a": projected, "b": embedded}, name="per_layer_inputs")
-
-    def take_sampled_rows(self) -> None:
-        self._values = take_sampled(self._graph, self._values, "sampled_per_layer_inputs")
-
-    def add(self, x: str, layer: int) -> str:
-        graph, spec = self._graph, self._spec
-        width, here, module = spec.per_layer_width, f"layers.{layer}", f"model.layers.{layer}"
-        gate, projection = f"{module}.per_layer_input_gate", f"{module}.per_layer_projection"
-        weight = matrix(graph, gate, width, spec.hidden_size)
-        gates = graph.add("linear", {"x": x, "weight": weight}, name=f"{gate}.out", dtype="float32")
-        own = graph.add(
-            "slice_columns",
-            {"x": self._values},
-            name=f"{here}.per_layer_input",
-            start=layer * width,
-            stop=(layer + 1) * width,
-            dtype="float32",
-        )
-        gated = graph.add(
-            "gate", {"gate": gates, "up": own}, name=f"{here}.per_layer_gated", activation=spec.activation
-        )
-        weight = matrix(graph, projection, spec.hidden_size, width)
-        projected = graph.add("linear", {"x": gated, "weight": weight}, name=f"{projection}.out", dtype="float32")
-        projected = norm(graph, f"{module}.post_per_layer_input_norm", projected, spec.hidden_size, spec.rms_norm_eps)
-        inputs = {"a": projected, "b": x, "factor": layer_factor(graph, spec, layer)}
-        return graph.add("add", inputs, name=f"{here}.after_per_layer_input")
-
-
 class Layer:
     """Adds one layer's nodes. ``layer`` counts from 0."""
 
@@ -244,7 +189,7 @@ class Layer:
             k = self._normed_and_rotated("k", self._head_projection("k", normed))
             v = self._values(self._head_projection("v", normed))
             graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
-        pages = {name: name for name in ("positions", "seq_starts", "page_indptr", "page_ids")}
+        pages = {**sequences_of(graph, x), "page_ids": "page_ids"}
         window = spec.window(self._layer)
         # A window as long as the context has no effect.
         window = None if window is None or window >= self._context else window
@@ -277,20 +222,7 @@ class Layer:
             "mlp.down_proj", gated, self._rows["mlp.up_proj"], bias=spec.mlp_bias, factor=spec.residual_scale
         )
         down = self._norm(self._layout.after_feed_forward, down)
-        inputs: dict[str, str | None] = {"a": down, "b": x}
-        if not spec.per_layer_width:
-            inputs["factor"] = layer_factor(graph, spec, self._layer)
-        return graph.add("add", inputs, name=f"{self._here}.after_feed_forward")
-
-    def _value_norm(self, v: str) -> str:
-        """A norm of each head without weights: its weights are ones, made from those of the keys' norm."""
-        name, size = f"{self._module}.self_attn.v_norm", self._head_dim
-        weights = f"{self._module}.{self._layout.k_norm}.weight"
-        graph = self._graph
-        ones = Parameter(f"{name}.weight", (Source(weights, 0, size, offset=1.0, factor=0.0),), None)
-        graph.parameters[ones.name] = ones
-        inputs = {"x": v, "weight": ones.name}
-        return graph.add("rms_norm", inputs, name=f"{name}.out", eps=self._spec.rms_norm_eps, dtype="activation")
+        return graph.add("add", {"a": down, "b": x}, name=f"{self._here}.after_feed_forward")
 
     def _head_projection(self, name: str, x: str) -> str:
         spec = self._spec
@@ -321,7 +253,8 @@ class Layer:
         rope = self._spec.rope_of(self._layer)
         if rope is None:
             return x
-        inputs = {"x": x, "positions": "positions", "table": self._rope_table(rope)}
+        positions = sequences_of(self._graph, x)["positions"]
+        inputs = {"x": x, "positions": positions, "table": self._rope_table(rope)}
         return self._graph.add(
             "rope", inputs, name=f"{self._here}.{name}_rotated", head_dim=self._head_dim, dtype="activation"
         )
@@ -329,8 +262,6 @@ class Layer:
     def _rope_table(self, rope: RopeSpec) -> str:
         spec, context = self._spec, self._context
         name = "rope_table" if rope == spec.rope else "window_rope_table"
-        if spec.head_dims:
-            name = f"{name}_{self._head_dim}"
         if name not in self._graph.constants:
             frequencies = inverse_frequencies(rope, self._head_dim, context)
             shape = (context, pairs(rope, self._head_dim), 2)
@@ -368,18 +299,10 @@ class Layer:
 
 
 def norm(
-    graph: Graph,
-    module: str,
-    x: str,
-    width: int,
-    eps: float,
-    dtype: str = "float32",
-    *,
-    offset: float = 0.0,
-    factor: float = 1.0,
+    graph: Graph, module: str, x: str, width: int, eps: float, dtype: str = "float32", *, offset: float = 0.0
 ) -> str:
     name = f"{module}.weight"
-    graph.parameters[name] = Parameter(name, (Source(name, 0, width, offset=offset, factor=factor),), None)
+    graph.parameters[name] = Parameter(name, (Source(name, 0, width, offset=offset),), None)
     return graph.add("rms_norm", {"x": x, "weight": name}, name=f"{module}.out", eps=eps, dtype=dtype)
 
 

@@ -26,16 +26,16 @@ def read_gemma_numbers(config: ConfigReader, *, attention_cap: float | None, log
     config.ignore("hidden_act")
     return {
         "activation": read_activation(config, "hidden_activation", "gelu_pytorch_tanh"),
-        "embedding_scale": embedding_scale(config, config.integer("hidden_size")),
+        "embedding_scale": embedding_scale(config),
         "attention_scale": config.number("query_pre_attn_scalar", default=256) ** -0.5,
         "attention_softcap": _cap(config, "attn_logit_softcapping", attention_cap),
         "logit_softcap": _cap(config, "final_logit_softcapping", logit_cap),
     }
 
 
-def embedding_scale(config: ConfigReader, width: int) -> float:
-    """sqrt(width), rounded to the dtype that the model was trained with."""
-    scale = math.sqrt(width)
+def embedding_scale(config: ConfigReader) -> float:
+    """sqrt(hidden_size), rounded to the dtype that the model was trained with."""
+    scale = math.sqrt(config.integer("hidden_size"))
     dtype = config.optional_text("dtype") or config.optional_text("torch_dtype")
     if dtype == "float16":
         return float(np.float16(scale))

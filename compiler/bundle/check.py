@@ -169,21 +169,8 @@ def check_description(manifest: Description) -> None:
         "spec.windows",
         f"has {len(spec.windows)} entries for {spec.num_layers} layers",
     )
-    for name in ("head_dims", "layer_kv_heads", "intermediate_sizes"):
-        values = getattr(spec, name)
-        require(len(values) in (0, spec.num_layers), f"spec.{name}", f"has {len(values)} entries")
-        check_counts(f"spec.{name}", values)
-    shared = spec.num_kv_shared_layers
-    require(0 <= shared < spec.num_layers, "spec.num_kv_shared_layers", f"is {shared} of {spec.num_layers} layers")
-    kinds = [spec.window(layer) is None for layer in range(spec.num_layers)]
-    require(
-        set(kinds) == set(kinds[: spec.first_shared_layer]),
-        "spec.num_kv_shared_layers",
-        "leaves a kind of layer without keys and values",
-    )
-    require(0 <= spec.per_layer_width <= MAX_COUNT and spec.per_layer_scale > 0, "spec.per_layer_width", "is invalid")
     check_counts("spec.windows", [window for window in spec.windows if window is not None])
-    check_rope("spec.rope", spec.rope, max((spec.head_dim, *spec.head_dims)))
+    check_rope("spec.rope", spec.rope, spec.head_dim)
     if spec.window_rope is not None:
         check_rope("spec.window_rope", spec.window_rope, spec.window_head_dim or spec.head_dim)
     for name, count in (

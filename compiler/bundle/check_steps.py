@@ -341,7 +341,7 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         same(facts, columns=shapes["x"][1], batch="R", taken="R", rows="S")
     elif step.op == "rms_norm":
         same(facts, columns=shapes["weight"][0], batch=shapes["x"][0], rows=shapes["x"][0], width=shapes["x"][1])
-        same(facts, residual="residual" in shapes, factor="factor" in shapes)
+        same(facts, residual="residual" in shapes)
     elif step.op in ("gate", "gate_halves"):
         same(facts, batch=outputs[0][0], columns=outputs[0][1])
     elif step.op in ("add", "scale", "slice_columns", "soft_cap", *SAMPLING_OPS):
@@ -363,12 +363,6 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         if any(binding.role == "kv" for binding in kernel.bindings):
             table["kv"] = attrs.get("kv", "activation")
         same(facts.get("heads"), **table)
-    if step.op in ("rope_append", "rope_attention"):
-        norms = shapes.get("qk_norm", (0,))
-        same(
-            facts.get("preparation"),
-            norms_values=norms == (3 * head_dim_of(shapes["kv"], {"kv": attrs.get("kv", "activation")}),),
-        )
     if "table" in shapes and step.op != "embed":
         same(facts.get("preparation"), positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]
         same(facts, positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]

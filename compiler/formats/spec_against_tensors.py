@@ -34,14 +34,12 @@ def require_sizes(path: Path, spec: ModelSpec, tensors: Mapping[str, Tensor]) ->
         )
     # A tensor without elements may claim any size.
     largest = max((max(tensor.shape, default=1) for tensor in tensors.values() if 0 not in tensor.shape), default=0)
-    largest_head = max((spec.head_dim, *spec.head_dims))
     sizes = {
         "'vocab_size'": spec.vocab_size,
         "'hidden_size'": spec.hidden_size,
-        "'intermediate_size'": max((spec.intermediate_size, *spec.intermediate_sizes)),
-        "'num_attention_heads' times the head size": spec.num_heads * largest_head,
-        "'num_key_value_heads' times the head size": spec.num_kv_heads * largest_head,
-        "'hidden_size_per_layer_input'": spec.per_layer_width,
+        "'intermediate_size'": spec.intermediate_size,
+        "'num_attention_heads' times the head size": spec.num_heads * spec.head_dim,
+        "'num_key_value_heads' times the head size": spec.num_kv_heads * spec.head_dim,
     }
     for name, size in sizes.items():
         if size > largest:

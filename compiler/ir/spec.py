@@ -6,7 +6,7 @@ stages never read the original keys. A ModelSpec is data: a bundle's manifest st
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 
@@ -43,16 +43,7 @@ class ModelSpec:
 
     Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries
     and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x
-    unchanged.
-
-    ``head_dims``, ``layer_kv_heads`` and ``intermediate_sizes`` have one entry per layer, or are empty if all layers
-    have the model's size. The last ``num_kv_shared_layers`` layers have no keys and values: they read those of the last
-    layer before them that has a window if they do, and they compute only sampled rows. With ``v_norm``, values have a
-    norm without weights. ``layer_factors``: each layer's result is multiplied by a number that the checkpoint stores.
-    ``per_layer_width`` values of each token and layer, 0 for none, gate an addition to the layer's result; their
-    embedding is multiplied by ``per_layer_scale``.
-
-    The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by
+    unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by
     ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap.
 
     Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last
@@ -98,40 +89,6 @@ class ModelSpec:
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
-
-    def head_dim_of(self, layer: int) -> int:
-        return self.head_dims[layer] if self.head_dims else self.head_dim
-
-    def kv_heads_of(self, layer: int) -> int:
-        return self.layer_kv_heads[layer] if self.layer_kv_heads else self.num_kv_heads
-
-    def intermediate_size_of(self, layer: int) -> int:
-        return self.intermediate_sizes[layer] if self.intermediate_sizes else self.intermediate_size
-
-    @property
-    def first_shared_layer(self) -> int:
-        """The first layer without keys and values of its own; ``num_layers`` if all have their own."""
-        return self.num_layers - self.num_kv_shared_layers
-
-    def lowest(self, layers: int) -> ModelSpec:
-        """The spec of a model that consists of the lowest layers."""
-        return replace(
-            self,
-            num_layers=layers,
-            windows=self.windows[:layers],
-            unrotated=tuple(layer for layer in self.unrotated if layer < layers),
-            head_dims=self.head_dims[:layers],
-            layer_kv_heads=self.layer_kv_heads[:layers],
-            intermediate_sizes=self.intermediate_sizes[:layers],
-            num_kv_shared_layers=max(0, layers - self.first_shared_layer),
-        )
-
-    def kv_layer(self, layer: int) -> int:
-        """The layer whose keys and values a layer reads."""
-        if layer < self.first_shared_layer:
-            return layer
-        has_window = self.window(layer) is not None
-        return max(each for each in range(self.first_shared_layer) if (self.window(each) is not None) == has_window)
 
     def rope_of(self, layer: int) -> RopeSpec | None:
         """How a layer rotates queries and keys; None if it does not."""

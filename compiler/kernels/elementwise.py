@@ -16,17 +16,11 @@ from .projection import guard_below
 THREADS = 128
 
 
-def add(name: str, rows: Expr, columns: int, *, factor: bool = False) -> Kernel:
+def add(name: str, rows: Expr, columns: int) -> Kernel:
     kernel = KernelBuilder(name)
     a = kernel.buffer("a", (rows, columns), "float32")
     b = kernel.buffer("b", (rows, columns), "float32")
-    factors = kernel.buffer("factor", (1,), "float32") if factor else None
-
-    def value(row: Scalar, column: Scalar) -> Scalar:
-        total = a[row, column] + b[row, column]
-        return total if factors is None else total * factors[0]
-
-    return each_column(kernel, rows, columns, value)
+    return each_column(kernel, rows, columns, lambda row, column: a[row, column] + b[row, column])
 
 
 def scale(name: str, rows: Expr, columns: int) -> Kernel:

@@ -40,8 +40,8 @@ class RotationTable:
 
 
 class NewHeads:
-    """The arguments "qkv", "table" and "qk_norm" (q's weights, then k's, then v's if values are normalized). The
-    projection's heads are H of q, K of k and K of v.
+    """The arguments "qkv", "table" and "qk_norm" (q's weights, then k's). The projection's heads are H of q, K of k and
+    K of v.
 
     A kernel has "table" only if there is a rotation, and "qk_norm" only if there is a norm.
     """
@@ -52,13 +52,7 @@ class NewHeads:
             "qkv", ("S", heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), heads.activation
         )
         self._table = RotationTable(kernel, preparation, heads.head_dim) if preparation.rotary_dim else None
-        self._norm = (
-            kernel.buffer("qk_norm", (preparation.num_norms, heads.head_dim), "float32") if self.normed else None
-        )
-
-    @property
-    def norms_values(self) -> bool:
-        return self._preparation.norms_values
+        self._norm = kernel.buffer("qk_norm", (2, heads.head_dim), "float32") if self.normed else None
 
     @property
     def normed(self) -> bool:

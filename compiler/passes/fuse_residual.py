@@ -16,13 +16,13 @@ def fuse_residual(graph: Graph) -> Graph:
     makers = graph.makers()
     replaced: dict[int, Node | None] = {}
     for node in graph.nodes:
-        if node.op != "add" or not node.has_only(inputs=("a", "b", "factor")):
+        if node.op != "add" or not node.has_only(inputs=("a", "b")):
             continue
         for role, other in (("a", "b"), ("b", "a")):
             maker = makers.get(node.inputs[role])
             if maker is None or maker.op not in MAKERS or not maker.has_only(**MAKERS[maker.op]):
                 continue
-            if id(maker) in replaced or ("factor" in node.inputs and maker.op != "rms_norm"):
+            if id(maker) in replaced:
                 continue
             # In x + x, one user reads the value twice.
             if (
@@ -32,7 +32,6 @@ def fuse_residual(graph: Graph) -> Graph:
             ):
                 replaced[id(maker)] = None
                 residual = {"residual": node.inputs[other]}
-                residual |= {role: name for role, name in node.inputs.items() if role == "factor"}
                 replaced[id(node)] = Node(maker.op, {**maker.inputs, **residual}, node.outputs, maker.attrs)
                 break
     return graph.replace(replaced)

@@ -1,4 +1,4 @@
-"""Slices of a joint q/k/v projection, norms of q, k and v, rotation of q and k, append of k and v -> rope_append.
+"""Slices of a joint q/k/v projection, q/k norm, rotation of q and k, append of k and v -> rope_append.
 
 The step normalizes and rotates q and k in the same way, so the pass applies only if both have the same eps, the same
 table and the same positions.
@@ -16,7 +16,7 @@ from .stack import module_of, stack_parameters
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """How a part of the joint projection becomes q, k or v: its slice, an optional norm, an optional rotation."""
+    """How a part of the joint projection becomes q or k: its slice, then an optional norm and an optional rotation."""
 
     slice: Node
     norm: Node | None
@@ -54,7 +54,7 @@ def fuse_rope_append(graph: Graph) -> Graph:
         ):
             continue
         inputs = {
-            "qkv": v.slice.inputs["x"],
+            "qkv": v.inputs["x"],
             "positions": attention.inputs["positions"],
             "slots": append.inputs["slots"],
             "kv": append.inputs["kv"],
@@ -66,7 +66,7 @@ def fuse_rope_append(graph: Graph) -> Graph:
             inputs["table"] = q.rope.inputs["table"]
         if q.norm is not None and k.norm is not None:
             # One vector, because a kernel may bind no more than eight buffers.
-            names = [norm.inputs["weight"] for norm in (q.norm, k.norm, v.norm) if norm is not None]
+            names = [norm.inputs["weight"] for norm in (q.norm, k.norm)]
             inputs["qk_norm"] = stack_parameters(graph, parameters, names, f"{module_of(q.norm)}.qk_norm.weight")
             attrs |= {"eps": q.norm.attrs["eps"], "norms_values": v_norm is not None}
         replaced |= {id(node): None for node in (*q.nodes, *k.nodes, *v_nodes)}
@@ -75,8 +75,8 @@ def fuse_rope_append(graph: Graph) -> Graph:
 
 
 def chain_of(graph: Graph, makers: Mapping[str, Node], name: str, head_dim: int) -> Chain | None:
-    """The nodes that compute q, k or v, or None if they are not the chain slice_columns, [rms_norm of each head,]
-    [rope of each head].
+    """The nodes that compute q or k, or None if they are not the chain slice_columns, [rms_norm of each head,] [rope of
+    each head].
     """
     node = makers.get(name)
     rope = norm = None
@@ -117,13 +117,6 @@ def are_alike(q: Chain, k: Chain) -> bool:
         or k.rope is None
         or all(q.rope.inputs[role] == k.rope.inputs[role] for role in ("positions", "table"))
     )
-
-
-def fits_values(k: Chain, v: Chain) -> bool:
-    """Whether the step that prepares keys can prepare values: they are not rotated, and a norm has the keys' eps."""
-    if v.rope is not None:
-        return False
-    return v.norm is None or (k.norm is not None and v.norm.attrs["eps"] == k.norm.attrs["eps"])
 
 
 def cover(graph: Graph, slices: list[Node]) -> bool:

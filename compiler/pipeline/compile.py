@@ -183,11 +183,10 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
     activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS)
     tuning = read_tuning(options.tuning)
     spec = checkpoint.spec
-    for head_dim in sorted({spec.head_dim_of(layer) for layer in range(spec.num_layers)}):
-        if options.kv == "q8" and head_dim % 4:
-            raise RequestError(
-                f"--kv q8: the model's head size of {head_dim} is not a multiple of 4; remove the option"
-            )
+    if options.kv == "q8" and spec.head_dim % 4:
+        raise RequestError(
+            f"--kv q8: the model's head size of {spec.head_dim} is not a multiple of 4; remove the option"
+        )
     context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
     return Job(model, options, target, quantization, activations, tuning, checkpoint, context)
 
@@ -286,13 +285,12 @@ def choose_context(
     hold it.
     """
     element_bytes = 4 if "float32" in map(stored_dtype, activations) else 2
-    layers = {(spec.kv_heads_of(layer), spec.head_dim_of(layer)) for layer in range(spec.num_layers)}
-    # The pages of one layer, or a table of rotations.
-    bytes_per_token = max(
-        max(2 * kv_heads * (head_dim + 4 if kv == "q8" else head_dim * element_bytes), head_dim * 4)
-        for kv_heads, head_dim in layers
+    row_bytes = spec.head_dim + 4 if kv == "q8" else spec.head_dim * element_bytes
+    bytes_per_token = 2 * spec.num_kv_heads * row_bytes
+    largest = min(
+        spec.max_position_embeddings,
+        max_binding_bytes // max(bytes_per_token, spec.head_dim * 4) // PAGE_SIZE * PAGE_SIZE,
     )
-    largest = min(spec.max_position_embeddings, max_binding_bytes // bytes_per_token // PAGE_SIZE * PAGE_SIZE)
     if requested is None:
         # Beyond its trained length, such a model rotates all positions in another way.
         changes = spec.rope.scaling in ("dynamic", "longrope")

@@ -110,7 +110,7 @@ def slice_columns_variants(step: Step, context: CpuContext, activation: str) -> 
 
 
 def add_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
-    return plain(context, add, **matrix(step, context, "a"), factor="factor" in step.inputs)
+    return plain(context, add, **matrix(step, context, "a"))
 
 
 def gate_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
@@ -134,7 +134,6 @@ def rms_norm_variants(step: Step, context: CpuContext, activation: str) -> list[
     (columns,) = sizes(context.plan.shape_of(step.inputs["weight"]))
     (width,) = sizes((width,))
     facts = {"eps": attr(step, "eps"), "residual": "residual" in step.inputs, **context.dtypes(step, activation)}
-    facts["factor"] = "factor" in step.inputs
     return plain(context, rms_norm, batch=batch, groups=width // columns, columns=columns, **facts)
 
 

@@ -48,7 +48,7 @@ def rope(inputs: Inputs, attrs: Attrs) -> Array:
     x, table = inputs["x"].astype(np.float32), inputs["table"][inputs["positions"]]
     cosine, sine = table[:, None, :, 0], table[:, None, :, 1]
     half = table.shape[1]
-    heads = x.reshape(len(x), -1, attrs["head_dim"])
+    heads = x.reshape(len(x), x.shape[1] // attrs["head_dim"], attrs["head_dim"])
     low, high, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     return np.concatenate([low * cosine - high * sine, high * cosine + low * sine, rest], axis=-1).reshape(x.shape)
 
@@ -70,7 +70,9 @@ def attention(inputs: Inputs, attrs: Attrs) -> Array:
     kv, positions, head_dim = inputs["kv"], inputs["positions"], head_dim_of(inputs["kv"].shape, attrs)
     num_kv_heads, page_size = kv.shape[2:4]
     num_rows, width = inputs["q"].shape
-    queries = inputs["q"].astype(np.float32).reshape(num_rows, num_kv_heads, -1, head_dim) * scale_of(head_dim, attrs)
+    group = width // (num_kv_heads * head_dim)
+    queries = inputs["q"].astype(np.float32).reshape(num_rows, num_kv_heads, group, head_dim)
+    queries = queries * scale_of(head_dim, attrs)
     y = np.zeros_like(queries)
     for sequence in range(len(inputs["seq_starts"]) - 1):
         rows = slice(*inputs["seq_starts"][sequence : sequence + 2])
@@ -131,16 +133,16 @@ def rope_append(inputs: Inputs, attrs: Attrs) -> Array:
     v to the pages, return q. With ``norms_values``, normalize v too, without weights.
 
     qkv (S, (H + 2K) * D), qk_norm (2D,), q's weights before k's, with attribute eps, positions, slots (S,), table, kv
-    -> (S, H * D). If qk_norm is (3D,), v is normalized too, by the last weights.
+    -> (S, H * D).
     """
     kv, qkv = inputs["kv"], inputs["qkv"].astype(np.float32)
     head_dim = head_dim_of(kv.shape, attrs)
     kv_width = kv.shape[2] * head_dim
     q, k, v = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
     if "qk_norm" in inputs:
-        weights = inputs["qk_norm"].reshape(-1, head_dim)
-        q, k, *normed_v = (
-            rms_norm({"x": x, "weight": weight}, attrs) for x, weight in zip((q, k, v), weights, strict=False)
+        q, k = (
+            rms_norm({"x": x, "weight": weight}, attrs)
+            for x, weight in zip((q, k), np.split(inputs["qk_norm"], 2), strict=True)
         )
     if attrs["norms_values"]:
         v = rms_norm({"x": v, "weight": np.ones(head_dim, np.float32)}, attrs)

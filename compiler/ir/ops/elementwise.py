@@ -32,34 +32,30 @@ def infer_rms_norm(shapes: Shapes, attrs: Attrs) -> Type:
     require(isinstance(width, int) and isinstance(columns, int) and columns % width == 0, "rms_norm", shapes)
     added = "residual" not in shapes or (shapes["residual"] == shapes["x"] and attrs["dtype"] == "float32")
     require(added, "rms_norm", shapes)
-    require("factor" not in shapes or ("residual" in shapes and shapes["factor"] == (1,)), "rms_norm", shapes)
     return shapes["x"], attrs["dtype"]
 
 
 def rms_norm(inputs: Inputs, attrs: Attrs) -> Array:
-    """Scale groups of columns to unit root mean square, then by weight, and add a residual if there is one; the sum may
-    be multiplied by a factor. Zhang & Sennrich 2019.
+    """Scale groups of columns to unit root mean square, then by weight, and add a residual if there is one. Zhang &
+    Sennrich 2019.
 
-    x (S, n * E), weight (E,), residual like x, factor (1,) -> like x.
+    x (S, n * E), weight (E,), residual like x -> like x.
     """
     x, weight = inputs["x"].astype(np.float32), inputs["weight"]
     groups = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
     scale = 1 / np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + np.float32(attrs["eps"]))
     y: Array = (groups * scale * weight).reshape(x.shape)
-    if "residual" not in inputs:
-        return y
-    return add({**{role: inputs[role] for role in ("factor",) if role in inputs}, "a": y, "b": inputs["residual"]}, {})
+    return y + inputs["residual"] if "residual" in inputs else y
 
 
 def infer_add(shapes: Shapes, attrs: Attrs) -> Type:
-    require(shapes["a"] == shapes["b"] and shapes.get("factor", (1,)) == (1,), "add", shapes)
+    require(shapes["a"] == shapes["b"], "add", shapes)
     return shapes["a"], "float32"
 
 
 def add(inputs: Inputs, attrs: Attrs) -> Array:
-    """a + b, same shapes, times ``factor`` (1,) if there is one."""
-    y: Array = inputs["a"] + inputs["b"]
-    return y * inputs["factor"] if "factor" in inputs else y
+    """a + b, same shapes."""
+    return inputs["a"] + inputs["b"]
 
 
 def infer_scale(shapes: Shapes, attrs: Attrs) -> Type:
@@ -146,7 +142,7 @@ OPS = {
         infer_rms_norm,
         rms_norm,
         inputs={"x": FLOATS, "weight": VECTOR},
-        optional={"residual": FLOAT32, "factor": VECTOR},
+        optional={"residual": FLOAT32},
         attrs={"eps": EPS, "dtype": DTYPE},
     ),
     "scale": Op(infer_scale, scale, inputs={"x": FLOAT32, "factor": VECTOR}),

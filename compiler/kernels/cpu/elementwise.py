@@ -16,18 +16,19 @@ from .math import like, tanh
 from .rows import each_vector
 
 
-def add(name: str, *, isa: Isa, batch: Expr, columns: int, factor: bool = False) -> Kernel:
-    """a, b (batch, columns) -> a + b, times factor (1,) if there is one."""
+def add(name: str, *, isa: Isa, batch: Expr, columns: int) -> Kernel:
+    """a, b (batch, columns) -> a + b."""
     kernel = CpuKernelBuilder(name)
     a, b = (kernel.buffer(role, (batch, columns), "float32") for role in ("a", "b"))
-    factors = kernel.buffer("factor", (1,), "float32") if factor else None
     y = kernel.buffer("y", (batch, columns), "float32", write=True)
-
-    def value(row: Scalar, start: Scalar, lanes: int) -> Scalar:
-        total = a[row, ramp(start, lanes)] + b[row, ramp(start, lanes)]
-        return total if factors is None else total * wide(factors[0], lanes)
-
-    return on_vectors(kernel, isa, batch, columns, y, value)
+    return on_vectors(
+        kernel,
+        isa,
+        batch,
+        columns,
+        y,
+        lambda row, start, lanes: a[row, ramp(start, lanes)] + b[row, ramp(start, lanes)],
+    )
 
 
 def scale(name: str, *, isa: Isa, batch: Expr, columns: int) -> Kernel:

@@ -20,7 +20,7 @@ class NewHeads:
     step has them.
 
     qkv (S, H + 2 K, D) holds the heads of q, then those of k, then those of v; qk_norm (2, D) the weights of q, then
-    those of k, and (3, D) those of v too.
+    those of k.
     """
 
     def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, preparation: Preparation) -> None:
@@ -31,9 +31,7 @@ class NewHeads:
         rotated = preparation.rotary_dim > 0
         self._rotation = Rotation(kernel, isa, preparation.positions, preparation.rotary_dim) if rotated else None
         self._norm = (
-            kernel.buffer("qk_norm", (preparation.num_norms, heads.head_dim), "float32")
-            if preparation.num_norms
-            else None
+            kernel.buffer("qk_norm", (2, heads.head_dim), "float32") if preparation.norm_eps is not None else None
         )
         self.positions = kernel.buffer("positions", ("S",), "int32")
         self._slots = kernel.buffer("slots", ("S",), "int32")
@@ -89,8 +87,8 @@ class NewHeads:
         def store(start: int, lanes: int, value: Scalar) -> None:
             prepared[ramp(start, lanes)] = value
 
-        rotated = self._preparation.rotary_dim if rotates else 0
-        if self._rotation is not None and rotates:
+        rotated = self._preparation.rotary_dim
+        if self._rotation is not None:
             self._rotation.apply(self._kernel.let("position", self.positions[row]), normed, store)
         for start, lanes in pieces(head_dim - rotated, self._isa.lanes):
             store(rotated + start, lanes, normed(rotated + start, lanes))

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decoder_families import FAMILIES, TOKENS, make_family, make_gemma4_with_images, make_with_images
+from decoder_families import FAMILIES, TOKENS, make_family, make_with_images
 from run_plan import NUM_PAGES, PAGE_SIZE, run_graph
 from tolerances import relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch import by_model_type
+from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
@@ -46,36 +47,44 @@ def test_the_text_model_of_a_model_with_images_is_compiled(tmp_path: Path) -> No
     )
 
 
-def test_the_text_model_of_a_gemma_4_with_images_is_compiled(tmp_path: Path) -> None:
-    expected = make_gemma4_with_images(tmp_path)
-    graph, tensors = opened(tmp_path, context=len(TOKENS))
-    assert relative_error(in_chunks(graph, tensors, 9), expected) < LIMIT
-    (note,) = load(str(tmp_path)).notes
-    assert note.startswith("only the text model is compiled; left out: embed_vision")
-
-
-def test_upper_layers_compute_only_sampled_rows(tmp_path: Path) -> None:
+def test_upper_layers_of_gemma_4_compute_only_sampled_rows(tmp_path: Path) -> None:
     expected = make_family("gemma4_text", tmp_path)
     graph, tensors = opened(tmp_path, context=len(TOKENS))
-    upper = [node for node in graph.nodes if any(name.startswith("model.layers.3.") for name in node.inputs.values())]
+    upper = [node for node in graph.nodes if any(name.startswith("model.layers.4.") for name in node.inputs.values())]
     assert upper
     assert all(graph.shape_of(node.outputs["y"])[0] == "R" for node in upper)
-    assert sorted(graph.states.keys() & {f"layers.{layer}.kv" for layer in range(6)}) == [
-        f"layers.{layer}.kv" for layer in range(3)
-    ]
-    # Some rows of both sequences, in an order of their own for each chunk, and a chunk without any.
+    # Some rows of both sequences, and a chunk of which no row of the first is sampled.
     rows = {0: [0, 8, 12], 13: [], 26: [1, 14]}
     batches = []
     for start, stop in ((0, 13), (13, 26), (26, 41)):
-        used = PAGES[: -(-stop // PAGE_SIZE)]
-        chunks = [Chunk(TOKENS[start:stop], start, used, rows[start])]
-        other = PAGES[11 : 11 - (-stop // PAGE_SIZE)]
-        chunks.insert(0, Chunk(TOKENS[start:stop], start, other, [4, 5] if start == 13 else ()))
+        used = -(-stop // PAGE_SIZE)
+        chunks = [
+            Chunk(TOKENS[start:stop], start, PAGES[11 : 11 + used], [4, 5] if start == 13 else ()),
+            Chunk(TOKENS[start:stop], start, PAGES[:used], rows[start], slot=1),
+        ]
         batches.append(make_batch(chunks, PAGE_SIZE))
+    for each in (graph, run_passes(graph, quant.by_name("f32"), 128 << 20)):
+        outputs = run_graph(each, tensors, batches).outputs
+        found = np.concatenate([output["logits"] for output in outputs])
+        assert relative_error(found, expected[[0, 8, 12, 17, 18, 27, 40]]) < LIMIT
+
+
+def test_a_chunk_without_a_sampled_row_skips_the_upper_layers_and_fills_the_pages(tmp_path: Path) -> None:
+    expected = make_family("gemma4_text", tmp_path)
+    graph, tensors = opened(tmp_path, context=len(TOKENS))
+    batches = [
+        make_batch([piece(TOKENS, start, 20, PAGES[:11], sampled=start == 40)], PAGE_SIZE) for start in (0, 20, 40)
+    ]
     outputs = run_graph(graph, tensors, batches).outputs
-    wanted = [0, 8, 12, 17, 18, 27, 40]
-    found = np.concatenate([each["logits"] for each in outputs])
-    assert relative_error(found, expected[wanted]) < LIMIT
+    assert [len(output["logits"]) for output in outputs] == [0, 0, 1]
+    assert relative_error(outputs[-1]["logits"], expected[40:]) < LIMIT
+
+
+def test_layers_that_compute_only_sampled_rows_take_no_adapters(tmp_path: Path) -> None:
+    make_family("gemma4_text", tmp_path)
+    graph, _ = opened(tmp_path, context=len(TOKENS))
+    with pytest.raises(UnsupportedModel, match=r"model\.layers\.4.*only sampled rows"):
+        run_passes(graph, quant.by_name("f32"), 128 << 20, lora_rank=4)
 
 
 def opened(folder: Path, context: int) -> tuple[Graph, dict[str, Array]]:

@@ -46,10 +46,7 @@ function ofPlans({
   for (const { inputs, states, constants, buffers, steps, outputs } of Object.values(plans)) {
     for (const [name, { shape, inverse_frequencies: pairs }] of Object.entries(constants)) {
       const positions = Math.min(Number(shape[0]), spec.max_position_embeddings);
-      if (
-        shape.join() !== [positions, pairs.length, 2].join() ||
-        pairs.length > Math.max(spec.head_dim, ...spec.head_dims)
-      )
+      if (shape.join() !== [positions, pairs.length, 2].join() || pairs.length > spec.head_dim)
         return [`constants.${name}`, shape];
     }
     const arrays = new Set([...common, ...[inputs, states, constants, buffers].flatMap(Object.keys)]);
