@@ -11,9 +11,9 @@ from nearfar.compiler.ir.ops.attention import scale_of
 from nearfar.compiler.ir.ops.kv_pages import head_dim_of
 from nearfar.compiler.ir.plan import Plan, Step
 from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
-from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.compiler.quant import Quantization
+from nearfar.compiler.quant import Quantization, form_of
+from nearfar.compiler.quant.kernel_format import WeightFormat, weight_format
 from nearfar.compiler.runtime.variant import stored_dtype
 
 
@@ -25,10 +25,9 @@ class Context:
     quantization: Quantization
     activations: tuple[str, ...]
 
-    @property
-    def weight_format(self) -> WeightFormat:
-        scales = [plane.dtype for plane in self.quantization.planes(32) if plane.name == "s"]
-        return WeightFormat(self.quantization.kind, scales[0] if scales else "")
+    def weight_format(self, name: str) -> WeightFormat:
+        """The format of a matrix of the plan."""
+        return weight_format(form_of(self.plan.weights[name].form, self.quantization))
 
     def dtype_of(self, name: str, activation: str) -> str:
         """The dtype of a buffer, an input or a state of the plan; float32 for weights and constants that kernels read
@@ -65,7 +64,7 @@ class Context:
             batch=self.plan.shape_of(step.inputs["x"])[0],
             columns=columns,
             outputs=rows // 2 if gated else rows,
-            weight=self.weight_format,
+            weight=self.weight_format(step.inputs["weight"]),
             **self.dtypes(step, activation),
             norm_eps=attr(step, "eps"),
             bias="bias" in step.inputs,
@@ -74,6 +73,8 @@ class Context:
             offset=attr(step, "offset"),
             width=attr(step, "columns") or 0,
             activation=attr(step, "activation") if gated else "silu",
+            x_step=None if gated else attr(step, "x_step"),
+            y_step=None if gated else attr(step, "y_step"),
         )
 
     def heads_of(self, step: Step, activation: str) -> Heads:

@@ -15,7 +15,7 @@ from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.add_lora import add_lora
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
-from nearfar.compiler.kernels.elementwise import add, gate, gate_halves, scale, soft_cap
+from nearfar.compiler.kernels.elementwise import add, fake_quantize, gate, gate_halves, scale, soft_cap
 from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
@@ -129,7 +129,7 @@ def embed_kernel(step: Step, context: Context, activation: str) -> KernelCall:  
         embed,
         rows=rows,
         columns=columns,
-        weight=context.weight_format,
+        weight=context.weight_format(step.inputs["table"]),
         first_row=attr(step, "first_row"),
         scale=float(attr(step, "scale")),
         into="into" in step.inputs,
@@ -159,6 +159,12 @@ def rms_norm_kernel(step: Step, context: Context, activation: str) -> KernelCall
 def add_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
     rows, columns = context.rows_and_columns(step.outputs["y"])
     return kernel(add, rows=rows, columns=columns)
+
+
+def fake_quantize_kernel(step: Step, context: Context, activation: str) -> KernelCall:
+    rows, columns = context.rows_and_columns(step.outputs["y"])
+    dtypes = context.dtypes(step, activation)
+    return kernel(fake_quantize, rows=rows, columns=columns, scale=float(attr(step, "scale")), **dtypes)
 
 
 def gate_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
@@ -197,6 +203,7 @@ KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {
     "slice_columns": slice_columns_kernel,
     "rms_norm": rms_norm_kernel,
     "add": add_kernel,
+    "fake_quantize": fake_quantize_kernel,
     "gate": gate_kernel,
     "gate_halves": gate_kernel,
     "scale": scale_kernel,

@@ -1,5 +1,6 @@
 // Makes @huggingface/jinja smaller: it removes code that nothing here uses and that no bundler can remove, and replaces
-// names that no bundler shortens.
+// names that no bundler shortens. It also makes the package write values as Python's Jinja does, and as chat templates
+// expect: True, None, and the repr of lists and objects, which the package writes as JSON or leaves out.
 
 import { readFile } from "node:fs/promises";
 
@@ -17,6 +18,85 @@ const CHANGES = [
   ],
 ];
 
+/** Python's repr of a value. A noncharacter of our own, U+FDD0, stays as it is. */
+const PYTHON_REPR = `
+function pythonRepr(value) {
+  switch (value.type) {
+    case "ArrayValue": return "[" + value.value.map(pythonRepr).join(", ") + "]";
+    case "ObjectValue":
+      return "{" + Array.from(value.value, ([key, item]) => pythonString(key) + ": " + pythonRepr(item)).join(", ") + "}";
+    case "StringValue": return pythonString(value.value);
+    default: return value.toString();
+  }
+}
+function pythonString(text) {
+  const quote = text.includes("'") && !text.includes('"') ? '"' : "'";
+  const escaped = text.replace(/[\\\\'"]|(?![ \\ufdd0])[\\p{C}\\p{Z}]/gu, (character) => {
+    const code = character.codePointAt(0);
+    const known = { 9: "\\\\t", 10: "\\\\n", 13: "\\\\r" }[code];
+    if (known) return known;
+    if (code === 92 || character === quote) return "\\\\" + character;
+    if (code === 34 || code === 39) return character;
+    const digits = code < 256 ? 2 : code < 65536 ? 4 : 8;
+    return "\\\\" + { 2: "x", 4: "u", 8: "U" }[digits] + code.toString(16).padStart(digits, "0");
+  });
+  return quote + escaped + quote;
+}
+`;
+
+// Each part of the package's file that differs from Python, and its replacement.
+const PYTHON = [
+  [
+    'type = "BooleanValue";\n',
+    'type = "BooleanValue";\n  toString() {\n    return this.value ? "True" : "False";\n  }\n',
+  ],
+  ['type = "NullValue";\n', 'type = "NullValue";\n  toString() {\n    return "None";\n  }\n'],
+  ["return toJSON(this, {}, 0, false);", "return pythonRepr(this);"],
+  ["return new StringValue(toJSON(operand, {}, 0, false));", "return new StringValue(pythonRepr(operand));"],
+  ['return new StringValue(operand.value ? "true" : "false");', "return new StringValue(operand.toString());"],
+  ["operand.value.map((x) => x.value).join(", "operand.value.map((x) => x.toString()).join("],
+  [
+    "return new StringValue(left.value.toString() + right.value.toString());\n    } else",
+    "return new StringValue(left.toString() + right.toString());\n    } else",
+  ],
+  // Python refuses to add a string and a value of another type.
+  [
+    "if (left instanceof StringValue || right instanceof StringValue) {",
+    "if (left instanceof StringValue && right instanceof StringValue) {",
+  ],
+  [
+    'case "length":\n            return new IntegerValue(operand.value.size);',
+    'case "string":\n            return new StringValue(pythonRepr(operand));\n          case "length":\n            return new IntegerValue(operand.value.size);',
+  ],
+  [
+    'if (lastEvaluated.type !== "NullValue" && lastEvaluated.type !== "UndefinedValue") {',
+    'if (lastEvaluated.type !== "UndefinedValue" && !["Set", "Macro", "Comment"].includes(statement.type)) {',
+  ],
+  [
+    'if (filter.value === "safe") {',
+    'if (operand instanceof NullValue && filter.value === "string") {\n        return new StringValue("None");\n      }\n      if (filter.value === "safe") {',
+  ],
+  ["var ObjectValue = class", `${PYTHON_REPR}var ObjectValue = class`],
+];
+
+function replaced(contents, changes, path) {
+  for (const [from, to] of changes) {
+    if (contents.split(from).length < 2)
+      throw new Error(`${path} does not contain ${from}; adapt jinja_module.mjs to this version of the package`);
+    contents = typeof from === "string" ? contents.replaceAll(from, () => to) : contents.replace(from, to);
+  }
+  return contents;
+}
+
+/** A plugin for Vite, for tests. */
+export const jinjaVite = {
+  name: "jinja-python",
+  enforce: "pre",
+  transform(code, id) {
+    return /@huggingface[\\/]jinja[\\/]dist[\\/]index\.js$/.test(id) ? replaced(code, PYTHON, id) : undefined;
+  },
+};
+
 /** The interpreter's own methods, with numbers for names. */
 function numberMethods(contents) {
   const name =
@@ -30,12 +110,7 @@ export const jinjaEsbuild = {
   name: "jinja-smaller",
   setup(build) {
     build.onLoad({ filter: /@huggingface[\\/]jinja[\\/]dist[\\/]index\.js$/ }, async ({ path }) => {
-      let contents = await readFile(path, "utf8");
-      for (const [from, to] of CHANGES) {
-        if (contents.split(from).length < 2)
-          throw new Error(`${path} does not contain ${from}; adapt jinja_module.mjs to this version of the package`);
-        contents = contents.replace(from, to);
-      }
+      const contents = replaced(await readFile(path, "utf8"), [...CHANGES, ...PYTHON], path);
       return { contents: numberMethods(contents.replaceAll("TOKEN_TYPES.", "TOKEN_TYPES_")), loader: "js" };
     });
   },

@@ -1,5 +1,6 @@
 import { defineConfig } from "vitest/config";
 
+import { jinjaVite } from "./jinja_module.mjs";
 import { xgrammarVite } from "./xgrammar_module.mjs";
 
 // REACT_FOLDER: the hooks' tests run on the React in this folder's node_modules, such as version 18.
@@ -11,8 +12,8 @@ const alias =
 
 // SwiftShader takes its time over a pipeline, so tests on a device get more than the default five seconds.
 export default defineConfig({
-  plugins: [xgrammarVite],
+  plugins: [jinjaVite, xgrammarVite],
   // The snippets of test/webllm import the package by its name.
   resolve: { alias: { ...alias, "@nearfar/web/webllm": `${import.meta.dirname}/src/webllm/index.ts` } },
-  test: { include: ["test/**/*.test.ts"], testTimeout: 60_000 },
+  test: { include: ["test/**/*.test.ts"], testTimeout: 60_000, server: { deps: { inline: [/@huggingface\/jinja/] } } },
 });

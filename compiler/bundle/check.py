@@ -233,6 +233,13 @@ def quantization_of(name: str, group: int | None = None) -> quant.Quantization:
         raise Fault("quantization", error.message) from error
 
 
+def form_of(where: str, name: str) -> quant.WeightForm:
+    try:
+        return quant.form_by_name(name)
+    except QuantizationError as error:
+        raise Fault(where, error.message) from error
+
+
 def check_weight(where: str, weight: WeightEntry, manifest: Manifest) -> None:
     """Check that a weight's planes match its quantization and its shape, and are inside the shards."""
     check_counts(where, weight.shape)
@@ -242,10 +249,10 @@ def check_weight(where: str, weight: WeightEntry, manifest: Manifest) -> None:
         require(weight.layout == "rows", where, "is a vector, whose layout must be rows")
     else:
         rows, columns = weight.shape
-        planes = quantization_of(weight.quantization).planes(columns)
+        planes = form_of(where, weight.quantization).planes(columns)
         expected = {plane.name: (plane.dtype, stored_shape(weight.layout, rows, plane.columns)) for plane in planes}
         require(
-            weight.quantization == manifest.quantization,
+            weight.quantization == manifest.quantization or weight.quantization not in quant.NAMES,
             where,
             f"has quantization {weight.quantization}, but the bundle has {manifest.quantization}",
         )

@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from ..errors import QuantizationError
 from ..ir.expr import Expr
 from ..ir.ops import OPS
 from ..ir.ops.kv_pages import head_dim_of
 from ..ir.sampling import ALTERNATIVES, Settings
+from ..quant import form_by_name
+from ..quant.kernel_format import weight_format
 from .digest import digest
 from .manifest import EMBED, GENERATE, KernelEntry, Manifest, PlanEntry, StepEntry
 
@@ -279,6 +283,7 @@ def check_variants(
         kernel = manifest.kernels[name]
         check_bindings(f"kernels.{name}", step, kernel, plan, manifest)
         check_facts(f"kernels.{name}", step, kernel, shapes, plan)
+        check_form(f"kernels.{name}", step, kernel, manifest)
         if manifest.target == "cpu":
             require(
                 all(isinstance(size, str) for size in kernel.uniforms),
@@ -306,6 +311,23 @@ def check_bindings(where: str, step: StepEntry, kernel: KernelEntry, plan: PlanE
             require(plane is None, where, f"binds a plane of {role}, which is not a weight")
         writable = role in step.outputs or name in plan.states
         require(binding.access == "read" or writable, where, f"writes to {role}")
+
+
+def check_form(where: str, step: StepEntry, kernel: KernelEntry, manifest: Manifest) -> None:
+    """Check that a kernel reads the format of the step's matrix, because its planes have other sizes in another."""
+    name = step.inputs.get("table" if step.op == "embed" else "weight", "")
+    facts = kernel.facts if step.op == "embed" else kernel.facts.get("facts")
+    found = facts.get("weight") if isinstance(facts, dict) else None
+    if name not in manifest.weights or not isinstance(found, dict):
+        return
+    quantization = manifest.weights[name].quantization
+    if quantization is None:
+        return
+    try:
+        expected = asdict(weight_format(form_by_name(quantization)))
+    except QuantizationError as error:
+        raise Fault(f"weights.{name}", error.message) from error
+    require(found == expected, where, f"reads weights of {found}, but {name} has {expected}")
 
 
 def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mapping[str, Shape], plan: PlanEntry) -> None:
@@ -340,8 +362,14 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
     elif step.op == "take_rows":
         same(facts, columns=shapes["x"][1], batch="R", taken="R", rows="S")
     elif step.op == "rms_norm":
-        same(facts, columns=shapes["weight"][0], batch=shapes["x"][0], rows=shapes["x"][0], width=shapes["x"][1])
+        (width,), (rows, columns) = shapes["weight"], shapes["x"]
+        if "width" in facts:
+            same(facts, rows=rows, columns=columns, width=width)
+        else:
+            same(facts, batch=rows, columns=width)
         same(facts, residual="residual" in shapes)
+    elif step.op == "fake_quantize":
+        same(facts, batch=shapes["x"][0], rows=shapes["x"][0], columns=shapes["x"][1], scale=attrs["scale"])
     elif step.op in ("gate", "gate_halves"):
         same(facts, batch=outputs[0][0], columns=outputs[0][1])
     elif step.op in ("add", "scale", "slice_columns", "soft_cap", *SAMPLING_OPS):

@@ -27,6 +27,7 @@ from ..ir.ops import Array
 from ..nearest import did_you_mean_folder
 from ..quant.base import FloatArray
 from ..quant.layout import rows_per_tile, stored_rows
+from ..text.tool_formats import tool_format
 from .check import parse_manifest
 from .file_name import file_in
 from .manifest import MANIFEST_FILE, Description, ExportManifest, FileEntry, Manifest, TokenizerEntry
@@ -50,7 +51,7 @@ class Folder:
 
     def tokenizer_files(self) -> TokenizerFiles:
         entry = self.manifest.tokenizer
-        special = entry.model_dump(exclude={"file"})
+        special = entry.model_dump(exclude={"file", "tools"})
         return TokenizerFiles(tokenizer_json=self.file(entry.file), **special)
 
     def size_bytes(self) -> int:
@@ -117,7 +118,7 @@ class Bundle(Folder):
         planes = {plane.name: self.plane(name, plane.name, start, stop) for plane in entry.planes}
         if entry.quantization is None:
             return planes["w"]
-        return quant.by_name(entry.quantization).unpack(planes, entry.shape[1])
+        return quant.form_by_name(entry.quantization).unpack(planes, entry.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,4 +211,5 @@ def tokenizer_entry(files: TokenizerFiles) -> TokenizerEntry:
         pad_token=files.pad_token,
         unk_token=files.unk_token,
         add_bos_token=files.add_bos_token,
+        tools=tool_format(files.chat_template),
     )

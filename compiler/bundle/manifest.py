@@ -54,7 +54,8 @@ class PlaneEntry(Entry):
 
 
 class WeightEntry(Entry):
-    """A weight. ``quantization`` is None for vectors, which are one float32 plane "w".
+    """A weight. ``quantization`` is None for vectors, which are one float32 plane "w". For a matrix it is the bundle's,
+    or names the format of integers that the checkpoint stores, such as "q4c": 4 bits and one scale for each row.
 
     ``layout`` is the memory layout of its planes (N, W). "rows": row after row. "tiles16": (ceil(N/16), W, 16), tiles
     of 16 rows in which the same element of all rows is adjacent; rows beyond N are zeros.
@@ -203,10 +204,38 @@ class LoraEntry(Entry):
         )
 
 
+class ToolFormatEntry(Entry):
+    """How a model writes tool calls: ``begin``, one call or more with ``separator`` between them, ``end``.
+
+    A call is ``before_name``, its name, ``before_arguments``, its arguments and ``after_arguments``. ``separator`` is
+    None if an answer has only one call. ``arguments`` is the syntax of the arguments: "json", "gemma" (bare keys, and
+    strings between <|"|>) or "xml" (<parameter=key> elements). ``gap`` and any text may precede ``before_arguments``.
+
+    Every ``marker`` in an answer begins calls; if it is "", the entire answer is calls or none, and ``lead`` may
+    precede them. After a call, the text up to ``close`` is ignored. ``tokens`` are part of an answer's text even if
+    they are special tokens.
+    """
+
+    name: str
+    marker: str
+    begin: str
+    before_name: str
+    before_arguments: str
+    after_arguments: str
+    separator: str | None
+    end: str
+    close: str
+    arguments: Literal["json", "gemma", "xml"]
+    lead: str
+    gap: str
+    tokens: list[str]
+
+
 class TokenizerEntry(Entry):
     """``chat_template`` is Hugging Face's Jinja template; None if the model has none. Templates may use the tokens.
 
-    ``add_bos_token`` None: the tokenizer's file determines whether a text starts with the bos token.
+    ``add_bos_token`` None: the tokenizer's file determines whether a text starts with the bos token. ``tools`` is the
+    format of tool calls; None if the chat template has no tools or writes calls in an unknown format.
     """
 
     file: str
@@ -216,6 +245,7 @@ class TokenizerEntry(Entry):
     pad_token: str | None
     unk_token: str | None
     add_bos_token: bool | None
+    tools: ToolFormatEntry | None
 
 
 class SelfTestRow(Entry):
@@ -270,8 +300,8 @@ class Description(Entry):
     """The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``:
     tokens per page.
 
-    ``kv`` is the format of keys and values: "activation", as computed, or "q8", 8-bit integers. ``embedding`` is None
-    if the model generates text.
+    ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation",
+    as computed, or "q8", 8-bit integers. ``embedding`` is None if the model generates text.
     """
 
     format_version: int
@@ -373,6 +403,12 @@ class Manifest(Description):
     @property
     def plan_names(self) -> tuple[str, ...]:
         return tuple(self.plans)
+
+    @property
+    def matrix_formats(self) -> str:
+        """The formats of all matrices: the quantization, or those that a quantized checkpoint has."""
+        names = {weight.quantization for weight in self.weights.values()} - {None}
+        return ", ".join(sorted(str(name) for name in names))
 
     @property
     def inputs(self) -> dict[str, InputEntry]:

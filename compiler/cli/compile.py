@@ -55,7 +55,10 @@ def add_parser(commands: Any) -> None:
         "(default: the target's)",
     )
     parser.add_argument(
-        "--quantization", choices=quant.NAMES, default="q4f16", help="the weights' format (default: %(default)s)"
+        "--quantization",
+        choices=quant.NAMES,
+        help=f"the weights' format (default: {quant.DEFAULT}; weights that the checkpoint stores quantized stay as "
+        "they are)",
     )
     parser.add_argument(
         "--context",

@@ -119,7 +119,17 @@ def inspect_model(config: Path, options: argparse.Namespace) -> None:
 
 def facts(report: Report) -> Table:
     table = Table(title=f"{report.model} for {report.target}", show_header=False, title_justify="left")
-    rows = shared_facts(report) | {
+    rows = shared_facts(report)
+    formats = {
+        name: each for name, each in report.weight_formats.items() if name != "f32" or report.quantization == "f32"
+    }
+    if formats.keys() != {report.quantization}:
+        # A checkpoint that was quantized already.
+        lines = [
+            f"{name}: {each['parameters']:,} weights, {megabytes(each['bytes'])}" for name, each in formats.items()
+        ]
+        rows["quantization"] = "\n".join([f"the checkpoint's, activations {report.activation}", *lines])
+    rows |= {
         **({"code": NATIVE_CODE} if report.target in NATIVE_TARGETS else {}),
         "dispatches": f"{report.dispatches_per_token} per decoded token, "
         f"{report.dispatches_at_context} at {report.context:,} tokens",
@@ -156,6 +166,7 @@ def shared_facts(report: Report | ExportReport) -> dict[str, str]:
         "KV cache": f"{megabytes(report.kv_bytes_per_token)} per token, "
         + (stored_dtype(report.activation) if report.kv == "activation" else report.kv),
         "memory": f"{megabytes(report.runtime_memory_bytes)}{owner} at {report.context:,} tokens",
+        "tool calls": report.tool_calls or "none: requests with tools are refused",
     }
 
 

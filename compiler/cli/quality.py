@@ -127,9 +127,8 @@ def description(bundle: Bundle | ExportBundle) -> str:
     """The target, the weights, and the format of keys and values if it is not the default."""
     manifest = bundle.manifest
     group = f", groups of {manifest.group_size}" if isinstance(manifest, ExportManifest) and manifest.group_size else ""
-    return f"{manifest.target}, {manifest.quantization}{group}" + (
-        f", KV {manifest.kv}" if manifest.kv != "activation" else ""
-    )
+    weights = manifest.quantization if isinstance(manifest, ExportManifest) else manifest.matrix_formats
+    return f"{manifest.target}, {weights}{group}" + (f", KV {manifest.kv}" if manifest.kv != "activation" else "")
 
 
 def entry(bundle: Bundle | ExportBundle, device: str, quality: Quality) -> dict[str, Any]:

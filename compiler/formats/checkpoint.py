@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from ..errors import CheckpointError, reason_of
 from ..ir.spec import EmbeddingSpec, ModelSpec
+from ..quant import WeightForm
+from ..quant.base import Array
 
 
 class Tensor(Protocol):
@@ -31,6 +33,42 @@ class Tensor(Protocol):
         """Rows start to stop of the first axis (the elements, for a 1-D tensor) as C-contiguous f32: (stop - start,
         *shape[1:]).
         """
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix (N, K) that the checkpoint stores quantized: a `Tensor` whose rows are also planes of a known format.
+
+    ``planes(start, stop)`` reads the planes of rows [start, stop), which ``form`` defines, without any rounding. Up to
+    ``padding`` of the last columns may be padding, if a row's integers do not fill its last byte.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    form: WeightForm
+    planes: Callable[[int, int], Mapping[str, Array]]
+    padding: int = 0
+
+    @property
+    def dtype(self) -> str:
+        return self.form.name
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        return self.form.unpack(self.planes(start, stop), self.shape[1])
+
+    def may_have(self, shape: tuple[int, ...]) -> bool:
+        """Whether the matrix has this shape, without padding."""
+        return len(shape) == 2 and shape[0] == self.shape[0] and 0 <= self.shape[1] - shape[1] <= self.padding
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationScales:
+    """The static scales of a module's activations: its input and its output are rounded to multiples of their scale
+    and clipped to -128 to 127 times it. None: not rounded.
+    """
+
+    input: float | None
+    output: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +105,8 @@ class Checkpoint:
     """A model on disk: its spec, and its tensors by the names that transformers gives them. ``embedding`` None: it
     generates text.
 
-    ``notes``: sentences for the user about contradictory files and how they were read.
+    ``notes``: sentences for the user about contradictory files and how they were read. ``activation_scales``: the
+    modules whose activations are rounded, by their names.
     """
 
     path: Path
@@ -76,3 +115,13 @@ class Checkpoint:
     tokenizer: TokenizerFiles
     embedding: EmbeddingSpec | None = None
     notes: tuple[str, ...] = ()
+    activation_scales: Mapping[str, ActivationScales] = field(default_factory=dict)
+
+    @property
+    def stored_forms(self) -> dict[str, int]:
+        """The number of weights in each format that the checkpoint stores quantized, by the format's name."""
+        counts: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            if isinstance(tensor, StoredMatrix):
+                counts[tensor.form.name] = counts.get(tensor.form.name, 0) + tensor.shape[0] * tensor.shape[1]
+        return counts

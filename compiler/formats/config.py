@@ -100,6 +100,10 @@ class ConfigReader:
             raise self._wrong(key, value, "a list of integers")
         return tuple(value)
 
+    def optional_texts(self, key: str) -> tuple[str, ...] | None:
+        """Like `texts`; an absent key and null give None."""
+        return None if self._is_null(key) else self.texts(key)
+
     def token_ids(self, key: str) -> tuple[int, ...]:
         """One token id or a list of token ids, in order and without duplicates; an absent key and null give ()."""
         if self._is_null(key):

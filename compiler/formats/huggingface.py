@@ -11,10 +11,11 @@ from ..arch import by_model_type
 from ..bundle.manifest import MANIFEST_FILE
 from ..errors import CheckpointError
 from ..ir.spec import ModelSpec
-from .checkpoint import Checkpoint
+from . import gemma_quant
+from .checkpoint import ActivationScales, Checkpoint, Tensor
 from .config import ConfigReader
 from .json_file import read_json_object
-from .multimodal import text_section, text_tensors
+from .multimodal import text_modules, text_section, text_tensors
 from .safetensors_file import SafetensorsTensor, read_safetensors
 from .sentence_transformers import read_embedding
 from .spec_against_tensors import choose_head, require_sizes
@@ -33,30 +34,43 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises CheckpointError for missing, corrupt or contradictory files, UnsupportedModel for models that we do not
     compile.
     """
-    spec = _read_spec(path)
+    spec, quantization = _read_spec(path)
     embedding = read_embedding(path)
-    tensors: Mapping[str, SafetensorsTensor]
-    tensors, notes = text_tensors(_read_tensors(path))
+    stored = _read_tensors(path)
+    notes: list[str] = []
+    tensors: Mapping[str, Tensor] = stored
+    activation_scales: Mapping[str, ActivationScales] = {}
+    if quantization is not None:
+        # Its patterns are for the names on disk.
+        read = gemma_quant.read_tensors(quantization, stored, tied=spec.tie_word_embeddings)
+        tensors, activation_scales = read.tensors, read.activation_scales
+        notes += read.notes
+    tensors, left_out = text_tensors(tensors)
+    activation_scales = text_modules(activation_scales)
+    notes += left_out
     if embedding is not None and "embed_tokens.weight" in tensors:
         # A model that is saved without a head has no "model." prefix.
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        activation_scales = {f"model.{module}": scales for module, scales in activation_scales.items()}
     require_sizes(path, spec, tensors)
     if embedding is None and spec.tie_word_embeddings:
         spec, tensors = choose_head(path, spec, tensors, notes)
-    return Checkpoint(path, spec, tensors, read_tokenizer_files(path, spec.vocab_size), embedding, tuple(notes))
+    tokenizer = read_tokenizer_files(path, spec.vocab_size)
+    return Checkpoint(path, spec, tensors, tokenizer, embedding, tuple(notes), activation_scales)
 
 
-def _read_spec(path: Path) -> ModelSpec:
+def _read_spec(path: Path) -> tuple[ModelSpec, gemma_quant.GemmaQuantization | None]:
+    """The spec, and how the weights are quantized; None if they are floats."""
     config_path = path / "config.json"
     if not config_path.is_file():
         if (path / "adapter_config.json").is_file():
             raise _bad(path, "contains a LoRA adapter, not a model; merge it into its base model and save that")
         _refuse_a_bundle(path)
         raise _bad(path, "has no config.json; pass a folder that transformers' save_pretrained wrote")
-    spec = read_spec(config_path)
+    spec, quantization = _read_config(config_path)
     generation_path = path / "generation_config.json"
     if not generation_path.is_file():
-        return spec
+        return spec, quantization
     generation = ConfigReader(read_json_object(generation_path), str(generation_path))
     generation_ids = generation.token_ids("eos_token_id")
     if any(token_id >= spec.vocab_size for token_id in generation_ids):
@@ -66,14 +80,25 @@ def _read_spec(path: Path) -> ModelSpec:
         )
     # In chat models, config.json often names only the end of a text; generation_config.json also names the end of a
     # turn.
-    return replace(spec, eos_token_ids=tuple(dict.fromkeys((*spec.eos_token_ids, *generation_ids))))
+    return replace(spec, eos_token_ids=tuple(dict.fromkeys((*spec.eos_token_ids, *generation_ids)))), quantization
 
 
 def read_spec(path: Path) -> ModelSpec:
     """The spec of a config.json. Raises CheckpointError and UnsupportedModel."""
-    config = ConfigReader(read_json_object(path), str(path))
+    return _read_config(path)[0]
+
+
+def _read_config(path: Path) -> tuple[ModelSpec, gemma_quant.GemmaQuantization | None]:
+    values = dict(read_json_object(path))
+    quantization = None
+    section = values.get("quantization_config")
+    if isinstance(section, dict) and section.get("quant_method") == gemma_quant.METHOD:
+        # An architecture does not depend on how its weights are stored, and refuses all other methods.
+        del values["quantization_config"]
+        quantization = gemma_quant.read_quantization(ConfigReader(section, f"{path}: quantization_config"))
+    config = ConfigReader(values, str(path))
     config = text_section(config) or config
-    return by_model_type(config.text("model_type")).read_config(config)
+    return by_model_type(config.text("model_type")).read_config(config), quantization
 
 
 def _read_tensors(path: Path) -> Mapping[str, SafetensorsTensor]:

@@ -59,12 +59,22 @@ def text_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list
     left_out: Counter[str] = Counter()
     for name, tensor in tensors.items():
         part = OTHER_PARTS.match(name)
-        if part is not None:
+        if part is None:
+            renamed[_text_name(name)] = tensor
+        else:
             left_out[part[0].removeprefix("model.").rstrip(".")] += 1
-            continue
-        prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
-        renamed[PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = tensor
     if not left_out:
         return renamed, []
     parts = ", ".join(f"{part} ({count} tensors)" for part, count in sorted(left_out.items()))
     return renamed, [f"only the text model is compiled; left out: {parts}"]
+
+
+def text_modules(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values of the text model's modules, by the names that they have alone."""
+    # A module's name ends where the dot before its tensors' names begins.
+    return {_text_name(f"{name}.")[:-1]: value for name, value in values.items() if not OTHER_PARTS.match(f"{name}.")}
+
+
+def _text_name(name: str) -> str:
+    prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
+    return PREFIXES.get(prefix, "") + name.removeprefix(prefix)

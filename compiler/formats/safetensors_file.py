@@ -29,6 +29,7 @@ BITS_PER_ELEMENT = {
 
 # The stored form of the dtypes that we read. A bf16 is the upper half of an f32.
 STORED_AS: Mapping[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+INTEGERS: Mapping[str, np.dtype[Any]] = {"U8": np.dtype("u1"), "I8": np.dtype("i1")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,7 @@ class SafetensorsTensor:
         Raises UnsupportedModel for a dtype that is not F32, F16 or BF16, CheckpointError if the file cannot be read,
         and IndexError for rows that the tensor does not have.
         """
-        row_count, *row_shape = self.shape or (1,)
-        if not 0 <= start <= stop <= row_count:
-            raise IndexError(f"rows {start} to {stop} of tensor {self.name!r}, which has {row_count}")
-        if self.dtype not in STORED_AS:
-            raise UnsupportedModel(
-                f"{self.path}: tensor {self.name!r} has dtype {self.dtype}, which is not supported; "
-                f"supported: {', '.join(STORED_AS)}",
-                file=str(self.path),
-                tensor=self.name,
-            )
-        stored = np.empty((stop - start, *row_shape), STORED_AS[self.dtype])
-        row_bytes = math.prod(row_shape) * stored.itemsize
-        self._read_into(stored, self.offset_bytes + start * row_bytes)
+        stored = self._stored_rows(start, stop, STORED_AS)
         if self.dtype == "BF16":
             bits = stored.astype(np.uint32)
             bits <<= 16
@@ -71,6 +60,26 @@ class SafetensorsTensor:
             return widened
         converted: npt.NDArray[np.float32] = stored.astype(np.float32, copy=False)
         return converted
+
+    def integers(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Rows start to stop of a tensor of U8 or I8, unchanged. Raises the errors of `rows`."""
+        return self._stored_rows(start, stop, INTEGERS)
+
+    def _stored_rows(self, start: int, stop: int, supported: Mapping[str, np.dtype[Any]]) -> npt.NDArray[Any]:
+        row_count, *row_shape = self.shape or (1,)
+        if not 0 <= start <= stop <= row_count:
+            raise IndexError(f"rows {start} to {stop} of tensor {self.name!r}, which has {row_count}")
+        if self.dtype not in supported:
+            raise UnsupportedModel(
+                f"{self.path}: tensor {self.name!r} has dtype {self.dtype}, which is not supported; "
+                f"supported: {', '.join(supported)}",
+                file=str(self.path),
+                tensor=self.name,
+            )
+        stored = np.empty((stop - start, *row_shape), supported[self.dtype])
+        row_bytes = math.prod(row_shape) * stored.itemsize
+        self._read_into(stored, self.offset_bytes + start * row_bytes)
+        return stored
 
     def _read_into(self, array: npt.NDArray[Any], offset_bytes: int) -> None:
         if array.size == 0:

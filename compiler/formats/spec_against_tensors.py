@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from ..ir.spec import ModelSpec
-from .checkpoint import Tensor
+from .checkpoint import StoredMatrix, Tensor
 from .safetensors_file import SafetensorsTensor
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -51,8 +51,8 @@ def require_sizes(path: Path, spec: ModelSpec, tensors: Mapping[str, Tensor]) ->
 
 
 def choose_head(
-    path: Path, spec: ModelSpec, tensors: Mapping[str, SafetensorsTensor], notes: list[str]
-) -> tuple[ModelSpec, Mapping[str, SafetensorsTensor]]:
+    path: Path, spec: ModelSpec, tensors: Mapping[str, Tensor], notes: list[str]
+) -> tuple[ModelSpec, Mapping[str, Tensor]]:
     """Choose the head of a model whose config.json ties it to the embedding, as transformers 5 does.
 
     If both are stored and differ, they are not tied, and ``notes`` reports it. If only the head is stored, it is the
@@ -60,6 +60,7 @@ def choose_head(
     """
     head, embedding = tensors.get(HEAD), tensors.get(EMBEDDING)
     if head is not None and embedding is None:
+        assert isinstance(head, SafetensorsTensor | StoredMatrix)
         return spec, {**tensors, EMBEDDING: replace(head, name=EMBEDDING)}
     if head is None or embedding is None or _equal(head, embedding):
         return spec, tensors

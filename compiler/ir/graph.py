@@ -40,11 +40,15 @@ class Source:
 class Parameter:
     """A weight: the rows of its sources, stacked. A matrix (rows, columns) is quantized; a vector (columns is None)
     stays float32.
+
+    ``form`` names the format of a matrix that the checkpoint stores quantized and the bundle keeps; None means the
+    bundle's quantization.
     """
 
     name: str
     sources: tuple[Source, ...]
     columns: int | None
+    form: str | None = None
 
     @property
     def rows(self) -> int:

@@ -1,4 +1,4 @@
-"""add, scale, gate, gate_halves and soft_cap: one result from one element of each operand.
+"""add, scale, gate, gate_halves, soft_cap and fake_quantize: one result from one element of each operand.
 
 One thread: one column of one row.
 One workgroup: 128 columns of one row.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..ir.expr import Expr
-from .builder import Kernel, KernelBuilder, Scalar, number
-from .maths import gated, soft_capped
+from .builder import Kernel, KernelBuilder, Scalar, cast, number
+from .maths import fake_quantized, gated, soft_capped
 from .projection import guard_below
 
 THREADS = 128
@@ -65,9 +65,25 @@ def soft_cap(name: str, rows: Expr, columns: int, scale: float, cap: float | Non
     return each_column(kernel, rows, columns, value)
 
 
-def each_column(kernel: KernelBuilder, rows: Expr, columns: int, value: Callable[[Scalar, Scalar], Scalar]) -> Kernel:
+def fake_quantize(name: str, rows: Expr, columns: int, scale: float, x_dtype: str, y_dtype: str) -> Kernel:
+    kernel = KernelBuilder(name)
+    x = kernel.buffer("x", (rows, columns), x_dtype)
+
+    def value(row: Scalar, column: Scalar) -> Scalar:
+        return cast(fake_quantized(kernel, cast(x[row, column], "float32"), scale), y_dtype)
+
+    return each_column(kernel, rows, columns, value, y_dtype)
+
+
+def each_column(
+    kernel: KernelBuilder,
+    rows: Expr,
+    columns: int,
+    value: Callable[[Scalar, Scalar], Scalar],
+    dtype: str = "float32",
+) -> Kernel:
     """y[row, column] = value(row, column) for all rows and columns."""
-    y = kernel.buffer("y", (rows, columns), "float32", write=True)
+    y = kernel.buffer("y", (rows, columns), dtype, write=True)
     block, row = kernel.grid(["ceildiv", columns, THREADS], rows)
     column = kernel.let("column", block * THREADS + kernel.threads(THREADS))
     with kernel.when(guard_below(column, columns, THREADS)):

@@ -84,7 +84,8 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
             weight_row = output + (i // 2 * facts.outputs if facts.gated else 0)
             codes = weight.quad(weight_row, quad // 8, quad % 8)
             value = codes - number(weight.zero, "float32x4") if weight.zero else codes
-            loaded[i] = value * splat(weight.scale(weight_row, quad // 8)) if facts.weight.scale_dtype else value
+            scaled = facts.weight.scale_dtype and not facts.weight.per_row
+            loaded[i] = value * splat(weight.scale(weight_row, quad // 8)) if scaled else value
         for k in range(4):
             column[0] = vector(*(lane_of(loaded[i], k) for i in range(4)))
             weight_tile[depth_quad * 4 + k, output_quad] = cast(column[0], f"{shape.dtype}x4")

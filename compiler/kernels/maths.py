@@ -11,7 +11,19 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from .builder import KernelBuilder, Scalar, exp, magnitude, maximum, minimum, number, rsqrt, select
+from .builder import (
+    KernelBuilder,
+    Scalar,
+    exp,
+    extern,
+    magnitude,
+    maximum,
+    minimum,
+    number,
+    reinterpret,
+    rsqrt,
+    select,
+)
 
 # exp of this is finite, and a quotient by 1 + exp of it equals its limit in float32.
 LARGEST_EXPONENT = 88.0
@@ -87,3 +99,12 @@ def float32(value: float) -> Scalar:
 ACTIVATION_FUNCTIONS: Mapping[str, Callable[[Scalar], Scalar]] = MappingProxyType(
     {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu2": relu2, "none": lambda x: x}
 )
+
+
+def fake_quantized(kernel: KernelBuilder, x: Scalar, step: float) -> Scalar:
+    """A float32 rounded to multiples of ``step``, ties to even, and clipped to -128 to 127 times it; NaN stays NaN."""
+    each = kernel.let("each", x)
+    code = extern("float32", "round", each / number(step, "float32"))
+    limited = minimum(maximum(code, number(-128, "float32")), number(127, "float32"))
+    is_nan = (reinterpret(each, "uint32") & number(0x7FFFFFFF, "uint32")) > number(0x7F800000, "uint32")
+    return select(is_nan, each, limited * number(step, "float32"))

@@ -25,7 +25,7 @@ from .builder import (
     vector,
 )
 from .heads import Heads as AttentionHeads
-from .packed import float_bytes, halves, spread_bytes
+from .packed import float_bits, halves, spread_bytes
 from .scores import LOWEST as LOWEST
 
 
@@ -159,8 +159,8 @@ def largest_lane(value: Scalar, lanes: int) -> Scalar:
 
 def float_codes(word: Scalar) -> Scalar:
     """The four int8 codes of a word, as float32."""
-    # With its highest bit inverted, a code is an unsigned byte, 128 larger; `float_bytes` adds 256.
-    return float_bytes(spread_bytes(word ^ number(0x80808080, "uint32"))) - number(384, "float32x4")
+    # With its highest bit inverted, a code is an unsigned byte, 128 larger; `float_bits` adds 256.
+    return float_bits(spread_bytes(word ^ number(0x80808080, "uint32")), 0, 8) - number(384, "float32x4")
 
 
 def packed_halves(value: Scalar, lane: int) -> Scalar:

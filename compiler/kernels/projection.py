@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir.expr import Expr
-from .builder import Array, KernelBuilder, Scalar, cast, minimum, number, select, vector
-from .maths import gated
+from .builder import Array, KernelBuilder, Scalar, cast, lane_of, minimum, number, select, vector
+from .maths import fake_quantized, gated
 from .packed import PackedMatrix, WeightFormat
 
 
@@ -18,7 +18,8 @@ class Projection:
     up if ``gated``.
 
     x (batch, columns); weight (outputs, columns), or (2 * outputs, columns) for a gated projection, with the gate's
-    rows first. ``width`` 0 means that the result has only these outputs.
+    rows first. ``width`` 0 means that the result has only these outputs. ``x_step`` and ``y_step``: an input without a
+    norm, and the result before the residual, are rounded; see `fake_quantized`.
     """
 
     batch: Expr
@@ -34,6 +35,8 @@ class Projection:
     offset: int = 0
     width: int = 0
     activation: str = "silu"
+    x_step: float | None = None
+    y_step: float | None = None
 
     @property
     def weight_rows(self) -> int:
@@ -47,8 +50,11 @@ class Projection:
 class Rows:
     """A (rows, columns) float buffer read four columns at a time, zero beyond the last column."""
 
-    def __init__(self, kernel: KernelBuilder, role: str, rows: Expr, columns: int, dtype: str) -> None:
-        self._columns = columns
+    def __init__(
+        self, kernel: KernelBuilder, role: str, rows: Expr, columns: int, dtype: str, step: float | None = None
+    ) -> None:
+        """``step`` rounds what is read; see `fake_quantized`."""
+        self._kernel, self._columns, self._step = kernel, columns, step
         self._whole = columns % 4 == 0
         self._buffer = (
             kernel.buffer(role, (rows, columns // 4), f"{dtype}x4")
@@ -60,6 +66,14 @@ class Rows:
         """Columns 4 * index to 4 * index + 3 as float32x4; ``index`` is below ``reach``, which may lie beyond the last
         column.
         """
+        loaded = self._load(row, index, reach)
+        if self._step is None:
+            return loaded
+        lanes = self._kernel.local("unrounded", 1, "float32x4")
+        lanes[0] = loaded
+        return vector(*(fake_quantized(self._kernel, lane_of(lanes[0], lane), self._step) for lane in range(4)))
+
+    def _load(self, row: Scalar, index: Scalar, reach: int) -> Scalar:
         if self._whole:
             quads = self._columns // 4
             if reach <= quads:
@@ -78,7 +92,7 @@ class ProjectionArguments:
 
     def __init__(self, kernel: KernelBuilder, facts: Projection, *, blocks: bool) -> None:
         self.facts = facts
-        self.x = Rows(kernel, "x", facts.batch, facts.columns, facts.x_dtype)
+        self.x = Rows(kernel, "x", facts.batch, facts.columns, facts.x_dtype, facts.x_step)
         self.norm = Rows(kernel, "norm", 1, facts.columns, "float32") if facts.norm_eps is not None else None
         self.weight = PackedMatrix(kernel, "weight", facts.weight_rows, facts.columns, facts.weight, blocks=blocks)
         bias_length = facts.weight_rows if facts.gated else facts.total_width
@@ -96,6 +110,8 @@ class ProjectionArguments:
         """
         facts = self.facts
         with kernel.when(guard):
+            if facts.weight.per_row:
+                sums = [total * self.weight.scale(output + half * facts.outputs, 0) for half, total in enumerate(sums)]
             if facts.gated:
                 gate, up = sums
                 if self._bias is not None:
@@ -105,6 +121,8 @@ class ProjectionArguments:
                 (value,) = sums
                 if self._bias is not None:
                     value = value + self._bias[output + facts.offset]
+            if facts.y_step is not None:
+                value = fake_quantized(kernel, value, facts.y_step)
             if self._residual is not None:
                 value = value + self._residual[row, output + facts.offset]
             self._y[row, output + facts.offset] = cast(value, facts.y_dtype)

@@ -107,7 +107,7 @@ def load_blocks(
     words = kernel.local("words", len(weight_rows), facts.weight.block_dtype)
     for i, weight_row in enumerate(weight_rows):
         words[i] = weight.block(weight_row, block)
-    if not facts.weight.scale_dtype:
+    if not facts.weight.scale_dtype or facts.weight.per_row:
         return LoadedBlocks(words, None, ())
     scales, indices = kernel.local("scale_words", len(weight_rows), weight.raw_scale_dtype), []
     for i, weight_row in enumerate(weight_rows):

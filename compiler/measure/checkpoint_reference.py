@@ -16,7 +16,8 @@ from ..arch import by_model_type
 from ..errors import RequestError
 from ..formats import Checkpoint
 from ..ir.graph import Parameter
-from ..ir.ops import Array
+from ..ir.ops import OPS, Array
+from ..pipeline.stored_forms import round_activations
 from ..pipeline.weights import check_tensors, read_rows
 from ..quant.base import FloatArray
 from ..runtime.batch import SAMPLED_INPUTS, Chunk, make_batch
@@ -38,9 +39,14 @@ class CheckpointReference:
                 f"text"
             )
         self.checkpoint, self._window = checkpoint, window
-        self._graph = by_model_type(checkpoint.spec.model_type).forward(checkpoint.spec, window, window)
-        check_tensors(checkpoint, self._graph.parameters)
-        self._head_node = self._graph.makers()[self._graph.outputs["logits"]]
+        graph = by_model_type(checkpoint.spec.model_type).forward(checkpoint.spec, window, window)
+        check_tensors(checkpoint, graph.parameters)
+        self._graph = round_activations(graph, checkpoint)
+        makers = self._graph.makers()
+        last = makers[self._graph.outputs["logits"]]
+        # Some checkpoints round the logits.
+        self._rounding = last if last.op == "fake_quantize" else None
+        self._head_node = last if self._rounding is None else makers[last.inputs["x"]]
 
     def hidden(
         self, windows: Sequence[Sequence[int]], progress: Callable[[int], None] = lambda _: None
@@ -57,7 +63,12 @@ class CheckpointReference:
 
     def logits(self, hidden: FloatArray) -> FloatArray:
         """(n, E) -> (n, V)."""
-        return hidden @ self._head.T
+        logits = hidden @ self._head.T
+        if self._rounding is None:
+            return logits
+        rounded = OPS["fake_quantize"].run({"x": logits}, self._rounding.attrs)
+        assert rounded is not None
+        return rounded
 
     @cached_property
     def _head(self) -> FloatArray:

@@ -25,7 +25,8 @@ class Report:
 
     ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables, and plan buffers for prefill chunks of
     one sequence. ``dispatches_per_token`` is the count for one sequence at its start, ``dispatches_at_context`` for one
-    of ``context`` tokens.
+    of ``context`` tokens. ``weight_formats``: the number of weights and their bytes in each format; vectors are "f32".
+    ``tool_calls`` is the name of the format of tool calls; None if the chat template has none that is known.
     """
 
     model: str
@@ -39,11 +40,13 @@ class Report:
     weight_bytes: int
     kv_bytes_per_token: int
     runtime_memory_bytes: int
+    weight_formats: dict[str, dict[str, int]]
     dispatches_per_token: int
     dispatches_at_context: int
     kernels: int
     variants: int
     spec: dict[str, Any]
+    tool_calls: str | None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,6 +73,7 @@ class ExportReport:
     runtime_memory_bytes: int
     files: dict[str, int]
     spec: dict[str, Any]
+    tool_calls: str | None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -96,7 +100,13 @@ def make_export_report(manifest: ExportManifest, *, context: int | None = None) 
         runtime_memory_bytes=manifest.model_bytes() + kv * context,
         files={file.file: file.size for file in manifest.files},
         spec=spec.to_json(),
+        tool_calls=_tool_calls(manifest),
     )
+
+
+def _tool_calls(manifest: Description) -> str | None:
+    tools = manifest.tokenizer.tools
+    return None if tools is None else tools.name
 
 
 def choose_context(manifest: Description, context: int | None) -> int:
@@ -143,12 +153,24 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         weight_bytes=weights,
         kv_bytes_per_token=kv // (pages * manifest.page_size),
         runtime_memory_bytes=weights + kv + others + tables,
+        weight_formats=weight_formats(manifest),
         dispatches_per_token=dispatches_per_token(manifest, chosen, 1),
         dispatches_at_context=dispatches_per_token(manifest, chosen, context),
         kernels=len(manifest.kernels),
         variants=sum(len(rows) for rows in manifest.variants.values()),
         spec=manifest.spec.to_json(),
+        tool_calls=_tool_calls(manifest),
     )
+
+
+def weight_formats(manifest: Manifest) -> dict[str, dict[str, int]]:
+    """The parameters and bytes of each format, by its name."""
+    formats: dict[str, dict[str, int]] = {}
+    for weight in manifest.weights.values():
+        counts = formats.setdefault(weight.quantization or "f32", {"parameters": 0, "bytes": 0})
+        counts["parameters"] += math.prod(weight.shape)
+        counts["bytes"] += sum(plane.size for plane in weight.planes)
+    return dict(sorted(formats.items()))
 
 
 def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> int:

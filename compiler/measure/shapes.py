@@ -43,6 +43,6 @@ def report_shapes(config: Path, options: CompileOptions, progress: Progress = la
     Raises CheckpointError, UnsupportedModel or RequestError.
     """
     checkpoint = shape_checkpoint(config, read_spec(config))
-    job = prepare_checkpoint(config.parent.name or config.stem, checkpoint, options)
+    job = prepare_checkpoint(config.parent.name or config.stem, checkpoint, options, lambda _: None)
     manifest: Manifest = build(job, SizeStore(), progress)
     return make_report(manifest)

@@ -2,6 +2,7 @@
 dispatches per token.
 
 fuse_gate_up      gate and up projections and their activation  -> one gated projection
+fold_rounding     fake_quantize before or after a projection    -> a projection that rounds
 fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
 fuse_rope_append  slices, q/k norm, rotation, KV append         -> one step
 fuse_attention    that step, then attention over the same pages -> one step
@@ -17,6 +18,7 @@ from __future__ import annotations
 from ..ir.graph import Graph
 from ..quant import Quantization
 from .add_lora import add_lora
+from .fold_rounding import fold_rounding
 from .fuse_attention import fuse_attention
 from .fuse_gate_up import fuse_gate_up
 from .fuse_norm import fuse_norm
@@ -26,7 +28,7 @@ from .fuse_rope_append import fuse_rope_append
 from .quantize_kv import quantize_kv
 from .split_large import split_large
 
-FUSIONS = (fuse_gate_up, fuse_projections, fuse_rope_append, fuse_attention, fuse_residual, fuse_norm)
+FUSIONS = (fuse_gate_up, fold_rounding, fuse_projections, fuse_rope_append, fuse_attention, fuse_residual, fuse_norm)
 
 
 def run_passes(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.graph import Graph, Node, Parameter, Source
-from ..quant import Quantization
+from ..quant import Quantization, form_of
 
 
 def split_large(graph: Graph, quantization: Quantization, max_binding_bytes: int) -> Graph:
@@ -45,7 +45,7 @@ def part_starts(matrix: Parameter, halves: int, quantization: Quantization, max_
     once for both halves.
     """
     assert matrix.columns is not None
-    widest = max(plane.row_bytes for plane in quantization.planes(matrix.columns))
+    widest = max(plane.row_bytes for plane in form_of(matrix.form, quantization).planes(matrix.columns))
     rows = matrix.rows // halves
     # Even numbers of rows align the f16 scales of every part to 32-bit words.
     fitting = max_binding_bytes // (widest * halves) // 2 * 2
@@ -62,7 +62,7 @@ def take_rows(parameter: Parameter, index: int, start: int, stop: int, halves: i
     sources: list[Source] = []
     for half in range(halves):
         sources += slice_sources(parameter.sources, half * rows + start, half * rows + stop)
-    return Parameter(f"{parameter.name}.part{index}", tuple(sources), parameter.columns)
+    return replace(parameter, name=f"{parameter.name}.part{index}", sources=tuple(sources))
 
 
 def slice_sources(sources: tuple[Source, ...], start: int, stop: int) -> list[Source]:

@@ -26,7 +26,8 @@ def stack_parameters(graph: Graph, new: dict[str, Parameter], names: Sequence[st
     """
     parts = [graph.parameters[part] for part in names]
     name = unused_name(graph, new, name)
-    new[name] = Parameter(name, tuple(source for part in parts for source in part.sources), parts[0].columns)
+    sources = tuple(source for part in parts for source in part.sources)
+    new[name] = Parameter(name, sources, parts[0].columns, parts[0].form)
     return name
 
 
@@ -39,17 +40,18 @@ def unused_name(graph: Graph, new: Collection[str], name: str) -> str:
 
 
 def can_stack(graph: Graph, linears: Sequence[Node]) -> bool:
-    """Whether projections read the same input, have no options except a bias that all or none have, and return the same
-    dtype.
+    """Whether projections read the same input, have no options except a bias that all or none have, return the same
+    dtype, and have weights of one format.
     """
     first = linears[0]
     return all(
         linear.op == "linear"
-        and linear.has_only(inputs=("x", "weight", "bias"), attrs=("dtype",))
+        and linear.has_only(inputs=("x", "weight", "bias"), attrs=("dtype", "x_step", "y_step"))
         and linear.inputs.keys() == first.inputs.keys()
         and linear.inputs["x"] == first.inputs["x"]
         and linear.attrs == first.attrs
         and linear.inputs["weight"] in graph.parameters
+        and graph.parameters[linear.inputs["weight"]].form == graph.parameters[first.inputs["weight"]].form
         for linear in linears
     )
 

@@ -49,6 +49,7 @@ from ..runtime.variant import stored_dtype
 from .export import DEFAULT_CONTEXT, export_model
 from .self_test import Reference, make_self_test
 from .store import FolderStore, Store, WeightsJob
+from .stored_forms import choose_quantization, keep_stored_forms, round_activations
 from .target import LoweredPlan, Target, load_target
 from .weights import check_tensors
 
@@ -65,6 +66,7 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
     """``arch`` None: the target's default. ``context`` None: 4,096 tokens, or the model's limit if that is less.
+    ``quantization`` None: see `choose_quantization`.
 
     ``activations`` are the activation dtypes to offer, best first; None offers all that the quantization allows. ``kv``
     is the format of keys and values: "activation" or "q8". Two options are for exports only: ``group_size`` weights
@@ -75,7 +77,7 @@ class CompileOptions:
 
     target: str = "webgpu"
     arch: str | None = None
-    quantization: str = "q4f16"
+    quantization: str | None = None
     context: int | None = None
     activations: tuple[str, ...] | None = None
     group_size: int | None = None
@@ -134,12 +136,16 @@ def compile_model(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A model and options that fit each other: they were checked against the model's spec. No tensor has been read."""
+    """A model and options that fit each other: they were checked against the model's spec. No tensor has been read.
+
+    ``keeps_forms``: the matrices that the checkpoint stores quantized stay as they are.
+    """
 
     model: str
     options: CompileOptions
     target: Target
     quantization: Quantization
+    keeps_forms: bool
     activations: tuple[str, ...]
     tuning: Mapping[Path, TuningEntry]
     checkpoint: Checkpoint
@@ -154,12 +160,15 @@ def prepare(model: str, options: CompileOptions, progress: Progress, note: Note)
     for text in checkpoint.notes:
         note(text)
     progress("read", 1, 1)
-    return prepare_checkpoint(model, checkpoint, options)
+    return prepare_checkpoint(model, checkpoint, options, note)
 
 
 def check_options(options: CompileOptions) -> None:
     """Raises RequestError for options that no model supports."""
     target = load_target(options.target)
+    if options.quantization is not None:
+        requested = quant.by_name(options.quantization)
+        choose_activations(options.activations, requested, target.EXTRA_ACTIVATIONS)
     if options.group_size is not None or options.device is not None:
         raise RequestError(
             f"--group-size and --device: target {options.target} does not support them; "
@@ -172,23 +181,27 @@ def check_options(options: CompileOptions) -> None:
             f"--lora-rank {options.lora_rank}: target {options.target} does not support LoRA adapters; "
             "remove the option"
         )
-    choose_activations(options.activations, quant.by_name(options.quantization), target.EXTRA_ACTIVATIONS)
 
 
-def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptions) -> Job:
+def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptions, note: Note) -> Job:
     """``model``: the name that the bundle gets. Raises UnsupportedModel or RequestError."""
     check_options(options)
     target = load_target(options.target)
-    quantization = quant.by_name(options.quantization)
-    activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS)
     tuning = read_tuning(options.tuning)
+    if options.lora_rank and checkpoint.activation_scales:
+        raise RequestError(
+            f"--lora-rank {options.lora_rank}: {model} rounds its activations to 8 bits, and adapters beside rounded "
+            "projections are not supported; remove the option"
+        )
+    quantization, keeps_forms = choose_quantization(options.quantization, checkpoint, note)
+    activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS, integers=keeps_forms)
     spec = checkpoint.spec
     if options.kv == "q8" and spec.head_dim % 4:
         raise RequestError(
             f"--kv q8: the model's head size of {spec.head_dim} is not a multiple of 4; remove the option"
         )
     context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
-    return Job(model, options, target, quantization, activations, tuning, checkpoint, context)
+    return Job(model, options, target, quantization, keeps_forms, activations, tuning, checkpoint, context)
 
 
 def build(job: Job, store: Store, progress: Progress) -> Manifest:
@@ -200,6 +213,8 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
     progress("graph", 0, 1)
     graphs = graphs_of(checkpoint, job.context)
     check_tensors(checkpoint, union(graph.parameters for graph in graphs.values()))
+    if job.keeps_forms:
+        graphs = {name: keep_stored_forms(graph, checkpoint) for name, graph in graphs.items()}
     plans = {
         name: make_plan(
             run_passes(graph, job.quantization, target.MAX_BINDING_BYTES, options.kv, options.lora_rank),
@@ -257,18 +272,24 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
 def graphs_of(checkpoint: Checkpoint, context: int) -> dict[str, Graph]:
     """The graph of each plan, by the plan's name."""
     forward = by_model_type(checkpoint.spec.model_type).forward
-    if checkpoint.embedding is not None:
-        return {EMBED: forward(checkpoint.spec, PAGE_SIZE, context, embeds=True)}
-    return {GENERATE: forward(checkpoint.spec, PAGE_SIZE, context)}
+    name = GENERATE if checkpoint.embedding is None else EMBED
+    graph = forward(checkpoint.spec, PAGE_SIZE, context, embeds=name == EMBED)
+    return {name: round_activations(graph, checkpoint)}
 
 
 def choose_activations(
-    requested: tuple[str, ...] | None, quantization: Quantization, extra: tuple[str, ...] = ()
+    requested: tuple[str, ...] | None,
+    quantization: Quantization,
+    extra: tuple[str, ...] = (),
+    *,
+    integers: bool = False,
 ) -> tuple[str, ...]:
-    """``extra``: more dtypes of the target. bfloat16 can replace float16; int8 needs integer weights."""
+    """``extra``: more dtypes of the target. bfloat16 can replace float16; int8 needs integer weights, which the
+    checkpoint has if ``integers``.
+    """
     if requested is None:
         return quantization.activations
-    suits = {"bfloat16": "float16" in quantization.activations, "int8": quantization.kind in ("q4", "q8")}
+    suits = {"bfloat16": "float16" in quantization.activations, "int8": integers or quantization.kind in ("q4", "q8")}
     offered = (*quantization.activations, *(dtype for dtype in extra if suits[dtype]))
     missing = [dtype for dtype in requested if dtype not in offered]
     if missing or not requested:

@@ -23,6 +23,7 @@ from ..formats import load
 from ..formats.checkpoint import Checkpoint
 from ..ir.graph import Graph
 from ..ir.spec import ModelSpec
+from .stored_forms import choose_quantization, keep_stored_forms
 from .target import Exporter, ExportOptions, load_exporter
 from .weights import check_tensors
 
@@ -34,7 +35,7 @@ def export_model(
     output: Path,
     *,
     target: str,
-    quantization: str,
+    quantization: str | None,
     group_size: int | None = None,
     activations: tuple[str, ...] | None = None,
     device: str | None = None,
@@ -78,7 +79,7 @@ class ExportJob:
 def prepare_export(
     model: str,
     target: str,
-    quantization: str,
+    quantization: str | None,
     group_size: int | None,
     activations: tuple[str, ...] | None,
     device: str | None,
@@ -97,7 +98,8 @@ def prepare_export(
         )
         raise RequestError(f"--device {device}: unknown device; {known}")
     device = device or (exporter.DEVICES[0] if exporter.DEVICES else None)
-    fmt = quant.by_name(quantization, group_size)
+    if quantization is not None:
+        quant.by_name(quantization, group_size)
     progress("read", 0, 1)
     checkpoint = load(model)
     for text in checkpoint.notes:
@@ -107,6 +109,13 @@ def prepare_export(
     if checkpoint.embedding is not None:
         raise UnsupportedModel(
             f"{model}: makes embeddings, but {target} bundles generate text; use --target webgpu, cpu or cuda"
+        )
+    chosen, keeps_forms = choose_quantization(quantization, checkpoint, note)
+    fmt = chosen if keeps_forms else quant.by_name(chosen.name, group_size)
+    if keeps_forms and group_size is not None:
+        raise RequestError(
+            f"--group-size {group_size}: the checkpoint's weights are already quantized; remove the option, or give a "
+            "--quantization to convert them"
         )
     options = ExportOptions(
         quantization=fmt,
@@ -118,6 +127,15 @@ def prepare_export(
     progress("graph", 0, 1)
     graph = by_model_type(spec.model_type).forward(spec, options.context, options.context)
     check_tensors(checkpoint, graph.parameters)
+    if checkpoint.activation_scales:
+        module, *others = checkpoint.activation_scales
+        raise UnsupportedModel(
+            f"{model}: rounds activations to 8-bit integers ({module} and {len(others)} other modules), which {target} "
+            "bundles cannot; use --target webgpu, cpu or cuda",
+            module=module,
+        )
+    if keeps_forms:
+        graph = keep_stored_forms(graph, checkpoint)
     progress("graph", 1, 1)
     return ExportJob(model, target, exporter, checkpoint, graph, options)
 

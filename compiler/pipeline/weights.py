@@ -17,10 +17,10 @@ import numpy as np
 from ..bundle.folder import file_entry
 from ..bundle.manifest import FileEntry, PlaneEntry, WeightEntry
 from ..errors import CheckpointError, QuantizationError
-from ..formats.checkpoint import Checkpoint
-from ..ir.graph import Parameter
+from ..formats.checkpoint import Checkpoint, StoredMatrix
+from ..ir.graph import Parameter, Source
 from ..ir.spec import ModelSpec
-from ..quant import PlaneLayout, Quantization
+from ..quant import PlaneLayout, Quantization, form_of
 from ..quant.base import FloatArray, require_finite
 from ..quant.layout import Layout, rows_per_tile, store_rows, stored_shape
 
@@ -48,7 +48,7 @@ def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -
                 "or a file was not downloaded",
                 tensor=name,
             )
-        if tensor.shape != shape:
+        if tensor.shape != shape and not (isinstance(tensor, StoredMatrix) and tensor.may_have(shape)):
             raise CheckpointError(
                 f"{checkpoint.path}: tensor {name} has shape {list(tensor.shape)}, "
                 f"but config.json requires {list(shape)}; the weights belong to another model",
@@ -116,9 +116,8 @@ def lay_out_weights(
     shard, end = 0, 0
     for parameter in parameters.values():
         vector = parameter.columns is None
-        layouts = (
-            (PlaneLayout("w", "float32", 1),) if parameter.columns is None else quantization.planes(parameter.columns)
-        )
+        form = form_of(parameter.form, quantization)
+        layouts = (PlaneLayout("w", "float32", 1),) if parameter.columns is None else form.planes(parameter.columns)
         own: Layout = "rows" if vector else layout
         planes = []
         for each in layouts:
@@ -128,7 +127,7 @@ def lay_out_weights(
                 shard, end = shard + 1, 0
             planes.append(PlaneEntry(name=each.name, dtype=each.dtype, shape=shape, shard=shard, offset=end, size=size))  # type: ignore[arg-type]
             end = -(-(end + size) // ALIGNMENT) * ALIGNMENT
-        name = None if vector else quantization.name
+        name = None if vector else form.name
         entry = WeightEntry(shape=list(parameter.shape), quantization=name, layout=own, planes=planes)
         stored.append(StoredWeight(parameter, layouts, entry))
     return stored
@@ -222,29 +221,53 @@ def read_and_pack(
     """Rows [start, stop) of every plane, in their stored form."""
     parameter = weight.parameter
     try:
-        rows = read_rows(checkpoint, parameter, start, stop)
-        if parameter.columns is None:
-            require_finite(rows)
-            return {"w": rows}
-        return {name: store_rows(weight.entry.layout, plane) for name, plane in quantization.pack(rows).items()}
+        if parameter.form is not None:
+            planes = read_planes(checkpoint, parameter, start, stop)
+        else:
+            rows = read_rows(checkpoint, parameter, start, stop)
+            if parameter.columns is None:
+                require_finite(rows)
+                return {"w": rows}
+            planes = quantization.pack(rows)
+        return {name: store_rows(weight.entry.layout, plane) for name, plane in planes.items()}
     except QuantizationError as error:
         names = ", ".join(source.tensor for source in parameter.sources)
         raise QuantizationError(f"{checkpoint.path}: {names}: {error.message}", tensor=names) from error
 
 
+def read_planes(checkpoint: Checkpoint, parameter: Parameter, start: int, stop: int) -> Planes:
+    """Rows [start, stop) of a parameter whose sources are stored in its form, unchanged."""
+    parts = []
+    for source, first, last in rows_of_sources(parameter, start, stop):
+        tensor = checkpoint.tensors[source.tensor]
+        assert isinstance(tensor, StoredMatrix), source
+        assert tensor.form.name == parameter.form, source
+        parts.append(tensor.planes(first, last))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
+
+
 def read_rows(checkpoint: Checkpoint, parameter: Parameter, start: int, stop: int) -> FloatArray:
     """Rows [start, stop) of a parameter's stacked sources as float32."""
     parts = []
-    first = 0
+    for source, first, last in rows_of_sources(parameter, start, stop):
+        tensor = checkpoint.tensors[source.tensor]
+        rows = tensor.rows(first, last)
+        if isinstance(tensor, StoredMatrix):
+            rows = rows[:, : parameter.columns]
+        parts.append(
+            rows
+            if (source.offset, source.factor) == (0, 1)
+            else np.float32(source.offset) + np.float32(source.factor) * rows
+        )
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def rows_of_sources(parameter: Parameter, start: int, stop: int) -> Iterator[tuple[Source, int, int]]:
+    """The sources of rows [start, stop) of a parameter, with the first and last row of each in its tensor."""
+    begin = 0
     for source in parameter.sources:
         length = source.stop - source.start
-        low, high = max(start - first, 0), min(stop - first, length)
+        low, high = max(start - begin, 0), min(stop - begin, length)
         if low < high:
-            rows = checkpoint.tensors[source.tensor].rows(source.start + low, source.start + high)
-            parts.append(
-                rows
-                if (source.offset, source.factor) == (0, 1)
-                else np.float32(source.offset) + np.float32(source.factor) * rows
-            )
-        first += length
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            yield source, source.start + low, source.start + high
+        begin += length

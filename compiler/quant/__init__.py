@@ -1,5 +1,5 @@
 """The weight formats, by the names that ``--quantization`` accepts: bits of the weights, then the dtype of scales and
-activations.
+activations. A checkpoint's own integers have the formats of `codes.py`.
 """
 
 from __future__ import annotations
@@ -7,12 +7,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import QuantizationError
-from .base import GROUPS, PlaneLayout, Quantization
+from .base import GROUPS, ROW, PlaneLayout, Quantization, WeightForm
+from .codes import Codes, codes_by_name
 from .dense import Dense
 from .q4 import Q4
 from .q8 import Q8
 
-__all__ = ["GROUPS", "NAMES", "PlaneLayout", "Quantization", "by_name"]
+__all__ = [
+    "DEFAULT",
+    "GROUPS",
+    "NAMES",
+    "ROW",
+    "Codes",
+    "PlaneLayout",
+    "Quantization",
+    "WeightForm",
+    "by_name",
+    "form_by_name",
+    "form_of",
+]
 
 # A device without f16 also runs the f16 formats, with f32 activations: kernels unpack scales and weights from u32.
 _FORMATS: dict[str, Q4 | Q8 | Dense] = {
@@ -23,6 +36,7 @@ _FORMATS: dict[str, Q4 | Q8 | Dense] = {
     "f32": Dense("f32", "float32", ("float32",)),
 }
 NAMES = tuple(_FORMATS)
+DEFAULT = "q4f16"
 
 
 def by_name(name: str, group: int | None = None) -> Quantization:
@@ -39,3 +53,15 @@ def by_name(name: str, group: int | None = None) -> Quantization:
             f"quantization {name!r} with groups of {group} is not known; q4 and q8 take {', '.join(map(str, GROUPS))}"
         )
     return replace(quantization, group=group)
+
+
+def form_by_name(name: str) -> WeightForm:
+    """The format of a stored matrix: one of NAMES, or of a checkpoint's own integers. Raises QuantizationError for an
+    unknown name.
+    """
+    return codes_by_name(name) or by_name(name)
+
+
+def form_of(name: str | None, quantization: Quantization) -> WeightForm:
+    """The format of a matrix: the one that it names, or the bundle's."""
+    return quantization if name is None else form_by_name(name)

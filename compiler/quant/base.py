@@ -19,6 +19,8 @@ from ..errors import QuantizationError
 GROUP = 32
 # The group sizes that the kernels of other frameworks accept.
 GROUPS = (32, 64, 128)
+# As the size of a group: a whole row, however long it is.
+ROW = 0
 
 Array = npt.NDArray[np.generic]
 FloatArray = npt.NDArray[np.float32]
@@ -37,34 +39,38 @@ class PlaneLayout:
         return self.columns * np.dtype(self.dtype).itemsize
 
 
-class Quantization(Protocol):
-    """The numpy meaning of one weight format."""
+class WeightForm(Protocol):
+    """The numpy meaning of one weight format, as a bundle stores it."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def kind(self) -> str:
-        """The layout's name, by which kernel templates know it; several quantizations may share one with other
-        dtypes.
+        """The name of the layout of the weights, by which kernel templates know it; several formats may share one with
+        other scales.
         """
+
+    @property
+    def group(self) -> int | None:
+        """Weights along a row that share a scale, ROW if all do; None for a format without scales."""
+
+    def planes(self, columns: int) -> tuple[PlaneLayout, ...]:
+        """The planes of a matrix with ``columns`` columns."""
+
+    def unpack(self, planes: Mapping[str, Array], columns: int) -> FloatArray:
+        """Planes -> (N, columns) f32, exactly what every kernel must compute with."""
+
+
+class Quantization(WeightForm, Protocol):
+    """A weight format that float weights can be packed into."""
 
     @property
     def activations(self) -> tuple[str, ...]:
         """Activation dtypes that a bundle offers with these weights, best first: from "float16" and "float32"."""
 
-    @property
-    def group(self) -> int | None:
-        """Weights along a row that share a scale; None for a format without scales."""
-
-    def planes(self, columns: int) -> tuple[PlaneLayout, ...]:
-        """The planes of a matrix with ``columns`` columns."""
-
     def pack(self, matrix: FloatArray) -> dict[str, Array]:
         """(N, K) f32 -> planes. Raises QuantizationError if a value cannot be represented."""
-
-    def unpack(self, planes: Mapping[str, Array], columns: int) -> FloatArray:
-        """Planes -> (N, columns) f32, exactly what every kernel must compute with."""
 
 
 def require_finite(matrix: FloatArray) -> None:

@@ -33,6 +33,8 @@ RESERVED = frozenset(
 )  # fmt: skip
 # The maximum number of characters of a prompt. The longest contexts, of a million tokens, have fewer.
 MAX_PROMPT_CHARACTERS = 16 * 2**20
+# A message's own tools.
+_SYSTEM_TOOLS = re.compile(r"""message(\[['"]tools['"]\]|\.tools\b)""")
 # If an even number of backslashes precedes it, they are literal backslashes.
 _ESCAPED_SENTINEL = re.compile(r"(?<!\\)((?:\\\\)*)\\ufdd0")
 
@@ -94,7 +96,7 @@ class ChatTemplate:
                 **values,
                 **self.special_tokens,
             }
-            return _joined(template.generate(inputs))
+            return _joined(template.generate(_with_tools(self.source, inputs)))
         except _Refusal as error:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
         except MemoryError:
@@ -116,6 +118,26 @@ class ChatTemplate:
                 f"chat_template_kwargs cannot set {wrong!r}, which the chat template has already", param=VARIABLES
             )
         return _plain_json(dict(variables))
+
+
+def _with_tools(source: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs with the tools also where a template without the variable ``tools`` reads them.
+
+    SmolLM3 has the variable ``xml_tools``. Phi-4-mini reads the functions as JSON from the system message. A caller of
+    transformers passes both by hand.
+    """
+    tools = inputs["tools"]
+    if not tools:
+        return inputs
+    if re.search(r"\bxml_tools\b", source) and not {"xml_tools", "python_tools"} & inputs.keys():
+        return {**inputs, "xml_tools": tools}
+    if _SYSTEM_TOOLS.search(source):
+        first, rest = {"role": "system", "content": ""}, inputs["messages"]
+        if rest and rest[0]["role"] == "system":
+            first, *rest = rest
+        functions = [tool.get("function", tool) for tool in tools]
+        return {**inputs, "messages": [{"tools": _to_json(functions), **first}, *rest]}
+    return inputs
 
 
 def _joined(parts: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ from ..formats.tokenizer_files import load_backend
 from .chat_template import ChatTemplate, Message
 from .control_tokens import SENTINEL, ControlTokens, private_spelling, sentinel_refused, spells_marker
 from .token_bound import bytes_per_token
+from .tool_formats import tool_format
 
 # The name of a single byte's token in byte-fallback tokenizers.
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -55,6 +56,14 @@ class Tokenizer:
         # A tokenizer uses its unknown token for text that it cannot encode, so this token is not a sign of forgery.
         unknown = {files.unk_token, getattr(self._backend.model, "unk_token", None)}
         self._forgeable_ids = frozenset(token_id for text, token_id in self._control_ids.items() if text not in unknown)
+        tools = tool_format(files.chat_template)
+        # Special tokens that are part of an answer's text, because they mark tool calls.
+        self._spoken_ids = frozenset(
+            token_id
+            for token_id, token in added.items()
+            if tools is not None and token.special and token.content in tools.tokens
+        )
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.chat_template = None if files.chat_template is None else ChatTemplate(files.chat_template, named)
 
     @cached_property
@@ -168,8 +177,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids without a token, which occur in padded vocabularies, have no text."""
+        ids = list(ids)
+        if skip_special_tokens and not self._spoken_ids.isdisjoint(ids):
+            silent = self._special_ids - self._spoken_ids
+            ids, skip_special_tokens = [token_id for token_id in ids if token_id not in silent], False
         # Unlike `decode`, `decode_batch` releases the GIL.
-        [text] = self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        [text] = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         return str(text)
 
     def token_id(self, token: str) -> int | None:

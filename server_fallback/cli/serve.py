@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nearfar.compiler import quant
 from nearfar.compiler.bundle.manifest import EXPORTS
 from nearfar.compiler.cli.output import add_command
 from nearfar.compiler.cli.sign import add_trust
@@ -56,7 +57,9 @@ def add_parser(commands: Any) -> None:
         help="the target to compile for (default: cuda if there is a GPU, else cpu)",
     )
     local.add_argument(
-        "--quantization", metavar="NAME", default="q4f16", help="quantization of compiled models (default: %(default)s)"
+        "--quantization",
+        metavar="NAME",
+        help=f"quantization of compiled models (default: {quant.DEFAULT}; quantized checkpoints stay as they are)",
     )
     local.add_argument(
         "--context", type=int, metavar="N", help="context of compiled models: the longest sequence in tokens"

@@ -32,7 +32,8 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
             "pipeline_parallel_size": options.pipeline_parallel_size,
         }
         return VllmOpener(VllmOptions("", "", **sizes, arguments=tuple(shlex.split(options.vllm_arguments))))
-    quant.by_name(options.quantization)
+    if options.quantization is not None:
+        quant.by_name(options.quantization)
     return LocalOpener(
         LocalOptions(
             target=options.target,

@@ -40,10 +40,8 @@ def bundle_path(checkpoint: Path, options: CompileOptions) -> Path:
     digest = sha256(json.dumps([version("nearfar"), asdict(options)], default=str, sort_keys=True).encode())
     for part in (*checkpoint_parts(checkpoint), *compiler_parts(options.target)):
         digest.update(part)
-    return (
-        cache_folder()
-        / f"{checkpoint.resolve().name}-{options.target}-{options.quantization}-{digest.hexdigest()[:KEY_DIGITS]}"
-    )
+    name = f"{checkpoint.resolve().name}-{options.target}-{options.quantization or 'default'}"
+    return cache_folder() / f"{name}-{digest.hexdigest()[:KEY_DIGITS]}"
 
 
 def checkpoint_parts(folder: Path) -> Iterator[bytes]:

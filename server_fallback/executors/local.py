@@ -57,6 +57,7 @@ from ..text.response_format import answer_format, requested_grammar
 from ..text.text_size import is_longer
 from ..text.text_workers import TextWorkers
 from ..text.thinking import read_thinking
+from ..text.tools import text_parameters
 from ..text.vocabulary import Vocabulary
 from .executor import Abilities, Call, ExecutorState
 from .observed_tokens import ObservedTokens
@@ -151,7 +152,14 @@ class LocalExecutor:
             requests = [self._reasoning_first(each, state, thinking.budget) for each in requests]
         choices = self._choices(source, requests, request, call, state)
         vocabulary = await self._vocabulary(bool(request.logprobs))
-        chat_form = ChatForm(model.name, form.calls, request.parallel_tool_calls is False, vocabulary, form.call_begins)
+        chat_form = ChatForm(
+            model.name,
+            form.calls,
+            request.parallel_tool_calls is False,
+            vocabulary,
+            form.call_begins,
+            text_parameters(form.tools or ()),
+        )
         async with aclosing(chat_chunks(choices, requests, chat_form)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -53,7 +53,7 @@ Progress = Callable[[str, str, int, int], None]
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
     """``target`` None: a GPU if there is one, else the CPU. ``target`` to ``lora_rank`` apply to checkpoints that are
-    compiled; bundles have their own.
+    compiled; bundles have their own. ``quantization`` None: the checkpoint's own, or the compiler's default.
 
     ``max_sequences`` None: DEFAULT_SEQUENCES. ``kv_memory_bytes`` None: a share of the device's memory.
     ``max_adapters``: slots for LoRA adapters in a bundle that supports them. ``draft``: "ngram", or a smaller model
@@ -63,7 +63,7 @@ class LocalOptions:
     """
 
     target: str | None = None
-    quantization: str = "q4f16"
+    quantization: str | None = None
     context: int | None = None
     kv: Literal["activation", "q8"] = "activation"
     lora_rank: int = 0

@@ -8,11 +8,12 @@ from hashlib import sha256
 from pathlib import Path
 
 from nearfar.compiler.bundle.folder import Folder
+from nearfar.compiler.bundle.manifest import ToolFormatEntry
 from nearfar.compiler.ir.spec import EmbeddingSpec
 from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.text.tool_formats import tool_format
 
 from ..text.reasoning import Reasoning
-from ..text.tools import ToolFormat, tool_format
 from ..text.vocabulary import Vocabulary, read_vocabulary
 
 
@@ -23,7 +24,7 @@ class TextModel:
     name: str
     tokenizer: Tokenizer
     tokenizer_json: Path
-    tools: ToolFormat | None
+    tools: ToolFormatEntry | None
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     hidden_size: int
@@ -49,7 +50,8 @@ class TextModel:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """Read at first use, which takes a second for the largest vocabularies."""
-        return read_vocabulary(self.tokenizer_json, self.vocab_size, self.eos_token_ids)
+        spoken = () if self.tools is None else self.tools.tokens
+        return read_vocabulary(self.tokenizer_json, self.vocab_size, self.eos_token_ids, spoken)
 
     @cached_property
     def reasoning(self) -> Reasoning | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+
+from nearfar.compiler.bundle.manifest import ToolFormatEntry
 
 from ..engine.request import TokenRequest
 from ..schema.chat import ChatCompletionChunk, ChatLogprobs, ChunkChoice, Delta, FunctionCallDelta, ToolCallDelta
@@ -14,7 +16,6 @@ from ..schema.common import FinishReason, TokenLogprob, TopLogprob, Usage
 from .answers import Choice, answer_all, usage_of
 from .choice import ChoiceEnd, Piece, TokenSpan
 from .tool_call_stream import ArgumentsEvent, CallEvent, TextEvent, ToolCallEvent, ToolCallStream
-from .tools import ToolFormat
 from .vocabulary import Vocabulary
 
 
@@ -22,16 +23,17 @@ from .vocabulary import Vocabulary
 class ChatForm:
     """How answers are streamed.
 
-    ``calls`` is the format of tool calls, None if the answer has none; for ``call_begins`` see `AnswerFormat`. With
-    ``one_call``, everything after the first call is left out. ``vocabulary`` is None unless log-probabilities are
-    requested.
+    ``calls`` is the format of tool calls, None if the answer has none. For ``call_begins`` see `AnswerFormat`, and for
+    ``call_texts`` `text_parameters`. With ``one_call``, everything after the first call is left out. ``vocabulary`` is
+    None unless log-probabilities are requested.
     """
 
     model: str
-    calls: ToolFormat | None
+    calls: ToolFormatEntry | None
     one_call: bool
     vocabulary: Vocabulary | None
     call_begins: Sequence[str] | None = None
+    call_texts: Mapping[str, frozenset[str]] | None = None
 
 
 @dataclass(slots=True)
@@ -61,7 +63,9 @@ async def chat_chunks(
     """All choices answer one prompt. The last chunk has the usage and no choices. Raises what the choices raise."""
     head = _Head(form.model)
     states = [
-        _ChoiceState(ToolCallStream(form.calls, begins=form.call_begins) if form.calls is not None else None)
+        _ChoiceState(
+            None if form.calls is None else ToolCallStream(form.calls, begins=form.call_begins, texts=form.call_texts)
+        )
         for _ in choices
     ]
     async with aclosing(answer_all(choices)) as answers:

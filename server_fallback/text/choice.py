@@ -87,7 +87,7 @@ class _Choice:
         self._stops = stops
         self._min_tokens = min_tokens
         self._reasoning = reasoning
-        self._parser = ReasoningParser(state)
+        self._parser = ReasoningParser(state, "" if reasoning is None else reasoning.dialect.label)
         self._pending: list[TokenSpan] = []
         self._decoded = 0
         self._released = 0

@@ -19,13 +19,24 @@ State = Literal["start", "reasoning", "content"]
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The markers. Models and templates write line breaks around them."""
+    """The markers, and what models and templates write around them.
+
+    ``label`` follows the opening marker and is not part of the reasoning.
+    """
 
     open: str
     close: str
+    label: str = "\n"
+    before_close: str = "\n"
+    after_close: str = "\n\n"
 
 
-DIALECTS = (Dialect("<think>", "</think>"),)
+# Qwen 3, DeepSeek R1, SmolLM3 and others; Gemma 4; Magistral and Ministral 3.
+DIALECTS = (
+    Dialect("<think>", "</think>"),
+    Dialect("<|channel>", "<channel|>", "thought\n", "\n", ""),
+    Dialect("[THINK]", "[/THINK]", "", "", ""),
+)
 
 
 def find_dialect(template: str, token_id: Callable[[str], int | None]) -> Dialect | None:
@@ -55,7 +66,9 @@ class Reasoning:
         assert open_id is not None
         assert close_id is not None
         self.open_id, self.close_id = open_id, close_id
-        self.ending_ids = [*self._encode("\n"), close_id, *self._encode("\n\n")]
+        self.ending_ids = [*self._encode(dialect.before_close), close_id, *self._encode(dialect.after_close)]
+        # Whether text can spell the markers; special tokens cannot be spelled.
+        self._is_spelled = self._encode(dialect.close) == [close_id]
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> Reasoning | None:
@@ -73,8 +86,18 @@ class Reasoning:
 
         A template may open the reasoning, and close it again if it is switched off.
         """
-        last = next((token_id for token_id in reversed(prompt_ids) if not self.is_blank(token_id)), None)
-        return "reasoning" if last == self.open_id else "content" if last == self.close_id else "start"
+        for at in range(len(prompt_ids) - 1, -1, -1):
+            token_id = prompt_ids[at]
+            if token_id == self.close_id:
+                return "content"
+            if token_id == self.open_id:
+                return "reasoning"
+            if self.is_blank(token_id):
+                continue
+            rest = self._tokenizer.decode(prompt_ids[at:], skip_special_tokens=False).strip()
+            if not rest or not self.dialect.label.strip().endswith(rest):
+                return "start"
+        return "start"
 
     def begun(self, state: State, content: str, reasoning: str) -> tuple[list[int], State]:
         """The ids of an answer that the client began, after a prompt that ends in ``state``, and the state after them.
@@ -82,10 +105,14 @@ class Reasoning:
         ``content`` may hold the reasoning itself, between its markers.
         """
         ids: list[int] = []
-        is_closed = self.dialect.close in content
-        is_whole = not reasoning and (is_closed or content.lstrip().startswith(self.dialect.open))
+        is_closed = self._is_spelled and self.dialect.close in content
+        opens = self._is_spelled and content.lstrip().startswith(self.dialect.open)
+        is_whole = not reasoning and (is_closed or opens)
         if reasoning:
-            ids += [*([] if state == "reasoning" else [self.open_id, *self._encode("\n")]), *self._encode(reasoning)]
+            ids += [
+                *([] if state == "reasoning" else [self.open_id, *self._encode(self.dialect.label)]),
+                *self._encode(reasoning),
+            ]
             state = "reasoning"
         if content:
             ids += [*(self.ending_ids if state == "reasoning" and not is_whole else []), *self._encode(content)]
@@ -105,11 +132,14 @@ class ReasoningParser:
     """Cuts one answer's text at the markers.
 
     Line breaks at both ends of the reasoning and before the content are left out. The result does not depend on how the
-    text is divided into pieces. An answer that never closes its reasoning has no content.
+    text is divided into pieces. An answer that never closes its reasoning has no content. ``label`` at the start of the
+    reasoning is left out too.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, label: str = "") -> None:
         self.state = state
+        # Empty once it was left out, or other text came.
+        self._label = label
         # Text that may have to be left out.
         self.held = ""
         # Whether the next line breaks are left out.
@@ -127,6 +157,14 @@ class ReasoningParser:
             self.state, self._at_start = "content", False
             return Parts("", text)
         text = self._without_leading_breaks(text)
+        if self._label.strip() and text:
+            if len(text) < len(self._label) and self._label.startswith(text):
+                self.held = text
+                return Parts("", "")
+            if text.startswith(self._label):
+                self._at_start = True
+                text = self._without_leading_breaks(text[len(self._label) :])
+            self._label = ""
         settled = text.rstrip("\n")
         self.held = text[len(settled) :]
         return Parts(settled, "")

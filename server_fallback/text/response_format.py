@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nearfar.compiler.bundle.manifest import ToolFormatEntry
 from nearfar.compiler.errors import RequestError
+from nearfar.compiler.text.tool_formats import FORMATS
 
 from ..schema.chat import (
     ChatCompletionRequest,
@@ -20,8 +22,8 @@ from ..schema.chat import (
     Tool,
 )
 from ..schema.common import GenerationRequest, StructuredOutputs
-from .grammar.source import CallsOrForm, EbnfSource, FormSource, GrammarSource, JsonSource, RegexSource
-from .tools import ToolFormat, check_tools, tool_grammar
+from .grammar.source import CallsOrForm, EbnfSource, FormSource, GrammarSource, JsonSource, RegexSource, call_begins
+from .tools import check_tools, tool_grammar
 
 ANY_OBJECT = '{"type": "object"}'
 
@@ -37,11 +39,11 @@ class AnswerFormat:
     grammar: GrammarSource | None
     param: str
     tools: Sequence[Tool] | None
-    calls: ToolFormat | None
+    calls: ToolFormatEntry | None
     call_begins: tuple[str, ...] | None = None
 
 
-def answer_format(request: ChatCompletionRequest, form: ToolFormat | None) -> AnswerFormat:
+def answer_format(request: ChatCompletionRequest, form: ToolFormatEntry | None) -> AnswerFormat:
     """``form`` is how the model writes calls, None if it does not support tools.
 
     Raises RequestError if the request cannot be met.
@@ -53,11 +55,13 @@ def answer_format(request: ChatCompletionRequest, form: ToolFormat | None) -> An
         return AnswerFormat(requested, param, None, None)
     if form is None:
         raise RequestError(
-            "tools need a chat template that knows tools, which this model lacks; leave them out", param="tools"
+            "this model's chat template has no tools, or writes calls in an unknown format (known: "
+            f"{', '.join(FORMATS)}); leave the tools out",
+            param="tools",
         )
     grammar = tool_grammar(form, tools, choice, request.parallel_tool_calls is not False, requested)
     if isinstance(grammar, CallsOrForm):
-        return AnswerFormat(grammar, param, tools, form, tuple(tag.begin for tag in grammar.calls.tags))
+        return AnswerFormat(grammar, param, tools, form, call_begins(grammar.calls))
     return AnswerFormat(grammar, "tools", tools, form)
 
 

@@ -1,7 +1,7 @@
 """Reads tool calls out of the streamed pieces of an answer, in the order in which OpenAI's API streams them.
 
 The result does not depend on how the text is divided into pieces. Text that looks like a call but is not one is
-returned as text.
+returned as text. The model's `ToolFormatEntry` says how it writes calls.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from .tools import TOOL_CALL, ToolFormat
+from nearfar.compiler.bundle.manifest import ToolFormatEntry
+
+from .argument_readers import ArgumentReader, GemmaReader, JsonReader, XmlReader, overlap
+from .call_head import Wait, find_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,63 +40,29 @@ class ArgumentsEvent:
 
 
 ToolCallEvent = TextEvent | CallEvent | ArgumentsEvent
-# text: outside of calls. head: in a call whose name is not known yet. arguments: in its arguments. tail: after its
-# arguments, before its end.
-_Mode = Literal["text", "head", "arguments", "tail"]
+# text: outside of calls. head: in a call whose name is not known yet. arguments: in its arguments. object: in the JSON
+# object of a call of a list, after its arguments. between: after a call of a list. tail: before the text that ends a
+# call or a list.
+_Mode = Literal["text", "head", "arguments", "object", "between", "tail"]
 
-_CLOSE = "</tool_call>"
-_PYTHON_TAG = "<|python_tag|>"
-_STRING = r'"(?:[^"\\]|\\.)*"'
-_TYPE = r'(?:"type"\s*:\s*"function"\s*,\s*)?'
-# A call up to the start of its arguments.
-_HEAD = re.compile(
-    rf'\s*\{{\s*{_TYPE}"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)', re.DOTALL
-)
-_FIRST_KEY = re.compile(rf"\s*\{{\s*({_STRING})", re.DOTALL)
-# What may come before a call.
+# What may come before a call that is the whole answer.
 _LEAD = re.compile(r"\A[\s;]*")
-_OBJECT_OR_NOTHING = re.compile(r"\s*(\{|\Z)")
-_KEYS = ("name", "type", "arguments", "parameters")
-
-
-class _Nesting:
-    """Follows JSON text until its first object ends."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def end(self, text: str, start: int = 0) -> int:
-        """The index after the object's closing brace; -1 if ``text`` does not contain it."""
-        for position in range(start, len(text)):
-            character = text[position]
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = character == "\\"
-                self._in_string = character != '"'
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    return position + 1
-        return -1
 
 
 class ToolCallStream:
-    """With ``begins``, the answer has calls only if it begins with one of these texts; otherwise it is all text."""
+    """With ``begins``, the answer has calls only if it begins with one of these texts; otherwise it is all text.
+
+    ``texts`` are the parameters of each function that are strings, for formats that write them without quotes.
+    """
 
     def __init__(
         self,
-        form: ToolFormat,
+        form: ToolFormatEntry,
         new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex}",
         begins: Sequence[str] | None = None,
+        texts: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
-        self._form = form
+        self._form, self._texts = form, texts or {}
         # None once it is known what the answer is.
         self._begins = begins
         self._only_text = False
@@ -104,10 +73,9 @@ class ToolCallStream:
         # How the call at hand began, for when it is none.
         self._opened = ""
         self._calls = 0
-        self._nesting = _Nesting()
-        # Whether the brace that ends the call's own object is taken with its arguments.
-        self._brace_taken = False
-        # Whether text arrived that is not a call, after which llama3 has no calls.
+        self._reader: ArgumentReader = JsonReader()
+        self._in_list = False
+        # Whether text arrived that is not a call, after which a format without a marker has no calls.
         self._has_text = False
 
     @property
@@ -118,7 +86,7 @@ class ToolCallStream:
     @property
     def whole(self) -> bool:
         """Whether the answer so far ends with a call whose arguments are complete."""
-        return self._calls > 0 and self._mode in ("text", "tail") and not self._has_text
+        return self._calls > 0 and self._mode not in ("head", "arguments") and not self._has_text
 
     def feed(self, text: str) -> list[ToolCallEvent]:
         self._held += text
@@ -148,106 +116,139 @@ class ToolCallStream:
             self._begins = None
         if self._only_text:
             return self._text(self._take(len(self._held)))
-        if self._mode == "text":
-            return self._hermes_text(ended) if self._form == "hermes" else self._llama_text(ended)
-        if self._mode == "head":
-            return self._head(ended)
-        if self._mode == "arguments":
-            return self._arguments()
-        self._tail(ended)
+        match self._mode:
+            case "text":
+                return self._marked_text(ended) if self._form.marker else self._whole_answer(ended)
+            case "head":
+                return self._head(ended)
+            case "arguments":
+                return self._arguments()
+            case "object":
+                self._object()
+            case "between":
+                self._between()
+            case "tail":
+                self._tail(ended)
         return []
 
-    def _hermes_text(self, ended: bool) -> list[ToolCallEvent]:
-        start = self._held.find(TOOL_CALL)
+    def _marked_text(self, ended: bool) -> list[ToolCallEvent]:
+        marker = self._form.marker
+        start = self._held.find(marker)
         if start >= 0:
             text = self._take(start)
-            self._opened = self._take(len(TOOL_CALL))
-            self._mode = "head"
+            self._opened = self._take(len(marker))
+            self._mode, self._in_list = "head", False
             return self._text(text) if text.strip() or self._has_text else []
-        # White space before a call is dropped, and the start of a tag may become a complete tag.
+        # White space before a call is dropped, and the start of a marker may become a complete one.
         blank = not self._has_text and not self._held.strip()
-        kept = 0 if ended else len(self._held) if blank else _overlap(self._held, TOOL_CALL)
+        kept = 0 if ended else len(self._held) if blank else overlap(self._held, marker)
         rest = self._held[: len(self._held) - kept]
         if not self._has_text and not rest.strip() and not ended:
             return []
         return self._text(self._take(len(rest)))
 
-    def _llama_text(self, ended: bool) -> list[ToolCallEvent]:
+    def _whole_answer(self, ended: bool) -> list[ToolCallEvent]:
+        lead = self._form.lead
         if not self._has_text:
             rest = _LEAD.sub("", self._held, count=1)
-            lead = len(self._held) - len(rest)
-            if rest.startswith((_PYTHON_TAG, "{")):
-                self._opened = self._take(lead + (0 if rest.startswith("{") else len(_PYTHON_TAG)))
+            skipped = len(self._held) - len(rest)
+            if rest.startswith("{") or (lead and rest.startswith(lead)):
+                self._opened = self._take(skipped + (0 if rest.startswith("{") else len(lead)))
                 self._mode = "head"
                 return []
-            if not ended and _PYTHON_TAG.startswith(rest):
+            if not ended and lead.startswith(rest):
                 return []
             if not rest and self._calls:
-                self._take(lead)
+                self._take(skipped)
                 return []
         return self._text(self._take(len(self._held)))
 
     def _head(self, ended: bool) -> list[ToolCallEvent]:
-        match = _HEAD.match(self._held)
-        name = None if match is None else _parsed(match[1])
-        if match is not None and isinstance(name, str):
-            self._take(match.end())
-            return [self._started(name)]
-        # The keys have another order: the entire call is returned at once.
-        end = self._held.find(_CLOSE) if self._form == "hermes" else _Nesting().end(self._held)
-        if end >= 0:
-            call = _call(_parsed(self._held[:end]))
-            if call is None:
-                return self._is_text()
-            self._take(end)
-            started = self._started(call[0])
-            self._mode, self._brace_taken = "tail", True
-            return [
-                started,
-                ArgumentsEvent(self._calls - 1, json.dumps(call[1], ensure_ascii=False, separators=(",", ":"))),
-            ]
-        key = _FIRST_KEY.match(self._held)
-        is_impossible = not _OBJECT_OR_NOTHING.match(self._held) or (key is not None and _parsed(key[1]) not in _KEYS)
-        return self._is_text() if ended or is_impossible else []
-
-    def _started(self, name: str) -> CallEvent:
-        self._mode, self._nesting, self._brace_taken = "arguments", _Nesting(), False
+        bracket = re.match(r"\s*\[", self._held) if self._form.begin and not self._in_list else None
+        if bracket is not None:
+            self._in_list = True
+            self._opened += self._take(bracket.end())
+        head = find_head(self._form, self._held)
+        if isinstance(head, Wait):
+            return self._is_text() if ended else []
+        if head is None:
+            return self._is_text()
+        self._take(head.length)
+        self._mode, self._opened = "arguments", ""
+        self._reader = self._new_reader(head.name)
         self._calls += 1
-        return CallEvent(self._calls - 1, self._new_id(), name)
+        events: list[ToolCallEvent] = [CallEvent(self._calls - 1, self._new_id(), head.name)]
+        if head.arguments is not None:
+            # The keys have another order: the entire call was read at once.
+            self._mode = "between" if self._in_list else "tail"
+            text = json.dumps(head.arguments, ensure_ascii=False, separators=(",", ":"))
+            events.append(ArgumentsEvent(self._calls - 1, text))
+        return events
+
+    def _new_reader(self, name: str) -> ArgumentReader:
+        match self._form.arguments:
+            case "json":
+                return JsonReader()
+            case "gemma":
+                return GemmaReader()
+            case "xml":
+                return XmlReader(self._texts.get(name, frozenset()), self._form.close)
 
     def _arguments(self) -> list[ToolCallEvent]:
-        end = self._nesting.end(self._held)
-        if end >= 0:
+        length, text, done = self._reader.read(self._held)
+        self._take(length)
+        if done:
+            self._mode = "object" if self._in_list else "tail"
+            self._reader = JsonReader(depth=1)
+        return [ArgumentsEvent(self._calls - 1, text)]
+
+    def _object(self) -> None:
+        """Other keys of a call, such as its id, are dropped."""
+        length, _, done = self._reader.read(self._held)
+        self._take(length)
+        if done:
+            self._mode = "between"
+
+    def _between(self) -> None:
+        self._take(len(self._held) - len(self._held.lstrip()))
+        if self._held.startswith(","):
+            self._take(1)
+            self._mode = "head"
+        elif self._held.startswith("]"):
+            self._take(1)
             self._mode = "tail"
-        return [ArgumentsEvent(self._calls - 1, self._take(end if end >= 0 else len(self._held)))]
+        elif self._held:
+            self._to_text()
 
     def _tail(self, ended: bool) -> None:
-        """The end of a call: its object's closing brace, and the tag.
+        """The end of a call: its object's closing brace, and the closing marker.
 
-        Other text there is dropped, because the call was already emitted.
+        Other text before a closing marker is dropped, because the call was already emitted.
         """
-        if self._form == "hermes":
-            end = self._held.find(_CLOSE)
-            unclear = 0 if ended else _overlap(self._held, _CLOSE)
-            self._take(end + len(_CLOSE) if end >= 0 else len(self._held) - unclear)
-            if end >= 0:
+        close, marker = self._form.close, self._form.marker
+        if close:
+            ends = [at for at in (self._held.find(close), self._held.find(marker)) if at >= 0]
+            unclear = 0 if ended else max(overlap(self._held, close), overlap(self._held, marker))
+            self._take(min(ends) if ends else len(self._held) - unclear)
+            if ends:
+                self._take(len(close) if self._held.startswith(close) else 0)
                 self._to_text()
             return
         brace = re.match(r"\s*\}", self._held)
-        if brace is not None and not self._brace_taken:
+        if brace is not None and not self._in_list and self._form.after_arguments:
             self._take(brace.end())
-        if brace is not None or self._brace_taken or self._held.strip():
+        if self._held.strip() or brace is not None:
             self._to_text()
 
     def _to_text(self) -> None:
-        self._mode, self._has_text = "text", False
+        self._mode, self._has_text, self._in_list = "text", False, False
 
     def _is_text(self) -> list[ToolCallEvent]:
         """The text that was held back as a call is not a call."""
         opened, self._opened = self._opened, ""
         self._mode = "text"
-        # The tag is emitted first, so that the text after it is read again.
-        rest = self._take(len(self._held)) if self._form == "llama3" else ""
+        # The marker is emitted first, so that the text after it is read again.
+        rest = "" if self._form.marker else self._take(len(self._held))
         return self._text(opened + rest)
 
     def _text(self, text: str) -> list[ToolCallEvent]:
@@ -271,25 +272,3 @@ def _joined(events: list[ToolCallEvent]) -> list[ToolCallEvent]:
         elif not isinstance(event, ArgumentsEvent) or event.text:
             result.append(event)
     return result
-
-
-def _overlap(text: str, tag: str) -> int:
-    """The length of the longest end of ``text`` that is a start of ``tag``."""
-    longest = min(len(text), len(tag) - 1)
-    return next((length for length in range(longest, 0, -1) if tag.startswith(text[-length:])), 0)
-
-
-def _call(value: Any) -> tuple[str, dict[str, Any]] | None:
-    if not isinstance(value, dict):
-        return None
-    name, arguments = value.get("name"), value.get("arguments")
-    if arguments is None:
-        arguments = value.get("parameters")
-    return (name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

@@ -7,29 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from nearfar.compiler.bundle.manifest import ToolFormatEntry
 from nearfar.compiler.errors import RequestError
 
 from ..schema.chat import NamedToolChoice, Tool
 from .grammar.source import CallsOrForm, FormSource, GrammarSource, Tag, TagsSource
+from .text_properties import text_properties
 
-# How a call is written. "hermes" (Qwen 2.5 and 3, Hermes): <tool_call>{"name": .., "arguments": ..}</tool_call>.
-# "llama3" (Llama 3.1
-# and on): {"name": .., "parameters": ..} as the whole answer.
-ToolFormat = Literal["hermes", "llama3"]
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
-TOOL_CALL = "<tool_call>"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-
-
-def tool_format(chat_template: str | None) -> ToolFormat | None:
-    """The format that a chat template uses; None if it does not support tools or uses another format."""
-    if chat_template is None or not re.search(r"\btools\b", chat_template):
-        return None
-    if TOOL_CALL in chat_template:
-        return None if "<function=" in chat_template or "<arg_key>" in chat_template else "hermes"
-    return "llama3" if "<|python_tag|>" in chat_template or re.search(r'"parameters\\?"', chat_template) else None
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
@@ -57,7 +45,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
 
 
 def tool_grammar(
-    form: ToolFormat,
+    form: ToolFormatEntry,
     tools: Sequence[Tool],
     choice: ToolChoice,
     parallel: bool = True,
@@ -72,26 +60,33 @@ def tool_grammar(
     if choice == "none":
         return None
     named = choice.function.name if isinstance(choice, NamedToolChoice) else None
-    separator = "\n" if parallel and named is None and form == "hermes" else None
-    if choice == "auto" and message is not None:
-        return CallsOrForm(TagsSource(_auto_tags(form, tools), separator), message)
+    separator = form.separator if parallel and named is None else None
     if choice == "auto":
+        tags = tuple(_tag(form, tool, strict=tool.function.strict is True) for tool in tools)
+        if message is not None:
+            return CallsOrForm(_calls(form, tags, separator), message)
         # After a trigger, only functions that have a tag can be called, so each function has one.
-        if form != "hermes" or not any(tool.function.strict for tool in tools):
+        if not form.marker or not any(tool.function.strict for tool in tools):
             return None
-        return TagsSource(_auto_tags(form, tools), separator=None, trigger=TOOL_CALL)
-    tags = tuple(_tag(form, tool) for tool in tools if named in (None, tool.function.name))
-    return TagsSource(tags, separator)
+        # Behind a list's marker, all calls of the list follow; other markers are triggers themselves.
+        return _calls(form, tags, separator if form.begin else None, form.marker)
+    return _calls(form, tuple(_tag(form, tool) for tool in tools if named in (None, tool.function.name)), separator)
 
 
-def _auto_tags(form: ToolFormat, tools: Sequence[Tool]) -> tuple[Tag, ...]:
-    """Functions that are not strict accept any arguments."""
-    return tuple(_tag(form, tool, schema=None if tool.function.strict else {"type": "object"}) for tool in tools)
+def text_parameters(tools: Sequence[Tool]) -> Mapping[str, frozenset[str]]:
+    """The parameters of each function that are strings, which some formats write without quotes."""
+    return {tool.function.name: text_properties(tool.function.parameters or {}) for tool in tools}
 
 
-def _tag(form: ToolFormat, tool: Tool, schema: Mapping[str, Any] | None = None) -> Tag:
-    begin, key, end = (f"{TOOL_CALL}\n", "arguments", "\n</tool_call>") if form == "hermes" else ("", "parameters", "")
-    parameters = tool.function.parameters
-    if schema is None:
-        schema = _NO_PARAMETERS if parameters is None else parameters
-    return Tag(f'{begin}{{"name": {json.dumps(tool.function.name)}, "{key}": ', json.dumps(schema), f"}}{end}")
+def _calls(
+    form: ToolFormatEntry, tags: tuple[Tag, ...], separator: str | None, trigger: str | None = None
+) -> TagsSource:
+    return TagsSource(tags, separator, trigger, form.begin, form.end, form.arguments)
+
+
+def _tag(form: ToolFormatEntry, tool: Tool, *, strict: bool = True) -> Tag:
+    """Without ``strict``, any arguments are accepted."""
+    parameters = _NO_PARAMETERS if tool.function.parameters is None else tool.function.parameters
+    schema = parameters if strict else {"type": "object"}
+    begin = f"{form.before_name}{tool.function.name}{form.before_arguments}"
+    return Tag(begin, json.dumps(schema), form.after_arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,18 @@ class Vocabulary:
         return [b"" if token is None or index in silent else token for index, token in enumerate(self.tokens)]
 
 
-def read_vocabulary(tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
-    """Raises BundleError for a file that is not a tokenizer."""
+def read_vocabulary(
+    tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequence[int], spoken: Collection[str] = ()
+) -> Vocabulary:
+    """``spoken`` are added tokens that are part of an answer's text even if they are special.
+
+    Raises BundleError for a file that is not a tokenizer.
+    """
     try:
         file = json.loads(tokenizer_json.read_bytes())
         entries = _entries(file["model"]["vocab"])
         added = [
-            (int(token["id"]), str(token["content"]), bool(token["special"]))
+            (int(token["id"]), str(token["content"]), bool(token["special"]) and token["content"] not in spoken)
             for token in file.get("added_tokens") or ()
         ]
         parts = _decoders(file.get("decoder"))

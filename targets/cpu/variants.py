@@ -16,7 +16,15 @@ from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.cpu.add_lora import add_lora
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention, attention_split
-from nearfar.compiler.kernels.cpu.elementwise import add, gate, gate_halves, scale, slice_columns, soft_cap
+from nearfar.compiler.kernels.cpu.elementwise import (
+    add,
+    fake_quantize,
+    gate,
+    gate_halves,
+    scale,
+    slice_columns,
+    soft_cap,
+)
 from nearfar.compiler.kernels.cpu.embed import embed
 from nearfar.compiler.kernels.cpu.integer_dot import row_layout
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
@@ -62,6 +70,14 @@ class CpuContext(Context):
     def plain_levels(self) -> tuple[Level, ...]:
         return tuple(level for level in self.levels if level in PLAIN_LEVELS)
 
+    def step_of(self, x: str, reader: Step) -> float | None:
+        """The number of which a step's input is -128 to 127 times, because `fake_quantize` has written it; None for
+        other inputs.
+        """
+        before = self.plan.steps[: self.plan.steps.index(reader)]
+        writer = next((each for each in reversed(before) if x in each.outputs.values()), None)
+        return float(attr(writer, "scale")) if writer is not None and writer.op == "fake_quantize" else None
+
 
 def variants_of(step: Step, context: CpuContext) -> tuple[Variant, ...]:
     """The rows of one step, in the order in which a runtime tries them."""
@@ -87,7 +103,7 @@ def row(level: Level, *kernels: KernelCall, when: Condition = None) -> Variant:
 def embed_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
     rows, columns = sizes(context.plan.shape_of(step.inputs["table"]))
     facts: dict[str, Any] = {
-        "weight": context.weight_format,
+        "weight": context.weight_format(step.inputs["table"]),
         "first_row": attr(step, "first_row"),
         "scale": float(attr(step, "scale")),
     }
@@ -111,6 +127,11 @@ def slice_columns_variants(step: Step, context: CpuContext, activation: str) -> 
 
 def add_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
     return plain(context, add, **matrix(step, context, "a"))
+
+
+def fake_quantize_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+    facts: dict[str, Any] = {"scale": float(attr(step, "scale")), **context.dtypes(step, activation)}
+    return plain(context, fake_quantize, **matrix(step, context, "x"), **facts)
 
 
 def gate_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
@@ -154,13 +175,17 @@ def matrix(step: Step, context: CpuContext, role: str) -> dict[str, Any]:
 def projection_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
     """Kernels for a single row and for blocks of rows, each after a kernel that prepares the rows.
 
-    Integer dot products have separate levels. The integers of activations have 8 or 16 bits.
+    Integer dot products have separate levels. The integers of activations have 8 or 16 bits; 8 are exact for an input
+    that the step before has rounded to 8 bits.
     """
     facts = context.projection(step, activation)
-    bits = (8 if activation == "int8" else 16) if facts.weight.scale_dtype else None
+    multiple_of = facts.x_step
+    if multiple_of is None and facts.norm_eps is None:
+        multiple_of = context.step_of(step.inputs["x"], step)
+    bits = (8 if activation == "int8" or multiple_of else 16) if facts.weight.scale_dtype else None
     rows = []
     for level in context.levels if bits else context.plain_levels:
-        prepare = instance(prepare_rows, PREPARING.get(level, level), rows=input_rows(facts, level, bits))
+        prepare = instance(prepare_rows, PREPARING.get(level, level), rows=input_rows(facts, level, bits, multiple_of))
         for tokens in (1, *BLOCK_ROWS[level]):
             when: Condition = None if tokens == BLOCK_ROWS[level][-1] else ["<=", facts.batch, tokens]
             rows.append(
@@ -169,12 +194,12 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
     return rows
 
 
-def input_rows(facts: Projection, level: Level, bits: int | None) -> InputRows:
+def input_rows(facts: Projection, level: Level, bits: int | None, multiple_of: float | None = None) -> InputRows:
     """The prepared form of a projection's input. Projections with equal inputs share it, and so the kernel."""
     if bits is None:
-        return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps)
+        return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps, step=facts.x_step)
     layout = row_layout(level.name, facts.weight, bits)
-    return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps, layout, facts.weight.zero)
+    return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps, layout, facts.weight.zero, multiple_of)
 
 
 def add_lora_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
@@ -243,6 +268,7 @@ OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {
     "add_lora": add_lora_variants,
     "rms_norm": rms_norm_variants,
     "add": add_variants,
+    "fake_quantize": fake_quantize_variants,
     "gate": gate_variants,
     "scale": scale_variants,
     "soft_cap": soft_cap_variants,

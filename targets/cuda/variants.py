@@ -60,6 +60,7 @@ def projection_rows(facts: Projection, activation: str) -> list[Variant]:
         x_dtype=facts.x_dtype,
         norm_eps=facts.norm_eps,
         dtype=activation,
+        x_step=facts.x_step,
     )
     return [
         vector,

@@ -11,9 +11,10 @@ answering wrongly; our runner computes it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from nearfar.compiler.errors import UnsupportedModel
@@ -39,9 +40,15 @@ class Model:
     mixes_windows: bool = False
 
 
-def write_config(spec: ModelSpec, packing: Packing, context: int, folder: Path) -> None:
-    """``context``: the longest sequence that the bundle supports. Raises UnsupportedModel if mlx-lm would compute
-    another model.
+def write_config(
+    spec: ModelSpec,
+    packing: Packing,
+    context: int,
+    folder: Path,
+    stored: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+) -> None:
+    """``context``: the longest sequence that the bundle supports. ``stored``: weights per group and bits per weight of
+    the modules that the checkpoint stores quantized. Raises UnsupportedModel if mlx-lm would compute another model.
     """
     model = require_known(spec)
     windows = windows_within(spec, context)
@@ -70,10 +77,12 @@ def write_config(spec: ModelSpec, packing: Packing, context: int, folder: Path) 
         config["bos_token_id"] = spec.bos_token_id
     if spec.eos_token_ids:
         config["eos_token_id"] = list(spec.eos_token_ids) if len(spec.eos_token_ids) > 1 else spec.eos_token_ids[0]
-    if packing.group is not None:
-        group, bits = packing.group
+    if packing.group is not None or stored:
+        group, bits = packing.group or next(iter(stored.values()))
+        modules = {name: {"group_size": group, "bits": bits} for name, (group, bits) in stored.items()}
+        quantization = {"group_size": group, "bits": bits, "mode": "affine", **modules}
         # mlx-lm reads the first name, the hub and transformers the second.
-        config["quantization"] = config["quantization_config"] = {"group_size": group, "bits": bits, "mode": "affine"}
+        config["quantization"] = config["quantization_config"] = quantization
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 

@@ -16,7 +16,7 @@ from nearfar.compiler.pipeline.target import ExportOptions
 
 from .config import write_config, write_tokenizer
 from .packing import Packing, kv_group
-from .shards import INDEX_FILE, index_text, lay_out, write_shards
+from .shards import INDEX_FILE, index_text, lay_out, whole_tensors, write_shards
 
 # One folder runs on every device that MLX supports.
 DEVICES = ()
@@ -33,25 +33,35 @@ def export(
     """Write the folder. Raises RequestError, UnsupportedModel or QuantizationError for input that mlx-lm does not
     support.
     """
-    packing = write_small_files(checkpoint, options, folder)
+    packing = write_small_files(checkpoint, graph, options, folder)
     write_shards(checkpoint, graph.parameters, packing, folder, progress)
 
 
 def file_sizes(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path) -> dict[str, int]:
     """Bytes of every file that `export` would write, by name; the small ones are written into ``folder``."""
-    packing = write_small_files(checkpoint, options, folder)
+    packing = write_small_files(checkpoint, graph, options, folder)
     shards = lay_out(graph.parameters, packing)
     (folder / INDEX_FILE).write_text(index_text(shards))
     small = {path.name: path.stat().st_size for path in folder.iterdir()}
     return {**small, **{shard.file: shard.size_bytes for shard in shards}}
 
 
-def write_small_files(checkpoint: Checkpoint, options: ExportOptions, folder: Path) -> Packing:
+def write_small_files(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path) -> Packing:
     """Write all files except the weights, and return how the weights are stored."""
     if options.kv == "q8":
         # This is a run-time option: our runner reads it from the manifest, and mlx-lm has an option.
         kv_group(checkpoint.spec.head_dim)
     packing = Packing(options.quantization, options.activation)
-    write_config(checkpoint.spec, packing, options.context, folder)
+    write_config(checkpoint.spec, packing, options.context, folder, stored_modules(graph, packing))
     write_tokenizer(checkpoint, folder)
     return packing
+
+
+def stored_modules(graph: Graph, packing: Packing) -> dict[str, tuple[int, int]]:
+    """Weights per group and bits per weight of the modules whose integers are the checkpoint's own."""
+    found = {}
+    for parameter in whole_tensors(graph.parameters):
+        group = packing.group_of(parameter) if parameter.form is not None else None
+        if group is not None:
+            found[parameter.name.removesuffix(".weight")] = group
+    return found

@@ -10,6 +10,7 @@ w = (code - zero) * scale makes the bias -zero * scale.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,10 @@ import numpy.typing as npt
 
 from nearfar.compiler.errors import QuantizationError, RequestError
 from nearfar.compiler.ir.graph import Parameter
-from nearfar.compiler.quant import GROUPS, Quantization
+from nearfar.compiler.quant import GROUPS, Codes, Quantization, form_of
 from nearfar.compiler.quant.base import FloatArray, require_finite
+from nearfar.compiler.quant.codes import block_of
+from nearfar.compiler.quant.codes import in_order as bytes_in_order
 from nearfar.compiler.quant.q4 import Q4
 from nearfar.compiler.quant.q8 import Q8
 
@@ -44,22 +47,41 @@ class Packing:
             return self.quantization.group, 4 if isinstance(self.quantization, Q4) else 8
         return None
 
-    def tensors(self, parameter: Parameter) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Names of a parameter's tensors with their safetensors dtype and shape. Raises QuantizationError for a width
-        that is not a multiple of the group size, because MLX's kernels do not pad.
+    def group_of(self, parameter: Parameter) -> tuple[int, int] | None:
+        """`group` of one parameter, None for a vector. Raises QuantizationError for a width that is not a multiple of
+        the group size, because MLX's kernels do not pad.
         """
-        dtype = SAFETENSORS_DTYPES[self.activation]
-        if self.group is None or parameter.columns is None:
-            return {parameter.name: (dtype, parameter.shape)}
-        group, bits = self.group
-        if parameter.columns % group:
-            advice = "--quantization f16" if group == min(GROUPS) else "a smaller --group-size, or --quantization f16"
+        if parameter.columns is None:
+            return None
+        form = form_of(parameter.form, self.quantization)
+        if isinstance(form, Codes):
+            group = min(form.group, max(GROUPS)) or block_of(parameter.columns)
+            if parameter.columns % group or group not in GROUPS or form.group % group:
+                raise QuantizationError(
+                    f"{parameter.name} has {parameter.columns} columns with scales of {form.name}, and MLX needs a "
+                    f"multiple of {', '.join(map(str, GROUPS))}; take --target webgpu, cpu or cuda, or give a "
+                    "--quantization to convert the weights",
+                    tensor=parameter.name,
+                )
+            return group, form.bits
+        if self.group is not None and parameter.columns % self.group[0]:
+            smallest = self.group[0] == min(GROUPS)
+            advice = "--quantization f16" if smallest else "a smaller --group-size, or --quantization f16"
             raise QuantizationError(
-                f"{parameter.name} has {parameter.columns} columns, not a multiple of the group size {group}, which "
-                f"MLX needs; "
+                f"{parameter.name} has {parameter.columns} columns, not a multiple of the group size {self.group[0]}, "
+                f"which MLX needs; "
                 f"take {advice}",
                 tensor=parameter.name,
             )
+        return self.group
+
+    def tensors(self, parameter: Parameter) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Names of a parameter's tensors with their safetensors dtype and shape. Raises the error of `group_of`."""
+        dtype = SAFETENSORS_DTYPES[self.activation]
+        of_parameter = self.group_of(parameter)
+        if of_parameter is None or parameter.columns is None:
+            return {parameter.name: (dtype, parameter.shape)}
+        group, bits = of_parameter
         rows, module = parameter.rows, parameter.name.removesuffix(".weight")
         groups = (rows, parameter.columns // group)
         return {
@@ -80,12 +102,22 @@ class Packing:
             return [self._stored(self.quantization.unpack(planes, parameter.columns))]
         _, bits = self.group
         codes = planes["q"].astype(np.uint32, copy=False)
+        return self._quantized(in_order(codes) if bits == 4 else codes, planes["s"].astype(np.float32), bits)
+
+    def pack_planes(self, parameter: Parameter, planes: Mapping[str, Array]) -> list[Array]:
+        """Rows of a checkpoint's own integers as rows of each of the parameter's `tensors`."""
+        of_parameter = self.group_of(parameter)
+        assert of_parameter is not None
+        assert parameter.columns is not None
+        group, bits = of_parameter
+        words = bytes_in_order(planes["q"], bits).view(np.uint32)[:, : parameter.columns * bits // 32]
         scales = planes["s"].astype(np.float32)
-        return [
-            in_order(codes) if bits == 4 else codes,
-            self._stored(scales),
-            self._stored(scales * np.float32(-(1 << (bits - 1)))),
-        ]
+        # A scale may belong to several groups of MLX's.
+        scales = np.repeat(scales, parameter.columns // group // scales.shape[1], axis=1)
+        return self._quantized(np.ascontiguousarray(words), scales, bits)
+
+    def _quantized(self, codes: Array, scales: FloatArray, bits: int) -> list[Array]:
+        return [codes, self._stored(scales), self._stored(scales * np.float32(-(1 << (bits - 1))))]
 
     def _stored(self, values: FloatArray) -> Array:
         """Values in the activations' dtype; bfloat16 as its bits, uint16."""

@@ -15,14 +15,13 @@ from nearfar.compiler.arch import by_model_type
 from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.bundle.manifest import ExportManifest
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.quant import by_name
 from nearfar.compiler.runtime.base_runner import ArrayLayout, BaseRunner
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Output
 from nearfar.compiler.runtime.host_sampler import HostSampler
 
 from .forward import Forward, require_known
 from .framework import load_mlx
-from .packing import Packing, kv_group
+from .packing import kv_group
 from .pages import Pages, spans_of
 from .weights import load_weights
 
@@ -50,10 +49,9 @@ class MlxRunner(BaseRunner[ExportManifest]):
         )
         spec, context = self.manifest.spec, self.manifest.context
         graph = by_model_type(spec.model_type).forward(spec, context, context)
-        packing = Packing(by_name(self.manifest.quantization, self.manifest.group_size), self.activation)
         dtype = getattr(self._mx, self.activation)
         require_known(graph)
-        self._forward = Forward(graph, load_weights(bundle, graph.parameters, packing.group, dtype), dtype)
+        self._forward = Forward(graph, load_weights(bundle, graph.parameters, dtype), dtype)
         states = [name for name, state in graph.states.items() if state.shape[0] == "P"]
         group = kv_group(spec.head_dim) if self.manifest.kv == "q8" else None
         self._pages = Pages(dict.fromkeys(states, group), self.num_pages)

@@ -17,7 +17,7 @@ from typing import Any
 from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Parameter, Source
-from nearfar.compiler.pipeline.weights import blocks, read_rows, tensor_shapes
+from nearfar.compiler.pipeline.weights import blocks, read_planes, read_rows, tensor_shapes
 
 from .packing import ITEM_BYTES, Packing
 
@@ -94,9 +94,10 @@ def index_text(shards: Sequence[Shard]) -> str:
 
 def whole_tensors(parameters: Mapping[str, Parameter]) -> list[Parameter]:
     """The tensors that parameters read, each as a separate parameter."""
-    shapes = tensor_shapes(parameters).items()
+    forms = {source.tensor: parameter.form for parameter in parameters.values() for source in parameter.sources}
     return [
-        Parameter(name, (Source(name, 0, shape[0]),), shape[1] if len(shape) > 1 else None) for name, shape in shapes
+        Parameter(name, (Source(name, 0, shape[0]),), shape[1] if len(shape) > 1 else None, forms[name])
+        for name, shape in tensor_shapes(parameters).items()
     ]
 
 
@@ -137,6 +138,8 @@ def size_of(tensor: tuple[str, tuple[int, ...]]) -> int:
 
 def pack_rows(checkpoint: Checkpoint, parameter: Parameter, packing: Packing, start: int, stop: int) -> list[Any]:
     try:
+        if parameter.form is not None:
+            return packing.pack_planes(parameter, read_planes(checkpoint, parameter, start, stop))
         return packing.pack(parameter, read_rows(checkpoint, parameter, start, stop))
     except QuantizationError as error:
         raise QuantizationError(

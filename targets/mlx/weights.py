@@ -38,11 +38,8 @@ class Weight:
         return mx.quantized_matmul(x, *self.arrays, **self.quantization) if self.quantization else x @ self.arrays[0].T
 
 
-def load_weights(
-    bundle: ExportBundle, parameters: Mapping[str, Parameter], group: tuple[int, int] | None, dtype: Any
-) -> dict[str, Weight]:
-    """All parameters, in memory; those that are not codes have ``dtype``. ``group``: weights per group and bits per
-    weight.
+def load_weights(bundle: ExportBundle, parameters: Mapping[str, Parameter], dtype: Any) -> dict[str, Weight]:
+    """All parameters, in memory; those that are not codes have ``dtype``.
 
     Raises DeviceError, and BundleError for weights of other shapes than the model's.
     """
@@ -52,8 +49,8 @@ def load_weights(
         for entry in bundle.manifest.files:
             if entry.file.endswith(".safetensors"):
                 tensors |= mx.load(str(bundle.file(entry.file)))
-        weights = {name: read_weight(parameter, tensors, group, dtype) for name, parameter in parameters.items()}
-        require_shapes(bundle, weights, parameters, group)
+        weights = {name: read_weight(parameter, tensors, dtype) for name, parameter in parameters.items()}
+        require_shapes(bundle, weights, parameters)
         tensors.clear()
         mx.eval([array for weight in weights.values() for array in weight.arrays])
     except KeyError as error:
@@ -65,19 +62,13 @@ def load_weights(
     return weights
 
 
-def require_shapes(
-    bundle: ExportBundle,
-    weights: Mapping[str, Weight],
-    parameters: Mapping[str, Parameter],
-    group: tuple[int, int] | None,
-) -> None:
+def require_shapes(bundle: ExportBundle, weights: Mapping[str, Weight], parameters: Mapping[str, Parameter]) -> None:
     """Raise BundleError for a weight of another shape: MLX reads a row by its index without a bounds check."""
     for name, parameter in parameters.items():
-        shapes = [parameter.shape]
-        if group is not None and parameter.columns is not None:
-            size, bits = group
-            scales = (parameter.rows, parameter.columns // size)
-            shapes = [(parameter.rows, parameter.columns * bits // 32), scales, scales]
+        shapes, quantization = [parameter.shape], weights[name].quantization
+        if quantization and parameter.columns is not None:
+            scales = (parameter.rows, parameter.columns // quantization["group_size"])
+            shapes = [(parameter.rows, parameter.columns * quantization["bits"] // 32), scales, scales]
         found = [tuple(array.shape) for array in weights[name].arrays]
         if found != shapes:
             raise BundleError(
@@ -85,12 +76,15 @@ def require_shapes(
             )
 
 
-def read_weight(parameter: Parameter, tensors: Mapping[str, Any], group: tuple[int, int] | None, dtype: Any) -> Weight:
+def read_weight(parameter: Parameter, tensors: Mapping[str, Any], dtype: Any) -> Weight:
     """A parameter's rows of the tensors. Raises KeyError for a missing tensor."""
-    if group is None or parameter.columns is None:
+    scales = f"{parameter.sources[0].tensor.removesuffix('.weight')}.scales"
+    if parameter.columns is None or scales not in tensors:
         return Weight(stacked([dense_rows(source, tensors, dtype) for source in parameter.sources]), {})
-    parts = [quantized_rows(source, tensors, dtype) for source in parameter.sources]
-    return Weight(stacked(parts), {"group_size": group[0], "bits": group[1]})
+    arrays = stacked([quantized_rows(source, tensors, dtype) for source in parameter.sources])
+    # The sizes of the arrays give those of groups and codes; `require_shapes` checks them.
+    group_size = parameter.columns // max(1, arrays[1].shape[-1])
+    return Weight(arrays, {"group_size": group_size, "bits": 32 * arrays[0].shape[-1] // parameter.columns})
 
 
 def dense_rows(source: Source, tensors: Mapping[str, Any], dtype: Any) -> tuple[Any, ...]:

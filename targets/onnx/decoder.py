@@ -106,7 +106,7 @@ def add_embed(emitter: Emitter, node: Node) -> None:
     table = emitter.graph.parameters[node.inputs["table"]]
     (token_ids,), y = emitter.inputs(node, "token_ids"), node.outputs["y"]
     add = emitter.builder.add
-    if not emitter.packed:
+    if not emitter.packed(table):
         rows = add("Gather", [emitter.dense(table), token_ids], f"{y}.stored", axis=0)
         if not emitter.stores_activations:
             rows = add("Cast", [rows], f"{y}.activations", to=ELEMENT_TYPES[emitter.activation])
@@ -114,7 +114,7 @@ def add_embed(emitter: Emitter, node: Node) -> None:
         return
     # The blob of MatMulNBits, so that a tied head shares it: blocks are a separate axis, and scales have the same
     # number of axes as codes.
-    bits, block = emitter.bits, emitter.block
+    bits, block = emitter.bits(table), emitter.block(table)
     inputs = [emitter.codes(table), token_ids, emitter.scales(table, trailing=(1,))]
     attrs = {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": 2}
     blocks = add("GatherBlockQuantized", inputs, f"{y}.blocks", domain=MICROSOFT, **attrs)
@@ -165,9 +165,10 @@ def add_linear(emitter: Emitter, node: Node) -> None:
     (x,), y = emitter.inputs(node, "x"), node.outputs["y"]
     bias = emitter.vector(node.inputs["bias"]) if "bias" in node.inputs else None
     add = emitter.builder.add
-    if emitter.packed:
+    if emitter.packed(weight):
         inputs = [x, emitter.codes(weight), emitter.scales(weight), *(["", "", bias] if bias else [])]
-        attrs = {"K": weight.shape[1], "N": weight.rows, "bits": emitter.bits, "block_size": emitter.block}
+        bits, block = emitter.bits(weight), emitter.block(weight)
+        attrs = {"K": weight.shape[1], "N": weight.rows, "bits": bits, "block_size": block}
         emitter.names[y] = add("MatMulNBits", inputs, y, domain=MICROSOFT, accuracy_level=ACCURACY_LEVEL, **attrs)
     else:
         inputs = [x, emitter.dense_activation(weight), *([bias] if bias else [])]

@@ -18,11 +18,12 @@ from nearfar.compiler.errors import QuantizationError, UnsupportedModel
 from nearfar.compiler.ir.graph import Graph, Node, Parameter
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.ir.spec import ModelSpec
-from nearfar.compiler.quant import Quantization
+from nearfar.compiler.quant import Quantization, WeightForm, form_of
+from nearfar.compiler.quant.codes import block_of
 
 from .builder import ELEMENT_TYPES, Builder
 from .devices import Device
-from .matmul_nbits import BITS, require_fast
+from .matmul_nbits import BITS, BLOCKS, require_fast
 from .weights import Stored
 
 
@@ -104,27 +105,29 @@ class Emitter:
         """A constant of the activation dtype."""
         return self.builder.constant(f"factor_{value}", np.array(value, self.activation))
 
-    @property
-    def packed(self) -> bool:
-        """Whether matrices are codes and scales."""
-        return self.quantization.kind in BITS
+    def form(self, parameter: Parameter) -> WeightForm:
+        """The format of a matrix."""
+        return form_of(parameter.form, self.quantization)
 
-    @property
-    def bits(self) -> int:
-        return BITS[self.quantization.kind]
+    def packed(self, parameter: Parameter) -> bool:
+        """Whether a matrix is codes and scales."""
+        return self.form(parameter).kind in BITS
 
-    @property
-    def block(self) -> int:
+    def bits(self, parameter: Parameter) -> int:
+        return BITS[self.form(parameter).kind]
+
+    def block(self, parameter: Parameter) -> int:
         """Elements that share a scale. Raises QuantizationError if the device has no kernel or only a slow kernel for
         them.
         """
+        form, bits = self.form(parameter), self.bits(parameter)
         if not self.device.takes_codes:
-            raise QuantizationError(
-                f"{self.quantization.name}: this device has no kernels for quantized matrices; take f16 or f32"
-            )
-        codes, scales = self.quantization.planes(1)
-        block = codes.row_bytes * 8 // self.bits // scales.columns
-        require_fast(self.bits, block)
+            raise QuantizationError(f"{form.name}: this device has no kernels for quantized matrices; take f16 or f32")
+        assert parameter.columns is not None
+        block = form.group or block_of(parameter.columns)
+        if block > max(BLOCKS) and block % max(BLOCKS) == 0:
+            block = max(BLOCKS)
+        require_fast(bits, block)
         return block
 
     @property
@@ -148,11 +151,12 @@ class Emitter:
 
     def codes(self, parameter: Parameter) -> str:
         rows, columns = parameter.shape
-        return self.store(parameter, "q", "uint8", (rows, -(-columns // self.block), self.block * self.bits // 8))
+        block, bits = self.block(parameter), self.bits(parameter)
+        return self.store(parameter, "q", "uint8", (rows, -(-columns // block), block * bits // 8))
 
     def scales(self, parameter: Parameter, trailing: tuple[int, ...] = ()) -> str:
         rows, columns = parameter.shape
-        return self.store(parameter, "s", self.activation, (rows, -(-columns // self.block), *trailing))
+        return self.store(parameter, "s", self.activation, (rows, -(-columns // self.block(parameter)), *trailing))
 
     def dense(self, parameter: Parameter) -> str:
         return self.store(parameter, "w", self.quantization.planes(1)[0].dtype, parameter.shape)

@@ -2,7 +2,8 @@
 against their slow forms.
 
 A matrix (N, K) is a blob (N, ceil(K / block), block * bits / 8) of bytes, within which a lower element has the lower
-bits, and scales (N, ceil(K / block)). Without zero points, a code means code - 2^(bits - 1), as in our q4 and q8.
+bits, and scales (N, ceil(K / block)). Without zero points, a code means code - 2^(bits - 1), as in our formats. If a
+row has one scale, it is repeated for each block.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import numpy as np
 
 from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.quant.codes import in_order
 
-BITS = {"q4": 4, "q8": 8}
+BITS = {"q2": 2, "q4": 4, "q8": 8}
 BLOCKS = (32, 64, 128)
 # 4: inputs become 8-bit integers with one scale per block, for integer dot products. Lower levels of the CPU kernels
 # unpack the weights to floats.
@@ -45,9 +47,13 @@ def require_fast(bits: int, block: int, zero_points: str | None = None, accuracy
 
 
 def blob_rows(kind: str, words: Array) -> Array:
-    """Words (N, W) of plane "q" of our q4 or q8, as the bytes (N, 4 W) of a blob. Blocks are consecutive in both."""
+    """Words (N, W) of plane "q" of kind q2, q4 or q8, as the bytes (N, 4 W) of a blob, in which blocks are consecutive
+    too.
+    """
     if kind == "q8":
         return words.view(np.uint8)
+    if kind == "q2":
+        return in_order(words, 2)
     # In our words, byte b holds elements b and b + 4; in a blob, it holds elements 2 b and 2 b + 1.
     halves = (words & np.uint32(0x0F0F0F0F), (words >> np.uint32(4)) & np.uint32(0x0F0F0F0F))
     low, high = (pair_bytes(half) for half in halves)

@@ -21,7 +21,7 @@ from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Parameter
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.pipeline.weights import PACKING_THREADS, blocks, in_order, lay_out_weights
-from nearfar.compiler.quant import Quantization
+from nearfar.compiler.quant import Quantization, form_of
 
 from .builder import ELEMENT_TYPES
 from .matmul_nbits import blob_rows
@@ -112,8 +112,9 @@ def write_weights(
         ]
         jobs = ((weight, start, stop) for weight in weights for start, stop in blocks(weight.parameter, "rows"))
         for weight, start, stop, planes in in_order(pool, jobs, checkpoint, quantization):
+            kind = form_of(weight.parameter.form, quantization).kind
             for each in by_parameter[weight.parameter.name]:
-                data = rows_as_stored(planes[each.stored.plane], each.stored, quantization.kind)
+                data = rows_as_stored(planes[each.stored.plane], each.stored, kind)
                 if each.file is None:
                     each.inline += data
                 else:
@@ -157,6 +158,9 @@ def rows_as_stored(plane: Array, stored: Stored, kind: str) -> bytes:
     """Rows of one of our planes in the dtype and order of an initializer."""
     if stored.plane == "q":
         return blob_rows(kind, plane).tobytes()
+    if stored.plane == "s":
+        # A scale of ours may belong to several blocks.
+        plane = np.repeat(plane, -(-stored.shape[1] // plane.shape[1]), axis=1)[:, : stored.shape[1]]
     # Our planes pad the rows of dense matrices.
     rows = plane[:, : stored.shape[1]] if stored.plane == "w" and plane.ndim > 1 else plane
     if stored.dtype == "float16" and np.abs(rows).max(initial=0) > np.finfo(np.float16).max:

@@ -20,8 +20,8 @@ from rich.table import Table
 
 from nearfar.compiler import quant
 from nearfar.compiler.ir.expr import evaluate, holds
-from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.quant.kernel_format import weight_format
 from nearfar.targets.variant import Variant
 from nearfar.targets.webgpu.lower import wgsl
 from nearfar.targets.webgpu.runner import round_up, spread
@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="NxK", help="weight rows by columns")
     parser.add_argument("--rows", nargs="+", type=int, default=(1, 64, 512), metavar="S", help="input rows")
-    parser.add_argument("--quantization", choices=quant.NAMES, default="q4f16")
+    parser.add_argument("--quantization", default="q4f16", help="a weight format: q4f16, q8f16, q2c, q4c, q8c, ...")
     parser.add_argument(
         "--cold-megabytes",
         type=int,
@@ -68,10 +68,9 @@ def main() -> None:
 def cases_of(shape: str, size: int, quantization: str) -> list[dict[str, Any]]:
     """The cases of a norm and projection for a batch of ``size`` rows."""
     outputs, columns = map(int, shape.split("x"))
-    fmt = quant.by_name(quantization)
+    fmt = quant.form_by_name(quantization)
     planes = {plane.name: plane for plane in fmt.planes(columns)}
-    weight = WeightFormat(fmt.kind, planes["s"].dtype if "s" in planes else "")
-    facts = Projection("S", columns, outputs, weight, "float32", "float32", norm_eps=1e-6)
+    facts = Projection("S", columns, outputs, weight_format(fmt), "float32", "float32", norm_eps=1e-6)
     sizes = {"x": 4 * size * columns, "norm": 4 * columns, "y": 4 * size * outputs}
     sizes |= {f"weight.{name}": outputs * plane.row_bytes for name, plane in planes.items()}
     rows = [row for row in projection_rows(facts, "float16") if holds(row.when, {"S": size})]

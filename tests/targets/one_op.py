@@ -64,7 +64,11 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     later: dict[str, Any] = {"columns": OUTPUTS + 20, "offset": 20, "later": True}
     yield "linear", "first_part", partial(linear, **part)
     yield "linear", "later_part", partial(linear, "float32", "activation", residual=True, **later)
+    yield "linear", "rounded_input", partial(linear, bias=True, x_step=0.25)
+    yield "linear", "rounded_activation", partial(linear, "activation", "activation", residual=True, x_step=0.25)
     yield "add", "plain", add
+    for x_dtype, dtype in (("float32", "activation"), ("activation", "float32")):
+        yield "fake_quantize", f"{x_dtype}_{dtype}", partial(fake_quantize, x_dtype, dtype)
     for activation in ACTIVATIONS:
         yield "gate", activation, partial(gate, activation)
         yield "gate_halves", activation, partial(gate_halves, activation)
@@ -131,6 +135,12 @@ def add() -> Graph:
     )
 
 
+def fake_quantize(x_dtype: DType, dtype: DType) -> Graph:
+    graph = Builder()
+    inputs = {"x": graph.value("x", ("S", COLUMNS), x_dtype)}
+    return graph.ends(graph.add("fake_quantize", inputs, name="y", scale=0.25, dtype=dtype))
+
+
 def gate(activation: str) -> Graph:
     graph = Builder()
     inputs = {"gate": graph.value("gate", ("S", COLUMNS)), "up": graph.value("up", ("S", COLUMNS))}
@@ -165,6 +175,7 @@ def linear(
     columns: int | None = None,
     offset: int = 0,
     later: bool = False,
+    x_step: float | None = None,
 ) -> Graph:
     """``later``: behind a part of the ``offset`` columns before it."""
     graph = Builder()
@@ -181,7 +192,8 @@ def linear(
         "into": into,
     }
     eps = 1e-3 if norm else None
-    return graph.ends(graph.add("linear", inputs, name="y", dtype=dtype, eps=eps, columns=columns, offset=offset))
+    attrs: dict[str, Any] = {"eps": eps, "columns": columns, "offset": offset, "x_step": x_step}
+    return graph.ends(graph.add("linear", inputs, name="y", dtype=dtype, **attrs))
 
 
 def gated_linear(

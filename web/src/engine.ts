@@ -88,12 +88,12 @@ export class Engine implements EngineWithSessions {
       context: runner.limits.context,
       tokens: this,
       text: tokenizer,
-      grammar: new Grammars(loaded.tokenizerJson, manifest.spec, loaded.grammar),
+      grammar: new Grammars(loaded.tokenizerJson, { ...manifest.spec, spoken: format?.tokens ?? [] }, loaded.grammar),
       tools:
         format === null
           ? undefined
           : {
-              parser: () => new ToolCallStream(format),
+              parser: (tools) => new ToolCallStream(format, tools),
               grammar: (tools, choice) => toolGrammar(format, tools, choice as ToolChoice),
             },
       embeddings:

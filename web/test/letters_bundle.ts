@@ -306,7 +306,14 @@ const SELF_TEST: Manifest["self_test"] = {
   tolerances: { float32: 1e-3, float16: 1e-2 },
 };
 
-const NO_SPECIAL_TOKENS = { bos_token: null, eos_token: null, pad_token: null, unk_token: null, add_bos_token: null };
+const NO_SPECIAL_TOKENS = {
+  bos_token: null,
+  eos_token: null,
+  pad_token: null,
+  unk_token: null,
+  add_bos_token: null,
+  tools: null,
+};
 
 const SPEC: Manifest["spec"] = {
   model_type: "letters",

@@ -1,4 +1,4 @@
-"""Ops on each element or each row: rms_norm, add, scale, gate, gate_halves, soft_cap."""
+"""Ops on each element or each row: rms_norm, add, scale, fake_quantize, gate, gate_halves, soft_cap."""
 
 from __future__ import annotations
 
@@ -137,6 +137,19 @@ def soft_cap(inputs: Inputs, attrs: Attrs) -> Array:
     return scaled if cap is None else np.float32(cap) * np.tanh(scaled / np.float32(cap))
 
 
+def infer_fake_quantize(shapes: Shapes, attrs: Attrs) -> Type:
+    return shapes["x"], attrs["dtype"]
+
+
+def fake_quantize(inputs: Inputs, attrs: Attrs) -> Array:
+    """Round x to multiples of ``scale``, ties to even, and clip to -128 to 127 times it. x (S, N) -> like x. Jacob et
+    al. 2018.
+    """
+    scale = np.float32(attrs["scale"])
+    y: Array = np.clip(np.rint(inputs["x"].astype(np.float32) / scale), -128, 127) * scale
+    return y
+
+
 OPS = {
     "rms_norm": Op(
         infer_rms_norm,
@@ -147,6 +160,9 @@ OPS = {
     ),
     "scale": Op(infer_scale, scale, inputs={"x": FLOAT32, "factor": VECTOR}),
     "add": Op(infer_add, add, inputs={"a": FLOAT32, "b": FLOAT32}),
+    "fake_quantize": Op(
+        infer_fake_quantize, fake_quantize, inputs={"x": FLOATS}, attrs={"scale": positive(), "dtype": DTYPE}
+    ),
     "gate": Op(infer_gate, gate, inputs={"gate": FLOAT32, "up": FLOAT32}, attrs={"activation": GATE}),
     "gate_halves": Op(infer_gate_halves, gate_halves, inputs={"x": FLOAT32}, attrs={"activation": GATE}),
     "soft_cap": Op(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .elementwise import gate_halves, rms_norm
+from .elementwise import fake_quantize, gate_halves, rms_norm
 from .op import (
     DTYPE,
     FLOAT32,
@@ -23,6 +23,7 @@ from .op import (
     Shapes,
     Type,
     count,
+    positive,
     require,
 )
 
@@ -31,19 +32,26 @@ def infer_linear(shapes: Shapes, attrs: Attrs) -> Type:
     (rows, columns), (outputs, weight_columns) = shapes["x"], shapes["weight"]
     require(columns == weight_columns, "linear", shapes)
     require_norm("linear", shapes, attrs)
+    require("norm" not in shapes or attrs["x_step"] is None, "linear", shapes)
     width = attrs["columns"] or outputs
     require(all(shapes[role][-1] == width for role in ("bias", "residual", "into") if role in shapes), "linear", shapes)
     return (rows, width), attrs["dtype"]
 
 
 def linear(inputs: Inputs, attrs: Attrs) -> Array:
-    """y = norm(x) @ weight.T + bias + residual; a term without its input is omitted.
+    """y = norm(x) @ weight.T + bias + residual; a term without its input is omitted. ``x_step`` and ``y_step`` round an
+    input without a norm, and the result before the residual, as `fake_quantize` does.
 
     x (S, K), weight (N, K), bias (N,), residual (S, N), norm (K,) with attribute eps -> (S, N). A weight that is one
     part of a split by rows computes N of the ``columns`` outputs, from ``offset`` on, and writes them into the result
     of the previous part. bias and residual then cover all columns.
     """
-    return store_part(normed(inputs, attrs) @ inputs["weight"].T, inputs, attrs)
+    x = rounded(normed(inputs, attrs), attrs["x_step"])
+    return store_part(x @ inputs["weight"].T, inputs, attrs, attrs["y_step"])
+
+
+def rounded(x: Array, step: float | None) -> Array:
+    return x if step is None else fake_quantize({"x": x}, {"scale": step})
 
 
 def normed(inputs: Inputs, attrs: Attrs) -> Array:
@@ -53,12 +61,13 @@ def normed(inputs: Inputs, attrs: Attrs) -> Array:
     return rms_norm({"x": inputs["x"], "weight": inputs["norm"]}, attrs)
 
 
-def store_part(part: Array, inputs: Inputs, attrs: Attrs) -> Array:
+def store_part(part: Array, inputs: Inputs, attrs: Attrs, step: float | None = None) -> Array:
     """Add bias and residual to a projection's columns and store them at their offset in the complete result."""
     offset, width = attrs["offset"], attrs["columns"] or part.shape[1]
     here = slice(offset, offset + part.shape[1])
     if "bias" in inputs:
         part = part + inputs["bias"][here]
+    part = rounded(part, step)
     if "residual" in inputs:
         part = part + inputs["residual"][:, here]
     if width == part.shape[1]:
@@ -138,7 +147,7 @@ OPS = {
         linear,
         inputs={"x": FLOATS, "weight": MATRIX},
         optional={"bias": VECTOR, "residual": FLOAT32, "norm": VECTOR, "into": FLOATS},
-        attrs={"dtype": DTYPE, "eps": NORM_EPS, **SPLIT},
+        attrs={"dtype": DTYPE, "eps": NORM_EPS, "x_step": positive(None), "y_step": positive(None), **SPLIT},
     ),
     "gated_linear": Op(
         infer_gated_linear,

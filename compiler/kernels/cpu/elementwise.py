@@ -1,4 +1,4 @@
-"""Ops on single elements of rows: add, scale, gate, gate_halves, soft_cap, slice_columns.
+"""Ops on single elements of rows: add, scale, gate, gate_halves, soft_cap, fake_quantize, slice_columns.
 One task: one row.
 
 Passes fuse these ops into projections, so these kernels are simple.
@@ -12,7 +12,7 @@ from ...ir.expr import Expr
 from ..builder import Array, Kernel, Scalar, cast
 from .activations import gated
 from .builder import CpuKernelBuilder, Isa, of, ramp, wide
-from .math import like, tanh
+from .math import fake_quantized, like, tanh
 from .rows import each_vector
 
 
@@ -77,6 +77,21 @@ def soft_cap(name: str, *, isa: Isa, batch: Expr, columns: int, scale: float, ca
         each = x[row, ramp(start, lanes)]
         scaled = each * like(each, scale)
         return scaled if cap is None else like(scaled, cap) * tanh(scaled / like(scaled, cap))
+
+    return on_vectors(kernel, isa, batch, columns, y, value)
+
+
+def fake_quantize(
+    name: str, *, isa: Isa, batch: Expr, columns: int, scale: float, x_dtype: str, y_dtype: str
+) -> Kernel:
+    """x (batch, columns) -> rounded to multiples of ``scale``, ties to even, and clipped to -128 to 127 times it."""
+    kernel = CpuKernelBuilder(name)
+    x = kernel.buffer("x", (batch, columns), x_dtype)
+    y = kernel.buffer("y", (batch, columns), y_dtype, write=True)
+
+    def value(row: Scalar, start: Scalar, lanes: int) -> Scalar:
+        each = cast(x[row, ramp(start, lanes)], of("float32", lanes))
+        return cast(fake_quantized(kernel, each, scale), of(y_dtype, lanes))
 
     return on_vectors(kernel, isa, batch, columns, y, value)
 

@@ -1,10 +1,10 @@
 """Dot products of the integer codes of weights and activations, with the instructions of a CPU level.
 
-Codes of weights are unsigned and have 4 or 8 bits; codes of activations are signed and have 16 or 8 bits. Products are
-summed exactly, so every level gives the same integers. For 16-bit codes, x86-64 multiplies two pairs in every 32-bit
-lane. This needs as many instructions as multiplying bytes twice, for the high and the low part of an activation, but
-half as many sums. Arm's instructions multiply bytes. For 8-bit codes, a lane has four pairs, unless the level's byte
-instruction is missing or could overflow.
+Codes of weights are unsigned and have 2, 4 or 8 bits; codes of activations are signed and have 16 or 8 bits. Products
+are summed exactly, so every level gives the same integers. For 16-bit codes, x86-64 multiplies two pairs in every
+32-bit lane. This needs as many instructions as multiplying bytes twice, for the high and the low part of an
+activation, but half as many sums. Arm's instructions multiply bytes. For 8-bit codes, a lane has four pairs, unless the
+level's byte instruction is missing or could overflow.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RowLayout:
 
 def row_layout(level: str, fmt: WeightFormat, bits: int) -> RowLayout:
     """The fastest exact multiplication of a level. AVX2's products of byte pairs could overflow with 8-bit codes."""
-    of_8_bits = level == "vnni" or (level in ("avx512", "avx2") and fmt.kind == "q4")
+    of_8_bits = level == "vnni" or (level in ("avx512", "avx2") and fmt.kind != "q8")
     return RowLayout(bits, as_bytes=level == "dotprod" or (bits == 8 and of_8_bits))
 
 
@@ -96,7 +96,8 @@ class Dot:
     """The base of implementations whose operands are two 16-bit codes per lane."""
 
     def __init__(self, kernel: KernelBuilder, isa: Isa, fmt: WeightFormat) -> None:
-        self._kernel, self._lanes, self._four_bits = kernel, isa.lanes, fmt.kind == "q4"
+        assert fmt.bits is not None
+        self._kernel, self._lanes, self._bits = kernel, isa.lanes, fmt.bits
         self._word, self._integer, self._short = f"uint32x{isa.lanes}", f"int32x{isa.lanes}", f"int16x{2 * isa.lanes}"
 
     def start(self, offset: Scalar) -> Scalar:
@@ -107,9 +108,8 @@ class Dot:
 
     def operands(self, word: Scalar) -> list[Scalar]:
         loaded = self._kernel.let("word", word)
-        if self._four_bits:
-            return [self._codes(loaded, bits, 0x000F000F) for bits in (0, 8, 4, 12)]
-        return [self._codes(loaded, bits, 0x00FF00FF) for bits in (0, 8)]
+        mask = ((1 << self._bits) - 1) * 0x00010001
+        return [self._codes(loaded, quad + odd, mask) for quad in range(0, 8, self._bits) for odd in (0, 8)]
 
     def _codes(self, word: Scalar, bits: int, mask: int) -> Scalar:
         shifted = word >> number(bits, self._word) if bits else word
@@ -142,7 +142,10 @@ class ByteDot(Dot):
 
     def operands(self, word: Scalar) -> list[Scalar]:
         loaded = self._kernel.let("word", word)
-        return [self._codes(loaded, bits, 0x0F0F0F0F) for bits in (0, 4)] if self._four_bits else [loaded]
+        if self._bits == 8:
+            return [loaded]
+        mask = ((1 << self._bits) - 1) * 0x01010101
+        return [self._codes(loaded, quad, mask) for quad in range(0, 8, self._bits)]
 
     def _bytes(self, operand: Scalar, x: Scalar) -> tuple[Scalar, Scalar]:
         dtype = f"int8x{4 * self._lanes}"
@@ -161,7 +164,7 @@ class VnniByteDot(ByteDot):
 
 
 class PairByteDot(ByteDot):
-    """AVX2 and AVX-512 without VNNI, for 4-bit codes: two 16-bit sums per lane, which are added at the end.
+    """AVX2 and AVX-512 without VNNI, for codes of 2 and 4 bits: two 16-bit sums per lane, which are added at the end.
 
     A code times 127 is at most 1,905. A group adds 16 of these to a sum, at most 30,480.
     """
@@ -182,7 +185,7 @@ class SignedByteDot(ByteDot):
     """Arm's dot product extension for signed bytes. Flipping their highest bit makes 8-bit codes signed."""
 
     def operands(self, word: Scalar) -> list[Scalar]:
-        if self._four_bits:
+        if self._bits < 8:
             return super().operands(word)
         return [self._kernel.let("codes", word ^ number(0x80808080, self._word))]
 

@@ -15,7 +15,7 @@ from ..builder import Array, Kernel, Scalar, cast, minimum
 from ..projection import Projection
 from .activations import gated
 from .builder import CpuKernelBuilder, Isa, pieces, ramp, round_up_quotient
-from .math import lanes_of, take_lanes
+from .math import fake_quantized, lanes_of, take_lanes
 from .rows import each_vector
 from .tile_dots import FloatDots, IntegerDots
 
@@ -129,6 +129,8 @@ class Result:
             (value,) = sums
             if self._bias is not None:
                 value = value + self._bias[here]
+        if facts.y_step is not None:
+            value = fake_quantized(self._kernel, value, facts.y_step)
         if self._residual is not None:
             value = value + self._residual[row, here]
         self._y[row, here] = cast(value, str(value.ty).replace("float32", facts.y_dtype))

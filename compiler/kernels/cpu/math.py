@@ -10,7 +10,7 @@ import math
 
 from tvm import tirx
 
-from ..builder import Scalar, cast, lane_of, magnitude, maximum, minimum, number, reinterpret, select
+from ..builder import KernelBuilder, Scalar, cast, lane_of, magnitude, maximum, minimum, number, reinterpret, select
 
 # Below this value, exp is 0. It is the logarithm of the smallest normal float32.
 LOWEST_EXPONENT = -87.3
@@ -159,3 +159,19 @@ def take_lanes(x: Scalar, lanes: range | list[int]) -> Scalar:
 def join(*vectors: Scalar, lanes: list[int]) -> Scalar:
     """A vector of selected lanes of several vectors of the same length, numbered consecutively."""
     return tirx.Shuffle(list(vectors), [tirx.const(lane, "int32") for lane in lanes])
+
+
+def fake_quantized(kernel: KernelBuilder, x: Scalar, step: float) -> Scalar:
+    """x rounded to multiples of ``step``, ties to even, and clipped to -128 to 127 times it; NaN stays NaN."""
+    integers = str(x.ty).replace("float32", "uint32")
+    each = kernel.let("each", x)
+    result = kernel.let("result", codes_of(each, step) * like(each, step))
+    is_nan = (reinterpret(each, integers) & number(0x7FFFFFFF, integers)) > number(0x7F800000, integers)
+    return select(is_nan, each, result)
+
+
+def codes_of(x: Scalar, step: float) -> Scalar:
+    """The multiples of ``step`` nearest to x, -128 to 127, as floats. Limited first, because only numbers within 2^22
+    are rounded exactly.
+    """
+    return rounded(minimum(maximum(x / like(x, step), like(x, -128)), like(x, 127)))

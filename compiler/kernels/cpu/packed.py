@@ -4,7 +4,7 @@ and layout.
 
 from __future__ import annotations
 
-from ...quant.base import GROUP
+from ...quant.base import GROUP, ROW
 from ...quant.layout import TILE_ROWS
 from ..builder import Array, KernelBuilder, Scalar, cast, number, reinterpret, splat, vector
 from ..packed import WeightFormat
@@ -20,15 +20,15 @@ class PackedRows:
         self._kernel, self._format, self._lanes = kernel, fmt, lanes
         self.groups = groups = -(-columns // GROUP)
         tiles = -(-rows // TILE_ROWS)
-        if fmt.kind in ("q4", "q8"):
-            self._codes = kernel.buffer(
-                f"{role}.q", (tiles, groups * (4 if fmt.kind == "q4" else 8), TILE_ROWS), "uint32"
-            )
+        if fmt.bits is not None:
+            self._codes = kernel.buffer(f"{role}.q", (tiles, groups * fmt.bits, TILE_ROWS), "uint32")
         else:
             dtype = "float16" if fmt.kind == "f16" else "float32"
             self._codes = kernel.buffer(f"{role}.w", (tiles, groups * GROUP, TILE_ROWS), dtype)
         self._scales = (
-            kernel.buffer(f"{role}.s", (tiles, groups, TILE_ROWS), fmt.scale_dtype) if fmt.scale_dtype else None
+            kernel.buffer(f"{role}.s", (tiles, fmt.scales_of(columns), TILE_ROWS), fmt.scale_dtype)
+            if fmt.scale_dtype
+            else None
         )
 
     def group(self, row: Scalar, group: Scalar) -> list[Scalar]:
@@ -39,15 +39,23 @@ class PackedRows:
                 cast(self._elements(self._codes, row, group * GROUP + start, lanes), f"float32x{lanes}")
                 for start in starts
             ]
-        scale = splat(cast(self._elements(self._scales, row, group, 1), "float32"), lanes)
+        of_group = self._format.group
+        place = 0 if of_group == ROW else group // (of_group // GROUP)
+        scale = splat(cast(self._elements(self._scales, row, place, 1), "float32"), lanes)
         zero = number(self._format.zero, f"float32x{lanes}")
         if self._format.kind == "q8":
             codes = reinterpret(self._elements(self._codes, row, group * 8, 8), "uint8x32")
-        else:
+        elif self._format.kind == "q4":
             # Byte 4w + b of a group holds element 8w + b in its low nibble and element 8w + b + 4 in its high one.
             packed = self._kernel.let("packed", reinterpret(self._elements(self._codes, row, group * 4, 4), "uint8x16"))
             low, high = packed & number(15, "uint8x16"), packed >> number(4, "uint8x16")
             codes = join(low, high, lanes=[4 * (e // 8) + e % 4 + 16 * (e % 8 // 4) for e in range(GROUP)])
+        else:
+            # Byte 4w + b of a group holds elements 16w + b, 16w + b + 4, 16w + b + 8 and 16w + b + 12.
+            packed = self._kernel.let("packed", reinterpret(self._elements(self._codes, row, group * 2, 2), "uint8x8"))
+            fields = [packed >> number(bits, "uint8x8") & number(3, "uint8x8") for bits in (0, 2, 4, 6)]
+            pairs = [self._kernel.let("pair", join(*fields[i : i + 2], lanes=list(range(16)))) for i in (0, 2)]
+            codes = join(*pairs, lanes=[8 * (e % 16 // 4) + 4 * (e // 16) + e % 4 for e in range(GROUP)])
         whole = self._kernel.let("codes", codes)
         parts = (take_lanes(whole, range(start, start + lanes)) for start in starts)
         return [(cast(cast(part, f"int32x{lanes}"), f"float32x{lanes}") - zero) * scale for part in parts]

@@ -25,7 +25,7 @@ from ...quant.base import GROUP
 from ..builder import Array, Kernel, Scalar, cast, maximum, number, reinterpret, select, splat, vector
 from .builder import CpuKernelBuilder, Isa, of, pieces, ramp
 from .integer_dot import LOW_BITS, RowLayout
-from .math import intrinsic, join, rounded
+from .math import codes_of, fake_quantized, intrinsic, join, rounded
 from .rows import LANES, each_vector, norm_row, rms_factor
 
 # Up to this many rows the calling thread prepares alone, which takes less time than to wake the others.
@@ -39,7 +39,8 @@ class InputRows:
     """What a projection's input is and becomes: x (batch, columns) of ``dtype``, normed if ``norm_eps`` is given.
 
     ``layout`` is that of the codes that quantized weights multiply, whose code for 0 is ``zero``. None leaves the rows
-    as floats.
+    as floats. ``step``: elements are rounded to multiples of it, -128 to 127 times, which are exact as 8-bit codes;
+    None for others.
     """
 
     batch: Expr
@@ -48,6 +49,7 @@ class InputRows:
     norm_eps: float | None
     layout: RowLayout | None = None
     zero: int = 0
+    step: float | None = None
 
 
 def prepare_rows(name: str, *, isa: Isa, rows: InputRows) -> Kernel:  # noqa: ARG001
@@ -117,21 +119,31 @@ class IntegerRows:
 
     def _quantize(self, row: Scalar, block: Scalar | int, parts: list[Scalar], factor: Scalar | None) -> None:
         """A block of columns that share a scale."""
-        kernel, words, integers = self._kernel, of("uint32", LANES), of("int32", LANES)
+        kernel, words = self._kernel, of("uint32", LANES)
         parts = [kernel.let("x", part) for part in parts]
         # Magnitudes are in the order of their bits; NaN is above all of them, so the scale becomes NaN, and so does
         # every sum.
         bits = reduce(maximum, [reinterpret(part, words) & number(0x7FFFFFFF, words) for part in parts])
         highest = kernel.let("highest", intrinsic("uint32", "vector.reduce.umax", bits))
         largest = kernel.let("largest", reinterpret(highest, "float32"))
+        if self._facts.step is not None:
+            scale = select(largest < number(float("inf"), "float32"), number(self._facts.step, "float32"), largest)
+            self._scales[row, block] = scale
+            self._store(row, block, [codes_of(part, self._facts.step) for part in parts])
+            return
         inverse = kernel.let(
             "inverse", select(largest > 0, number(self._layout.largest, "float32") / largest, number(0, "float32"))
         )
         scale = largest * number(1 / self._layout.largest, "float32")
         self._scales[row, block] = scale if factor is None else scale * factor
+        self._store(row, block, [rounded(part * splat(inverse, LANES)) for part in parts])
+
+    def _store(self, row: Scalar, block: Scalar | int, parts: list[Scalar]) -> None:
+        """Store the codes of a block, which are rounded floats, and their groups' offsets."""
+        kernel, integers = self._kernel, of("int32", LANES)
         for index in range(len(parts) * LANES // GROUP):
             vectors = parts[index * GROUP // LANES : (index + 1) * GROUP // LANES]
-            codes = [kernel.let("codes", cast(rounded(part * splat(inverse, LANES)), integers)) for part in vectors]
+            codes = [kernel.let("codes", cast(part, integers)) for part in vectors]
             group = block * self._layout.scale_groups + index
             (self._store_bytes if self._layout.as_bytes else self._store_pairs)(row, group, codes)
             total = intrinsic("int32", "vector.reduce.add", codes[0] + codes[1])
@@ -173,6 +185,7 @@ class FloatRows:
         else:
 
             def copy(start: Scalar, lanes: int) -> None:
-                self._rows[row, ramp(start, lanes)] = cast(self._x[row, ramp(start, lanes)], of("float32", lanes))
+                x = cast(self._x[row, ramp(start, lanes)], of("float32", lanes))
+                self._rows[row, ramp(start, lanes)] = x if facts.step is None else fake_quantized(kernel, x, facts.step)
 
             each_vector(kernel, facts.columns, LANES, copy)

@@ -7,6 +7,7 @@ ignored.
 
 from __future__ import annotations
 
+from functools import reduce
 from itertools import product
 
 from ...ir.expr import Expr
@@ -29,16 +30,20 @@ class IntegerDots:
     """A dot product is the sum over blocks of columns of scale * the sum over groups of weight scale * (codes . weight
     codes + offset).
 
-    The expression in brackets is an exact integer. ``bits`` are those of the activations' codes.
+    The expression in brackets is an exact integer. ``bits`` are those of the activations' codes. If all weights of a
+    row share a scale, the integers of a block are added exactly before they become floats.
     """
 
     def __init__(self, kernel: CpuKernelBuilder, isa: Isa, facts: Projection, tokens: int, bits: int) -> None:
         self._kernel, self._isa, self._tokens = kernel, isa, tokens
         self._groups = groups = -(-facts.columns // GROUP)
-        self._words = {"q4": 4, "q8": 8}[facts.weight.kind]
+        assert facts.weight.bits is not None
+        self._words = words = facts.weight.bits
+        self._group, self._per_row = facts.weight.group, facts.weight.per_row
         tiles = -(-facts.weight_rows // TILE_ROWS)
-        self._weight = kernel.buffer("weight.q", (tiles, groups * self._words, TILE_ROWS), "uint32")
-        self._weight_scales = kernel.buffer("weight.s", (tiles, groups, TILE_ROWS), facts.weight.scale_dtype)
+        self._weight = kernel.buffer("weight.q", (tiles, groups * words, TILE_ROWS), "uint32")
+        scales = facts.weight.scales_of(facts.columns)
+        self._weight_scales = kernel.buffer("weight.s", (tiles, scales, TILE_ROWS), facts.weight.scale_dtype)
         self._dot, self._layout = integer_dot(kernel, isa, facts.weight, bits), row_layout(isa.name, facts.weight, bits)
         self.row_bytes = groups * self._layout.words * 4
         rows = whole_blocks(facts, tokens)
@@ -60,9 +65,11 @@ class IntegerDots:
         rows = [kernel.let("row", block * tokens + token) for token in range(tokens)]
         at = list(product(range(tokens), starts))
         sums = kernel.local("sums", len(at), of("float32", lanes), fill=0)
+        if self._per_row:
+            return self._sums_of_rows(tile, rows, starts, sums)
         if together == 1:
             with kernel.loop("group", groups) as group:
-                for index, (total, scale) in enumerate(self._of_group(tile, rows, group, starts)):
+                for index, (total, scale) in enumerate(self._scaled(tile, rows, group, starts)):
                     sums[index] = fused(
                         total, scale * splat(self._scales[rows[at[index][0]], group], lanes), sums[index]
                     )
@@ -74,24 +81,79 @@ class IntegerDots:
                 "offset", together if groups % together == 0 else minimum(together, groups - first)
             ) as offset:
                 for index, (total, scale) in enumerate(
-                    self._of_group(tile, rows, kernel.let("group", first + offset), starts)
+                    self._scaled(tile, rows, kernel.let("group", first + offset), starts)
                 ):
                     parts[index] = fused(total, scale, parts[index])
             for index, (token, _) in enumerate(at):
                 sums[index] = fused(parts[index], splat(self._scales[rows[token], block_of_groups], lanes), sums[index])
         return sums
 
-    def _of_group(
+    def _sums_of_rows(self, tile: Scalar, rows: list[Scalar], starts: list[int], sums: Array) -> Array:
+        """`sums` of weights whose rows have one scale each.
+
+        The sum of a block of columns that share a scale of the activations fits in 32 bits: 128 products of at most
+        32,512 and 255 are below 2^31.
+        """
+        kernel, lanes, groups, together = self._kernel, self._isa.lanes, self._groups, self._layout.scale_groups
+        at = list(product(range(len(rows)), starts))
+        floats = of("float32", lanes)
+        scales = {
+            start: kernel.let("scales", cast(self._weight_scales[tile, 0, ramp(start, lanes)], floats))
+            for start in starts
+        }
+
+        def add_block(block: Scalar, first: Scalar, count: int) -> None:
+            totals: Array | list[Scalar]
+            if len(rows) > 1:
+                totals = kernel.local("totals", len(at), of("int32", lanes), fill=0)
+                with kernel.loop("offset", count) as offset:
+                    found = self._of_group(tile, rows, kernel.let("group", first + offset), starts)
+                    for index, total in enumerate(found):
+                        totals[index] = totals[index] + total
+            else:
+                # Unrolled, so that the instructions of several groups, each a chain, run side by side.
+                groups = [kernel.let("group", first + offset) for offset in range(count)]
+                found = [self._of_group(tile, rows, group, starts) for group in groups]
+                totals = [reduce(lambda one, other: one + other, each) for each in zip(*found, strict=True)]
+            for index, (token, start) in enumerate(at):
+                # A product of the whole sum could be fused with what is added to it, and then its bits would depend on
+                # the level.
+                scale = scales[start] * splat(self._scales[rows[token], block], lanes)
+                sums[index] = fused(cast(totals[index], floats), scale, sums[index])
+
+        with kernel.loop("block", groups // together) as block:
+            add_block(block, kernel.let("first", block * together), together)
+        if groups % together:
+            add_block(
+                number(groups // together, "int32"), number(groups // together * together, "int32"), groups % together
+            )
+        return sums
+
+    def _scaled(
         self, tile: Scalar, rows: list[Scalar], group: Scalar, starts: list[int]
     ) -> list[tuple[Scalar, Scalar]]:
-        """The expression in brackets for one group as floats, and the weights' scales, in the order of `sums`."""
+        """`_of_group` as floats, with the weights' scales."""
+        kernel, lanes = self._kernel, self._isa.lanes
+        floats = of("float32", lanes)
+        index = group if self._group == GROUP else group // (self._group // GROUP)
+        if starts[0] == 0:
+            kernel.prefetch(self._weight_scales, (tile, index + GROUPS_AHEAD, 0))
+        totals = self._of_group(tile, rows, group, starts)
+        scales = {
+            start: kernel.let("scales", cast(self._weight_scales[tile, index, ramp(start, lanes)], floats))
+            for start in starts
+        }
+        at = product(range(len(rows)), starts)
+        return [(cast(total, floats), scales[start]) for total, (_, start) in zip(totals, at, strict=True)]
+
+    def _of_group(self, tile: Scalar, rows: list[Scalar], group: Scalar, starts: list[int]) -> list[Scalar]:
+        """The expression in brackets for one group, in the order of `sums`."""
         kernel, dot, lanes = self._kernel, self._dot, self._isa.lanes
-        floats, integers = of("float32", lanes), of("int32", lanes)
+        integers = of("int32", lanes)
         words = [group * self._words + word for word in range(self._words)]
         if starts[0] == 0:
             for each in words:
                 kernel.prefetch(self._weight, (tile, each + GROUPS_AHEAD * self._words, 0))
-            kernel.prefetch(self._weight_scales, (tile, group + GROUPS_AHEAD, 0))
         at = list(product(range(len(rows)), starts))
         # The sums of high and low parts are computed together, so that a weight is loaded once and does not occupy a
         # register.
@@ -108,16 +170,12 @@ class IntegerDots:
                 x = reinterpret(self._codes[rows[token], group, (part * self._words + word) * count + operand], "int32")
                 for start in starts:
                     totals[part][token, start] = dot.add(totals[part][token, start], operands[start][operand], x)
-        scales = {
-            start: kernel.let("scales", cast(self._weight_scales[tile, group, ramp(start, lanes)], floats))
-            for start in starts
-        }
         found = []
         for key in at:
             total = dot.finish(totals[-1][key], offsets[key])
             if parts == 2:
                 total = total + (totals[0][key] << number(LOW_BITS, integers))
-            found.append((cast(total, floats), scales[key[1]]))
+            found.append(total)
         return found
 
     def _offset(self, row: Scalar, group: Scalar) -> Scalar:

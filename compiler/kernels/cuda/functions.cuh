@@ -51,6 +51,7 @@ __device__ __forceinline__ bool4 bools(bool x, bool y, bool z, bool w) { return 
 
 // --- eight weights as pairs of 16-bit floats: weights 0 and 2, 1 and 3, 4 and 6, 5 and 7 ---
 #define ONES_F16 0x3c003c00u
+#define QUARTERS_F16 0x34003400u
 #define SIXTEENTHS_F16 0x2c002c00u
 #define ONES_BF16 0x3f803f80u
 // Adding minus zero does not change any number.
@@ -63,42 +64,61 @@ __device__ __forceinline__ uint scale_bf16(uint word, int odd) {
   return pair_bf16(scale, scale);
 }
 
+__device__ __forceinline__ void scale_pairs_f16(uint* pairs, uint scale) {
+  for (int i = 0; i < 4; i++) pairs[i] = multiply_add_f16(pairs[i], scale, NOTHING);
+}
+__device__ __forceinline__ void scale_pairs_bf16(uint* pairs, uint scale) {
+  for (int i = 0; i < 4; i++) pairs[i] = multiply_add_bf16(pairs[i], scale, NOTHING);
+}
+
 // Codes are converted to floats by their bits: 0x6400 is 1,024, and OR adds the code to it. See quant/q4.py for the
-// order of nibbles.
-__device__ __forceinline__ void unpack_q4_f16(uint* pairs, uint word, uint scale) {
+// order of nibbles, and quant/codes.py for that of two bits, of which a word holds eight in its bytes' low nibbles.
+__device__ __forceinline__ void unpack_q2_f16(uint* pairs, uint word) {
+  const uint next = word >> 8;
+  pairs[0] = multiply_add_f16((word & 0x00030003u) | 0x64006400u, ONES_F16, 0xe402e402u);
+  pairs[1] = multiply_add_f16((next & 0x00030003u) | 0x64006400u, ONES_F16, 0xe402e402u);
+  // (1,024 + 4 c) / 4 - 258 is c - 2.
+  pairs[2] = multiply_add_f16((word & 0x000c000cu) | 0x64006400u, QUARTERS_F16, 0xdc08dc08u);
+  pairs[3] = multiply_add_f16((next & 0x000c000cu) | 0x64006400u, QUARTERS_F16, 0xdc08dc08u);
+}
+__device__ __forceinline__ void unpack_q2_bf16(uint* pairs, uint word) {
+  for (int i = 0; i < 4; i++) {
+    const uint codes = (word >> (i % 2 * 8 + i / 2 * 2)) & 0x00030003u;
+    pairs[i] = multiply_add_bf16(codes | 0x43004300u, ONES_BF16, 0xc302c302u);
+  }
+}
+__device__ __forceinline__ void unpack_q4_f16(uint* pairs, uint word) {
   const uint next = word >> 8;
   pairs[0] = multiply_add_f16((word & 0x000f000fu) | 0x64006400u, ONES_F16, 0xe408e408u);
   pairs[1] = multiply_add_f16((next & 0x000f000fu) | 0x64006400u, ONES_F16, 0xe408e408u);
   // High nibbles represent 16 times their code: (1,024 + 16 c) / 16 - 72 is c - 8.
   pairs[2] = multiply_add_f16((word & 0x00f000f0u) | 0x64006400u, SIXTEENTHS_F16, 0xd480d480u);
   pairs[3] = multiply_add_f16((next & 0x00f000f0u) | 0x64006400u, SIXTEENTHS_F16, 0xd480d480u);
-  for (int i = 0; i < 4; i++) pairs[i] = multiply_add_f16(pairs[i], scale, NOTHING);
 }
 // 0x4300 is 128.
-__device__ __forceinline__ void unpack_q4_bf16(uint* pairs, uint word, uint scale) {
+__device__ __forceinline__ void unpack_q4_bf16(uint* pairs, uint word) {
   pairs[0] = (word & 0x000f000fu) | 0x43004300u;
   pairs[1] = ((word >> 8) & 0x000f000fu) | 0x43004300u;
   pairs[2] = ((word >> 4) & 0x000f000fu) | 0x43004300u;
   pairs[3] = ((word >> 12) & 0x000f000fu) | 0x43004300u;
-  for (int i = 0; i < 4; i++) pairs[i] = multiply_add_bf16(multiply_add_bf16(pairs[i], ONES_BF16, 0xc308c308u), scale, NOTHING);
+  for (int i = 0; i < 4; i++) pairs[i] = multiply_add_bf16(pairs[i], ONES_BF16, 0xc308c308u);
 }
-__device__ __forceinline__ void unpack_q8_f16(uint* pairs, uint first, uint second, uint scale) {
+__device__ __forceinline__ void unpack_q8_f16(uint* pairs, uint first, uint second) {
   pairs[0] = (first & 0x00ff00ffu) | 0x64006400u;
   pairs[1] = ((first >> 8) & 0x00ff00ffu) | 0x64006400u;
   pairs[2] = (second & 0x00ff00ffu) | 0x64006400u;
   pairs[3] = ((second >> 8) & 0x00ff00ffu) | 0x64006400u;
-  for (int i = 0; i < 4; i++) pairs[i] = multiply_add_f16(multiply_add_f16(pairs[i], ONES_F16, 0xe480e480u), scale, NOTHING);
+  for (int i = 0; i < 4; i++) pairs[i] = multiply_add_f16(pairs[i], ONES_F16, 0xe480e480u);
 }
 // A byte in the low bits of a float with exponent 23 represents 2^23 plus the byte.
 __device__ __forceinline__ float code_minus_128(uint word, uint byte) {
   return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7540u | byte)) - 8388736.0f;
 }
-__device__ __forceinline__ void unpack_q8_bf16(uint* pairs, uint first, uint second, uint scale) {
+__device__ __forceinline__ void unpack_q8_bf16(uint* pairs, uint first, uint second) {
   pairs[0] = pair_bf16(code_minus_128(first, 0), code_minus_128(first, 2));
   pairs[1] = pair_bf16(code_minus_128(first, 1), code_minus_128(first, 3));
   pairs[2] = pair_bf16(code_minus_128(second, 0), code_minus_128(second, 2));
   pairs[3] = pair_bf16(code_minus_128(second, 1), code_minus_128(second, 3));
-  for (int i = 0; i < 4; i++) pairs[i] = multiply_add_bf16(pairs[i], scale, NOTHING);
 }
 __device__ __forceinline__ void unpack_f16_f16(uint* pairs, uint a, uint b, uint c, uint d) {
   pairs[0] = __byte_perm(a, b, 0x5410u);

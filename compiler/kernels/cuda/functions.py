@@ -44,9 +44,11 @@ def scale_pair(dtype: str, word: Scalar, odd: Scalar) -> Scalar:
 
 def unpack_octet(kind: str, dtype: str, address: Scalar, codes: list[Scalar], scale: Scalar | None) -> None:
     """Write eight weights as four pairs: weights 0 and 2, 1 and 3, 4 and 6, 5 and 7. ``codes`` are the words that hold
-    them.
+    them. Codes are multiplied by ``scale``, unless it is None.
     """
-    perform(f"unpack_{kind}_{SHORT[dtype]}", address, *codes, *([] if scale is None else [scale]))
+    perform(f"unpack_{kind}_{SHORT[dtype]}", address, *codes)
+    if scale is not None:
+        perform(f"scale_pairs_{SHORT[dtype]}", address, scale)
 
 
 # --- copies ---

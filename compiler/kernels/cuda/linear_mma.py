@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...quant.base import GROUP
-from ..builder import Array, Kernel, KernelBuilder, Scalar, address_of, all_of, lane_of, minimum, select
+from ..builder import Array, Kernel, KernelBuilder, Scalar, address_of, all_of, lane_of, minimum, number, select
 from ..projection import Projection, ProjectionArguments, guard_below
 from .functions import copy_16_bytes, multiply_tiles, scale_pair, unpack_octet, wait_for_copies
 from .rows16 import BLOCK, OCTETS, blocks_of, rows16_buffers
@@ -25,8 +25,8 @@ CHUNKS = BLOCK // GROUP
 # The padding between rows in shared memory, in units of 16 bytes, so that eight threads that read two rows together
 # access every memory bank once.
 ROW_PADDING = 4
-# The number of 16-byte loads of a chunk's codes.
-CHUNK_LOADS = {"q4": 1, "q8": 2, "f16": 4}
+# The number of blocks of a chunk's codes.
+CHUNK_LOADS = {"q2": 1, "q4": 1, "q8": 2, "f16": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,12 @@ class Weights:
             arguments.facts.weight.kind,
             dtype,
         )
-        self._scaled = bool(arguments.facts.weight.scale_dtype)
+        fmt = arguments.facts.weight
+        self._scaled = bool(fmt.scale_dtype) and not fmt.per_row
         self._rows, self._loads = rows, CHUNK_LOADS[self._kind]
-        self._next, self._now = (kernel.local(name, rows * self._loads, "uint32x4") for name in ("next_codes", "codes"))
+        self._next, self._now = (
+            kernel.local(name, rows * self._loads, fmt.block_dtype) for name in ("next_codes", "codes")
+        )
         self._next_scales, self._scales = (kernel.local(name, rows, "uint32") for name in ("next_scales", "scales"))
         self.octet = kernel.local("b", 4, "uint32")
 
@@ -86,10 +89,13 @@ class Weights:
         """Set ``octet`` to one of the four octets of row i's chunk, in the order of rows16."""
         words = self._loads
         first = octet * words
-        codes = [lane_of(self._now[i * self._loads + (first + word) // 4], (first + word) % 4) for word in range(words)]
-        unpack_octet(
-            self._kind, self._dtype, address_of(self.octet, 0), codes, self._scales[i] if self._scaled else None
-        )
+        if self._kind == "q2":
+            # A word holds two octets.
+            codes = [lane_of(self._now[i], octet // 2) >> number(octet % 2 * 4, "uint32")]
+        else:
+            codes = [lane_of(self._now[i * words + (first + word) // 4], (first + word) % 4) for word in range(words)]
+        scale = self._scales[i] if self._scaled else None
+        unpack_octet(self._kind, self._dtype, address_of(self.octet, 0), codes, scale)
 
 
 def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
@@ -217,5 +223,7 @@ def shared_bytes(shape: MmaShape, *, gated: bool) -> int:
 
 
 def supports(facts: Projection) -> bool:
-    """Whether this weight format can be unpacked to 16 bits: all formats except those with float32 scales or values."""
-    return facts.weight.kind in CHUNK_LOADS and facts.weight.scale_dtype != "float32"
+    """Whether this weight format can be unpacked to 16 bits: all formats except those with float32 values, or with
+    several float32 scales in a row.
+    """
+    return facts.weight.kind in CHUNK_LOADS and (facts.weight.scale_dtype != "float32" or facts.weight.per_row)

@@ -49,10 +49,18 @@ def rows16_buffers(kernel: KernelBuilder, batch: Expr, columns: int, *, write: b
     return rows, kernel.scratch("row_factors", (batch,), "float32", write=write)
 
 
-def rows16(name: str, batch: Expr, columns: int, x_dtype: str, norm_eps: float | None, dtype: str) -> Kernel:
-    """``dtype`` is the dtype of the 16-bit floats."""
+def rows16(
+    name: str,
+    batch: Expr,
+    columns: int,
+    x_dtype: str,
+    norm_eps: float | None,
+    dtype: str,
+    x_step: float | None = None,
+) -> Kernel:
+    """``dtype`` is the dtype of the 16-bit floats. ``x_step`` rounds the input; see `fake_quantized`."""
     kernel = KernelBuilder(name)
-    x = Rows(kernel, "x", batch, columns, x_dtype)
+    x = Rows(kernel, "x", batch, columns, x_dtype, x_step)
     norm = Rows(kernel, "norm", 1, columns, "float32") if norm_eps is not None else None
     rows, factors = rows16_buffers(kernel, batch, columns, write=True)
     count = blocks_of(columns) * OCTETS

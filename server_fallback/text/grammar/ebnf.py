@@ -29,6 +29,8 @@ class RuleBook:
         # once.
         self.longest_end = 0
         self.demanded = 0
+        # Whether white space may stand between the parts of a value.
+        self.spaced = True
         self._rules: dict[str, str] = {}
         self._size = 0
 

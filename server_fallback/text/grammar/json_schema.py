@@ -15,6 +15,7 @@ from nearfar.compiler.errors import RequestError
 
 from .automaton import Choice, language_rule, text_language
 from .ebnf import RuleBook, literal
+from .marked_strings import MarkedStrings
 from .number_range import integer_range, number_range
 from .regex import parse_regex
 from .schema_arrays import array_expression
@@ -61,23 +62,28 @@ def _finite(text: str) -> float:
     return value
 
 
-def schema_expression(book: RuleBook, schema: Schema, where: str = "the JSON schema") -> str:
-    """Add the rules of ``schema`` to ``book`` and return the expression of a valid JSON text. Raises RequestError."""
-    expression = _SchemaRules(book, schema, where).of(schema, where)
+def schema_expression(
+    book: RuleBook, schema: Schema, where: str = "the JSON schema", strings: MarkedStrings | None = None
+) -> str:
+    """Add the rules of ``schema`` to ``book`` and return the expression of a valid JSON text. Raises RequestError.
+
+    With ``strings``, strings and property names are written in their way.
+    """
+    expression = SchemaRules(book, schema, where, strings).of(schema, where)
     if expression is None:
         raise RequestError(f"{where} allows no value at all")
     return expression
 
 
-class _SchemaRules:
-    def __init__(self, book: RuleBook, root: Schema, top: str) -> None:
+class SchemaRules:
+    def __init__(self, book: RuleBook, root: Schema, top: str, strings: MarkedStrings | None = None) -> None:
         self._book = book
         self._root = root
         self._top = top
         self._refs: dict[str, str] = {}
         self._depth = 0
-        self._strings = StringRules(book)
-        self._objects = ObjectRules(book, self._strings, self.of, self._expand)
+        self._strings: StringRules | MarkedStrings = StringRules(book) if strings is None else strings
+        self._objects = ObjectRules(book, self._strings, self.of, self.expand)
 
     def of(self, schema: object, where: str, open_refs: tuple[str, ...] = ()) -> str | None:
         """The expression of a value; None if no value is valid.
@@ -103,11 +109,11 @@ class _SchemaRules:
             others = {key: value for key, value in schema.items() if key != "$ref"}
             if not others:
                 return self._reference(schema["$ref"], where, open_refs)
-            return self.of(merge(self._expand({"$ref": schema["$ref"]}, where), others, where), where, open_refs)
+            return self.of(merge(self.expand({"$ref": schema["$ref"]}, where), others, where), where, open_refs)
         if "allOf" in schema:
             merged: Schema = {key: value for key, value in schema.items() if key != "allOf"}
             for part in checked_list(schema["allOf"], f"{where}.allOf"):
-                merged = merge(merged, self._expand(part, where), where)
+                merged = merge(merged, self.expand(part, where), where)
             return self.of(merged, where, open_refs)
         if "anyOf" in schema and "oneOf" in schema:
             raise RequestError(f"{where}: has anyOf and oneOf; remove one of them")
@@ -120,7 +126,7 @@ class _SchemaRules:
         others = {name: value for name, value in schema.items() if name != key}
         branches = checked_list(schema[key], f"{where}.{key}")
         if others:
-            branches = [merge(others, self._expand(branch, where), where) for branch in branches]
+            branches = [merge(others, self.expand(branch, where), where) for branch in branches]
         if key == "oneOf":
             self._require_exclusive(branches, where)
         return choice(self.of(branch, f"{where}.{key}[{index}]", open_refs) for index, branch in enumerate(branches))
@@ -165,7 +171,7 @@ class _SchemaRules:
             raise RequestError(f"{where}: $ref '{ref}' allows no value at all")
         return self._book.define(name, body)
 
-    def _expand(self, schema: object, where: str) -> Schema:
+    def expand(self, schema: object, where: str) -> Schema:
         """The schema that a reference leads to, without annotations."""
         target = schema
         for _ in range(_MAX_DEPTH):
@@ -183,7 +189,7 @@ class _SchemaRules:
     def _require_exclusive(self, branches: Sequence[Schema], where: str) -> None:
         for index, branch in enumerate(branches):
             for earlier in range(index):
-                if not exclusive(branch, branches[earlier], lambda schema: self._expand(schema, where)):
+                if not exclusive(branch, branches[earlier], lambda schema: self.expand(schema, where)):
                     raise RequestError(
                         f"{where}: a value may be valid in both oneOf[{earlier}] and oneOf[{index}]; use anyOf, or "
                         "give "
@@ -199,13 +205,14 @@ class _SchemaRules:
         values = [schema["const"]] if "const" in schema else schema["enum"]
         types = types_of(schema)
         allowed = [
-            json_text(value)
+            value
             for value in values
             if type_of_value(value) in types or (type_of_value(value) == "integer" and "number" in types)
         ]
         if "const" in schema and "enum" in schema:
-            allowed = [text for text in allowed if text in [json_text(value) for value in list_of(schema["enum"])]]
-        texts = list(dict.fromkeys(allowed))
+            listed = [json_text(value) for value in list_of(schema["enum"])]
+            allowed = [value for value in allowed if json_text(value) in listed]
+        texts = list(dict.fromkeys(self._strings.constant(value, where) for value in allowed))
         if len(texts) < 2:
             return self._literal(texts[0]) if texts else None
         return language_rule(self._book, Choice(tuple(text_language(text) for text in texts)), "value", where)
@@ -235,7 +242,7 @@ class _SchemaRules:
     def _any(self) -> str:
         self._book.demand(len("0"))
         gap, string, number = space(self._book), self._strings.any(), self._any_number()
-        member = f'{string} ":" {gap} any_value'
+        member = f'{self._strings.any_key()} ":" {gap} any_value'
         objects = f'"{{" ({gap} {member} ("," {gap} {member})* {gap})? "}}"'
         arrays = f'"[" ({gap} any_value ("," {gap} any_value)* {gap})? "]"'
         return self._book.once(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from nearfar.compiler.errors import RequestError
 
+from .argument_syntax import gemma_expression, xml_expression
 from .automaton import language_rule
 from .ebnf import RuleBook, alternatives, literal, literal_texts
 from .ebnf_check import check_ebnf
@@ -65,25 +66,13 @@ def source_rules(source: GrammarSource) -> Rules:
             check_ebnf(grammar)
             literals = literal_texts(grammar)
             return Rules(grammar, _longest_first(literals), _LEAST_RESERVE + sum(map(_most_bytes, literals)))
-        case TagsSource(tags, separator, None):
-            ways = [book.add("way", f"{literal(tag.begin)} {_value(book, tag)} {literal(tag.end)}") for tag in tags]
-            one = book.add("tag", alternatives(ways))
-            if separator is None:
-                return _rules(book.rooted(one), [book])
-            book.demand(len(separator.encode()))
-            return _rules(book.rooted(f"{one} ({literal(separator)} {one})*"), [book])
-        case TagsSource(tags, _, trigger):
-            books = [RuleBook() for _ in tags]
-            contents = [
-                {"type": "grammar", "grammar": each.rooted(_value(each, tag))}
-                for each, tag in zip(books, tags, strict=True)
-            ]
-            parts = [
-                {"type": "tag", "begin": tag.begin, "content": content, "end": tag.end}
-                for tag, content in zip(tags, contents, strict=True)
-            ]
-            form = {"type": "triggered_tags", "triggers": [trigger], "tags": parts}
-            return _rules(json.dumps({"type": "structural_tag", "format": form}), books)
+        case TagsSource(trigger=None):
+            return _rules(book.rooted(_calls(book, source)), [book])
+        case TagsSource(trigger=trigger):
+            grammar = book.rooted(_calls(book, source))
+            tag = {"type": "tag", "begin": trigger, "content": {"type": "grammar", "grammar": grammar}, "end": ""}
+            form = {"type": "triggered_tags", "triggers": [trigger], "tags": [tag]}
+            return _rules(json.dumps({"type": "structural_tag", "format": form}), [book])
         case CallsOrForm(calls, answer):
             ways_rules = [_call_rules(calls), source_rules(answer)]
             either = {"type": "or", "elements": [{"type": "grammar", "grammar": rules.text} for rules in ways_rules]}
@@ -122,6 +111,31 @@ def _most_bytes(literal_text: str) -> int:
     )
 
 
-def _value(book: RuleBook, tag: Tag) -> str:
-    book.demand(len(tag.begin.encode()) + len(tag.end.encode()))
-    return schema_expression(book, parse_schema(tag.schema))
+def _calls(book: RuleBook, source: TagsSource) -> str:
+    """The expression of all calls, without the trigger that begins them."""
+    ways = []
+    trigger = source.trigger or ""
+    for tag in source.tags:
+        begin = tag.begin if source.begin else tag.begin.removeprefix(trigger)
+        book.demand(len(begin.encode()) + len(tag.end.encode()))
+        ways.append(book.add("way", f"{literal(begin)} {_value(book, tag, source)} {literal(tag.end)}"))
+    one = book.add("tag", alternatives(ways))
+    if source.separator is not None:
+        book.demand(len(source.separator.encode()))
+        one = f"{one} ({literal(source.separator)} {one})*"
+    if not source.begin:
+        return one
+    book.demand(len(source.begin.encode()) + len(source.end.encode()))
+    book.endings[source.end] = None
+    return f"{literal(source.begin.removeprefix(trigger))} {one} {literal(source.end)}"
+
+
+def _value(book: RuleBook, tag: Tag, source: TagsSource) -> str:
+    schema = parse_schema(tag.schema)
+    match source.arguments:
+        case "json":
+            return schema_expression(book, schema)
+        case "gemma":
+            return gemma_expression(book, schema)
+        case "xml":
+            return xml_expression(book, schema)

@@ -8,7 +8,8 @@ from typing import Any
 
 from nearfar.compiler.errors import RequestError
 
-from .ebnf import RuleBook, literal, repeat
+from .ebnf import RuleBook, repeat
+from .marked_strings import MarkedStrings
 from .schema_merge import Schema, json_text, list_of
 from .schema_parts import checked_record, choice, count_of, space
 from .schema_strings import StringRules
@@ -28,13 +29,15 @@ class ObjectRules:
     """Adds the rules of objects to a book.
 
     ``value_of`` gives the expression of a value from its schema and its location. ``expand`` gives the schema that a
-    schema with ``$ref`` stands for.
+    schema with ``$ref`` stands for. A subclass changes what stands around and between the members.
     """
+
+    begin, end, separator = '"{"', '"}"', '","'
 
     def __init__(
         self,
         book: RuleBook,
-        strings: StringRules,
+        strings: StringRules | MarkedStrings,
         value_of: Callable[[object, str], str | None],
         expand: Callable[[object, str], Schema],
     ) -> None:
@@ -74,8 +77,12 @@ class ObjectRules:
             additional = self._further_member(self._strings.matching(pattern, key_where), further, key_where)
             self._book.demand(len('"":,'))
         else:
-            key = self._strings.other_key(named) if names is None or isinstance(names, list) else None
+            key = None
+            if (names is None or isinstance(names, list)) and (further is not False or not self._strings.is_marked):
+                key = self._strings.other_key(named, where)
             if isinstance(names, Mapping):
+                if self._strings.is_marked:
+                    raise _unsupported_names(where, "a tool call that is not JSON")
                 key = self._strings.of(names, f"{where}.propertyNames")
             additional = self._further_member(key, further, f"{where}.additionalProperties")
             self._book.demand(len('"a":,'))
@@ -110,7 +117,10 @@ class ObjectRules:
 
     def _further_member(self, key: str | None, schema: object, where: str) -> str | None:
         value = self._value_of(schema, where)
-        return None if value is None or key is None else f'{key} ":" {space(self._book)} {value}'
+        return None if value is None or key is None else self.member(key, value)
+
+    def member(self, key: str, value: str) -> str:
+        return f'{key} ":" {space(self._book)} {value}'
 
     def _object(
         self,
@@ -128,10 +138,10 @@ class ObjectRules:
         for name, schema in named.items():
             value = self._value_of(schema, f"{where}.{name}")
             if value is not None or name in required:
-                text = None if value is None else f'{literal(json_text(name))} ":" {space(self._book)} {value}'
+                text = None if value is None else self.member(self._strings.key(name, where), value)
                 members.append(_Member(name in required, text))
         inside = self._members(members, additional, least, most)
-        return None if inside is None else f'"{{" {inside}'
+        return None if inside is None else f"{self.begin} {inside}"
 
     def _members(self, members: Sequence[_Member], additional: str | None, least: int, most: int | None) -> str | None:
         """All members and the closing brace.
@@ -162,12 +172,12 @@ class ObjectRules:
         more = None
         if additional is not None and (room is None or room >= 1) and missing <= 1:
             others = repeat(f"{self._comma(1)} {additional}", 0, None if room is None else room - 1)
-            more = f'{self._comma(done)} {additional} {others} {space(self._book)} "}}"'
-        end = '"}"' if done == 0 else f'{space(self._book)} "}}"'
+            more = f"{self._comma(done)} {additional} {others} {space(self._book)} {self.end}"
+        end = self.end if done == 0 else f"{space(self._book)} {self.end}"
         return choice([None if missing > 0 or (room is not None and room < 0) else end, more])
 
     def _comma(self, done: int) -> str:
-        return space(self._book) if done == 0 else f'"," {space(self._book)}'
+        return space(self._book) if done == 0 else f"{self.separator} {space(self._book)}"
 
 
 def _unsupported_names(where: str, other: str) -> RequestError:

@@ -23,6 +23,8 @@ def space(book: RuleBook) -> str:
 
     It is bounded, because a model could otherwise write spaces for ever.
     """
+    if not book.spaced:
+        return '""'
     return book.once("space", lambda: '"" | " " | "\\n" [ \\t]{0,20}')
 
 

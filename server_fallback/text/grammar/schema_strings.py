@@ -26,6 +26,8 @@ _PLAIN_ASCII: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7F))
 class StringRules:
     """Adds the rules of strings to a book."""
 
+    is_marked = False
+
     def __init__(self, book: RuleBook) -> None:
         self._book = book
         self._other_keys: dict[tuple[str, ...], str] = {}
@@ -59,7 +61,16 @@ class StringRules:
         """A string in which ``pattern`` matches somewhere."""
         return quoted(language_rule(self._book, parse_regex(pattern, where, search=True), "string", where))
 
-    def other_key(self, names: Iterable[str]) -> str:
+    def any_key(self) -> str:
+        return self.any()
+
+    def key(self, name: str, _where: str) -> str:
+        return literal(json_text(name))
+
+    def constant(self, value: Any, _where: str) -> str:
+        return json_text(value)
+
+    def other_key(self, names: Iterable[str], _where: str) -> str:
         """A name that is not in ``names``. It has no escapes, so that no name has two spellings."""
         # A name that JSON must escape cannot occur.
         plain = tuple(name for name in names if json_text(name) == f'"{name}"')

@@ -6,6 +6,7 @@ They are plain values, because they are keys of a cache and are sent to another 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class EbnfSource:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """JSON of a schema, which is given as text, between two texts."""
+    """A value of a schema, which is given as text, between two texts."""
 
     begin: str
     schema: str
@@ -40,14 +41,18 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class TagsSource:
-    """One of ``tags``, or with a separator, any number of them.
+    """``begin``, one of ``tags`` or, with a separator, any number of them, and ``end``.
 
-    With a ``trigger``, any text is allowed, and each trigger in it begins one of the tags.
+    With a ``trigger``, any text is allowed, and each trigger in it begins such a text. ``arguments`` is the syntax of
+    the values (see `ToolFormatEntry`).
     """
 
     tags: tuple[Tag, ...]
     separator: str | None
     trigger: str | None = None
+    begin: str = ""
+    end: str = ""
+    arguments: Literal["json", "gemma", "xml"] = "json"
 
 
 FormSource = JsonSource | RegexSource | EbnfSource
@@ -62,3 +67,8 @@ class CallsOrForm:
 
 
 GrammarSource = FormSource | TagsSource | CallsOrForm
+
+
+def call_begins(calls: TagsSource) -> tuple[str, ...]:
+    """The texts with which calls without a trigger begin."""
+    return tuple(f"{calls.begin}{tag.begin}" for tag in calls.tags)

@@ -24,7 +24,7 @@ from .matcher import Matcher, SearchTooLong, allowed_ids
 from .messages import READY, UNKNOWN_VOCABULARY, Compiled, Job, Refused, Setup
 from .rules import Rules, compile_source
 from .shortener import Shortener
-from .source import CallsOrForm, GrammarSource
+from .source import CallsOrForm, GrammarSource, call_begins
 from .token_shapes import TokenShapes
 from .xgrammar_binding import CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo
 
@@ -104,10 +104,10 @@ def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSourc
 
 def _check_apart(form: CompiledGrammar, shapes: TokenShapes, source: CallsOrForm) -> None:
     """Raises RequestError if a text of the form may begin like a call, because the two could not be distinguished."""
-    for tag in source.calls.tags:
-        if GrammarConstraint.of(form, shapes).matcher.accept_text(tag.begin):
+    for begin in call_begins(source.calls):
+        if GrammarConstraint.of(form, shapes).matcher.accept_text(begin):
             raise RequestError(
-                f"an answer in this form may begin with {tag.begin!r}, as this model's tool calls do; give a form that "
+                f"an answer in this form may begin with {begin!r}, as this model's tool calls do; give a form that "
                 "cannot, or no tools"
             )
 

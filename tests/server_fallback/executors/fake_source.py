@@ -14,6 +14,7 @@ from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.formats.checkpoint import TokenizerFiles
 from nearfar.compiler.ir.spec import EmbeddingSpec
 from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.compiler.text.tool_formats import tool_format
 from nearfar.server_fallback.engine.request import (
     Completion,
     FinishReason,
@@ -25,7 +26,6 @@ from nearfar.server_fallback.engine.request import (
 from nearfar.server_fallback.engine.stats import EngineStats
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.executors.text_model import TextModel
-from nearfar.server_fallback.text.tools import tool_format
 
 # The comment is what tells a template that writes calls as Hermes does.
 TEMPLATE = "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"

@@ -48,7 +48,8 @@ def test_the_cache_folder_depends_on_every_input_of_a_bundle(
     shutil.copytree(tiny_checkpoints["qwen3"], folder)
     paths = [bundle_path(folder, OPTIONS)]
     assert bundle_path(folder, OPTIONS) == paths[0]
-    assert paths[0].name.startswith("model-webgpu-q4f16-")
+    assert paths[0].name.startswith("model-webgpu-default-")
+    assert bundle_path(folder, replace(OPTIONS, quantization="q8f16")).name.startswith("model-webgpu-q8f16-")
     paths += [
         bundle_path(folder, replace(OPTIONS, **change)) for change in ({"context": 32}, {"target": "cpu"}, {"kv": "q8"})
     ]

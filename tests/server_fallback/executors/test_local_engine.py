@@ -22,6 +22,7 @@ from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.text.tool_formats import FORMATS
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.executors.executor import Call
@@ -60,7 +61,8 @@ def on_engine(path: Path, work: Callable[[LocalExecutor], Awaitable[Result]], pa
             bundle, activation="float32", limits=Limits(tokens=32, sequences=4, rows=4, pages=pages)
         )
         engine = TokenEngine(runner, replace(TokenModel.of(bundle.manifest), end_token_ids=frozenset([END])))
-        local = LocalExecutor(engine, replace(TextModel.of(bundle, "tiny"), eos_token_ids=(END,), tools="hermes"))
+        model = replace(TextModel.of(bundle, "tiny"), eos_token_ids=(END,), tools=FORMATS["hermes"])
+        local = LocalExecutor(engine, model)
         try:
             yield local
         finally:

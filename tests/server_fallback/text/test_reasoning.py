@@ -49,7 +49,7 @@ def test_any_split_of_a_text_gives_the_same_reasoning_and_content(case: dict[str
                 size = draw.randint(1, longest)
                 pieces.append(piece[at : at + size])
                 at += size
-        assert parsed(case["start"], pieces) == (case["reasoning"], case["content"])
+        assert parsed(case["start"], pieces, case.get("label", "")) == (case["reasoning"], case["content"])
 
 
 def test_text_is_held_back_only_while_it_may_be_left_out() -> None:
@@ -133,8 +133,8 @@ def ids(mask: Mask | None) -> list[int] | None:
     return None if mask is None else [token_id for token_id in range(VOCAB_SIZE) if int(mask[0]) >> token_id & 1]
 
 
-def parsed(start: State, pieces: list[Any]) -> tuple[str, str]:
-    parser = ReasoningParser(start)
+def parsed(start: State, pieces: list[Any], label: str = "") -> tuple[str, str]:
+    parser = ReasoningParser(start, label)
     reasoning = content = ""
     for piece in [*pieces, None]:
         if isinstance(piece, dict):

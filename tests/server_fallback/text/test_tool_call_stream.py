@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nearfar.compiler.text.tool_formats import FORMATS
 from nearfar.server_fallback.text.tool_call_stream import CallEvent, TextEvent, ToolCallStream
-from nearfar.server_fallback.text.tools import ToolFormat
 
 ARGUMENTS = '{"city": "a } \\" {", "days": [1, {"x": null}]}'
 WEATHER = ("weather", ARGUMENTS)
 TOOL_CALL = '<tool_call>\n{"name": "weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>"
 
 
-def outcome(form: ToolFormat, pieces: list[str], begins: tuple[str, ...] | None = None) -> list[str | tuple[str, str]]:
+def outcome(form: str, pieces: list[str], begins: tuple[str, ...] | None = None) -> list[str | tuple[str, str]]:
     """What comes out, put together: texts, and calls with their arguments."""
-    stream = ToolCallStream(form, lambda: "id", begins)
+    stream = ToolCallStream(FORMATS[form], lambda: "id", begins)
     result: list[Any] = []
     events = [event for piece in pieces for event in stream.feed(piece)] + stream.finish()
     for event in events:
@@ -36,7 +36,7 @@ def outcome(form: ToolFormat, pieces: list[str], begins: tuple[str, ...] | None 
     return [tuple(item) if isinstance(item, list) else item for item in result]
 
 
-CASES: list[tuple[ToolFormat, str, list[str | tuple[str, str]]]] = [
+CASES: list[tuple[str, str, list[str | tuple[str, str]]]] = [
     ("hermes", "just text < and <tool", ["just text < and <tool"]),
     ("hermes", TOOL_CALL, [WEATHER]),
     (
@@ -77,7 +77,7 @@ CASES: list[tuple[ToolFormat, str, list[str | tuple[str, str]]]] = [
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES)
 def test_calls_are_read_the_same_however_the_text_is_cut(
-    form: ToolFormat, text: str, expected: list[str | tuple[str, str]]
+    form: str, text: str, expected: list[str | tuple[str, str]]
 ) -> None:
     assert outcome(form, [text]) == expected
     assert outcome(form, list(text)) == expected
@@ -100,7 +100,7 @@ PARTS += ['"a"', ":", "1", "}", "\\", '"', "\n", ";", "text", "<", "{"]
     st.lists(st.sampled_from(PARTS), max_size=12),
     st.lists(st.integers(1, 80), max_size=6),
 )
-def test_any_text_is_read_the_same_however_it_is_cut(form: ToolFormat, parts: list[str], cuts: list[int]) -> None:
+def test_any_text_is_read_the_same_however_it_is_cut(form: str, parts: list[str], cuts: list[int]) -> None:
     text = "".join(parts)
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     whole = outcome(form, [text])
@@ -129,8 +129,8 @@ def test_a_call_with_its_keys_the_other_way_round_keeps_its_characters() -> None
         ("llama3", '{"name": "f", "parameters": {"a": 1', False),
     ],
 )
-def test_an_answer_that_ends_with_a_whole_call_is_known(form: ToolFormat, text: str, whole: bool) -> None:
-    stream = ToolCallStream(form)
+def test_an_answer_that_ends_with_a_whole_call_is_known(form: str, text: str, whole: bool) -> None:
+    stream = ToolCallStream(FORMATS[form])
     stream.feed(text)
     stream.finish()
     assert stream.whole == whole
@@ -161,14 +161,14 @@ HERMES = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     ],
 )
 def test_with_texts_that_begin_calls_only_these_do(
-    form: ToolFormat, begins: tuple[str, ...], text: str, expected: list[str | tuple[str, str]]
+    form: str, begins: tuple[str, ...], text: str, expected: list[str | tuple[str, str]]
 ) -> None:
     for size in (1, 3, 17, 200):
         assert outcome(form, [text[at : at + size] for at in range(0, len(text), size)], begins) == expected
 
 
 def test_with_texts_that_begin_calls_other_text_is_out_as_soon_as_it_differs() -> None:
-    stream = ToolCallStream("llama3", lambda: "id", ('{"name": "f", "parameters": ',))
+    stream = ToolCallStream(FORMATS["llama3"], lambda: "id", ('{"name": "f", "parameters": ',))
     assert [stream.feed(piece) for piece in ('{"name": "', "x", '"}')] == [
         [],
         [TextEvent('{"name": "x')],

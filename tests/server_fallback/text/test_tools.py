@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from nearfar.compiler.errors import RequestError
+from nearfar.compiler.text.tool_formats import FORMATS, tool_format
 from nearfar.server_fallback.schema.chat import NamedToolChoice, Tool
 from nearfar.server_fallback.text.grammar.source import TagsSource
-from nearfar.server_fallback.text.tools import ToolChoice, check_tools, tool_format, tool_grammar
+from nearfar.server_fallback.text.tools import ToolChoice, check_tools, tool_grammar
 
 VECTORS = json.loads((Path(__file__).parents[3] / "tests/conformance/chat_tools.json").read_text())
 
@@ -29,14 +30,22 @@ def named(name: str) -> NamedToolChoice:
         (VECTORS["templates"]["llama3"], "llama3"),
         ("{% if tools %}<tool_call>{% endif %}", "hermes"),
         ('{% if tools %}{"name": .., "parameters": ..}{% endif %}', "llama3"),
-        ("{% if tools %}<tool_call><function={% endif %}", None),
-        ("{% if tools %}[TOOL_CALLS]{% endif %}", None),
+        ("{% if tools %}<tool_call><function={% endif %}", "qwen3_coder"),
+        ("{% if tools %}<tool_call><arg_key>{% endif %}", None),
+        ("{% if tools %}[TOOL_CALLS]{% endif %}", "mistral"),
+        ("{% if tools %}[TOOL_CALLS][ARGS]{% endif %}", "mistral_named"),
+        ("{% if tools %}<|tool_call|>{% endif %}", "granite"),
+        ("{% if message['tools'] %}<|tool|><|/tool|>{% endif %}", "phi4_mini"),
+        ("{% if xml_tools %}<tool_call>{% endif %}", "hermes"),
+        ("{% if tools %}<|tool_call>call:{% endif %}", "gemma4"),
+        ("{% if tools %}<|tool_call_start|>[f(a=1)]{% endif %}", None),
         ("<tool_call>", None),
         (None, None),
     ],
 )
 def test_the_format_is_read_from_the_template(template: str | None, expected: str | None) -> None:
-    assert tool_format(template) == expected
+    form = tool_format(template)
+    assert (None if form is None else form.name) == expected
 
 
 @pytest.mark.parametrize(
@@ -62,20 +71,20 @@ def tags(source: object) -> list[str]:
 
 def test_required_calls_become_a_grammar() -> None:
     tools = [tool("f", parameters={"type": "object"}), tool("g")]
-    several = tool_grammar("hermes", tools, "required")
+    several = tool_grammar(FORMATS["hermes"], tools, "required")
     assert tags(several)[0] == '<tool_call>\n{"name": "f", "arguments": {"type": "object"}}\n</tool_call>'
     # A function without parameters takes none.
     assert '"additionalProperties": false' in tags(several)[1]
     assert isinstance(several, TagsSource)
     assert several.separator == "\n"
     for single in (
-        tool_grammar("hermes", tools, "required", parallel=False),
-        tool_grammar("hermes", tools, named("f")),
+        tool_grammar(FORMATS["hermes"], tools, "required", parallel=False),
+        tool_grammar(FORMATS["hermes"], tools, named("f")),
     ):
         assert isinstance(single, TagsSource)
         assert single.separator is None
-    assert len(tags(tool_grammar("hermes", tools, named("f")))) == 1
-    llama = tool_grammar("llama3", tools, "required")
+    assert len(tags(tool_grammar(FORMATS["hermes"], tools, named("f")))) == 1
+    llama = tool_grammar(FORMATS["llama3"], tools, "required")
     assert tags(llama)[0] == '{"name": "f", "parameters": {"type": "object"}}'
     assert isinstance(llama, TagsSource)
     assert llama.separator is None
@@ -83,11 +92,11 @@ def test_required_calls_become_a_grammar() -> None:
 
 def test_with_optional_calls_only_strict_functions_follow_their_schemas() -> None:
     loose, strict = tool("f", parameters={"type": "object", "properties": {}}), tool("g", strict=True)
-    assert tool_grammar("hermes", [loose], "auto") is None
-    assert tool_grammar("hermes", [strict], "none") is None
+    assert tool_grammar(FORMATS["hermes"], [loose], "auto") is None
+    assert tool_grammar(FORMATS["hermes"], [strict], "none") is None
     # Its calls are the whole answer, whose first character does not tell that it is one.
-    assert tool_grammar("llama3", [strict], "auto") is None
-    source = tool_grammar("hermes", [loose, strict], "auto")
+    assert tool_grammar(FORMATS["llama3"], [strict], "auto") is None
+    source = tool_grammar(FORMATS["hermes"], [loose, strict], "auto")
     assert isinstance(source, TagsSource)
     assert source.trigger == "<tool_call>"
     assert [json.loads(tag.schema).get("additionalProperties") for tag in source.tags] == [None, False]

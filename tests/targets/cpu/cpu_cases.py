@@ -38,6 +38,13 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     ("gated_linear", "f32", 3, 34, "activation", "float32", ("bias", "into"), {"activation": "relu2", "columns": 20},
     "float16"),
     ("gated_linear", "q4f16", 33, 66, "float32", "float32", (), {"activation": "none"}, "int8"),
+    ("linear", "q2c", 97, 509, "float32", "float32", ("norm",), {}, "float32"),
+    ("linear", "q4c", 70, 45, "activation", "float32", ("residual",), {"x_step": 0.25, "y_step": 0.5}, "float16"),
+    ("linear", "f32", 37, 20, "float32", "float32", ("bias",), {"x_step": 0.25}, "float32"),
+    ("gated_linear", "q4c", 200, 70, "float32", "float32", ("norm", "bias"), {}, "float32"),
+    ("linear", "q8c", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
+    ("linear", "q2g64", 150, 18, "float32", "float32", (), {}, "float32"),
+    ("linear", "q2c", 37, 20, "float32", "float32", ("bias",), {}, "int8"),
 )  # fmt: skip
 
 
@@ -64,6 +71,9 @@ def embed_cases() -> Iterator[StepCase]:
         ("f16", 18, 96, {"first_row": 0}),
         ("f32", 51, 72, {}),
         ("q4f16", 17, 72, {"first_row": 20, "scale": 0.5}),
+        ("q2c", 51, 133, {}),
+        ("q4g64", 17, 150, {"first_row": 20}),
+        ("q8c", 9, 37, {}),
     ):
         split, first = "first_row" in attrs, int(attrs.get("first_row", 0))
         inputs: Inputs = {"table": ("matrix", rows, columns), "token_ids": ("int32", "S"), "sampled": ("int32", "N")}
@@ -107,6 +117,16 @@ def row_cases() -> Iterator[StepCase]:
         yield on_rows(f"slice_columns_{columns}_{x}_{y}", "slice_columns", {"x": (x, "S", columns)}, attrs, "float16")
     for columns in (1, 3, 33):
         yield on_rows(f"add_{columns}", "add", {"a": ("float32", "S", columns), "b": ("float32", "S", columns)}, {})
+    for columns, x, y in ((37, "float32", "activation"), (3, "activation", "float32")):
+        attrs = {"scale": 0.25, "dtype": y}
+        # Values far from ties, on both sides of the limits.
+        rng = np.random.default_rng(columns)
+        codes = rng.integers(-200, 200, (ROWS[-1], columns)) + rng.uniform(-0.4, 0.4, (ROWS[-1], columns))
+        batches = [
+            Batch({"S": size}, {"x": (codes[:size] / 4).astype("f2" if x != "float32" else "f4")}) for size in ROWS
+        ]
+        inputs: Inputs = {"x": (x, "S", columns)}
+        yield StepCase(f"fake_quantize_{columns}", "fake_quantize", inputs, attrs, batches, "float16")
     for activation, columns in zip(ACTIVATIONS, (1, 3, 16, 17, 33), strict=True):
         attrs = {"activation": activation}
         yield gate_case(
@@ -144,7 +164,7 @@ def gate_case(name: str, op: str, inputs: Inputs, attrs: dict[str, Any]) -> Step
 
 
 def projection_cases() -> Iterator[StepCase]:
-    # The levels of all formats are compared in test_cpu_linear.py.
+    # The levels of 4 and 8 bits are compared in test_cpu_linear.py, those of 2 bits here.
     for turn, (op, quantization, columns, outputs, x, y, optional, attrs, activation) in enumerate(PROJECTIONS):
         gated = op == "gated_linear"
         width = attrs.get("columns") or (outputs // 2 if gated else outputs)
@@ -164,8 +184,8 @@ def projection_cases() -> Iterator[StepCase]:
         dtype = {} if gated else {"dtype": y}
         batches = [Batch({dim: rows}) for rows in (1, 4, 9)]
         name = f"{op}_{quantization}_{columns}_{outputs}_{activation}"
-        level = ("vnni", "neon", "avx512")[turn % 3]
-        yield StepCase(name, op, inputs, {**attrs, **eps, **dtype}, batches, activation, quantization, (level,))
+        levels = None if quantization == "q2c" else (("vnni", "neon", "avx512")[turn % 3],)
+        yield StepCase(name, op, inputs, {**attrs, **eps, **dtype}, batches, activation, quantization, levels)
 
 
 def lora_cases() -> Iterator[StepCase]:

@@ -19,6 +19,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 from cpu_pages import from_cpu, to_cpu
+from random_planes import random_planes
 from tolerances import OF_KERNEL, Q8_KERNEL, Q8_ROUNDED, Q8_ROUNDING, relative_error
 
 from nearfar.compiler import quant
@@ -92,8 +93,9 @@ class StepCase:
             kind: {r: d[1:] for r, d in self.inputs.items() if d[0] == kind}
             for kind in {d[0] for d in self.inputs.values()}
         }
+        form = None if self.quantization in quant.NAMES else self.quantization
         matrices = {
-            role: Parameter(role, (Source(role, 0, shape[0]),), shape[1])
+            role: Parameter(role, (Source(role, 0, shape[0]),), shape[1], form)
             for role, shape in of_kind.get("matrix", {}).items()
         }
         vectors = {
@@ -111,7 +113,8 @@ class StepCase:
         )
 
     def variants(self, levels: tuple[Level, ...]) -> tuple[Variant, ...]:
-        context = CpuContext(self.plan, quant.by_name(self.quantization), (self.activation,), levels)
+        quantization = quant.by_name(self.quantization if self.quantization in quant.NAMES else "f32")
+        context = CpuContext(self.plan, quantization, (self.activation,), levels)
         return variants_of(self.step, context)
 
     def runnable(self) -> Iterator[tuple[Level, Variant]]:
@@ -143,18 +146,17 @@ class Run:
 def run_of(case: StepCase, batch: Batch) -> Run:
     """The arrays of one batch, and what the op makes of them."""
     rng = np.random.default_rng(crc32(case.name.encode()) + sum(batch.dims.values()))
-    op, fmt = OPS[case.op], quant.by_name(case.quantization)
+    op, fmt = OPS[case.op], quant.form_by_name(case.quantization)
     inputs: dict[str, Array] = {}
     bound: dict[str, Array] = {}
     for role, (kind, *declared) in case.inputs.items():
         shape = tuple(evaluate(size, batch.dims) for size in declared)
         if kind == "matrix":
-            matrix = (
-                batch.arrays[role]
+            planes = (
+                quant.by_name(case.quantization).pack(batch.arrays[role])
                 if role in batch.arrays
-                else (rng.normal(size=shape) / np.sqrt(shape[1])).astype(np.float32)
+                else random_planes(fmt, rng, *shape)
             )
-            planes = fmt.pack(matrix)
             inputs[role] = fmt.unpack(planes, shape[1])
             bound |= {f"{role}.{plane}": store_rows("tiles16", array) for plane, array in planes.items()}
             continue
@@ -218,7 +220,7 @@ class StepLibrary:
 
     def outputs(self, row: Variant, run: Run) -> dict[str, Array]:
         """What a variant's kernels leave in the buffers that they write, by role; pages in the order of the ops."""
-        launches, scalars, arrays = self._prepared(row, run)
+        launches, scalars, arrays = self.prepared(row, run)
         self.library.run(launches, scalars)
         kernels = [self.kernels[call.name] for call in row.kernels]
         written = {binding.role for kernel in kernels for binding in kernel.bindings if binding.access == "write"}
@@ -227,13 +229,17 @@ class StepLibrary:
 
     def seconds(self, row: Variant, run: Run) -> float:
         """How long a variant's kernels take, the second time that they run."""
-        launches, scalars, _arrays = self._prepared(row, run)
+        launches, scalars, _arrays = self.prepared(row, run)
         self.library.run(launches, scalars)
+        return self.timed(launches, scalars)
+
+    def timed(self, launches: Launches, scalars: npt.NDArray[np.int64]) -> float:
+        """How long prepared kernels take."""
         start = time.perf_counter()
         self.library.run(launches, scalars)
         return time.perf_counter() - start
 
-    def _prepared(self, row: Variant, run: Run) -> tuple[Launches, npt.NDArray[np.int64], dict[str, Array]]:
+    def prepared(self, row: Variant, run: Run) -> tuple[Launches, npt.NDArray[np.int64], dict[str, Array]]:
         """The launches of a variant's kernels, their scalars, and the arrays that they read and write; scratch is
         NaN.
         """

@@ -8,7 +8,7 @@ from dataclasses import replace
 # Makes numpy know "bfloat16".
 import ml_dtypes  # noqa: F401
 from attention_cases import Facts, alone_run, attention_case, attention_run, plain_facts
-from case_arrays import EPS, FORMATS
+from case_arrays import ALL_FORMATS, EPS
 from kernel_cases import all_cases
 from kernel_harness import Case
 from projection_cases import projection_name, projection_run
@@ -70,6 +70,10 @@ MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
     ("both", "f16", "bfloat16", 384, 40, {"norm_eps": EPS, "y_dtype": "bfloat16"}),
     ("both", "q4f16", "bfloat16", 130, 9, {"batch": "R", "y_dtype": "bfloat16"}),
     ("both", "q4f16", "float16", 520, 48, {"norm_eps": EPS, "y_dtype": "float16"}),
+    ("both", "q2c", "float16", 300, 45, {"norm_eps": EPS, "bias": True}),
+    ("many_columns", "q2c", "bfloat16", 37, 509, {}),
+    ("many_depths", "q4c", "float16", 130, 33, {"gated": True, "norm_eps": EPS}),
+    ("many_columns", "q8c", "bfloat16", 97, 19, {"residual": True}),
 )
 
 
@@ -116,7 +120,7 @@ def mma_alone_case(facts: Facts) -> Case:
 
 
 def mma_case(shape: str, quantization: str, dtype: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
-    defaults = Projection("S", columns, outputs, FORMATS[quantization], "float32", "float32")
+    defaults = Projection("S", columns, outputs, ALL_FORMATS[quantization], "float32", "float32")
     facts = replace(defaults, **options)  # type: ignore[arg-type]
     mma = MmaShape(*SHAPES[shape], dtype)
     name = projection_name(f"mma_{shape}_{dtype}", quantization, columns, outputs, options)

@@ -50,14 +50,23 @@ def test_a_part_that_was_written_since_is_read_again() -> None:
 
 
 UNPACKING = """
+extern "C" __global__ void __launch_bounds__(1) q2(uint* words, uint* f16, uint* bf16) {
+  unpack_q2_f16(f16, words[0]);
+  unpack_q2_bf16(bf16, words[0]);
+}
+
 extern "C" __global__ void __launch_bounds__(1) q4(uint* words, uint* f16, uint* bf16) {
-  unpack_q4_f16(f16, words[0], scale_f16(words[2], 1));
-  unpack_q4_bf16(bf16, words[0], scale_bf16(words[2], 1));
+  unpack_q4_f16(f16, words[0]);
+  scale_pairs_f16(f16, scale_f16(words[2], 1));
+  unpack_q4_bf16(bf16, words[0]);
+  scale_pairs_bf16(bf16, scale_bf16(words[2], 1));
 }
 
 extern "C" __global__ void __launch_bounds__(1) q8(uint* words, uint* f16, uint* bf16) {
-  unpack_q8_f16(f16, words[0], words[1], scale_f16(words[2], 0));
-  unpack_q8_bf16(bf16, words[0], words[1], scale_bf16(words[2], 0));
+  unpack_q8_f16(f16, words[0], words[1]);
+  scale_pairs_f16(f16, scale_f16(words[2], 0));
+  unpack_q8_bf16(bf16, words[0], words[1]);
+  scale_pairs_bf16(bf16, scale_bf16(words[2], 0));
 }
 """
 
@@ -72,9 +81,13 @@ def test_every_code_of_packed_weights_is_unpacked_exactly(emulated_cuda: Path) -
     f16, bf16 = np.zeros(4, np.uint32), np.zeros(4, np.uint32)
     for start in range(0, 256, 8):
         codes = np.arange(start, start + 8)
+        # Both fields of a byte's low nibble, and garbage in the high one, which belongs to the word's other octet.
+        fields = np.random.default_rng(start).integers(0, 4, 8)
+        shared = (fields[:4] | fields[4:] << 2 | np.arange(start, start + 4) % 16 << 4).astype(np.uint8)
         nibbles = codes % 16
         low, high = nibbles[:4], nibbles[4:]
         for entry, words, expected in (
+            ("q2", [*shared.view(np.uint32).tolist(), 0], fields - 2.0),
             ("q4", [*(low | high << 4).astype(np.uint8).view(np.uint32).tolist(), 0], (nibbles - 8) * 0.5),
             ("q8", codes.astype(np.uint8).view(np.uint32).tolist(), (codes - 128) * 3.0),
         ):

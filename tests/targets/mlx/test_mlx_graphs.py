@@ -23,7 +23,7 @@ def test_logits_are_those_of_the_ops(name: str, mlx: Any) -> None:
     require_known(graph)
     tensors, expected = tensors_and_logits(graph)
     arrays = {tensor: mlx.array(values) for tensor, values in tensors.items()}
-    weights = {key: read_weight(parameter, arrays, None, mlx.float32) for key, parameter in graph.parameters.items()}
+    weights = {key: read_weight(parameter, arrays, mlx.float32) for key, parameter in graph.parameters.items()}
     forward = Forward(graph, weights, mlx.float32)
     for chunk in (1, 6, len(TOKENS)):
         pages = Pages(dict.fromkeys(state for state in graph.states if state.endswith(".kv")), 1)
@@ -47,7 +47,7 @@ def test_8_bit_keys_and_values_know_soft_caps_and_sinks(mlx: Any) -> None:
     graph = build([facts])
     tensors, expected = tensors_and_logits(graph)
     arrays = {tensor: mlx.array(values) for tensor, values in tensors.items()}
-    weights = {key: read_weight(parameter, arrays, None, mlx.float32) for key, parameter in graph.parameters.items()}
+    weights = {key: read_weight(parameter, arrays, mlx.float32) for key, parameter in graph.parameters.items()}
     forward, pages = Forward(graph, weights, mlx.float32), Pages({"layers.0.attn.kv": 32}, 1)
     batch = make_batch([Chunk(TOKENS, 0, [0], range(len(TOKENS)))], CONTEXT)
     inputs = {"token_ids": batch.token_ids, "positions": batch.positions, "sample_rows": batch.sample_rows}
@@ -62,7 +62,7 @@ def test_quantized_rows_are_read_with_offset_and_factor(mlx: Any) -> None:
     codes, scales, biases = mlx.quantize(mlx.array(rows), group_size=32, bits=8)
     tensors = {"a.weight": codes, "a.scales": scales, "a.biases": biases}
     sources = Source("a.weight", 6, 9, offset=0.25, factor=-2.0), Source("a.weight", 0, 2)
-    weight = read_weight(Parameter("p.weight", sources, 64), tensors, (32, 8), mlx.float32)
+    weight = read_weight(Parameter("p.weight", sources, 64), tensors, mlx.float32)
     expected = np.concatenate([0.25 - 2 * rows[6:9], rows[:2]])
     assert relative_error(np.array(weight.rows(mlx.arange(5))), expected) < 1e-2
     identity = mlx.array(np.eye(64, dtype=np.float32))

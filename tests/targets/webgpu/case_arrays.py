@@ -8,6 +8,7 @@ import numpy as np
 
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.kernels.packed import WeightFormat
+from nearfar.compiler.quant import ROW
 
 EPS = 1e-6
 # One row, a few, and one past a tile of 32.
@@ -20,6 +21,15 @@ FORMATS = {
     "f16": WeightFormat("f16", ""),
     "f32": WeightFormat("f32", ""),
 }
+
+# Those of a checkpoint's own integers.
+STORED_FORMATS = {
+    "q2c": WeightFormat("q2", "float32", ROW),
+    "q4c": WeightFormat("q4", "float32", ROW),
+    "q8c": WeightFormat("q8", "float32", ROW),
+    "q2g64": WeightFormat("q2", "float32", 64),
+}
+ALL_FORMATS = {**FORMATS, **STORED_FORMATS}
 
 
 def random(name: str) -> np.random.Generator:

@@ -1,5 +1,5 @@
-"""The cases of add, gate, gate_halves and soft_cap: every activation, over values at which exp, erf and tanh meet their
-limits.
+"""The cases of add, gate, gate_halves, soft_cap and fake_quantize: every activation, over values at which exp, erf and
+tanh meet their limits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kernel_harness import Case, Run
 
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.ops.op import ACTIVATIONS
-from nearfar.compiler.kernels.elementwise import add, gate, gate_halves, soft_cap
+from nearfar.compiler.kernels.elementwise import add, fake_quantize, gate, gate_halves, soft_cap
 
 
 def elementwise_cases() -> Iterator[Case]:
@@ -26,6 +26,8 @@ def elementwise_cases() -> Iterator[Case]:
     yield replace(gate_halves_case(130, "silu"), on_dawn=True)
     yield replace(soft_cap_case(130, 0.5, 7.0), on_dawn=True)
     yield soft_cap_case(1, 3.0, None)
+    yield replace(fake_quantize_case(130, "float32", "float32"), on_dawn=True)
+    yield fake_quantize_case(37, "float16", "float16")
 
 
 def add_case(columns: int) -> Case:
@@ -56,6 +58,22 @@ def gate_case(columns: int, activation: str) -> Case:
         return Run({"S": rows}, {**inputs, "y": nothing(y.shape, "float32")}, {"y": y})
 
     return Case(name, lambda: gate(name, "S", columns, activation), lambda: [run(rows) for rows in BATCHES])
+
+
+def fake_quantize_case(columns: int, x_dtype: str, y_dtype: str) -> Case:
+    """Values on both sides of the limits. None is near a tie, where a division's last bit decides."""
+    name, scale = f"fake_quantize_{columns}_{x_dtype}", 0.25
+
+    def run(rows: int) -> Run:
+        rng = random(name)
+        codes = rng.integers(-200, 200, (rows, columns)) + rng.uniform(-0.4, 0.4, (rows, columns))
+        x = (codes * scale).astype(x_dtype)
+        y = OPS["fake_quantize"].run({"x": x}, {"scale": scale})
+        assert y is not None
+        return Run({"S": rows}, {"x": x, "y": nothing(y.shape, y_dtype)}, {"y": y.astype(y_dtype)})
+
+    build = lambda: fake_quantize(name, "S", columns, scale, x_dtype, y_dtype)  # noqa: E731
+    return Case(name, build, lambda: [run(rows) for rows in BATCHES])
 
 
 def gate_halves_case(columns: int, activation: str) -> Case:

@@ -12,13 +12,14 @@ from attention_cases import attention_cases
 from elementwise_cases import elementwise_cases
 from kernel_harness import Case
 from lora_cases import lora_cases
-from projection_cases import projection_cases
+from projection_cases import projection_cases, stored_projection_cases
 from row_cases import row_cases
 from sampling_cases import sampling_cases
 
 
 def all_cases() -> Iterator[Case]:
     yield from projection_cases()
+    yield from stored_projection_cases()
     yield from row_cases()
     yield from attention_cases()
     yield from elementwise_cases()

@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from case_arrays import BATCHES, EPS, FORMATS, nothing, random
+from case_arrays import ALL_FORMATS, BATCHES, EPS, FORMATS, STORED_FORMATS, nothing, random
 from kernel_harness import Case, Run
+from random_planes import random_planes
 
 from nearfar.compiler import quant
 from nearfar.compiler.ir.ops import OPS, Array
@@ -77,6 +78,24 @@ RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
     ("f32", 40, 9, {"gated": True, "activation": "relu2"}),
     ("f32", 40, 9, {"gated": True, "activation": "none", "x_dtype": "float16"}),
 )
+# Each of these with each template of a checkpoint's own integers in turn, the last one with a vocabulary's rows.
+STORED_PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
+    (70, 20, {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 47}),
+    (200, 35, {"gated": True, "norm_eps": EPS, "bias": True, "activation": "gelu_tanh"}),
+    (97, 509, {"x_dtype": "float16", "residual": True, "x_step": 0.25, "y_step": 0.5}),
+)
+STORED_TEMPLATES = ("vector_128_32_4_1", "vector_64_16_2_2", "subgroup_128_4", "tile_64_64_16_128_float32",
+                    "tile_32_32_32_64_float16")  # fmt: skip
+
+
+def stored_projection_cases() -> Iterator[Case]:
+    """Every format with every template, each projection in turn; some on Dawn too."""
+    for place, quantization in enumerate(STORED_FORMATS):
+        for number, template in enumerate(STORED_TEMPLATES):
+            columns, outputs, options = STORED_PROJECTIONS[(place + number) % len(STORED_PROJECTIONS)]
+            case = projection_case(template, quantization, columns, outputs, options)
+            # SwiftShader has no float16.
+            yield replace(case, on_dawn=quantization == "q2c" and case.dtype is None and "x_dtype" not in options)
 
 
 def projection_cases() -> Iterator[Case]:
@@ -99,7 +118,7 @@ def projection_cases() -> Iterator[Case]:
 
 
 def projection_case(template: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
-    defaults = Projection("S", columns, outputs, FORMATS[quantization], "float32", "float32")
+    defaults = Projection("S", columns, outputs, ALL_FORMATS[quantization], "float32", "float32")
     facts = replace(defaults, **options)  # type: ignore[arg-type]
     name = projection_name(template, quantization, columns, outputs, options)
     batches = TILE_BATCHES if template in TILES else BATCHES
@@ -118,10 +137,11 @@ def projection_name(template: str, quantization: str, columns: int, outputs: int
 
 def projection_run(name: str, facts: Projection, quantization: str, size: int) -> Run:
     rng = random(name)
-    fmt = quant.by_name(quantization)
-    planes = fmt.pack((rng.normal(size=(facts.weight_rows, facts.columns)) / np.sqrt(facts.columns)).astype(np.float32))
+    fmt = quant.form_by_name(quantization)
+    planes = random_planes(fmt, rng, facts.weight_rows, facts.columns)
     arrays: dict[str, Array] = {"x": rng.normal(size=(size, facts.columns)).astype(facts.x_dtype)}
     attrs: dict[str, object] = {"activation": facts.activation} if facts.gated else {"dtype": "float32"}
+    attrs |= {name: step for name in ("x_step", "y_step") if (step := getattr(facts, name)) is not None}
     if facts.norm_eps is not None:
         arrays["norm"] = rng.normal(1, 0.3, facts.columns).astype(np.float32)
         attrs["eps"] = facts.norm_eps

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from case_arrays import BATCHES, EPS, FORMATS, nothing, random
+from case_arrays import ALL_FORMATS, BATCHES, EPS, FORMATS, STORED_FORMATS, nothing, random
 from kernel_harness import Case, Run
+from random_planes import random_planes
 
 from nearfar.compiler import quant
 from nearfar.compiler.ir.ops import OPS
@@ -22,6 +23,8 @@ def row_cases() -> Iterator[Case]:
             yield embed_case(quantization, 51, columns)
         yield replace(embed_case(quantization, 17, 72, first_row=20), on_dawn=True)
         yield embed_case(quantization, 18, 37, first_row=0)
+    for quantization in STORED_FORMATS:
+        yield replace(embed_case(quantization, 18, 133, first_row=0), on_dawn=quantization == "q2g64")
     yield embed_case("q4f16", 9, 1030)
     yield embed_case("q4f16", 9, 72, scale=8.5)
     yield replace(embed_case("q8f16", 9, 72, first_row=3, scale=0.25, into=False), on_dawn=True)
@@ -59,8 +62,8 @@ def embed_case(
 
     def run(size: int) -> Run:
         rng = random(name)
-        fmt = quant.by_name(quantization)
-        planes = fmt.pack(rng.normal(size=(rows, columns)).astype(np.float32))
+        fmt = quant.form_by_name(quantization)
+        planes = random_planes(fmt, rng, rows, columns)
         # Of a part, half of the ids are in other parts, before it and behind.
         token_ids = rng.integers(0, 2 * rows + (first_row or 0) if split else rows, size).astype(np.int32)
         token_ids[0] = rows - 1 + (first_row or 0)
@@ -82,7 +85,7 @@ def embed_case(
 
     return Case(
         name,
-        lambda: embed(name, rows, columns, FORMATS[quantization], first_row, scale, into),
+        lambda: embed(name, rows, columns, ALL_FORMATS[quantization], first_row, scale, into),
         lambda: [run(size) for size in BATCHES],
     )
 

@@ -111,7 +111,7 @@ export class ChatCompletions {
         throw error;
       }
       const interrupt = options.interrupt ?? undefined;
-      const parsers = requests.map(() => calls?.format.parser());
+      const parsers = requests.map(() => calls?.format.parser(calls.tools));
       yield* chatChunks(model, requests, {
         stops: stopsOf(request),
         parsers,

@@ -48,7 +48,7 @@ export interface ToolCallParser {
 
 /** The form in which a model writes tool calls. */
 export interface ToolFormat {
-  parser(): ToolCallParser;
+  parser(tools: readonly FunctionTool[]): ToolCallParser;
   /** The grammar of an answer that must be a call: tool_choice "required", or one function. */
   grammar(
     tools: readonly FunctionTool[],

@@ -23,6 +23,8 @@ const MAX_SIZE = 400_000;
 export class RuleBook {
   /** Texts that may complete an answer, for the search of completions. */
   readonly endings = new Set<string>();
+  /** Whether white space may stand between the parts of a value. */
+  spaced = true;
   /** The most bytes from a state of an automaton to its end. */
   longestEnd = 0;
   /** Bytes that choices may add to the shortest completion, each once, without those of the automata. */

@@ -1,5 +1,6 @@
 // The grammar compiler, which turns sources into constraints. It is a separate chunk, because it contains the wasm.
 
+import { argumentsExpression } from "./argument_syntax.js";
 import { languageRule } from "./automaton.js";
 import type { TokenShapes } from "./bounded.js";
 import { BoundedConstraint } from "./bounded.js";
@@ -14,7 +15,7 @@ import { ReasoningConstraint } from "./reasoning_constraint.js";
 import type { ReasoningStart } from "./reasoning_constraint.js";
 import type { GrammarSource } from "./source.js";
 import { TimedConstraint } from "./timed.js";
-import type { Vocabulary } from "./vocabulary.js";
+import type { Vocabulary, VocabularySpec } from "./vocabulary.js";
 import { readVocabulary } from "./vocabulary.js";
 import { GrammarWasm } from "./wasm.js";
 import type { Handle } from "./xgrammar.js";
@@ -52,10 +53,7 @@ export interface GrammarModule {
    * ``tokenizerJson`` is the text of the bundle's tokenizer.json. Throws RequestError for a tokenizer whose tokens have
    * no bytes of their own, BundleError for a file that is not a tokenizer.
    */
-  readonly compiler: (
-    tokenizerJson: string,
-    spec: { readonly vocab_size: number; readonly eos_token_ids: readonly number[] },
-  ) => GrammarCompiler;
+  readonly compiler: (tokenizerJson: string, spec: VocabularySpec) => GrammarCompiler;
 }
 
 /**
@@ -159,13 +157,15 @@ export function ebnf(source: GrammarSource): Rules {
     case "tags": {
       const tags = source.tags.map(({ begin, schema, end }) => {
         book.demand(utf8Length(begin) + utf8Length(end));
-        const value = schemaExpression(book, parseSchema(schema));
+        const value = argumentsExpression(book, parseSchema(schema), source.arguments);
         return book.add("way", `${literal(begin)} ${value} ${literal(end)}`);
       });
       const one = book.add("tag", alternatives(tags));
-      if (source.separator === null) return rooted(book, one);
-      book.demand(utf8Length(source.separator));
-      return rooted(book, `${one} (${literal(source.separator)} ${one})*`);
+      const { separator, begin = "", end = "" } = source;
+      book.demand(utf8Length((separator ?? "") + begin + end));
+      if (begin !== "") book.endings.add(end);
+      const calls = separator === null ? one : `${one} (${literal(separator)} ${one})*`;
+      return rooted(book, begin === "" ? calls : `${literal(begin)} ${calls} ${literal(end)}`);
     }
     default:
       return source satisfies never;

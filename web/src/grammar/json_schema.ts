@@ -24,6 +24,7 @@ import {
 } from "./schema_merge.js";
 import { ObjectRules } from "./schema_objects.js";
 import { checkedList, choice, space } from "./schema_parts.js";
+import type { Strings } from "./schema_strings.js";
 import { StringRules } from "./schema_strings.js";
 
 // Deeper than any useful schema.
@@ -48,15 +49,15 @@ export function parseSchema(schema: unknown): Schema {
 }
 
 /** Adds the rules of ``schema`` to ``book``; returns the expression of a valid JSON text. Throws RequestError. */
-export function schemaExpression(book: RuleBook, schema: Schema, where = "The JSON schema"): string {
-  const expression = new SchemaRules(book, schema, where).of(schema, where);
+export function schemaExpression(book: RuleBook, schema: Schema, where = "The JSON schema", strings?: Strings): string {
+  const expression = new SchemaRules(book, schema, where, strings).of(schema, where);
   if (expression === null) throw new RequestError(`${where} allows no value at all`);
   return expression;
 }
 
-class SchemaRules {
+/** With ``strings``, strings and property names are written in their way. */
+export class SchemaRules {
   readonly #refs = new Map<string, string>();
-  readonly #strings: StringRules;
   readonly #objects: ObjectRules;
   #depth = 0;
 
@@ -64,11 +65,11 @@ class SchemaRules {
     private readonly book: RuleBook,
     private readonly root: Schema,
     private readonly top: string,
+    private readonly strings: Strings = new StringRules(book),
   ) {
-    this.#strings = new StringRules(book);
     this.#objects = new ObjectRules(
       book,
-      this.#strings,
+      this.strings,
       (schema, where) => this.of(schema, where),
       (schema, where) => this.expand(schema, where),
     );
@@ -148,7 +149,7 @@ class SchemaRules {
         this.book.demand("true".length);
         return '("true" | "false")';
       case "string":
-        return this.#strings.of(schema, where);
+        return this.strings.of(schema, where);
       case "integer":
       case "number":
         return this.number(type, schema, where);
@@ -176,7 +177,7 @@ class SchemaRules {
   }
 
   /** The schema that a reference leads to, without annotations. */
-  private expand(schema: Schema, where: string): Schema {
+  expand(schema: Schema, where: string): Schema {
     if (typeof schema !== "boolean" && !isObject(schema))
       throw new RequestError(`${where} must be a schema: an object or a boolean`);
     let target = schema;
@@ -216,7 +217,7 @@ class SchemaRules {
       const valueType = typeOfValue(value);
       return type === undefined || types.includes(valueType) || (valueType === "integer" && types.includes("number"));
     });
-    const texts = [...new Set(allowed.map((value) => JSON.stringify(value)))];
+    const texts = [...new Set(allowed.map((value) => this.strings.constant(value, where)))];
     if (texts.length < 2) return texts[0] === undefined ? null : this.literal(texts[0]);
     return languageRule(this.book, { kind: "choice", parts: texts.map(literalLanguage) }, "plain", where);
   }
@@ -249,9 +250,9 @@ class SchemaRules {
   private any(): string {
     this.book.demand("0".length);
     const gap = space(this.book);
-    const string = this.#strings.any();
+    const string = this.strings.any();
     return this.book.once("any_value", () => {
-      const member = `${string} ":" ${gap} any_value`;
+      const member = `${this.strings.anyKey()} ":" ${gap} any_value`;
       const object = `"{" (${gap} ${member} ("," ${gap} ${member})* ${gap})? "}"`;
       const array = `"[" (${gap} any_value ("," ${gap} any_value)* ${gap})? "]"`;
       return `${object} | ${array} | ${string} | ${this.anyNumber()} | "true" | "false" | "null"`;

@@ -2,11 +2,11 @@
 
 import { RequestError } from "../errors.js";
 import type { RuleBook } from "./ebnf.js";
-import { literal, repeat, utf8Length } from "./ebnf.js";
+import { repeat, utf8Length } from "./ebnf.js";
 import type { Schema, SchemaObject } from "./schema_merge.js";
 import { listOf } from "./schema_merge.js";
 import { checkedList, checkedRecord, choice, countOf, space } from "./schema_parts.js";
-import type { StringRules } from "./schema_strings.js";
+import type { Strings } from "./schema_strings.js";
 
 const NAME_KEYWORDS = ["type", "enum", "const", "pattern", "format", "minLength", "maxLength"];
 
@@ -24,12 +24,17 @@ interface Counts {
 
 /**
  * Adds the rules of objects to a book. ``valueOf`` gives the expression of a value from its schema and its location;
- * ``expand`` gives the schema that a schema with ``$ref`` stands for.
+ * ``expand`` gives the schema that a schema with ``$ref`` stands for. A subclass changes what stands around and between
+ * the members.
  */
 export class ObjectRules {
+  protected readonly begin: string = '"{"';
+  protected readonly end: string = '"}"';
+  protected readonly separator: string = '","';
+
   constructor(
     private readonly book: RuleBook,
-    private readonly strings: StringRules,
+    private readonly strings: Strings,
     private readonly valueOf: (schema: unknown, where: string) => string | null,
     private readonly expand: (schema: Schema, where: string) => Schema,
   ) {}
@@ -60,9 +65,14 @@ export class ObjectRules {
     let additional: string | null;
     const [pattern] = patterns;
     if (pattern === undefined) {
+      const { isMarked } = this.strings;
+      if (isMarked && names !== null && !Array.isArray(names))
+        throw unsupportedNames(where, "a tool call that is not JSON");
       const key =
         names === null || Array.isArray(names)
-          ? this.strings.otherKey(Object.keys(named))
+          ? isMarked && further === false
+            ? null
+            : this.strings.otherKey(Object.keys(named), where)
           : this.strings.of(names as SchemaObject, `${where}.propertyNames`);
       additional = this.furtherMember(key, further, `${where}.additionalProperties`);
       this.book.demand('"a":,'.length);
@@ -109,7 +119,11 @@ export class ObjectRules {
 
   private furtherMember(key: string | null, schema: unknown, where: string): string | null {
     const value = this.valueOf(schema, where);
-    return value === null || key === null ? null : `${key} ":" ${space(this.book)} ${value}`;
+    return value === null || key === null ? null : this.member(key, value);
+  }
+
+  protected member(key: string, value: string): string {
+    return `${key} ":" ${space(this.book)} ${value}`;
   }
 
   private object(
@@ -125,11 +139,11 @@ export class ObjectRules {
     const members = Object.entries(named).flatMap(([name, schema]): Member[] => {
       const value = this.valueOf(schema, `${where}.${name}`);
       if (value === null && !required.has(name)) return [];
-      const text = value === null ? null : `${literal(JSON.stringify(name))} ":" ${space(this.book)} ${value}`;
+      const text = value === null ? null : this.member(this.strings.key(name, where), value);
       return [{ required: required.has(name), text }];
     });
     const inside = this.members(members, additional, counts);
-    return inside === null ? null : `"{" ${inside}`;
+    return inside === null ? null : `${this.begin} ${inside}`;
   }
 
   /** All members and the closing brace. */
@@ -162,13 +176,13 @@ export class ObjectRules {
     const [missing, room] = [Math.max(min - done, 0), max - done];
     const possible = additional !== null && room >= 1 && missing <= 1;
     const others = possible ? repeat(`${this.comma(1)} ${additional}`, 0, room - 1) : "";
-    const more = possible ? `${this.comma(done)} ${additional} ${others} ${space(this.book)} "}"` : null;
-    const end = done === 0 ? '"}"' : `${space(this.book)} "}"`;
+    const more = possible ? `${this.comma(done)} ${additional} ${others} ${space(this.book)} ${this.end}` : null;
+    const end = done === 0 ? this.end : `${space(this.book)} ${this.end}`;
     return choice(this.book, [missing > 0 ? null : end, more]);
   }
 
   private comma(done: number): string {
-    return done === 0 ? space(this.book) : `"," ${space(this.book)}`;
+    return done === 0 ? space(this.book) : `${this.separator} ${space(this.book)}`;
   }
 }
 

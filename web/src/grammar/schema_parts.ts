@@ -21,7 +21,7 @@ export function choice(book: RuleBook, expressions: readonly (string | null)[]):
  * could otherwise write spaces for ever.
  */
 export function space(book: RuleBook): string {
-  return book.once("space", () => '"" | " " | "\\n" [ \\t]{0,20}');
+  return !book.spaced ? '""' : book.once("space", () => '"" | " " | "\\n" [ \\t]{0,20}');
 }
 
 export function countOf(value: unknown, missing: number, where: string): number {

@@ -18,8 +18,26 @@ const PLAIN_ASCII: Ranges = [
   [0x5d, 0x7f],
 ];
 
-/** Adds the rules of strings to a book. */
-export class StringRules {
+/** Adds the rules of strings to a book. Its methods throw RequestError. */
+export interface Strings {
+  /** Whether strings have no escapes and property names are bare words. */
+  readonly isMarked: boolean;
+  /** The expression of a string that is valid in ``schema``; null if no string is. */
+  of(schema: SchemaObject, where: string): string | null;
+  any(): string;
+  anyKey(): string;
+  key(name: string, where: string): string;
+  /** A name that is not in ``names``. */
+  otherKey(names: readonly string[], where: string): string;
+  /** A name in which ``pattern`` matches somewhere. */
+  matching(pattern: string, where: string): string | null;
+  /** The text of a constant. */
+  constant(value: unknown, where: string): string;
+}
+
+/** The strings of JSON. */
+export class StringRules implements Strings {
+  readonly isMarked = false;
   readonly #otherKeys = new Map<string, string>();
 
   constructor(private readonly book: RuleBook) {}
@@ -52,6 +70,18 @@ export class StringRules {
   any(): string {
     const character = this.character();
     return this.book.once("any_string", () => `"\\"" ${character}* "\\""`);
+  }
+
+  anyKey(): string {
+    return this.any();
+  }
+
+  key(name: string): string {
+    return literal(JSON.stringify(name));
+  }
+
+  constant(value: unknown): string {
+    return JSON.stringify(value);
   }
 
   /** A string in which ``pattern`` matches somewhere. */

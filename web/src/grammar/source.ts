@@ -1,5 +1,7 @@
 // The kinds of grammar that a request can ask for.
 
+import type { ToolFormatEntry } from "../runtime/manifest.js";
+
 export type GrammarSource =
   /** Any JSON object. */
   | { readonly kind: "json_object" }
@@ -9,10 +11,20 @@ export type GrammarSource =
   | { readonly kind: "regex"; readonly pattern: string }
   /** A text of a grammar in xgrammar's EBNF, from its rule ``root``. */
   | { readonly kind: "ebnf"; readonly grammar: string }
-  /** One of ``tags``, or with a separator, any number of them. */
-  | { readonly kind: "tags"; readonly tags: readonly TagSource[]; readonly separator: string | null };
+  /**
+   * ``begin``, one of ``tags`` or, with a separator, any number of them, and ``end``. ``arguments`` is the syntax of the
+   * values.
+   */
+  | {
+      readonly kind: "tags";
+      readonly tags: readonly TagSource[];
+      readonly separator: string | null;
+      readonly begin?: string;
+      readonly end?: string;
+      readonly arguments?: ToolFormatEntry["arguments"];
+    };
 
-/** JSON of a schema between two texts. */
+/** A value of a schema between two texts. */
 export interface TagSource {
   readonly begin: string;
   readonly schema: unknown;

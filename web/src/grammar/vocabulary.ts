@@ -23,16 +23,20 @@ interface Part {
   readonly content?: string;
 }
 
+export interface VocabularySpec {
+  readonly vocab_size: number;
+  readonly eos_token_ids: readonly number[];
+  /** Added tokens that are part of an answer's text even if they are special. */
+  readonly spoken?: readonly string[];
+}
+
 const BYTE_TOKEN = /^<0x([0-9A-Fa-f]{2})>$/;
 
 /**
  * Throws RequestError for a tokenizer whose tokens have no bytes of their own, BundleError for a file that is not a
  * tokenizer.
  */
-export function readVocabulary(
-  tokenizerJson: string,
-  spec: { readonly vocab_size: number; readonly eos_token_ids: readonly number[] },
-): Vocabulary {
+export function readVocabulary(tokenizerJson: string, spec: VocabularySpec): Vocabulary {
   const file = JSON.parse(tokenizerJson) as TokenizerFile;
   const entries = Array.isArray(file.model.vocab)
     ? file.model.vocab.map(([token], id): [string, number] => [token as string, id])
@@ -44,7 +48,7 @@ export function readVocabulary(
   for (const [token, id] of entries) tokens[id] = bytesOf(token);
   const encoder = new TextEncoder();
   for (const { id, content, special } of file.added_tokens ?? [])
-    tokens[id] = special ? new Uint8Array() : encoder.encode(content);
+    tokens[id] = special && !spec.spoken?.includes(content) ? new Uint8Array() : encoder.encode(content);
   for (const id of spec.eos_token_ids) tokens[id] = new Uint8Array();
   return { size: spec.vocab_size, eosTokenIds: spec.eos_token_ids, tokens: tokens.slice(0, spec.vocab_size) };
 }

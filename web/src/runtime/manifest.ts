@@ -86,7 +86,7 @@ export interface PlaneEntry {
   readonly size: number;
 }
 
-/** A weight. ``quantization`` is None for vectors, which are one float32 plane "w". ``layout`` is the memory layout of its planes (N, W). "rows": row after row. "tiles16": (ceil(N/16), W, 16), tiles of 16 rows in which the same element of all rows is adjacent; rows beyond N are zeros. */
+/** A weight. ``quantization`` is None for vectors, which are one float32 plane "w". For a matrix it is the bundle's, or names the format of integers that the checkpoint stores, such as "q4c": 4 bits and one scale for each row. ``layout`` is the memory layout of its planes (N, W). "rows": row after row. "tiles16": (ceil(N/16), W, 16), tiles of 16 rows in which the same element of all rows is adjacent; rows beyond N are zeros. */
 export interface WeightEntry {
   readonly shape: readonly number[];
   readonly quantization: string | null;
@@ -184,7 +184,24 @@ export interface LoraEntry {
   readonly modules: Readonly<Record<string, readonly LoraModule[]>>;
 }
 
-/** ``chat_template`` is Hugging Face's Jinja template; None if the model has none. Templates may use the tokens. ``add_bos_token`` None: the tokenizer's file determines whether a text starts with the bos token. */
+/** How a model writes tool calls: ``begin``, one call or more with ``separator`` between them, ``end``. A call is ``before_name``, its name, ``before_arguments``, its arguments and ``after_arguments``. ``separator`` is None if an answer has only one call. ``arguments`` is the syntax of the arguments: "json", "gemma" (bare keys, and strings between <|"|>) or "xml" (<parameter=key> elements). ``gap`` and any text may precede ``before_arguments``. Every ``marker`` in an answer begins calls; if it is "", the entire answer is calls or none, and ``lead`` may precede them. After a call, the text up to ``close`` is ignored. ``tokens`` are part of an answer's text even if they are special tokens. */
+export interface ToolFormatEntry {
+  readonly name: string;
+  readonly marker: string;
+  readonly begin: string;
+  readonly before_name: string;
+  readonly before_arguments: string;
+  readonly after_arguments: string;
+  readonly separator: string | null;
+  readonly end: string;
+  readonly close: string;
+  readonly arguments: "json" | "gemma" | "xml";
+  readonly lead: string;
+  readonly gap: string;
+  readonly tokens: readonly string[];
+}
+
+/** ``chat_template`` is Hugging Face's Jinja template; None if the model has none. Templates may use the tokens. ``add_bos_token`` None: the tokenizer's file determines whether a text starts with the bos token. ``tools`` is the format of tool calls; None if the chat template has no tools or writes calls in an unknown format. */
 export interface TokenizerEntry {
   readonly file: string;
   readonly chat_template: string | null;
@@ -193,6 +210,7 @@ export interface TokenizerEntry {
   readonly pad_token: string | null;
   readonly unk_token: string | null;
   readonly add_bos_token: boolean | null;
+  readonly tools: ToolFormatEntry | null;
 }
 
 /** The reference's results for row ``row`` of the prompt: the ``logits`` of ``token_ids``, and log(sum(exp(logits))) over all tokens. */
@@ -231,7 +249,7 @@ export interface TuningEntry {
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
-/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``kv`` is the format of keys and values: "activation", as computed, or "q8", 8-bit integers. ``embedding`` is None if the model generates text. */
+/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8", 8-bit integers. ``embedding`` is None if the model generates text. */
 export interface Description {
   readonly format_version: number;
   readonly generator: string;

@@ -6,7 +6,7 @@ import { BundleError, RequestError, messageOf } from "../errors.js";
 import type { ControlTokens } from "./control_tokens.js";
 import { SENTINEL } from "./control_tokens.js";
 import type { Tool, ToolFormat } from "./tools.js";
-import { checkTools, toolFormat } from "./tools.js";
+import { checkTools } from "./tools.js";
 
 /** As in OpenAI's chat completions. */
 export interface Message {
@@ -35,20 +35,19 @@ export interface RenderOptions {
 }
 
 export class ChatTemplate {
-  /** The template's format of tool calls; null if it has no tools. */
-  readonly toolFormat: ToolFormat | null;
   readonly #template: Template;
   readonly #escapes: boolean;
 
   /**
-   * Throws BundleError if the source is not valid Jinja. The package sets trim_blocks and lstrip_blocks, as
+   * ``toolFormat`` is the template's format of tool calls; null if it has none or an unknown one. Throws BundleError if
+   * the source is not valid Jinja. The package sets trim_blocks and lstrip_blocks, as
    * transformers does.
    */
   constructor(
-    source: string,
+    private readonly source: string,
     private readonly specialTokens: Readonly<Record<string, string>>,
+    readonly toolFormat: ToolFormat | null = null,
   ) {
-    this.toolFormat = toolFormat(source);
     this.#escapes = source.includes("ensure_ascii");
     try {
       this.#template = new Template(source);
@@ -74,7 +73,8 @@ export class ChatTemplate {
       checkTools(tools);
       if (this.toolFormat === null) {
         throw new RequestError(
-          "This model's chat template has no tools, or has their calls written in a way that is not known here",
+          "This model's chat template has no tools, or writes calls in an unknown format; leave the tools out",
+          { param: "tools" },
         );
       }
     }
@@ -96,7 +96,7 @@ export class ChatTemplate {
       given[name] = controls?.markValue(value) ?? value;
     }
     try {
-      const text = this.#template.render(given);
+      const text = this.#template.render(withTools(this.source, given, plain));
       // tojson(ensure_ascii=true) escapes the sentinel; an even number of backslashes before it are literal
       // characters.
       return text.replace(/(?<!\\)((?:\\\\)*)\\ufdd0/g, this.#escapes ? `$1${SENTINEL}` : "$&");
@@ -104,6 +104,35 @@ export class ChatTemplate {
       throw new RequestError(`the chat template refuses these messages: ${messageOf(error)}`, {}, { cause: error });
     }
   }
+}
+
+/**
+ * The tools also where a template without the variable `tools` reads them: SmolLM3 has the variable `xml_tools`, and
+ * Phi-4-mini reads the functions as JSON from the system message. A caller of transformers passes both by hand.
+ */
+function withTools(
+  source: string,
+  given: Readonly<Record<string, unknown>>,
+  messages: readonly object[],
+): Record<string, unknown> {
+  const { tools } = given as { readonly tools: readonly Tool[] | null };
+  if (tools === null) return given;
+  if (/\bxml_tools\b/.test(source) && !("xml_tools" in given || "python_tools" in given))
+    return { ...given, xml_tools: tools };
+  if (!/message(\[['"]tools['"]\]|\.tools\b)/.test(source)) return given;
+  const [first] = messages as readonly Message[];
+  const [system, rest] =
+    first?.role === "system" ? [first, messages.slice(1)] : [{ role: "system", content: "" }, messages];
+  const functions = tools.map((tool) => tool.function);
+  return { ...given, messages: [{ tools: pythonJson(functions), ...system }, ...rest] };
+}
+
+/** JSON as Python writes it, with spaces between its parts. */
+function pythonJson(value: unknown): string {
+  if (Array.isArray(value)) return `[${value.map(pythonJson).join(", ")}]`;
+  if (typeof value !== "object" || value === null) return JSON.stringify(value);
+  const members = Object.entries(value).filter(([, item]) => item !== undefined);
+  return `{${members.map(([key, item]) => `${JSON.stringify(key)}: ${pythonJson(item)}`).join(", ")}}`;
 }
 
 /** Templates format arguments as JSON themselves, and concatenate contents with other texts. */

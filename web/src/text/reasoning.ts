@@ -5,13 +5,24 @@
 /** Where an answer is. "start": nothing but white space has come, so reasoning may begin. */
 export type State = "start" | "reasoning" | "content";
 
-/** A model writes line breaks around the markers, as templates do. */
+/**
+ * The markers, and what models and templates write around them. ``label`` follows the opening marker and is not part of
+ * the reasoning.
+ */
 export interface Dialect {
   readonly open: string;
   readonly close: string;
+  readonly label: string;
+  readonly beforeClose: string;
+  readonly afterClose: string;
 }
 
-const DIALECTS: readonly Dialect[] = [{ open: "<think>", close: "</think>" }];
+// Qwen 3, DeepSeek R1, SmolLM3 and others; Gemma 4; Magistral and Ministral 3.
+const DIALECTS: readonly Dialect[] = [
+  { open: "<think>", close: "</think>", label: "\n", beforeClose: "\n", afterClose: "\n\n" },
+  { open: "<|channel>", close: "<channel|>", label: "thought\n", beforeClose: "\n", afterClose: "" },
+  { open: "[THINK]", close: "[/THINK]", label: "", beforeClose: "", afterClose: "" },
+];
 
 /** What reasoning needs of a tokenizer. */
 export interface ReasoningCodec {
@@ -50,7 +61,9 @@ export function reasoningOf(template: string, codec: ReasoningCodec): Reasoning 
     if (openId === undefined || closeId === undefined || !template.includes(close)) continue;
     const encode = (text: string): readonly number[] => codec.encode(text, false);
     const isBlank = (id: number): boolean => /^\s+$/.test(codec.decode([id]));
-    const endingIds = [...encode("\n"), closeId, ...encode("\n\n")];
+    const endingIds = [...encode(dialect.beforeClose), closeId, ...encode(dialect.afterClose)];
+    // Whether text can spell the markers; special tokens cannot be spelled.
+    const isSpelled = String(encode(close)) === String(closeId);
     return {
       dialect,
       openId,
@@ -58,13 +71,19 @@ export function reasoningOf(template: string, codec: ReasoningCodec): Reasoning 
       endingIds,
       isBlank,
       stateAfter: (promptIds) => {
-        const last = promptIds.findLast((id) => !isBlank(id));
-        return last === openId ? "reasoning" : last === closeId ? "content" : "start";
+        for (let at = promptIds.length - 1; at >= 0; at--) {
+          const id = promptIds[at] ?? -1;
+          if (id === closeId || id === openId) return id === closeId ? "content" : "reasoning";
+          if (isBlank(id)) continue;
+          const rest = codec.decode(promptIds.slice(at)).trim();
+          if (rest === "" || !dialect.label.trim().endsWith(rest)) return "start";
+        }
+        return "start";
       },
       begun: (state, content, reasoning = "") => {
-        const isClosed = content.includes(close);
-        const isWhole = reasoning === "" && (isClosed || content.trimStart().startsWith(open));
-        const ids = reasoning === "" || state === "reasoning" ? [] : [openId, ...encode("\n")];
+        const isClosed = isSpelled && content.includes(close);
+        const isWhole = reasoning === "" && (isClosed || (isSpelled && content.trimStart().startsWith(open)));
+        const ids = reasoning === "" || state === "reasoning" ? [] : [openId, ...encode(dialect.label)];
         ids.push(...encode(reasoning));
         if (reasoning !== "") state = "reasoning";
         if (content === "") return { ids, state };
@@ -91,12 +110,15 @@ export class ReasoningParser {
   tokens = 0;
   /** Whether line breaks that come now are left out. */
   #trims: boolean;
+  /** What is left out at the start of the reasoning; empty once it was, or once other text came. */
+  #label: string;
 
   constructor(
     private state: State,
     private readonly reasoning: Pick<Reasoning, "openId" | "closeId" | "dialect"> | null,
   ) {
     this.#trims = state === "reasoning";
+    this.#label = reasoning?.dialect.label.trimStart() ?? "";
   }
 
   /**
@@ -115,7 +137,16 @@ export class ReasoningParser {
     if (this.#trims) all = all.replace(/^\n+/, "");
     if (all !== "") this.#trims = false;
     const isContent = this.state === "content";
-    const settled = isContent ? all : state === "start" ? "" : all.replace(/\n+$/, "");
+    let waits = state === "start";
+    if (!waits && !isContent && this.#label !== "" && all !== "") {
+      waits = all.length < this.#label.length && this.#label.startsWith(all);
+      if (all.startsWith(this.#label)) {
+        all = all.slice(this.#label.length).replace(/^\n+/, "");
+        this.#trims = all === "";
+      }
+      if (!waits) this.#label = "";
+    }
+    const settled = isContent ? all : waits ? "" : all.replace(/\n+$/, "");
     this.held = all.slice(settled.length);
     if (opens || closes) {
       this.state = opens ? "reasoning" : "content";

@@ -76,17 +76,19 @@ export class Tokenizer {
     const unknown = [entry.unk_token, unkToken];
     this.#forgeable = new Set(controls.filter(([, { content }]) => !unknown.includes(content)).map(([id]) => id));
     this.#addedIds = new Set(added.map(([id]) => id));
-    this.#specialIds = new Set(added.filter(([, token]) => token.special).map(([id]) => id));
+    // Tokens that mark tool calls are part of an answer's text even if they are special.
+    const silent = added.filter(([, { special, content }]) => special && !entry.tools?.tokens.includes(content));
+    this.#specialIds = new Set(silent.map(([id]) => id));
     this.#bosTokenId = entry.bos_token === null ? undefined : this.#backend.token_to_id(entry.bos_token);
     this.#chatTemplate =
-      entry.chat_template === null ? null : new ChatTemplate(entry.chat_template, specialTokens(entry));
+      entry.chat_template === null ? null : new ChatTemplate(entry.chat_template, specialTokens(entry), entry.tools);
     const template = entry.chat_template ?? "";
     this.thinking = { reasoning: reasoningOf(template, this), canSwitch: template.includes("enable_thinking") };
   }
 
   /** This model's format of tool calls; null if it cannot call tools. */
   get toolFormat(): ToolFormat | null {
-    return this.#chatTemplate?.toolFormat ?? null;
+    return this.entry.tools;
   }
 
   /**

@@ -1,30 +1,24 @@
 // Parses tool calls in the streamed pieces of an answer, in the order and form in which OpenAI's API streams them.
 // The result does not depend on how the text is cut into pieces. Text that only looks like a call is emitted as text.
 
-import type { ToolFormat } from "./tools.js";
+import type { ToolFormatEntry } from "../runtime/manifest.js";
+import type { ArgumentReader } from "./argument_readers.js";
+import { GemmaReader, JsonReader, XmlReader, overlap } from "./argument_readers.js";
+import { findHead } from "./call_head.js";
+import type { Tool } from "./tools.js";
+import { textParameters } from "./tools.js";
 
 export type ToolCallEvent =
   | { readonly type: "text"; readonly text: string }
   | { readonly type: "tool_call"; readonly index: number; readonly id: string; readonly name: string }
   | { readonly type: "arguments"; readonly index: number; readonly text: string };
 
-const OPEN = "<tool_call>";
-const CLOSE = "</tool_call>";
-const PYTHON_TAG = "<|python_tag|>";
-const STRING = '"(?:[^"\\\\]|\\\\.)*"';
-// A call up to its arguments.
-const HEAD = new RegExp(
-  `^\\s*\\{\\s*(?:"type"\\s*:\\s*"function"\\s*,\\s*)?` +
-    `"name"\\s*:\\s*(${STRING})\\s*,\\s*"(?:arguments|parameters)"\\s*:\\s*(?=\\{)`,
-);
-const FIRST_KEY = new RegExp(`^\\s*\\{\\s*(${STRING})`);
-const KEYS = ["name", "type", "arguments", "parameters"];
-
 /**
- * text: outside of calls. head: in a call whose name is not known yet. arguments: in its arguments. tail: after its
- * arguments.
+ * text: outside of calls. head: in a call whose name is not known yet. arguments: in its arguments. object: in the JSON
+ * object of a call of a list, after its arguments. between: after a call of a list. tail: before the text that ends a
+ * call or a list.
  */
-type Mode = "text" | "head" | "arguments" | "tail";
+type Mode = "text" | "head" | "arguments" | "object" | "between" | "tail";
 
 export class ToolCallStream {
   #mode: Mode = "text";
@@ -33,14 +27,15 @@ export class ToolCallStream {
   /** The beginning of the current call, in case it is not a call. */
   #opened = "";
   #calls = 0;
-  #depth = 0;
-  #inString = false;
-  #escaped = false;
-  /** Whether text arrived that is not a call, after which llama3 has no calls. */
+  #reader: ArgumentReader = new JsonReader();
+  #inList = false;
+  /** Whether text arrived that is not a call, after which a format without a marker has no calls. */
   #said = false;
 
+  /** ``tools``: a format that writes strings without quotes reads from them which parameters are strings. */
   constructor(
-    private readonly format: ToolFormat,
+    private readonly format: ToolFormatEntry,
+    private readonly tools: readonly Tool[] = [],
     private readonly newId: () => string = randomId,
   ) {}
 
@@ -50,7 +45,7 @@ export class ToolCallStream {
 
   /** Whether the answer so far ends with a call whose arguments are complete. */
   get whole(): boolean {
-    return this.called && (this.#mode === "text" || this.#mode === "tail") && !this.#said;
+    return this.called && this.#mode !== "head" && this.#mode !== "arguments" && !this.#said;
   }
 
   feed(text: string): ToolCallEvent[] {
@@ -73,14 +68,20 @@ export class ToolCallStream {
     }
   }
 
-  private step(ended: boolean): ToolCallEvent[] {
+  private step(ended: boolean): readonly ToolCallEvent[] {
     switch (this.#mode) {
       case "text":
-        return this.format === "hermes" ? this.hermesText(ended) : this.llamaText(ended);
+        return this.format.marker === "" ? this.wholeAnswer(ended) : this.markedText(ended);
       case "head":
         return this.head(ended);
       case "arguments":
         return this.argumentsText();
+      case "object":
+        // Other keys of a call, such as its id, are dropped.
+        if (this.readHeld()[1]) this.#mode = "between";
+        return [];
+      case "between":
+        return this.between();
       case "tail":
         return this.tail(ended);
       default:
@@ -88,123 +89,139 @@ export class ToolCallStream {
     }
   }
 
-  private hermesText(ended: boolean): ToolCallEvent[] {
-    const start = this.#held.indexOf(OPEN);
+  private markedText(ended: boolean): readonly ToolCallEvent[] {
+    const { marker } = this.format;
+    const start = this.#held.indexOf(marker);
     if (start >= 0) {
       const text = this.take(start);
-      this.#opened = this.take(OPEN.length);
+      this.#opened = this.take(marker.length);
       this.#mode = "head";
+      this.#inList = false;
       return text.trim() === "" && !this.#said ? [] : this.text(text);
     }
-    // Space before a call is not text, and the start of a tag may become a call.
-    const kept = ended ? 0 : !this.#said && this.#held.trim() === "" ? this.#held.length : overlap(this.#held, OPEN);
+    // Space before a call is not text, and the start of a marker may become a call.
+    const blank = !this.#said && this.#held.trim() === "";
+    const kept = ended ? 0 : blank ? this.#held.length : overlap(this.#held, marker);
     const rest = this.#held.slice(0, this.#held.length - kept);
     if (!this.#said && rest.trim() === "" && !ended) return [];
     return this.text(this.take(rest.length));
   }
 
-  private llamaText(ended: boolean): ToolCallEvent[] {
+  private wholeAnswer(ended: boolean): readonly ToolCallEvent[] {
+    const { lead } = this.format;
     if (!this.#said) {
-      const lead = /^[\s;]*/.exec(this.#held)?.[0] ?? "";
-      const rest = this.#held.slice(lead.length);
-      if (rest.startsWith(PYTHON_TAG) || rest.startsWith("{")) {
-        this.#opened = this.take(lead.length + (rest.startsWith("{") ? 0 : PYTHON_TAG.length));
+      const skipped = /^[\s;]*/.exec(this.#held)?.[0] ?? "";
+      const rest = this.#held.slice(skipped.length);
+      if (rest.startsWith("{") || (lead !== "" && rest.startsWith(lead))) {
+        this.#opened = this.take(skipped.length + (rest.startsWith("{") ? 0 : lead.length));
         this.#mode = "head";
         return [];
       }
-      if (!ended && PYTHON_TAG.startsWith(rest)) return [];
+      if (!ended && lead.startsWith(rest)) return [];
       if (rest === "" && this.#calls > 0) {
-        this.take(lead.length);
+        this.take(skipped.length);
         return [];
       }
     }
     return this.text(this.take(this.#held.length));
   }
 
-  private head(ended: boolean): ToolCallEvent[] {
-    const match = HEAD.exec(this.#held);
-    const name = match === null ? null : parsed(match[1] ?? "");
-    if (match !== null && typeof name === "string") {
-      this.take(match[0].length);
-      return this.started(name);
+  private head(ended: boolean): readonly ToolCallEvent[] {
+    const bracket = this.format.begin !== "" && !this.#inList ? /^\s*\[/.exec(this.#held)?.[0] : undefined;
+    if (bracket !== undefined) {
+      this.#inList = true;
+      this.#opened += this.take(bracket.length);
     }
-    // With keys in another order, the complete call is emitted at once.
-    const end = this.format === "hermes" ? this.#held.indexOf(CLOSE) : objectEnd(this.#held);
-    if (end >= 0) {
-      const call = callOf(parsed(this.#held.slice(0, end)));
-      if (call === null) return this.isText();
-      this.take(end);
-      const events = this.started(call.name);
-      this.#mode = "tail";
-      // The end of the object was already consumed.
-      this.#depth = -1;
-      return [...events, { type: "arguments", index: this.#calls - 1, text: JSON.stringify(call.arguments) }];
-    }
-    const key = FIRST_KEY.exec(this.#held)?.[1];
-    const hopeless = !/^\s*(\{|$)/.test(this.#held) || (key !== undefined && !KEYS.includes(String(parsed(key))));
-    return ended || hopeless ? this.isText() : [];
-  }
-
-  private started(name: string): ToolCallEvent[] {
+    const head = findHead(this.format, this.#held);
+    if (head === "wait" && !ended) return [];
+    if (head === "wait" || head === null) return this.isText();
+    this.take(head.length);
+    this.#opened = "";
     this.#mode = "arguments";
-    [this.#depth, this.#inString, this.#escaped] = [0, false, false];
-    return [{ type: "tool_call", index: this.#calls++, id: this.newId(), name }];
+    this.#reader = this.newReader(head.name);
+    const index = this.#calls++;
+    const call: ToolCallEvent = { type: "tool_call", index, id: this.newId(), name: head.name };
+    if (head.arguments === undefined) return [call];
+    // The keys have another order: the complete call was read at once.
+    this.#mode = this.#inList ? "between" : "tail";
+    return [call, { type: "arguments", index, text: JSON.stringify(head.arguments) }];
   }
 
-  private argumentsText(): ToolCallEvent[] {
-    let length = 0;
-    while (length < this.#held.length && this.#mode === "arguments") {
-      const character = this.#held[length++] ?? "";
-      if (this.#escaped) this.#escaped = false;
-      else if (this.#inString) {
-        if (character === "\\") this.#escaped = true;
-        else if (character === '"') this.#inString = false;
-      } else if (character === '"') this.#inString = true;
-      else if (character === "{" || character === "[") this.#depth++;
-      else if (character === "}" || character === "]") {
-        if (--this.#depth === 0) this.#mode = "tail";
-      }
+  private newReader(name: string): ArgumentReader {
+    switch (this.format.arguments) {
+      case "json":
+        return new JsonReader();
+      case "gemma":
+        return new GemmaReader();
+      case "xml":
+        return new XmlReader(textParameters(this.tools, name), this.format.close);
     }
-    return [{ type: "arguments", index: this.#calls - 1, text: this.take(length) }];
+  }
+
+  private argumentsText(): readonly ToolCallEvent[] {
+    const [text, done] = this.readHeld();
+    if (done) {
+      this.#mode = this.#inList ? "object" : "tail";
+      this.#reader = new JsonReader(1);
+    }
+    return [{ type: "arguments", index: this.#calls - 1, text }];
+  }
+
+  private readHeld(): readonly [json: string, done: boolean] {
+    const [length, json, done] = this.#reader.read(this.#held);
+    this.take(length);
+    return [json, done];
+  }
+
+  private between(): readonly ToolCallEvent[] {
+    this.#held = this.#held.trimStart();
+    const next = this.#held[0];
+    if (next === "," || next === "]") {
+      this.take(1);
+      this.#mode = next === "," ? "head" : "tail";
+    } else if (next !== undefined) this.ended();
+    return [];
   }
 
   /**
-   * The end of a call: its object's closing brace, and the tag. Other text there is dropped, because the call was
-   * already emitted.
+   * The end of a call: its object's closing brace, and the closing marker. Other text before a closing marker is
+   * dropped, because the call was already emitted.
    */
-  private tail(ended: boolean): ToolCallEvent[] {
-    if (this.format === "hermes") {
-      const end = this.#held.indexOf(CLOSE);
-      this.take(
-        end >= 0 ? end + CLOSE.length : ended ? this.#held.length : this.#held.length - overlap(this.#held, CLOSE),
-      );
-      if (end >= 0) this.ended();
+  private tail(ended: boolean): readonly ToolCallEvent[] {
+    const { close, marker } = this.format;
+    if (close !== "") {
+      const ends = [this.#held.indexOf(close), this.#held.indexOf(marker)].filter((at) => at >= 0);
+      const unclear = ended ? 0 : Math.max(overlap(this.#held, close), overlap(this.#held, marker));
+      this.take(ends.length > 0 ? Math.min(...ends) : this.#held.length - unclear);
+      if (ends.length > 0) {
+        if (this.#held.startsWith(close)) this.take(close.length);
+        this.ended();
+      }
       return [];
     }
     const brace = /^\s*\}/.exec(this.#held)?.[0];
-    if (brace !== undefined || this.#depth < 0) {
-      this.take(this.#depth < 0 ? 0 : (brace ?? "").length);
-      this.ended();
-    } else if (this.#held.trim() !== "") this.ended();
+    if (brace !== undefined && !this.#inList && this.format.after_arguments !== "") this.take(brace.length);
+    if (brace !== undefined || this.#held.trim() !== "") this.ended();
     return [];
   }
 
   private ended(): void {
     this.#mode = "text";
     this.#said = false;
+    this.#inList = false;
   }
 
   /** The held text is not a call. */
-  private isText(): ToolCallEvent[] {
+  private isText(): readonly ToolCallEvent[] {
     const text = this.#opened;
     this.#opened = "";
     this.#mode = "text";
-    // The tag itself is consumed, so that the text after it is examined again.
-    const rest = this.format === "llama3" ? this.take(this.#held.length) : "";
+    // The marker itself is consumed, so that the text after it is examined again.
+    const rest = this.format.marker === "" ? this.take(this.#held.length) : "";
     return this.text(text + rest);
   }
 
-  private text(text: string): ToolCallEvent[] {
+  private text(text: string): readonly ToolCallEvent[] {
     if (text === "") return [];
     this.#said = true;
     return [{ type: "text", text }];
@@ -227,45 +244,6 @@ function joined(events: readonly ToolCallEvent[]): ToolCallEvent[] {
     else if (event.type !== "arguments" || event.text !== "") result.push(event);
   }
   return result;
-}
-
-/** The length of the longest suffix of ``text`` that is a prefix of ``tag``. */
-function overlap(text: string, tag: string): number {
-  for (let length = Math.min(text.length, tag.length - 1); length > 0; length--)
-    if (tag.startsWith(text.slice(-length))) return length;
-  return 0;
-}
-
-/** The end of the object with which ``text`` begins; -1 if it has not ended. */
-function objectEnd(text: string): number {
-  let [depth, inString, escaped] = [0, false, false];
-  for (let at = 0; at < text.length; at++) {
-    const character = text[at] ?? "";
-    if (escaped) escaped = false;
-    else if (inString) {
-      if (character === "\\") escaped = true;
-      else if (character === '"') inString = false;
-    } else if (character === '"') inString = true;
-    else if (character === "{" || character === "[") depth++;
-    else if ((character === "}" || character === "]") && --depth === 0) return at + 1;
-  }
-  return -1;
-}
-
-function callOf(value: unknown): { readonly name: string; readonly arguments: unknown } | null {
-  if (typeof value !== "object" || value === null) return null;
-  const call = value as { readonly name?: unknown; readonly arguments?: unknown; readonly parameters?: unknown };
-  const given = call.arguments ?? call.parameters;
-  if (typeof call.name !== "string" || typeof given !== "object" || given === null || Array.isArray(given)) return null;
-  return { name: call.name, arguments: given };
-}
-
-function parsed(json: string): unknown {
-  try {
-    return JSON.parse(json);
-  } catch {
-    return undefined;
-  }
 }
 
 function randomId(): string {

@@ -3,6 +3,7 @@
 
 import { RequestError } from "../errors.js";
 import type { GrammarSource } from "../grammar/source.js";
+import type { ToolFormatEntry } from "../runtime/manifest.js";
 
 /** As in OpenAI's chat completions. */
 export interface Tool {
@@ -19,22 +20,11 @@ export interface Tool {
 export type ToolChoice =
   "none" | "auto" | "required" | { readonly type: "function"; readonly function: { readonly name: string } };
 
-/**
- * The format of calls. "hermes" (Qwen 2.5 and 3, Hermes): `<tool_call>{"name": .., "arguments": ..}</tool_call>`.
- * "llama3" (Llama 3.1 and on): `{"name": .., "parameters": ..}` as the complete answer.
- */
-export type ToolFormat = "hermes" | "llama3";
+/** How a model writes calls. The compiler finds it in the chat template, and the manifest holds it. */
+export type ToolFormat = ToolFormatEntry;
 
 const NAME = /^[A-Za-z0-9_.-]{1,64}$/;
 const NO_PARAMETERS = { type: "object", properties: {}, additionalProperties: false };
-
-/** The call format of a chat template; null if it has no tools or uses another format. */
-export function toolFormat(chatTemplate: string): ToolFormat | null {
-  if (!/\btools\b/.test(chatTemplate)) return null;
-  if (chatTemplate.includes("<tool_call>"))
-    return chatTemplate.includes("<function=") || chatTemplate.includes("<arg_key>") ? null : "hermes";
-  return chatTemplate.includes("<|python_tag|>") || /"parameters\\?"/.test(chatTemplate) ? "llama3" : null;
-}
 
 /** Throws RequestError for invalid tools, or if two have the same name. */
 export function checkTools(tools: readonly Tool[]): void {
@@ -77,12 +67,32 @@ export function toolGrammar(
         : `tool_choice names '${named}', which is none of the tools`,
     );
   }
-  const [begin, key, end] =
-    format === "hermes" ? ["<tool_call>\n", "arguments", "\n</tool_call>"] : ["", "parameters", ""];
+  const { before_name: before, before_arguments: between, after_arguments: end } = format;
   const tags = chosen.map(({ function: { name, parameters } }) => ({
-    begin: `${begin}{"name": ${JSON.stringify(name)}, "${key}": `,
+    begin: before + name + between,
     schema: parameters ?? NO_PARAMETERS,
-    end: `}${end}`,
+    end,
   }));
-  return { kind: "tags", tags, separator: parallel && named === null && format === "hermes" ? "\n" : null };
+  return {
+    kind: "tags",
+    tags,
+    separator: parallel && named === null ? format.separator : null,
+    begin: format.begin,
+    end: format.end,
+    arguments: format.arguments,
+  };
+}
+
+/** The parameters of a function that are strings, which some formats write without quotes. */
+export function textParameters(tools: readonly Tool[], name: string): ReadonlySet<string> {
+  const schema = tools.find((tool) => tool.function.name === name)?.function.parameters;
+  const { properties } = Object(schema) as { readonly properties?: object };
+  return new Set(Object.entries(properties ?? {}).flatMap(([key, value]) => (isText(value) ? [key] : [])));
+}
+
+/** Whether every value of a schema is a string: by its type, or by its constants if it has no type. */
+export function isText(schema: unknown): boolean {
+  const { type, const: constant, enum: values = [constant] } = Object(schema) as Readonly<Record<string, unknown>>;
+  if (type !== undefined) return type === "string" || JSON.stringify(type) === '["string"]';
+  return Array.isArray(values) && values.length > 0 && values.every((value) => typeof value === "string");
 }

@@ -5,6 +5,7 @@ import type { EngineApi } from "../../src/api/engine_api.js";
 import type { Model } from "../../src/api/model.js";
 import type { GrammarSource } from "../../src/grammar/source.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
+import { formatOf } from "../text/tool_formats.js";
 import { FakeSource, fakeEngine, modelOf, promptText } from "./fake_model.js";
 
 export interface AdapterEngine {
@@ -28,7 +29,7 @@ export function adapterEngineOver(source: FakeSource): AdapterEngine {
   const grammars: GrammarSource[] = [];
   const constraint = { mask: () => null, accept: () => undefined, finished: false, dispose: () => undefined };
   const model: Model = modelOf(source, {
-    tools: { parser: () => new ToolCallStream("hermes"), grammar: () => null },
+    tools: { parser: () => new ToolCallStream(formatOf("hermes")), grammar: () => null },
     grammar: {
       constraint: (spec) => {
         if (spec) grammars.push(spec);

@@ -8,6 +8,7 @@ import type { EngineApi } from "../../src/api/engine_api.js";
 import type { Model } from "../../src/api/model.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
 import { Tokenizer } from "../../src/text/tokenizer.js";
+import { formatOf } from "../text/tool_formats.js";
 import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 
 // The comment makes the tokenizer detect Hermes' format of tool calls.
@@ -80,7 +81,7 @@ export function modelOf(source: TokenSource, rest: Partial<Model> = {}): Model {
     name: "fake",
     context: 4096,
     tokens: source,
-    text: new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, chat_template: TEMPLATE }),
+    text: new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, chat_template: TEMPLATE, tools: formatOf("hermes") }),
     ...rest,
   };
 }

@@ -6,6 +6,7 @@ import type { EngineApi } from "../../src/api/engine_api.js";
 import type { LanguageModel, LanguageModelCreateOptions, LanguageModelTool } from "../../src/language_model/index.js";
 import { createLanguageModel } from "../../src/language_model/index.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
+import { formatOf } from "../text/tool_formats.js";
 import { toolGrammar } from "../../src/text/tools.js";
 import type { FakeSource } from "../api/fake_model.js";
 import { FakeSource as Source, fakeEngine, modelOf, promptText } from "../api/fake_model.js";
@@ -22,8 +23,10 @@ interface Tools {
 function calling(answers: readonly string[], tools = true): Tools {
   const source = new Source(answers);
   const grammar = (...params: Parameters<typeof toolGrammar> extends [unknown, ...infer Rest] ? Rest : never) =>
-    toolGrammar("hermes", ...params);
-  const model = modelOf(source, { tools: { parser: () => new ToolCallStream("hermes"), grammar: grammar as never } });
+    toolGrammar(formatOf("hermes"), ...params);
+  const model = modelOf(source, {
+    tools: { parser: () => new ToolCallStream(formatOf("hermes")), grammar: grammar as never },
+  });
   const engine = fakeEngine(model);
   return {
     engine: { ...engine, info: { ...engine.info, tools } },

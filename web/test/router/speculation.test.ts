@@ -11,6 +11,7 @@ import type { DeviceHints } from "../../src/router/decision/device_hints.js";
 import type { DraftingEngine } from "../../src/router/sides/near.js";
 import type { SocketClass } from "../../src/router/sides/verify_socket.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
+import { formatOf } from "../text/tool_formats.js";
 import { fakeEngine, modelOf } from "../api/fake_model.js";
 import type { Message } from "./fake_socket.js";
 import { FakeSocket } from "./fake_socket.js";
@@ -118,7 +119,7 @@ async function speculating({
   hints = {},
 }: Setup = {}) {
   const guesser = new Guesser();
-  const tools = { parser: () => new ToolCallStream("hermes"), grammar: () => null };
+  const tools = { parser: () => new ToolCallStream(formatOf("hermes")), grammar: () => null };
   const model = modelOf(guesser, { name: "small", tools });
   const engine = fakeEngine(model);
   const near: DraftingEngine = {

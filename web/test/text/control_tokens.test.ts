@@ -6,6 +6,7 @@ import { ControlTokens, SENTINEL } from "../../src/text/control_tokens.js";
 import { Tokenizer } from "../../src/text/tokenizer.js";
 import type { Message } from "../../src/text/chat_template.js";
 import type { Tool } from "../../src/text/tools.js";
+import { formatOf } from "./tool_formats.js";
 import { NO_TOKENS } from "./tokenizers.js";
 
 interface Case {
@@ -30,6 +31,7 @@ const vectors = JSON.parse(
 const made = (name: string, chatTemplate = vectors.template): Tokenizer =>
   new Tokenizer(JSON.stringify(vectors.tokenizers[name]), {
     ...NO_TOKENS,
+    tools: formatOf("hermes"),
     bos_token: "<s>",
     eos_token: "</s>",
     chat_template: chatTemplate,

@@ -7,7 +7,7 @@ import { ReasoningParser, reasoningOf } from "../../src/text/reasoning.js";
 import vectors from "../../../tests/conformance/reasoning.json" with { type: "json" };
 
 const [END, OPEN, CLOSE, BREAK, PLAIN] = [0, 1, 2, 3, 4];
-const dialect = { open: "<think>", close: "</think>" };
+const dialect = { open: "<think>", close: "</think>", label: "\n", beforeClose: "\n", afterClose: "\n\n" };
 
 type Piece = string | { readonly marker: string };
 
@@ -22,7 +22,7 @@ test.each(vectors.models)(
 
 test.each(vectors.splits)(
   "any split of a text gives the same reasoning and content: $name",
-  ({ start, pieces, reasoning, content }) => {
+  ({ start, pieces, reasoning, content, label = "" }) => {
     for (const size of [10_000, 1, 2, 3, 5]) {
       const cut = (pieces as readonly Piece[]).flatMap((piece): readonly Piece[] => {
         if (typeof piece !== "string") return [piece];
@@ -31,7 +31,7 @@ test.each(vectors.splits)(
           characters.slice(index * size, (index + 1) * size).join(""),
         );
       });
-      expect(parsed(start as State, cut)).toEqual([reasoning, content]);
+      expect(parsed(start as State, cut, label)).toEqual([reasoning, content]);
     }
   },
 );
@@ -133,8 +133,8 @@ function ids(mask: Int32Array | null): readonly number[] | null {
     : Array.from({ length: 8 }, (_, id) => id).filter((id) => (((mask[0] ?? 0) >>> id) & 1) === 1);
 }
 
-function parsed(start: State, pieces: readonly Piece[]): readonly [string, string] {
-  const parser = new ReasoningParser(start, { openId: OPEN, closeId: CLOSE, dialect });
+function parsed(start: State, pieces: readonly Piece[], label: string): readonly [string, string] {
+  const parser = new ReasoningParser(start, { openId: OPEN, closeId: CLOSE, dialect: { ...dialect, label } });
   const parts = pieces.map((piece) => {
     if (typeof piece === "string") return parser.feed(piece, PLAIN);
     // As if the marker were a special token, which has no text.

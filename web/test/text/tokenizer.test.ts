@@ -1,6 +1,8 @@
 import { expect, test } from "vitest";
 
+import { readVocabulary } from "../../src/grammar/vocabulary.js";
 import { Tokenizer } from "../../src/text/tokenizer.js";
+import { formatOf } from "./tool_formats.js";
 import { NO_TOKENS, byteFallbackTokenizer, byteLevelTokenizer } from "./tokenizers.js";
 
 const JSON_TEXT = byteLevelTokenizer();
@@ -70,4 +72,17 @@ test.each([byteLevelTokenizer(), byteFallbackTokenizer()])("the bytes of a text'
   const tokenizer = new Tokenizer(json, NO_TOKENS);
   const bytes = tokenizer.encode("né 🦊!", false).flatMap((id) => [...(tokenizer.tokenBytes(id) ?? [])]);
   expect(new TextDecoder().decode(Uint8Array.from(bytes)).trimStart()).toBe("né 🦊!");
+});
+
+test("special tokens that mark tool calls are part of an answer's text, and of its grammar", () => {
+  const file = JSON.parse(JSON_TEXT) as { added_tokens: { id: number; content: string; special: boolean }[] };
+  const [special] = file.added_tokens.filter((token) => token.special);
+  if (special === undefined) throw new Error("no special token");
+  const { id, content } = special;
+  const tools = { ...formatOf("mistral"), tokens: [content] };
+  expect(new Tokenizer(JSON_TEXT, NO_TOKENS).decode([id, 97])).toBe("a");
+  expect(new Tokenizer(JSON_TEXT, { ...NO_TOKENS, tools }).decode([id, 97])).toBe(`${content}a`);
+  const spec = { vocab_size: 300, eos_token_ids: [] };
+  expect(readVocabulary(JSON_TEXT, spec).tokens[id]?.length).toBe(0);
+  expect(readVocabulary(JSON_TEXT, { ...spec, spoken: [content] }).tokens[id]?.length).toBe(content.length);
 });

@@ -10,6 +10,7 @@ export const NO_TOKENS: TokenizerEntry = {
   pad_token: null,
   unk_token: null,
   add_bos_token: null,
+  tools: null,
 };
 
 const ADDED = { single_word: false, lstrip: false, rstrip: false, normalized: false };

@@ -8,9 +8,10 @@ import type { Message } from "../../src/text/chat_template.js";
 import { ChatTemplate } from "../../src/text/chat_template.js";
 import type { ToolCallEvent } from "../../src/text/tool_call_stream.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
-import type { Tool, ToolFormat } from "../../src/text/tools.js";
-import { toolFormat, toolGrammar } from "../../src/text/tools.js";
+import type { Tool } from "../../src/text/tools.js";
+import { toolGrammar } from "../../src/text/tools.js";
 import { demoGrammars, pick } from "../grammar/pick.js";
+import { CASES as VECTOR_CASES, FORMATS, formatOf } from "./tool_formats.js";
 
 interface Vectors {
   readonly templates: Readonly<Record<string, string>>;
@@ -31,7 +32,7 @@ const VECTORS = JSON.parse(
 test.each(VECTORS.cases)(
   "the template $template renders $chat as transformers does (tools: $tools)",
   ({ template, chat, tools, text }) => {
-    const rendered = new ChatTemplate(VECTORS.templates[template] ?? "", VECTORS.special_tokens);
+    const rendered = new ChatTemplate(VECTORS.templates[template] ?? "", VECTORS.special_tokens, formatOf(template));
     expect(rendered.render(VECTORS.chats[chat] ?? [], tools ? { tools: VECTORS.tools } : {})).toBe(text);
   },
 );
@@ -62,21 +63,15 @@ test("tools for a template that has none, and wrong tools, are RequestErrors", (
   expect(() =>
     new ChatTemplate(TEMPLATE, {}).render([], { tools: [{ type: "function", function: { name: "a b" } }] }),
   ).toThrow(RequestError);
-  expect(() => toolGrammar("hermes", [tool], { type: "function", function: { name: "g" } })).toThrow("names 'g'");
-  expect(() => toolGrammar("hermes", [], "required")).toThrow("needs tools");
-});
-
-test("the format is read from the template", () => {
-  expect(toolFormat("{% if tools %}<tool_call>{% endif %}")).toBe("hermes");
-  expect(toolFormat('{% if tools %}{"name": .., "parameters": ..}{% endif %}')).toBe("llama3");
-  expect(toolFormat("{% if tools %}<tool_call><function={% endif %}")).toBeNull();
-  expect(toolFormat("{% if tools %}[TOOL_CALLS]{% endif %}")).toBeNull();
-  expect(toolFormat("<tool_call>")).toBeNull();
+  expect(() => toolGrammar(formatOf("hermes"), [tool], { type: "function", function: { name: "g" } })).toThrow(
+    "names 'g'",
+  );
+  expect(() => toolGrammar(formatOf("hermes"), [], "required")).toThrow("needs tools");
 });
 
 /** What comes out, put together: texts, and calls with their arguments. */
-function outcome(format: ToolFormat, pieces: readonly string[]): unknown[] {
-  const stream = new ToolCallStream(format, () => "id");
+function outcome(format: string, pieces: readonly string[], tools: readonly Tool[] = []): unknown[] {
+  const stream = new ToolCallStream(formatOf(format), tools, () => "id");
   const result: { text?: string; name?: string; arguments?: string }[] = [];
   const add = (event: ToolCallEvent): void => {
     const last = result.at(-1);
@@ -93,7 +88,7 @@ function outcome(format: ToolFormat, pieces: readonly string[]): unknown[] {
 }
 
 const WEATHER = { name: "weather", arguments: '{"city": "a } \\" {", "days": [1, {"x": null}]}' };
-const CASES: readonly (readonly [ToolFormat, string, readonly unknown[]])[] = [
+const CASES: readonly (readonly [string, string, readonly unknown[]])[] = [
   ["hermes", "just text < and <tool", [{ text: "just text < and <tool" }]],
   ["hermes", `<tool_call>\n{"name": "weather", "arguments": ${WEATHER.arguments}}\n</tool_call>`, [WEATHER]],
   [
@@ -145,16 +140,32 @@ test.each(CASES)("%s: %j is read the same however it is cut", (format, text, exp
     expect(outcome(format, [text.slice(0, at), text.slice(at)])).toEqual(expected);
 });
 
+test.each(VECTOR_CASES)("$format: the vector $text is read the same however it is cut", (vector) => {
+  const { format, text, texts = {} } = vector;
+  const tools = Object.entries(texts).map(([name, keys]): Tool => {
+    const properties = Object.fromEntries(keys.map((key) => [key, { type: "string" }]));
+    return { type: "function", function: { name, parameters: { type: "object", properties } } };
+  });
+  const expected = vector.expected.map((item) =>
+    typeof item === "string" ? { text: item } : { name: item[0], arguments: item[1] },
+  );
+  expect(outcome(format, [text], tools)).toEqual(expected);
+  expect(outcome(format, Array.from(text), tools)).toEqual(expected);
+  for (let at = 1; at < text.length; at++)
+    expect(outcome(format, [text.slice(0, at), text.slice(at)], tools)).toEqual(expected);
+});
+
 test("any text is read the same however it is cut, and comes out whole where there is no call", () => {
   const heads = [
     "<tool_call>",
     "</tool_call>",
     '{"name": "f", "arguments": {',
     '{"name": "f", "parameters": {',
-    "<|python_tag|>",
-  ];
+    ...Object.values(FORMATS).flatMap(({ marker, begin, close, tokens }) => [marker, begin, close, ...tokens]),
+    ...["call:", "f", "<function=f>", "<parameter=a>", "</parameter>", "</function>", "a:", "[", "]", ",", "ü😀"],
+  ].filter((head) => head !== "");
   const part = fc.constantFrom(...heads, '"a"', ":", "1", "}", "\\", '"', "\n", ";", "text", "<", "{");
-  const formats = fc.constantFrom<ToolFormat[]>("hermes", "llama3");
+  const formats = fc.constantFrom(...Object.keys(FORMATS));
   fc.assert(
     fc.property(
       formats,
@@ -195,14 +206,14 @@ const TOOLS: readonly Tool[] = [
   { type: "function", function: { name: "now" } },
 ];
 
-test.each(["hermes", "llama3"] as const)(
+test.each(Object.keys(FORMATS))(
   "%s: with a tool required, whatever the model picks is calls of the tools",
   async (format) => {
     const grammars = demoGrammars();
     const names = new Set<string>();
     for (let seed = 0; seed < 12; seed++) {
       const source = toolGrammar(
-        format,
+        formatOf(format),
         TOOLS,
         seed < 8 ? "required" : { type: "function", function: { name: "now" } },
       );
@@ -210,7 +221,7 @@ test.each(["hermes", "llama3"] as const)(
       const constraint = await grammars.constraint(source, 90);
       const { text } = pick(constraint, 90, seed);
       constraint.dispose();
-      const calls = outcome(format, [text]) as { name: string; arguments: string }[];
+      const calls = outcome(format, [text], TOOLS) as { name: string; arguments: string }[];
       expect(calls.length, text).toBeGreaterThan(0);
       for (const { name, arguments: given } of calls) {
         names.add(name);
@@ -221,7 +232,7 @@ test.each(["hermes", "llama3"] as const)(
       }
     }
     expect([...names].sort()).toEqual(["now", "weather"]);
-    expect(toolGrammar(format, TOOLS, "auto")).toBeNull();
+    expect(toolGrammar(formatOf(format), TOOLS, "auto")).toBeNull();
   },
 );
 
@@ -237,7 +248,7 @@ test.each([
   ["llama3", '{"name": "f", "parameters": {"a": 1}', true],
   ["llama3", '{"name": "f", "parameters": {"a": 1', false],
 ] as const)("in %s, %j ends with a whole call: %s", (format, text, whole) => {
-  const stream = new ToolCallStream(format);
+  const stream = new ToolCallStream(formatOf(format));
   stream.feed(text);
   stream.finish();
   expect(stream.whole).toBe(whole);

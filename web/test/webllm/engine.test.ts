@@ -284,7 +284,7 @@ test("enable_thinking of extra_body sets the variable of the chat template, if t
     await engine.chat.completions.create({ messages, extra_body: { enable_thinking } });
   const model = modelOf(source("/x/"), { text });
   const prompts = source("/x/").requests.map((request) => promptText(model, request));
-  expect(prompts).toEqual(["hi false", "hi true", "hi"]);
+  expect(prompts).toEqual(["hi False", "hi True", "hi"]);
   const without = await ready("a");
   await expect(
     without.chat.completions.create({ messages, extra_body: { enable_thinking: false } }),

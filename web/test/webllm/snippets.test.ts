@@ -6,6 +6,7 @@ import { afterAll, beforeAll, expect, test, vi } from "vitest";
 
 import { Engine } from "../../src/engine.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
+import { formatOf } from "../text/tool_formats.js";
 import { dawn } from "../../tools/dawn.js";
 import { planOf } from "../../src/runtime/plan.js";
 import type { Files } from "../letters_bundle.js";
@@ -123,7 +124,7 @@ onDevice("an extension, whose service worker has the engine", async () => {
 });
 
 test("tool calls", async () => {
-  const parser = (): ToolCallStream => new ToolCallStream("hermes");
+  const parser = (): ToolCallStream => new ToolCallStream(formatOf("hermes"));
   const { load } = fakeLoad(
     { tools: { parser, grammar: () => null } },
     '<tool_call>\n{"name": "get_current_weather", "arguments": {"location": "Tokyo"}}\n</tool_call>',

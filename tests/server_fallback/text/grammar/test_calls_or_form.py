@@ -13,6 +13,7 @@ import pytest
 from picking import END, SHAPES, TOKENS, Grammar, pick
 
 from nearfar.compiler.errors import RequestError
+from nearfar.compiler.text.tool_formats import FORMATS
 from nearfar.server_fallback.schema.chat import Function, Tool
 from nearfar.server_fallback.text.grammar import worker
 from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
@@ -22,7 +23,7 @@ from nearfar.server_fallback.text.grammar.grammars import Grammars
 from nearfar.server_fallback.text.grammar.matcher import allowed_ids
 from nearfar.server_fallback.text.grammar.messages import Refused
 from nearfar.server_fallback.text.grammar.source import CallsOrForm, EbnfSource, FormSource, JsonSource, RegexSource
-from nearfar.server_fallback.text.tools import ToolFormat, tool_grammar
+from nearfar.server_fallback.text.tools import tool_grammar
 from nearfar.server_fallback.text.vocabulary import Vocabulary
 
 STRICT: dict[str, Any] = {
@@ -50,11 +51,11 @@ def grammars() -> Iterator[Grammars]:
     grammars.close()
 
 
-def either(style: ToolFormat = "hermes", form: FormSource = FORM, *, parallel: bool = True) -> CallsOrForm:
+def either(style: str = "hermes", form: FormSource = FORM, *, parallel: bool = True) -> CallsOrForm:
     tools = [Tool(type="function", function=Function(name="f", parameters=STRICT, strict=True))]
     if style == "hermes":
         tools.append(Tool(type="function", function=Function(name="g", parameters=ANSWER)))
-    source = tool_grammar(style, tools, "auto", parallel, form)
+    source = tool_grammar(FORMATS[style], tools, "auto", parallel, form)
     assert isinstance(source, CallsOrForm)
     return source
 
@@ -189,7 +190,7 @@ def test_with_hermes_any_json_is_distinguished_from_calls_and_any_text_is_not(gr
 
 def test_a_wrong_schema_of_a_tool_is_not_taken_for_the_form_s(grammars: Grammars) -> None:
     tool = Tool(type="function", function=Function(name="f", parameters={"type": "wurst"}, strict=True))
-    source = tool_grammar("hermes", [tool], "auto", message=FORM)
+    source = tool_grammar(FORMATS["hermes"], [tool], "auto", message=FORM)
     assert isinstance(source, CallsOrForm)
     with pytest.raises(RequestError, match=r"^tools: .*wurst"):
         constraint(grammars, source)

@@ -1,0 +1,133 @@
+"""Fits a graph to a checkpoint whose weights are quantized: each matrix keeps the checkpoint's integers, and
+activations are rounded as the checkpoint prescribes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from .. import quant
+from ..errors import CheckpointError, UnsupportedModel
+from ..formats.checkpoint import ActivationScales, Checkpoint, StoredMatrix
+from ..ir.graph import Graph, Node, Parameter, Value
+from ..quant import Quantization
+
+# The format of the matrices that a quantized checkpoint stores as floats.
+UNQUANTIZED = "f16"
+HEAD = "lm_head"
+
+
+def choose_quantization(
+    requested: str | None, checkpoint: Checkpoint, note: Callable[[str], None]
+) -> tuple[Quantization, bool]:
+    """The bundle's quantization, and whether the matrices that the checkpoint stores quantized stay as they are.
+
+    They do unless a quantization is requested; the checkpoint's float matrices are then UNQUANTIZED. Raises
+    QuantizationError for an unknown name.
+    """
+    forms = checkpoint.stored_forms
+    if requested is None:
+        return quant.by_name(UNQUANTIZED if forms else quant.DEFAULT), bool(forms)
+    if forms:
+        note(
+            f"{checkpoint.path}: its weights are already quantized ({', '.join(sorted(forms))}); --quantization "
+            f"{requested} converts them and rounds them again; without the option they stay as they are"
+        )
+    return quant.by_name(requested), False
+
+
+def keep_stored_forms(graph: Graph, checkpoint: Checkpoint) -> Graph:
+    """The graph with the form of every matrix that the checkpoint stores quantized.
+
+    Raises UnsupportedModel for a matrix whose parts have several forms, or whose values an architecture changes.
+    """
+    parameters = {name: replace(each, form=stored_form(each, checkpoint)) for name, each in graph.parameters.items()}
+    return replace(graph, parameters=parameters)
+
+
+def stored_form(parameter: Parameter, checkpoint: Checkpoint) -> str | None:
+    """The form in which all of a parameter's tensors are stored; None if they are floats."""
+    forms: set[str | None] = set()
+    for source in parameter.sources:
+        tensor = checkpoint.tensors[source.tensor]
+        forms.add(tensor.form.name if isinstance(tensor, StoredMatrix) else None)
+    changed = any((source.offset, source.factor) != (0, 1) for source in parameter.sources)
+    if len(forms) > 1 or (changed and forms != {None}):
+        names = ", ".join(source.tensor for source in parameter.sources)
+        raise UnsupportedModel(
+            f"{checkpoint.path}: {names}: are stored as {', '.join(sorted(form or 'floats' for form in forms))}, "
+            f"but the {checkpoint.spec.model_type} model needs one matrix with other values; "
+            "give a --quantization to convert the weights"
+        )
+    (form,) = forms
+    return form
+
+
+def round_activations(graph: Graph, checkpoint: Checkpoint) -> Graph:
+    """The graph with a `fake_quantize` before and after the projections whose activations the checkpoint rounds.
+
+    Modules whose weights the graph does not read, such as those of a tower of images, do not count. Raises
+    CheckpointError for a module that the graph does not compute as one projection.
+    """
+    read = {source.tensor for parameter in graph.parameters.values() for source in parameter.sources}
+    scales = {
+        module: each
+        for module, each in checkpoint.activation_scales.items()
+        if f"{module}.weight" in read or module == HEAD
+    }
+    if not scales:
+        return graph
+    nodes: list[Node] = []
+    # Projections that round one input with the same scale share the result.
+    rounded: dict[tuple[str, float], str] = {}
+    for node in graph.nodes:
+        own = scales.pop(module_of(graph, node), None)
+        nodes += [node] if own is None else with_rounding(graph, node, own, rounded)
+    if scales:
+        module = next(iter(scales))
+        raise CheckpointError(
+            f"{checkpoint.path}: {module} has scales of activations, but the {checkpoint.spec.model_type} model does "
+            "not compute it as one projection",
+            module=module,
+        )
+    return graph.with_nodes(nodes)
+
+
+def module_of(graph: Graph, node: Node) -> str:
+    """The checkpoint's module of a projection; "" for other nodes."""
+    if node.op != "linear":
+        return ""
+    if node.outputs["y"] == graph.outputs.get("logits"):
+        return HEAD
+    (source, *others) = graph.parameters[node.inputs["weight"]].sources
+    return source.tensor.removesuffix(".weight") if not others else ""
+
+
+def with_rounding(
+    graph: Graph, node: Node, scales: ActivationScales, rounded: dict[tuple[str, float], str]
+) -> list[Node]:
+    nodes: list[Node] = []
+    inputs, outputs = dict(node.inputs), dict(node.outputs)
+    if scales.input is not None:
+        x = inputs["x"]
+        key = x, scales.input
+        if key not in rounded:
+            rounded[key] = f"{x}.rounded{len(rounded)}"
+            attrs = {"scale": scales.input, "dtype": dtype_of(graph, x)}
+            nodes.append(Node("fake_quantize", {"x": x}, {"y": rounded[key]}, attrs))
+        inputs["x"] = rounded[key]
+    y = outputs["y"]
+    if scales.output is not None:
+        outputs["y"] = f"{y}.unrounded"
+    nodes.append(replace(node, inputs=inputs, outputs=outputs))
+    if scales.output is not None:
+        attrs = {"scale": scales.output, "dtype": dtype_of(graph, y)}
+        nodes.append(Node("fake_quantize", {"x": outputs["y"]}, {"y": y}, attrs))
+    return nodes
+
+
+def dtype_of(graph: Graph, name: str) -> str:
+    value = graph.lookup(name)
+    assert isinstance(value, Value)
+    return value.dtype

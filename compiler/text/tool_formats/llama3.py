@@ -1,0 +1,27 @@
+"""Llama 3.1 and later: ``{"name": .., "parameters": ..}`` as the whole answer, after ``<|python_tag|>`` or not."""
+
+from __future__ import annotations
+
+import re
+
+from ...bundle.manifest import ToolFormatEntry
+
+FORMAT = ToolFormatEntry(
+    name="llama3",
+    marker="",
+    begin="",
+    before_name='{"name": "',
+    before_arguments='", "parameters": ',
+    after_arguments="}",
+    separator=None,
+    end="",
+    close="",
+    arguments="json",
+    lead="<|python_tag|>",
+    gap="",
+    tokens=["<|python_tag|>"],
+)
+
+
+def matches(template: str) -> bool:
+    return "<|python_tag|>" in template or re.search(r'"parameters\\?"', template) is not None
