@@ -84,8 +84,9 @@ class Context:
         head_dim = head_dim_of(shape, {"kv": kv})
         # q is the step's input or its result. A step that only appends has no q; its group is one head.
         q = step.inputs.get("q") or next(iter(step.outputs.values()), None)
-        (width,) = sizes(self.plan.shape_of(q)[1:]) if q else (num_kv_heads * head_dim,)
-        return Heads(width // head_dim, num_kv_heads, head_dim, page_size, stored_dtype(activation), kv)
+        rows, width = self.rows_and_columns(q) if q else ("S", num_kv_heads * head_dim)
+        assert isinstance(rows, str), rows
+        return Heads(width // head_dim, num_kv_heads, head_dim, page_size, stored_dtype(activation), kv, rows)
 
     def preparation(self, step: Step) -> Preparation:
         """How a rope_append or rope_attention prepares q and k."""

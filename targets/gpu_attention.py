@@ -128,6 +128,9 @@ def prefill_rows(
     scratch.
     """
     facts = {"heads": heads, "scores": scores, "q_in_scratch": bool(before)}
+    if heads.rows != "S":
+        # Every row is a sequence, so no two rows share a tile.
+        return [Variant((*before, kernel(attention, **facts)))]
     many: Condition = ["<=", ["mul", "B", numbers.min_tile_rows], "S"]
     if numbers.tensor_cores and attention_mma.supports(heads):
         tiles = [kernel(attention_mma.attention_mma, **facts)]
@@ -147,10 +150,11 @@ def tile_options(heads: Heads, numbers: AttentionNumbers) -> list[TileOptions]:
 
 
 def rope_call(step: Step, context: Context, activation: str) -> KernelCall:
-    (columns,) = sizes(context.plan.shape_of(step.inputs["x"])[1:])
+    rows, columns = context.rows_and_columns(step.inputs["x"])
     positions, half = sizes(context.plan.shape_of(step.inputs["table"])[:2])
     return kernel(
         rope,
+        rows=rows,
         columns=columns,
         head_dim=attr(step, "head_dim"),
         preparation=Preparation(positions, 2 * half, None),

@@ -77,8 +77,9 @@ def embedding(graph: Graph, module: str, rows: int, columns: int, scale: float, 
 
 
 def finish(graph: Graph, spec: ModelSpec, layout: DecoderLayout, x: str, *, embeds: bool) -> None:
-    """Add everything after the last layer."""
-    x = graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name="sampled_rows")
+    """Add everything after the last layer, which computes all rows, or only the sampled ones."""
+    if graph.shape_of(x)[0] != "R":
+        x = take_sampled(graph, x, "sampled_rows")
     x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps, offset=layout.norm_offset)
     if embeds:
         graph.outputs = {"embeddings": x}
@@ -99,8 +100,28 @@ BATCH_INPUTS: dict[str, Type] = {
     "sample_slots": (("R", 2), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }
+# Further inputs of models in which the upper layers compute only sampled rows: these as sequences of one row each.
+SAMPLED_INPUTS: dict[str, Type] = {
+    "sample_positions": (("R",), "int32"),
+    "sample_starts": ((["add", "R", 1],), "int32"),
+    "sample_page_indptr": ((["add", "R", 1],), "int32"),
+}
 # The inputs that an embedding model does not need.
 SAMPLING_INPUTS = ("sample_slots", "sample_settings")
+
+
+def take_sampled(graph: Graph, x: str, name: str) -> str:
+    """The sampled rows of x (S, N) -> (R, N)."""
+    return graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name=name)
+
+
+def sequences_of(graph: Graph, x: str) -> dict[str, str]:
+    """The inputs that describe the sequences of a value's rows: all new tokens, or the sampled ones."""
+    roles = ("positions", "seq_starts", "page_indptr")
+    if graph.shape_of(x)[0] == "S":
+        return {role: role for role in roles}
+    graph.inputs |= {name: Value(name, shape, dtype) for name, (shape, dtype) in SAMPLED_INPUTS.items()}
+    return dict(zip(roles, SAMPLED_INPUTS, strict=True))
 
 
 def head(graph: Graph, spec: ModelSpec, x: str) -> None:
@@ -168,7 +189,7 @@ class Layer:
             k = self._normed_and_rotated("k", self._head_projection("k", normed))
             v = self._values(self._head_projection("v", normed))
             graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
-        pages = {name: name for name in ("positions", "seq_starts", "page_indptr", "page_ids")}
+        pages = {**sequences_of(graph, x), "page_ids": "page_ids"}
         window = spec.window(self._layer)
         # A window as long as the context has no effect.
         window = None if window is None or window >= self._context else window
@@ -232,7 +253,8 @@ class Layer:
         rope = self._spec.rope_of(self._layer)
         if rope is None:
             return x
-        inputs = {"x": x, "positions": "positions", "table": self._rope_table(rope)}
+        positions = sequences_of(self._graph, x)["positions"]
+        inputs = {"x": x, "positions": positions, "table": self._rope_table(rope)}
         return self._graph.add(
             "rope", inputs, name=f"{self._here}.{name}_rotated", head_dim=self._head_dim, dtype="activation"
         )

@@ -11,7 +11,7 @@ from typing import Any
 from ..formats.config import ConfigReader
 from ..ir.graph import Graph, Parameter, Source
 from ..ir.spec import ModelSpec, RopeSpec
-from .decoder import DecoderLayout, Layer, embedding, finish, matrix, new_graph
+from .decoder import DecoderLayout, Layer, embedding, finish, matrix, new_graph, take_sampled
 from .decoder_config import even_head_dim, read_activation, read_decoder_config, read_layer_types, windows_of
 from .gemma import embedding_scale
 from .rope_config import RopeSizes, read_layer_ropes
@@ -158,6 +158,10 @@ def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = Fal
     x = embedding(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size, spec.embedding_scale, "embedded")
     per_layer = _per_layer_inputs(graph, spec, x) if spec.per_layer_size else None
     for layer in range(spec.num_layers):
+        if layer == spec.num_layers - spec.num_kv_shared_layers:
+            # No later layer has keys and values of its own, so only the sampled rows matter from here on.
+            x = take_sampled(graph, x, "sampled_rows")
+            per_layer = per_layer and take_sampled(graph, per_layer, "sampled_per_layer_inputs")
         block = Gemma4Layer(graph, spec, layer, LAYOUT, context)
         x = block.attention(x, page_size)
         x = block.feed_forward(x)

@@ -33,6 +33,9 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
     "page_indptr": (STARTS, "int32"),
     "page_ids": (("L",), "int32"),
     "sample_rows": (("R",), "int32"),
+    "sample_positions": (("R",), "int32"),
+    "sample_starts": ((["add", "R", 1],), "int32"),
+    "sample_page_indptr": ((["add", "R", 1],), "int32"),
     "sample_slots": (("R", 2), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }
@@ -42,6 +45,8 @@ NAMES = {
     for name in ("token_ids", "positions", "slots", "adapters", "seq_starts", "page_indptr", "page_ids", "sampled")
 }
 NAMES |= {"rows": "sample_rows", "settings": "sample_settings", "counts": "token_counts"}
+# The arrays of steps that compute only sampled rows.
+SAMPLED_NAMES = {"positions": "sample_positions", "seq_starts": "sample_starts", "page_indptr": "sample_page_indptr"}
 SAMPLING_NAMES = {"slots": "sample_slots", "bias": "logit_bias", "mask": "token_mask"}
 
 
@@ -186,7 +191,8 @@ def require_roles(
     """Check the sizes of arrays that kernels index, which the rules of the ops do not check."""
     spec, shapes = manifest.spec, {role: shape for role, (shape, _) in arrays.items()}
     samples = step.op in SAMPLING_OPS
-    names = {**NAMES, **SAMPLING_NAMES} if samples else NAMES
+    on_sampled_rows = step.inputs.get("positions") == SAMPLED_NAMES["positions"]
+    names = {**NAMES, **(SAMPLING_NAMES if samples else {}), **(SAMPLED_NAMES if on_sampled_rows else {})}
     for role, name in step.inputs.items():
         require(names.get(role, name) == name, where, f"input {role} is {name[:80]!r}; it must be {names.get(role)!r}")
     expected: dict[str, tuple[Shape, str]] = {"sampled": (("N",), "int32")}
@@ -215,7 +221,9 @@ def require_roles(
     rows = [shapes[role][0] for role in ("x", "q", "qkv", "k") if role in shapes and step.op != "take_rows"]
     needs_tokens = bool(shapes.keys() & {"positions", "adapters"}) or step.op == "append_kv"
     require(
-        all(each == "S" if needs_tokens else each in ("S", "R") for each in rows), where, "has rows that are not tokens"
+        all(each == ("R" if on_sampled_rows else "S") if needs_tokens else each in ("S", "R") for each in rows),
+        where,
+        "has rows that are not tokens",
     )
     for role in ("residual", "into"):
         if role in shapes and "x" in shapes:
@@ -376,6 +384,7 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
             "num_kv_heads": heads,
             "head_dim": head_dim,
             "page_size": page_size,
+            "rows": "R" if step.inputs.get("positions") == SAMPLED_NAMES["positions"] else "S",
         }
         # A kernel that merges results of others in scratch buffers does not read pages, so their format does not
         # matter.

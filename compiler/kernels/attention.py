@@ -19,7 +19,7 @@ TILE = 64
 
 def attention(name: str, *, heads: Heads, scores: Scores, q_in_scratch: bool) -> Kernel:
     """``q_in_scratch``: an earlier kernel, such as rope_append, wrote q to scratch; else q is an input of the step."""
-    kernel = KernelBuilder(name, scalars=("B",))
+    kernel = KernelBuilder(name, scalars=(heads.sequences,))
     phases = PlainAttention(kernel, heads, scores, q_in_scratch=q_in_scratch)
     phases.load_query()
     with kernel.loop("tile", phases.tiles) as tile:
@@ -39,8 +39,8 @@ class PlainAttention:
         self.pages = Pages(kernel, heads, write=False)
         self.rows = BatchRows(kernel, heads, scores)
         self.sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
-        self.y = kernel.buffer("y", ("S", heads.num_heads, heads.vectors), heads.stored_dtype, write=True)
-        self.head, self.row = kernel.grid(heads.num_heads, "S")
+        self.y = kernel.buffer("y", (heads.rows, heads.num_heads, heads.vectors), heads.stored_dtype, write=True)
+        self.head, self.row = kernel.grid(heads.num_heads, heads.rows)
         self.thread = kernel.threads(TILE)
         self.kv_head = self.head // heads.group
         self.query = kernel.shared("query", (heads.vectors,), heads.vector_dtype)

@@ -32,9 +32,9 @@ class BatchRows:
 
     def __init__(self, kernel: KernelBuilder, heads: Heads, scores: Scores) -> None:
         self._kernel, self._heads, self._scores = kernel, heads, scores
-        self.positions = kernel.buffer("positions", ("S",), "int32")
-        self._seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
-        self._page_indptr = kernel.buffer("page_indptr", (["add", "B", 1],), "int32")
+        self.positions = kernel.buffer("positions", (heads.rows,), "int32")
+        self._seq_starts = kernel.buffer("seq_starts", (["add", heads.sequences, 1],), "int32")
+        self._page_indptr = kernel.buffer("page_indptr", (["add", heads.sequences, 1],), "int32")
         self._page_ids = kernel.buffer("page_ids", ("L",), "int32")
 
     def page(self, first_page: Scalar, index: Scalar) -> Scalar:
@@ -50,7 +50,7 @@ class BatchRows:
         kernel = self._kernel
         # The row's sequence is the number of sequences that end at or before it.
         sequence = kernel.local("sequence", 1, "int32", fill=0)
-        with kernel.loop("other", kernel.size("B")) as other:
+        with kernel.loop("other", kernel.size(self._heads.sequences)) as other:
             sequence[0] = sequence[0] + select(self._seq_starts[other + 1] <= row, 1, 0)
         return kernel.let("first_page", self._page_indptr[sequence[0]]), self._last(sequence[0])
 
@@ -62,7 +62,7 @@ class BatchRows:
         first_sequence, end_sequence = (
             kernel.local(each, 1, "int32", fill=0) for each in ("first_sequence", "end_sequence")
         )
-        with kernel.loop("other", kernel.size("B")) as other:
+        with kernel.loop("other", kernel.size(self._heads.sequences)) as other:
             first_sequence[0] = first_sequence[0] + select(self._seq_starts[other + 1] <= first_row, 1, 0)
             end_sequence[0] = end_sequence[0] + select(self._seq_starts[other] < end_row, 1, 0)
         with kernel.loop("s", end_sequence[0] - first_sequence[0]) as s:

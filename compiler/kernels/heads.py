@@ -13,7 +13,8 @@ from dataclasses import dataclass
 class Heads:
     """H query heads and K kv heads of D elements, of ``activation`` dtype, on pages of ``page_size`` tokens.
 
-    ``kv`` is the format of pages, "activation" or "q8".
+    ``kv`` is the format of pages, "activation" or "q8". ``rows`` is the dim of the rows of q: "S" for all new tokens,
+    "R" for the sampled rows, each of which is a sequence of one row.
     """
 
     num_heads: int
@@ -22,6 +23,12 @@ class Heads:
     page_size: int
     activation: str
     kv: str = "activation"
+    rows: str = "S"
+
+    @property
+    def sequences(self) -> str:
+        """The dim of the sequences that the rows belong to."""
+        return "B" if self.rows == "S" else self.rows
 
     @property
     def group(self) -> int:

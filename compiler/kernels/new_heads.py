@@ -11,7 +11,7 @@ from .maths import rms_factor
 
 def query_rows(kernel: KernelBuilder, heads: Heads, *, scratch: bool, write: bool = False) -> Array:
     """The argument "q", (S, H, vectors): in scratch, float32, or as a value of the step, of the activations' dtype."""
-    shape = ("S", heads.num_heads, heads.vectors)
+    shape = (heads.rows, heads.num_heads, heads.vectors)
     if scratch:
         return kernel.scratch("q", shape, heads.vector_dtype, write=write)
     return kernel.buffer("q", shape, heads.stored_dtype, write=write)

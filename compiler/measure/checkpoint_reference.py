@@ -20,7 +20,7 @@ from ..ir.ops import OPS, Array
 from ..pipeline.stored_forms import round_activations
 from ..pipeline.weights import check_tensors, read_rows
 from ..quant.base import FloatArray
-from ..runtime.batch import Chunk, make_batch
+from ..runtime.batch import SAMPLED_INPUTS, Chunk, make_batch
 from ..runtime.graph_walk import Execution, walk
 
 # Tokens per walk over the weights; the activations of all of them are in memory together.
@@ -81,14 +81,17 @@ class CheckpointReference:
             [Chunk(window, 0, [page], range(len(window))) for page, window in enumerate(windows)], self._window
         )
         dims = batch.dims(len(windows))
-        # A layer reads what it has just written, so layers whose pages have the same shape can share them.
+        # A layer reads what it has just written, so layers whose pages have the same shape can share them, unless later
+        # layers read them too.
         shared: dict[object, Array] = {}
         pages = {}
         for name, state in self._graph.states.items():
             if state.shape[0] == "P":
                 shape = (len(windows), *state.shape[1:])
-                pages[name] = shared.setdefault(shape, np.zeros(shape, np.float32))  # type: ignore[arg-type]
-        execution = Execution(self._graph, {**batch.arrays(), **pages}, dims)
+                is_read_again = sum(node.op == "attention" for node in self._graph.users(name)) > 1
+                key = name if is_read_again else shape
+                pages[name] = shared.setdefault(key, np.zeros(shape, np.float32))  # type: ignore[arg-type]
+        execution = Execution(self._graph, {**batch.arrays(SAMPLED_INPUTS), **pages}, dims)
         (rows,) = walk(self._graph, self._head_node.inputs["x"], [execution], self._read)
         return rows
 

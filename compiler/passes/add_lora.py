@@ -8,6 +8,7 @@ matrices are states: adapters are loaded and unloaded while the model runs.
 from __future__ import annotations
 
 from ..bundle.manifest import LoraEntry, LoraModule
+from ..errors import UnsupportedModel
 from ..ir.graph import Graph, Node, Value
 from ..ir.plan import Plan
 
@@ -20,7 +21,7 @@ PROJECTIONS = {
 
 def add_lora(graph: Graph, rank: int) -> Graph:
     """Raises ValueError for a projection of a layer that cannot be split into its ops, because its adapters would have
-    no effect.
+    no effect; UnsupportedModel for one that computes only sampled rows.
     """
     adapted = Graph(
         inputs=dict(graph.inputs), states=dict(graph.states), constants=graph.constants, outputs=graph.outputs
@@ -35,6 +36,11 @@ def add_lora(graph: Graph, rank: int) -> Graph:
         if not node.has_only(**PROJECTIONS[node.op]):
             raise ValueError(
                 f"{node.op} of {weight}: takes no LoRA adapters with {', '.join((*node.inputs, *node.attrs))}"
+            )
+        if graph.shape_of(node.inputs["x"])[0] != "S":
+            raise UnsupportedModel(
+                f"{weight}: LoRA adapters are not supported for layers that compute only sampled rows; "
+                "compile the model without adapters"
             )
         parameter = graph.parameters[weight]
         assert parameter.columns is not None

@@ -34,7 +34,7 @@ from ..errors import CheckpointError
 from ..ir.graph import Graph, Parameter, Source
 from ..passes.split_large import slice_sources
 from ..quant.base import FloatArray
-from ..runtime.batch import Chunk, make_batch
+from ..runtime.batch import SAMPLED_INPUTS, Chunk, make_batch
 from ..runtime.graph_walk import Execution, Read, walk
 from ..text.tokenizer import Tokenizer
 
@@ -149,7 +149,10 @@ def reference_logits(
     pages = range(reference.bundle.manifest.pages_for(len(prompt)))
     batch = make_batch([Chunk(prompt, 0, pages, range(len(prompt)))], reference.bundle.manifest.page_size)
     dims = batch.dims(len(pages))
-    executions = [Execution(reference.graph, batch.arrays(), dims, activation) for activation in ("float32", "float16")]
+    executions = [
+        Execution(reference.graph, batch.arrays(SAMPLED_INPUTS), dims, activation)
+        for activation in ("float32", "float16")
+    ]
     # With float16, values may overflow, which makes the distance infinite.
     with np.errstate(over="ignore", invalid="ignore"):
         exact, half = walk(

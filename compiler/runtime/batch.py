@@ -6,7 +6,7 @@ each array.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from typing import Protocol, TypeVar
@@ -46,9 +46,20 @@ class Batch:
     logprobs: bool = False
     extra: Mapping[str, Array] = field(default_factory=dict)
 
-    def arrays(self) -> dict[str, Array]:
-        """All inputs by name."""
-        return {**self.extra, **{name: getattr(self, name) for name in KNOWN_INPUTS}}
+    def arrays(self, declared: Collection[str] = ()) -> dict[str, Array]:
+        """All inputs by name, and those of SAMPLED_INPUTS if a plan's inputs, ``declared``, contain them."""
+        arrays = {**self.extra, **{name: getattr(self, name) for name in KNOWN_INPUTS}}
+        return arrays | self.sampled_rows() if not SAMPLED_INPUTS.isdisjoint(declared) else arrays
+
+    def sampled_rows(self) -> dict[str, Array]:
+        """The sampled rows as sequences of one row each: SAMPLED_INPUTS."""
+        rows = self.sample_rows
+        sequences = np.searchsorted(self.seq_starts[1:], rows, side="right")
+        return {
+            "sample_positions": self.positions[rows],
+            "sample_starts": np.arange(len(rows) + 1, dtype=np.int32),
+            "sample_page_indptr": np.append(self.page_indptr[sequences], self.page_indptr[-1]).astype(np.int32),
+        }
 
     def dims(self, num_pages: int, num_slots: int = 1, num_adapters: int = 0) -> dict[str, int]:
         """The values of all dims for this batch, on a pool of ``num_pages`` and for ``num_slots`` sequence slots."""
@@ -68,6 +79,9 @@ class Batch:
         }
 
 
+# The positions of the sampled rows (R,), where each starts as a sequence of one row (R + 1,), and the first page of its
+# sequence (R + 1,): for layers that compute only sampled rows. They follow from the other inputs.
+SAMPLED_INPUTS = frozenset(("sample_positions", "sample_starts", "sample_page_indptr"))
 # The inputs of every batch.
 KNOWN_INPUTS = tuple(each.name for each in fields(Batch) if each.name not in ("alternatives", "logprobs", "extra"))
 

@@ -57,6 +57,7 @@ MANY_ROWS: Condition = ["<=", ["mul", "B", 8], "S"]
 # few blocks of keys.
 LONG = 512
 FEW_LONG: Condition = ["and", ["==", "S", "B"], ["and", ["<=", "S", 8], [">", "T", LONG]]]
+FEW_SAMPLED_LONG: Condition = ["and", ["<=", "R", 8], [">", "T", LONG]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,12 +237,15 @@ def attention_variants(step: Step, context: CpuContext, activation: str) -> list
     heads, scores = context.heads_of(step, activation), context.scores(step)
     preparation = context.preparation(step) if step.op == "rope_attention" else None
     facts: dict[str, Any] = {"heads": heads, "preparation": preparation, "scores": scores}
+    all_tokens = heads.rows == "S"
+    few_long = FEW_LONG if all_tokens else FEW_SAMPLED_LONG
     rows = (
-        plain(context, attention_split, when=FEW_LONG, **facts) if may_see_more_than(LONG, preparation, scores) else []
+        plain(context, attention_split, when=few_long, **facts) if may_see_more_than(LONG, preparation, scores) else []
     )
     for level in context.plain_levels:
         tile = TILE_QUERIES[level] // heads.group
-        if tile > 1:
+        # Every sampled row is a sequence, so no two share a tile.
+        if tile > 1 and all_tokens:
             rows.append(row(level, instance(attention, level, **facts, tile_rows=tile), when=MANY_ROWS))
     return rows + plain(context, attention, **facts, tile_rows=1)
 

@@ -9,7 +9,7 @@ their actual end.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -66,9 +66,9 @@ class DeviceMemory:
         self.addresses |= {name: self._arena_address + slice_.offset for name, slice_ in self.arena.items()}
         driver.wait(driver.record())
 
-    def upload_batch(self, inputs: Iterable[str], batch: Batch, staging: Bytes) -> None:
+    def upload_batch(self, inputs: Collection[str], batch: Batch, staging: Bytes) -> None:
         """Start the upload of a batch's inputs for a plan, through pinned memory of ``arena_bytes``."""
-        arrays = batch.arrays()
+        arrays = batch.arrays(inputs)
         end = 0
         for name in inputs:
             slice_, values = self.arena[name], arrays[name]

@@ -73,7 +73,7 @@ class WebGPURunner(PlanRunner):
         return f"{self._adapter_name} ({self.activation})"
 
     def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
-        arrays = batch.arrays()
+        arrays = batch.arrays(self.manifest.plan(plan).inputs)
         for name in self.manifest.plan(plan).inputs:
             values, start = arrays[name], self._places[name] // 4
             self._arena[start : start + values.size] = values.ravel().view(np.int32)

@@ -22,7 +22,7 @@ from tolerances import F32, relative_error
 from nearfar.compiler import passes
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.trust import check_runner
 
@@ -112,3 +112,18 @@ def test_gemma_runs_on_every_kernel_target(
     runner = opened(compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options))
     for chunk in (len(TOKENS), 9):
         assert relative_error(chunked_logits(runner, TOKENS, chunk), expected) < F32
+    if family == "gemma4_text":
+        assert relative_error(sampled_in_part(runner), expected[[3, 12, 26, 39, 38, 40, 39]]) < F32
+
+
+def sampled_in_part(runner: PlanRunner) -> npt.NDArray[np.float32]:
+    """The logits of some rows of TOKENS, of two sequences: several of a chunk, none, and those of a decode step."""
+    own, other = [4, 1, 3], [0, 5, 2]
+    steps = (
+        (Chunk(TOKENS[:13], 0, own[:1], [3, 12]), Chunk(TOKENS[:7], 0, other[:1])),
+        (Chunk(TOKENS[13:26], 13, own[:2]), Chunk(TOKENS[7:38], 7, other)),
+        (Chunk(TOKENS[26:40], 26, own, [0, 13]), Chunk(TOKENS[38:39], 38, other, [0], slot=1)),
+        (Chunk(TOKENS[40:41], 40, own, [0]), Chunk(TOKENS[39:40], 39, other, [0], slot=1)),
+    )
+    batches = [make_batch(chunks, 16) for chunks in steps]
+    return np.concatenate([runner.forward(batch).logits.copy() for batch in batches])

@@ -48,7 +48,7 @@ def rope(inputs: Inputs, attrs: Attrs) -> Array:
     x, table = inputs["x"].astype(np.float32), inputs["table"][inputs["positions"]]
     cosine, sine = table[:, None, :, 0], table[:, None, :, 1]
     half = table.shape[1]
-    heads = x.reshape(len(x), -1, attrs["head_dim"])
+    heads = x.reshape(len(x), x.shape[1] // attrs["head_dim"], attrs["head_dim"])
     low, high, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     return np.concatenate([low * cosine - high * sine, high * cosine + low * sine, rest], axis=-1).reshape(x.shape)
 
@@ -70,7 +70,9 @@ def attention(inputs: Inputs, attrs: Attrs) -> Array:
     kv, positions, head_dim = inputs["kv"], inputs["positions"], head_dim_of(inputs["kv"].shape, attrs)
     num_kv_heads, page_size = kv.shape[2:4]
     num_rows, width = inputs["q"].shape
-    queries = inputs["q"].astype(np.float32).reshape(num_rows, num_kv_heads, -1, head_dim) * scale_of(head_dim, attrs)
+    group = width // (num_kv_heads * head_dim)
+    queries = inputs["q"].astype(np.float32).reshape(num_rows, num_kv_heads, group, head_dim)
+    queries = queries * scale_of(head_dim, attrs)
     y = np.zeros_like(queries)
     for sequence in range(len(inputs["seq_starts"]) - 1):
         rows = slice(*inputs["seq_starts"][sequence : sequence + 2])

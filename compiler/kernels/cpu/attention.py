@@ -33,15 +33,17 @@ def attention(
     arguments = Arguments(name, isa, heads, preparation, scores)
     kernel = arguments.kernel
     arguments.prepare_queries()
-    with kernel.tasks("task", ["ceildiv", "S", tile_rows], heads.num_kv_heads) as task:
+    with kernel.tasks("task", ["ceildiv", heads.rows, tile_rows], heads.num_kv_heads) as task:
         row_index, kv_head = kernel.split(task, heads.num_kv_heads, ("row_index", "kv_head"))
         # Later tiles of a prompt see more keys. A thread's tasks are adjacent, so first and last tiles alternate to
         # give all threads equal work.
         turn, odd = kernel.split(row_index, 2, ("turn", "odd"))
-        tile = kernel.let("tile", select(odd > 0, round_up_quotient(kernel.size("S"), tile_rows) - 1 - turn, turn))
+        tile = kernel.let(
+            "tile", select(odd > 0, round_up_quotient(kernel.size(heads.rows), tile_rows) - 1 - turn, turn)
+        )
         row = kernel.local("row", 1, "int32")
         row[0] = tile * tile_rows
-        end = kernel.let("end", minimum(tile * tile_rows + tile_rows, kernel.size("S")))
+        end = kernel.let("end", minimum(tile * tile_rows + tile_rows, kernel.size(heads.rows)))
         with kernel.loop("part", tile_rows) as part, kernel.when(row[0] < end if tile_rows > 1 else True):
             del part
             sequence = arguments.sequence_of(row[0])
@@ -70,12 +72,12 @@ def attention_split(name: str, *, isa: Isa, heads: Heads, preparation: Preparati
     kernel, group, head_dim = arguments.kernel, heads.group, heads.head_dim
     # For each block and head: the weighted values, then the largest score and the sum of weights.
     partials = kernel.scratch(
-        "partials", ("B", ["ceildiv", "T", BLOCK], heads.num_heads, head_dim + 2), "float32", write=True
+        "partials", (heads.sequences, ["ceildiv", "T", BLOCK], heads.num_heads, head_dim + 2), "float32", write=True
     )
     arguments.prepare_queries()
-    with kernel.tasks("task", ["ceildiv", "T", BLOCK], "S", heads.num_kv_heads) as task:
+    with kernel.tasks("task", ["ceildiv", "T", BLOCK], heads.rows, heads.num_kv_heads) as task:
         rest, kv_head = kernel.split(task, heads.num_kv_heads, ("rest", "kv_head"))
-        block, row = kernel.split(rest, kernel.size("S"), ("block", "row"))
+        block, row = kernel.split(rest, kernel.size(heads.rows), ("block", "row"))
         first_head = kernel.let("first_head", kv_head * group)
         keys = arguments.in_block(arguments.visible(row, row), block)
         with kernel.when(keys.start < keys.stop):
@@ -91,7 +93,7 @@ def attention_split(name: str, *, isa: Isa, heads: Heads, preparation: Preparati
                     partials[row, block, head, ramp(start, lanes)] = block_keys.sums[ramp(i * head_dim + start, lanes)]
                 partials[row, block, head, head_dim] = block_keys.largest[i]
                 partials[row, block, head, head_dim + 1] = block_keys.total[i]
-    with kernel.tasks("task", "S", heads.num_heads) as task:
+    with kernel.tasks("task", heads.rows, heads.num_heads) as task:
         row, head = kernel.split(task, heads.num_heads, ("row", "head"))
         running = arguments.running([head])
         with arguments.each_block(arguments.visible(row, row)) as block:
@@ -116,14 +118,16 @@ class Arguments:
     ) -> None:
         self.kernel = kernel = CpuKernelBuilder(name, scalars=scalars)
         self.isa, self.heads, self._scores = isa, heads, scores
-        rows = ("S", heads.num_heads, heads.head_dim)
+        rows = (heads.rows, heads.num_heads, heads.head_dim)
         self._new = None if preparation is None else NewHeads(kernel, isa, heads, preparation)
         self._given = kernel.buffer("q", rows, heads.activation) if self._new is None else None
-        self._positions = kernel.buffer("positions", ("S",), "int32") if self._new is None else self._new.positions
+        self._positions = (
+            kernel.buffer("positions", (heads.rows,), "int32") if self._new is None else self._new.positions
+        )
         self._q = kernel.scratch("q", rows, "float32", write=True)
         self._pages = Pages(kernel, heads, write=self._new is not None)
-        self.seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
-        self.page_indptr = kernel.buffer("page_indptr", (["add", "B", 1],), "int32")
+        self.seq_starts = kernel.buffer("seq_starts", (["add", heads.sequences, 1],), "int32")
+        self.page_indptr = kernel.buffer("page_indptr", (["add", heads.sequences, 1],), "int32")
         self._page_ids = kernel.buffer("page_ids", ("L",), "int32")
         self._sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
         self._y: Array = kernel.buffer("y", rows, heads.activation, write=True)
@@ -135,7 +139,7 @@ class Arguments:
             self._new.process(self._pages, self._q, scale)
             return
         assert self._given is not None
-        with kernel.tasks("task", "S", heads.num_heads) as task:
+        with kernel.tasks("task", heads.rows, heads.num_heads) as task:
             row, head = kernel.split(task, heads.num_heads, ("row", "head"))
             for start, lanes in pieces(heads.head_dim, self.isa.lanes):
                 here = row, head, ramp(start, lanes)
@@ -144,7 +148,7 @@ class Arguments:
     def sequence_of(self, row: Scalar) -> Scalar:
         """The row's sequence: the number of sequences that end at or before it."""
         sequence = self.kernel.local("sequence", 1, "int32", fill=0)
-        with self.kernel.loop("other", self.kernel.size("B")) as other:
+        with self.kernel.loop("other", self.kernel.size(self.heads.sequences)) as other:
             sequence[0] = sequence[0] + select(self.seq_starts[other + 1] <= row, 1, 0)
         return self.kernel.let("sequence", sequence[0])
 

@@ -13,6 +13,7 @@ from tolerances import relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch import by_model_type
+from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
@@ -44,6 +45,46 @@ def test_the_text_model_of_a_model_with_images_is_compiled(tmp_path: Path) -> No
     assert load(str(tmp_path)).notes == (
         "only the text model is compiled; left out: multi_modal_projector (2 tensors), vision_tower (32 tensors)",
     )
+
+
+def test_upper_layers_of_gemma_4_compute_only_sampled_rows(tmp_path: Path) -> None:
+    expected = make_family("gemma4_text", tmp_path)
+    graph, tensors = opened(tmp_path, context=len(TOKENS))
+    upper = [node for node in graph.nodes if any(name.startswith("model.layers.4.") for name in node.inputs.values())]
+    assert upper
+    assert all(graph.shape_of(node.outputs["y"])[0] == "R" for node in upper)
+    # Some rows of both sequences, and a chunk of which no row of the first is sampled.
+    rows = {0: [0, 8, 12], 13: [], 26: [1, 14]}
+    batches = []
+    for start, stop in ((0, 13), (13, 26), (26, 41)):
+        used = -(-stop // PAGE_SIZE)
+        chunks = [
+            Chunk(TOKENS[start:stop], start, PAGES[11 : 11 + used], [4, 5] if start == 13 else ()),
+            Chunk(TOKENS[start:stop], start, PAGES[:used], rows[start], slot=1),
+        ]
+        batches.append(make_batch(chunks, PAGE_SIZE))
+    for each in (graph, run_passes(graph, quant.by_name("f32"), 128 << 20)):
+        outputs = run_graph(each, tensors, batches).outputs
+        found = np.concatenate([output["logits"] for output in outputs])
+        assert relative_error(found, expected[[0, 8, 12, 17, 18, 27, 40]]) < LIMIT
+
+
+def test_a_chunk_without_a_sampled_row_skips_the_upper_layers_and_fills_the_pages(tmp_path: Path) -> None:
+    expected = make_family("gemma4_text", tmp_path)
+    graph, tensors = opened(tmp_path, context=len(TOKENS))
+    batches = [
+        make_batch([piece(TOKENS, start, 20, PAGES[:11], sampled=start == 40)], PAGE_SIZE) for start in (0, 20, 40)
+    ]
+    outputs = run_graph(graph, tensors, batches).outputs
+    assert [len(output["logits"]) for output in outputs] == [0, 0, 1]
+    assert relative_error(outputs[-1]["logits"], expected[40:]) < LIMIT
+
+
+def test_layers_that_compute_only_sampled_rows_take_no_adapters(tmp_path: Path) -> None:
+    make_family("gemma4_text", tmp_path)
+    graph, _ = opened(tmp_path, context=len(TOKENS))
+    with pytest.raises(UnsupportedModel, match=r"model\.layers\.4.*only sampled rows"):
+        run_passes(graph, quant.by_name("f32"), 128 << 20, lora_rank=4)
 
 
 def opened(folder: Path, context: int) -> tuple[Graph, dict[str, Array]]:

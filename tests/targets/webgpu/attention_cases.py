@@ -389,7 +389,15 @@ def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str) -> Cas
         return Run({"S": rows}, {**inputs, "y": np.full(x.shape, np.nan, y_dtype)}, {"y": y.astype(y_dtype)})
 
     def build() -> Kernel:
-        return rope(name, columns=columns, head_dim=head_dim, preparation=preparation, x_dtype=x_dtype, y_dtype=y_dtype)
+        return rope(
+            name,
+            rows="S",
+            columns=columns,
+            head_dim=head_dim,
+            preparation=preparation,
+            x_dtype=x_dtype,
+            y_dtype=y_dtype,
+        )
 
     return Case(name, build, lambda: [run(rows) for rows in (1, 33)], on_dawn="float16" not in (x_dtype, y_dtype))
 

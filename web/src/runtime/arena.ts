@@ -3,7 +3,8 @@
 
 import { BundleError, RequestError } from "../errors.js";
 import type { Allocator } from "./allocator.js";
-import type { Batch } from "./batch.js";
+import type { Batch, BatchInputs } from "./batch.js";
+import { SAMPLED_INPUTS, sampledRows } from "./batch.js";
 import type { Dims } from "./expr.js";
 import { elements, evaluate } from "./expr.js";
 import { BUFFER_USAGE } from "./gpu_flags.js";
@@ -16,7 +17,7 @@ export class Arena {
   readonly #words: Int32Array<ArrayBuffer>;
   readonly #floats: Float32Array<ArrayBuffer>;
   readonly #buffer: GPUBuffer;
-  readonly #inputs = new Map<keyof Batch, GPUBufferBinding>();
+  readonly #inputs = new Map<keyof BatchInputs, GPUBufferBinding>();
   readonly #uniforms = new Map<string, GPUBufferBinding>();
 
   /** ``capacity`` contains the dims of the largest batch, ``uniforms`` the uniform integers of each kernel. */
@@ -51,7 +52,7 @@ export class Arena {
   }
 
   input(name: string): GPUBufferBinding | undefined {
-    return this.#inputs.get(name as keyof Batch);
+    return this.#inputs.get(name as keyof BatchInputs);
   }
 
   uniform(kernel: string): GPUBufferBinding {
@@ -62,16 +63,19 @@ export class Arena {
 
   /** Throws RequestError if an input does not have the size that the plan declares. */
   putInputs(batch: Batch, dims: Dims): void {
+    const sampled = SAMPLED_INPUTS.some((name) => this.#inputs.has(name));
+    const inputs: Partial<BatchInputs> = sampled ? { ...batch, ...sampledRows(batch) } : batch;
     for (const [name, { offset = 0 }] of this.#inputs) {
+      const values = inputs[name] ?? [];
       const { shape = [], dtype } = this.entries[name] ?? {};
-      const [found, expected] = [batch[name].length, elements(shape, dims)];
+      const [found, expected] = [values.length, elements(shape, dims)];
       if (found !== expected)
         throw new RequestError(`batch: ${name} has ${found} elements, the plan needs ${expected}`, {
           input: name,
           found,
           expected,
         });
-      (dtype === "float32" ? this.#floats : this.#words).set(batch[name], offset / 4);
+      (dtype === "float32" ? this.#floats : this.#words).set(values, offset / 4);
     }
   }
 
@@ -98,16 +102,17 @@ const INPUTS: readonly string[] = [
   "sample_rows",
   "sample_slots",
   "sample_settings",
-] satisfies readonly (keyof Batch)[];
+  ...SAMPLED_INPUTS,
+] satisfies readonly (keyof BatchInputs)[];
 
-function inputName(name: string): keyof Batch {
+function inputName(name: string): keyof BatchInputs {
   if (!INPUTS.includes(name)) {
     throw new BundleError(
       `manifest.json: input ${name} is not known here; known: ${INPUTS.join(", ")}; use a newer @nearfar/web`,
       { input: name },
     );
   }
-  return name as keyof Batch;
+  return name as keyof BatchInputs;
 }
 
 function range(words: number): number {

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { SAMPLE_FLAGS, dimsOf, settingsRow } from "../../src/runtime/batch.js";
+import { SAMPLE_FLAGS, dimsOf, sampledRows, settingsRow } from "../../src/runtime/batch.js";
 
 const batch = {
   token_ids: [1, 2, 3],
@@ -17,6 +17,21 @@ test("dims contain the numbers of tokens, sequences, sampled rows and listed pag
   const whole = { ...batch, seq_starts: [0, 2, 3], page_indptr: [0, 1, 3] };
   expect(dimsOf(whole, CAPACITY, false)).toEqual({ S: 3, B: 2, R: 1, T: 31, L: 3, A: 0, W: 0, ...CAPACITY });
   expect(dimsOf({ ...whole, sample_slots: [0, SAMPLE_FLAGS.bias] }, CAPACITY, true)).toMatchObject({ A: 1, W: 1 });
+});
+
+test("each sampled row is a sequence of one row on the pages of its sequence", () => {
+  const rows = { ...batch, seq_starts: [0, 2, 3], page_indptr: [0, 1, 3] };
+  expect(sampledRows(rows)).toEqual({ sample_positions: [30], sample_starts: [0, 1], sample_page_indptr: [1, 3] });
+  expect(sampledRows({ ...rows, sample_rows: [0, 1, 2] })).toEqual({
+    sample_positions: [0, 1, 30],
+    sample_starts: [0, 1, 2, 3],
+    sample_page_indptr: [0, 0, 1, 3],
+  });
+  expect(sampledRows({ ...rows, sample_rows: [] })).toEqual({
+    sample_positions: [],
+    sample_starts: [0],
+    sample_page_indptr: [3],
+  });
 });
 
 test("a sequence without a new token is a RequestError", () => {
