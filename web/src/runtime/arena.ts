@@ -64,14 +64,15 @@ export class Arena {
   putInputs(batch: Batch, dims: Dims): void {
     for (const [name, { offset = 0 }] of this.#inputs) {
       const { shape = [], dtype } = this.entries[name] ?? {};
-      const [found, expected] = [batch[name].length, elements(shape, dims)];
+      const values = batch[name] ?? [];
+      const [found, expected] = [values.length, elements(shape, dims)];
       if (found !== expected)
         throw new RequestError(`batch: ${name} has ${found} elements, the plan needs ${expected}`, {
           input: name,
           found,
           expected,
         });
-      (dtype === "float32" ? this.#floats : this.#words).set(batch[name], offset / 4);
+      (dtype === "float32" ? this.#floats : this.#words).set(values, offset / 4);
     }
   }
 
@@ -95,6 +96,9 @@ const INPUTS: readonly string[] = [
   "seq_starts",
   "page_indptr",
   "page_ids",
+  "window_slots",
+  "window_page_indptr",
+  "window_page_ids",
   "sample_rows",
   "sample_slots",
   "sample_settings",

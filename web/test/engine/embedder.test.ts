@@ -6,13 +6,20 @@ import { Gate } from "../../src/engine/gate.js";
 import { DeviceError } from "../../src/errors.js";
 import type { Batch } from "../../src/runtime/batch.js";
 
-const LIMITS = { tokens: 8, sequences: 3, pages: 6, pageSize: 4, context: 24, vocabSize: 100 };
+const LIMITS = {
+  tokens: 8,
+  sequences: 3,
+  groups: [{ pages: 6, window: Infinity }],
+  pageSize: 4,
+  context: 24,
+  vocabSize: 100,
+};
 
 /** A runner whose pages hold token ids. A text's vector is (the number of its tokens, their sum, the first token). */
 class PageRunner implements EmbedRunner {
   readonly limits = LIMITS;
   readonly batches: Batch[] = [];
-  readonly #cells = new Int32Array(LIMITS.pages * LIMITS.pageSize);
+  readonly #cells = new Int32Array(6 * LIMITS.pageSize);
 
   constructor(private readonly fails = Infinity) {}
 

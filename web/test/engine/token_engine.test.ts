@@ -8,11 +8,20 @@ import { Gate } from "../../src/engine/gate.js";
 import { mulberry32 } from "./mulberry32.js";
 import type { StepRunner } from "../../src/engine/step_runner.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
+import type { PageGroup } from "../../src/runtime/page_groups.js";
 import type { RunnerLimits } from "../../src/runtime/runner.js";
 import { STOP, VOCAB, answerOf, logprobsOf } from "./fake_model.js";
 import { FakeRunner } from "./fake_runner.js";
 
-const LIMITS: RunnerLimits = { tokens: 8, sequences: 4, pages: 16, pageSize: 4, context: 64, vocabSize: VOCAB };
+const onePool = (pages: number): readonly PageGroup[] => [{ pages, window: Infinity }];
+const LIMITS: RunnerLimits = {
+  tokens: 8,
+  sequences: 4,
+  groups: onePool(16),
+  pageSize: 4,
+  context: 64,
+  vocabSize: VOCAB,
+};
 // The fake model gives long answers to these prompts.
 const PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14];
 const OTHERS = [
@@ -98,7 +107,7 @@ test("a retained sequence can be saved, and restored into another engine", async
   const bytes = await engine.readRetained(retained);
   const other = engineOn(new FakeRunner(LIMITS));
   const restored = other.retainedSequence();
-  expect(other.writeRetained(restored, retained.tokens, bytes)).toBe(true);
+  expect(other.writeRetained(restored, retained.tokens, [0], bytes)).toBe(true);
   const promptIds = [...PROMPT, ...ids, 5];
   const { ids: next, completion } = await collect(other.generateTokens({ promptIds, maxTokens: 4 }, restored));
   expect(next).toEqual(answerOf(promptIds, 4, 64).tokens);
@@ -127,12 +136,12 @@ test("an aborted answer ends with the signal's reason, and the engine still answ
 });
 
 test("a page is lent only if a sequence that fills the context does not need it", async () => {
-  const limits = { ...LIMITS, context: 16, pages: 4 };
-  expect(engineOn(new FakeRunner(limits)).lendPage()).toBeNull();
-  const engine = engineOn(new FakeRunner({ ...limits, pages: 5 }));
-  const page = engine.lendPage();
+  const limits = { ...LIMITS, context: 16, groups: onePool(4) };
+  expect(engineOn(new FakeRunner(limits)).lendPages()).toBeNull();
+  const engine = engineOn(new FakeRunner({ ...limits, groups: onePool(5) }));
+  const pages = engine.lendPages();
   expect((await answer(engine, { maxTokens: 30 })).ids).toHaveLength(7);
-  engine.returnPage(page ?? -1);
+  engine.returnPages(pages ?? []);
 });
 
 test("leaving the loop ends the answer", async () => {
@@ -168,7 +177,7 @@ test("answers fail if the device is lost repeatedly", async () => {
 });
 
 test("a full context ends an answer, or the oldest tokens are dropped", async () => {
-  const limits = { ...LIMITS, context: 16, pages: 4 };
+  const limits = { ...LIMITS, context: 16, groups: onePool(4) };
   const ended = await answer(engineOn(new FakeRunner(limits)), { maxTokens: 30 });
   expect(ended.completion.finishReason).toBe("length");
   expect(ended.ids).toHaveLength(7);
@@ -379,7 +388,7 @@ test("random prompts get the same log-probabilities with too few pages and on a 
       fc.integer({ min: 1, max: 4 }),
       fc.integer({ min: 1, max: 12 }),
       async (requests, sequences, loseAfter) => {
-        const limits = { tokens: 7, sequences, pages: 7, pageSize: 4, context: 28, vocabSize: VOCAB };
+        const limits = { tokens: 7, sequences, groups: onePool(7), pageSize: 4, context: 28, vocabSize: VOCAB };
         const engine = engineOn(new FakeRunner(limits, loseAfter), () => Promise.resolve(new FakeRunner(limits)));
         const answers = await Promise.all(requests.map((request) => answerWithLogprobs(engine, request)));
         answers.forEach(({ reports, ids }, index) => {
@@ -445,7 +454,14 @@ test("random conversations with retained sequences, forks and few pages get the 
       fc.array(turn, { minLength: 2, maxLength: 12 }),
       fc.integer({ min: 0, max: 6 }),
       async (turns, spare) => {
-        const limits = { tokens: 5, sequences: 2, pages: 10 + spare, pageSize: 4, context: 40, vocabSize: VOCAB };
+        const limits = {
+          tokens: 5,
+          sequences: 2,
+          groups: onePool(10 + spare),
+          pageSize: 4,
+          context: 40,
+          vocabSize: VOCAB,
+        };
         const engine = engineOn(new FakeRunner(limits));
         const conversations = [0, 1, 2].map(() => ({ retained: engine.retainedSequence(), tokens: [] as number[] }));
         for (const { who, fork, say } of turns) {

@@ -53,7 +53,14 @@ const idsOf = (results: readonly StepResult[]): readonly (readonly number[])[] =
   results.map(({ tokenIds }) => [...tokenIds]);
 
 withRunner("limits equal the requested ones", () => {
-  expect(runner.limits).toEqual({ tokens: 64, sequences: 3, pages: 20, pageSize: 16, context: 256, vocabSize: 8 });
+  expect(runner.limits).toEqual({
+    tokens: 64,
+    sequences: 3,
+    groups: [{ pages: 20, window: Infinity }],
+    pageSize: 16,
+    context: 256,
+    vocabSize: 8,
+  });
 });
 
 withRunner("steps in flight pass tokens on the device, and their results arrive in order", async () => {
@@ -113,13 +120,15 @@ withRunner("a slot's bias affects only the batches after it", async () => {
 withRunner("complete pages are copied, read and written", async () => {
   const pageBytes = 2 * 16 * 2 * 4;
   const random = Uint8Array.from({ length: 3 * pageBytes }, (_, index) => (index * 37) % 251);
-  runner.writePages([4, 19, 7], random);
+  runner.writePages([[4, 19, 7]], random);
   runner.copyPages([
-    [4, 0],
-    [7, 4],
-    [4, 1],
+    [
+      [4, 0],
+      [7, 4],
+      [4, 1],
+    ],
   ]);
-  const read = await runner.readPages([0, 19, 1]);
+  const read = await runner.readPages([[0, 19, 1]]);
   const [a, b, c] = [0, 1, 2].map((page) => random.slice(page * pageBytes, (page + 1) * pageBytes));
   expect(read).toEqual(Uint8Array.from([...(a ?? []), ...(b ?? []), ...(c ?? [])]));
   expect(await runner.readPages([])).toEqual(new Uint8Array());
@@ -137,12 +146,12 @@ withRunner("values out of range are a RequestError", async () => {
   });
   await expect(runner.submit({ ...step([0]), sample_slots: [-1, SAMPLE_FLAGS.mask] })).rejects.toMatchObject(request);
   expect(idsOf([await runner.submit({ ...step([0]), sample_slots: [-1, 0] })])).toEqual([[1]]);
-  await expect(runner.readPages([20])).rejects.toMatchObject(request);
+  await expect(runner.readPages([[20]])).rejects.toMatchObject(request);
   expect(() => {
-    runner.copyPages([[0, -1]]);
+    runner.copyPages([[[0, -1]]]);
   }).toThrow("Page -1 is not in the pool");
   expect(() => {
-    runner.writePages([0], new Uint8Array(3));
+    runner.writePages([[0]], new Uint8Array(3));
   }).toThrow("1 pages of this model are 256 bytes, not 3");
   expect(() => {
     runner.setTokenCounts(3, null);

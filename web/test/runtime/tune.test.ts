@@ -37,7 +37,7 @@ interface SeenRequest {
 class FakeRunner implements TimedRunner {
   readonly manifest: Manifest;
   readonly rows: ReadonlyMap<string, readonly VariantEntry[]> = new Map(Object.entries(ROWS));
-  readonly limits = { pages: 64 };
+  readonly limits = { groups: [{ pages: 64, window: Infinity }] };
   readonly requests: SeenRequest[] = [];
 
   /** ``steps``: the milliseconds of each step that does not take 1 ms. */
@@ -58,7 +58,7 @@ class FakeRunner implements TimedRunner {
 function options(changes: Partial<TuneOptions> = {}): TuneOptions {
   return {
     choices: NO_CHOICES,
-    page: 63,
+    pages: [63],
     idle: () => Promise.resolve(),
     signal: new AbortController().signal,
     ...changes,
