@@ -170,10 +170,11 @@ export class KvCache {
     for (const table of tables) table.truncate(0);
   }
 
-  /** Release a sequence's pages because its tokens have changed. */
+  /** Release a sequence's pages, so that it is computed from its start. */
   restart(sequence: Sequence): void {
     this.release(sequence);
     sequence.computed = 0;
+    if (sequence.generated === 0) sequence.cachedTokens = 0;
   }
 
   /** Remove everything that no sequence holds, as after the loss of the device. */
@@ -192,14 +193,15 @@ export class KvCache {
     return false;
   }
 
-  /** Copy on write. Without a free page, the positions of the shared page are computed again. */
+  /** Copy on write. Without a free page, the positions after the cached pages are computed again. */
   #makeWritable(sequence: Sequence, index: number, copies: [number, number][][]): void {
     const { tables } = sequence;
     for (const [group, { pool, pages }] of tables.entries()) {
       const shared = pages[index] ?? -1;
       if (pool.users(shared) === 1) continue;
       if (pool.free === 0 && !this.prefixes.evict(group)) {
-        this.#recompute(sequence, index);
+        this.restart(sequence);
+        this.#extendPrefix(sequence);
         return;
       }
       const own = pool.allocate();
@@ -207,18 +209,6 @@ export class KvCache {
       pages[index] = own;
       pool.release(shared);
     }
-  }
-
-  /** Continue from the first ``count`` pages of a sequence, or from its start if pages before them were given back. */
-  #recompute(sequence: Sequence, count: number): void {
-    const computed = count * this.config.pageSize;
-    const { tables } = sequence;
-    if (tables.some(({ pool, dead }) => dead > pool.deadPages(computed))) {
-      this.restart(sequence);
-      return;
-    }
-    for (const table of tables) table.truncate(count);
-    sequence.computed = computed;
   }
 
   #match({ tokens, maxCached }: Sequence): PagesByGroup {

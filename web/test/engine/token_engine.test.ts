@@ -9,11 +9,21 @@ import { mulberry32 } from "./mulberry32.js";
 import type { StepRunner } from "../../src/engine/step_runner.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
 import type { PageGroup } from "../../src/runtime/page_groups.js";
+import { pagesOfSequence } from "../../src/runtime/page_groups.js";
 import type { RunnerLimits } from "../../src/runtime/runner.js";
 import { STOP, VOCAB, answerOf, logprobsOf } from "./fake_model.js";
 import { FakeRunner } from "./fake_runner.js";
 
 const onePool = (pages: number): readonly PageGroup[] => [{ pages, window: Infinity }];
+/** One group, or full layers beside layers with a window of 6 tokens. */
+const GROUPS: readonly (readonly PageGroup[])[] = [
+  onePool(16),
+  [{ pages: 12, window: 6 }],
+  [
+    { pages: 16, window: Infinity },
+    { pages: 12, window: 6 },
+  ],
+];
 const LIMITS: RunnerLimits = {
   tokens: 8,
   sequences: 4,
@@ -100,19 +110,40 @@ test("a retained sequence also retains the unfilled page, and its clone copies i
   engine.forget(clone);
 });
 
-test("a retained sequence can be saved, and restored into another engine", async () => {
-  const engine = engineOn(new FakeRunner(LIMITS));
+test.each(GROUPS)("a retained sequence can be saved, and restored into another engine", async (...groups) => {
+  const limits = { ...LIMITS, groups };
+  const engine = engineOn(new FakeRunner(limits));
   const retained = engine.retainedSequence();
   const { ids } = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, retained));
   const bytes = await engine.readRetained(retained);
-  const other = engineOn(new FakeRunner(LIMITS));
+  // Of 13 tokens in 4 pages, 6 are in the window; the position of the last token gave back pages when it was computed.
+  const dead = retained.tables.map((table) => table.dead);
+  expect(dead).toEqual(groups.map(({ window }) => (window === 6 ? 1 : 0)));
+  expect(bytes.length).toBe(dead.reduce((sum, count) => sum + (4 - count) * 2 * 4 * 4, 0));
+  const other = engineOn(new FakeRunner(limits));
   const restored = other.retainedSequence();
-  expect(other.writeRetained(restored, retained.tokens, [0], bytes)).toBe(true);
+  expect(() => other.writeRetained(restored, retained.tokens, dead, bytes.slice(8))).toThrow("wrong number of bytes");
+  expect(other.writeRetained(restored, retained.tokens, dead, bytes)).toBe(true);
   const promptIds = [...PROMPT, ...ids, 5];
   const { ids: next, completion } = await collect(other.generateTokens({ promptIds, maxTokens: 4 }, restored));
   expect(next).toEqual(answerOf(promptIds, 4, 64).tokens);
   expect(completion.cachedTokens).toBe(13);
 });
+
+test.each(GROUPS)(
+  "a retained sequence is used only if the window before its new tokens is there",
+  async (...groups) => {
+    const engine = engineOn(new FakeRunner({ ...LIMITS, groups }));
+    const retained = engine.retainedSequence();
+    const { ids } = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 12 }, retained));
+    // Another question after 11 tokens: the window of position 11 begins at 6, in a page that was given back.
+    const promptIds = [...PROMPT, ids[0] ?? 0, 3];
+    const { ids: next, completion } = await collect(engine.generateTokens({ promptIds, maxTokens: 4 }, retained));
+    expect(next).toEqual(answerOf(promptIds, 4, 64).tokens);
+    // The prefix cache still holds two full pages.
+    expect(completion.cachedTokens).toBe(groups.length === 1 && groups[0]?.window === Infinity ? 11 : 8);
+  },
+);
 
 test("simultaneous requests share steps, and their answers equal those of single requests", async () => {
   const runner = new FakeRunner(LIMITS);
@@ -399,7 +430,7 @@ test("random prompts get the same log-probabilities with too few pages and on a 
         });
       },
     ),
-    { numRuns: 150 },
+    { numRuns: 200 },
   );
 });
 
@@ -453,15 +484,14 @@ test("random conversations with retained sequences, forks and few pages get the 
     fc.asyncProperty(
       fc.array(turn, { minLength: 2, maxLength: 12 }),
       fc.integer({ min: 0, max: 6 }),
-      async (turns, spare) => {
-        const limits = {
-          tokens: 5,
-          sequences: 2,
-          groups: onePool(10 + spare),
-          pageSize: 4,
-          context: 40,
-          vocabSize: VOCAB,
-        };
+      fc.option(fc.integer({ min: 2, max: 14 })),
+      fc.boolean(),
+      async (turns, spare, window, isMixed) => {
+        const whole = { pages: 10 + spare, window: Infinity };
+        const sizes = { tokens: 5, sequences: 2, pageSize: 4, context: 40, vocabSize: VOCAB };
+        const pages = window === null ? 0 : pagesOfSequence({ window }, { ...sizes, maxTokens: sizes.tokens }) + spare;
+        const groups = window === null ? [whole] : [...(isMixed ? [whole] : []), { pages, window }];
+        const limits = { ...sizes, groups };
         const engine = engineOn(new FakeRunner(limits));
         const conversations = [0, 1, 2].map(() => ({ retained: engine.retainedSequence(), tokens: [] as number[] }));
         for (const { who, fork, say } of turns) {
@@ -487,6 +517,6 @@ test("random conversations with retained sequences, forks and few pages get the 
         for (const { retained } of conversations) engine.forget(retained);
       },
     ),
-    { numRuns: 150 },
+    { numRuns: 200 },
   );
 });
