@@ -292,7 +292,7 @@ export function memorySource(files: Files, piece = 100): Source {
   };
 }
 
-export /** The same bundle with two layers: one that sees the whole context, and one with a window, in a second page group. */
+/** The same bundle with two layers: one that sees the whole context, and one with a window, in a second page group. */
 function windowedBundle(window: number): LettersBundle {
   const { manifest } = lettersBundle();
   const { generate } = manifest.plans;
@@ -309,7 +309,7 @@ function windowedBundle(window: number): LettersBundle {
   return lettersBundle({ spec, plans: { generate: plan } });
 }
 
-function bytesOf(text: string): Uint8Array<ArrayBuffer> {
+export function bytesOf(text: string): Uint8Array<ArrayBuffer> {
   return new Uint8Array(new TextEncoder().encode(text));
 }
 
