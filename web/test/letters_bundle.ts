@@ -293,7 +293,7 @@ export function memorySource(files: Files, piece = 100): Source {
 }
 
 /** The same bundle with two layers: one that sees the whole context, and one with a window, in a second page group. */
-function windowedBundle(window: number): LettersBundle {
+export function windowedBundle(window: number): LettersBundle {
   const { manifest } = lettersBundle();
   const { generate } = manifest.plans;
   if (generate === undefined) throw new Error("no plan");

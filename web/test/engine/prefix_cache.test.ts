@@ -77,12 +77,17 @@ test("if all layers have windows, pages are evicted before others of the same pr
 test("a sequence whose cached pages were all evicted caches its next ones", () => {
   const { pools, cache } = cacheOf(1);
   const [tables, position] = [tablesOf(pools, 4), new CachePosition()];
+  const [tablesOfSecond, second] = [tablesOf(pools, 2), new CachePosition()];
   cache.insert(position, TOKENS, tables, 2);
+  cache.insert(second, TOKENS, tablesOfSecond, 2);
   // The window of the next position begins behind both pages.
-  for (const table of tables) table.giveBack(2);
+  for (const table of [...tables, ...tablesOfSecond]) table.giveBack(2);
   expect([cache.evict(0), cache.evict(0), cache.evict(0)]).toEqual([true, true, false]);
   const other = new CachePosition();
   cache.insert(other, TOKENS, tablesOf(pools, 1), 1);
+  cache.leave(second);
+  expect(cache.match(TOKENS, 1)).toEqual([[0]]);
+  expect(cache.size(0)).toBe(1);
   cache.insert(position, TOKENS, tables, 4);
   expect(position.depth).toBe(4);
   expect(cache.match(TOKENS, 4)).toEqual([[0, 0, 0, 0]]);
