@@ -2,7 +2,6 @@
 // cache.
 
 import type { PageGroup } from "../runtime/page_groups.js";
-import { deadPages } from "../runtime/page_groups.js";
 
 /** The pages of a group, all free at first. */
 export class PagePool {
@@ -29,7 +28,7 @@ export class PagePool {
 
   /** The number of pages at the start of a sequence that neither the position ``next`` nor later ones read. */
   deadPages(next: number): number {
-    return deadPages(this, next, this.pageSize);
+    return Math.max(0, Math.floor((next - this.window + 1) / this.pageSize));
   }
 
   /** How many users a page has, including the prefix cache. */

@@ -44,11 +44,6 @@ export class PrefixCache {
     private readonly pageSize: number,
   ) {}
 
-  /** How many pages of a group it holds. */
-  size(group: number): number {
-    return this.#count(group, () => true);
-  }
-
   /**
    * By group, the full pages of the longest usable prefix of ``tokens``, at most ``limit`` pages; 0 for pages behind
    * the window. The caller is not a user of them yet.
@@ -127,7 +122,7 @@ export class PrefixCache {
     for (let node = last; node !== null; node = node.parent) {
       node.entries.forEach((entry, group) => {
         // The other entries lie behind the window.
-        if (entry !== null && !this.#isIdle(group, entry)) entry.lastUsed = Math.max(entry.lastUsed, lastUsed);
+        if (entry && !this.#isIdle(group, entry)) entry.lastUsed = Math.max(entry.lastUsed, lastUsed);
       });
     }
     this.#prune(last);
@@ -136,7 +131,9 @@ export class PrefixCache {
 
   /** How many pages of a group `evict` could free: those that only the cache uses. */
   evictable(group: number): number {
-    return this.#count(group, (entry) => this.#isIdle(group, entry));
+    let count = 0;
+    for (const { entries } of this.#nodes) if (this.#isIdle(group, entries[group])) count++;
+    return count;
   }
 
   /**
@@ -148,21 +145,21 @@ export class PrefixCache {
     let oldest: Node | null = null;
     let time = Infinity;
     for (const node of this.#nodes) {
-      const entry = node.entries[group] ?? null;
-      if (entry === null || entry.lastUsed >= time || (!windowed && node.children.size > 0)) continue;
-      if (!this.#isIdle(group, entry)) continue;
+      const lastUsed = node.entries[group]?.lastUsed ?? Infinity;
+      if (lastUsed >= time || (!windowed && node.children.size > 0) || !this.#isIdle(group, node.entries[group]))
+        continue;
       oldest = node;
-      time = entry.lastUsed;
+      time = lastUsed;
     }
     if (oldest === null) return false;
-    for (const each of oldest.entries.keys()) if (!windowed || each === group) this.#removePage(oldest, each);
+    this.#removePages(oldest, windowed ? group : null);
     this.#prune(oldest);
     return true;
   }
 
   /** Remove everything, for example after the loss of the device. */
   clear(): void {
-    for (const node of this.#nodes) for (const group of node.entries.keys()) this.#removePage(node, group);
+    for (const node of this.#nodes) this.#removePages(node, null);
     this.#nodes.clear();
     this.#roots.clear();
   }
@@ -172,10 +169,13 @@ export class PrefixCache {
     position.depth = 0;
   }
 
-  #removePage({ entries }: Node, group: number): void {
-    const entry = entries[group];
-    if (entry) this.pools[group]?.release(entry.page);
-    entries[group] = null;
+  /** Remove the page of a group from a node, or the pages of all groups. */
+  #removePages({ entries }: Node, only: number | null): void {
+    entries.forEach((entry, group) => {
+      if (entry === null || (only ?? group) !== group) return;
+      this.pools[group]?.release(entry.page);
+      entries[group] = null;
+    });
   }
 
   /** Remove a node without pages and children, and then its ancestors if the same is true of them. */
@@ -188,17 +188,9 @@ export class PrefixCache {
       if (this.#nodes.delete(node)) (node.parent?.children ?? this.#roots).delete(node.key);
   }
 
-  #isIdle(group: number, { page }: Entry): boolean {
-    return this.pools[group]?.users(page) === 1;
-  }
-
-  #count(group: number, condition: (entry: Entry) => boolean): number {
-    let count = 0;
-    for (const { entries } of this.#nodes) {
-      const entry = entries[group];
-      if (entry && condition(entry)) count++;
-    }
-    return count;
+  /** Whether only the cache uses a page. */
+  #isIdle(group: number, entry: Entry | null | undefined): boolean {
+    return !!entry && this.pools[group]?.users(entry.page) === 1;
   }
 
   #key(tokens: readonly number[], index: number): string {

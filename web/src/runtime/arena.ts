@@ -4,6 +4,7 @@
 import { BundleError, RequestError } from "../errors.js";
 import type { Allocator } from "./allocator.js";
 import type { Batch } from "./batch.js";
+import { emptyBatch } from "./batch.js";
 import type { Dims } from "./expr.js";
 import { elements, evaluate } from "./expr.js";
 import { BUFFER_USAGE } from "./gpu_flags.js";
@@ -89,25 +90,11 @@ export class Arena {
   }
 }
 
-const INPUTS: readonly string[] = [
-  "token_ids",
-  "positions",
-  "slots",
-  "seq_starts",
-  "page_indptr",
-  "page_ids",
-  "window_slots",
-  "window_page_indptr",
-  "window_page_ids",
-  "sample_rows",
-  "sample_slots",
-  "sample_settings",
-] satisfies readonly (keyof Batch)[];
-
 function inputName(name: string): keyof Batch {
-  if (!INPUTS.includes(name)) {
+  const known = Object.keys(emptyBatch());
+  if (!known.includes(name)) {
     throw new BundleError(
-      `manifest.json: input ${name} is not known here; known: ${INPUTS.join(", ")}; use a newer @nearfar/web`,
+      `manifest.json: input ${name} is not known here; known: ${known.join(", ")}; use a newer @nearfar/web`,
       { input: name },
     );
   }

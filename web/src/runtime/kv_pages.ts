@@ -25,12 +25,12 @@ interface Layer {
 interface Group {
   readonly pages: number;
   readonly layers: readonly Layer[];
-  /** The bytes of one page in all layers. */
-  readonly pageBytes: number;
 }
 
 export class KvPages {
   readonly #groups: readonly Group[];
+  /** The bytes of the largest page of a layer. */
+  readonly #largest: number;
   #scratch: GPUBuffer | null = null;
 
   constructor(
@@ -40,24 +40,22 @@ export class KvPages {
     capacity: Dims,
     buffers: ReadonlyMap<string, GPUBuffer>,
   ) {
-    this.#groups = PAGE_DIMS.flatMap((dim) => {
-      const pages = capacity[dim];
-      if (pages === undefined) return [];
-      const layers = Object.entries(planOf(manifest).states).flatMap(([name, entry]) => {
+    this.#groups = PAGE_DIMS.map((dim) => ({
+      pages: capacity[dim] ?? 0,
+      layers: Object.entries(planOf(manifest).states).flatMap(([name, entry]) => {
         const buffer = buffers.get(name);
         return entry.shape[0] === dim && buffer !== undefined
           ? [{ buffer, size: sizeBytes(entry, activation, { ...capacity, [dim]: 1 }) }]
           : [];
-      });
-      return [{ pages, layers, pageBytes: layers.reduce((sum, { size }) => sum + size, 0) }];
-    });
+      }),
+    }));
+    this.#largest = Math.max(0, ...this.#groups.flatMap(({ layers }) => layers.map(({ size }) => size)));
   }
 
   copy(pairs: PageCopies): void {
     this.#require(pairs.map((some) => some.flat()));
     // WebGPU cannot copy within one buffer, so a second one is used.
-    const sizes = this.#groups.flatMap(({ layers }) => layers.map(({ size }) => size));
-    this.#scratch ??= this.allocator.storage("page copy", Math.max(0, ...sizes));
+    this.#scratch ??= this.allocator.storage("page copy", this.#largest);
     const encoder = this.allocator.device.createCommandEncoder();
     for (const [group, { layers }] of this.#groups.entries()) {
       for (const [from, to] of pairs[group] ?? []) {
@@ -79,16 +77,13 @@ export class KvPages {
     try {
       const encoder = device.createCommandEncoder();
       const reads: (() => Promise<ArrayBuffer>)[] = [];
-      for (let start = 0; start < pieces.length;) {
-        let end = start;
-        let size = 0;
-        do size += pieces[end++]?.size ?? 0;
-        while (end < pieces.length && size + (pieces[end]?.size ?? 0) <= MAX_STAGING_BYTES);
-        reads.push(new Staging(own, "pages", size).copy(encoder, pieces.slice(start, end)));
-        start = end;
+      const perBuffer = Math.max(1, Math.floor(MAX_STAGING_BYTES / this.#largest));
+      for (let start = 0; start < pieces.length; start += perBuffer) {
+        const some = pieces.slice(start, start + perBuffer);
+        reads.push(new Staging(own, "pages", sizeOf(some)).copy(encoder, some));
       }
       device.queue.submit([encoder.finish()]);
-      const bytes = new Uint8Array(pieces.reduce((sum, { size }) => sum + size, 0));
+      const bytes = new Uint8Array(sizeOf(pieces));
       let offset = 0;
       for (const part of await Promise.all(reads.map((read) => read()))) {
         bytes.set(new Uint8Array(part), offset);
@@ -102,7 +97,7 @@ export class KvPages {
 
   write(pages: PagesByGroup, bytes: Uint8Array<ArrayBuffer>): void {
     const pieces = this.#pieces(pages);
-    const expected = pieces.reduce((sum, { size }) => sum + size, 0);
+    const expected = sizeOf(pieces);
     if (bytes.length !== expected) {
       const count = pages.map((some) => some.length).join(" + ");
       throw new RequestError(
@@ -135,4 +130,8 @@ export class KvPages {
         throw new RequestError(`Page ${page} is not in the pool; its pages are 0 to ${most - 1}`, { page });
     });
   }
+}
+
+function sizeOf(pieces: readonly Required<Piece>[]): number {
+  return pieces.reduce((sum, { size }) => sum + size, 0);
 }

@@ -35,11 +35,6 @@ export interface SequenceSizes {
   readonly maxTokens: number;
 }
 
-/** The number of pages at the start of a sequence that neither the position ``next`` nor later ones read. */
-export function deadPages({ window }: Windowed, next: number, pageSize: number): number {
-  return Math.max(0, Math.floor((next - window + 1) / pageSize));
-}
-
 /**
  * The most pages that one sequence holds in a group: those of a full context, or those of the window, of the new tokens
  * of a step, and of the partly filled pages at both ends.
@@ -53,27 +48,27 @@ export function pagesOfSequence({ window }: Windowed, { context, pageSize, maxTo
  * ``maxSequences``; and one that tuning may borrow. ``pages`` replaces this number.
  */
 export function pageGroups(
-  manifest: Manifest,
+  { spec, ...manifest }: Manifest,
   sizes: SequenceSizes,
   maxSequences: number,
   pages: number | undefined,
 ): readonly PageGroup[] {
   const { context, pageSize } = sizes;
-  const windows = manifest.spec.windows.map((window) => (window !== null && window < context ? window : Infinity));
+  const windows = spec.windows.filter((window) => window !== null && window < context).map(Number);
   const group = (window: number, most: number): PageGroup => ({
     pages: Math.min(most, maxSequences * pagesOfSequence({ window }, sizes) + 1),
     window,
   });
-  const largest = Math.max(...windows.filter(Number.isFinite));
-  const hasWindowGroup = Object.hasOwn(planOf(manifest).inputs, "window_page_ids");
-  const window = hasWindowGroup || windows.length === 0 || windows.includes(Infinity) ? Infinity : largest;
-  const first = { ...group(window, Math.ceil(context / pageSize) + 1), ...(pages === undefined ? {} : { pages }) };
-  return [first, ...(hasWindowGroup ? [group(largest, first.pages)] : [])];
+  const hasTwo = Object.hasOwn(planOf(manifest).inputs, "window_page_ids");
+  const largest = Math.max(...windows);
+  const isFull = hasTwo || windows.length === 0 || windows.length < spec.windows.length;
+  const first = group(isFull ? Infinity : largest, Math.ceil(context / pageSize) + 1);
+  const main = { ...first, pages: pages ?? first.pages };
+  // No sequence holds more pages of the second group than of the first one.
+  return hasTwo ? [main, group(largest, main.pages)] : [main];
 }
 
-/** The maximum number of tokens of one sequence: ``context``, or fewer if a group has too few pages. */
-export function contextOf(groups: readonly PageGroup[], sizes: SequenceSizes): number {
-  const { context, pageSize } = sizes;
-  const most = groups.map((group) => (group.pages < pagesOfSequence(group, sizes) ? group.pages * pageSize : context));
-  return Math.min(context, ...most);
+/** The maximum number of tokens of one sequence: ``context``, or fewer if the first group has too few pages. */
+export function contextOf([first]: readonly PageGroup[], sizes: SequenceSizes): number {
+  return first && first.pages < pagesOfSequence(first, sizes) ? first.pages * sizes.pageSize : sizes.context;
 }

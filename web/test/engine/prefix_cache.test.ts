@@ -1,4 +1,4 @@
-// Tests the prefix cache of page groups with windows.
+// Tests the pools and the prefix cache of page groups with windows.
 
 import { expect, test } from "vitest";
 
@@ -32,6 +32,13 @@ function fill({ pools, cache }: ReturnType<typeof cacheOf>, count: number): void
   for (const table of tables) table.truncate(0);
 }
 
+test("a page is dead when the next position sees none of its tokens", () => {
+  const first = (window: number, next: number): number => new PagePool({ pages: 1, window }, 4).deadPages(next);
+  expect([0, 1, 6, 9, 10, 13, 14].map((next) => first(7, next))).toEqual([0, 0, 0, 0, 1, 1, 2]);
+  expect(first(Infinity, 1000)).toBe(0);
+  expect(first(1, 8)).toBe(2);
+});
+
 test("window pages are evicted from the front, and a prefix is usable while the window before its end is cached", () => {
   const set = cacheOf(Infinity, 3);
   const { pools, cache } = set;
@@ -44,7 +51,7 @@ test("window pages are evicted from the front, and a prefix is usable while the 
   ]);
   // The least recently used pages of the window are those before the last match.
   expect([cache.evict(1), cache.evict(1), cache.evict(1)]).toEqual([true, true, true]);
-  expect([cache.size(0), cache.size(1), pools[1]?.free]).toEqual([4, 1, 7]);
+  expect([cache.evictable(0), cache.evictable(1), pools[1]?.free]).toEqual([4, 1, 7]);
   expect(found(4)[0]).toEqual([0, 1, 2, 3]);
   // After 6 tokens the next position sees page 2, which was evicted.
   expect(found(3)).toEqual([[], []]);
@@ -60,7 +67,7 @@ test("window pages are evicted from the front, and a prefix is usable while the 
 test("an evicted page of full layers ends the prefix for the layers with windows too", () => {
   const set = cacheOf(Infinity, 3);
   fill(set, 4);
-  expect([set.cache.evict(0), set.cache.size(0), set.cache.size(1)]).toEqual([true, 3, 3]);
+  expect([set.cache.evict(0), set.cache.evictable(0), set.cache.evictable(1)]).toEqual([true, 3, 3]);
   expect(set.cache.match(TOKENS, 4).map((pages) => pages.length)).toEqual([3, 3]);
 });
 
@@ -68,9 +75,9 @@ test("if all layers have windows, pages are evicted before others of the same pr
   const set = cacheOf(3);
   const { pools, cache } = set;
   fill(set, 4);
-  expect([cache.evict(0), cache.evict(0), cache.evict(0), cache.size(0)]).toEqual([true, true, true, 1]);
+  expect([cache.evict(0), cache.evict(0), cache.evict(0), cache.evictable(0)]).toEqual([true, true, true, 1]);
   expect(cache.match(TOKENS, 4)).toEqual([[0, 0, 0, 3]]);
-  expect([cache.evict(0), cache.size(0), pools[0]?.free]).toEqual([true, 0, 8]);
+  expect([cache.evict(0), cache.evictable(0), pools[0]?.free]).toEqual([true, 0, 8]);
   expect(cache.match(TOKENS, 4)).toEqual([[]]);
 });
 
@@ -87,13 +94,11 @@ test("a sequence whose cached pages were all evicted caches its next ones", () =
   cache.insert(other, TOKENS, tablesOf(pools, 1), 1);
   cache.leave(second);
   expect(cache.match(TOKENS, 1)).toEqual([[0]]);
-  expect(cache.size(0)).toBe(1);
   cache.insert(position, TOKENS, tables, 4);
   expect(position.depth).toBe(4);
   expect(cache.match(TOKENS, 4)).toEqual([[0, 0, 0, 0]]);
-  expect(cache.size(0)).toBe(3);
   cache.leave(position);
   cache.leave(other);
   for (const table of tables) table.truncate(0);
-  expect([cache.evictable(0), cache.size(0)]).toEqual([2, 3]);
+  expect(cache.evictable(0)).toBe(2);
 });

@@ -5,7 +5,7 @@ import { expect, test } from "vitest";
 import type { BufferEntry, Manifest } from "../../src/runtime/manifest.js";
 import { capacityOf, limitsOf } from "../../src/runtime/memory.js";
 import { planMemory } from "../../src/runtime/memory_plan.js";
-import { deadPages, pagesOfSequence } from "../../src/runtime/page_groups.js";
+import { pagesOfSequence } from "../../src/runtime/page_groups.js";
 import { lettersBundle, windowedBundle } from "../letters_bundle.js";
 
 /** The layers of Gemma 3 1B: every 6th one sees the whole context, the others see 512 tokens. */
@@ -27,13 +27,6 @@ function gemma(windows: readonly (number | null)[]): Manifest {
   const spec = { ...manifest.spec, num_layers: 26, windows, max_position_embeddings: CONTEXT };
   return { ...manifest, context: CONTEXT, spec, plans: { generate: { ...generate, states } } };
 }
-
-test("a page is dead when the next position sees none of its tokens", () => {
-  const first = (window: number, next: number): number => deadPages({ window }, next, 4);
-  expect([0, 1, 6, 9, 10, 13, 14].map((next) => first(7, next))).toEqual([0, 0, 0, 0, 1, 1, 2]);
-  expect(first(Infinity, 1000)).toBe(0);
-  expect(first(1, 8)).toBe(2);
-});
 
 test("a sequence needs the pages of its window and of a step, but no more than its context has", () => {
   const sizes = { context: 100, pageSize: 16, maxTokens: 24 };
