@@ -53,8 +53,8 @@ async function saveAndRestore(
 
 const asSaved = packSession;
 /** As versions without page groups saved sessions. */
-const withoutGroups: typeof asSaved = ({ deadPages: _, ...record }, keysAndValues) =>
-  packSession(record, keysAndValues);
+const withoutGroups: typeof asSaved = ({ bundle, activation, messages, tokenIds }, keysAndValues) =>
+  packSession({ bundle, activation, messages, tokenIds }, keysAndValues);
 
 test.runIf(hasAdapter)(
   "a session is saved without the pages behind the window, and continues from the others",

@@ -162,7 +162,7 @@ export class FakeRunner implements StepRunner {
   /** The token and the hash at a position of the sequence of a row. */
   #cell(batch: Batch, row: number, group: number, position: number): Int32Array {
     const sequence = batch.seq_starts.filter((start) => start <= row).length - 1;
-    const [ids, indptr, slots] =
+    const [ids = [], indptr = [], slots = []] =
       group === 0
         ? [batch.page_ids, batch.page_indptr, batch.slots]
         : [batch.window_page_ids, batch.window_page_indptr, batch.window_slots];
