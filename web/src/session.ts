@@ -59,7 +59,7 @@ export class Session extends Conversation {
     this.requireIdle();
     const { tokens, bundle, activation } = this.host;
     const { tokens: tokenIds, tables } = this.#retained;
-    const deadPages = tables.map(({ dead }) => dead);
+    const deadPages = tables.map((table) => table.dead);
     const record = { bundle, activation: activation(), messages: this.messages, tokenIds, deadPages };
     await (await this.host.storage()).write(name, record, await tokens.readRetained(this.#retained));
   }
@@ -105,8 +105,7 @@ export class Session extends Conversation {
 function requireLayout(session: string, deadPages: readonly number[], groups: number): void {
   if (deadPages.length === groups) return;
   throw new StorageError(
-    `The saved session '${session}' has ${deadPages.length} page groups, this model has ${groups}; ` +
-      "continue its messages in a new session, and save that",
+    `The saved session '${session}' has ${deadPages.length} page groups, this model has ${groups}; save it again`,
     { session, found: deadPages.length, expected: groups },
   );
 }

@@ -104,7 +104,7 @@ export class Embedder {
     texts: readonly (readonly number[])[],
     signal: AbortSignal | undefined,
   ): Promise<readonly Float32Array[]> {
-    const { pageSize, groups, tokens, sequences, context } = this.#runner.limits;
+    const { pageSize, groups, tokens, sequences } = this.#runner.limits;
     const vectors: Float32Array[] = [];
     const free = groups.map(({ pages }) => Array.from({ length: pages }, (_, page) => page));
     const waiting = texts.map((ids, index): Text => ({ ids, index, pages: [], done: 0 }));
@@ -114,9 +114,8 @@ export class Embedder {
       await this.gate.opened();
       signal?.throwIfAborted();
       for (let [next] = waiting; next !== undefined && running.length < sequences; [next] = waiting) {
-        const length = Math.ceil(next.ids.length / pageSize);
-        const sizes = { context, pageSize, maxTokens: tokens };
-        const counts = groups.map((group) => Math.min(length, pagesOfSequence(group, sizes)));
+        const sizes = { context: next.ids.length, pageSize, maxTokens: tokens };
+        const counts = groups.map((group) => pagesOfSequence(group, sizes));
         if (counts.some((count, group) => count > (free[group]?.length ?? 0))) break;
         next.pages = free.map((some, group) => some.splice(0, counts[group]));
         running.push(next);

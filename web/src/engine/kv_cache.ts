@@ -68,16 +68,14 @@ export class KvCache {
    */
   fits({ tokens, params }: Sequence, prefix: Prefix, running: readonly Sequence[]): boolean {
     return this.pools.every((pool, group) => {
-      const missing = (held: number, dead: number, length: number): number => {
-        const most = pagesOfSequence(pool, this.config);
-        return Math.max(0, Math.min(this.pagesFor(length + 1) - dead, most) - held + dead);
+      let needed = 0;
+      const add = (held: number, dead: number, length: number): void => {
+        const most = Math.min(this.pagesFor(length + 1) - dead, pagesOfSequence(pool, this.config));
+        needed += Math.max(0, most - held + dead);
       };
-      const promised = running.reduce((sum, { tables, length }) => {
-        const { pages = [], dead = 0 } = tables[group] ?? {};
-        return sum + missing(pages.length, dead, length);
-      }, 0);
+      for (const { tables, length } of running) add(tables[group]?.pages.length ?? 0, tables[group]?.dead ?? 0, length);
       const dead = pool.deadPages(prefix.length);
-      const needed = promised + missing(this.pagesFor(prefix.length), dead, tokens.length);
+      add(this.pagesFor(prefix.length), dead, tokens.length);
       // The prefix must not be evicted.
       const idle = (prefix.pages?.[group] ?? []).slice(dead).filter((page) => pool.users(page) === 1).length;
       while (needed + idle > pool.free + this.prefixes.evictable(group)) {

@@ -43,7 +43,7 @@ export class PageTable {
   truncate(count: number): void {
     for (const page of this.pages.splice(Math.max(count, this.dead))) this.pool.release(page);
     this.pages.length = count;
-    this.dead = Math.min(count, this.dead);
+    this.dead = Math.min(this.dead, count);
   }
 
   /** A second table of the same pages. */

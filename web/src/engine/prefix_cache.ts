@@ -95,19 +95,19 @@ export class PrefixCache {
         level.set(key, node);
         this.#nodes.add(node);
       }
-      for (const [group, { pool, pages, dead }] of tables.entries()) {
-        if (index < dead) continue;
+      const { entries } = node;
+      tables.forEach(({ pool, pages, dead }, group) => {
         const page = pages[index] ?? -1;
-        const entry = node.entries[group] ?? null;
-        if (entry?.page === page) continue;
+        const entry = entries[group];
+        if (index < dead || entry?.page === page) return;
         pool.share(entry?.page ?? page);
-        if (entry === null) {
-          node.entries[group] = { page, lastUsed: position.lastUsed };
-        } else {
+        if (entry) {
           pool.release(page);
           pages[index] = entry.page;
+        } else {
+          entries[group] = { page, lastUsed: position.lastUsed };
         }
-      }
+      });
       position.node = node;
       position.depth = index + 1;
     }

@@ -140,7 +140,7 @@ export class TokenEngine implements TokenSource {
 
   /** The keys and values of a retained sequence, page by page, in the layout of this bundle. */
   async readRetained({ tables }: RetainedSequence): Promise<Uint8Array<ArrayBuffer>> {
-    return this.#runner.readPages(tables.map(({ live }) => live));
+    return this.#runner.readPages(tables.map((table) => table.live));
   }
 
   /**
@@ -159,7 +159,7 @@ export class TokenEngine implements TokenSource {
     retained.put(tokens, tables);
     try {
       this.#runner.writePages(
-        tables.map(({ live }) => live),
+        tables.map((table) => table.live),
         bytes,
       );
     } catch (error) {

@@ -50,7 +50,7 @@ function ofPlans({
       if (shape.join() !== [positions, pairs.length, 2].join() || pairs.length > spec.head_dim)
         return [`constants.${name}`, shape];
     }
-    if (Object.hasOwn(inputs, "window_page_ids") && !spec.windows.some((window) => (window ?? context) < context))
+    if (inputs.window_page_ids && !spec.windows.some((window) => (window ?? context) < context))
       return ["spec.windows", spec.windows];
     const arrays = new Set([...common, ...[inputs, states, constants, buffers].flatMap(Object.keys)]);
     for (const name of Object.values(outputs)) if (!Object.hasOwn(buffers, name)) return ["outputs", name];

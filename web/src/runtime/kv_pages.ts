@@ -99,9 +99,8 @@ export class KvPages {
     const pieces = this.#pieces(pages);
     const expected = sizeOf(pieces);
     if (bytes.length !== expected) {
-      const count = pages.map((some) => some.length).join(" + ");
       throw new RequestError(
-        `${count} pages of this model are ${expected} bytes, not ${bytes.length}; read them from the same bundle`,
+        `${pages.flat().length} pages of this model are ${expected} bytes, not ${bytes.length}; read them from the same bundle`,
         { expected, found: bytes.length },
       );
     }

@@ -90,7 +90,7 @@ function bytesOfPage(manifest: Manifest, activation: ActivationDtype, dims: Dims
 
 function working(manifest: Manifest, activation: ActivationDtype, dims: Dims): number {
   const { states, constants } = planOf(manifest);
-  const slots = Object.values(states).filter(({ shape }) => !PAGE_DIMS.some((dim) => dim === shape[0]));
+  const slots = Object.values(states).filter(({ shape }) => !PAGE_DIMS.includes(shape[0] as string));
   const arrays = [...slots, ...Object.values(passingBuffers(manifest))].map((entry) =>
     paddedSize(sizeBytes(entry, activation, dims)),
   );

@@ -54,12 +54,12 @@ export function pageGroups(
   pages: number | undefined,
 ): readonly PageGroup[] {
   const { context, pageSize } = sizes;
-  const windows = spec.windows.filter((window) => window !== null && window < context).map(Number);
+  const windows = spec.windows.flatMap((window) => (window !== null && window < context ? [window] : []));
   const group = (window: number, most: number): PageGroup => ({
     pages: Math.min(most, maxSequences * pagesOfSequence({ window }, sizes) + 1),
     window,
   });
-  const hasTwo = Object.hasOwn(planOf(manifest).inputs, "window_page_ids");
+  const hasTwo = planOf(manifest).inputs.window_page_ids !== undefined;
   const largest = Math.max(...windows);
   const isFull = hasTwo || windows.length === 0 || windows.length < spec.windows.length;
   const first = group(isFull ? Infinity : largest, Math.ceil(context / pageSize) + 1);

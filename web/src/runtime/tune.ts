@@ -8,7 +8,6 @@ import type { Batch } from "./batch.js";
 import { dimsOf } from "./batch.js";
 import type { Choices } from "./choices.js";
 import { arrange, structural, variantName } from "./choices.js";
-import type { Dims } from "./expr.js";
 import { holds } from "./expr.js";
 import type { Condition, Manifest, TunedRow, VariantEntry } from "./manifest.js";
 import { PREFILL_CHUNK } from "./memory.js";
@@ -89,7 +88,7 @@ async function fastest(
   const { groups } = limits;
   const batch = batchOf(point, manifest.page_size, groups, own);
   const [P = 0, PW = 0] = groups.map(({ pages }) => pages);
-  const dims: Dims = { ...dimsOf(batch, { P, PW }, false), R: 1 };
+  const dims = dimsOf(batch, { P, PW }, false);
   const usual = variantName(chooseRow(arrange(rows, list, choices), dims));
   const others = rows.filter((row) => holds(structural(row.when), dims)).map(variantName);
   const names = [...new Set([usual, ...others])].filter((name) => !choices.off.has(name));

@@ -148,7 +148,7 @@ withRunner("pages of two groups are copied, read and written on their own", asyn
   expect(await windowed.readPages([[], [0]])).toEqual(random.slice(256 + 512));
   expect(() => {
     windowed.writePages([[3], [19]], random);
-  }).toThrow("1 + 1 pages of this model are 768 bytes, not 1280");
+  }).toThrow("2 pages of this model are 768 bytes, not 1280");
   await expect(windowed.readPages([[19], [20]])).rejects.toThrow("Page 20 is not in the pool");
   await expect(windowed.submit(step([0]))).rejects.toThrow("window_slots has 0 elements, the plan needs 1");
   const batch = { window_slots: [5], window_page_indptr: [0, 1], window_page_ids: [0] };
