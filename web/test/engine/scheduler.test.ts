@@ -56,8 +56,16 @@ interface Trace {
   readonly outputs: readonly { readonly tokens: readonly number[]; readonly finish: string }[];
 }
 
-const file = new URL("../../../tests/conformance/scheduler.json", import.meta.url);
-const { about, traces } = JSON.parse(readFileSync(file, "utf8")) as { about: string; traces: readonly Trace[] };
+interface TraceFile {
+  readonly file: URL;
+  readonly about: string;
+  readonly traces: readonly Trace[];
+}
+
+const FILES = ["scheduler.json", "scheduler_windows.json"].map((name): TraceFile => {
+  const file = new URL(`../../../tests/conformance/${name}`, import.meta.url);
+  return { file, ...(JSON.parse(readFileSync(file, "utf8")) as Omit<TraceFile, "file">) };
+});
 
 const PLAIN: Omit<SequenceParams, "maxTokens"> = {
   stopTokenIds: new Set([STOP]),
@@ -224,8 +232,8 @@ function tokensWithLogprobs({ prompt, params }: Sequence): readonly number[] {
   return prompt.slice(prompt.length - Math.min(params.promptLogprobs, prompt.length - 1));
 }
 
-// WRITE_TRACES=1 writes the scheduler's current decisions to the file, for review.
-if (process.env.WRITE_TRACES === "1") {
+// WRITE_TRACES=1 writes the scheduler's current decisions to the files, for review.
+for (const { file, about, traces } of process.env.WRITE_TRACES === "1" ? FILES : []) {
   const written = traces.map(({ name, config: own, requests }) => ({
     name,
     config: own,
@@ -239,7 +247,7 @@ if (process.env.WRITE_TRACES === "1") {
   writeFileSync(file, `{"about": ${JSON.stringify(about)},\n"traces": [\n  ${lines.join(",\n  ")}\n]}\n`);
 }
 
-test.each(traces.map((trace) => [trace.name, trace] as const))("%s", (_, trace) => {
+test.each(FILES.flatMap(({ traces }) => traces.map((trace) => [trace.name, trace] as const)))("%s", (_, trace) => {
   const { steps, outputs } = run(trace);
   expect(steps).toEqual(trace.steps);
   expect(outputs).toEqual(trace.outputs);

@@ -15,7 +15,7 @@ import { STOP, VOCAB, answerOf, logprobsOf } from "./fake_model.js";
 import { FakeRunner } from "./fake_runner.js";
 
 const onePool = (pages: number): readonly PageGroup[] => [{ pages, window: Infinity }];
-/** One group, or full layers beside layers with a window of 6 tokens. */
+/** One group without a window, one with a window of 6 tokens, and both. */
 const GROUPS: readonly (readonly PageGroup[])[] = [
   onePool(16),
   [{ pages: 12, window: 6 }],
@@ -222,6 +222,17 @@ test("a full context ends an answer, or the oldest tokens are dropped", async ()
   expect((await answer(engineOn(new FakeRunner(limits)), { promptIds: long, whenFull: { keep: 4 } })).ids).toHaveLength(
     6,
   );
+});
+
+test("dropping the oldest tokens has the same answers in all page groups", async () => {
+  const answers = GROUPS.map(async (groups) => {
+    const engine = engineOn(new FakeRunner({ ...LIMITS, context: 24, groups }));
+    const { ids } = await answer(engine, { maxTokens: 60, whenFull: { keep: 4 } });
+    return [ids, (await answer(engine, { promptIds: [...PROMPT, 7], maxTokens: 60, whenFull: { keep: 4 } })).ids];
+  });
+  const [plain, ...others] = await Promise.all(answers);
+  expect(plain?.[0]?.length).toBeGreaterThan(14);
+  for (const other of others) expect(other).toEqual(plain);
 });
 
 test("a constraint's mask applies to each token, and its end ends the answer", async () => {
