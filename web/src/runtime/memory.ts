@@ -5,7 +5,7 @@ import { computeConstant } from "./constants.js";
 import type { Dims } from "./expr.js";
 import { elements } from "./expr.js";
 import type { BufferEntry, Manifest } from "./manifest.js";
-import { contextOf, pageGroups } from "./page_groups.js";
+import { pageGroups } from "./page_groups.js";
 import { planOf } from "./plan.js";
 import type { RunnerLimits } from "./runner.js";
 import type { ActivationDtype } from "./variants.js";
@@ -23,7 +23,8 @@ export interface PoolOptions {
   readonly maxSequences?: number | undefined;
   /**
    * Pages of keys and values, in the group of the layers that see the whole context if the model has such layers; by
-   * default enough for one sequence that fills the context, and one page that tuning may borrow.
+   * default enough for one sequence that fills the context, and one page that tuning may borrow. A sequence has at most
+   * as many tokens as this number of pages.
    */
   readonly pages?: number | undefined;
 }
@@ -45,7 +46,7 @@ export function limitsOf(manifest: Manifest, { maxSequences = MAX_SEQUENCES, pag
     sequences: maxSequences,
     groups,
     pageSize,
-    context: contextOf(groups, sizes),
+    context: Math.min(context, (pages ?? Infinity) * pageSize),
     vocabSize: spec.vocab_size,
   };
 }

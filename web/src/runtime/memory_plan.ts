@@ -61,7 +61,7 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
     );
   }
   const pages = Math.min(requested, fitting);
-  const { context } = limitsOf(manifest, { ...options, pages });
+  const { context } = limitsOf(manifest, pages < requested ? { ...options, pages } : options);
   const totalBytes = weightBytes + keyValues(pages) + workingBytes;
   return {
     weightBytes,
@@ -77,9 +77,8 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
 
 /** The pool for these options, within the budget. Throws the errors of `planMemory`. */
 export function poolWithin(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions): PoolOptions {
-  return options.memoryBudget === undefined
-    ? options
-    : { ...options, pages: planMemory(manifest, activation, options).pages };
+  const { pages } = planMemory(manifest, activation, options);
+  return pages === capacityOf(manifest, options).P ? options : { ...options, pages };
 }
 
 /** The bytes of one page of a group in all of its layers. */

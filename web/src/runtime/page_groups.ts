@@ -67,8 +67,3 @@ export function pageGroups(
   // No sequence holds more pages of the second group than of the first one.
   return hasTwo ? [main, group(largest, main.pages)] : [main];
 }
-
-/** The maximum number of tokens of one sequence: ``context``, or fewer if the first group has too few pages. */
-export function contextOf([first]: readonly PageGroup[], sizes: SequenceSizes): number {
-  return first && first.pages < pagesOfSequence(first, sizes) ? first.pages * sizes.pageSize : sizes.context;
-}

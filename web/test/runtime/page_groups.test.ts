@@ -4,7 +4,7 @@ import { expect, test } from "vitest";
 
 import type { BufferEntry, Manifest } from "../../src/runtime/manifest.js";
 import { capacityOf, limitsOf } from "../../src/runtime/memory.js";
-import { planMemory } from "../../src/runtime/memory_plan.js";
+import { planMemory, poolWithin } from "../../src/runtime/memory_plan.js";
 import { pagesOfSequence } from "../../src/runtime/page_groups.js";
 import { lettersBundle, windowedBundle } from "../letters_bundle.js";
 
@@ -59,6 +59,13 @@ test("a budget limits the pages of both groups, and is used up to a page", () =>
   expect(() => planMemory(manifest, "float16", { memoryBudget: fixed })).toThrow("The model takes at least");
 });
 
+test("a budget without the page for tuning still fits the context", () => {
+  const { manifest } = lettersBundle();
+  const { totalBytes, pageBytes } = planMemory(manifest, "float32");
+  const pool = poolWithin(manifest, "float32", { memoryBudget: totalBytes - pageBytes });
+  expect(limitsOf(manifest, pool)).toMatchObject({ context: 256, groups: [{ pages: 16 }] });
+});
+
 test("only layers with a window within the context have fewer pages", () => {
   const groups = (windows: readonly (number | null)[], context = 256): unknown => {
     const { manifest } = lettersBundle({ context });
@@ -84,7 +91,18 @@ test("only layers with a window within the context have fewer pages", () => {
 test("layers with windows need no more pages for a longer context", () => {
   const { manifest } = lettersBundle({ context: 1024 });
   const windowed = { ...manifest, spec: { ...manifest.spec, windows: [10, 30] } };
-  // 2 pages of the window, 4 of a step, and 2.
-  expect(limitsOf(windowed, { pages: 8 }).context).toBe(1024);
-  expect(limitsOf(windowed, { pages: 7 }).context).toBe(112);
+  // 2 pages of the window, 4 of a step, and 2; and 1 page for tuning.
+  expect(limitsOf(windowed, { maxSequences: 1 })).toMatchObject({ context: 1024, groups: [{ pages: 9 }] });
+  // A number of pages limits the context, as if all layers saw all tokens.
+  expect(limitsOf(windowed, { maxSequences: 1, pages: 9 }).context).toBe(144);
+  const { totalBytes } = planMemory(windowed, "float32", { maxSequences: 1 });
+  for (const [memoryBudget, context] of [
+    [totalBytes, 1024],
+    [totalBytes - 1, 128],
+  ] as const) {
+    expect(planMemory(windowed, "float32", { maxSequences: 1, memoryBudget }).context).toBe(context);
+    expect(limitsOf(windowed, poolWithin(windowed, "float32", { maxSequences: 1, memoryBudget })).context).toBe(
+      context,
+    );
+  }
 });
