@@ -6,9 +6,7 @@ export class PageTable {
   /** The entry of a page that was given back is 0, and is never read. */
   readonly pages: number[];
 
-  /**
-   * A table that owns the pages ``live``. The ``dead`` pages before them were given back.
-   */
+  /** A table that owns the pages ``live``. The ``dead`` pages before them were given back. */
   constructor(
     readonly pool: PagePool,
     live: readonly number[] = [],
@@ -30,7 +28,7 @@ export class PageTable {
     }
   }
 
-  /** Continue with the pages of a longer prefix, whose first ``dead`` entries are given back, as another user of them. */
+  /** Continue with the pages of a longer prefix, as another user of them. Its first ``dead`` entries are given back. */
   extend(pages: readonly number[], dead: number): void {
     const held = this.pages.length;
     this.giveBack(Math.min(dead, held));

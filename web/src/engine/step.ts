@@ -22,7 +22,10 @@ export function samplesAnswer({ numSampled, promptLogprobs }: Row): boolean {
   return numSampled > promptLogprobs;
 }
 
-/** ``copies`` are the pages to copy first, by group. ``admitted`` and ``preempted``: the sequences since the previous step. */
+/**
+ * ``copies`` are the pages to copy first, by group. ``admitted`` and ``preempted``: the sequences since the previous
+ * step.
+ */
 export interface Step {
   readonly number: number;
   readonly rows: readonly Row[];

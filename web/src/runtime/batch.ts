@@ -10,9 +10,10 @@ import type { PagesByGroup } from "./page_groups.js";
  * below 0 is the token that was last sampled in sequence slot -1 - id. seq_starts and page_indptr (B + 1,): the indexes
  * at which a sequence's rows and pages start; every sequence has at least one new token. page_ids (L,): the pages of
  * all sequences. window_slots (S,), window_page_indptr (B + 1,) and window_page_ids (LW,): the same for the second page
- * group, if the model has one; the entry of a page behind the window is 0 and is not read. sample_rows (R,): the rows whose next token is sampled. sample_slots (R, 2), row by row: the sequence
- * slot that stores the token, -1 for none, and the states of the slot that apply, as a sum of SAMPLE_FLAGS; no two rows
- * have the same slot. sample_settings (R, 8): how the token is chosen, as rows of `settingsRow`.
+ * group, if the model has one; the entry of a page behind the window is 0 and is not read. sample_rows (R,): the rows
+ * whose next token is sampled. sample_slots (R, 2), row by row: the sequence slot that stores the token, -1 for none,
+ * and the states of the slot that apply, as a sum of SAMPLE_FLAGS; no two rows have the same slot. sample_settings (R,
+ * 8): how the token is chosen, as rows of `settingsRow`.
  */
 export interface Batch {
   readonly token_ids: readonly number[];

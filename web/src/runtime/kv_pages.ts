@@ -1,5 +1,5 @@
-// Copies, reads and writes complete pages of the keys and values of all layers in a group. The bytes of a page are those of the
-// layers of its group, in the order of the plan.
+// Copies, reads and writes complete pages of keys and values. The bytes of a page are those of all layers of its group,
+// in the order of the plan.
 
 import { RequestError } from "../errors.js";
 import { Allocator } from "./allocator.js";
@@ -100,7 +100,8 @@ export class KvPages {
     const expected = sizeOf(pieces);
     if (bytes.length !== expected) {
       throw new RequestError(
-        `${pages.flat().length} pages of this model are ${expected} bytes, not ${bytes.length}; read them from the same bundle`,
+        `${pages.flat().length} pages of this model are ${expected} bytes, not ${bytes.length}; ` +
+          "read them from the same bundle",
         { expected, found: bytes.length },
       );
     }

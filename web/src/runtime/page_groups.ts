@@ -1,8 +1,8 @@
 // Page groups: the layers that share page tables, and the pools of their pages.
 //
 // A model whose layers all see the whole context has one group, and so has a model whose layers all have a window. A
-// model with both has two: first its full layers, then its window layers. Layers with windows need only the pages within
-// the largest of their windows.
+// model with both has two: first its full layers, then its window layers. Layers with windows need only the pages
+// within the largest of their windows.
 
 import type { Manifest } from "./manifest.js";
 import { planOf } from "./plan.js";

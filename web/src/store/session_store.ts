@@ -12,8 +12,8 @@ const SESSIONS = "sessions";
 const FORMAT = 1;
 
 /**
- * ``tokenIds`` are the tokens whose keys and values are saved, without the first ``deadPages`` of each page group, which
- * lie behind the window. Sessions that were saved before there were groups have no ``deadPages``.
+ * ``tokenIds`` are the tokens whose keys and values are saved, without the first ``deadPages`` of each page group,
+ * which lie behind the window. Sessions that were saved before there were groups have no ``deadPages``.
  */
 export interface SessionRecord {
   readonly bundle: string;

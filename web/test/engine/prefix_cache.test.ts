@@ -39,7 +39,7 @@ test("a page is dead when the next position sees none of its tokens", () => {
   expect(first(1, 8)).toBe(2);
 });
 
-test("window pages are evicted from the front, and a prefix is usable while the window before its end is cached", () => {
+test("window pages are evicted from the front, and a prefix is usable while its last window is cached", () => {
   const set = cacheOf(Infinity, 3);
   const { pools, cache } = set;
   fill(set, 4);

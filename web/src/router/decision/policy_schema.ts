@@ -29,7 +29,20 @@ export interface Fitted {
 /** ``mean`` and ``scale`` (F,) of ``features`` (F,); ``weights`` (F + buckets,). */
 export interface Predictor {
   readonly version: 1;
-  readonly features: readonly ("characters" | "words" | "digits" | "numbers" | "longest_number" | "sentences" | "commas" | "question" | "ands" | "prompt_mean_logprob" | "first_entropy" | "first_mean_logprob")[];
+  readonly features: readonly (
+    | "characters"
+    | "words"
+    | "digits"
+    | "numbers"
+    | "longest_number"
+    | "sentences"
+    | "commas"
+    | "question"
+    | "ands"
+    | "prompt_mean_logprob"
+    | "first_entropy"
+    | "first_mean_logprob"
+  )[];
   readonly buckets: number;
   readonly mean: readonly number[];
   readonly scale: readonly number[];
@@ -145,4 +158,276 @@ export interface Policy {
   readonly breaker: Breaker;
 }
 
-export const POLICY_SCHEMA = {"$defs":{"Breaker":{"additionalProperties":false,"properties":{"failures":{"default":3,"maximum":1000,"minimum":1,"type":"integer"},"open_ms":{"default":10000,"maximum":86400000,"minimum":1,"type":"integer"}},"type":"object"},"Budget":{"additionalProperties":false,"properties":{"far_usd_per_day":{"anyOf":[{"maximum":1000000000.0,"minimum":0,"type":"number"},{"type":"null"}],"default":null},"far_requests_per_day":{"anyOf":[{"maximum":1000000000,"minimum":0,"type":"integer"},{"type":"null"}],"default":null}},"type":"object"},"Calibration":{"additionalProperties":false,"properties":{"near":{"items":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"},"maxItems":2,"minItems":2,"type":"array"},"far":{"items":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"},"maxItems":2,"minItems":2,"type":"array"}},"required":["near","far"],"type":"object"},"Costs":{"additionalProperties":false,"properties":{"usd_per_second":{"default":0.0,"maximum":1000000000.0,"minimum":0,"type":"number"},"max_first_token_seconds":{"anyOf":[{"exclusiveMinimum":0,"maximum":1000000.0,"type":"number"},{"type":"null"}],"default":null},"max_total_seconds":{"anyOf":[{"exclusiveMinimum":0,"maximum":1000000.0,"type":"number"},{"type":"null"}],"default":null}},"type":"object"},"DeviceRules":{"additionalProperties":false,"properties":{"min_battery":{"anyOf":[{"maximum":1,"minimum":0,"type":"number"},{"type":"null"}],"default":null},"max_thermal":{"anyOf":[{"enum":["nominal","fair","serious","critical"],"type":"string"},{"type":"null"}],"default":null}},"type":"object"},"Escalation":{"additionalProperties":false,"properties":{"then":{"default":"never","enum":["never","continue","restart"],"type":"string"},"warm":{"default":"doubt","enum":["never","doubt","always"],"type":"string"},"window_tokens":{"default":8,"maximum":1000,"minimum":1,"type":"integer"},"min_mean_logprob":{"anyOf":[{"maximum":0,"minimum":-1000,"type":"number"},{"type":"null"}],"default":-1.5},"max_mean_entropy":{"anyOf":[{"maximum":1000,"minimum":0,"type":"number"},{"type":"null"}],"default":null},"repetition":{"anyOf":[{"$ref":"#/$defs/Repetition"},{"type":"null"}],"default":{"tokens":8,"times":3}},"failing_schema":{"default":true,"type":"boolean"}},"type":"object"},"Fallback":{"additionalProperties":false,"properties":{"near_continues":{"default":true,"type":"boolean"},"far_takes_over":{"default":true,"type":"boolean"}},"type":"object"},"Fitted":{"additionalProperties":false,"properties":{"pairs":{"maximum":1000000000,"minimum":0,"type":"integer"},"date":{"type":"string"},"wanted":{"anyOf":[{"$ref":"#/$defs/Wanted"},{"type":"null"}],"default":null}},"required":["pairs","date"],"type":"object"},"ModelLanguages":{"additionalProperties":false,"properties":{"near":{"anyOf":[{"items":{"maxLength":3,"minLength":2,"type":"string"},"maxItems":200,"type":"array"},{"type":"null"}],"default":null},"far":{"anyOf":[{"items":{"maxLength":3,"minLength":2,"type":"string"},"maxItems":200,"type":"array"},{"type":"null"}],"default":null}},"type":"object"},"Predictor":{"additionalProperties":false,"properties":{"version":{"const":1,"type":"integer"},"features":{"items":{"enum":["characters","words","digits","numbers","longest_number","sentences","commas","question","ands","prompt_mean_logprob","first_entropy","first_mean_logprob"],"type":"string"},"type":"array"},"buckets":{"maximum":65536,"minimum":0,"type":"integer"},"mean":{"items":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"},"type":"array"},"scale":{"items":{"maximum":1000000000.0,"minimum":1e-09,"type":"number"},"type":"array"},"near":{"$ref":"#/$defs/Weights"},"far":{"$ref":"#/$defs/Weights"},"calibration":{"$ref":"#/$defs/Calibration"},"fitted":{"anyOf":[{"$ref":"#/$defs/Fitted"},{"type":"null"}],"default":null}},"required":["version","features","buckets","mean","scale","near","far","calibration"],"type":"object"},"Price":{"additionalProperties":false,"properties":{"prompt_usd_per_million":{"default":0.0,"maximum":1000000000.0,"minimum":0,"type":"number"},"completion_usd_per_million":{"default":0.0,"maximum":1000000000.0,"minimum":0,"type":"number"}},"type":"object"},"PrivateRules":{"additionalProperties":false,"properties":{"labels":{"default":["private"],"items":{"maxLength":100,"minLength":1,"type":"string"},"maxItems":100,"type":"array"},"patterns":{"default":[],"items":{"type":"string"},"maxItems":100,"type":"array"},"ignore_case":{"default":true,"type":"boolean"}},"type":"object"},"Quality":{"additionalProperties":false,"properties":{"predictor":{"anyOf":[{"$ref":"#/$defs/Predictor"},{"type":"null"}],"default":null},"threshold":{"default":0.0,"maximum":1000000.0,"minimum":-1000000.0,"type":"number"}},"type":"object"},"Repetition":{"additionalProperties":false,"properties":{"tokens":{"default":8,"maximum":1000,"minimum":1,"type":"integer"},"times":{"default":3,"maximum":1000,"minimum":2,"type":"integer"}},"type":"object"},"Speculation":{"additionalProperties":false,"properties":{"draft_tokens":{"default":4,"maximum":16,"minimum":1,"type":"integer"}},"type":"object"},"Timeouts":{"additionalProperties":false,"properties":{"near_first_token_ms":{"default":20000,"maximum":86400000,"minimum":1,"type":"integer"},"far_first_token_ms":{"default":20000,"maximum":86400000,"minimum":1,"type":"integer"},"between_tokens_ms":{"default":20000,"maximum":86400000,"minimum":1,"type":"integer"},"hedge_after_ms":{"anyOf":[{"maximum":86400000,"minimum":1,"type":"integer"},{"type":"null"}],"default":null}},"type":"object"},"Wanted":{"additionalProperties":false,"properties":{"quality":{"anyOf":[{"maximum":1,"minimum":0,"type":"number"},{"type":"null"}],"default":null},"far_share":{"anyOf":[{"maximum":1,"minimum":0,"type":"number"},{"type":"null"}],"default":null}},"type":"object"},"Weights":{"additionalProperties":false,"properties":{"weights":{"items":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"},"type":"array"},"bias":{"maximum":1000000000.0,"minimum":-1000000000.0,"type":"number"}},"required":["weights","bias"],"type":"object"}},"additionalProperties":false,"properties":{"version":{"const":1,"type":"integer"},"mode":{"enum":["near-only","far-only","prefer-near","prefer-far","auto"],"type":"string"},"labels":{"default":[],"items":{"maxLength":100,"minLength":1,"type":"string"},"maxItems":100,"type":"array"},"private":{"$ref":"#/$defs/PrivateRules","default":{"labels":["private"],"patterns":[],"ignore_case":true}},"languages":{"$ref":"#/$defs/ModelLanguages","default":{"near":null,"far":null}},"budget":{"$ref":"#/$defs/Budget","default":{"far_usd_per_day":null,"far_requests_per_day":null}},"price":{"$ref":"#/$defs/Price","default":{"prompt_usd_per_million":0.0,"completion_usd_per_million":0.0}},"device":{"$ref":"#/$defs/DeviceRules","default":{"min_battery":null,"max_thermal":null}},"costs":{"$ref":"#/$defs/Costs","default":{"usd_per_second":0.0,"max_first_token_seconds":null,"max_total_seconds":null}},"quality":{"$ref":"#/$defs/Quality","default":{"predictor":null,"threshold":0.0}},"escalation":{"$ref":"#/$defs/Escalation","default":{"then":"never","warm":"doubt","window_tokens":8,"min_mean_logprob":-1.5,"max_mean_entropy":null,"repetition":{"times":3,"tokens":8},"failing_schema":true}},"speculation":{"anyOf":[{"$ref":"#/$defs/Speculation"},{"type":"null"}],"default":null},"fallback":{"$ref":"#/$defs/Fallback","default":{"near_continues":true,"far_takes_over":true}},"timeouts":{"$ref":"#/$defs/Timeouts","default":{"near_first_token_ms":20000,"far_first_token_ms":20000,"between_tokens_ms":20000,"hedge_after_ms":null}},"retries":{"default":1,"maximum":10,"minimum":0,"type":"integer"},"breaker":{"$ref":"#/$defs/Breaker","default":{"failures":3,"open_ms":10000}}},"required":["version","mode"],"type":"object"};
+export const POLICY_SCHEMA = {
+  $defs: {
+    Breaker: {
+      additionalProperties: false,
+      properties: {
+        failures: { default: 3, maximum: 1000, minimum: 1, type: "integer" },
+        open_ms: { default: 10000, maximum: 86400000, minimum: 1, type: "integer" },
+      },
+      type: "object",
+    },
+    Budget: {
+      additionalProperties: false,
+      properties: {
+        far_usd_per_day: {
+          anyOf: [{ maximum: 1000000000.0, minimum: 0, type: "number" }, { type: "null" }],
+          default: null,
+        },
+        far_requests_per_day: {
+          anyOf: [{ maximum: 1000000000, minimum: 0, type: "integer" }, { type: "null" }],
+          default: null,
+        },
+      },
+      type: "object",
+    },
+    Calibration: {
+      additionalProperties: false,
+      properties: {
+        near: {
+          items: { maximum: 1000000000.0, minimum: -1000000000.0, type: "number" },
+          maxItems: 2,
+          minItems: 2,
+          type: "array",
+        },
+        far: {
+          items: { maximum: 1000000000.0, minimum: -1000000000.0, type: "number" },
+          maxItems: 2,
+          minItems: 2,
+          type: "array",
+        },
+      },
+      required: ["near", "far"],
+      type: "object",
+    },
+    Costs: {
+      additionalProperties: false,
+      properties: {
+        usd_per_second: { default: 0.0, maximum: 1000000000.0, minimum: 0, type: "number" },
+        max_first_token_seconds: {
+          anyOf: [{ exclusiveMinimum: 0, maximum: 1000000.0, type: "number" }, { type: "null" }],
+          default: null,
+        },
+        max_total_seconds: {
+          anyOf: [{ exclusiveMinimum: 0, maximum: 1000000.0, type: "number" }, { type: "null" }],
+          default: null,
+        },
+      },
+      type: "object",
+    },
+    DeviceRules: {
+      additionalProperties: false,
+      properties: {
+        min_battery: { anyOf: [{ maximum: 1, minimum: 0, type: "number" }, { type: "null" }], default: null },
+        max_thermal: {
+          anyOf: [{ enum: ["nominal", "fair", "serious", "critical"], type: "string" }, { type: "null" }],
+          default: null,
+        },
+      },
+      type: "object",
+    },
+    Escalation: {
+      additionalProperties: false,
+      properties: {
+        then: { default: "never", enum: ["never", "continue", "restart"], type: "string" },
+        warm: { default: "doubt", enum: ["never", "doubt", "always"], type: "string" },
+        window_tokens: { default: 8, maximum: 1000, minimum: 1, type: "integer" },
+        min_mean_logprob: { anyOf: [{ maximum: 0, minimum: -1000, type: "number" }, { type: "null" }], default: -1.5 },
+        max_mean_entropy: { anyOf: [{ maximum: 1000, minimum: 0, type: "number" }, { type: "null" }], default: null },
+        repetition: { anyOf: [{ $ref: "#/$defs/Repetition" }, { type: "null" }], default: { tokens: 8, times: 3 } },
+        failing_schema: { default: true, type: "boolean" },
+      },
+      type: "object",
+    },
+    Fallback: {
+      additionalProperties: false,
+      properties: {
+        near_continues: { default: true, type: "boolean" },
+        far_takes_over: { default: true, type: "boolean" },
+      },
+      type: "object",
+    },
+    Fitted: {
+      additionalProperties: false,
+      properties: {
+        pairs: { maximum: 1000000000, minimum: 0, type: "integer" },
+        date: { type: "string" },
+        wanted: { anyOf: [{ $ref: "#/$defs/Wanted" }, { type: "null" }], default: null },
+      },
+      required: ["pairs", "date"],
+      type: "object",
+    },
+    ModelLanguages: {
+      additionalProperties: false,
+      properties: {
+        near: {
+          anyOf: [
+            { items: { maxLength: 3, minLength: 2, type: "string" }, maxItems: 200, type: "array" },
+            { type: "null" },
+          ],
+          default: null,
+        },
+        far: {
+          anyOf: [
+            { items: { maxLength: 3, minLength: 2, type: "string" }, maxItems: 200, type: "array" },
+            { type: "null" },
+          ],
+          default: null,
+        },
+      },
+      type: "object",
+    },
+    Predictor: {
+      additionalProperties: false,
+      properties: {
+        version: { const: 1, type: "integer" },
+        features: {
+          items: {
+            enum: [
+              "characters",
+              "words",
+              "digits",
+              "numbers",
+              "longest_number",
+              "sentences",
+              "commas",
+              "question",
+              "ands",
+              "prompt_mean_logprob",
+              "first_entropy",
+              "first_mean_logprob",
+            ],
+            type: "string",
+          },
+          type: "array",
+        },
+        buckets: { maximum: 65536, minimum: 0, type: "integer" },
+        mean: { items: { maximum: 1000000000.0, minimum: -1000000000.0, type: "number" }, type: "array" },
+        scale: { items: { maximum: 1000000000.0, minimum: 1e-9, type: "number" }, type: "array" },
+        near: { $ref: "#/$defs/Weights" },
+        far: { $ref: "#/$defs/Weights" },
+        calibration: { $ref: "#/$defs/Calibration" },
+        fitted: { anyOf: [{ $ref: "#/$defs/Fitted" }, { type: "null" }], default: null },
+      },
+      required: ["version", "features", "buckets", "mean", "scale", "near", "far", "calibration"],
+      type: "object",
+    },
+    Price: {
+      additionalProperties: false,
+      properties: {
+        prompt_usd_per_million: { default: 0.0, maximum: 1000000000.0, minimum: 0, type: "number" },
+        completion_usd_per_million: { default: 0.0, maximum: 1000000000.0, minimum: 0, type: "number" },
+      },
+      type: "object",
+    },
+    PrivateRules: {
+      additionalProperties: false,
+      properties: {
+        labels: {
+          default: ["private"],
+          items: { maxLength: 100, minLength: 1, type: "string" },
+          maxItems: 100,
+          type: "array",
+        },
+        patterns: { default: [], items: { type: "string" }, maxItems: 100, type: "array" },
+        ignore_case: { default: true, type: "boolean" },
+      },
+      type: "object",
+    },
+    Quality: {
+      additionalProperties: false,
+      properties: {
+        predictor: { anyOf: [{ $ref: "#/$defs/Predictor" }, { type: "null" }], default: null },
+        threshold: { default: 0.0, maximum: 1000000.0, minimum: -1000000.0, type: "number" },
+      },
+      type: "object",
+    },
+    Repetition: {
+      additionalProperties: false,
+      properties: {
+        tokens: { default: 8, maximum: 1000, minimum: 1, type: "integer" },
+        times: { default: 3, maximum: 1000, minimum: 2, type: "integer" },
+      },
+      type: "object",
+    },
+    Speculation: {
+      additionalProperties: false,
+      properties: { draft_tokens: { default: 4, maximum: 16, minimum: 1, type: "integer" } },
+      type: "object",
+    },
+    Timeouts: {
+      additionalProperties: false,
+      properties: {
+        near_first_token_ms: { default: 20000, maximum: 86400000, minimum: 1, type: "integer" },
+        far_first_token_ms: { default: 20000, maximum: 86400000, minimum: 1, type: "integer" },
+        between_tokens_ms: { default: 20000, maximum: 86400000, minimum: 1, type: "integer" },
+        hedge_after_ms: {
+          anyOf: [{ maximum: 86400000, minimum: 1, type: "integer" }, { type: "null" }],
+          default: null,
+        },
+      },
+      type: "object",
+    },
+    Wanted: {
+      additionalProperties: false,
+      properties: {
+        quality: { anyOf: [{ maximum: 1, minimum: 0, type: "number" }, { type: "null" }], default: null },
+        far_share: { anyOf: [{ maximum: 1, minimum: 0, type: "number" }, { type: "null" }], default: null },
+      },
+      type: "object",
+    },
+    Weights: {
+      additionalProperties: false,
+      properties: {
+        weights: { items: { maximum: 1000000000.0, minimum: -1000000000.0, type: "number" }, type: "array" },
+        bias: { maximum: 1000000000.0, minimum: -1000000000.0, type: "number" },
+      },
+      required: ["weights", "bias"],
+      type: "object",
+    },
+  },
+  additionalProperties: false,
+  properties: {
+    version: { const: 1, type: "integer" },
+    mode: { enum: ["near-only", "far-only", "prefer-near", "prefer-far", "auto"], type: "string" },
+    labels: { default: [], items: { maxLength: 100, minLength: 1, type: "string" }, maxItems: 100, type: "array" },
+    private: { $ref: "#/$defs/PrivateRules", default: { labels: ["private"], patterns: [], ignore_case: true } },
+    languages: { $ref: "#/$defs/ModelLanguages", default: { near: null, far: null } },
+    budget: { $ref: "#/$defs/Budget", default: { far_usd_per_day: null, far_requests_per_day: null } },
+    price: { $ref: "#/$defs/Price", default: { prompt_usd_per_million: 0.0, completion_usd_per_million: 0.0 } },
+    device: { $ref: "#/$defs/DeviceRules", default: { min_battery: null, max_thermal: null } },
+    costs: {
+      $ref: "#/$defs/Costs",
+      default: { usd_per_second: 0.0, max_first_token_seconds: null, max_total_seconds: null },
+    },
+    quality: { $ref: "#/$defs/Quality", default: { predictor: null, threshold: 0.0 } },
+    escalation: {
+      $ref: "#/$defs/Escalation",
+      default: {
+        then: "never",
+        warm: "doubt",
+        window_tokens: 8,
+        min_mean_logprob: -1.5,
+        max_mean_entropy: null,
+        repetition: { times: 3, tokens: 8 },
+        failing_schema: true,
+      },
+    },
+    speculation: { anyOf: [{ $ref: "#/$defs/Speculation" }, { type: "null" }], default: null },
+    fallback: { $ref: "#/$defs/Fallback", default: { near_continues: true, far_takes_over: true } },
+    timeouts: {
+      $ref: "#/$defs/Timeouts",
+      default: {
+        near_first_token_ms: 20000,
+        far_first_token_ms: 20000,
+        between_tokens_ms: 20000,
+        hedge_after_ms: null,
+      },
+    },
+    retries: { default: 1, maximum: 10, minimum: 0, type: "integer" },
+    breaker: { $ref: "#/$defs/Breaker", default: { failures: 3, open_ms: 10000 } },
+  },
+  required: ["version", "mode"],
+  type: "object",
+};
