@@ -3,6 +3,7 @@
 
 import type { SessionApi } from "./api/engine_api.js";
 import { Conversation } from "./conversation.js";
+import { StorageError } from "./errors.js";
 import type { RetainedSequence } from "./engine/retained_sequence.js";
 import type { TokenEngine } from "./engine/token_engine.js";
 import type { GenerateOptions, GenerationEvent } from "./generation.js";
@@ -57,24 +58,30 @@ export class Session extends Conversation {
   async save(name: string): Promise<void> {
     this.requireIdle();
     const { tokens, bundle, activation } = this.host;
-    const record = { bundle, activation: activation(), messages: this.messages, tokenIds: this.#retained.tokens };
+    const { tokens: tokenIds, tables } = this.#retained;
+    const deadPages = tables.map((table) => table.dead);
+    const record = { bundle, activation: activation(), messages: this.messages, tokenIds, deadPages };
     await (await this.host.storage()).write(name, record, await tokens.readRetained(this.#retained));
   }
 
   /**
    * Replace this conversation with a saved one. Keys and values of another bundle or dtype cannot be used; the next
-   * answer then computes all messages again. Throws StorageError if no session has this name.
+   * answer then computes all messages again. Throws StorageError if no session has this name, or if it has other page
+   * groups than the bundle.
    */
   async restore(name: string): Promise<void> {
     this.requireIdle();
     const { tokens, bundle, activation } = this.host;
     const { record, keysAndValues } = await (await this.host.storage()).read(name);
     this.requireIdle();
+    const isUsable = record.bundle === bundle && record.activation === activation();
+    // A version without page groups saved all pages.
+    const { tokenIds, deadPages = [0] } = record;
+    if (isUsable && tokenIds.length > 0) requireLayout(name, deadPages, tokens.runner.limits.groups.length);
     this.replaceMessages(record.messages);
     tokens.forget(this.#retained);
     this.#retained = tokens.retainedSequence();
-    if (record.bundle === bundle && record.activation === activation())
-      tokens.writeRetained(this.#retained, record.tokenIds, keysAndValues);
+    if (isUsable) tokens.writeRetained(this.#retained, tokenIds, deadPages, keysAndValues);
   }
 
   /** Release the pages. The session accepts no more messages. */
@@ -92,4 +99,13 @@ export class Session extends Conversation {
     const request = tokenRequest(tokenizer.encodeChat(messages), options);
     return generationEvents(tokens.generateTokens(request, this.#retained), tokenizer);
   }
+}
+
+/** Throws StorageError if a saved session has other page groups than the bundle. */
+function requireLayout(session: string, deadPages: readonly number[], groups: number): void {
+  if (deadPages.length === groups) return;
+  throw new StorageError(
+    `The saved session '${session}' has ${deadPages.length} page groups, this model has ${groups}; save it again`,
+    { session, found: deadPages.length, expected: groups },
+  );
 }

@@ -292,6 +292,23 @@ export function memorySource(files: Files, piece = 100): Source {
   };
 }
 
+/** The same bundle with two layers: one that sees the whole context, and one with a window, in a second page group. */
+export function windowedBundle(window: number): LettersBundle {
+  const { manifest } = lettersBundle();
+  const { generate } = manifest.plans;
+  if (generate === undefined) throw new Error("no plan");
+  const { inputs, states } = generate;
+  const added = {
+    window_slots: { shape: ["S"], dtype: "int32" },
+    window_page_indptr: { shape: [["add", "B", 1]], dtype: "int32" },
+    window_page_ids: { shape: ["LW"], dtype: "int32" },
+  } as const;
+  const window_kv = { shape: ["PW", 2, 1, 16, 4], dtype: "activation" } as const;
+  const plan = { ...generate, inputs: { ...inputs, ...added }, states: { ...states, window_kv } };
+  const spec = { ...manifest.spec, num_layers: 2, windows: [null, window] };
+  return lettersBundle({ spec, plans: { generate: plan } });
+}
+
 export function bytesOf(text: string): Uint8Array<ArrayBuffer> {
   return new Uint8Array(new TextEncoder().encode(text));
 }

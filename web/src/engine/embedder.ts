@@ -5,18 +5,21 @@
 // pool.
 
 import { DeviceError, RequestError } from "../errors.js";
+import { addTokens, emptyBatch } from "../runtime/batch.js";
 import type { Runner } from "../runtime/runner.js";
-import { joinBatches, sequenceBatch } from "../runtime/sequence_batch.js";
+import type { PagesByGroup } from "../runtime/page_groups.js";
+import { pagesOfSequence } from "../runtime/page_groups.js";
+import { sampleLast } from "../runtime/sequence_batch.js";
 import { Gate } from "./gate.js";
 
 /** What the embedder needs of a device. */
 export type EmbedRunner = Pick<Runner, "limits" | "embed">;
 
-/** One text in progress: ``done`` of its tokens are in its pages. */
+/** One text in progress: ``done`` of its tokens are in its pages, those of each group in the order of their use. */
 interface Text {
   readonly ids: readonly number[];
   readonly index: number;
-  pages: readonly number[];
+  pages: PagesByGroup;
   done: number;
 }
 
@@ -40,12 +43,12 @@ export class Embedder {
   }
 
   /** Between requests all pages are free. */
-  lendPage(): number {
-    return 0;
+  lendPages(): readonly number[] {
+    return this.#runner.limits.groups.map(() => 0);
   }
 
-  returnPage(): void {
-    // No request has used the page meanwhile.
+  returnPages(): void {
+    // No request has used the pages meanwhile.
   }
 
   /**
@@ -101,9 +104,9 @@ export class Embedder {
     texts: readonly (readonly number[])[],
     signal: AbortSignal | undefined,
   ): Promise<readonly Float32Array[]> {
-    const { pageSize, pages, tokens, sequences } = this.#runner.limits;
+    const { pageSize, groups, tokens, sequences } = this.#runner.limits;
     const vectors: Float32Array[] = [];
-    const free = Array.from({ length: pages }, (_, page) => page);
+    const free = groups.map(({ pages }) => Array.from({ length: pages }, (_, page) => page));
     const waiting = texts.map((ids, index): Text => ({ ids, index, pages: [], done: 0 }));
     let running: Text[] = [];
     let before = Promise.resolve();
@@ -111,26 +114,32 @@ export class Embedder {
       await this.gate.opened();
       signal?.throwIfAborted();
       for (let [next] = waiting; next !== undefined && running.length < sequences; [next] = waiting) {
-        const count = Math.ceil(next.ids.length / pageSize);
-        if (count > free.length) break;
-        next.pages = free.splice(0, count);
+        const sizes = { context: next.ids.length, pageSize, maxTokens: tokens };
+        const counts = groups.map((group) => pagesOfSequence(group, sizes));
+        if (counts.some((count, group) => count > (free[group]?.length ?? 0))) break;
+        next.pages = free.map((some, group) => some.splice(0, counts[group]));
         running.push(next);
         waiting.shift();
       }
       let room = tokens;
-      const parts = running.flatMap((text) => {
+      const batch = emptyBatch();
+      for (const text of running) {
         const part = text.ids.slice(text.done, text.done + room);
-        if (part.length === 0) return [];
+        if (part.length === 0) break;
         room -= part.length;
         text.done += part.length;
-        return [sequenceBatch(part, text.done - part.length, text.pages, pageSize, text.done === text.ids.length)];
-      });
+        // The pages behind a window are used again.
+        const length = Math.ceil(text.done / pageSize);
+        const pages = text.pages.map((own) => Array.from({ length }, (_, index) => own[index % own.length] ?? -1));
+        addTokens(batch, part, text.done - part.length, pages, pageSize);
+        if (text.done === text.ids.length) sampleLast(batch);
+      }
       const ended = running.filter(({ ids, done }) => done === ids.length);
       running = running.filter((text) => !ended.includes(text));
       // Batches run in order, so the next text on these pages writes to them later.
-      for (const text of ended) free.push(...text.pages);
+      for (const text of ended) text.pages.forEach((own, group) => free[group]?.push(...own));
       const embedded = this.gate
-        .through(() => this.#runner.embed(joinBatches(parts)))
+        .through(() => this.#runner.embed(batch))
         .then((rows) => {
           const size = rows.length / ended.length;
           ended.forEach(({ index }, row) => (vectors[index] = rows.slice(row * size, (row + 1) * size)));

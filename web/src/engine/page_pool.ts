@@ -1,13 +1,22 @@
-// The pool of KV pages. A page is free, or has users: the sequences and kept sequences that hold it, and the prefix
+// The pool of KV pages. A page is free, or has users: the sequences and retained sequences that hold it, and the prefix
 // cache.
 
-/** ``size`` pages, all free at first. */
+import type { PageGroup } from "../runtime/page_groups.js";
+
+/** The pages of a group, all free at first. */
 export class PagePool {
+  readonly size: number;
+  readonly window: number;
   readonly #users: Uint32Array;
   // A stack: the page freed last is allocated first.
   readonly #free: number[];
 
-  constructor(readonly size: number) {
+  constructor(
+    { pages: size, window }: PageGroup,
+    private readonly pageSize: number,
+  ) {
+    this.size = size;
+    this.window = window;
     this.#users = new Uint32Array(size);
     this.#free = Array.from({ length: size }, (_, index) => size - 1 - index);
   }
@@ -15,6 +24,11 @@ export class PagePool {
   /** How many pages have no user. */
   get free(): number {
     return this.#free.length;
+  }
+
+  /** The number of pages at the start of a sequence that neither the position ``next`` nor later ones read. */
+  deadPages(next: number): number {
+    return Math.max(0, Math.floor((next - this.window + 1) / this.pageSize));
   }
 
   /** How many users a page has, including the prefix cache. */

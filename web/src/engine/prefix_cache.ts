@@ -1,22 +1,31 @@
 // The prefix cache: a radix tree over full pages, which finds the pages that hold the longest known prefix of some
 // tokens. With it, a second turn, or a second conversation with the same system prompt, computes only its new tokens.
 // Zheng et al. 2024 (SGLang's RadixAttention).
+//
+// A node holds a page of each group. The pages of a group with a window are evicted on their own, and a prefix is
+// usable if that group still has the pages within the window before its end.
 
+import type { PagesByGroup } from "../runtime/page_groups.js";
 import type { PagePool } from "./page_pool.js";
+import type { PageTable } from "./page_table.js";
 
 interface Node {
   readonly key: string;
-  readonly page: number;
   readonly parent: Node | null;
   readonly children: Map<string, Node>;
-  /** A time of the cache's clock. */
+  /** By group, the page and the time of its last use by the cache's clock; null without a page. */
+  readonly entries: (Entry | null)[];
+}
+
+interface Entry {
+  readonly page: number;
   lastUsed: number;
 }
 
 /**
  * How far a sequence's pages are in the tree: its first ``depth`` pages are those of ``node`` and its ancestors. A
- * running sequence uses all of them, so none of them can be evicted. The time of its last use is recorded only in
- * ``lastUsed``, and is copied to the nodes when the sequence leaves.
+ * running sequence uses all of them that are within the window, so none of these can be evicted. The time of its last
+ * use is recorded only in ``lastUsed``, and is copied to the entries when the sequence leaves.
  */
 export class CachePosition {
   node: Node | null = null;
@@ -29,57 +38,76 @@ export class PrefixCache {
   readonly #nodes = new Set<Node>();
   #clock = 0;
 
-  /** The cache is a user of each page that it holds. */
+  /** The cache is a user of each page that it holds. ``pools``: that of each group. */
   constructor(
-    private readonly pool: PagePool,
+    private readonly pools: readonly PagePool[],
     private readonly pageSize: number,
   ) {}
 
-  /** How many pages it holds. */
-  get size(): number {
-    return this.#nodes.size;
-  }
-
   /**
-   * The full pages of the longest known prefix of ``tokens``, at most ``limit`` pages. The caller is not a user of them
-   * yet.
+   * By group, the full pages of the longest usable prefix of ``tokens``, at most ``limit`` pages; 0 for pages behind
+   * the window. The caller is not a user of them yet.
    */
-  match(tokens: readonly number[], limit: number): readonly number[] {
-    const pages: number[] = [];
-    const now = ++this.#clock;
+  match(tokens: readonly number[], limit: number): PagesByGroup {
+    const path: Node[] = [];
+    // By group, the pages up to the last one that is missing.
+    const incomplete = this.pools.map(() => 0);
+    let usable = 0;
     let level = this.#roots;
-    while (pages.length < limit) {
-      const node = level.get(this.#key(tokens, pages.length));
+    while (path.length < limit) {
+      const node = level.get(this.#key(tokens, path.length));
       if (node === undefined) break;
-      node.lastUsed = now;
-      pages.push(node.page);
+      path.push(node);
+      node.entries.forEach((entry, group) => {
+        if (entry === null) incomplete[group] = path.length;
+      });
+      if (this.pools.every((pool, group) => (incomplete[group] ?? 0) <= pool.deadPages(path.length * this.pageSize)))
+        usable = path.length;
       level = node.children;
     }
-    return pages;
+    path.length = usable;
+    return this.pools.map((pool, group) => {
+      const dead = pool.deadPages(usable * this.pageSize);
+      return path.map(({ entries }, index) => {
+        const entry = entries[group];
+        if (index < dead || !entry) return 0;
+        entry.lastUsed = ++this.#clock;
+        return entry.page;
+      });
+    });
   }
 
   /**
    * Cache the first ``count`` pages of a sequence, all full, and move its position there. If the same tokens are
    * already cached, the cached page replaces the sequence's own page. Therefore a user of a page in the tree also uses
-   * its ancestors.
+   * the pages of its ancestors within the window.
    */
-  insert(position: CachePosition, tokens: readonly number[], pages: number[], count: number): void {
+  insert(position: CachePosition, tokens: readonly number[], tables: readonly PageTable[], count: number): void {
     position.lastUsed = ++this.#clock;
+    // A node is removed when all of its pages have been evicted, which lie behind the sequence's window then.
+    if (position.node !== null && !this.#nodes.has(position.node)) this.#moveToRoot(position);
     for (let index = position.depth; index < count; index++) {
       const level = position.node?.children ?? this.#roots;
       const key = this.#key(tokens, index);
-      const page = pages[index] ?? -1;
       let node = level.get(key);
       if (node === undefined) {
-        this.pool.share(page);
-        node = { key, page, parent: position.node, children: new Map(), lastUsed: position.lastUsed };
+        node = { key, parent: position.node, children: new Map(), entries: this.pools.map(() => null) };
         level.set(key, node);
         this.#nodes.add(node);
-      } else if (node.page !== page) {
-        this.pool.share(node.page);
-        this.pool.release(page);
-        pages[index] = node.page;
       }
+      const { entries } = node;
+      tables.forEach(({ pool, pages, dead }, group) => {
+        const page = pages[index] ?? -1;
+        const entry = entries[group];
+        if (index < dead || entry?.page === page) return;
+        pool.share(entry?.page ?? page);
+        if (entry) {
+          pool.release(page);
+          pages[index] = entry.page;
+        } else {
+          entries[group] = { page, lastUsed: position.lastUsed };
+        }
+      });
       position.node = node;
       position.depth = index + 1;
     }
@@ -87,45 +115,82 @@ export class PrefixCache {
 
   /**
    * Move the position of a sequence to the root, because it no longer uses the pages of the tree. The caller releases
-   * its pages.
+   * its pages afterwards.
    */
   leave(position: CachePosition): void {
-    for (let { node } = position; node !== null; node = node.parent)
-      node.lastUsed = Math.max(node.lastUsed, position.lastUsed);
-    position.node = null;
-    position.depth = 0;
+    const { node: last, lastUsed } = position;
+    for (let node = last; node !== null; node = node.parent) {
+      node.entries.forEach((entry, group) => {
+        // The other entries lie behind the window.
+        if (entry && !this.#isIdle(group, entry)) entry.lastUsed = Math.max(entry.lastUsed, lastUsed);
+      });
+    }
+    this.#prune(last);
+    this.#moveToRoot(position);
   }
 
-  /** How many pages `evict` could free: those that only the cache uses. */
-  get evictable(): number {
+  /** How many pages of a group `evict` could free: those that only the cache uses. */
+  evictable(group: number): number {
     let count = 0;
-    for (const node of this.#nodes) if (this.pool.users(node.page) === 1) count++;
+    for (const { entries } of this.#nodes) if (this.#isIdle(group, entries[group])) count++;
     return count;
   }
 
-  /** Free the least recently used page. False if there is none to free. */
-  evict(): boolean {
+  /**
+   * Free the least recently used page of a group. Without a window it is the last one of a prefix, which becomes
+   * shorter in all groups. False if there is none to free.
+   */
+  evict(group: number): boolean {
+    const windowed = this.pools[group]?.window !== Infinity;
     let oldest: Node | null = null;
+    let time = Infinity;
     for (const node of this.#nodes) {
-      if (node.children.size > 0 || this.pool.users(node.page) > 1) continue;
-      if (oldest === null || node.lastUsed < oldest.lastUsed) oldest = node;
+      const lastUsed = node.entries[group]?.lastUsed ?? Infinity;
+      if (lastUsed >= time || (!windowed && node.children.size > 0) || !this.#isIdle(group, node.entries[group]))
+        continue;
+      oldest = node;
+      time = lastUsed;
     }
     if (oldest === null) return false;
-    this.#remove(oldest);
+    this.#removePages(oldest, windowed ? group : null);
+    this.#prune(oldest);
     return true;
   }
 
   /** Remove everything, for example after the loss of the device. */
   clear(): void {
-    for (const node of this.#nodes) this.pool.release(node.page);
+    for (const node of this.#nodes) this.#removePages(node, null);
     this.#nodes.clear();
     this.#roots.clear();
   }
 
-  #remove(node: Node): void {
-    (node.parent?.children ?? this.#roots).delete(node.key);
-    this.#nodes.delete(node);
-    this.pool.release(node.page);
+  #moveToRoot(position: CachePosition): void {
+    position.node = null;
+    position.depth = 0;
+  }
+
+  /** Remove the page of a group from a node, or the pages of all groups. */
+  #removePages({ entries }: Node, only: number | null): void {
+    entries.forEach((entry, group) => {
+      if (entry === null || (only ?? group) !== group) return;
+      this.pools[group]?.release(entry.page);
+      entries[group] = null;
+    });
+  }
+
+  /** Remove a node without pages and children, and then its ancestors if the same is true of them. */
+  #prune(node: Node | null): void {
+    for (
+      ;
+      node !== null && node.children.size === 0 && node.entries.every((entry) => entry === null);
+      node = node.parent
+    )
+      if (this.#nodes.delete(node)) (node.parent?.children ?? this.#roots).delete(node.key);
+  }
+
+  /** Whether only the cache uses a page. */
+  #isIdle(group: number, entry: Entry | null | undefined): boolean {
+    return !!entry && this.pools[group]?.users(entry.page) === 1;
   }
 
   #key(tokens: readonly number[], index: number): string {

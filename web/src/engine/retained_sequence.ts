@@ -2,50 +2,52 @@
 // the conversation so far, not even for the last, partly filled page. The pages are retained until another sequence
 // needs them; without them the tokens are computed again.
 
-import type { PagePool } from "./page_pool.js";
+import type { PageTable } from "./page_table.js";
 
 export class RetainedSequence {
   #tokens: readonly number[] = [];
-  #pages: number[] = [];
-
-  constructor(private readonly pool: PagePool) {}
+  #tables: readonly PageTable[] = [];
 
   /** The tokens whose keys and values the pages hold. */
   get tokens(): readonly number[] {
     return this.#tokens;
   }
 
-  get pages(): readonly number[] {
-    return this.#pages;
+  /** Its page table in each group; none if it holds no pages. */
+  get tables(): readonly PageTable[] {
+    return this.#tables;
   }
 
-  /** Accept pages that hold ``tokens``. The caller must be a user of each page, and is not a user afterwards. */
-  put(tokens: readonly number[], pages: readonly number[]): void {
+  /** Accept the tables of pages that hold ``tokens``. The caller does not use the tables afterwards. */
+  put(tokens: readonly number[], tables: readonly PageTable[]): void {
     this.drop();
     this.#tokens = tokens;
-    this.#pages = [...pages];
+    this.#tables = tables;
   }
 
-  /** Pass the first ``count`` pages to the caller, and release the others. */
-  detach(count: number): number[] {
-    const pages = this.#pages.splice(0, count);
-    this.drop();
-    return pages;
+  /** Pass the tables of the first ``count`` pages to the caller, and release the other pages. */
+  detach(count: number): readonly PageTable[] {
+    const tables = this.#tables;
+    for (const table of tables) table.truncate(count);
+    this.#tokens = [];
+    this.#tables = [];
+    return tables;
   }
 
   /** Release the pages. */
   drop(): void {
-    for (const page of this.#pages.splice(0)) this.pool.release(page);
-    this.#tokens = [];
+    this.detach(0);
   }
 
   /**
    * A second retained sequence on the same pages. The first sequence that writes to a shared page gets a copy of it.
    */
   clone(): RetainedSequence {
-    const clone = new RetainedSequence(this.pool);
-    for (const page of this.#pages) this.pool.share(page);
-    clone.put(this.#tokens, this.#pages);
+    const clone = new RetainedSequence();
+    clone.put(
+      this.#tokens,
+      this.#tables.map((table) => table.clone()),
+    );
     return clone;
   }
 }

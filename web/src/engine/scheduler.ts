@@ -6,6 +6,7 @@
 // When pages run out, cached pages are evicted first, then those of finished answers; then the running sequence of the
 // lowest rank is preempted and computed again later. No request fails for lack of pages.
 
+import type { PageGroup } from "../runtime/page_groups.js";
 import { KvCache } from "./kv_cache.js";
 import type { FinishReason } from "./request.js";
 import type { Sequence } from "./sequence.js";
@@ -14,12 +15,12 @@ import type { Row, SchedulerEvent, Step } from "./step.js";
 import { OpenStep, samplesAnswer } from "./step.js";
 
 /**
- * ``maxTokens`` is the maximum number of positions in a step, ``maxSequences`` that of running sequences. The pages
- * must hold at least ``context`` tokens.
+ * ``maxTokens`` is the maximum number of positions in a step, ``maxSequences`` that of running sequences. The pages of
+ * each group must be enough for one sequence of ``context`` tokens, as `pagesOfSequence` counts them.
  */
 export interface SchedulerConfig {
   readonly pageSize: number;
-  readonly pages: number;
+  readonly groups: readonly PageGroup[];
   readonly maxTokens: number;
   readonly maxSequences: number;
   readonly context: number;
@@ -40,7 +41,7 @@ export class Scheduler {
   #draining = false;
 
   constructor(readonly config: SchedulerConfig) {
-    this.kv = new KvCache(config.pages, config.pageSize);
+    this.kv = new KvCache(config);
     this.#slots = Array.from({ length: config.maxSequences }, (_, index) => config.maxSequences - 1 - index);
   }
 
@@ -56,7 +57,7 @@ export class Scheduler {
   next(): Step | null {
     if (this.#draining && this.#openSteps > 0) return null;
     this.#draining = false;
-    const step = new OpenStep(this.#stepNumber, this.config.maxTokens);
+    const step = new OpenStep(this.#stepNumber, this.config.maxTokens, this.config.groups.length);
     for (const sequence of this.running) this.#shiftContext(sequence);
     for (const sequence of this.running.filter(({ missing }) => missing === 1)) this.#schedule(step, sequence);
     while (this.#admit(step));

@@ -1,5 +1,6 @@
 // A sequence: the tokens of one request, the pages that hold their keys and values, and how far it has been computed.
 
+import type { PageTable } from "./page_table.js";
 import type { RetainedSequence } from "./retained_sequence.js";
 import { CachePosition } from "./prefix_cache.js";
 import { PromptLogprobRows } from "./prompt_logprobs.js";
@@ -35,8 +36,8 @@ export class Sequence {
   finishReason: FinishReason | null = null;
   /** All known tokens: the prompt, then the tokens that have been read back from the device. */
   readonly tokens: number[];
-  /** Pages in the order of the positions they hold, and how many of them are in the prefix cache. */
-  readonly pages: number[] = [];
+  /** Its page table in each group, and how many of its pages are in the prefix cache. */
+  tables: readonly PageTable[] = [];
   readonly cachePosition = new CachePosition();
   /** Positions whose keys and values are in the pages, or will be once all open steps are done. */
   computed = 0;

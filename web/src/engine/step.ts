@@ -1,6 +1,7 @@
 // A step: the work that the device computes at once. The scheduler builds steps, and commits them when their tokens are
 // read back.
 
+import type { PageCopies } from "../runtime/page_groups.js";
 import type { Sequence } from "./sequence.js";
 
 /**
@@ -21,11 +22,14 @@ export function samplesAnswer({ numSampled, promptLogprobs }: Row): boolean {
   return numSampled > promptLogprobs;
 }
 
-/** ``copies`` are the pages to copy first. ``admitted`` and ``preempted``: the sequences since the previous step. */
+/**
+ * ``copies`` are the pages to copy first, by group. ``admitted`` and ``preempted``: the sequences since the previous
+ * step.
+ */
 export interface Step {
   readonly number: number;
   readonly rows: readonly Row[];
-  readonly copies: readonly (readonly [source: number, destination: number])[];
+  readonly copies: PageCopies;
   readonly admitted: readonly Sequence[];
   readonly preempted: readonly Sequence[];
 }
@@ -33,7 +37,7 @@ export interface Step {
 /** A step being built. ``budget`` positions still fit; ``numSampled`` rows are sampled so far. */
 export class OpenStep implements Step {
   readonly rows: Row[] = [];
-  readonly copies: [source: number, destination: number][] = [];
+  readonly copies: [from: number, to: number][][];
   admitted: readonly Sequence[] = [];
   preempted: readonly Sequence[] = [];
   numSampled = 0;
@@ -41,7 +45,10 @@ export class OpenStep implements Step {
   constructor(
     readonly number: number,
     public budget: number,
-  ) {}
+    groups: number,
+  ) {
+    this.copies = Array.from({ length: groups }, () => []);
+  }
 
   add(row: Row): void {
     this.rows.push(row);

@@ -1,7 +1,7 @@
 // Converts a step of the scheduler to a batch for the device.
 
 import type { Batch } from "../runtime/batch.js";
-import { SAMPLE_FLAGS, emptyBatch, settingsRow } from "../runtime/batch.js";
+import { SAMPLE_FLAGS, addTokens, emptyBatch, settingsRow } from "../runtime/batch.js";
 import type { Sampling } from "./resolved_sampling.js";
 import { drawAt } from "./resolved_sampling.js";
 import type { Sequence } from "./sequence.js";
@@ -17,15 +17,10 @@ export interface RowSampling {
 export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: Sequence) => RowSampling): Batch {
   const batch = emptyBatch();
   for (const { sequence, start, length, numSampled, promptLogprobs } of step.rows) {
-    const { tokens, pages, slot } = sequence;
-    for (let position = start; position < start + length; position++) {
-      batch.token_ids.push(tokens[position] ?? -1 - slot);
-      batch.positions.push(position);
-      batch.slots.push((pages[Math.floor(position / pageSize)] ?? -1) * pageSize + (position % pageSize));
-    }
-    batch.seq_starts.push(batch.token_ids.length);
-    batch.page_ids.push(...pages);
-    batch.page_indptr.push(batch.page_ids.length);
+    const { tokens, tables, slot } = sequence;
+    const tokenIds = Array.from({ length }, (_, index) => tokens[start + index] ?? -1 - slot);
+    const pages = tables.map((table) => table.pages);
+    addTokens(batch, tokenIds, start, pages, pageSize);
     // The last rows are sampled, first those for the prompt.
     for (let index = 0; index < numSampled; index++) {
       batch.sample_rows.push(batch.token_ids.length - numSampled + index);

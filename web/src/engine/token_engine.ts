@@ -3,6 +3,7 @@
 
 import { DeviceError, RequestError } from "../errors.js";
 import { IN_PROMPT } from "../runtime/batch.js";
+import { pagesOfSequence } from "../runtime/page_groups.js";
 import type { StepResult } from "../runtime/runner.js";
 import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
@@ -63,10 +64,10 @@ export class TokenEngine implements TokenSource {
     private readonly replaceRunner: ReplaceRunner | null = null,
     private readonly gate = new Gate(),
   ) {
-    const { pageSize, pages, tokens, sequences, context } = runner.limits;
+    const { pageSize, groups, tokens, sequences, context } = runner.limits;
     this.#runner = runner;
     this.#lookahead = new Lookahead(runner.stepsInFlight);
-    this.#scheduler = new Scheduler({ pageSize, pages, maxTokens: tokens, maxSequences: sequences, context });
+    this.#scheduler = new Scheduler({ pageSize, groups, maxTokens: tokens, maxSequences: sequences, context });
   }
 
   get counts(): EngineCounts {
@@ -138,20 +139,33 @@ export class TokenEngine implements TokenSource {
   }
 
   /** The keys and values of a retained sequence, page by page, in the layout of this bundle. */
-  async readRetained(retained: RetainedSequence): Promise<Uint8Array<ArrayBuffer>> {
-    return this.#runner.readPages(retained.pages);
+  async readRetained({ tables }: RetainedSequence): Promise<Uint8Array<ArrayBuffer>> {
+    return this.#runner.readPages(tables.map((table) => table.live));
   }
 
   /**
-   * Write the keys and values that `readRetained` returned for the same tokens to a retained sequence. False if no
-   * pages are available.
+   * Write the keys and values that `readRetained` returned for the same tokens to a retained sequence, of which the
+   * first ``dead`` pages of each group were given back. False if no pages are available.
    */
-  writeRetained(retained: RetainedSequence, tokens: readonly number[], bytes: Uint8Array<ArrayBuffer>): boolean {
+  writeRetained(
+    retained: RetainedSequence,
+    tokens: readonly number[],
+    dead: readonly number[],
+    bytes: Uint8Array<ArrayBuffer>,
+  ): boolean {
     const { kv } = this.#scheduler;
-    const pages = kv.allocate(kv.pagesFor(tokens.length));
-    if (pages === null) return false;
-    this.#runner.writePages(pages, bytes);
-    retained.put(tokens, pages);
+    const tables = kv.tables(kv.pagesFor(tokens.length), dead);
+    if (tables === null) return false;
+    retained.put(tokens, tables);
+    try {
+      this.#runner.writePages(
+        tables.map((table) => table.live),
+        bytes,
+      );
+    } catch (error) {
+      retained.drop();
+      throw error;
+    }
     return true;
   }
 
@@ -167,14 +181,17 @@ export class TokenEngine implements TokenSource {
     return true;
   }
 
-  /** A page that no sequence uses until it is returned; null if one sequence may need all of them. */
-  lendPage(): number | null {
-    const { pages, pageSize, context } = this.#scheduler.config;
-    return (pages - 1) * pageSize < context ? null : (this.#scheduler.kv.allocate(1)?.[0] ?? null);
+  /** A page of each group that no sequence uses until it is returned; null if one sequence may need all of them. */
+  lendPages(): readonly number[] | null {
+    const { config, kv } = this.#scheduler;
+    if (config.groups.some((group) => group.pages <= pagesOfSequence(group, config))) return null;
+    return kv.allocate(config.groups.map(() => 1))?.flat() ?? null;
   }
 
-  returnPage(page: number): void {
-    this.#scheduler.kv.pool.release(page);
+  returnPages(pages: readonly number[]): void {
+    this.#scheduler.kv.pools.forEach((pool, group) => {
+      pool.release(pages[group] ?? -1);
+    });
   }
 
   /** Fail all answers and all further requests, as when the model is unloaded. */
@@ -243,7 +260,7 @@ export class TokenEngine implements TokenSource {
   async #submit(step: Step): Promise<StepResult> {
     const runner = this.#runner;
     for (const sequence of step.admitted) this.#prepareSlot(sequence);
-    if (step.copies.length > 0) runner.copyPages(step.copies);
+    if (step.copies.flat().length > 0) runner.copyPages(step.copies);
     const sampled = step.rows.filter(samplesAnswer).map(({ sequence }) => this.#answerOf(sequence));
     const broken: [Answer, unknown][] = [];
     for (const answer of sampled) this.#setMask(answer, broken);

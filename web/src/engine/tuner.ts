@@ -7,8 +7,8 @@ import type { TokenEngine } from "./token_engine.js";
 
 const POLL_MS = 50;
 
-/** The tuner needs to know when the engine is idle, and borrows a page from it. */
-export type TunedEngine = Pick<TokenEngine, "isBusy" | "lendPage" | "returnPage">;
+/** The tuner needs to know when the engine is idle, and borrows a page of each group from it. */
+export type TunedEngine = Pick<TokenEngine, "isBusy" | "lendPages" | "returnPages">;
 
 export class Tuner {
   /** The record of this device, measured now or earlier; null if this device was not measured. */
@@ -32,10 +32,10 @@ export class Tuner {
     const { runner, device, choices, tuning, tuningNote } = this.trusted;
     if (tuningNote === null) return tuning;
     const { signal } = this.#stopped;
-    const page = this.engine.lendPage();
-    if (page === null) return null;
+    const pages = this.engine.lendPages();
+    if (pages === null) return null;
     try {
-      const variants = await tune(runner, { choices, page, idle: () => this.#idle(), signal });
+      const variants = await tune(runner, { choices, pages, idle: () => this.#idle(), signal });
       runner.choose({ off: choices.off, front: variants });
       await tuningNote.write(variants);
       return { adapter: device.adapterEntry, activation: device.activation, variants };
@@ -43,7 +43,7 @@ export class Tuner {
       if (signal.aborted) return null;
       throw error;
     } finally {
-      this.engine.returnPage(page);
+      this.engine.returnPages(pages);
     }
   }
 

@@ -8,6 +8,7 @@ import { DeviceError, NearfarError, RequestError, messageOf } from "../errors.js
 import type { Batch } from "../runtime/batch.js";
 import type { ExportManifest } from "../runtime/manifest.js";
 import type { MemoryPlan } from "../runtime/memory_plan.js";
+import type { PageCopies, PagesByGroup } from "../runtime/page_groups.js";
 import type { RunnerLimits, StepResult, ResultOptions } from "../runtime/runner.js";
 import type { StepRunner } from "../engine/step_runner.js";
 import { HostSampler } from "./host_sampler.js";
@@ -53,7 +54,7 @@ export class OnnxRunner implements StepRunner {
     this.limits = {
       tokens: Math.max(PREFILL_CHUNK, maxSequences),
       sequences: maxSequences,
-      pages,
+      groups: [{ pages, window: Infinity }],
       pageSize: context,
       context,
       vocabSize,
@@ -106,17 +107,17 @@ export class OnnxRunner implements StepRunner {
     });
   }
 
-  copyPages(pairs: readonly (readonly [from: number, to: number])[]): void {
+  copyPages([pairs = []]: PageCopies): void {
     this.#change(() => {
       for (const [from, to] of pairs) this.#pages.copy(from, to);
     });
   }
 
-  readPages(pages: readonly number[]): Promise<Uint8Array<ArrayBuffer>> {
+  readPages([pages = []]: PagesByGroup): Promise<Uint8Array<ArrayBuffer>> {
     return this.#inOrder(() => this.#pages.read(pages));
   }
 
-  writePages(pages: readonly number[], bytes: Uint8Array<ArrayBuffer>): void {
+  writePages([pages = []]: PagesByGroup, bytes: Uint8Array<ArrayBuffer>): void {
     this.#change(this.#pages.write(pages, bytes));
   }
 

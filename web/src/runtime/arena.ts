@@ -4,7 +4,7 @@
 import { BundleError, RequestError } from "../errors.js";
 import type { Allocator } from "./allocator.js";
 import type { Batch, BatchInputs } from "./batch.js";
-import { SAMPLED_INPUTS, sampledRows } from "./batch.js";
+import { emptyBatch, SAMPLED_INPUTS, sampledRows } from "./batch.js";
 import type { Dims } from "./expr.js";
 import { elements, evaluate } from "./expr.js";
 import { BUFFER_USAGE } from "./gpu_flags.js";
@@ -92,23 +92,11 @@ export class Arena {
   }
 }
 
-const INPUTS: readonly string[] = [
-  "token_ids",
-  "positions",
-  "slots",
-  "seq_starts",
-  "page_indptr",
-  "page_ids",
-  "sample_rows",
-  "sample_slots",
-  "sample_settings",
-  ...SAMPLED_INPUTS,
-] satisfies readonly (keyof BatchInputs)[];
-
 function inputName(name: string): keyof BatchInputs {
-  if (!INPUTS.includes(name)) {
+  const known = [...Object.keys(emptyBatch()), ...SAMPLED_INPUTS];
+  if (!known.includes(name)) {
     throw new BundleError(
-      `manifest.json: input ${name} is not known here; known: ${INPUTS.join(", ")}; use a newer @nearfar/web`,
+      `manifest.json: input ${name} is not known here; known: ${known.join(", ")}; use a newer @nearfar/web`,
       { input: name },
     );
   }

@@ -2,15 +2,18 @@
 
 import { RequestError } from "../errors.js";
 import type { Dims } from "./expr.js";
+import type { PagesByGroup } from "./page_groups.js";
 
 /**
  * The inputs of a forward, named as in the manifest's plan. token_ids, positions and slots (S,): each new token, its
  * position in its sequence, and the slot for its key and value (page * page_size + offset in the page). A token id
  * below 0 is the token that was last sampled in sequence slot -1 - id. seq_starts and page_indptr (B + 1,): the indexes
  * at which a sequence's rows and pages start; every sequence has at least one new token. page_ids (L,): the pages of
- * all sequences. sample_rows (R,): the rows whose next token is sampled. sample_slots (R, 2), row by row: the sequence
- * slot that stores the token, -1 for none, and the states of the slot that apply, as a sum of SAMPLE_FLAGS; no two rows
- * have the same slot. sample_settings (R, 8): how the token is chosen, as rows of `settingsRow`.
+ * all sequences. window_slots (S,), window_page_indptr (B + 1,) and window_page_ids (LW,): the same for the second page
+ * group, if the model has one; the entry of a page behind the window is 0 and is not read. sample_rows (R,): the rows
+ * whose next token is sampled. sample_slots (R, 2), row by row: the sequence slot that stores the token, -1 for none,
+ * and the states of the slot that apply, as a sum of SAMPLE_FLAGS; no two rows have the same slot. sample_settings (R,
+ * 8): how the token is chosen, as rows of `settingsRow`.
  */
 export interface Batch {
   readonly token_ids: readonly number[];
@@ -19,6 +22,9 @@ export interface Batch {
   readonly seq_starts: readonly number[];
   readonly page_indptr: readonly number[];
   readonly page_ids: readonly number[];
+  readonly window_slots?: readonly number[];
+  readonly window_page_indptr?: readonly number[];
+  readonly window_page_ids?: readonly number[];
   readonly sample_rows: readonly number[];
   readonly sample_slots: readonly number[];
   readonly sample_settings: readonly number[];
@@ -53,7 +59,7 @@ export function sampledRows({ sample_rows, positions, seq_starts, page_indptr }:
 }
 
 /** A batch that is being built. */
-export type OpenBatch = { readonly [Name in keyof Batch]: number[] };
+export type OpenBatch = { readonly [Name in keyof Batch]-?: number[] };
 
 export function emptyBatch(): OpenBatch {
   return {
@@ -62,11 +68,37 @@ export function emptyBatch(): OpenBatch {
     slots: [],
     seq_starts: [0],
     page_indptr: [0],
+    window_page_indptr: [0],
     page_ids: [],
+    window_page_ids: [],
+    window_slots: [],
     sample_rows: [],
     sample_slots: [],
     sample_settings: [],
   };
+}
+
+/** Append new tokens of a sequence to a batch: they follow ``start`` tokens in ``pages``. */
+export function addTokens(
+  batch: OpenBatch,
+  tokenIds: readonly number[],
+  start: number,
+  pages: PagesByGroup,
+  pageSize: number,
+): void {
+  const positions = tokenIds.map((_, index) => start + index);
+  batch.token_ids.push(...tokenIds);
+  batch.positions.push(...positions);
+  batch.seq_starts.push(batch.token_ids.length);
+  pages.forEach((table, group) => {
+    const prefix = group === 0 ? "" : "window_";
+    const ids = batch[`${prefix}page_ids`];
+    ids.push(...table);
+    batch[`${prefix}page_indptr`].push(ids.length);
+    batch[`${prefix}slots`].push(
+      ...positions.map((position) => (table[Math.floor(position / pageSize)] ?? -1) * pageSize + (position % pageSize)),
+    );
+  });
 }
 
 /** The states of a sequence slot that apply to a row: token counts for the penalties, logit bias, token mask. */
@@ -124,6 +156,7 @@ export function dimsOf(batch: Batch, capacity: Dims, alternatives: boolean): Dim
     R: rows,
     T: batch.positions.reduce((longest, position) => Math.max(longest, position + 1), 0),
     L: batch.page_ids.length,
+    LW: batch.window_page_ids?.length ?? 0,
     A: adjusted ? rows : 0,
     W: alternatives ? rows : 0,
   };

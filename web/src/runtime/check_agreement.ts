@@ -29,6 +29,7 @@ function ofPlans({
   kernels,
   variants,
   scratch,
+  context,
   self_test: test,
 }: Manifest): readonly [string, unknown] | null {
   // Arrays by name, and by name and plane, as bindings refer to them.
@@ -49,6 +50,8 @@ function ofPlans({
       if (shape.join() !== [positions, pairs.length, 2].join() || pairs.length > spec.head_dim)
         return [`constants.${name}`, shape];
     }
+    if (inputs.window_page_ids && !spec.windows.some((window) => (window ?? context) < context))
+      return ["spec.windows", spec.windows];
     const arrays = new Set([...common, ...[inputs, states, constants, buffers].flatMap(Object.keys)]);
     for (const name of Object.values(outputs)) if (!Object.hasOwn(buffers, name)) return ["outputs", name];
     for (const step of steps) {

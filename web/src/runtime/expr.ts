@@ -1,7 +1,8 @@
 // Evaluates the size and condition expressions of the manifest for given values of the dims.
 //
-// Dims: S new tokens, B sequences, R sampled rows, T longest context, L listed pages, P pages of the pool, N sequence
-// slots, A: R if the logits of any row are adjusted, else 0. W: R if alternatives are requested, else 0.
+// Dims: S new tokens, B sequences, R sampled rows, T longest context, L listed pages, P pages of the pool, LW and PW
+// those of the second page group, N sequence slots, A: R if the logits of any row are adjusted, else 0. W: R if
+// alternatives are requested, else 0.
 
 import { BundleError } from "../errors.js";
 import type { Condition, Expr } from "./manifest.js";

@@ -1,12 +1,15 @@
-// Copies, reads and writes complete pages of the keys and values of all layers. The bytes of a page are those of its
-// layers, in the order of the plan.
+// Copies, reads and writes complete pages of keys and values. The bytes of a page are those of all layers of its group,
+// in the order of the plan.
 
 import { RequestError } from "../errors.js";
 import { Allocator } from "./allocator.js";
 import type { Dims } from "./expr.js";
 import type { Manifest } from "./manifest.js";
 import { sizeBytes } from "./memory.js";
+import type { PageCopies, PagesByGroup } from "./page_groups.js";
+import { PAGE_DIMS } from "./page_groups.js";
 import { planOf } from "./plan.js";
+import type { Piece } from "./staging.js";
 import { Staging } from "./staging.js";
 import type { ActivationDtype } from "./variants.js";
 
@@ -19,63 +22,72 @@ interface Layer {
   readonly size: number;
 }
 
+interface Group {
+  readonly pages: number;
+  readonly layers: readonly Layer[];
+}
+
 export class KvPages {
-  readonly #layers: readonly Layer[];
-  /** The bytes of one page in all layers. */
-  readonly #pageBytes: number;
+  readonly #groups: readonly Group[];
+  /** The bytes of the largest page of a layer. */
+  readonly #largest: number;
   #scratch: GPUBuffer | null = null;
 
   constructor(
     private readonly allocator: Allocator,
     manifest: Manifest,
     activation: ActivationDtype,
-    private readonly capacity: Dims,
+    capacity: Dims,
     buffers: ReadonlyMap<string, GPUBuffer>,
   ) {
-    this.#layers = Object.entries(planOf(manifest).states).flatMap(([name, entry]) => {
-      const buffer = buffers.get(name);
-      return entry.shape[0] === "P" && buffer !== undefined
-        ? [{ buffer, size: sizeBytes(entry, activation, { ...capacity, P: 1 }) }]
-        : [];
-    });
-    this.#pageBytes = this.#layers.reduce((sum, { size }) => sum + size, 0);
+    this.#groups = PAGE_DIMS.map((dim) => ({
+      pages: capacity[dim] ?? 0,
+      layers: Object.entries(planOf(manifest).states).flatMap(([name, entry]) => {
+        const buffer = buffers.get(name);
+        return entry.shape[0] === dim && buffer !== undefined
+          ? [{ buffer, size: sizeBytes(entry, activation, { ...capacity, [dim]: 1 }) }]
+          : [];
+      }),
+    }));
+    this.#largest = Math.max(0, ...this.#groups.flatMap(({ layers }) => layers.map(({ size }) => size)));
   }
 
-  copy(pairs: readonly (readonly [from: number, to: number])[]): void {
-    this.#require(pairs.flat());
+  copy(pairs: PageCopies): void {
+    this.#require(pairs.map((some) => some.flat()));
     // WebGPU cannot copy within one buffer, so a second one is used.
-    this.#scratch ??= this.allocator.storage("page copy", Math.max(0, ...this.#layers.map(({ size }) => size)));
+    this.#scratch ??= this.allocator.storage("page copy", this.#largest);
     const encoder = this.allocator.device.createCommandEncoder();
-    for (const [from, to] of pairs) {
-      for (const { buffer, size } of this.#layers) {
-        encoder.copyBufferToBuffer(buffer, from * size, this.#scratch, 0, size);
-        encoder.copyBufferToBuffer(this.#scratch, 0, buffer, to * size, size);
+    for (const [group, { layers }] of this.#groups.entries()) {
+      for (const [from, to] of pairs[group] ?? []) {
+        for (const { buffer, size } of layers) {
+          encoder.copyBufferToBuffer(buffer, from * size, this.#scratch, 0, size);
+          encoder.copyBufferToBuffer(this.#scratch, 0, buffer, to * size, size);
+        }
       }
     }
     this.allocator.device.queue.submit([encoder.finish()]);
   }
 
-  /** The contents of the pages at the time of the call. */
-  async read(pages: readonly number[]): Promise<Uint8Array<ArrayBuffer>> {
-    this.#require(pages);
+  /** The contents of the pages at the time of the call, one group after the other. */
+  async read(pages: PagesByGroup): Promise<Uint8Array<ArrayBuffer>> {
+    const pieces = this.#pieces(pages);
     const { device } = this.allocator;
     // Reads are rare and have any size, so their buffers are not reused.
     const own = new Allocator(device);
     try {
       const encoder = device.createCommandEncoder();
-      const perBuffer = Math.max(1, Math.floor(MAX_STAGING_BYTES / this.#pageBytes));
       const reads: (() => Promise<ArrayBuffer>)[] = [];
-      for (let start = 0; start < pages.length; start += perBuffer) {
-        const some = pages.slice(start, start + perBuffer);
-        const pieces = some.flatMap((page) =>
-          this.#layers.map(({ buffer, size }) => ({ source: buffer, offset: page * size, size })),
-        );
-        reads.push(new Staging(own, "pages", some.length * this.#pageBytes).copy(encoder, pieces));
+      const perBuffer = Math.max(1, Math.floor(MAX_STAGING_BYTES / this.#largest));
+      for (let start = 0; start < pieces.length; start += perBuffer) {
+        const some = pieces.slice(start, start + perBuffer);
+        reads.push(new Staging(own, "pages", sizeOf(some)).copy(encoder, some));
       }
       device.queue.submit([encoder.finish()]);
-      const bytes = new Uint8Array(pages.length * this.#pageBytes);
-      for (const [index, part] of (await Promise.all(reads.map((read) => read()))).entries()) {
-        bytes.set(new Uint8Array(part), index * perBuffer * this.#pageBytes);
+      const bytes = new Uint8Array(sizeOf(pieces));
+      let offset = 0;
+      for (const part of await Promise.all(reads.map((read) => read()))) {
+        bytes.set(new Uint8Array(part), offset);
+        offset += part.byteLength;
       }
       return bytes;
     } finally {
@@ -83,31 +95,43 @@ export class KvPages {
     }
   }
 
-  write(pages: readonly number[], bytes: Uint8Array<ArrayBuffer>): void {
-    this.#require(pages);
-    if (bytes.length !== pages.length * this.#pageBytes) {
+  write(pages: PagesByGroup, bytes: Uint8Array<ArrayBuffer>): void {
+    const pieces = this.#pieces(pages);
+    const expected = sizeOf(pieces);
+    if (bytes.length !== expected) {
       throw new RequestError(
-        `${pages.length} pages of this model are ${pages.length * this.#pageBytes} bytes, not ${bytes.length}; ` +
+        `${pages.flat().length} pages of this model are ${expected} bytes, not ${bytes.length}; ` +
           "read them from the same bundle",
-        {
-          expected: pages.length * this.#pageBytes,
-          found: bytes.length,
-        },
+        { expected, found: bytes.length },
       );
     }
-    let offset = 0;
-    for (const page of pages) {
-      for (const { buffer, size } of this.#layers) {
-        this.allocator.device.queue.writeBuffer(buffer, page * size, bytes, offset, size);
-        offset += size;
-      }
+    let from = 0;
+    for (const { source, offset, size } of pieces) {
+      this.allocator.device.queue.writeBuffer(source, offset, bytes, from, size);
+      from += size;
     }
   }
 
-  #require(pages: readonly number[]): void {
-    const most = this.capacity.P ?? 0;
-    const page = pages.find((each) => !Number.isInteger(each) || each < 0 || each >= most);
-    if (page !== undefined)
-      throw new RequestError(`Page ${page} is not in the pool; its pages are 0 to ${most - 1}`, { page });
+  /** The parts of the buffers that hold some pages. */
+  #pieces(pages: PagesByGroup): readonly Required<Piece>[] {
+    this.#require(pages);
+    return this.#groups.flatMap(({ layers }, group) =>
+      (pages[group] ?? []).flatMap((page) =>
+        layers.map(({ buffer, size }) => ({ source: buffer, offset: page * size, size })),
+      ),
+    );
   }
+
+  #require(pages: PagesByGroup): void {
+    pages.forEach((some, group) => {
+      const most = this.#groups[group]?.pages ?? 0;
+      const page = some.find((each) => !Number.isInteger(each) || each < 0 || each >= most);
+      if (page !== undefined)
+        throw new RequestError(`Page ${page} is not in the pool; its pages are 0 to ${most - 1}`, { page });
+    });
+  }
+}
+
+function sizeOf(pieces: readonly Required<Piece>[]): number {
+  return pieces.reduce((sum, { size }) => sum + size, 0);
 }

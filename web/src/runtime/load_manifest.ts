@@ -110,7 +110,7 @@ const matching =
 // As in compiler/bundle/file_name.py: no "..", scheme, drive, query or percent code.
 const fileName = matching(/^(?=.{1,255}$)\w[\w.-]*(?:\/\w[\w.-]*)*$/, "a plain name");
 const hash = matching(/^[0-9a-f]{64}$/, "a SHA-256");
-const dim = matching(/^[SBRTLPNMAWG]$/, "a dim");
+const dim = matching(/^([SBRTLPNMAWG]|[LP]W)$/, "a dim");
 const flag: Check = (value, path) => {
   if (typeof value !== "boolean") throw wrong(path, "true or false", value);
 };

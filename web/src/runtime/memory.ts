@@ -5,7 +5,9 @@ import { computeConstant } from "./constants.js";
 import type { Dims } from "./expr.js";
 import { elements } from "./expr.js";
 import type { BufferEntry, Manifest } from "./manifest.js";
+import { pageGroups } from "./page_groups.js";
 import { planOf } from "./plan.js";
+import type { RunnerLimits } from "./runner.js";
 import type { ActivationDtype } from "./variants.js";
 import { largestPlane } from "./weights.js";
 
@@ -20,8 +22,9 @@ export interface PoolOptions {
   /** The number of sequences that run at the same time, and of their slots; 4 by default. */
   readonly maxSequences?: number | undefined;
   /**
-   * Pages of keys and values; by default enough for one sequence that fills the context, and one page that tuning may
-   * borrow.
+   * Pages of keys and values, in the group of the layers that see the whole context if the model has such layers; by
+   * default enough for one sequence that fills the context, and one page that tuning may borrow. A sequence has at most
+   * as many tokens as this number of pages.
    */
   readonly pages?: number | undefined;
 }
@@ -32,18 +35,30 @@ export interface Memory {
   readonly stateBytes: number;
 }
 
-/** The dims of the largest batch. */
-export function capacityOf(manifest: Manifest, { maxSequences = MAX_SEQUENCES, pages }: PoolOptions): Dims {
-  const perSequence = Math.ceil(manifest.context / manifest.page_size);
-  const rows = { B: maxSequences, R: maxSequences, N: maxSequences, A: maxSequences, W: maxSequences };
-  // A page that sequences share is listed for each of them.
+/** The limits of a runner with these pools. */
+export function limitsOf(manifest: Manifest, { maxSequences = MAX_SEQUENCES, pages }: PoolOptions): RunnerLimits {
+  const { context, page_size: pageSize, spec } = manifest;
+  const tokens = Math.max(PREFILL_CHUNK, maxSequences);
+  const sizes = { context, pageSize, maxTokens: tokens };
+  const groups = pageGroups(manifest, sizes, maxSequences, pages);
   return {
-    S: Math.max(PREFILL_CHUNK, maxSequences),
-    T: manifest.context,
-    L: perSequence * maxSequences,
-    P: pages ?? perSequence + 1,
-    ...rows,
+    tokens,
+    sequences: maxSequences,
+    groups,
+    pageSize,
+    context: Math.min(context, (pages ?? Infinity) * pageSize),
+    vocabSize: spec.vocab_size,
   };
+}
+
+/** The dims of the largest batch. */
+export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
+  const { tokens: S, sequences: B, groups } = limitsOf(manifest, options);
+  const T = manifest.context;
+  // A page that sequences share is listed for each of them.
+  const L = Math.ceil(T / manifest.page_size) * B;
+  const [P = 0, PW] = groups.map(({ pages }) => pages);
+  return { S, T, L, P, ...(PW === undefined ? {} : { PW, LW: L }), B, R: B, N: B, A: B, W: B };
 }
 
 export function allocateMemory(

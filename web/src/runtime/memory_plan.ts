@@ -5,7 +5,8 @@ import { paddedSize } from "./allocator.js";
 import type { Dims } from "./expr.js";
 import type { Manifest } from "./manifest.js";
 import type { PoolOptions } from "./memory.js";
-import { capacityOf, passingBuffers, sizeBytes } from "./memory.js";
+import { capacityOf, limitsOf, passingBuffers, sizeBytes } from "./memory.js";
+import { PAGE_DIMS } from "./page_groups.js";
 import { planOf } from "./plan.js";
 import type { ActivationDtype } from "./variants.js";
 
@@ -20,7 +21,7 @@ export interface MemoryOptions extends PoolOptions {
 /** Sizes in bytes. */
 export interface MemoryPlan {
   readonly weightBytes: number;
-  /** Keys and values: ``pages`` pages of ``pageBytes``. */
+  /** Keys and values: ``pages`` pages of ``pageBytes``, and the pages of the layers with a window. */
   readonly keyValueBytes: number;
   readonly pageBytes: number;
   /** Intermediate values, tables, and the states of each sequence. */
@@ -41,12 +42,18 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
     (sum, { planes }) => sum + planes.reduce((total, { size }) => total + paddedSize(size), 0),
     0,
   );
-  const pageBytes = keyValueBytes(manifest, activation, { ...whole, P: 1 });
+  const [pageBytes = 0, windowPageBytes = 0] = PAGE_DIMS.map((dim) => bytesOfPage(manifest, activation, whole, dim));
   const workingBytes = working(manifest, activation, whole);
   const requested = whole.P ?? 0;
-  const fitting = Math.floor((memoryBudget - weightBytes - workingBytes) / pageBytes);
+  // With fewer pages there are at most as many for the layers with a window.
+  const windowPages = whole.PW ?? 0;
+  const keyValues = (pages: number): number => pages * pageBytes + Math.min(pages, windowPages) * windowPageBytes;
+  const free = memoryBudget - weightBytes - workingBytes;
+  const fitting = Math.floor(
+    Math.max(free / (pageBytes + windowPageBytes), (free - windowPages * windowPageBytes) / pageBytes),
+  );
   if (fitting < (options.pages ?? 1)) {
-    const needed = weightBytes + workingBytes + pageBytes * (options.pages ?? 1);
+    const needed = weightBytes + workingBytes + keyValues(options.pages ?? 1);
     throw new DeviceError(
       `The model takes at least ${megabytes(needed)} MB on the device, ` +
         `the budget is ${megabytes(memoryBudget)} MB; raise it, or use a smaller model`,
@@ -54,12 +61,11 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
     );
   }
   const pages = Math.min(requested, fitting);
-  const context = Math.min(manifest.context, pages * manifest.page_size);
-  const keyValues = pages * pageBytes;
-  const totalBytes = weightBytes + keyValues + workingBytes;
+  const { context } = limitsOf(manifest, pages < requested ? { ...options, pages } : options);
+  const totalBytes = weightBytes + keyValues(pages) + workingBytes;
   return {
     weightBytes,
-    keyValueBytes: keyValues,
+    keyValueBytes: keyValues(pages),
     pageBytes,
     workingBytes,
     totalBytes,
@@ -71,19 +77,19 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
 
 /** The pool for these options, within the budget. Throws the errors of `planMemory`. */
 export function poolWithin(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions): PoolOptions {
-  return options.memoryBudget === undefined
-    ? options
-    : { ...options, pages: planMemory(manifest, activation, options).pages };
+  const { pages } = planMemory(manifest, activation, options);
+  return pages === capacityOf(manifest, options).P ? options : { ...options, pages };
 }
 
-function keyValueBytes(manifest: Manifest, activation: ActivationDtype, dims: Dims): number {
-  const paged = Object.values(planOf(manifest).states).filter(({ shape }) => shape[0] === "P");
-  return paged.reduce((sum, entry) => sum + sizeBytes(entry, activation, dims), 0);
+/** The bytes of one page of a group in all of its layers. */
+function bytesOfPage(manifest: Manifest, activation: ActivationDtype, dims: Dims, dim: string): number {
+  const paged = Object.values(planOf(manifest).states).filter(({ shape }) => shape[0] === dim);
+  return paged.reduce((sum, entry) => sum + sizeBytes(entry, activation, { ...dims, [dim]: 1 }), 0);
 }
 
 function working(manifest: Manifest, activation: ActivationDtype, dims: Dims): number {
   const { states, constants } = planOf(manifest);
-  const slots = Object.values(states).filter(({ shape }) => shape[0] !== "P");
+  const slots = Object.values(states).filter(({ shape }) => !PAGE_DIMS.includes(shape[0] as string));
   const arrays = [...slots, ...Object.values(passingBuffers(manifest))].map((entry) =>
     paddedSize(sizeBytes(entry, activation, dims)),
   );

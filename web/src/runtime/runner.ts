@@ -17,9 +17,10 @@ import type { Dims } from "./expr.js";
 import { elements } from "./expr.js";
 import { KvPages } from "./kv_pages.js";
 import type { Expr, Manifest, VariantEntry } from "./manifest.js";
-import { allocateMemory, capacityOf } from "./memory.js";
+import { allocateMemory, capacityOf, limitsOf } from "./memory.js";
 import type { MemoryOptions } from "./memory_plan.js";
 import { poolWithin } from "./memory_plan.js";
+import type { PageCopies, PageGroup, PagesByGroup } from "./page_groups.js";
 import type { CompiledKernel } from "./pipelines.js";
 import { compileKernels } from "./pipelines.js";
 import { planOf } from "./plan.js";
@@ -60,8 +61,8 @@ export interface RunnerLimits {
   readonly tokens: number;
   /** The maximum number of sequences, sampled rows, and slots. */
   readonly sequences: number;
-  /** The number of pages in the pool. */
-  readonly pages: number;
+  /** The pools of pages. */
+  readonly groups: readonly PageGroup[];
   /** The number of tokens in a page. */
   readonly pageSize: number;
   /** The maximum number of tokens in a sequence. */
@@ -108,7 +109,6 @@ type Results = Readonly<Partial<Record<OutputRole, Result>>>;
 
 export class Runner {
   readonly info: RunnerInfo;
-  readonly limits: RunnerLimits;
   readonly stepsInFlight = STEPS_IN_FLIGHT;
   readonly samplesAnyRow = true;
   /** Resolves when the device is lost, also by `destroy`. */
@@ -131,24 +131,16 @@ export class Runner {
     private readonly results: Results,
     private readonly pages: KvPages,
     private readonly slotStates: SlotStates,
+    readonly limits: RunnerLimits,
     private readonly capacity: Dims,
     sizes: Pick<RunnerInfo, "kernels" | "weightBytes" | "stateBytes">,
   ) {
-    const { S: tokens = 0, B: sequences = 0, P: numPages = 0 } = capacity;
-    const { page_size: pageSize, context, spec } = manifest;
-    this.limits = {
-      tokens,
-      sequences,
-      pages: numPages,
-      pageSize,
-      context: Math.min(context, numPages * pageSize),
-      vocabSize: spec.vocab_size,
-    };
+    const { sequences } = limits;
     const { logits, ...others } = results;
     const columns = Object.values(others).reduce((sum, result) => sum + result.columns, 0);
     this.#steps = new Staging(allocator, "step", sequences * columns * 4, STEPS_IN_FLIGHT);
     this.#logits = new Staging(allocator, "logits", sequences * (logits?.columns ?? 0) * 4);
-    const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, T: 1, A: 0, W: 0 };
+    const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0 };
     this.info = { ...sizes, dispatchesPerToken: schedule.dispatches(one).length, totalBytes: allocator.bytes };
     this.lost = open.device.lost.then(({ reason, message }) => {
       this.#problem ??= new DeviceError(`The WebGPU device was lost (${reason}: ${message}); load the model again`, {
@@ -196,7 +188,8 @@ export class Runner {
     const uniforms = new Map<string, readonly Expr[]>(
       names.map((name) => [name, manifest.kernels[name]?.uniforms ?? []]),
     );
-    const capacity = capacityOf(manifest, poolWithin(manifest, activation, options));
+    const pool = poolWithin(manifest, activation, options);
+    const capacity = capacityOf(manifest, pool);
 
     // All memory is allocated before the download starts, so that a model that does not fit fails immediately.
     device.pushErrorScope("out-of-memory");
@@ -247,6 +240,7 @@ export class Runner {
       results,
       pages,
       slotStates,
+      limitsOf(manifest, pool),
       capacity,
       sizes,
     );
@@ -335,8 +329,8 @@ export class Runner {
     this.slotStates.set("token_mask", slot, mask);
   }
 
-  /** Copy complete pages on the device, one pair after the other. */
-  copyPages(pairs: readonly (readonly [from: number, to: number])[]): void {
+  /** Copy complete pages of each group on the device, one pair after the other. */
+  copyPages(pairs: PageCopies): void {
     this.pages.copy(pairs);
   }
 
@@ -344,12 +338,12 @@ export class Runner {
    * The keys and values of complete pages. `writePages` accepts them on any runner of the same bundle and activation
    * dtype.
    */
-  async readPages(pages: readonly number[]): Promise<Uint8Array<ArrayBuffer>> {
+  async readPages(pages: PagesByGroup): Promise<Uint8Array<ArrayBuffer>> {
     this.#requireHealth();
     return this.#result(this.pages.read(pages));
   }
 
-  writePages(pages: readonly number[], bytes: Uint8Array<ArrayBuffer>): void {
+  writePages(pages: PagesByGroup, bytes: Uint8Array<ArrayBuffer>): void {
     this.pages.write(pages, bytes);
   }
 

@@ -8,11 +8,13 @@
 import type { Batch } from "./batch.js";
 import type { Choices, Front } from "./choices.js";
 import type { SelfTestEntry, SelfTestRow } from "./manifest.js";
+import type { PagesByGroup } from "./page_groups.js";
 import { sequenceBatch } from "./sequence_batch.js";
 
 /** The interface of a runner for the test. */
 export interface TestedRunner {
-  readonly numPages: number;
+  /** By group, the number of pages. */
+  readonly numPages: readonly number[];
   /** The logits of the batch's one sampled row. */
   forwardLogits(batch: Batch): Promise<Float32Array>;
   /** The most likely token there, as the device computes it. */
@@ -173,7 +175,7 @@ class Trials {
       signal.throwIfAborted();
       const tokens = prompt_ids.slice(start, start + chunk);
       start += chunk;
-      const touched = pages.slice(0, Math.ceil(start / pageSize));
+      const touched = pages.map((all) => all.slice(0, Math.ceil(start / pageSize)));
       const batch = sequenceBatch(tokens, start - chunk, touched, pageSize, true);
       const logits = await this.runner.forwardLogits(batch);
       const expected = this.#rows.get(start - 1);
@@ -189,11 +191,12 @@ class Trials {
    * Pages that hold other tokens, or the same tokens at other positions, so that missing writes of keys and values are
    * detected.
    */
-  #nextPages(): readonly number[] {
-    const { numPages } = this.runner;
+  #nextPages(): PagesByGroup {
     const first = this.#count++;
-    const count = Math.ceil(this.test.prompt_ids.length / this.test.pageSize);
-    return Array.from({ length: count }, (_, index) => (first + numPages - (index % numPages)) % numPages);
+    const length = Math.ceil(this.test.prompt_ids.length / this.test.pageSize);
+    return this.runner.numPages.map((count) =>
+      Array.from({ length }, (_, index) => (first + count - (index % count)) % count),
+    );
   }
 }
 

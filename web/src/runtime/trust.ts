@@ -204,7 +204,7 @@ async function verdictOf(
 /** A runner with the interface of the self-test. */
 function testable(runner: Runner): TestedRunner {
   return {
-    numPages: runner.limits.pages,
+    numPages: runner.limits.groups.map(({ pages }) => pages),
     forwardLogits: (batch) => runner.forwardLogits(batch),
     mostLikely: async (batch) => (await runner.submit(batch)).tokenIds[0] ?? -1,
     choose: (choices) => {

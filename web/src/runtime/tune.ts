@@ -5,13 +5,15 @@
 // forward. Each slice of work on the device is short, so that answers and the page's drawing can run in between.
 
 import type { Batch } from "./batch.js";
+import { dimsOf } from "./batch.js";
 import type { Choices } from "./choices.js";
 import { arrange, structural, variantName } from "./choices.js";
-import type { Dims } from "./expr.js";
 import { holds } from "./expr.js";
 import type { Condition, Manifest, TunedRow, VariantEntry } from "./manifest.js";
 import { PREFILL_CHUNK } from "./memory.js";
+import type { PageGroup } from "./page_groups.js";
 import { planOf } from "./plan.js";
+import type { RunnerLimits } from "./runner.js";
 import { sequenceBatch } from "./sequence_batch.js";
 import { chooseRow } from "./variants.js";
 
@@ -19,14 +21,14 @@ import { chooseRow } from "./variants.js";
 export interface TimedRunner {
   readonly manifest: Pick<Manifest, "plans" | "embedding" | "context" | "page_size">;
   readonly rows: ReadonlyMap<string, readonly VariantEntry[]>;
-  readonly limits: { readonly pages: number };
+  readonly limits: Pick<RunnerLimits, "groups">;
   time(batch: Batch, list: string, variant: string, count: number): Promise<number>;
 }
 
 export interface TuneOptions {
   readonly choices: Choices;
-  /** A page of the pool that no sequence uses during tuning. */
-  readonly page: number;
+  /** A page of each group that no sequence uses during tuning. */
+  readonly pages: readonly number[];
   /** Resolves when the device has no other work. */
   readonly idle: () => Promise<void>;
   readonly signal: AbortSignal;
@@ -81,10 +83,12 @@ async function fastest(
   rows: readonly VariantEntry[],
   point: Point,
   { manifest, limits }: TimedRunner,
-  { choices, page }: TuneOptions,
+  { choices, pages: own }: TuneOptions,
 ): Promise<string | null> {
-  const batch = batchOf(point, manifest.page_size, page);
-  const dims: Dims = { S: point.tokens, B: 1, R: 1, T: point.context, L: batch.page_ids.length, P: limits.pages };
+  const { groups } = limits;
+  const batch = batchOf(point, manifest.page_size, groups, own);
+  const [P = 0, PW = 0] = groups.map(({ pages }) => pages);
+  const dims = dimsOf(batch, { P, PW }, false);
   const usual = variantName(chooseRow(arrange(rows, list, choices), dims));
   const others = rows.filter((row) => holds(structural(row.when), dims)).map(variantName);
   const names = [...new Set([usual, ...others])].filter((name) => !choices.off.has(name));
@@ -153,12 +157,19 @@ function points(manifest: TimedRunner["manifest"], list: string, rows: readonly 
   ]);
 }
 
-/** A batch of the last tokens of a context. It reads the pool's pages and writes only to ``page``. */
-function batchOf({ tokens, context }: Point, pageSize: number, page: number): Batch {
+/** A batch of the last tokens of a context. It reads the pages of the pools and writes only to ``own``. */
+function batchOf(
+  { tokens, context }: Point,
+  pageSize: number,
+  groups: readonly PageGroup[],
+  own: readonly number[],
+): Batch {
   const start = context - tokens;
   const firstWritten = Math.floor(start / pageSize);
-  const pages = Array.from({ length: Math.ceil(context / pageSize) }, (_, index) =>
-    index < firstWritten ? index : page,
+  const tables = groups.map(({ pages }, group) =>
+    Array.from({ length: Math.ceil(context / pageSize) }, (_, index) =>
+      index < firstWritten ? index % pages : (own[group] ?? 0),
+    ),
   );
-  return sequenceBatch(new Array<number>(tokens).fill(0), start, pages, pageSize, true);
+  return sequenceBatch(new Array<number>(tokens).fill(0), start, tables, pageSize, true);
 }

@@ -11,12 +11,16 @@ const ROOT = "nearfar-sessions";
 const SESSIONS = "sessions";
 const FORMAT = 1;
 
-/** ``tokenIds`` are the tokens whose keys and values are saved. */
+/**
+ * ``tokenIds`` are the tokens whose keys and values are saved, without the first ``deadPages`` of each page group,
+ * which lie behind the window. Sessions that were saved before there were groups have no ``deadPages``.
+ */
 export interface SessionRecord {
   readonly bundle: string;
   readonly activation: string;
   readonly messages: readonly Message[];
   readonly tokenIds: readonly number[];
+  readonly deadPages?: readonly number[];
 }
 
 export interface SavedSession {

@@ -5,14 +5,23 @@ import { Embedder } from "../../src/engine/embedder.js";
 import { Gate } from "../../src/engine/gate.js";
 import { DeviceError } from "../../src/errors.js";
 import type { Batch } from "../../src/runtime/batch.js";
+import { VOCAB, nextToken } from "./fake_model.js";
+import { FakeRunner } from "./fake_runner.js";
 
-const LIMITS = { tokens: 8, sequences: 3, pages: 6, pageSize: 4, context: 24, vocabSize: 100 };
+const LIMITS = {
+  tokens: 8,
+  sequences: 3,
+  groups: [{ pages: 6, window: Infinity }],
+  pageSize: 4,
+  context: 24,
+  vocabSize: 100,
+};
 
 /** A runner whose pages hold token ids. A text's vector is (the number of its tokens, their sum, the first token). */
 class PageRunner implements EmbedRunner {
   readonly limits = LIMITS;
   readonly batches: Batch[] = [];
-  readonly #cells = new Int32Array(LIMITS.pages * LIMITS.pageSize);
+  readonly #cells = new Int32Array(6 * LIMITS.pageSize);
 
   constructor(private readonly fails = Infinity) {}
 
@@ -51,6 +60,22 @@ test("texts of any length share batches and pages within the limits", async () =
   }
   const tokens = TEXTS.flat().length;
   expect(runner.batches.length).toBeLessThan(tokens / LIMITS.tokens + TEXTS.length);
+});
+
+test("texts that are longer than the window use its pages again", async () => {
+  const groups = [
+    { pages: 12, window: Infinity },
+    { pages: 16, window: 5 },
+  ];
+  for (const own of [groups, groups.slice(1)]) {
+    const limits = { ...LIMITS, groups: own, context: 48, vocabSize: VOCAB };
+    const runner = new FakeRunner(limits);
+    const embed = async (batch: Batch): Promise<Float32Array> =>
+      Float32Array.from((await runner.submit(batch)).tokenIds);
+    const texts = [48, 3, 30, 11, 47].map((length, first) => text(length, first).map((id) => id % VOCAB));
+    const vectors = await new Embedder({ limits, embed }, noOther).embed(texts);
+    expect(lists(vectors)).toEqual(texts.map((ids) => [nextToken(ids)]));
+  }
 });
 
 test("while the gate is closed, nothing is sent to the device", async () => {

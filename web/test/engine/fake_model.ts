@@ -8,13 +8,22 @@ export function nextToken(tokens: readonly number[]): number {
   return hashOf(tokens) % VOCAB;
 }
 
-function hashOf(tokens: readonly number[]): number {
-  return tokens.reduce((hash, token) => (hash * 31 + token + 1) % 65_521, 0);
+/** The hash of the tokens whose hash is ``before``, and one more. */
+export function nextHash(before: number, token: number): number {
+  return (before * 31 + token + 1) % 65_521;
+}
+
+export function hashOf(tokens: readonly number[]): number {
+  return tokens.reduce(nextHash, 0);
 }
 
 /** The log-probability of each token of the vocabulary; that of `nextToken` is the largest. */
 export function logprobsOf(tokens: readonly number[]): readonly number[] {
-  const hash = hashOf(tokens);
+  return logprobsAfter(hashOf(tokens));
+}
+
+/** The same for the hash of the tokens. */
+export function logprobsAfter(hash: number): readonly number[] {
   const logits = Array.from({ length: VOCAB }, (_, id) => (id === hash % VOCAB ? 5 : ((hash * (id + 3)) % 97) / 20));
   const sum = Math.log(logits.reduce((total, logit) => total + Math.exp(logit), 0));
   return logits.map((logit) => logit - sum);

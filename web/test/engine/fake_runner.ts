@@ -1,12 +1,13 @@
-// A runner whose pages hold token ids: it reads a sequence through its page table, as attention does, and computes the
-// next token with the fake model.
+// A runner whose pages hold token ids: it reads a sequence through its page tables, as attention does, and computes the
+// next token with the fake model. In a group with a window it reads only the tokens within the window.
 
 import type { StepRunner } from "../../src/engine/step_runner.js";
-import { DeviceError } from "../../src/errors.js";
+import { DeviceError, RequestError } from "../../src/errors.js";
 import type { Batch } from "../../src/runtime/batch.js";
 import { SAMPLE_FLAGS } from "../../src/runtime/batch.js";
+import type { PageCopies, PagesByGroup } from "../../src/runtime/page_groups.js";
 import type { RunnerLimits, StepResult, ResultOptions } from "../../src/runtime/runner.js";
-import { VOCAB, logprobsOf, nextToken } from "./fake_model.js";
+import { VOCAB, logprobsAfter, nextHash } from "./fake_model.js";
 
 export class FakeRunner implements StepRunner {
   readonly stepsInFlight = 8;
@@ -15,7 +16,8 @@ export class FakeRunner implements StepRunner {
   readonly counts = new Map<number, Int32Array>();
   readonly biases = new Map<number, Float32Array>();
   readonly #masks = new Map<number, Int32Array>();
-  readonly #cells: Int32Array;
+  // By group, two values for each position: the token, and the hash of all tokens up to it.
+  readonly #cells: readonly Int32Array[];
   readonly #sampled: Int32Array;
   #lost = false;
   /** Resolves when the logits of a batch are on the host. */
@@ -26,7 +28,7 @@ export class FakeRunner implements StepRunner {
     private readonly loseAfter = Infinity,
     readonly samplesAnyRow = true,
   ) {
-    this.#cells = new Int32Array(limits.pages * limits.pageSize).fill(-1);
+    this.#cells = limits.groups.map(({ pages }) => new Int32Array(2 * pages * limits.pageSize).fill(-1));
     this.#sampled = new Int32Array(limits.sequences).fill(-1);
   }
 
@@ -72,25 +74,31 @@ export class FakeRunner implements StepRunner {
     this.#masks.set(slot, mask.slice());
   }
 
-  copyPages(pairs: readonly (readonly [from: number, to: number])[]): void {
+  copyPages(pairs: PageCopies): void {
     const { pageSize } = this.limits;
-    for (const [from, to] of pairs) this.#cells.copyWithin(to * pageSize, from * pageSize, (from + 1) * pageSize);
-    this.calls.push(...pairs.map(([from, to]) => `copy ${from} ${to}`));
+    pairs.forEach((some, group) => {
+      for (const [from, to] of some) {
+        this.#cells[group]?.copyWithin(2 * to * pageSize, 2 * from * pageSize, 2 * (from + 1) * pageSize);
+        this.calls.push(`copy ${from} ${to}`);
+      }
+    });
   }
 
-  readPages(pages: readonly number[]): Promise<Uint8Array<ArrayBuffer>> {
-    const { pageSize } = this.limits;
-    const cells = Int32Array.from(
-      pages.flatMap((page) => [...this.#cells.subarray(page * pageSize, (page + 1) * pageSize)]),
+  readPages(pages: PagesByGroup): Promise<Uint8Array<ArrayBuffer>> {
+    const size = 2 * this.limits.pageSize;
+    const cells = pages.flatMap((some, group) =>
+      some.flatMap((page) => [...(this.#cells[group]?.subarray(page * size, (page + 1) * size) ?? [])]),
     );
-    return Promise.resolve(new Uint8Array(cells.buffer));
+    return Promise.resolve(new Uint8Array(Int32Array.from(cells).buffer));
   }
 
-  writePages(pages: readonly number[], bytes: Uint8Array<ArrayBuffer>): void {
-    const { pageSize } = this.limits;
+  writePages(pages: PagesByGroup, bytes: Uint8Array<ArrayBuffer>): void {
+    const size = 2 * this.limits.pageSize;
     const cells = new Int32Array(bytes.buffer);
-    pages.forEach((page, index) => {
-      this.#cells.set(cells.subarray(index * pageSize, (index + 1) * pageSize), page * pageSize);
+    if (cells.length !== size * pages.flat().length) throw new RequestError("wrong number of bytes");
+    let start = 0;
+    pages.forEach((some, group) => {
+      for (const page of some) this.#cells[group]?.set(cells.subarray(start, (start += size)), page * size);
     });
   }
 
@@ -100,23 +108,19 @@ export class FakeRunner implements StepRunner {
     onLogits: ResultOptions["onLogits"],
   ): { readonly tokenIds: Int32Array<ArrayBuffer>; readonly rows: readonly (readonly number[])[] } {
     const ids = batch.token_ids.map((id) => (id < 0 ? (this.#sampled[-1 - id] ?? -1) : id));
-    batch.slots.forEach((slot, row) => {
-      this.#cells[slot] = ids[row] ?? -1;
+    const hashes = ids.map((id, row) => this.#store(batch, row, id));
+    hashes.forEach((hash, row) => {
+      this.#requireWindow(batch, row, hash);
     });
     const rows: (readonly number[])[] = [];
     const sampled = batch.sample_rows.map((row, sample) => {
-      const sequence = batch.seq_starts.filter((start) => start <= row).length - 1;
-      const pages = batch.page_ids.slice(batch.page_indptr[sequence], batch.page_indptr[sequence + 1]);
-      const { pageSize } = this.limits;
-      const tokens = Array.from({ length: (batch.positions[row] ?? 0) + 1 }, (_, position) => {
-        return this.#cells[(pages[Math.floor(position / pageSize)] ?? 0) * pageSize + (position % pageSize)] ?? -1;
-      });
-      rows.push(logprobsOf(tokens));
+      const hash = hashes[row] ?? -1;
+      rows.push(logprobsAfter(hash));
       const slot = batch.sample_slots[2 * sample] ?? -1;
       const masked = ((batch.sample_slots[2 * sample + 1] ?? 0) & SAMPLE_FLAGS.mask) !== 0;
-      const logits = Float32Array.from(logprobsOf(tokens));
+      const logits = Float32Array.from(logprobsAfter(hash));
       onLogits?.(logits, sample);
-      const likeliest = onLogits === undefined ? nextToken(tokens) : logits.indexOf(Math.max(...logits));
+      const likeliest = onLogits === undefined ? hash % VOCAB : logits.indexOf(Math.max(...logits));
       const token = allowed(likeliest, masked ? this.#masks.get(slot) : undefined);
       // With a temperature, the token depends on the draw.
       const settings = batch.sample_settings.slice(sample * 8, sample * 8 + 8);
@@ -125,6 +129,48 @@ export class FakeRunner implements StepRunner {
       return chosen;
     });
     return { tokenIds: Int32Array.from(sampled), rows };
+  }
+
+  /** Write the token of a row to the pages of all groups, with the hash of all tokens up to it. */
+  #store(batch: Batch, row: number, token: number): number {
+    const position = batch.positions[row] ?? 0;
+    const hashes = this.limits.groups.map((_, group) => {
+      const before = position === 0 ? 0 : (this.#cell(batch, row, group, position - 1)[1] ?? NaN);
+      const hash = nextHash(before, token);
+      this.#cell(batch, row, group, position).set([token, hash]);
+      return hash;
+    });
+    if (new Set(hashes).size > 1) throw new Error(`the groups disagree about position ${position}`);
+    return hashes[0] ?? NaN;
+  }
+
+  /** Throws unless the pages hold every token that a row sees, each after the one before it. */
+  #requireWindow(batch: Batch, row: number, hash: number): void {
+    const end = batch.positions[row] ?? 0;
+    this.limits.groups.forEach(({ window }, group) => {
+      let after = hash;
+      for (let position = end; position > Math.max(-1, end - window); position--) {
+        const [token = NaN, here] = this.#cell(batch, row, group, position);
+        if (here !== after) throw new Error(`group ${group} has lost position ${position} before ${end}`);
+        if (position === 0 || position === end - window + 1) continue;
+        after = this.#cell(batch, row, group, position - 1)[1] ?? NaN;
+        if (nextHash(after, token) !== here) throw new Error(`group ${group} has a wrong token at ${position}`);
+      }
+    });
+  }
+
+  /** The token and the hash at a position of the sequence of a row. */
+  #cell(batch: Batch, row: number, group: number, position: number): Int32Array {
+    const sequence = batch.seq_starts.filter((start) => start <= row).length - 1;
+    const [ids = [], indptr = [], slots = []] =
+      group === 0
+        ? [batch.page_ids, batch.page_indptr, batch.slots]
+        : [batch.window_page_ids, batch.window_page_indptr, batch.window_slots];
+    const { pageSize } = this.limits;
+    const page = ids.slice(indptr[sequence], indptr[sequence + 1])[Math.floor(position / pageSize)] ?? -1;
+    const cell = page * pageSize + (position % pageSize);
+    if (position === batch.positions[row] && cell !== slots[row]) throw new Error(`slot ${slots[row]} is not ${cell}`);
+    return this.#cells[group]?.subarray(2 * cell, 2 * cell + 2) ?? new Int32Array();
   }
 }
 

@@ -4,13 +4,14 @@ import fc from "fast-check";
 import { readFileSync, writeFileSync } from "node:fs";
 import { expect, test } from "vitest";
 
-import type { SchedulerConfig } from "../../src/engine/scheduler.js";
 import { Scheduler } from "../../src/engine/scheduler.js";
 import type { SequenceParams } from "../../src/engine/sequence.js";
 import { Sequence } from "../../src/engine/sequence.js";
-import type { Step } from "../../src/engine/step.js";
+import type { Row, Step } from "../../src/engine/step.js";
 import { samplesAnswer } from "../../src/engine/step.js";
-import { STOP, VOCAB, answerOf, nextToken } from "./fake_model.js";
+import type { PageCopies, PageGroup, PagesByGroup } from "../../src/runtime/page_groups.js";
+import { pagesOfSequence } from "../../src/runtime/page_groups.js";
+import { STOP, VOCAB, answerOf, hashOf, nextToken } from "./fake_model.js";
 
 interface TraceRequest {
   readonly at: number;
@@ -29,13 +30,17 @@ interface TraceConfig {
   readonly max_sequences: number;
   readonly context: number;
   readonly depth: number;
+  /** The window of the second group and the number of its pages, or without ``window_pages`` that of the only group. */
+  readonly window?: number;
+  readonly window_pages?: number;
 }
 
 interface StepRecord {
   /** [request, first position, positions, 1 if the next token is sampled] */
   readonly rows: readonly (readonly number[])[];
-  /** The pages of each row's sequence. */
+  /** The pages of each row's sequence, and those of the second group. */
   readonly pages: readonly (readonly number[])[];
+  readonly window_pages?: readonly (readonly number[])[];
   /** [request, cached tokens] */
   readonly admitted: readonly (readonly number[])[];
   readonly preempted: readonly number[];
@@ -51,8 +56,16 @@ interface Trace {
   readonly outputs: readonly { readonly tokens: readonly number[]; readonly finish: string }[];
 }
 
-const file = new URL("../../../tests/conformance/scheduler.json", import.meta.url);
-const { about, traces } = JSON.parse(readFileSync(file, "utf8")) as { about: string; traces: readonly Trace[] };
+interface TraceFile {
+  readonly file: URL;
+  readonly about: string;
+  readonly traces: readonly Trace[];
+}
+
+const FILES = ["scheduler.json", "scheduler_windows.json"].map((name): TraceFile => {
+  const file = new URL(`../../../tests/conformance/${name}`, import.meta.url);
+  return { file, ...(JSON.parse(readFileSync(file, "utf8")) as Omit<TraceFile, "file">) };
+});
 
 const PLAIN: Omit<SequenceParams, "maxTokens"> = {
   stopTokenIds: new Set([STOP]),
@@ -62,54 +75,88 @@ const PLAIN: Omit<SequenceParams, "maxTokens"> = {
   retained: null,
 };
 
+function groupsOf({ pages, window = Infinity, window_pages }: TraceConfig): readonly PageGroup[] {
+  if (window_pages === undefined) return [{ pages, window }];
+  return [
+    { pages, window: Infinity },
+    { pages: window_pages, window },
+  ];
+}
+
 function schedulerOf(config: TraceConfig): Scheduler {
-  const { page_size, pages, max_tokens, max_sequences, context } = config;
-  const own: SchedulerConfig = {
+  const { page_size, max_tokens, max_sequences, context } = config;
+  return new Scheduler({
     pageSize: page_size,
-    pages,
+    groups: groupsOf(config),
     maxTokens: max_tokens,
     maxSequences: max_sequences,
     context,
-  };
-  return new Scheduler(own);
+  });
 }
 
-/** Pages that hold tokens. A step is computed when it is committed, in order, as on a device. */
+/** A row as it was when its step was built. */
+interface BuiltRow {
+  readonly row: Row;
+  readonly known: readonly number[];
+  readonly tables: PagesByGroup;
+}
+
+/**
+ * Pages that hold, for each position, the hash of all tokens up to it. A step is computed when it is committed, in
+ * order, as on a device.
+ */
 class Pages {
-  readonly cells: number[];
+  readonly #cells: readonly number[][];
+  readonly #groups: readonly PageGroup[];
+  // Of each sequence, the tokens whose positions have been computed.
+  readonly #tokens = new Map<Sequence, number[]>();
+  readonly #sampled = new Map<Sequence, number>();
 
   constructor(private readonly config: TraceConfig) {
-    this.cells = new Array<number>(config.pages * config.page_size).fill(-1);
+    this.#groups = groupsOf(config);
+    this.#cells = this.#groups.map(({ pages }) => new Array<number>(pages * config.page_size).fill(-1));
   }
 
-  run(step: Step, pagesOf: ReadonlyMap<Sequence, readonly number[]>, sampled: Map<Sequence, number>): number[] {
+  run(copies: PageCopies, rows: readonly BuiltRow[]): number[] {
     const { page_size } = this.config;
-    for (const [from, to] of step.copies) {
-      for (let index = 0; index < page_size; index++)
-        this.cells[to * page_size + index] = this.cells[from * page_size + index] ?? -1;
-    }
-    return step.rows.flatMap((row) => {
-      const { sequence, start, length, promptLogprobs } = row;
-      const pages = pagesOf.get(sequence) ?? [];
-      const cell = (position: number): number =>
-        (pages[Math.floor(position / page_size)] ?? -1) * page_size + (position % page_size);
-      const known = knownAt.get(step)?.get(sequence) ?? [];
-      for (let position = start; position < start + length; position++)
-        this.cells[cell(position)] = known[position] ?? sampled.get(sequence) ?? -1;
+    copies.forEach((pairs, group) => {
+      for (const [from, to] of pairs)
+        this.#cells[group]?.copyWithin(to * page_size, from * page_size, (from + 1) * page_size);
+    });
+    return rows.flatMap((built) => {
+      const { sequence, start, length, promptLogprobs } = built.row;
+      const tokens = this.#tokens.get(sequence) ?? [];
+      this.#tokens.set(sequence, tokens);
+      built.known.forEach((token, position) => (tokens[position] = token));
+      const end = start + length;
+      tokens.length = end;
+      tokens[end - 1] ??= this.#sampled.get(sequence) ?? -1;
+      this.#compute(built, tokens);
       // The tokens of the prompt's rows must not become tokens of the answer.
       const unused = new Array<number>(promptLogprobs).fill(-1);
-      if (!samplesAnswer(row)) return unused;
-      const token = nextToken(
-        Array.from({ length: start + length }, (_, position) => this.cells[cell(position)] ?? -1),
-      );
-      sampled.set(sequence, token);
+      if (!samplesAnswer(built.row)) return unused;
+      const token = nextToken(tokens);
+      this.#sampled.set(sequence, token);
       return [...unused, token];
     });
   }
-}
 
-// The known tokens at the time when a step was built.
-const knownAt = new WeakMap<Step, Map<Sequence, readonly number[]>>();
+  /** Write the positions of a row, and check that the pages hold all positions that each of them sees. */
+  #compute({ row: { start }, tables }: BuiltRow, tokens: readonly number[]): void {
+    const hashes = tokens.map((_, position) => hashOf(tokens.slice(0, position + 1)));
+    this.#groups.forEach(({ window }, group) => {
+      const cells = this.#cells[group] ?? [];
+      const cell = (position: number): number => {
+        const { page_size } = this.config;
+        return (tables[group]?.[Math.floor(position / page_size)] ?? -1) * page_size + (position % page_size);
+      };
+      for (let position = start; position < tokens.length; position++) cells[cell(position)] = hashes[position] ?? -1;
+      const first = Math.max(0, start - window + 1);
+      const seen = hashes.map((_, position) => position).slice(first);
+      expect(seen.map((position) => cells[cell(position)])).toEqual(hashes.slice(first));
+    });
+  }
+}
 
 function run(
   { config, requests }: Pick<Trace, "config" | "requests">,
@@ -122,9 +169,8 @@ function run(
       new Sequence(id, prompt, { ...PLAIN, maxTokens: max_tokens, promptLogprobs: prompt_logprobs }, priority),
   );
   const logprobs = new Map(sequences.map((sequence) => [sequence, [] as number[]]));
-  const open: { step: Step; pagesOf: Map<Sequence, readonly number[]> }[] = [];
+  const open: { step: Step; rows: readonly BuiltRow[] }[] = [];
   const steps: StepRecord[] = [];
-  const sampled = new Map<Sequence, number>();
   const last = Math.max(0, ...requests.map(({ at, abort = 0 }) => Math.max(at, abort)));
   for (
     let tick = 0;
@@ -141,12 +187,19 @@ function run(
       const step = scheduler.next();
       if (step === null) break;
       expect(step.rows.reduce((sum, row) => sum + row.numSampled, 0)).toBeLessThanOrEqual(config.max_sequences);
-      const pagesOf = new Map(step.rows.map(({ sequence }) => [sequence, [...sequence.pages]]));
-      knownAt.set(step, new Map(step.rows.map(({ sequence }) => [sequence, [...sequence.tokens]])));
-      open.push({ step, pagesOf });
+      const rows = step.rows.map((row) => {
+        const { tokens, tables } = row.sequence;
+        return {
+          row,
+          known: tokens.slice(0, row.start + row.length),
+          tables: tables.map(({ pages: [...own] }) => own),
+        };
+      });
+      open.push({ step, rows });
       steps.push({
         rows: step.rows.map((row) => [row.sequence.id, row.start, row.length, samplesAnswer(row) ? 1 : 0]),
-        pages: [...pagesOf.values()],
+        pages: rows.map(({ tables }) => tables[0] ?? []),
+        ...(config.window_pages === undefined ? {} : { window_pages: rows.map(({ tables }) => tables[1] ?? []) }),
         admitted: step.admitted.map(({ id, cachedTokens }) => [id, cachedTokens]),
         preempted: step.preempted.map(({ id }) => id),
         ...(step.rows.some(({ promptLogprobs }) => promptLogprobs > 0)
@@ -157,7 +210,7 @@ function run(
     }
     const first = open.shift();
     if (first !== undefined) {
-      for (const event of scheduler.commit(first.step, pages.run(first.step, first.pagesOf, sampled))) {
+      for (const event of scheduler.commit(first.step, pages.run(first.step.copies, first.rows))) {
         if (event.type === "prompt_logprob") logprobs.get(event.sequence)?.push(event.tokenId);
         // All log-probabilities of the prompt arrive before the first token.
         if (event.type === "token" && event.sequence.generated === 1)
@@ -179,8 +232,8 @@ function tokensWithLogprobs({ prompt, params }: Sequence): readonly number[] {
   return prompt.slice(prompt.length - Math.min(params.promptLogprobs, prompt.length - 1));
 }
 
-// WRITE_TRACES=1 writes the scheduler's current decisions to the file, for review.
-if (process.env.WRITE_TRACES === "1") {
+// WRITE_TRACES=1 writes the scheduler's current decisions to the files, for review.
+for (const { file, about, traces } of process.env.WRITE_TRACES === "1" ? FILES : []) {
   const written = traces.map(({ name, config: own, requests }) => ({
     name,
     config: own,
@@ -194,7 +247,7 @@ if (process.env.WRITE_TRACES === "1") {
   writeFileSync(file, `{"about": ${JSON.stringify(about)},\n"traces": [\n  ${lines.join(",\n  ")}\n]}\n`);
 }
 
-test.each(traces.map((trace) => [trace.name, trace] as const))("%s", (_, trace) => {
+test.each(FILES.flatMap(({ traces }) => traces.map((trace) => [trace.name, trace] as const)))("%s", (_, trace) => {
   const { steps, outputs } = run(trace);
   expect(steps).toEqual(trace.steps);
   expect(outputs).toEqual(trace.outputs);
@@ -209,8 +262,17 @@ const config = fc
     context: fc.integer({ min: 8, max: 32 }),
     depth: fc.integer({ min: 1, max: 4 }),
     spare: fc.integer({ min: 0, max: 12 }),
+    window: fc.option(fc.integer({ min: 1, max: 12 })),
+    window_spare: fc.option(fc.integer({ min: 0, max: 8 })),
   })
-  .map(({ spare, ...rest }) => ({ ...rest, pages: Math.ceil(rest.context / rest.page_size) + spare }));
+  .map(({ spare, window, window_spare, ...rest }) => {
+    const { page_size: pageSize, max_tokens: maxTokens, context } = rest;
+    const whole = Math.ceil(context / pageSize);
+    if (window === null) return { ...rest, pages: whole + spare };
+    const most = pagesOfSequence({ window }, { context, pageSize, maxTokens });
+    if (window_spare === null) return { ...rest, window, pages: most + spare };
+    return { ...rest, window, pages: whole + spare, window_pages: most + window_spare };
+  });
 // Few prefixes, so that prompts share them.
 const prompt = fc
   .tuple(fc.constantFrom([1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 9], []), fc.array(token, { minLength: 1, maxLength: 8 }))
@@ -245,34 +307,44 @@ test("random traces: batched answers equal single ones, every request ends, no p
       });
       const ended = scheduler as Scheduler | null;
       if (ended === null) return;
-      expect(ended.kv.pool.free + ended.kv.prefixes.size).toBe(own.pages);
-      expect(ended.kv.prefixes.evictable).toBe(ended.kv.prefixes.size);
+      const { pools, prefixes } = ended.kv;
+      for (const [group, pool] of pools.entries()) expect(pool.free + prefixes.evictable(group)).toBe(pool.size);
     }),
     { numRuns: 400 },
   );
 });
 
 /**
- * The number of users of each page is correct, and no other sequence reads the page to which a sequence writes next.
+ * The number of users of each page is correct, no page within a window was given back, and no other
+ * sequence reads the page to which a sequence writes next.
  */
-function requirePages(scheduler: Scheduler): void {
-  const holders = new Map<number, number>();
-  const { running, config: own, kv } = scheduler;
-  const { pool, prefixes } = kv;
-  for (const sequence of running) for (const page of sequence.pages) holders.set(page, (holders.get(page) ?? 0) + 1);
-  let used = 0;
-  for (let page = 0; page < pool.size; page++) {
-    if (pool.users(page) > 0) used++;
-    const inCache = pool.users(page) - (holders.get(page) ?? 0);
-    expect(inCache === 0 || inCache === 1).toBe(true);
+function requirePages({ running, config: { pageSize }, kv }: Scheduler): void {
+  for (const [group, pool] of kv.pools.entries()) {
+    const tables = running.map((sequence) => ({ sequence, table: sequence.tables[group] }));
+    const holders = new Map<number, number>();
+    for (const { table } of tables)
+      for (const page of table?.live ?? []) holders.set(page, (holders.get(page) ?? 0) + 1);
+    let used = 0;
+    for (let page = 0; page < pool.size; page++) {
+      if (pool.users(page) > 0) used++;
+      const inCache = pool.users(page) - (holders.get(page) ?? 0);
+      expect(inCache === 0 || inCache === 1).toBe(true);
+    }
+    expect(used + pool.free).toBe(pool.size);
+    for (const {
+      sequence: { computed, tokens },
+      table,
+    } of tables) {
+      const { pages = [], dead = 0 } = table ?? {};
+      const known = Math.min(computed, tokens.length);
+      expect(pages.length).toBeGreaterThanOrEqual(Math.ceil(computed / pageSize));
+      expect(dead).toBeLessThanOrEqual(pool.deadPages(known));
+      expect(pages.slice(0, dead)).toEqual(new Array(dead).fill(0));
+      // A page that is not full of known tokens has no other users.
+      pages.slice(Math.max(dead, Math.floor(known / pageSize))).forEach((page) => {
+        expect(pool.users(page)).toBe(1);
+      });
+    }
+    expect(kv.prefixes.evictable(group)).toBeLessThanOrEqual(used);
   }
-  expect(used + pool.free).toBe(pool.size);
-  for (const { computed, pages, tokens } of running) {
-    expect(pages.length).toBeGreaterThanOrEqual(Math.ceil(computed / own.pageSize));
-    // A page that is not full of known tokens has no other users.
-    pages.slice(Math.floor(Math.min(computed, tokens.length) / own.pageSize)).forEach((page) => {
-      expect(pool.users(page)).toBe(1);
-    });
-  }
-  expect(prefixes.evictable).toBeLessThanOrEqual(prefixes.size);
 }

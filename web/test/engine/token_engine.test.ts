@@ -8,11 +8,30 @@ import { Gate } from "../../src/engine/gate.js";
 import { mulberry32 } from "./mulberry32.js";
 import type { StepRunner } from "../../src/engine/step_runner.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
+import type { PageGroup } from "../../src/runtime/page_groups.js";
+import { pagesOfSequence } from "../../src/runtime/page_groups.js";
 import type { RunnerLimits } from "../../src/runtime/runner.js";
 import { STOP, VOCAB, answerOf, logprobsOf } from "./fake_model.js";
 import { FakeRunner } from "./fake_runner.js";
 
-const LIMITS: RunnerLimits = { tokens: 8, sequences: 4, pages: 16, pageSize: 4, context: 64, vocabSize: VOCAB };
+const onePool = (pages: number): readonly PageGroup[] => [{ pages, window: Infinity }];
+/** One group without a window, one with a window of 6 tokens, and both. */
+const GROUPS: readonly (readonly PageGroup[])[] = [
+  onePool(16),
+  [{ pages: 12, window: 6 }],
+  [
+    { pages: 16, window: Infinity },
+    { pages: 12, window: 6 },
+  ],
+];
+const LIMITS: RunnerLimits = {
+  tokens: 8,
+  sequences: 4,
+  groups: onePool(16),
+  pageSize: 4,
+  context: 64,
+  vocabSize: VOCAB,
+};
 // The fake model gives long answers to these prompts.
 const PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14];
 const OTHERS = [
@@ -91,19 +110,40 @@ test("a retained sequence also retains the unfilled page, and its clone copies i
   engine.forget(clone);
 });
 
-test("a retained sequence can be saved, and restored into another engine", async () => {
-  const engine = engineOn(new FakeRunner(LIMITS));
+test.each(GROUPS)("a retained sequence can be saved, and restored into another engine", async (...groups) => {
+  const limits = { ...LIMITS, groups };
+  const engine = engineOn(new FakeRunner(limits));
   const retained = engine.retainedSequence();
   const { ids } = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, retained));
   const bytes = await engine.readRetained(retained);
-  const other = engineOn(new FakeRunner(LIMITS));
+  // Of 13 tokens in 4 pages, 6 are in the window; the position of the last token gave back pages when it was computed.
+  const dead = retained.tables.map((table) => table.dead);
+  expect(dead).toEqual(groups.map(({ window }) => (window === 6 ? 1 : 0)));
+  expect(bytes.length).toBe(dead.reduce((sum, count) => sum + (4 - count) * 2 * 4 * 4, 0));
+  const other = engineOn(new FakeRunner(limits));
   const restored = other.retainedSequence();
-  expect(other.writeRetained(restored, retained.tokens, bytes)).toBe(true);
+  expect(() => other.writeRetained(restored, retained.tokens, dead, bytes.slice(8))).toThrow("wrong number of bytes");
+  expect(other.writeRetained(restored, retained.tokens, dead, bytes)).toBe(true);
   const promptIds = [...PROMPT, ...ids, 5];
   const { ids: next, completion } = await collect(other.generateTokens({ promptIds, maxTokens: 4 }, restored));
   expect(next).toEqual(answerOf(promptIds, 4, 64).tokens);
   expect(completion.cachedTokens).toBe(13);
 });
+
+test.each(GROUPS)(
+  "a retained sequence is used only if the window before its new tokens is there",
+  async (...groups) => {
+    const engine = engineOn(new FakeRunner({ ...LIMITS, groups }));
+    const retained = engine.retainedSequence();
+    const { ids } = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 12 }, retained));
+    // Another question after 11 tokens: the window of position 11 begins at 6, in a page that was given back.
+    const promptIds = [...PROMPT, ids[0] ?? 0, 3];
+    const { ids: next, completion } = await collect(engine.generateTokens({ promptIds, maxTokens: 4 }, retained));
+    expect(next).toEqual(answerOf(promptIds, 4, 64).tokens);
+    // The prefix cache still holds two full pages.
+    expect(completion.cachedTokens).toBe(groups.length === 1 && groups[0]?.window === Infinity ? 11 : 8);
+  },
+);
 
 test("simultaneous requests share steps, and their answers equal those of single requests", async () => {
   const runner = new FakeRunner(LIMITS);
@@ -127,12 +167,12 @@ test("an aborted answer ends with the signal's reason, and the engine still answ
 });
 
 test("a page is lent only if a sequence that fills the context does not need it", async () => {
-  const limits = { ...LIMITS, context: 16, pages: 4 };
-  expect(engineOn(new FakeRunner(limits)).lendPage()).toBeNull();
-  const engine = engineOn(new FakeRunner({ ...limits, pages: 5 }));
-  const page = engine.lendPage();
+  const limits = { ...LIMITS, context: 16, groups: onePool(4) };
+  expect(engineOn(new FakeRunner(limits)).lendPages()).toBeNull();
+  const engine = engineOn(new FakeRunner({ ...limits, groups: onePool(5) }));
+  const pages = engine.lendPages();
   expect((await answer(engine, { maxTokens: 30 })).ids).toHaveLength(7);
-  engine.returnPage(page ?? -1);
+  engine.returnPages(pages ?? []);
 });
 
 test("leaving the loop ends the answer", async () => {
@@ -168,7 +208,7 @@ test("answers fail if the device is lost repeatedly", async () => {
 });
 
 test("a full context ends an answer, or the oldest tokens are dropped", async () => {
-  const limits = { ...LIMITS, context: 16, pages: 4 };
+  const limits = { ...LIMITS, context: 16, groups: onePool(4) };
   const ended = await answer(engineOn(new FakeRunner(limits)), { maxTokens: 30 });
   expect(ended.completion.finishReason).toBe("length");
   expect(ended.ids).toHaveLength(7);
@@ -182,6 +222,17 @@ test("a full context ends an answer, or the oldest tokens are dropped", async ()
   expect((await answer(engineOn(new FakeRunner(limits)), { promptIds: long, whenFull: { keep: 4 } })).ids).toHaveLength(
     6,
   );
+});
+
+test("dropping the oldest tokens has the same answers in all page groups", async () => {
+  const answers = GROUPS.map(async (groups) => {
+    const engine = engineOn(new FakeRunner({ ...LIMITS, context: 24, groups }));
+    const { ids } = await answer(engine, { maxTokens: 60, whenFull: { keep: 4 } });
+    return [ids, (await answer(engine, { promptIds: [...PROMPT, 7], maxTokens: 60, whenFull: { keep: 4 } })).ids];
+  });
+  const [plain, ...others] = await Promise.all(answers);
+  expect(plain?.[0]?.length).toBeGreaterThan(14);
+  for (const other of others) expect(other).toEqual(plain);
 });
 
 test("a constraint's mask applies to each token, and its end ends the answer", async () => {
@@ -379,7 +430,7 @@ test("random prompts get the same log-probabilities with too few pages and on a 
       fc.integer({ min: 1, max: 4 }),
       fc.integer({ min: 1, max: 12 }),
       async (requests, sequences, loseAfter) => {
-        const limits = { tokens: 7, sequences, pages: 7, pageSize: 4, context: 28, vocabSize: VOCAB };
+        const limits = { tokens: 7, sequences, groups: onePool(7), pageSize: 4, context: 28, vocabSize: VOCAB };
         const engine = engineOn(new FakeRunner(limits, loseAfter), () => Promise.resolve(new FakeRunner(limits)));
         const answers = await Promise.all(requests.map((request) => answerWithLogprobs(engine, request)));
         answers.forEach(({ reports, ids }, index) => {
@@ -390,7 +441,7 @@ test("random prompts get the same log-probabilities with too few pages and on a 
         });
       },
     ),
-    { numRuns: 150 },
+    { numRuns: 200 },
   );
 });
 
@@ -444,8 +495,14 @@ test("random conversations with retained sequences, forks and few pages get the 
     fc.asyncProperty(
       fc.array(turn, { minLength: 2, maxLength: 12 }),
       fc.integer({ min: 0, max: 6 }),
-      async (turns, spare) => {
-        const limits = { tokens: 5, sequences: 2, pages: 10 + spare, pageSize: 4, context: 40, vocabSize: VOCAB };
+      fc.option(fc.integer({ min: 2, max: 14 })),
+      fc.boolean(),
+      async (turns, spare, window, isMixed) => {
+        const whole = { pages: 10 + spare, window: Infinity };
+        const sizes = { tokens: 5, sequences: 2, pageSize: 4, context: 40, vocabSize: VOCAB };
+        const pages = window === null ? 0 : pagesOfSequence({ window }, { ...sizes, maxTokens: sizes.tokens }) + spare;
+        const groups = window === null ? [whole] : [...(isMixed ? [whole] : []), { pages, window }];
+        const limits = { ...sizes, groups };
         const engine = engineOn(new FakeRunner(limits));
         const conversations = [0, 1, 2].map(() => ({ retained: engine.retainedSequence(), tokens: [] as number[] }));
         for (const { who, fork, say } of turns) {
@@ -471,6 +528,6 @@ test("random conversations with retained sequences, forks and few pages get the 
         for (const { retained } of conversations) engine.forget(retained);
       },
     ),
-    { numRuns: 150 },
+    { numRuns: 200 },
   );
 });

@@ -84,7 +84,7 @@ test("a conversation continues from its page, forks copy it, and saved ones are 
   engine.forget(retained);
   engine.forget(fork);
   const restored = engine.retainedSequence();
-  expect(engine.writeRetained(restored, saved, bytes)).toBe(true);
+  expect(engine.writeRetained(restored, saved, [0], bytes)).toBe(true);
   runs.length = 0;
   expect(await tokensOf(engine, { promptIds: second, maxTokens: 4 }, restored)).toEqual(expected(second, 4));
   expect(runs[0]?.[0]).toBeLessThan(6);
@@ -93,31 +93,31 @@ test("a conversation continues from its page, forks copy it, and saved ones are 
 test("bytes of another model are a RequestError, and a state of an unknown slot fails the next step", async () => {
   const { runner } = await engineOf("rows");
   expect(() => {
-    runner.writePages([0], new Uint8Array(7));
+    runner.writePages([[0]], new Uint8Array(7));
   }).toThrow("7 bytes are not the keys and values of 1 pages");
   runner.setLogitBias(99, new Float32Array(VOCAB));
-  await expect(runner.submit(sequenceBatch([1], 0, [0], CONTEXT, true))).rejects.toThrow("slot 99");
-  expect((await runner.submit(sequenceBatch([1], 0, [0], CONTEXT, true))).tokenIds).toHaveLength(1);
+  await expect(runner.submit(sequenceBatch([1], 0, [[0]], CONTEXT, true))).rejects.toThrow("slot 99");
+  expect((await runner.submit(sequenceBatch([1], 0, [[0]], CONTEXT, true))).tokenIds).toHaveLength(1);
 });
 
 test("an unknown page, slot or position is a RequestError, and the runner still works", async () => {
   const { runner } = await engineOf("rows");
-  await expect(runner.submit(sequenceBatch([1], 0, [99], CONTEXT, true))).rejects.toMatchObject({
+  await expect(runner.submit(sequenceBatch([1], 0, [[99]], CONTEXT, true))).rejects.toMatchObject({
     code: "request_error",
   });
-  await expect(runner.submit(sequenceBatch([1], CONTEXT, [0], CONTEXT, true))).rejects.toMatchObject({
+  await expect(runner.submit(sequenceBatch([1], CONTEXT, [[0]], CONTEXT, true))).rejects.toMatchObject({
     code: "request_error",
   });
-  await expect(runner.submit({ ...sequenceBatch([1, 2], 0, [0], CONTEXT, true), sample_rows: [0] })).rejects.toThrow(
+  await expect(runner.submit({ ...sequenceBatch([1, 2], 0, [[0]], CONTEXT, true), sample_rows: [0] })).rejects.toThrow(
     "is not the last of its sequence",
   );
-  expect((await runner.submit(sequenceBatch([1], 0, [0], CONTEXT, true))).tokenIds).toHaveLength(1);
+  expect((await runner.submit(sequenceBatch([1], 0, [[0]], CONTEXT, true))).tokenIds).toHaveLength(1);
 });
 
 test("penalties, bias, mask and log-probabilities apply to one slot", async () => {
   const { runner } = await engineOf("rows");
   const batch = (flags: number): ReturnType<typeof sequenceBatch> => ({
-    ...sequenceBatch([1], 0, [0], CONTEXT, true),
+    ...sequenceBatch([1], 0, [[0]], CONTEXT, true),
     sample_slots: [1, flags],
   });
   const plain = await runner.submit(batch(0), { logprobs: true, alternatives: true });
@@ -144,10 +144,10 @@ test("a step that fails is a DeviceError, and so are all later calls", async () 
     4,
     "rows",
   );
-  await runner.submit(sequenceBatch([1], 0, [0], CONTEXT, true));
+  await runner.submit(sequenceBatch([1], 0, [[0]], CONTEXT, true));
   const failing = [
-    runner.submit(sequenceBatch([1], 1, [0], CONTEXT, true)),
-    runner.submit(sequenceBatch([1], 0, [1], CONTEXT, true)),
+    runner.submit(sequenceBatch([1], 1, [[0]], CONTEXT, true)),
+    runner.submit(sequenceBatch([1], 0, [[1]], CONTEXT, true)),
   ];
   for (const each of failing)
     await expect(each).rejects.toMatchObject({

@@ -81,6 +81,10 @@ test.each<readonly [string, unknown]>([
     "a constant of another shape",
     withPlan({ constants: { more: { kind: "rope", shape: [2 ** 30, 1, 2], inverse_frequencies: [1], scale: 1 } } }),
   ],
+  [
+    "a page group for windows that there are not",
+    withPlan({ inputs: { ...plan.inputs, window_page_ids: { shape: ["LW"], dtype: "int32" } } }),
+  ],
   ["a token beyond the vocabulary", { self_test: { prompt_ids: [99], rows: [], tolerances: {} } }],
   [
     "a row beyond the prompt",

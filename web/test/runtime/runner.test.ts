@@ -6,7 +6,7 @@ import type { Batch, StepResult } from "../../src/runtime/index.js";
 import { Runner, SAMPLE_FLAGS, largestBuffer, openBundle, openDevice, settingsRow } from "../../src/runtime/index.js";
 import { planOf } from "../../src/runtime/plan.js";
 import { dawn } from "../../tools/dawn.js";
-import { lettersBundle, memorySource } from "../letters_bundle.js";
+import { lettersBundle, memorySource, windowedBundle } from "../letters_bundle.js";
 
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
@@ -53,7 +53,14 @@ const idsOf = (results: readonly StepResult[]): readonly (readonly number[])[] =
   results.map(({ tokenIds }) => [...tokenIds]);
 
 withRunner("limits equal the requested ones", () => {
-  expect(runner.limits).toEqual({ tokens: 64, sequences: 3, pages: 20, pageSize: 16, context: 256, vocabSize: 8 });
+  expect(runner.limits).toEqual({
+    tokens: 64,
+    sequences: 3,
+    groups: [{ pages: 20, window: Infinity }],
+    pageSize: 16,
+    context: 256,
+    vocabSize: 8,
+  });
 });
 
 withRunner("steps in flight pass tokens on the device, and their results arrive in order", async () => {
@@ -113,16 +120,40 @@ withRunner("a slot's bias affects only the batches after it", async () => {
 withRunner("complete pages are copied, read and written", async () => {
   const pageBytes = 2 * 16 * 2 * 4;
   const random = Uint8Array.from({ length: 3 * pageBytes }, (_, index) => (index * 37) % 251);
-  runner.writePages([4, 19, 7], random);
+  runner.writePages([[4, 19, 7]], random);
   runner.copyPages([
-    [4, 0],
-    [7, 4],
-    [4, 1],
+    [
+      [4, 0],
+      [7, 4],
+      [4, 1],
+    ],
   ]);
-  const read = await runner.readPages([0, 19, 1]);
+  const read = await runner.readPages([[0, 19, 1]]);
   const [a, b, c] = [0, 1, 2].map((page) => random.slice(page * pageBytes, (page + 1) * pageBytes));
   expect(read).toEqual(Uint8Array.from([...(a ?? []), ...(b ?? []), ...(c ?? [])]));
   expect(await runner.readPages([])).toEqual(new Uint8Array());
+});
+
+withRunner("pages of two groups are copied, read and written on their own", async () => {
+  const windowed = await newRunner(windowedBundle(40).files);
+  expect(windowed.limits.groups).toEqual([
+    { pages: 20, window: Infinity },
+    { pages: 20, window: 40 },
+  ]);
+  // A page of 2 x 16 x 2 values, and one of 2 x 16 x 4.
+  const random = Uint8Array.from({ length: 256 + 2 * 512 }, (_, index) => (index * 37) % 251);
+  windowed.writePages([[3], [19, 0]], random);
+  windowed.copyPages([[], [[19, 3]]]);
+  expect(await windowed.readPages([[3], [3, 0]])).toEqual(random);
+  expect(await windowed.readPages([[], [0]])).toEqual(random.slice(256 + 512));
+  expect(() => {
+    windowed.writePages([[3], [19]], random);
+  }).toThrow("2 pages of this model are 768 bytes, not 1280");
+  await expect(windowed.readPages([[19], [20]])).rejects.toThrow("Page 20 is not in the pool");
+  await expect(windowed.submit(step([0]))).rejects.toThrow("window_slots has 0 elements, the plan needs 1");
+  const batch = { window_slots: [5], window_page_indptr: [0, 1], window_page_ids: [0] };
+  expect(idsOf([await windowed.submit({ ...step([0]), ...batch })])).toEqual([[1]]);
+  windowed.destroy();
 });
 
 withRunner("values out of range are a RequestError", async () => {
@@ -137,12 +168,12 @@ withRunner("values out of range are a RequestError", async () => {
   });
   await expect(runner.submit({ ...step([0]), sample_slots: [-1, SAMPLE_FLAGS.mask] })).rejects.toMatchObject(request);
   expect(idsOf([await runner.submit({ ...step([0]), sample_slots: [-1, 0] })])).toEqual([[1]]);
-  await expect(runner.readPages([20])).rejects.toMatchObject(request);
+  await expect(runner.readPages([[20]])).rejects.toMatchObject(request);
   expect(() => {
-    runner.copyPages([[0, -1]]);
+    runner.copyPages([[[0, -1]]]);
   }).toThrow("Page -1 is not in the pool");
   expect(() => {
-    runner.writePages([0], new Uint8Array(3));
+    runner.writePages([[0]], new Uint8Array(3));
   }).toThrow("1 pages of this model are 256 bytes, not 3");
   expect(() => {
     runner.setTokenCounts(3, null);

@@ -30,7 +30,7 @@ function rightLogits(tokens: readonly number[]): Float32Array {
 }
 
 class FakeRunner implements TestedRunner {
-  readonly numPages = 4;
+  readonly numPages = [4];
   forwards = 0;
   readonly #slots = new Int32Array(4 * 16);
   choices: Choices = NO_CHOICES;
@@ -53,7 +53,7 @@ class FakeRunner implements TestedRunner {
 
   forwardLogits(batch: Batch): Promise<Float32Array> {
     this.forwards++;
-    const dims = dimsOf(batch, { P: this.numPages }, false);
+    const dims = dimsOf(batch, { P: 4 }, false);
     if (!this.running(dims).includes("forgetful"))
       batch.slots.forEach((slot, index) => (this.#slots[slot] = batch.token_ids[index] ?? 0));
     const length = (batch.positions.at(-1) ?? 0) + 1;
@@ -71,7 +71,7 @@ class FakeRunner implements TestedRunner {
 
   async mostLikely(batch: Batch): Promise<number> {
     const logits = await this.forwardLogits(batch);
-    const wrong = this.running(dimsOf(batch, { P: this.numPages }, false)).some(
+    const wrong = this.running(dimsOf(batch, { P: 4 }, false)).some(
       (name) => name.startsWith("argmax") && name in this.wrong,
     );
     return wrong ? -1 : logits.indexOf(Math.max(...logits));

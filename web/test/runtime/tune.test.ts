@@ -37,7 +37,12 @@ interface SeenRequest {
 class FakeRunner implements TimedRunner {
   readonly manifest: Manifest;
   readonly rows: ReadonlyMap<string, readonly VariantEntry[]> = new Map(Object.entries(ROWS));
-  readonly limits = { pages: 64 };
+  readonly limits = {
+    groups: [
+      { pages: 64, window: Infinity },
+      { pages: 10, window: 40 },
+    ],
+  };
   readonly requests: SeenRequest[] = [];
 
   /** ``steps``: the milliseconds of each step that does not take 1 ms. */
@@ -58,7 +63,7 @@ class FakeRunner implements TimedRunner {
 function options(changes: Partial<TuneOptions> = {}): TuneOptions {
   return {
     choices: NO_CHOICES,
-    page: 63,
+    pages: [63, 9],
     idle: () => Promise.resolve(),
     signal: new AbortController().signal,
     ...changes,
@@ -102,13 +107,16 @@ test("a list that depends on the context length is measured at a short and the l
   expect(prefills).toEqual([]);
 });
 
-test("tuning writes only to its borrowed page, and reads pages of the pool", async () => {
+test("tuning writes only to its borrowed pages, and reads pages of the pools", async () => {
   const runner = new FakeRunner({});
   await tune(runner, options());
   for (const { batch } of runner.requests) {
     expect(new Set(batch.slots.map((slot) => slot >> 4))).toEqual(new Set([63]));
     expect(batch.page_ids.length).toBe(Math.ceil(contextOf(batch) / 16));
     expect(Math.max(...batch.page_ids)).toBeLessThan(64);
+    expect(new Set(batch.window_slots?.map((slot) => slot >> 4))).toEqual(new Set([9]));
+    expect(batch.window_page_ids?.length).toBe(batch.page_ids.length);
+    expect(Math.max(...(batch.window_page_ids ?? []))).toBeLessThan(10);
   }
   expect(runner.requests.some(({ batch }) => contextOf(batch) === 1024)).toBe(true);
 });

@@ -1,0 +1,125 @@
+"""Sliding windows in headless Chromium: answers equal the reference's, although pages behind the window are given back.
+
+In the first bundle all layers have a window. In the second one, window layers stand beside a full one, in a page group
+of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CompileTiny
+from light_bundle import lighten
+from playwright.sync_api import Browser
+from static_site import serve
+from tiny_models import SIZES, write_tokenizer
+
+from nearfar.compiler.browser.page_server import PAGE
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.generate import generate
+from nearfar.compiler.runtime.reference import ReferenceRunner
+
+# Longer than a page, so that a window begins in another page than its last token.
+WINDOW = 20
+LAYERS = ("sliding_attention", "full_attention", "sliding_attention")
+PROMPTS = [[(7 * i * i + 11 * i + seed) % 250 for i in range(75 + seed)] for seed in (3, 5)]
+MAX_TOKENS = 40
+TIMEOUT_MS = 180_000
+SCRIPT = """async ([bundle, prompts, maxTokens]) => {
+    const { Engine } = await import("./nearfar.js");
+    const engine = await Engine.load(bundle, { tuning: false, maxSequences: 2 });
+    const answer = async (promptIds) => {
+        const ids = [];
+        for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens })) ids.push(tokenId);
+        return ids;
+    };
+    const together = await Promise.all(prompts.map(answer));
+    // A second turn begins with what the first one has left of its pages.
+    const before = engine.counts.computedTokens;
+    const again = await answer([...prompts[0], ...together[0], 1, 2]);
+    const computed = engine.counts.computedTokens - before;
+    const { selfTest } = engine.info;
+    engine.destroy();
+    return [together, again, computed, selfTest.state];
+}"""
+
+
+def make_mixed(folder: Path) -> Path:
+    """Write a Qwen2 checkpoint with the LAYERS, and compile it."""
+    import torch
+    import transformers
+
+    torch.manual_seed(9)
+    config = transformers.Qwen2Config(
+        **SIZES, layer_types=list(LAYERS), use_sliding_window=True, sliding_window=WINDOW, max_window_layers=0
+    )
+    model = transformers.Qwen2ForCausalLM(config).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter)
+            parameter.copy_(parameter + noise * 0.1 if parameter.ndim == 1 else noise / parameter.shape[1] ** 0.5)
+    model.save_pretrained(folder / "checkpoint")
+    write_tokenizer(folder / "checkpoint")
+    compile_model(str(folder / "checkpoint"), folder / "bundle", CompileOptions(quantization="f32", context=256))
+    return folder / "bundle"
+
+
+def split_page_groups(bundle: Path) -> None:
+    """Give the window layers of a bundle a page group of their own. The names of inputs are those of the steps."""
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    plan: dict[str, Any] = manifest["plans"]["generate"]
+    paged = [name for name, state in plan["states"].items() if state["shape"][0] == "P"]
+    windowed = {name for name, window in zip(paged, manifest["spec"]["windows"], strict=True) if window is not None}
+    for name in windowed:
+        plan["states"][name]["shape"][0] = "PW"
+    inputs = {"slots": ["S"], "page_indptr": [["add", "B", 1]], "page_ids": ["LW"]}
+    for name, shape in inputs.items():
+        plan["inputs"][f"window_{name}"] = {"shape": shape, "dtype": "int32"}
+    for step in plan["steps"]:
+        if windowed & {*step["inputs"].values(), *step["outputs"].values()}:
+            step["inputs"] = {
+                role: f"window_{name}" if name in inputs else name for role, name in step["inputs"].items()
+            }
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+def expected_ids(bundle: Path, prompt: list[int]) -> list[int]:
+    runner = ReferenceRunner(open_bundle(bundle), activation="float32")
+    return list(generate(runner, prompt, MAX_TOKENS, Sampler()))
+
+
+@pytest.fixture(scope="module")
+def site(compile_tiny: CompileTiny, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
+    site = tmp_path_factory.mktemp("windows")
+    shutil.copy(PAGE.parent / "nearfar.js", site)
+    (site / "index.html").write_text("<!doctype html><title>windows</title>")
+    shutil.copytree(compile_tiny("mistral", "q4f16"), site / "windows")
+    shutil.copytree(make_mixed(tmp_path_factory.mktemp("mixed")), site / "groups")
+    return site
+
+
+@pytest.mark.parametrize("name", ["windows", "groups"])
+def test_answers_beyond_the_window_equal_the_reference(site: Path, browser: Browser, name: str) -> None:
+    first, second = (expected_ids(site / name, prompt) for prompt in PROMPTS)
+    turn = [*PROMPTS[0], *first, 1, 2]
+    third = expected_ids(site / name, turn)
+    lighten(site / name)
+    if name == "groups":
+        split_page_groups(site / name)
+    page = browser.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    with serve(site) as url:
+        page.goto(url)
+        together, again, computed, state = page.evaluate(SCRIPT, [f"./{name}/", PROMPTS, MAX_TOKENS])
+    page.close()
+    assert together == [first, second]
+    assert again == third
+    # All full pages before the turn are found, as the pages of its window are still cached.
+    assert computed == len(turn) - (len(turn) - 3) // 16 * 16 + len(third) - 1
+    assert state == "passed"
