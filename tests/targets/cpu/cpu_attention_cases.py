@@ -107,7 +107,7 @@ def attention_cases() -> Iterator[StepCase]:
             "rope_attention",
             layer,
             inputs,
-            {"eps": EPS if layer.norm else None, "kv": layer.kv, **layer.scores},
+            {**norms(layer), "kv": layer.kv, **layer.scores},
             made,
             levels,
         )
@@ -123,7 +123,7 @@ def attention_cases() -> Iterator[StepCase]:
         yield case("attention", layer, inputs, {"kv": layer.kv, **layer.scores}, made, levels)
     for layer in APPEND:
         made = tuple(page_batch(layer, sequences) for sequences in SMALL)
-        yield case("rope_append", layer, new_heads(layer), {"eps": EPS if layer.norm else None, "kv": layer.kv}, made)
+        yield case("rope_append", layer, new_heads(layer), {**norms(layer), "kv": layer.kv}, made)
         width = layer.num_kv_heads * layer.head_dim
         inputs = {
             "k": ("activation", "S", width),
@@ -132,6 +132,11 @@ def attention_cases() -> Iterator[StepCase]:
             "slots": ("int32", "S"),
         }
         yield case("append_kv", layer, inputs, {"kv": layer.kv}, made)
+
+
+def norms(layer: Layer) -> dict[str, object]:
+    """Values are normalized in the layers with 16 tokens per page."""
+    return {"eps": EPS, "norms_values": layer.page_size == 16} if layer.norm else {}
 
 
 READING: dict[str, tuple[object, ...]] = {

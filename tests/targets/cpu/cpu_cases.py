@@ -133,6 +133,8 @@ def row_cases() -> Iterator[StepCase]:
             f"gate_{activation}", "gate", {"gate": ("float32", "S", columns), "up": ("float32", "S", columns)}, attrs
         )
         yield gate_case(f"gate_halves_{activation}", "gate_halves", {"x": ("float32", "R", 2 * (columns + 2))}, attrs)
+    for columns in (3, 33):
+        yield on_rows(f"scale_{columns}", "scale", {"x": ("float32", "S", columns), "factor": ("vector", 1)}, {})
     for columns, cap in ((3, 30.0), (33, None)):
         attrs = {"scale": 3.5, "cap": cap}
         yield on_rows(f"soft_cap_{columns}_{cap}", "soft_cap", {"x": ("float32", "S", columns)}, attrs)

@@ -1,7 +1,6 @@
 // The formats of tool calls as the compiler writes them to manifests, and the shared vectors of their parsers.
 
-import { readFileSync } from "node:fs";
-
+import vectors from "../../../tests/conformance/tool_calls.json" with { type: "json" };
 import type { ToolFormatEntry } from "../../src/runtime/manifest.js";
 import type { Tool } from "../../src/text/tools.js";
 
@@ -22,11 +21,8 @@ interface Vectors {
   };
 }
 
-export const {
-  formats: FORMATS,
-  cases: CASES,
-  grammar: GRAMMAR,
-} = JSON.parse(readFileSync(new URL("../../../tests/conformance/tool_calls.json", import.meta.url), "utf8")) as Vectors;
+// A worker of a test is bundled into one module, which finds no file.
+export const { formats: FORMATS, cases: CASES, grammar: GRAMMAR } = vectors as unknown as Vectors;
 
 export function formatOf(name: string): ToolFormatEntry {
   const format = FORMATS[name];
