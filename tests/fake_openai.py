@@ -14,7 +14,7 @@ MODEL = "there"
 
 
 @dataclass
-class Asked:
+class Received:
     method: str
     path: str
     headers: dict[str, str]
@@ -52,17 +52,17 @@ USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
 
 class FakeOpenAI:
-    """``reply`` makes the answer to every request except those for the list of models. ``asked`` lists these
+    """``reply`` makes the answer to every request except those for the list of models. ``received`` lists these
     requests.
     """
 
-    def __init__(self, reply: Callable[[Asked], Reply] = lambda _: Reply(chunks=said("hi", usage=USAGE))) -> None:
+    def __init__(self, reply: Callable[[Received], Reply] = lambda _: Reply(chunks=said("hi", usage=USAGE))) -> None:
         self.reply = reply
         self.models: list[dict[str, Any]] = [{"id": MODEL, "object": "model", "max_model_len": 128}]
         # While this is cleared, the list of models is not sent.
         self.lists = asyncio.Event()
         self.lists.set()
-        self.asked: list[Asked] = []
+        self.received: list[Received] = []
         self.hung_up = 0
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -87,13 +87,13 @@ class FakeOpenAI:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
-            while (asked := await read_request(reader)) is not None:
-                if asked.path == "/v1/models":
+            while (received := await read_request(reader)) is not None:
+                if received.path == "/v1/models":
                     await self.lists.wait()
                     await send(writer, Reply(value={"object": "list", "data": self.models}))
                     continue
-                self.asked.append(asked)
-                if not await send(writer, self.reply(asked)):
+                self.received.append(received)
+                if not await send(writer, self.reply(received)):
                     break
         except (ConnectionError, asyncio.IncompleteReadError):
             self.hung_up += 1
@@ -102,7 +102,7 @@ class FakeOpenAI:
             writer.transport.abort()
 
 
-async def read_request(reader: asyncio.StreamReader) -> Asked | None:
+async def read_request(reader: asyncio.StreamReader) -> Received | None:
     head = await reader.readuntil(b"\r\n\r\n") if not reader.at_eof() else b""
     if not head:
         return None
@@ -110,7 +110,7 @@ async def read_request(reader: asyncio.StreamReader) -> Asked | None:
     method, path, _ = first.split(" ")
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
     data = await reader.readexactly(int(headers.get("content-length", 0)))
-    return Asked(method, path, headers, json.loads(data) if data else None)
+    return Received(method, path, headers, json.loads(data) if data else None)
 
 
 async def send(writer: asyncio.StreamWriter, reply: Reply) -> bool:

@@ -291,12 +291,12 @@ def test_an_answer_goes_on_from_copied_pages_and_from_pages_that_were_saved(
                 sample))).tokenIds[0]);
             return tokens;
         };
-        runner.copyPages([[0, 6], [1, 7], [2, 8], [3, 9], [4, 10]]);
-        const saved = await runner.readPages([0, 1, 2, 3, 4]);
-        runner.writePages([0, 1, 2, 3, 4], new Uint8Array(saved.length));
+        runner.copyPages([[[0, 6], [1, 7], [2, 8], [3, 9], [4, 10]]]);
+        const saved = await runner.readPages([[0, 1, 2, 3, 4]]);
+        runner.writePages([[0, 1, 2, 3, 4]], new Uint8Array(saved.length));
         const copied = await goOn([6, 7, 8, 9, 10]);
         const cleared = await goOn([0, 1, 2, 3, 4]);
-        runner.writePages([15, 14, 13, 12, 11], saved);
+        runner.writePages([[15, 14, 13, 12, 11]], saved);
         return [copied, cleared, await goOn([15, 14, 13, 12, 11])];
     }"""
     copied, cleared, restored = runner_page.evaluate(script, [expected["prompt_token_ids"]])
@@ -307,11 +307,11 @@ def test_an_answer_goes_on_from_copied_pages_and_from_pages_that_were_saved(
 def test_logits_that_are_not_numbers_are_a_device_error_and_never_a_token(runner_page: Page) -> None:
     script = """async () => {
         const { runner } = window;
-        const page = await runner.readPages([3]);
-        runner.writePages([3], new Uint8Array(page.length).fill(0xff));
+        const page = await runner.readPages([[3]]);
+        runner.writePages([[3]], new Uint8Array(page.length).fill(0xff));
         const spoilt = runner.submit(window.batch([7], 1, [3], { slot: 0, temperature: 0 })).catch((error) =>
             error.toJSON());
-        runner.writePages([3], page);
+        runner.writePages([[3]], page);
         const sound = runner.submit(window.batch([7], 1, [3], { slot: 0, temperature: 0 }));
         return [await spoilt, (await sound).tokenIds[0]];
     }"""

@@ -369,19 +369,19 @@ def test_a_repository_is_downloaded_without_pickles_and_opened(saved: Path, monk
 
     import huggingface_hub
 
-    asked: dict[str, Any] = {}
+    received: dict[str, Any] = {}
 
     def fake_download(repository: str, **options: Any) -> str:
-        asked.update(options, repository=repository)
+        received.update(options, repository=repository)
         return str(saved)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fake_download)
     assert load("Qwen/Qwen3-0.6B").path == saved
-    assert asked["repository"] == "Qwen/Qwen3-0.6B"
+    assert received["repository"] == "Qwen/Qwen3-0.6B"
 
     def is_fetched(name: str) -> bool:
-        return any(fnmatch(name, p) for p in asked["allow_patterns"]) and not any(
-            fnmatch(name, p) for p in asked["ignore_patterns"]
+        return any(fnmatch(name, p) for p in received["allow_patterns"]) and not any(
+            fnmatch(name, p) for p in received["ignore_patterns"]
         )
 
     fetched = [

@@ -119,8 +119,8 @@ def test_models_are_listed_and_found_by_names_with_slashes() -> None:
     missing = ask("GET", "/v1/models/gpt-9")
     assert code(missing) == (404, "model_not_found")
     assert "available: fake, other/name" in missing.json()["error"]["message"]
-    asked = ask("POST", CHAT, {**HI, "model": "gpt-9"})
-    assert (code(asked), asked.json()["error"]["param"]) == ((404, "model_not_found"), "model")
+    received = ask("POST", CHAT, {**HI, "model": "gpt-9"})
+    assert (code(received), received.json()["error"]["param"]) == ((404, "model_not_found"), "model")
 
 
 def test_unknown_routes_are_errors_in_openais_form() -> None:

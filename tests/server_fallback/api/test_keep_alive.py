@@ -65,8 +65,8 @@ def test_openais_client_does_not_see_them() -> None:
         live_server(models, ApiConfig()) as live,
         openai.OpenAI(base_url=f"http://127.0.0.1:{live.port}/v1", api_key="none") as client,
     ):
-        asked: Any = {"model": "fake", "messages": HI["messages"], "stream": True}
-        chunks = list(client.chat.completions.create(**asked))
+        received: Any = {"model": "fake", "messages": HI["messages"], "stream": True}
+        chunks = list(client.chat.completions.create(**received))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello!"
-        with client.chat.completions.with_streaming_response.create(**asked) as raw:
+        with client.chat.completions.with_streaming_response.create(**received) as raw:
             assert raw.read().count(COMMENT) >= 3

@@ -147,19 +147,19 @@ def test_requesters_and_changes_of_models_are_logged(log: io.StringIO) -> None:
     config = ApiConfig(
         keys=read_keys(None, {"NEARFAR_API_KEYS": "admin=sk-admin-12345678"}), trusted_proxies=("127.0.0.0/8",)
     )
-    asked: dict[str, str] = {"authorization": "Bearer sk-admin-12345678", "x_forwarded_for": "192.0.2.1"}
+    received: dict[str, str] = {"authorization": "Bearer sk-admin-12345678", "x_forwarded_for": "192.0.2.1"}
 
     async def work() -> None:
         models = FakeModels()
         app = create_app(models, config)
-        await ask_app(app, "POST", "/v1/models/load", {"model": "/bundles/m", "name": "new"}, **asked)
-        await ask_app(app, "POST", "/v1/models/unload", {"model": "new"}, **asked)
+        await ask_app(app, "POST", "/v1/models/load", {"model": "/bundles/m", "name": "new"}, **received)
+        await ask_app(app, "POST", "/v1/models/unload", {"model": "new"}, **received)
         await ask_app(
-            app, "POST", "/v1/load_lora_adapter", {"lora_name": "poet", "lora_path": "/adapters/poet"}, **asked
+            app, "POST", "/v1/load_lora_adapter", {"lora_name": "poet", "lora_path": "/adapters/poet"}, **received
         )
-        await ask_app(app, "POST", "/v1/unload_lora_adapter", {"lora_name": "poet"}, **asked)
+        await ask_app(app, "POST", "/v1/unload_lora_adapter", {"lora_name": "poet"}, **received)
         models.load_error = CheckpointError("/bundles/m: is missing")
-        await ask_app(app, "POST", "/v1/models/load", {"model": "/bundles/m"}, **asked)
+        await ask_app(app, "POST", "/v1/models/load", {"model": "/bundles/m"}, **received)
         await ModelChanges(FakeModels()).load(LoadRequest(model="demo"))
 
     run(work())

@@ -99,10 +99,10 @@ class Answer(pydantic.BaseModel):
 
 def test_reasoning_comes_by_itself_and_is_bounded(client: openai.OpenAI, models: FakeModels, tmp_path: Path) -> None:
     models.fake, _ = cast(Any, reasoner(tmp_path, "<think>\nHm, well.\n</think>\n\nYes."))
-    asked: Any = {"model": "fake", "messages": MESSAGES}
-    message = client.chat.completions.create(**asked).choices[0].message
+    received: Any = {"model": "fake", "messages": MESSAGES}
+    message = client.chat.completions.create(**received).choices[0].message
     assert (message.content, message.model_extra) == ("Yes.", {"reasoning_content": "Hm, well."})
-    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    chunks = list(client.chat.completions.create(**received, stream=True, stream_options={"include_usage": True}))
     thought = "".join(
         (chunk.choices[0].delta.model_extra or {}).get("reasoning_content", "") for chunk in chunks if chunk.choices
     )
@@ -113,7 +113,7 @@ def test_reasoning_comes_by_itself_and_is_bounded(client: openai.OpenAI, models:
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens_details is not None
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 13
-    bounded = client.chat.completions.create(**asked, extra_body={"thinking_token_budget": 3}).choices[0].message
+    bounded = client.chat.completions.create(**received, extra_body={"thinking_token_budget": 3}).choices[0].message
     assert bounded.model_extra == {"reasoning_content": "Hm"}
     second = [*MESSAGES, message.model_dump(), {"role": "user", "content": "so?"}]
     off = client.chat.completions.create(model="fake", messages=second, reasoning_effort="none").choices[0].message
@@ -134,8 +134,8 @@ def test_parse_with_tools_gives_calls_and_then_the_answer(
     local: Any
     local, _ = executor(tmp_path, call, message)
     models.fake = local
-    asked: Any = {"model": "fake", "tools": [openai.pydantic_function_tool(Weather)], "response_format": Answer}
-    called = client.chat.completions.parse(messages=MESSAGES, **asked).choices[0]
+    received: Any = {"model": "fake", "tools": [openai.pydantic_function_tool(Weather)], "response_format": Answer}
+    called = client.chat.completions.parse(messages=MESSAGES, **received).choices[0]
     assert called.finish_reason == "tool_calls"
     assert called.message.parsed is None
     [made] = called.message.tool_calls or []
@@ -144,7 +144,7 @@ def test_parse_with_tools_gives_calls_and_then_the_answer(
         called.message.model_dump(exclude={"parsed"}),
         {"role": "tool", "tool_call_id": made.id, "content": "warm"},
     ]
-    second = client.chat.completions.parse(messages=[*MESSAGES, *turn], **asked).choices[0]
+    second = client.chat.completions.parse(messages=[*MESSAGES, *turn], **received).choices[0]
     assert (second.finish_reason, second.message.tool_calls) == ("stop", None)
     assert second.message.parsed == Answer(text="7 degrees")
     asyncio.run(local.close())

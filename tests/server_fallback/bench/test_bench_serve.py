@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_openai import MODEL, Asked, FakeOpenAI, Reply, in_a_thread, said
+from fake_openai import MODEL, FakeOpenAI, Received, Reply, in_a_thread, said
 
 from nearfar.compiler.cli import main
 from nearfar.server_fallback.bench.client import Outcome
@@ -16,17 +16,17 @@ from nearfar.server_fallback.bench.summary import summarize
 from nearfar.server_fallback.bench.workload import Lengths, make_workload
 
 
-def words_of(asked: Asked) -> int:
-    assert asked.body is not None
-    return sum(len(message["content"].split()) for message in asked.body["messages"])
+def words_of(received: Received) -> int:
+    assert received.body is not None
+    return sum(len(message["content"].split()) for message in received.body["messages"])
 
 
-def two_tokens_a_word(asked: Asked) -> Reply:
+def two_tokens_a_word(received: Received) -> Reply:
     """As many tokens as are allowed, two of the prompt's for each word and 10 beside."""
-    assert asked.body is not None
-    count = asked.body["max_tokens"]
+    assert received.body is not None
+    count = received.body["max_tokens"]
     usage = {
-        "prompt_tokens": 10 + 2 * words_of(asked),
+        "prompt_tokens": 10 + 2 * words_of(received),
         "completion_tokens": count,
         "prompt_tokens_details": {"cached_tokens": 4},
     }
@@ -57,9 +57,9 @@ def test_loads_are_measured_printed_written_and_drawn(
     written = json.loads(figures.read_text())
     assert [load["concurrency"] for load in written["loads"]] == [1, 3]
     # Two requests come before, to learn how many tokens a word has.
-    asked = server.asked[2:]
-    assert len(asked) == 12
-    for load, its in zip(written["loads"], (asked[:6], asked[6:]), strict=True):
+    received = server.received[2:]
+    assert len(received) == 12
+    for load, its in zip(written["loads"], (received[:6], received[6:]), strict=True):
         assert (load["requests"], load["failed"], load["errors"]) == (6, 0, {})
         assert load["prompt_tokens"] == sum(10 + 2 * words_of(each) for each in its)
         assert load["completion_tokens"] == sum(each.body["max_tokens"] for each in its if each.body is not None)
@@ -68,31 +68,31 @@ def test_loads_are_measured_printed_written_and_drawn(
         assert 0 < first["p50"] <= first["p90"] <= first["p99"]
         assert 0 <= gaps["p50"] <= gaps["p99"]
         assert load["completion_tokens_per_second"] == pytest.approx(load["completion_tokens"] / load["seconds"])
-    assert all(10 <= words_of(each) <= 20 for each in asked)
+    assert all(10 <= words_of(each) <= 20 for each in received)
     assert drawn.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_same_seed_gives_the_same_requests_and_all_share_the_prefix(server: FakeOpenAI) -> None:
-    def asked(*arguments: str) -> list[Any]:
-        server.asked.clear()
+    def received(*arguments: str) -> list[Any]:
+        server.received.clear()
         assert bench(url, "--concurrency", "1", "--requests", "3", "--prefix-tokens", "40", *arguments) == 0
-        return [each.body for each in server.asked[2:]]
+        return [each.body for each in server.received[2:]]
 
     with in_a_thread(server) as url:
-        first = asked()
-        assert asked() == first
-        assert asked("--seed", "1") != first
-        assert asked("--body", '{"temperature": 0.5}') == [{**body, "temperature": 0.5} for body in first]
+        first = received()
+        assert received() == first
+        assert received("--seed", "1") != first
+        assert received("--body", '{"temperature": 0.5}') == [{**body, "temperature": 0.5} for body in first]
     texts = [body["messages"][0]["content"].split() for body in first]
     # 20 words are its 40 tokens.
     assert len({tuple(text[:20]) for text in texts}) == 1
     assert len({tuple(text[20:]) for text in texts}) == 3
 
 
-def fails_after_the_probe(reply: Callable[[], Reply]) -> Callable[[Asked], Reply]:
-    def script(asked: Asked) -> Reply:
-        assert asked.body is not None
-        return two_tokens_a_word(asked) if asked.body["max_tokens"] == 1 else reply()
+def fails_after_the_probe(reply: Callable[[], Reply]) -> Callable[[Received], Reply]:
+    def script(received: Received) -> Reply:
+        assert received.body is not None
+        return two_tokens_a_word(received) if received.body["max_tokens"] == 1 else reply()
 
     return script
 

@@ -164,13 +164,13 @@ def test_an_answer_goes_over_from_near_to_a_server_and_is_the_same(
     async def work() -> None:
         async with await Hybrid.create(near="demo", far=Far(replicas[0].url, model="demo"), policy=policy) as hybrid:
             assert await hybrid.executor.sides.same_tokens(Call("r"))
-            asked: Any = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0.0}
-            answer = await hybrid.chat.completions.create(**asked)
+            received: Any = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0.0}
+            answer = await hybrid.chat.completions.create(**received)
             assert answer.choices[0].message.content == ANSWER
             assert answer.route is not None
             assert (answer.route.side, answer.route.reason) == ("far", "escalated_logprob")
             assert ANSWER[: answer.route.switched_at] == "27 +"
-            alone = await hybrid.chat.completions.create(**asked, labels=["private"])
+            alone = await hybrid.chat.completions.create(**received, labels=["private"])
             assert alone.choices[0].message.content == ANSWER
             assert alone.route is not None
             assert (alone.route.side, alone.usage.total_tokens) == ("near", answer.usage.total_tokens)

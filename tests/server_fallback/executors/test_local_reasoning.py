@@ -204,8 +204,8 @@ def test_an_answer_is_given_back_as_it_came(tmp_path: Path) -> None:
     local, source = reasoner(tmp_path, "<think>\nHm.\n</think>\n\nYes.", "Ok.")
     answer = chat(local).choices[0].message.model_dump(exclude_none=True)
     chat(local, messages=[*HI, answer, {"role": "user", "content": "so?"}])
-    asked = "[user]hi[assistant]<think>\nHm.\n</think>\n\nYes.[user]so?[assistant]"
-    assert said(source.requests[1].prompt_ids) == asked
+    received = "[user]hi[assistant]<think>\nHm.\n</think>\n\nYes.[user]so?[assistant]"
+    assert said(source.requests[1].prompt_ids) == received
     chat(
         local,
         messages=[
@@ -214,7 +214,7 @@ def test_an_answer_is_given_back_as_it_came(tmp_path: Path) -> None:
             {"role": "user", "content": "so?"},
         ],
     )
-    assert said(source.requests[2].prompt_ids) == asked
+    assert said(source.requests[2].prompt_ids) == received
 
 
 @pytest.mark.parametrize(

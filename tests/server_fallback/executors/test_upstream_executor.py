@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from fake_openai import MODEL, USAGE, Asked, FakeOpenAI, Reply, chunk, running, said
+from fake_openai import MODEL, USAGE, FakeOpenAI, Received, Reply, chunk, running, said
 
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 from nearfar.server_fallback.executors import circuit, upstream, upstream_executor
@@ -75,8 +75,8 @@ def test_an_answer_comes_with_our_name_and_the_usage_last() -> None:
         assert executor.context == 128
 
     with_upstream(check, server)
-    assert server.asked[0].body is not None
-    assert server.asked[0].body["model"] == MODEL
+    assert server.received[0].body is not None
+    assert server.received[0].body["model"] == MODEL
 
 
 def test_ids_traces_and_the_key_are_passed_on_and_nothing_else() -> None:
@@ -88,7 +88,7 @@ def test_ids_traces_and_the_key_are_passed_on_and_nothing_else() -> None:
         )
 
     with_upstream(check, server, api_key="k3y", dialect="vllm")
-    headers = server.asked[0].headers
+    headers = server.received[0].headers
     assert (headers["x-request-id"], headers["traceparent"], headers["authorization"]) == (
         "request-7",
         "00-ab",
@@ -106,7 +106,7 @@ def test_servers_of_openais_dialect_see_uuids_only() -> None:
             await ask(executor, Call(request_id))
 
     with_upstream(check, server)
-    found = [asked.headers["x-request-id"] for asked in server.asked]
+    found = [received.headers["x-request-id"] for received in server.received]
     assert [str(UUID(each)) for each in found] == found
     assert (found[0], found[1] == found[2], len(set(found))) == (own, True, 3)
 
@@ -186,10 +186,10 @@ def test_no_request_goes_to_the_target_of_a_redirect(status: int) -> None:
                 await ask(executor)
 
     asyncio.run(run())
-    assert (len(redirecting.asked), target.asked) == (1, [])
+    assert (len(redirecting.received), target.received) == (1, [])
 
 
-def scripted(*replies: Reply) -> Callable[[Asked], Reply]:
+def scripted(*replies: Reply) -> Callable[[Received], Reply]:
     rest = list(replies)
     return lambda _: rest.pop(0)
 
@@ -202,7 +202,7 @@ def test_a_request_without_an_answer_is_sent_again(failure: Reply) -> None:
         assert text_of(await ask(executor)) == "there"
 
     with_upstream(check, server)
-    assert len(server.asked) == 3
+    assert len(server.received) == 3
 
 
 def test_it_is_sent_three_times_at_most() -> None:
@@ -213,7 +213,7 @@ def test_it_is_sent_three_times_at_most() -> None:
             await ask(executor)
 
     with_upstream(check, server)
-    assert len(server.asked) == 3
+    assert len(server.received) == 3
 
 
 def test_after_the_first_chunk_a_broken_connection_is_the_clients_to_see() -> None:
@@ -227,7 +227,7 @@ def test_after_the_first_chunk_a_broken_connection_is_the_clients_to_see() -> No
 
     with_upstream(check, *servers)
     # No request was sent twice.
-    assert sum(len(server.asked) for server in servers) == 1
+    assert sum(len(server.received) for server in servers) == 1
 
 
 def test_a_full_replica_yields_to_another_and_a_single_one_is_an_error_at_once() -> None:
@@ -246,7 +246,7 @@ def test_a_full_replica_yields_to_another_and_a_single_one_is_an_error_at_once()
 
     alone = FakeOpenAI(lambda _: full)
     with_upstream(says_so, alone)
-    assert len(alone.asked) == 1
+    assert len(alone.received) == 1
 
 
 def test_a_killed_replica_leaves_no_request_stuck_and_is_used_again_when_it_is_back(
@@ -276,11 +276,11 @@ def test_a_killed_replica_leaves_no_request_stuck_and_is_used_again_when_it_is_b
         assert executor.state().detail == "1 of 2 servers answer"
         assert executor.state().running == 0
         await servers[0].start()
-        asked = len(servers[0].asked)
+        received = len(servers[0].received)
         await asyncio.sleep(0.5)
         for _ in range(4):
             assert text_of(await ask(executor)) == "abcdefgh"
-        assert len(servers[0].asked) > asked
+        assert len(servers[0].received) > received
         assert executor.state().detail == "2 of 2 servers answer"
 
     with_upstream(check, *servers)
@@ -364,7 +364,7 @@ def test_a_closed_executor_ends_what_runs_and_takes_no_more() -> None:
 
     async def check(executor: UpstreamExecutor) -> None:
         running = asyncio.create_task(ask(executor))
-        while not executor.state().running or not server.asked:
+        while not executor.state().running or not server.received:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         await executor.close()
@@ -397,7 +397,7 @@ def test_completions_embeddings_and_tokens() -> None:
         assert (embedded.model, embedded.data[0].embedding) == ("ours", [0.5])
         assert (await executor.tokenize(TokenizeRequest(model="ours", prompt="a"))).tokens == [1, 2]
 
-    with_upstream(check, FakeOpenAI(lambda asked: replies[asked.path]), dialect="vllm")
+    with_upstream(check, FakeOpenAI(lambda received: replies[received.path]), dialect="vllm")
 
 
 def test_tokenize_is_refused_for_upstreams() -> None:

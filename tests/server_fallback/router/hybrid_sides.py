@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fake_openai import Asked, FakeOpenAI, Reply, running, said
+from fake_openai import FakeOpenAI, Received, Reply, running, said
 
 from nearfar.compiler.errors import NearfarError, RequestError
 from nearfar.server_fallback.executors.executor import Abilities, Call, ExecutorState
@@ -178,10 +178,10 @@ def prompt_ids(messages: list[dict[str, Any]]) -> list[int]:
 
 
 class FakeFar(FakeOpenAI):
-    """A nearfar server: ``answer`` makes the reply to a request for tokens. ``asked`` has all requests."""
+    """A nearfar server: ``answer`` makes the reply to a request for tokens. ``received`` has all requests."""
 
     def __init__(
-        self, answer: Callable[[Asked], Reply] = lambda _: Reply(chunks=said("far ", "says", usage=FAR_USAGE))
+        self, answer: Callable[[Received], Reply] = lambda _: Reply(chunks=said("far ", "says", usage=FAR_USAGE))
     ) -> None:
         super().__init__(self._reply)
         self.answer = answer
@@ -190,15 +190,19 @@ class FakeFar(FakeOpenAI):
     @property
     def generated(self) -> list[dict[str, Any]]:
         """The bodies of the requests for tokens."""
-        return [asked.body or {} for asked in self.asked if asked.path in ("/v1/chat/completions", "/v1/completions")]
+        return [
+            received.body or {}
+            for received in self.received
+            if received.path in ("/v1/chat/completions", "/v1/completions")
+        ]
 
-    def _reply(self, asked: Asked) -> Reply:
-        if asked.path == "/v1/nearfar/about":
+    def _reply(self, received: Received) -> Reply:
+        if received.path == "/v1/nearfar/about":
             return self.about
-        if asked.path == "/tokenize":
-            ids = prompt_ids((asked.body or {})["messages"])
+        if received.path == "/tokenize":
+            ids = prompt_ids((received.body or {})["messages"])
             return Reply(value={"tokens": ids, "count": len(ids), "max_model_len": 128})
-        return self.answer(asked)
+        return self.answer(received)
 
 
 def completion(*texts: str) -> list[Any]:

@@ -83,9 +83,9 @@ def test_only_requested_logprobs_are_shown() -> None:
     escalation = {"then": "continue", "max_mean_entropy": 5.0}
     quiet = ask(FakeNear(), FakeFar(), policy(escalation=escalation))
     assert quiet.choices[0].logprobs is None
-    asked = ask(FakeNear("ab"), FakeFar(), policy(escalation=escalation), logprobs=True)
-    assert asked.choices[0].logprobs is not None
-    assert [(token.token, token.top_logprobs) for token in asked.choices[0].logprobs.content or ()] == [
+    received = ask(FakeNear("ab"), FakeFar(), policy(escalation=escalation), logprobs=True)
+    assert received.choices[0].logprobs is not None
+    assert [(token.token, token.top_logprobs) for token in received.choices[0].logprobs.content or ()] == [
         ("a", []),
         ("b", []),
     ]

@@ -76,7 +76,7 @@ def test_a_policy_that_cannot_be_followed_is_an_error_at_creation(
     error = refused(near, far, rules, **options)
     assert error.details["code"] == "bad_policy"
     assert message in error.message
-    assert far.asked == []
+    assert far.received == []
 
 
 def test_without_a_network_near_answers_and_far_is_retried_later() -> None:

@@ -159,8 +159,8 @@ def test_the_decision_waits_for_near_no_longer_than_its_first_token_may_take(
         "auto", quality={"predictor": PREDICTOR}, timeouts={"near_first_token_ms": 20, "between_tokens_ms": 1000}
     )
     far = FakeFar(
-        lambda asked: Reply(
-            chunks=completion("far") if "prompt" in (asked.body or {}) else said("far", usage=FAR_USAGE)
+        lambda received: Reply(
+            chunks=completion("far") if "prompt" in (received.body or {}) else said("far", usage=FAR_USAGE)
         )
     )
 

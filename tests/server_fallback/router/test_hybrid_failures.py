@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_openai import Asked, Reply, said
+from fake_openai import Received, Reply, said
 from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, outcome, policy, run
 
 from nearfar.compiler.errors import DeviceError, NearfarError, RequestError, Unavailable
@@ -55,7 +55,10 @@ def test_far_continues_by_token_ids_if_near_fails() -> None:
     near, far = FakeNear("one two", LOST, error_at=4), FakeFar(lambda _: Reply(chunks=completion("tw", "o")))
     answer = ask(near, far, policy(), max_tokens=20, min_tokens=6, temperature=0.25, stop="x")
     assert outcome(answer) == ("one two", "far", "near_failed", 4)
-    assert [asked.path for asked in far.asked if asked.path != "/v1/nearfar/about"] == ["/tokenize", "/v1/completions"]
+    assert [received.path for received in far.received if received.path != "/v1/nearfar/about"] == [
+        "/tokenize",
+        "/v1/completions",
+    ]
     assert far.generated[0]["prompt"] == [ord(character) for character in "<hi>one "]
     assert [far.generated[0][name] for name in ("max_tokens", "min_tokens", "temperature", "stop")] == [
         16,
@@ -250,7 +253,7 @@ def test_a_deadline_ends_the_answer_of_either_side() -> None:
 
 
 def test_the_stream_reports_a_switch_when_it_happens() -> None:
-    def reply(_: Asked) -> Reply:
+    def reply(_: Received) -> Reply:
         return breaks_off("one ", "two ")
 
     async def work() -> list[ChatCompletionChunk]:

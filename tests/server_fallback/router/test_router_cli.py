@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_openai import Asked, FakeOpenAI, Reply, in_a_thread, said
+from fake_openai import FakeOpenAI, Received, Reply, in_a_thread, said
 
 from nearfar.compiler.cli import main
 from nearfar.compiler.runtime.reference import ReferenceRunner
@@ -17,8 +17,8 @@ from nearfar.server_fallback.router.decision.policy import Policy
 HARD, EASY = 24, 16
 
 
-def far_answer(asked: Asked) -> Reply:
-    assert asked.body is not None
+def far_answer(received: Received) -> Reply:
+    assert received.body is not None
     return Reply(chunks=said("forty ", "two"))
 
 
@@ -49,8 +49,19 @@ def test_log_fit_and_eval_give_a_policy_that_improves_answers(
     pairs, policy, drawn = tmp_path / "pairs.jsonl", tmp_path / "policy.json", tmp_path / "eval.png"
     far = FakeOpenAI(far_answer)
     with in_a_thread(far) as url:
-        asked = ("--near", near, "--far", f"{url}/v1", "--prompts", str(prompts), "--max-tokens", "3", "-o", str(pairs))
-        assert main(["router", "log", *asked]) == 0
+        arguments = (
+            "--near",
+            near,
+            "--far",
+            f"{url}/v1",
+            "--prompts",
+            str(prompts),
+            "--max-tokens",
+            "3",
+            "-o",
+            str(pairs),
+        )
+        assert main(["router", "log", *arguments]) == 0
     assert "40 pairs in" in capsys.readouterr().err
     logged = [json.loads(line) for line in pairs.read_text().splitlines()]
     assert [pair["prompt"] for pair in logged] == [
@@ -64,7 +75,7 @@ def test_log_fit_and_eval_give_a_policy_that_improves_answers(
         pair["near"]["signals"]["first_entropy"] > 0 > pair["near"]["signals"]["first_mean_logprob"] for pair in logged
     )
     assert all(pair["near"]["signals"]["prompt_mean_logprob"] < 0 for pair in logged)
-    assert {each.body["temperature"] for each in far.asked if each.body is not None} == {0.0}
+    assert {each.body["temperature"] for each in far.received if each.body is not None} == {0.0}
 
     assert main(["router", "fit", str(pairs), "--min-quality", "0.95", "-o", str(policy)]) == 0
     assert "near is right" in capsys.readouterr().out

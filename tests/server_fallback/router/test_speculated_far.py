@@ -41,30 +41,30 @@ async def pair(
     await far.close()
 
 
-async def alone(far: ByteExecutor, **asked: Any) -> ChatCompletion:
+async def alone(far: ByteExecutor, **received: Any) -> ChatCompletion:
     """Far's own answer, from an engine of its own."""
     async with pair(FakeNear(), far) as opened:
-        answer: ChatCompletion = await opened.chat.completions.create(**{**GREEDY, **asked})
+        answer: ChatCompletion = await opened.chat.completions.create(**{**GREEDY, **received})
         return answer
 
 
 @pytest.mark.parametrize("wrong_every", [0, 3])
-@pytest.mark.parametrize("asked", [{}, {"stop": "lnm"}, {"temperature": 1.0, "seed": 7}])
+@pytest.mark.parametrize("received", [{}, {"stop": "lnm"}, {"temperature": 1.0, "seed": 7}])
 def test_answers_are_fars_own_in_fewer_rounds_than_tokens(
-    asked: dict[str, Any], wrong_every: int, tmp_path: Path
+    received: dict[str, Any], wrong_every: int, tmp_path: Path
 ) -> None:
     async def work() -> None:
-        expected = await alone(ByteExecutor(tmp_path / "alone"), **asked)
+        expected = await alone(ByteExecutor(tmp_path / "alone"), **received)
         near, far = ByteExecutor(tmp_path / "near", wrong_every=wrong_every), ByteExecutor(tmp_path / "far")
         async with pair(near, far) as opened:
             assert opened.speculation is not None
             assert opened.speculation.rounds == 0
-            answer: ChatCompletion = await opened.chat.completions.create(**{**GREEDY, **asked})
+            answer: ChatCompletion = await opened.chat.completions.create(**{**GREEDY, **received})
             assert answer.choices == expected.choices
             assert outcome(answer)[1:] == ("far", "prefer", None)
             assert answer.usage.total_tokens == expected.usage.total_tokens
             # The wait of its rounds is not reported.
-            assert (expected.usage.queue_ms is None, answer.usage.queue_ms) == ("stop" in asked, None)
+            assert (expected.usage.queue_ms is None, answer.usage.queue_ms) == ("stop" in received, None)
             counts = opened.speculation
             assert 0 < counts.rounds < answer.usage.completion_tokens
             assert counts.accepted > 0
@@ -91,7 +91,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "received",
     [
         {"response_format": {"type": "json_object"}},
         {"tools": [TOOL]},
@@ -103,12 +103,12 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
         {"labels": ["private"]},
     ],
 )
-def test_only_plain_answers_of_far_are_guessed(asked: dict[str, Any], tmp_path: Path) -> None:
+def test_only_plain_answers_of_far_are_guessed(received: dict[str, Any], tmp_path: Path) -> None:
     async def work() -> None:
         near, far = ByteExecutor(tmp_path / "near"), ByteExecutor(tmp_path / "far")
         async with pair(near, far) as opened:
-            answer = await opened.chat.completions.create(**{**GREEDY, **asked})
-            side = "near" if {"pin", "labels"} & asked.keys() else "far"
+            answer = await opened.chat.completions.create(**{**GREEDY, **received})
+            side = "near" if {"pin", "labels"} & received.keys() else "far"
             assert outcome(answer)[1] == side
             assert (len(near.requests), len(far.requests)) == ((1, 0) if side == "near" else (0, 1))
             assert opened.speculation is not None

@@ -133,7 +133,7 @@ def test_a_warm_up_counts_in_the_budget_is_paid_for_and_computes_only_the_prompt
         budget={"far_requests_per_day": 2, "far_usd_per_day": 1.0},
         price={"prompt_usd_per_million": 1000.0},
     )
-    asked: dict[str, Any] = {
+    received: dict[str, Any] = {
         "response_format": {"type": "json_object"},
         "logprobs": True,
         "top_logprobs": 2,
@@ -149,7 +149,7 @@ def test_a_warm_up_counts_in_the_budget_is_paid_for_and_computes_only_the_prompt
             await Hybrid.create(near=near, far=Far(far.url), policy=given, ledger=ledger) as opened,
         ):
             near.until = lambda: far_knows(opened)
-            assert outcome(await opened.chat.completions.create(messages=QUESTION, **asked))[:2] == ("far", "far")
+            assert outcome(await opened.chat.completions.create(messages=QUESTION, **received))[:2] == ("far", "far")
         first, second = far.generated
         assert first == {
             "model": "big",
@@ -158,7 +158,7 @@ def test_a_warm_up_counts_in_the_budget_is_paid_for_and_computes_only_the_prompt
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        assert asked.items() <= second.items()
+        assert received.items() <= second.items()
         assert "max_tokens" not in second
         assert ledger.today().requests == 2
         assert ledger.today().usd == pytest.approx(2 * FAR_USAGE["prompt_tokens"] / 1000)
@@ -177,10 +177,10 @@ def test_a_warm_up_sends_the_tools_but_requires_no_call(choice: str, warmed: str
         "min_tokens": 5,
         "guided_regex": "a+",
     }
-    asked = ChatCompletionRequest.model_validate(body)
-    alone = prompt_only(asked)
+    received = ChatCompletionRequest.model_validate(body)
+    alone = prompt_only(received)
     assert isinstance(alone, ChatCompletionRequest)
-    assert (alone.tools, alone.tool_choice) == (asked.tools, warmed)
+    assert (alone.tools, alone.tool_choice) == (received.tools, warmed)
     assert (alone.min_tokens, alone.guided_regex) == (None, None)
 
 

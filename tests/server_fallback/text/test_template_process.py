@@ -201,9 +201,9 @@ def test_closing_ends_a_template_that_hangs() -> None:
         await asyncio.sleep(0.1)
         process.close()
         async with asyncio.timeout(2):
-            for asked in (hangs, render(process)):
+            for received in (hangs, render(process)):
                 with pytest.raises(Unavailable, match="its process was ended"):
-                    await asked
+                    await received
 
     run(work())
 
