@@ -48,6 +48,12 @@ def send(page: Page, text: str) -> None:
     page.press("#prompt", "Enter")
 
 
+def new_chat(page: Page) -> None:
+    """Begin a conversation; the answers of the last one are gone then."""
+    page.click("#new-chat")
+    page.wait_for_selector(".answer", state="detached")
+
+
 def ask(page: Page, text: str) -> None:
     """Send a message and wait for the answer."""
     count = page.locator(".answer").count()

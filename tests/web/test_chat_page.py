@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_pages import ask, light_server, open_page, send
+from chat_pages import ask, light_server, new_chat, open_page, send
 from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, look
 from playwright.sync_api import Browser, Page
 
@@ -105,7 +105,7 @@ def chat(loaded: Page) -> Page:
     loaded.set_viewport_size({"width": DESK[0], "height": DESK[1]})
     loaded.evaluate("() => { window.nearfar.engine.generate = window.generate; }")
     if loaded.is_visible("#new-chat"):
-        loaded.click("#new-chat")
+        new_chat(loaded)
     loaded.fill("#max-tokens", "4")
     return loaded
 
@@ -235,7 +235,7 @@ def test_conversations_are_stored_found_renamed_exported_and_deleted(chat: Page)
     script(chat, "An **apple** a day.")
     chat.fill("#system-prompt", "about fruit")
     ask(chat, "tell me of fruit")
-    chat.click("#new-chat")
+    new_chat(chat)
     ask(chat, "tell me of stones")
     chat.reload()
     chat.wait_for_selector("body[data-state=ready]")

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from chat_pages import ask, markdown, open_page, send
+from chat_pages import ask, markdown, new_chat, open_page, send
 from playwright.sync_api import Browser, Page, Route
 
 from nearfar.compiler.browser.page_server import PageServer
@@ -125,7 +125,7 @@ def test_the_lock_of_a_conversation_is_closed_again_after_a_reload(chat: Page, f
     chat.click("#private")
     ask(chat, "hello again")
     assert len(far.chats) == 2
-    chat.click("#new-chat")
+    new_chat(chat)
     chat.click("#history-list .title")
     assert chat.get_attribute("#private", "aria-pressed") == "false"
 
@@ -150,5 +150,5 @@ def test_a_conversation_with_a_private_message_is_locked_when_it_is_opened_again
     send(chat, "hello")
     assert (chat.text_content("#status") or "").startswith("Not sent.")
     assert far.chats == []
-    chat.click("#new-chat")
+    new_chat(chat)
     assert chat.get_attribute("#private", "aria-pressed") == "false"

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
-from chat_pages import TIMEOUT_MS, send
+from chat_pages import TIMEOUT_MS, new_chat, send
 from conftest import ROOT
 from demo_model.traffic import part_of
 from page_looks import DESK, NAMELESS, SCREENSHOTS, fact, look
@@ -156,7 +156,7 @@ def chat(loaded: Page, far_server: RecordingProxy) -> Page:
     """The page without a conversation. The far side answers, the network is on, and no side is pinned."""
     far_server.come_back()
     if loaded.is_visible("#new-chat"):
-        loaded.click("#new-chat")
+        new_chat(loaded)
     loaded.check("#network")
     pin(loaded, "auto")
     return loaded
@@ -234,7 +234,7 @@ def test_the_fitted_policy_routes_easy_and_hard_prompts_as_in_python(
             [100 * expected.scores.near_right, 100 * expected.scores.far_right], abs=1.5
         ), prompt
         assert chat.locator(".mark").count() == 0
-        chat.click("#new-chat")
+        new_chat(chat)
     chat.fill("#max-tokens", "")
     unsure = decide(policy, situation(UNSURE, None)).scores.gain
     assert unsure is not None
@@ -280,7 +280,7 @@ def test_no_byte_of_a_private_message_is_sent_and_later_messages_are_private_too
     assert (ended(chat, 1)["side"], ended(chat, 1)["reason"]) == ("near", "private")
     assert bytes(far_server.received) == before
     assert requests == []
-    chat.click("#new-chat")
+    new_chat(chat)
     assert chat.get_attribute("#private", "aria-pressed") == "false"
     send(chat, HARD)
     assert ended(chat)["side"] == "far"
@@ -371,7 +371,7 @@ def test_both_sides_read_well_in_light_and_dark_on_a_desk_and_a_phone(chat: Page
     ended(chat)
     send(chat, HARD)
     ended(chat, 1)
-    chat.click("#new-chat")
+    new_chat(chat)
     begin_a_story_far(chat, far_server)
     chat.click("#network")
     ended(chat)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_pages import ask, light_server, markdown, open_page
+from chat_pages import ask, light_server, markdown, new_chat, open_page
 from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, fact, look
 from playwright.sync_api import Browser, Page
 
@@ -41,7 +41,7 @@ def chat(loaded: Page) -> Page:
     """The chat page without a conversation, on a desk, with answers of at most six tokens."""
     loaded.set_viewport_size({"width": DESK[0], "height": DESK[1]})
     if loaded.is_visible("#new-chat"):
-        loaded.click("#new-chat")
+        new_chat(loaded)
     loaded.fill("#max-tokens", "6")
     loaded.fill("#seed", "")
     return loaded
@@ -117,7 +117,7 @@ def test_escape_stops_an_answer_and_the_next_one_is_complete(chat: Page) -> None
 
 def test_a_new_chat_is_empty_and_ready_to_type_in(chat: Page) -> None:
     ask(chat, "hello")
-    chat.click("#new-chat")
+    new_chat(chat)
     chat.wait_for_selector("#welcome", state="visible")
     assert chat.locator(".answer").count() == 0
     assert chat.evaluate("() => document.activeElement.id") == "prompt"
@@ -129,7 +129,7 @@ def test_a_seed_gives_the_same_answer_again_and_settings_are_checked(chat: Page)
     chat.fill("#seed", "7")
     ask(chat, "hello")
     drawn = markdown(chat)
-    chat.click("#new-chat")
+    new_chat(chat)
     ask(chat, "hello")
     assert markdown(chat) == drawn
     assert fact(chat, 0, "Chosen") == "temperature 1, seed 7"
