@@ -17,16 +17,23 @@ from .. import quant
 from ..arch import SUPPORTED
 from ..bundle.manifest import EXPORTS, GENERATE
 from ..errors import NearfarError, ToolError
+from ..formats.checkpoint import Checkpoint
 from ..formats.huggingface import read_spec
+from ..ir.expr import evaluate
+from ..ir.pages import PAGE_DIMS
 from ..ir.spec import ModelSpec
 from ..passes import run_passes
+from ..passes.split_page_groups import split_page_groups
 from ..pipeline.compile import PAGE_SIZE, graphs_of
 from ..pipeline.export import DEFAULT_CONTEXT, choose_activation
 from ..pipeline.target import TARGETS, ExportOptions, load_exporter, load_target
 from ..pipeline.weights import lay_out_weights, shard_sizes, tensor_shapes
+from ..runtime.generate import PREFILL_CHUNK
+from ..runtime.page_groups import pages_of_sequence
 from .shapes import shape_checkpoint
 
 QUANTIZATION = "q4f16"
+LONG_CONTEXT = 32_768
 # Layers of the model that is tried on an exporter: enough for one of each kind.
 TRIED_LAYERS = 8
 
@@ -36,8 +43,8 @@ class Model:
     """A published model. Kernels are made for every model, so all compile for the TARGETS.
 
     ``weight_bytes``: in QUANTIZATION. ``steps_per_layer``: of the plan for WebGPU, which are the dispatches of a
-    decoded token but for long contexts. ``kv_bytes``: for DEFAULT_CONTEXT tokens in float16. ``exports``: the targets
-    of EXPORTS that express it; None if their packages are not installed.
+    decoded token but for long contexts. ``kv_bytes``: for LONG_CONTEXT tokens in float16, or for as many as the model
+    was trained for. ``exports``: the targets of EXPORTS that express it; None if their packages are not installed.
     """
 
     name: str
@@ -72,9 +79,6 @@ def _measure(name: str, spec: ModelSpec) -> Model:
     graph = graphs_of(checkpoint, min(DEFAULT_CONTEXT, spec.max_position_embeddings))[GENERATE]
     fused = run_passes(graph, quantization, target.MAX_BINDING_BYTES)
     stored = lay_out_weights(fused.parameters, quantization, target.LAYOUT)
-    pages = -(-DEFAULT_CONTEXT // PAGE_SIZE)
-    states = [state.shape[1:] for state in graph.states.values() if state.shape[0] == "P"]
-    kv = sum(math.prod(size for size in shape if isinstance(size, int)) for shape in states)
     return Model(
         name=name,
         model_type=spec.model_type,
@@ -82,9 +86,22 @@ def _measure(name: str, spec: ModelSpec) -> Model:
         weight_bytes=sum(shard_sizes(stored)),
         steps_per_token=len(fused.nodes),
         num_layers=spec.num_layers,
-        kv_bytes=2 * kv * pages,
+        kv_bytes=_kv_bytes(checkpoint),
         exports=_exports(spec),
     )
+
+
+def _kv_bytes(checkpoint: Checkpoint) -> int:
+    spec = checkpoint.spec
+    context = min(LONG_CONTEXT, spec.max_position_embeddings)
+    split = split_page_groups(graphs_of(checkpoint, context)[GENERATE])
+    window = max((window for window in spec.windows if window is not None and window < context), default=None)
+    pages = {
+        dim: pages_of_sequence(own, context, PAGE_SIZE, PREFILL_CHUNK)
+        for dim, own in zip(PAGE_DIMS, (None, window), strict=True)
+    }
+    states = [state for state in split.states.values() if state.shape[0] in pages]
+    return 2 * sum(math.prod(evaluate(extent, pages) for extent in state.shape) for state in states)
 
 
 def _exports(spec: ModelSpec) -> tuple[str, ...] | None:
