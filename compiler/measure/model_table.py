@@ -15,15 +15,11 @@ from pathlib import Path
 
 from .. import quant
 from ..arch import SUPPORTED
-from ..bundle.manifest import EXPORTS, GENERATE
+from ..bundle.manifest import EXPORTS, GENERATE, ITEM_BYTES
 from ..errors import NearfarError, ToolError
-from ..formats.checkpoint import Checkpoint
 from ..formats.huggingface import read_spec
-from ..ir.expr import evaluate
-from ..ir.pages import PAGE_DIMS
 from ..ir.spec import ModelSpec
 from ..passes import run_passes
-from ..passes.split_page_groups import split_page_groups
 from ..pipeline.compile import PAGE_SIZE, graphs_of
 from ..pipeline.export import DEFAULT_CONTEXT, choose_activation
 from ..pipeline.target import TARGETS, ExportOptions, load_exporter, load_target
@@ -86,22 +82,21 @@ def _measure(name: str, spec: ModelSpec) -> Model:
         weight_bytes=sum(shard_sizes(stored)),
         steps_per_token=len(fused.nodes),
         num_layers=spec.num_layers,
-        kv_bytes=_kv_bytes(checkpoint),
+        kv_bytes=_kv_bytes(spec),
         exports=_exports(spec),
     )
 
 
-def _kv_bytes(checkpoint: Checkpoint) -> int:
-    spec = checkpoint.spec
+def _kv_bytes(spec: ModelSpec) -> int:
+    """Of LONG_CONTEXT tokens in float16. Layers with a window hold only the pages within the largest of them."""
     context = min(LONG_CONTEXT, spec.max_position_embeddings)
-    split = split_page_groups(graphs_of(checkpoint, context)[GENERATE])
-    window = max((window for window in spec.windows if window is not None and window < context), default=None)
-    pages = {
-        dim: pages_of_sequence(own, context, PAGE_SIZE, PREFILL_CHUNK)
-        for dim, own in zip(PAGE_DIMS, (None, window), strict=True)
-    }
-    states = [state for state in split.states.values() if state.shape[0] in pages]
-    return 2 * sum(math.prod(evaluate(extent, pages) for extent in state.shape) for state in states)
+    windows = [window for window in spec.windows if window is not None and window < context]
+    pages = 0
+    for layer in (layer for layer in range(spec.num_layers) if spec.kv_layer(layer) == layer):
+        window, (heads, head_dim) = spec.window(layer), spec.heads_of(layer)
+        largest = None if window is None or window >= context else max(windows)
+        pages += pages_of_sequence(largest, context, PAGE_SIZE, PREFILL_CHUNK) * heads * head_dim
+    return 2 * ITEM_BYTES["float16"] * PAGE_SIZE * pages
 
 
 def _exports(spec: ModelSpec) -> tuple[str, ...] | None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output
+from nearfar.compiler.runtime.page_groups import PageGroup
 from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import Sampling, TokenRequest

@@ -109,7 +109,7 @@ def under_load(
             await asyncio.sleep(0.001)
         scheduler = engine._loop.scheduler
         assert engine.stats().preemptions > 0
-        assert scheduler.kv.pool.free + len(scheduler.kv.prefixes) == scheduler.kv.pool.size
+        assert all(pool.free + pool.idle == pool.size for pool in scheduler.kv.pools)
         await engine.close()
         return answers
 

@@ -60,9 +60,9 @@ def speculating(
         while engine.stats().running or engine.stats().waiting:
             await asyncio.sleep(0.001)
         scheduler = engine._loop.scheduler
-        assert scheduler.kv.pool.free + len(scheduler.kv.prefixes) == scheduler.kv.pool.size
+        assert all(pool.free + pool.idle == pool.size for pool in scheduler.kv.pools)
         if draft is not None:
-            assert draft._pool.free == draft._pool.size
+            assert all(pool.free == pool.size for pool in draft._pools)
         stats = engine.stats()
         await engine.close()
         return [found for found in answers if found is not None], stats

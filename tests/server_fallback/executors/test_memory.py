@@ -26,7 +26,7 @@ def test_every_sequence_gets_its_complete_context_if_there_is_memory(manifest: M
     # The compiler's report counts the same for one sequence.
     report = make_report(manifest)
     alone = plan_memory(manifest, sequences=1, tokens=64, kv_bytes=1 << 30)
-    assert alone.kv_bytes == context_bytes(manifest) == report.kv_bytes_per_token * one * manifest.page_size
+    assert alone.kv_bytes == context_bytes(manifest, 64) == report.kv_bytes_per_token * one * manifest.page_size
     assert alone.total_bytes == report.runtime_memory_bytes
     assert weight_bytes(manifest) == report.weight_bytes
 
