@@ -48,7 +48,7 @@ def chunk_of(runner: Runner, tokens: Sequence[int], start: int, pages: Sequence[
     """
     page_size = runner.manifest.page_size
     first, *second = (
-        [0 if index < dead else size - 1 - page if group else page for index, page in enumerate(pages)]
+        [0 if index < dead else (size - 1 - page if group else page) for index, page in enumerate(pages)]
         for group, (size, window) in enumerate(runner.groups)
         for dead in [dead_pages(window, start, page_size)]
     )

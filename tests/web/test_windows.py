@@ -1,18 +1,17 @@
 """Sliding windows in headless Chromium: answers equal the reference's, although pages behind the window are given back.
 
-In the first bundle all layers have a window. In the second one, window layers stand beside a full one, in a page group
-of their own.
+In the first bundle all layers have a window. In the others, window layers have a page group of their own beside that of
+a full layer; in the last one, the upper layers share the keys and values of lower ones and compute only sampled rows.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import CompileTiny
+from decoder_families import make_family
 from light_bundle import lighten
 from playwright.sync_api import Browser
 from static_site import serve
@@ -70,25 +69,6 @@ def make_mixed(folder: Path) -> Path:
     return folder / "bundle"
 
 
-def split_page_groups(bundle: Path) -> None:
-    """Give the window layers of a bundle a page group of their own. The names of inputs are those of the steps."""
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    plan: dict[str, Any] = manifest["plans"]["generate"]
-    paged = [name for name, state in plan["states"].items() if state["shape"][0] == "P"]
-    windowed = {name for name, window in zip(paged, manifest["spec"]["windows"], strict=True) if window is not None}
-    for name in windowed:
-        plan["states"][name]["shape"][0] = "PW"
-    inputs = {"slots": ["S"], "page_indptr": [["add", "B", 1]], "page_ids": ["LW"]}
-    for name, shape in inputs.items():
-        plan["inputs"][f"window_{name}"] = {"shape": shape, "dtype": "int32"}
-    for step in plan["steps"]:
-        if windowed & {*step["inputs"].values(), *step["outputs"].values()}:
-            step["inputs"] = {
-                role: f"window_{name}" if name in inputs else name for role, name in step["inputs"].items()
-            }
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
-
-
 def expected_ids(bundle: Path, prompt: list[int]) -> list[int]:
     runner = ReferenceRunner(open_bundle(bundle), activation="float32")
     return list(generate(runner, prompt, MAX_TOKENS, Sampler()))
@@ -101,17 +81,18 @@ def site(compile_tiny: CompileTiny, chromium: str, tmp_path_factory: pytest.Temp
     (site / "index.html").write_text("<!doctype html><title>windows</title>")
     shutil.copytree(compile_tiny("mistral", "q4f16"), site / "windows")
     shutil.copytree(make_mixed(tmp_path_factory.mktemp("mixed")), site / "groups")
+    shared = tmp_path_factory.mktemp("shared")
+    make_family("gemma4_text", shared)
+    compile_model(str(shared), site / "shared", CompileOptions(quantization="f32", context=256))
     return site
 
 
-@pytest.mark.parametrize("name", ["windows", "groups"])
+@pytest.mark.parametrize("name", ["windows", "groups", "shared"])
 def test_answers_beyond_the_window_equal_the_reference(site: Path, browser: Browser, name: str) -> None:
     first, second = (expected_ids(site / name, prompt) for prompt in PROMPTS)
     turn = [*PROMPTS[0], *first, 1, 2]
     third = expected_ids(site / name, turn)
     lighten(site / name)
-    if name == "groups":
-        split_page_groups(site / name)
     page = browser.new_page()
     page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:
