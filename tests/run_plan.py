@@ -208,7 +208,7 @@ def stacked(parameter: Parameter, tensors: Mapping[str, Array]) -> Array:
 
 def new_states(graph: Graph) -> dict[str, Array]:
     return {
-        name: new_array(state, {"P": NUM_PAGES, "N": NUM_SLOTS, "M": NUM_ADAPTERS})
+        name: new_array(state, {"P": NUM_PAGES, "PW": NUM_PAGES, "N": NUM_SLOTS, "M": NUM_ADAPTERS})
         for name, state in graph.states.items()
     }
 

@@ -74,12 +74,15 @@ def plan_memory(
             param="model",
         )
     (one, *windowed), (page, *window_page) = pages_of_one(manifest, tokens), page_bytes(manifest)
-    left, window_pages = kv_bytes, None
+    pages = min(one * sequences, kv_bytes // page) if page else one * sequences
+    window_pages = None
     for count, size in zip(windowed, window_page, strict=True):
         # They are few, so all sequences get theirs unless the other group would have too few.
         window_pages = min(sequences * count, (kv_bytes - one * page) // size)
-        left -= window_pages * size
-    pages = min(one * sequences, left // page) if page else one * sequences
+        # No sequence holds more of them than of the others.
+        fitting = max((kv_bytes - window_pages * size) // page, kv_bytes // (page + size))
+        pages = min(one * sequences, fitting)
+        window_pages = min(window_pages, pages)
     limits = Limits(
         tokens=tokens, sequences=sequences, rows=rows, pages=pages, adapters=adapters, window_pages=window_pages
     )

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from conftest import CompileTiny
-from decoder_families import make_family
 from light_bundle import lighten
 from playwright.sync_api import Browser
 from static_site import serve
@@ -75,15 +74,18 @@ def expected_ids(bundle: Path, prompt: list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def site(compile_tiny: CompileTiny, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
+def site(
+    compile_tiny: CompileTiny,
+    windowed_bundle: Path,
+    chromium: str,  # noqa: ARG001
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     site = tmp_path_factory.mktemp("windows")
     shutil.copy(PAGE.parent / "nearfar.js", site)
     (site / "index.html").write_text("<!doctype html><title>windows</title>")
     shutil.copytree(compile_tiny("mistral", "q4f16"), site / "windows")
     shutil.copytree(make_mixed(tmp_path_factory.mktemp("mixed")), site / "groups")
-    shared = tmp_path_factory.mktemp("shared")
-    make_family("gemma4_text", shared)
-    compile_model(str(shared), site / "shared", CompileOptions(quantization="f32", context=256))
+    shutil.copytree(windowed_bundle, site / "shared")
     return site
 
 
