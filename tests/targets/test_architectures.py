@@ -137,7 +137,7 @@ def poisoned(runner: PlanRunner) -> npt.NDArray[np.float32]:
 def sampled_in_part(runner: PlanRunner) -> npt.NDArray[np.float32]:
     """The logits of some rows of TOKENS, of two sequences: several of a chunk, none, and those of a decode step."""
     own, other = [4, 1, 3], [0, 5, 2]
-    steps = (
+    steps: tuple[tuple[tuple[list[int], int, list[int], list[int]], ...], ...] = (
         ((TOKENS[:13], 0, own[:1], [3, 12]), (TOKENS[:7], 0, other[:1], [])),
         ((TOKENS[13:26], 13, own[:2], []), (TOKENS[7:38], 7, other, [])),
         ((TOKENS[26:40], 26, own, [0, 13]), (TOKENS[38:39], 38, other, [0])),
