@@ -235,6 +235,23 @@ def tiny_bundle(compile_tiny: CompileTiny) -> Path:
 
 
 @pytest.fixture(scope="session")
+def windowed_bundle(tmp_path_factory: pytest.TempPathFactory, shaders_once: object) -> Path:  # noqa: ARG001
+    """A bundle of a tiny gemma4_text (f32) for 256 tokens, with two page groups, and layers that share keys and values.
+    Tests must not change it.
+    """
+    from decoder_families import make_family
+
+    from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+
+    def make(folder: Path) -> None:
+        checkpoint = tmp_path_factory.mktemp("windowed")
+        make_family("gemma4_text", checkpoint)
+        compile_model(str(checkpoint), folder, CompileOptions(quantization="f32", context=256))
+
+    return made_once(shared_folder(tmp_path_factory, "windowed") / "bundle", make)
+
+
+@pytest.fixture(scope="session")
 def light_demo(tmp_path_factory: pytest.TempPathFactory, shaders_once: object) -> Path:  # noqa: ARG001
     """The demo model, q4f32, with few kernels, for tests in a browser. Tests must not change it."""
     from nearfar.compiler.demo import CHECKPOINT

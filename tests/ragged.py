@@ -8,6 +8,7 @@ import numpy as np
 
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.runtime.batch import Chunk, Runner, make_batch
+from nearfar.compiler.runtime.page_groups import dead_pages
 
 # Single tokens, less than a page, a page, one token more than a tile, and all 75 at once.
 CHUNK_SIZES = (1, 7, 16, 33, 75)
@@ -26,21 +27,32 @@ SCHEDULE = ((5, 17, 1), (1, 31, 1), (33, 0, 0), (1, 1, 17), (1, 1, 1))
 UNSAMPLED = (2,)
 
 
-def chunked_logits(runner: Runner, token_ids: Sequence[int], chunk: int) -> Array:
+def chunked_logits(runner: Runner, token_ids: Sequence[int], size: int) -> Array:
     """The logits of every token, computed in chunks."""
     page_size = runner.manifest.page_size
-    pages = list(range(runner.num_pages))[::-1]
+    pages = list(range(runner.groups[0].pages))[::-1]
     logits = []
-    for start in range(0, len(token_ids), chunk):
-        tokens = token_ids[start : start + chunk]
-        output = runner.forward(
-            make_batch(
-                [Chunk(tokens, start, pages[: -(-(start + len(tokens)) // page_size)], range(len(tokens)))], page_size
-            )
-        )
+    for start in range(0, len(token_ids), size):
+        tokens = token_ids[start : start + size]
+        own = pages[: -(-(start + len(tokens)) // page_size)]
+        chunk = chunk_of(runner, tokens, start, own, range(len(tokens)))
+        output = runner.forward(make_batch([chunk], page_size))
         np.testing.assert_array_equal(output.next_token_ids, output.logits.argmax(-1))
         logits.append(output.logits)
     return np.concatenate(logits)
+
+
+def chunk_of(runner: Runner, tokens: Sequence[int], start: int, pages: Sequence[int], sample: Sequence[int]) -> Chunk:
+    """New tokens of a sequence, in these pages. A page group of window layers has the pool's pages in reverse. Entries
+    of pages behind the window are 0, which is another sequence's page or an unused one.
+    """
+    page_size = runner.manifest.page_size
+    first, *second = (
+        [0 if index < dead else (size - 1 - page if group else page) for index, page in enumerate(pages)]
+        for group, (size, window) in enumerate(runner.groups)
+        for dead in [dead_pages(window, start, page_size)]
+    )
+    return Chunk(tokens, start, first, sample, window_pages=second[0] if second else None)
 
 
 def ragged_logits(runner: Runner) -> list[Array]:
@@ -51,8 +63,12 @@ def ragged_logits(runner: Runner) -> list[Array]:
     for forward, counts in enumerate(SCHEDULE):
         running = [(sequence, count) for sequence, count in enumerate(counts) if count]
         chunks = [
-            Chunk(
-                TOKENS[s][done[s] : done[s] + count], done[s], pages[s], () if forward in UNSAMPLED else sampled(count)
+            chunk_of(
+                runner,
+                TOKENS[s][done[s] : done[s] + count],
+                done[s],
+                pages[s],
+                () if forward in UNSAMPLED else sampled(count),
             )
             for s, count in running
         ]
@@ -78,7 +94,9 @@ def sequences_alone(runner: Runner) -> list[Array]:
             rows += [] if forward in UNSAMPLED else [done + row for row in sampled(counts[s])]
             done += counts[s]
         results.append(
-            runner.forward(make_batch([Chunk(tokens, 0, pages_of(runner)[s], rows)], runner.manifest.page_size)).logits
+            runner.forward(
+                make_batch([chunk_of(runner, tokens, 0, pages_of(runner)[s], rows)], runner.manifest.page_size)
+            ).logits
         )
     return results
 

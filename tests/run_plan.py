@@ -22,7 +22,7 @@ from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.ir.sampling import COUNTS, Settings
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
 from nearfar.compiler.pipeline.weights import tensor_shapes
-from nearfar.compiler.runtime.batch import SAMPLED_INPUTS, Batch, Chunk, make_batch
+from nearfar.compiler.runtime.batch import DERIVED_INPUTS, Batch, Chunk, make_batch
 
 PAGE_SIZE = 4
 CONTEXT = 32
@@ -125,7 +125,7 @@ def run_graph(
     outputs = []
     for batch in batches:
         dims = batch.dims(NUM_PAGES, NUM_SLOTS, NUM_ADAPTERS)
-        values: dict[str, Array] = {**fixed, **batch.arrays(SAMPLED_INPUTS)}
+        values: dict[str, Array] = {**fixed, **batch.arrays(DERIVED_INPUTS)}
         for node in graph.nodes:
             op = OPS[node.op]
             # This is a copy, because an op may write into an earlier part of its result, which SSA preserves.
@@ -165,7 +165,7 @@ def run_plan(
     for batch in batches:
         dims = batch.dims(NUM_PAGES, NUM_SLOTS, NUM_ADAPTERS)
         storage: dict[str, Array] = {name: poison(new_array(buffer, dims)) for name, buffer in plan.buffers.items()}
-        values: dict[str, Array] = {**fixed, **batch.arrays(SAMPLED_INPUTS), **storage}
+        values: dict[str, Array] = {**fixed, **batch.arrays(DERIVED_INPUTS), **storage}
         for index, (step, node) in enumerate(zip(plan.steps, graph.nodes, strict=True)):
             op = OPS[step.op]
             if "into" not in step.inputs:
@@ -208,7 +208,7 @@ def stacked(parameter: Parameter, tensors: Mapping[str, Array]) -> Array:
 
 def new_states(graph: Graph) -> dict[str, Array]:
     return {
-        name: new_array(state, {"P": NUM_PAGES, "N": NUM_SLOTS, "M": NUM_ADAPTERS})
+        name: new_array(state, {"P": NUM_PAGES, "PW": NUM_PAGES, "N": NUM_SLOTS, "M": NUM_ADAPTERS})
         for name, state in graph.states.items()
     }
 

@@ -47,7 +47,7 @@ MAX_DEPTH = 100
 PLANE_ALIGNMENT = 256
 # The number of 32-bit integers of a kernel's uniforms. Those of all kernels are in one buffer, 256 bytes apart.
 MAX_UNIFORMS = 64
-DIMS = frozenset("SBRTLPNMAWG")
+DIMS = frozenset((*"SBRTLPNMAWG", "LW", "PW"))
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

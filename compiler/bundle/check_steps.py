@@ -13,6 +13,7 @@ from ..errors import QuantizationError
 from ..ir.expr import Expr
 from ..ir.ops import OPS
 from ..ir.ops.kv_pages import head_dim_of
+from ..ir.pages import PAGE_DIMS, PAGE_INPUTS, PAGES, WINDOW, WINDOW_PAGES
 from ..ir.sampling import ALTERNATIVES, Settings
 from ..quant import form_by_name
 from ..quant.kernel_format import weight_format
@@ -32,10 +33,14 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
     "seq_starts": (STARTS, "int32"),
     "page_indptr": (STARTS, "int32"),
     "page_ids": (("L",), "int32"),
+    f"{WINDOW}slots": (TOKENS, "int32"),
+    f"{WINDOW}page_indptr": (STARTS, "int32"),
+    f"{WINDOW}page_ids": (("LW",), "int32"),
     "sample_rows": (("R",), "int32"),
     "sample_positions": (("R",), "int32"),
     "sample_starts": ((["add", "R", 1],), "int32"),
     "sample_page_indptr": ((["add", "R", 1],), "int32"),
+    f"{WINDOW}sample_page_indptr": ((["add", "R", 1],), "int32"),
     "sample_slots": (("R", 2), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }
@@ -106,7 +111,7 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         require(fits, f"{where}.inputs.{input_name}", f"must be {list(shape)} of {dtype}")
     for state, buffer_entry in plan.states.items():
         first, *rest = buffer_entry.shape or [0]
-        fixed = first in ("P", "N", "M") and all(isinstance(size, int) for size in rest)
+        fixed = first in (*PAGE_DIMS, "N", "M") and all(isinstance(size, int) for size in rest)
         require(fixed, f"{where}.states.{state}", "must have one row per page, slot or adapter")
     num_top = min(ALTERNATIVES, vocabulary)
     expected: dict[str, dict[str, tuple[Shape, str]]] = {
@@ -193,6 +198,9 @@ def require_roles(
     samples = step.op in SAMPLING_OPS
     on_sampled_rows = step.inputs.get("positions") == SAMPLED_NAMES["positions"]
     names = {**NAMES, **(SAMPLING_NAMES if samples else {}), **(SAMPLED_NAMES if on_sampled_rows else {})}
+    in_window = "kv" in shapes and shapes["kv"][0] == WINDOW_PAGES
+    if in_window:
+        names = {role: f"{WINDOW}{name}" if name in PAGE_INPUTS else name for role, name in names.items()}
     for role, name in step.inputs.items():
         require(names.get(role, name) == name, where, f"input {role} is {name[:80]!r}; it must be {names.get(role)!r}")
     expected: dict[str, tuple[Shape, str]] = {"sampled": (("N",), "int32")}
@@ -243,7 +251,8 @@ def require_roles(
         width = head_dim // 4 + 1 if manifest.kv == "q8" else head_dim
         packed = arrays["kv"][1] == "uint32"
         kinds = {spec.heads_of(layer) for layer in range(spec.num_layers)}
-        allowed = [("P", 2, heads, manifest.page_size, width) for heads, size in kinds if size == head_dim]
+        pages = WINDOW_PAGES if in_window else PAGES
+        allowed = [(pages, 2, heads, manifest.page_size, width) for heads, size in kinds if size == head_dim]
         layers = ", ".join(f"{heads} kv heads of {size}" for heads, size in sorted(kinds))
         require(
             shapes["kv"] in allowed and packed == (manifest.kv == "q8"),
@@ -251,6 +260,14 @@ def require_roles(
             f"pages are {list(shapes['kv'])}, but layers have {layers}",
         )
         require(step.attrs.get("kv", "activation") == manifest.kv, where, f"pages are {manifest.kv}")
+        if in_window and "page_ids" in shapes:
+            windows = [window for window in spec.windows if window is not None and window < manifest.context]
+            most, window = max(windows, default=0), step.attrs.get("window")
+            require(
+                window is not None and window <= most,
+                where,
+                f"sees {'all' if window is None else window} tokens, but pages behind {most} are given back",
+            )
     if "table" in shapes and step.op != "embed":
         positions, half, _ = shapes["table"]
         long_enough = (

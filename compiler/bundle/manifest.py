@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from ..errors import BundleError
 from ..ir.expr import Condition, Expr
+from ..ir.pages import PAGE_DIMS
 from ..ir.plan import union
 from ..ir.spec import EmbeddingSpec, ModelSpec
 from ..quant.layout import Layout
@@ -360,6 +361,7 @@ class Manifest(Description):
     target.
 
     Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values.
+    In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`.
     "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per
     word, the first in the lowest bits, then the bits of every row's float32 scale.
 
@@ -427,6 +429,6 @@ class Manifest(Description):
     def buffers(self) -> dict[str, BufferEntry]:
         return union(plan.buffers for plan in self.plans.values())
 
-    def page_states(self) -> list[str]:
-        """The states that hold pages of keys and values."""
-        return [name for name, state in self.states.items() if state.shape[0] == "P"]
+    def page_states(self, group: int) -> list[str]:
+        """The states that hold the keys and values of a page group."""
+        return [name for name, state in self.states.items() if state.shape[0] == PAGE_DIMS[group]]

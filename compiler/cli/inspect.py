@@ -164,6 +164,7 @@ def shared_facts(report: Report | ExportReport) -> dict[str, str]:
         "quantization": f"{report.quantization}, activations {report.activation}",
         "weights": f"{megabytes(report.weight_bytes)}, {bits:.2f} bits per parameter",
         "KV cache": f"{megabytes(report.kv_bytes_per_token)} per token, "
+        f"{megabytes(report.kv_bytes)} for {report.context:,} tokens, "
         + (stored_dtype(report.activation) if report.kv == "activation" else report.kv),
         "memory": f"{megabytes(report.runtime_memory_bytes)}{owner} at {report.context:,} tokens",
         "tool calls": report.tool_calls or "none: requests with tools are refused",

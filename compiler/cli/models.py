@@ -18,7 +18,7 @@ from ..nearest import nearest
 from ..pipeline.target import TARGETS
 from .output import add_command, megabytes, print_json
 
-COLUMNS = ("model", "params", "q4f16", "KV, 4k", "steps")
+COLUMNS = ("model", "params", "q4f16", "KV, 32k", "steps")
 
 
 def add_parser(commands: Any) -> None:
@@ -62,7 +62,7 @@ def table(models: Sequence[Model]) -> Table:
 def caption(models: Sequence[Model]) -> str:
     text = (
         f"All compile for {', '.join(TARGETS)}, and so do other sizes and finetunes of these families.\n"
-        "KV, 4k: keys and values of 4,096 tokens in float16. steps: kernels for one token."
+        "KV, 32k: keys and values of 32,768 tokens in float16, or of the longest context. steps: kernels for one token."
     )
     if any(model.exports is None for model in models):
         text += f"\nInstall nearfar\\[onnx] to see which also compile for {' and '.join(EXPORTS)}."

@@ -17,10 +17,11 @@ from ..errors import RequestError
 from ..formats import Checkpoint
 from ..ir.graph import Parameter
 from ..ir.ops import OPS, Array
+from ..ir.pages import PAGES
 from ..pipeline.stored_forms import round_activations
 from ..pipeline.weights import check_tensors, read_rows
 from ..quant.base import FloatArray
-from ..runtime.batch import SAMPLED_INPUTS, Chunk, make_batch
+from ..runtime.batch import DERIVED_INPUTS, Chunk, make_batch
 from ..runtime.graph_walk import Execution, walk
 
 # Tokens per walk over the weights; the activations of all of them are in memory together.
@@ -86,12 +87,12 @@ class CheckpointReference:
         shared: dict[object, Array] = {}
         pages = {}
         for name, state in self._graph.states.items():
-            if state.shape[0] == "P":
+            if state.shape[0] == PAGES:
                 shape = (len(windows), *state.shape[1:])
                 is_read_again = sum(node.op == "attention" for node in self._graph.users(name)) > 1
                 key = name if is_read_again else shape
                 pages[name] = shared.setdefault(key, np.zeros(shape, np.float32))  # type: ignore[arg-type]
-        execution = Execution(self._graph, {**batch.arrays(SAMPLED_INPUTS), **pages}, dims)
+        execution = Execution(self._graph, {**batch.arrays(DERIVED_INPUTS), **pages}, dims)
         (rows,) = walk(self._graph, self._head_node.inputs["x"], [execution], self._read)
         return rows
 

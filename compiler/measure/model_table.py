@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .. import quant
 from ..arch import SUPPORTED
-from ..bundle.manifest import EXPORTS, GENERATE
+from ..bundle.manifest import EXPORTS, GENERATE, ITEM_BYTES
 from ..errors import NearfarError, ToolError
 from ..formats.huggingface import read_spec
 from ..ir.spec import ModelSpec
@@ -24,9 +24,12 @@ from ..pipeline.compile import PAGE_SIZE, graphs_of
 from ..pipeline.export import DEFAULT_CONTEXT, choose_activation
 from ..pipeline.target import TARGETS, ExportOptions, load_exporter, load_target
 from ..pipeline.weights import lay_out_weights, shard_sizes, tensor_shapes
+from ..runtime.generate import PREFILL_CHUNK
+from ..runtime.page_groups import pages_of_sequence
 from .shapes import shape_checkpoint
 
 QUANTIZATION = "q4f16"
+LONG_CONTEXT = 32_768
 # Layers of the model that is tried on an exporter: enough for one of each kind.
 TRIED_LAYERS = 8
 
@@ -36,8 +39,8 @@ class Model:
     """A published model. Kernels are made for every model, so all compile for the TARGETS.
 
     ``weight_bytes``: in QUANTIZATION. ``steps_per_layer``: of the plan for WebGPU, which are the dispatches of a
-    decoded token but for long contexts. ``kv_bytes``: for DEFAULT_CONTEXT tokens in float16. ``exports``: the targets
-    of EXPORTS that express it; None if their packages are not installed.
+    decoded token but for long contexts. ``kv_bytes``: for LONG_CONTEXT tokens in float16, or for as many as the model
+    was trained for. ``exports``: the targets of EXPORTS that express it; None if their packages are not installed.
     """
 
     name: str
@@ -72,9 +75,6 @@ def _measure(name: str, spec: ModelSpec) -> Model:
     graph = graphs_of(checkpoint, min(DEFAULT_CONTEXT, spec.max_position_embeddings))[GENERATE]
     fused = run_passes(graph, quantization, target.MAX_BINDING_BYTES)
     stored = lay_out_weights(fused.parameters, quantization, target.LAYOUT)
-    pages = -(-DEFAULT_CONTEXT // PAGE_SIZE)
-    states = [state.shape[1:] for state in graph.states.values() if state.shape[0] == "P"]
-    kv = sum(math.prod(size for size in shape if isinstance(size, int)) for shape in states)
     return Model(
         name=name,
         model_type=spec.model_type,
@@ -82,9 +82,21 @@ def _measure(name: str, spec: ModelSpec) -> Model:
         weight_bytes=sum(shard_sizes(stored)),
         steps_per_token=len(fused.nodes),
         num_layers=spec.num_layers,
-        kv_bytes=2 * kv * pages,
+        kv_bytes=_kv_bytes(spec),
         exports=_exports(spec),
     )
+
+
+def _kv_bytes(spec: ModelSpec) -> int:
+    """Of LONG_CONTEXT tokens in float16. Layers with a window hold only the pages within the largest of them."""
+    context = min(LONG_CONTEXT, spec.max_position_embeddings)
+    windows = [window for window in spec.windows if window is not None and window < context]
+    pages = 0
+    for layer in (layer for layer in range(spec.num_layers) if spec.kv_layer(layer) == layer):
+        window, (heads, head_dim) = spec.window(layer), spec.heads_of(layer)
+        largest = None if window is None or window >= context else max(windows)
+        pages += pages_of_sequence(largest, context, PAGE_SIZE, PREFILL_CHUNK) * heads * head_dim
+    return 2 * ITEM_BYTES["float16"] * PAGE_SIZE * pages
 
 
 def _exports(spec: ModelSpec) -> tuple[str, ...] | None:

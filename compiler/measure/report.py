@@ -5,14 +5,17 @@ token.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..arch import by_model_type
-from ..bundle.manifest import ITEM_BYTES, Description, ExportManifest, Manifest
+from ..bundle.manifest import ITEM_BYTES, BufferEntry, Description, ExportManifest, Manifest
 from ..errors import RequestError
 from ..ir.expr import evaluate
+from ..ir.pages import PAGE_DIMS
 from ..runtime.generate import PREFILL_CHUNK
+from ..runtime.page_groups import group_windows, pages_of_sequence
 from ..runtime.variant import choose_kernels
 
 # The dims of one sequence, with all sampling features and without a LoRA adapter.
@@ -23,10 +26,12 @@ ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1, "M": 0, "G": 0}
 class Report:
     """Sizes in bytes.
 
-    ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables, and plan buffers for prefill chunks of
-    one sequence. ``dispatches_per_token`` is the count for one sequence at its start, ``dispatches_at_context`` for one
-    of ``context`` tokens. ``weight_formats``: the number of weights and their bytes in each format; vectors are "f32".
-    ``tool_calls`` is the name of the format of tool calls; None if the chat template has none that is known.
+    ``kv_bytes_per_token`` are those of all layers, ``kv_bytes`` the pages for ``context`` tokens, of which layers with
+    a window hold only those within it. ``runtime_memory_bytes`` is weights, ``kv_bytes``, tables, and plan buffers for
+    prefill chunks of one sequence. ``dispatches_per_token`` is the count for one sequence at its start,
+    ``dispatches_at_context`` for one of ``context`` tokens. ``weight_formats``: the number of weights and their bytes
+    in each format; vectors are "f32". ``tool_calls`` is the name of the format of tool calls; None if the chat template
+    has none that is known.
     """
 
     model: str
@@ -39,6 +44,7 @@ class Report:
     parameters: int
     weight_bytes: int
     kv_bytes_per_token: int
+    kv_bytes: int
     runtime_memory_bytes: int
     weight_formats: dict[str, dict[str, int]]
     dispatches_per_token: int
@@ -70,6 +76,7 @@ class ExportReport:
     parameters: int
     weight_bytes: int
     kv_bytes_per_token: int
+    kv_bytes: int
     runtime_memory_bytes: int
     files: dict[str, int]
     spec: dict[str, Any]
@@ -97,6 +104,7 @@ def make_export_report(manifest: ExportManifest, *, context: int | None = None) 
         parameters=sum(parameter.rows * (parameter.columns or 1) for parameter in parameters),
         weight_bytes=manifest.model_bytes(),
         kv_bytes_per_token=kv,
+        kv_bytes=kv * context,
         runtime_memory_bytes=manifest.model_bytes() + kv * context,
         files={file.file: file.size for file in manifest.files},
         spec=spec.to_json(),
@@ -126,20 +134,19 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
     chosen = activation or offered[0]
     if chosen not in offered:
         raise RequestError(f"activation {chosen}: the bundle offers {', '.join(offered)}")
-    pages = manifest.pages_for(context)
-    dims = {"S": PREFILL_CHUNK, "P": pages, "L": pages, "T": context, **ONE_SEQUENCE}
+    dims = {**dims_of(manifest, context), "S": PREFILL_CHUNK}
 
-    def size(shape: list[Any], dtype: str) -> int:
-        return (
-            math.prod(evaluate(extent, dims) for extent in shape)
-            * ITEM_BYTES[chosen if dtype == "activation" else dtype]
-        )
+    def size(entry: BufferEntry, dims: Mapping[str, int] = dims) -> int:
+        elements = math.prod(evaluate(extent, dims) for extent in entry.shape)
+        return elements * ITEM_BYTES[chosen if entry.dtype == "activation" else entry.dtype]
 
     weights = sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
-    kv = sum(size(state.shape, state.dtype) for state in manifest.states.values() if state.shape[0] == "P")
-    slots = [state for state in manifest.states.values() if state.shape[0] != "P"]
+    kv = [state for state in manifest.states.values() if state.shape[0] in PAGE_DIMS]
+    kv_bytes = sum(map(size, kv))
+    page_bytes = sum(size(state, dict.fromkeys(PAGE_DIMS, 1)) for state in kv)
+    slots = [state for state in manifest.states.values() if state.shape[0] not in PAGE_DIMS]
     passing = (*manifest.buffers.values(), *manifest.inputs.values(), *manifest.scratch.values(), *slots)
-    others = sum(size(buffer.shape, buffer.dtype) for buffer in passing)
+    others = sum(map(size, passing))
     tables = sum(math.prod(constant.shape) * 4 for constant in manifest.constants.values())
     return Report(
         model=manifest.model,
@@ -151,8 +158,9 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         context=context,
         parameters=sum(math.prod(weight.shape) for weight in manifest.weights.values()),
         weight_bytes=weights,
-        kv_bytes_per_token=kv // (pages * manifest.page_size),
-        runtime_memory_bytes=weights + kv + others + tables,
+        kv_bytes_per_token=page_bytes // manifest.page_size,
+        kv_bytes=kv_bytes,
+        runtime_memory_bytes=weights + kv_bytes + others + tables,
         weight_formats=weight_formats(manifest),
         dispatches_per_token=dispatches_per_token(manifest, chosen, 1),
         dispatches_at_context=dispatches_per_token(manifest, chosen, context),
@@ -161,6 +169,14 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         spec=manifest.spec.to_json(),
         tool_calls=_tool_calls(manifest),
     )
+
+
+def dims_of(manifest: Manifest, context: int) -> dict[str, int]:
+    """The dims of one sequence with this context and one new token."""
+    windows, listed = group_windows(manifest), manifest.pages_for(context)
+    pages = [pages_of_sequence(window, context, manifest.page_size, PREFILL_CHUNK) for window in windows]
+    return {**dict.fromkeys(PAGE_DIMS, 0), **dict(zip(PAGE_DIMS, pages, strict=False)), "S": 1, "T": context,
+            "L": listed, "LW": listed, **ONE_SEQUENCE}  # fmt: skip
 
 
 def weight_formats(manifest: Manifest) -> dict[str, dict[str, int]]:
@@ -175,8 +191,7 @@ def weight_formats(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> int:
     """Dispatches of one step of one sequence at the end of a context, by the bundle's first plan."""
-    pages = manifest.pages_for(context)
-    dims = {"S": 1, "P": pages, "L": pages, "T": context, **ONE_SEQUENCE, "A": 0, "W": 0}
+    dims = {**dims_of(manifest, context), "A": 0, "W": 0}
     plan = manifest.plan(manifest.plan_names[0])
     chosen = choose_kernels(manifest, plan, activation, (), dims)
     grids = (manifest.kernels[name].grid for step in plan.steps for name in chosen[step.variants])

@@ -11,6 +11,8 @@ fuse_norm         RMSNorm, then projection                      -> one projectio
 add_lora          projections                                   -> each followed by a LoRA adapter, if requested
 split_large       a weight larger than a binding                -> parts by rows
 quantize_kv       KV pages of activations                       -> of 8-bit integers, if requested
+
+A plan that gives pages back goes through one more, `split_page_groups`: page tables of their own for window layers.
 """
 
 from __future__ import annotations

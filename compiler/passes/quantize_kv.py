@@ -7,10 +7,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.graph import Graph, Node, Value
+from ..ir.pages import PAGES
 
 
 def quantize_kv(graph: Graph) -> Graph:
-    states = {name: quantized(value) if value.shape[0] == "P" else value for name, value in graph.states.items()}
+    states = {name: quantized(value) if value.shape[0] == PAGES else value for name, value in graph.states.items()}
     nodes = [
         Node(node.op, node.inputs, node.outputs, {**node.attrs, "kv": "q8"}) if "kv" in node.inputs else node
         for node in graph.nodes

@@ -44,6 +44,7 @@ from ..ir.spec import ModelSpec
 from ..passes import run_passes
 from ..passes.add_lora import lora_entry
 from ..passes.quantize_kv import quantize_kv
+from ..passes.split_page_groups import split_page_groups
 from ..quant import Quantization
 from ..runtime.variant import stored_dtype
 from .export import DEFAULT_CONTEXT, export_model
@@ -215,12 +216,14 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
     check_tensors(checkpoint, union(graph.parameters for graph in graphs.values()))
     if job.keeps_forms:
         graphs = {name: keep_stored_forms(graph, checkpoint) for name, graph in graphs.items()}
-    plans = {
-        name: make_plan(
-            run_passes(graph, job.quantization, target.MAX_BINDING_BYTES, options.kv, options.lora_rank),
-            f"{name}_buffer",
-        )
+    fused = {
+        name: run_passes(graph, job.quantization, target.MAX_BINDING_BYTES, options.kv, options.lora_rank)
         for name, graph in graphs.items()
+    }
+    # Nothing is given back while an embedding is computed.
+    plans = {
+        name: make_plan(split_page_groups(graph) if name == GENERATE else graph, f"{name}_buffer")
+        for name, graph in fused.items()
     }
     joined = join_plans(plans.values())
     progress("graph", 1, 1)

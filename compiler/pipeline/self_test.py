@@ -34,7 +34,7 @@ from ..errors import CheckpointError
 from ..ir.graph import Graph, Parameter, Source
 from ..passes.split_large import slice_sources
 from ..quant.base import FloatArray
-from ..runtime.batch import SAMPLED_INPUTS, Chunk, make_batch
+from ..runtime.batch import DERIVED_INPUTS, Chunk, make_batch
 from ..runtime.graph_walk import Execution, Read, walk
 from ..text.tokenizer import Tokenizer
 
@@ -150,7 +150,7 @@ def reference_logits(
     batch = make_batch([Chunk(prompt, 0, pages, range(len(prompt)))], reference.bundle.manifest.page_size)
     dims = batch.dims(len(pages))
     executions = [
-        Execution(reference.graph, batch.arrays(SAMPLED_INPUTS), dims, activation)
+        Execution(reference.graph, batch.arrays(DERIVED_INPUTS), dims, activation)
         for activation in ("float32", "float16")
     ]
     # With float16, values may overflow, which makes the distance infinite.

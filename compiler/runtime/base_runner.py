@@ -16,7 +16,7 @@ from ..bundle.manifest import EMBED, GENERATE, Description, InputEntry
 from ..errors import RequestError
 from .batch import Array, Batch, FloatArray, Limits, Output, Result, done, require_plan
 from .inputs import EXPORT_INPUTS, require_inputs
-from .limits import largest_dims, require_within, whole_limits
+from .limits import largest_dims, page_groups, require_within, whole_limits
 
 AnyManifest = TypeVar("AnyManifest", bound=Description)
 
@@ -35,7 +35,8 @@ class BaseRunner(ABC, Generic[AnyManifest]):
     def __init__(self, manifest: AnyManifest, limits: Limits) -> None:
         self.manifest = manifest
         self.limits = whole_limits(manifest, limits)
-        self.num_pages = self.limits.pages or 0
+        self.groups = page_groups(manifest, self.limits)
+        self.num_pages = self.groups[0].pages
         self.largest: Mapping[str, int] = largest_dims(manifest, self.limits)
         self._closed = False
 
@@ -77,12 +78,13 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         # Copy, because the device may read the values after this call returns.
         self._in_order(self._write_row, name, slot, np.array(values, layouts[name].dtype))
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole pages, pair after pair. Raises RequestError for a page that is not in the pool."""
+    def copy_pages(self, pairs: Sequence[tuple[int, int]], group: int = 0) -> None:
+        """Copy whole pages of a group, pair after pair. Raises RequestError for a page that is not in the pool."""
+        size = self.groups[group].pages
         for page in (page for pair in pairs for page in pair):
-            if not 0 <= page < self.num_pages:
-                raise RequestError(f"page {page} is not in the pool, which has pages 0 to {self.num_pages - 1}")
-        self._in_order(self._copy_pages, tuple(pairs))
+            if not 0 <= page < size:
+                raise RequestError(f"page {page} is not in the pool, which has pages 0 to {size - 1}")
+        self._in_order(self._copy_pages, tuple(pairs), group)
 
     def close(self) -> None:
         """Wait for all submitted work, then free the memory. A second call does nothing."""
@@ -95,7 +97,8 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         if self._closed:
             raise RequestError(f"{self.manifest.model}: the runner is closed; open another one")
         require_plan(self.manifest, plan)
-        dims = batch.dims(self.num_pages, self.limits.sequences, self.limits.adapters)
+        limits = self.limits
+        dims = batch.dims(self.num_pages, limits.sequences, limits.adapters, limits.window_pages or 0)
         require_within(dims, self.largest)
         require_inputs(batch, self._inputs(plan), dims)
         return dims
@@ -127,7 +130,7 @@ class BaseRunner(ABC, Generic[AnyManifest]):
     def _write_row(self, name: str, slot: int, values: Array) -> None: ...
 
     @abstractmethod
-    def _copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]], group: int) -> None: ...
 
     @abstractmethod
     def _release(self) -> None:

@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from ..bundle.manifest import EMBED, GENERATE, Description
 from ..errors import RequestError
+from ..ir.pages import WINDOW
 from ..ir.sampling import GREEDY, Settings
+from .page_groups import PageGroup
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -24,10 +26,20 @@ Array = IntArray | FloatArray
 
 
 @dataclass(frozen=True, slots=True)
+class PageTables:
+    """The pages of a batch's sequences in one page group; see `Batch`."""
+
+    slots: IntArray
+    page_indptr: IntArray
+    page_ids: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Every sequence has at least one new token, so S == B means that each has exactly one.
 
-    ``extra`` holds further inputs of a plan, by name.
+    ``window`` are the page tables of the second page group, if a plan has one; None if they are those of the first one.
+    The entry of a page behind the window is not read. ``extra`` holds further inputs of a plan, by name.
     """
 
     token_ids: IntArray
@@ -44,25 +56,38 @@ class Batch:
     # Whether to return the most likely tokens of the sampled rows, and the log-probabilities of the chosen tokens.
     alternatives: bool = False
     logprobs: bool = False
+    window: PageTables | None = None
     extra: Mapping[str, Array] = field(default_factory=dict)
 
     def arrays(self, declared: Collection[str] = ()) -> dict[str, Array]:
-        """All inputs by name, and those of SAMPLED_INPUTS if a plan's inputs, ``declared``, contain them."""
+        """All inputs by name, and those of DERIVED_INPUTS if a plan's inputs, ``declared``, contain them."""
         arrays = {**self.extra, **{name: getattr(self, name) for name in KNOWN_INPUTS}}
+        if not WINDOW_INPUTS.isdisjoint(declared):
+            tables = self.window or self
+            arrays |= {f"{WINDOW}{name}": getattr(tables, name) for name in TABLES}
         return arrays | self.sampled_rows() if not SAMPLED_INPUTS.isdisjoint(declared) else arrays
 
     def sampled_rows(self) -> dict[str, Array]:
         """The sampled rows as sequences of one row each: SAMPLED_INPUTS."""
         rows = self.sample_rows
         sequences = np.searchsorted(self.seq_starts[1:], rows, side="right")
+
+        def first_pages(indptr: IntArray) -> IntArray:
+            return np.append(indptr[sequences], indptr[-1]).astype(np.int32)
+
         return {
             "sample_positions": self.positions[rows],
             "sample_starts": np.arange(len(rows) + 1, dtype=np.int32),
-            "sample_page_indptr": np.append(self.page_indptr[sequences], self.page_indptr[-1]).astype(np.int32),
+            "sample_page_indptr": first_pages(self.page_indptr),
+            "window_sample_page_indptr": first_pages((self.window or self).page_indptr),
         }
 
-    def dims(self, num_pages: int, num_slots: int = 1, num_adapters: int = 0) -> dict[str, int]:
-        """The values of all dims for this batch, on a pool of ``num_pages`` and for ``num_slots`` sequence slots."""
+    def dims(
+        self, num_pages: int, num_slots: int = 1, num_adapters: int = 0, num_window_pages: int = 0
+    ) -> dict[str, int]:
+        """The values of all dims for this batch, on pools of ``num_pages`` and ``num_window_pages``, and for
+        ``num_slots`` sequence slots.
+        """
         rows = len(self.sample_rows)
         return {
             "S": len(self.token_ids),
@@ -71,6 +96,8 @@ class Batch:
             "T": int(self.positions.max(initial=-1)) + 1,
             "L": len(self.page_ids),
             "P": num_pages,
+            "LW": len((self.window or self).page_ids),
+            "PW": num_window_pages,
             "N": num_slots,
             "M": num_adapters,
             "G": len(self.token_ids) if (self.adapters >= 0).any() else 0,
@@ -80,20 +107,27 @@ class Batch:
 
 
 # The positions of the sampled rows (R,), where each starts as a sequence of one row (R + 1,), and the first page of its
-# sequence (R + 1,): for layers that compute only sampled rows. They follow from the other inputs.
-SAMPLED_INPUTS = frozenset(("sample_positions", "sample_starts", "sample_page_indptr"))
+# sequence in each page group (R + 1,): for layers that compute only sampled rows. They follow from the other inputs.
+SAMPLED_INPUTS = frozenset(("sample_positions", "sample_starts", "sample_page_indptr", f"{WINDOW}sample_page_indptr"))
+# The page tables of the second page group.
+TABLES = tuple(each.name for each in fields(PageTables))
+WINDOW_INPUTS = frozenset(f"{WINDOW}{name}" for name in TABLES)
+# The inputs that a batch has only if the plan declares them.
+DERIVED_INPUTS = SAMPLED_INPUTS | WINDOW_INPUTS
 # The inputs of every batch.
-KNOWN_INPUTS = tuple(each.name for each in fields(Batch) if each.name not in ("alternatives", "logprobs", "extra"))
+KNOWN_INPUTS = tuple(
+    each.name for each in fields(Batch) if each.name not in ("alternatives", "logprobs", "window", "extra")
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """New tokens of one sequence.
 
-    ``token_ids`` follow ``start`` cached tokens. ``pages`` hold the sequence. ``sample`` lists the rows of the chunk to
-    sample. ``adapter`` is the slot of the sequence's LoRA adapter, -1 for the unmodified model. ``settings`` determine
-    the next token of a sampled row, which is stored in ``slot`` unless that is -1; ``flags`` are those of
-    `sampling.py`.
+    ``token_ids`` follow ``start`` cached tokens. ``pages`` hold the sequence, and ``window_pages`` hold it in the
+    second page group; None if these are the same. ``sample`` lists the rows of the chunk to sample. ``adapter`` is the
+    slot of the sequence's LoRA adapter, -1 for the unmodified model. ``settings`` determine the next token of a sampled
+    row, which is stored in ``slot`` unless that is -1; ``flags`` are those of `sampling.py`.
     """
 
     token_ids: Sequence[int]
@@ -104,6 +138,7 @@ class Chunk:
     slot: int = -1
     flags: int = 0
     adapter: int = -1
+    window_pages: Sequence[int] | None = None
 
 
 def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = False, logprobs: bool = False) -> Batch:
@@ -115,18 +150,24 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
         )
     starts = np.cumsum([0, *lengths])
     positions = [np.arange(chunk.start, chunk.start + length) for chunk, length in zip(chunks, lengths, strict=True)]
-    slots = [
-        np.asarray(chunk.pages)[position // page_size] * page_size + position % page_size
-        for chunk, position in zip(chunks, positions, strict=True)
-    ]
+
+    def tables(pages: Sequence[Sequence[int]]) -> PageTables:
+        slots = [
+            np.asarray(own)[position // page_size] * page_size + position % page_size
+            for own, position in zip(pages, positions, strict=True)
+        ]
+        return PageTables(join(slots), np.cumsum([0, *map(len, pages)]).astype(np.int32), join(pages))
+
+    first = tables([chunk.pages for chunk in chunks])
+    second = [chunk.pages if chunk.window_pages is None else chunk.window_pages for chunk in chunks]
     rows = [[start + row for row in chunk.sample] for chunk, start in zip(chunks, starts, strict=False)]
     return Batch(
         token_ids=join([chunk.token_ids for chunk in chunks]),
         positions=join(positions),
-        slots=join(slots),
+        slots=first.slots,
         seq_starts=starts.astype(np.int32),
-        page_indptr=np.cumsum([0, *(len(chunk.pages) for chunk in chunks)]).astype(np.int32),
-        page_ids=join([chunk.pages for chunk in chunks]),
+        page_indptr=first.page_indptr,
+        page_ids=first.page_ids,
         sample_rows=join(rows),
         sample_slots=np.array([(chunk.slot, chunk.flags) for chunk in chunks for _ in chunk.sample], np.int32).reshape(
             -1, 2
@@ -137,6 +178,7 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
         adapters=np.repeat(np.array([chunk.adapter for chunk in chunks], np.int32), lengths),
         alternatives=alternatives,
         logprobs=logprobs,
+        window=tables(second) if any(chunk.window_pages is not None for chunk in chunks) else None,
     )
 
 
@@ -192,10 +234,11 @@ def done(result: Result) -> Future[Result]:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest batch of a runner: new tokens, sequences (and their slots), sampled rows, pages of the pool, slots
+    """The largest batch of a runner: new tokens, sequences (and their slots), sampled rows, pages of the pools, slots
     for LoRA adapters.
 
-    If ``pages`` is None, the pool has the pages of one sequence of the bundle's context.
+    If ``pages`` is None, the pool has the pages of one sequence of the bundle's context. ``window_pages`` are those of
+    the second page group, if the bundle has one; None for as many as the sequences need.
     """
 
     tokens: int = 64
@@ -203,6 +246,7 @@ class Limits:
     rows: int = 1
     pages: int | None = None
     adapters: int = 0
+    window_pages: int | None = None
 
 
 class Runner(Protocol):
@@ -220,7 +264,8 @@ class Runner(Protocol):
         """The largest batch; ``pages`` is a number."""
 
     @property
-    def num_pages(self) -> int: ...
+    def groups(self) -> Sequence[PageGroup]:
+        """The page groups, with the pages of their pools."""
 
     @property
     def device(self) -> str:
@@ -247,8 +292,8 @@ class Runner(Protocol):
         For the states in the manifest's `LoraEntry.states`, ``slot`` is the slot of an adapter.
         """
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy the keys and values of whole pages, from the first of each pair to the second."""
+    def copy_pages(self, pairs: Sequence[tuple[int, int]], group: int = 0) -> None:
+        """Copy the keys and values of whole pages of a group, from the first of each pair to the second."""
 
     def close(self) -> None:
         """Free the device's memory."""

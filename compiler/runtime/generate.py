@@ -16,6 +16,7 @@ from ..bundle.manifest import GENERATE
 from ..errors import DeviceError, RequestError
 from ..ir.sampling import GREEDY, Sampler, Settings
 from .batch import Chunk, Output, Runner, make_batch, require_plan
+from .page_groups import rings
 
 # Prompt tokens per forward pass: enough to fill a tile kernel twice, few enough that a pass is short on small devices.
 PREFILL_CHUNK = 64
@@ -123,11 +124,12 @@ def prefill(
 
 
 def append(runner: Runner, token_ids: Sequence[int], start: int, rows: Sequence[int], settings: Settings) -> Output:
-    """Run tokens that follow the first ``start`` of the only sequence, which owns the pool's first pages; ``rows`` of
+    """Run tokens that follow the first ``start`` of the only sequence, which owns the pools' first pages; ``rows`` of
     them are sampled.
     """
-    pages = range(runner.manifest.pages_for(start + len(token_ids)))
-    return runner.forward(make_batch([Chunk(token_ids, start, pages, rows, settings)], runner.manifest.page_size))
+    pages, *window = rings(runner.groups, runner.manifest.pages_for(start + len(token_ids)))
+    chunk = Chunk(token_ids, start, pages, rows, settings, window_pages=window[0] if window else None)
+    return runner.forward(make_batch([chunk], runner.manifest.page_size))
 
 
 def check_prompt(runner: Runner, prompt: Sequence[int], max_tokens: int) -> None:

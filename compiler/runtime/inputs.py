@@ -8,7 +8,7 @@ from ..arch.decoder import BATCH_INPUTS
 from ..bundle.manifest import Description, InputEntry, Manifest
 from ..errors import BundleError, RequestError
 from ..ir.expr import evaluate
-from .batch import KNOWN_INPUTS, SAMPLED_INPUTS, Batch
+from .batch import DERIVED_INPUTS, KNOWN_INPUTS, Batch
 
 # The inputs of the frameworks' bundles, which have no plan that could declare them.
 EXPORT_INPUTS = {
@@ -21,7 +21,7 @@ def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mappi
     others.
     """
     for name in batch.extra:
-        if name in KNOWN_INPUTS or name in SAMPLED_INPUTS or name not in declared:
+        if name in KNOWN_INPUTS or name in DERIVED_INPUTS or name not in declared:
             raise RequestError(
                 f"the batch has input '{name}', which the plan does not declare; leave it out", input=name
             )
@@ -41,9 +41,9 @@ def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mappi
 def require_known_inputs(manifest: Description) -> None:
     """Raise BundleError for a plan with an input that the batches of an engine do not have."""
     for name in manifest.inputs if isinstance(manifest, Manifest) else ():
-        if name not in KNOWN_INPUTS and name not in SAMPLED_INPUTS:
+        if name not in KNOWN_INPUTS and name not in DERIVED_INPUTS:
             raise BundleError(
                 f"{manifest.model}: has input '{name}', which this engine does not provide; use a newer nearfar",
                 input=name,
-                known=(*KNOWN_INPUTS, *sorted(SAMPLED_INPUTS)),
+                known=(*KNOWN_INPUTS, *sorted(DERIVED_INPUTS)),
             )

@@ -8,27 +8,45 @@ from dataclasses import replace
 from ..bundle.manifest import Description, Manifest
 from ..errors import RequestError
 from .batch import Limits
+from .page_groups import PageGroup, group_windows, pages_of_sequence
 
 
 def whole_limits(manifest: Description, limits: Limits) -> Limits:
-    """The limits with a number of pages, and without adapters if the bundle does not support them."""
+    """The limits with numbers of pages, and without adapters if the bundle does not support them."""
     takes_adapters = isinstance(manifest, Manifest) and manifest.lora is not None
-    pages = limits.pages or manifest.pages_for(manifest.context)
-    return replace(limits, pages=pages, adapters=limits.adapters if takes_adapters else 0)
+    pages, windows = limits.pages or manifest.pages_for(manifest.context), group_windows(manifest)
+    window_pages = 0
+    if len(windows) > 1:
+        one = pages_of_sequence(windows[1], manifest.context, manifest.page_size, limits.tokens)
+        # No sequence holds more pages of the second group than of the first one.
+        window_pages = min(pages, limits.window_pages or limits.sequences * one)
+    adapters = limits.adapters if takes_adapters else 0
+    return replace(limits, pages=pages, adapters=adapters, window_pages=window_pages)
+
+
+def page_groups(manifest: Description, limits: Limits) -> tuple[PageGroup, ...]:
+    """The page groups of a runner."""
+    limits = whole_limits(manifest, limits)
+    pages = (limits.pages or 0, limits.window_pages or 0)
+    return tuple(map(PageGroup, pages, group_windows(manifest)))
 
 
 def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
     """The dims of a runner's largest batch."""
-    pages = limits.pages or manifest.pages_for(manifest.context)
+    limits = whole_limits(manifest, limits)
+    pages, context_pages = limits.pages or 0, manifest.pages_for(manifest.context)
+    gives_back = any(window is not None for window in group_windows(manifest))
     return {
         "S": limits.tokens,
         "B": limits.sequences,
         "R": limits.rows,
         "T": manifest.context,
-        # A sequence lists each page once, and at most the pages of its context. Each sequence that shares a page lists
-        # it.
-        "L": limits.sequences * min(pages, manifest.pages_for(manifest.context)),
+        # A sequence lists each page once, and at most the pages of its context, including those that were given back.
+        # Each sequence that shares a page lists it.
+        "L": limits.sequences * (context_pages if gives_back else min(pages, context_pages)),
         "P": pages,
+        "LW": limits.sequences * context_pages,
+        "PW": limits.window_pages or 0,
         "N": limits.sequences,
         "M": limits.adapters,
         "G": limits.tokens if limits.adapters else 0,

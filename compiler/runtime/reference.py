@@ -14,14 +14,15 @@ from ..bundle.folder import Bundle
 from ..bundle.manifest import BufferEntry, PlanEntry, StepEntry
 from ..errors import DeviceError
 from ..ir.ops import OPS, Array
+from ..ir.pages import PAGE_DIMS
 from ..quant.base import FloatArray
 from .base_runner import ArrayLayout
-from .batch import SAMPLED_INPUTS, Batch, Limits
+from .batch import DERIVED_INPUTS, Batch, Limits
 from .batch import Array as BatchArray
 from .plan_runner import PlanRunner, constant_tables
 
 # Dims of memory that outlives a batch. All other dims may be of any size, because nothing is allocated for them.
-PERSISTENT_DIMS = ("P", "N", "M", "G")
+PERSISTENT_DIMS = (*PAGE_DIMS, "N", "M", "G")
 
 
 class ReferenceRunner(PlanRunner):
@@ -56,7 +57,7 @@ class ReferenceRunner(PlanRunner):
 
     def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
         entry = self.manifest.plan(plan)
-        values: dict[str, Array] = {**batch.arrays(SAMPLED_INPUTS), **self._states, **self._constants}
+        values: dict[str, Array] = {**batch.arrays(DERIVED_INPUTS), **self._states, **self._constants}
         for step in entry.steps:
             self._run_step(entry, step, values, dims)
         self._outputs = {name: values[name] for name in entry.outputs.values()}
@@ -83,8 +84,8 @@ class ReferenceRunner(PlanRunner):
     def _write_row(self, name: str, slot: int, values: BatchArray) -> None:
         self._states[name][slot] = values
 
-    def _copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for name in self.manifest.page_states():
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]], group: int) -> None:
+        for name in self.manifest.page_states(group):
             for source, destination in pairs:
                 self._states[name][destination] = self._states[name][source]
 

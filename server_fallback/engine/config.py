@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.page_groups import PageGroup
 
 from .model import TokenModel
 from .speculation import Speculation
@@ -12,8 +14,8 @@ from .speculation import Speculation
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """A step has at most ``max_tokens`` positions, and ``max_sequences`` run at once. The pages must hold at least
-    ``context`` tokens.
+    """A step has at most ``max_tokens`` positions, and ``max_sequences`` run at once. The pages of each group must hold
+    at least one sequence of ``context`` tokens.
 
     A step samples at most ``max_rows`` rows; None means one per sequence. Further rows can verify drafts. A sequence
     that had no row for ``patience_steps`` steps has precedence over all others from then on, in the order of arrival;
@@ -21,7 +23,7 @@ class SchedulerConfig:
     """
 
     page_size: int
-    pages: int
+    groups: Sequence[PageGroup]
     max_tokens: int
     max_sequences: int
     context: int
@@ -46,11 +48,13 @@ class EngineConfig:
     max_mask_wait_seconds: float = 0.02
 
 
-def scheduler_config(limits: Limits, num_pages: int, model: TokenModel, patience_steps: int | None) -> SchedulerConfig:
-    """The scheduler's configuration for a runner with these limits and pages."""
+def scheduler_config(
+    limits: Limits, groups: Sequence[PageGroup], model: TokenModel, patience_steps: int | None
+) -> SchedulerConfig:
+    """The scheduler's configuration for a runner with these limits and page groups."""
     return SchedulerConfig(
         page_size=model.page_size,
-        pages=num_pages,
+        groups=groups,
         max_tokens=limits.tokens,
         max_sequences=min(limits.sequences, limits.rows),
         context=model.context,

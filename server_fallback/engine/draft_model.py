@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nearfar.compiler.errors import DeviceError, NearfarError
 from nearfar.compiler.ir.sampling import Settings
 from nearfar.compiler.runtime.batch import Chunk, Output, make_batch
+from nearfar.compiler.runtime.page_groups import longest_sequence
 
 from .model import TokenModel
 from .page_pool import PagePool
+from .page_table import PageTable
 from .sequence import Sequence
 from .speculation import Guess
 from .step_runner import StepRunner
@@ -24,11 +26,11 @@ from .step_runner import StepRunner
 @dataclass(eq=False, slots=True)
 class Draft:
     """The small model's state for a sequence: its pages hold ``computed`` known tokens, followed by ``guessed``
-    ones.
+    ones. ``tables``: its pages in each page group.
     """
 
     slot: int
-    pages: list[int] = field(default_factory=list)
+    tables: list[PageTable]
     computed: int = 0
     guessed: list[int] = field(default_factory=list)
 
@@ -49,7 +51,7 @@ class DraftModel:
     def __init__(self, runner: StepRunner, model: TokenModel) -> None:
         self.model = model
         self._runner, self._page_size = runner, model.page_size
-        self._context = min(model.context, runner.num_pages * model.page_size)
+        self._context = longest_sequence(runner.groups, model.context, model.page_size, runner.limits.tokens)
         self.reset()
 
     def draft(self, guesses: Items[Guess]) -> None:
@@ -75,7 +77,7 @@ class DraftModel:
                 chunks.append(self._chunk(guess, draft, part, start, 0))
                 ready.append((guess, draft))
             else:
-                chunks.append(Chunk(part, start, draft.pages))
+                chunks.append(self._chunk_of(draft, part, start))
         if not chunks:
             return
         # Sampled tokens stay on the device until all steps are submitted.
@@ -105,11 +107,11 @@ class DraftModel:
         draft = self._drafts.pop(sequence, None)
         if draft is not None:
             self._slots.append(draft.slot)
-            for page in draft.pages:
-                self._pool.release(page)
+            for table in draft.tables:
+                table.clear()
 
     def reset(self) -> None:
-        self._pool = PagePool(self._runner.num_pages)
+        self._pools = [PagePool(group, self._page_size) for group in self._runner.groups]
         self._slots = list(range(min(self._runner.limits.sequences, self._runner.limits.rows)))
         self._drafts: dict[Sequence, Draft] = {}
 
@@ -122,20 +124,32 @@ class DraftModel:
         draft = self._drafts.get(guess.sequence)
         if length > self._context or (draft is None and not self._slots):
             return None
-        held = 0 if draft is None else len(draft.pages)
-        missing = -(-length // self._page_size) - held
-        if missing > self._pool.free:
+        tables, start = [PageTable(pool) for pool in self._pools], 0
+        if draft is not None:
+            tables, start = draft.tables, min(draft.computed, len(guess.sequence.tokens) - 1)
+        for table in tables:
+            table.give_back(start)
+        # The tokens of a long prompt are read in several batches.
+        end = min(length, start + self._runner.limits.tokens + guess.most - 1)
+        missing = max(0, -(-end // self._page_size) - len(tables[0].pages))
+        if any(missing > pool.free for pool in self._pools):
             return None
         if draft is None:
-            draft = self._drafts[guess.sequence] = Draft(self._slots.pop())
-        draft.pages += [self._pool.allocate() for _ in range(missing)]
+            draft = self._drafts[guess.sequence] = Draft(self._slots.pop(), tables)
+        for table in tables:
+            table.allocate(missing)
         return draft
 
-    @staticmethod
-    def _chunk(guess: Guess, draft: Draft, token_ids: list[int], start: int, index: int) -> Chunk:
+    def _chunk(self, guess: Guess, draft: Draft, token_ids: list[int], start: int, index: int) -> Chunk:
         """A chunk whose last row is sampled like the answer's token number ``index`` from now on."""
         settings = Settings(*guess.sampling.settings(guess.sequence.generated + index))
-        return Chunk(token_ids, start, draft.pages, [len(token_ids) - 1], settings, draft.slot)
+        chunk = self._chunk_of(draft, token_ids, start)
+        return replace(chunk, sample=[len(token_ids) - 1], settings=settings, slot=draft.slot)
+
+    @staticmethod
+    def _chunk_of(draft: Draft, token_ids: Items[int], start: int) -> Chunk:
+        pages, *window = (table.pages for table in draft.tables)
+        return Chunk(token_ids, start, pages, window_pages=window[0] if window else None)
 
     def _submit(self, chunks: list[Chunk]) -> Future[Output]:
         try:

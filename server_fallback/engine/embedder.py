@@ -44,7 +44,7 @@ class Text:
 class Embedder:
     def __init__(self, runner: StepRunner, page_size: int) -> None:
         self._runner, self._page_size = runner, page_size
-        self._free = list(range(runner.num_pages))
+        self._free = list(range(runner.groups[0].pages))
         self._waiting: deque[Text] = deque()
         self._running: list[Text] = []
 

@@ -59,7 +59,7 @@ class EngineLoop:
         self._embedder = Embedder(runner, model.page_size)
         self.adapters = Adapters(limits.adapters)
         self._drafter = drafter
-        self.scheduler = Scheduler(scheduler_config(limits, runner.num_pages, model, config.patience_steps))
+        self.scheduler = Scheduler(scheduler_config(limits, runner.groups, model, config.patience_steps))
         self._sampling = SlotSampling(max_sequences, model.vocab_size, self.write_state)
         self._answers: dict[Sequence, Answer] = {}
         # By adapter and prompt: the sequence whose pages later ones with the same prompt start from.
@@ -122,14 +122,14 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """Callable from any thread."""
         scheduler, kv = self.scheduler, self.scheduler.kv
-        used = kv.pool.size - kv.available
+        used = [pool.size - pool.available for pool in kv.pools]
         counts = asdict(self._counts)
         counts["overhead_seconds"] += self._outbox.delivery_seconds
         return EngineStats(
             running=self._inbox.num_unfinished if self._model.embeds else len(scheduler.running),
             waiting=len(scheduler.waiting) + self._inbox.num_arrivals + self._masks.num_first,
-            kv_usage=used / kv.pool.size,
-            kv_waste=kv.unfilled(list(scheduler.running)) / (used * kv.page_size) if used > 0 else 0.0,
+            kv_usage=max(count / pool.size for count, pool in zip(used, kv.pools, strict=True)),
+            kv_waste=kv.unfilled(list(scheduler.running)) / (used[0] * kv.page_size) if used[0] > 0 else 0.0,
             preemptions=scheduler.preemptions,
             drafted_tokens=scheduler.drafted,
             accepted_tokens=scheduler.accepted,
@@ -299,8 +299,9 @@ class EngineLoop:
             for sequence in step.admitted:
                 answer = self._answers[sequence]
                 self._sampling.assign(sequence.slot, answer.sampling, answer.request.prompt_ids, answer.token_ids)
-            if step.copies:
-                self._call(self._runner.copy_pages, step.copies)
+            for group, pairs in enumerate(step.copies):
+                if pairs:
+                    self._call(self._runner.copy_pages, pairs, group)
             alternatives = logprobs = False
             for row in step.rows:
                 answer = self._answers[row.sequence]

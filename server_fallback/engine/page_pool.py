@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from nearfar.compiler.runtime.page_groups import PageGroup, dead_pages
+
 
 class PagePool:
-    """``size`` pages, all free at first. ``users`` says how many users each page has, including the prefix cache; only
-    the pool changes it. ``idle`` counts the pages that only the prefix cache uses.
+    """The pages of a group, all free at first. ``users`` says how many users each page has, including the prefix cache;
+    only the pool changes it. ``idle`` counts the pages that only the prefix cache uses; ``on_idle`` is called with a
+    page that becomes idle.
     """
 
-    __slots__ = ("_cached", "_free", "idle", "size", "users")
+    __slots__ = ("_cached", "_free", "_page_size", "idle", "on_idle", "size", "users", "window")
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, group: PageGroup, page_size: int) -> None:
+        self.size, self.window, self._page_size = group.pages, group.window, page_size
         self.idle = 0
-        self.users = [0] * size
-        self._cached = bytearray(size)
+        self.on_idle: Callable[[int], None] = lambda _: None
+        self.users = [0] * self.size
+        self._cached = bytearray(self.size)
         # A stack: the page freed last is allocated first.
-        self._free = list(range(size - 1, -1, -1))
+        self._free = list(range(self.size - 1, -1, -1))
 
     @property
     def free(self) -> int:
         """How many pages have no user."""
         return len(self._free)
+
+    @property
+    def available(self) -> int:
+        """How many pages are free or can be evicted from the prefix cache."""
+        return len(self._free) + self.idle
+
+    def dead_pages(self, position: int) -> int:
+        """The number of pages at the start of a sequence that neither this position nor later ones read."""
+        return dead_pages(self.window, position, self._page_size)
 
     def allocate(self) -> int:
         """A free page, for one user. There must be one."""
@@ -37,8 +52,8 @@ class PagePool:
         if users == 1 and self._cached[page]:
             self.idle -= 1
 
-    def release(self, page: int) -> int:
-        """Remove a user; the page is free when it was the last one. Returns how many are left."""
+    def release(self, page: int) -> None:
+        """Remove a user; the page is free when it was the last one."""
         users = self.users[page] - 1
         assert users >= 0, f"page {page} has no user"
         self.users[page] = users
@@ -46,7 +61,7 @@ class PagePool:
             self._free.append(page)
         elif users == 1 and self._cached[page]:
             self.idle += 1
-        return users
+            self.on_idle(page)
 
     def retain(self, page: int) -> None:
         """Add the prefix cache to the users of a page that a sequence holds."""

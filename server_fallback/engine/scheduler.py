@@ -31,7 +31,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.kv = KvCache(config.pages, config.page_size, config.context)
+        self.kv = KvCache(config)
         self.running: list[Sequence] = []
         self.waiting = WaitingQueue()
         self.preemptions = self.drafted = self.accepted = 0
@@ -63,7 +63,7 @@ class Scheduler:
         if promote_overdue(chain(self.waiting, self.running), self._step_number, self.config.patience_steps):
             self.waiting.sort()
             self.running.sort(key=by_rank)
-        step = OpenStep(self._step_number, self.config.max_tokens, self._max_drafts)
+        step = OpenStep(self._step_number, self.config.max_tokens, self._max_drafts, num_groups=len(self.kv.pools))
         for sequence in self.running:
             self._shift_context(sequence)
         for sequence in [sequence for sequence in self.running if sequence.missing == 1]:

@@ -4,11 +4,11 @@ computed.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from .page_table import PageTable
 from .prefix_cache import CachePosition
 from .prompt_logprobs import PromptLogprobRows
 from .request import FinishReason
@@ -81,8 +81,8 @@ class Sequence:
     finish_reason: FinishReason | None = None
     # All known tokens: the prompt, then what has been read back from the device.
     tokens: list[int] = field(init=False)
-    # Pages in the order of the positions they hold, and how many of them are in the prefix cache.
-    pages: array[int] = field(default_factory=lambda: array("i"))
+    # Its page table in each page group while it runs, and how many of its pages are in the prefix cache.
+    tables: list[PageTable] = field(default_factory=list)
     cache_position: CachePosition = field(default_factory=CachePosition)
     # Positions whose keys and values are in the pages, or will be once all open steps are done.
     computed: int = 0

@@ -5,7 +5,7 @@ back.
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Literal, NamedTuple
 
 from .sequence import Sequence
@@ -44,13 +44,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``copies`` are (source, destination) pairs of pages to copy first. ``admitted`` and ``preempted``: since the step
-    before.
+    """``copies`` are, by page group, (source, destination) pairs of pages to copy first. ``admitted`` and
+    ``preempted``: since the step before.
     """
 
     number: int
     rows: list[Row]
-    copies: list[tuple[int, int]]
+    copies: list[list[tuple[int, int]]]
     admitted: list[Sequence]
     preempted: list[Sequence]
 
@@ -66,7 +66,11 @@ class OpenStep:
     draft_budget: int
     num_sampled: int = 0
     rows: list[Row] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    num_groups: InitVar[int] = 1
+    copies: list[list[tuple[int, int]]] = field(init=False)
+
+    def __post_init__(self, num_groups: int) -> None:
+        self.copies = [[] for _ in range(num_groups)]
 
     def add(self, row: Row) -> None:
         self.rows.append(row)

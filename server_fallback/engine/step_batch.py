@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from nearfar.compiler.ir.sampling import GREEDY
-from nearfar.compiler.runtime.batch import Batch, IntArray
+from nearfar.compiler.runtime.batch import Batch, IntArray, PageTables
 
 from .slot_sampling import SlotSampling
 from .step import Step
@@ -23,10 +23,11 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
     """
     sequences, starts, lengths, num_sampled, num_prompt_logprobs, drafts = zip(*step.rows, strict=True)
     seq_starts = np.array([0, *accumulate(lengths)], np.int32)
-    page_indptr = np.array([0, *accumulate([len(sequence.pages) for sequence in sequences])], np.int32)
-    page_ids = np.frombuffer(bytearray().join([sequence.pages for sequence in sequences]), np.int32)
     positions = ranges(starts, lengths)
-    pages = page_ids[spread(page_indptr[:-1], lengths) + positions // page_size]
+    first, *second = (
+        page_tables([sequence.tables[group].pages for sequence in sequences], lengths, positions, page_size)
+        for group in range(len(sequences[0].tables))
+    )
 
     # The last rows of a sequence are sampled; those for its prompt come first. This step's token already counts as in
     # flight.
@@ -45,17 +46,28 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
     return Batch(
         token_ids=token_ids_of(step),
         positions=positions,
-        slots=pages * page_size + positions % page_size,
+        slots=first.slots,
         seq_starts=seq_starts,
-        page_indptr=page_indptr,
-        page_ids=page_ids,
+        page_indptr=first.page_indptr,
+        page_ids=first.page_ids,
         sample_rows=ranges(first_rows, num_sampled),
         sample_slots=sample_slots,
         sample_settings=sample_settings,
         adapters=spread([sequence.params.adapter_slot for sequence in sequences], lengths),
         alternatives=alternatives,
         logprobs=logprobs,
+        window=second[0] if second else None,
     )
+
+
+def page_tables(
+    tables: Sequence[array[int]], lengths: Sequence[int], positions: IntArray, page_size: int
+) -> PageTables:
+    """The sequences' pages in one page group, and the slots of their new tokens."""
+    page_indptr = np.array([0, *accumulate(map(len, tables))], np.int32)
+    page_ids = np.frombuffer(bytearray().join(tables), np.int32)
+    pages = page_ids[spread(page_indptr[:-1], lengths) + positions // page_size]
+    return PageTables(pages * page_size + positions % page_size, page_indptr, page_ids)
 
 
 def token_ids_of(step: Step) -> IntArray:

@@ -14,6 +14,7 @@ from threading import Thread
 
 from nearfar.compiler.errors import NearfarError, RequestError, Unavailable
 from nearfar.compiler.runtime.batch import FloatArray, Limits
+from nearfar.compiler.runtime.page_groups import longest_sequence
 
 from .answer import Answer
 from .check_request import check_ids, check_request
@@ -49,8 +50,9 @@ class TokenEngine:
     ) -> None:
         config = config or EngineConfig()
         drafter = make_drafter(config.speculation, draft, runner.limits, model)
-        self.model = replace(model, context=min(model.context, runner.num_pages * model.page_size))
         limits = runner.limits
+        context = longest_sequence(runner.groups, model.context, model.page_size, limits.tokens)
+        self.model = replace(model, context=context)
         self._inbox = Inbox(min(limits.sequences, limits.rows) + config.max_waiting)
         self._arrivals = itertools.count()
         self._loop = EngineLoop(runner, self.model, config, self._inbox, drafter)

@@ -169,12 +169,12 @@ class LocalOpener:
         require_known_inputs(manifest)
         # An embedding model checks no drafts.
         remote_drafts = 0 if manifest.embedding is not None else remote_drafts
-        kv_bytes = options.kv_memory_bytes or kv_memory_bytes(
-            manifest.target, weight_bytes(manifest), context_bytes(manifest)
-        )
         sequences = options.max_sequences or DEFAULT_SEQUENCES.get(manifest.target, 8)
         extra_rows = sequences * guesses + remote_drafts
         tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences + extra_rows)
+        kv_bytes = options.kv_memory_bytes or kv_memory_bytes(
+            manifest.target, weight_bytes(manifest), context_bytes(manifest, tokens)
+        )
         adapters = options.max_adapters if isinstance(manifest, Manifest) and manifest.lora is not None else 0
         memory = plan_memory(
             manifest, sequences=sequences, tokens=tokens, kv_bytes=kv_bytes, extra_rows=extra_rows, adapters=adapters

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from nearfar.compiler.bundle.manifest import ITEM_BYTES, BufferEntry, ExportManifest, Manifest
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.expr import evaluate
+from nearfar.compiler.ir.pages import PAGE_DIMS
 from nearfar.compiler.runtime.batch import Limits
-from nearfar.compiler.runtime.limits import largest_dims
+from nearfar.compiler.runtime.limits import largest_dims, page_groups
+from nearfar.compiler.runtime.page_groups import group_windows, pages_of_sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +30,25 @@ def weight_bytes(manifest: Manifest | ExportManifest) -> int:
     return sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
 
 
-def context_bytes(manifest: Manifest | ExportManifest) -> int:
-    """The bytes of the keys and values of one sequence with a full context."""
-    return manifest.pages_for(manifest.context) * page_bytes(manifest)
+def context_bytes(manifest: Manifest | ExportManifest, tokens: int) -> int:
+    """The bytes of the keys and values of one sequence with a full context, and ``tokens`` per step."""
+    return sum(count * size for count, size in zip(pages_of_one(manifest, tokens), page_bytes(manifest), strict=True))
 
 
-def page_bytes(manifest: Manifest | ExportManifest) -> int:
+def pages_of_one(manifest: Manifest | ExportManifest, tokens: int) -> list[int]:
+    """The most pages of one sequence in each page group."""
+    return [
+        pages_of_sequence(window, manifest.context, manifest.page_size, tokens) for window in group_windows(manifest)
+    ]
+
+
+def page_bytes(manifest: Manifest | ExportManifest) -> list[int]:
+    """The bytes of a page of each page group."""
     if isinstance(manifest, ExportManifest):
-        return manifest.page_size * manifest.kv_bytes_per_token()
-    return size_bytes(manifest, [manifest.states[name] for name in manifest.page_states()], {"P": 1})
+        return [manifest.page_size * manifest.kv_bytes_per_token()]
+    states = ([manifest.states[name] for name in manifest.page_states(group)] for group in range(len(PAGE_DIMS)))
+    sizes = [size_bytes(manifest, own, dict.fromkeys(PAGE_DIMS, 1)) for own in states]
+    return sizes[: len(group_windows(manifest))]
 
 
 def plan_memory(
@@ -54,27 +66,40 @@ def plan_memory(
     Raises RequestError if one sequence does not fit.
     """
     rows = sequences + extra_rows
-    page, one = page_bytes(manifest), manifest.pages_for(manifest.context)
-    if kv_bytes < one * page:
+    least = context_bytes(manifest, tokens)
+    if kv_bytes < least:
         raise RequestError(
-            f"{manifest.model}: a sequence of {manifest.context} tokens needs {one * page:,} bytes of keys and values, "
+            f"{manifest.model}: a sequence of {manifest.context} tokens needs {least:,} bytes of keys and values, "
             f"but {kv_bytes:,} are available; allow more with --kv-memory, or compile a shorter context with --context",
             param="model",
         )
+    (one, *windowed), (page, *window_page) = pages_of_one(manifest, tokens), page_bytes(manifest)
     pages = min(one * sequences, kv_bytes // page) if page else one * sequences
-    limits = Limits(tokens=tokens, sequences=sequences, rows=rows, pages=pages, adapters=adapters)
+    window_pages = None
+    for count, size in zip(windowed, window_page, strict=True):
+        # They are few, so all sequences get theirs unless the other group would have too few.
+        window_pages = min(sequences * count, (kv_bytes - one * page) // size)
+        # No sequence holds more of them than of the others.
+        fitting = max((kv_bytes - window_pages * size) // page, kv_bytes // (page + size))
+        pages = min(one * sequences, fitting)
+        window_pages = min(window_pages, pages)
+    limits = Limits(
+        tokens=tokens, sequences=sequences, rows=rows, pages=pages, adapters=adapters, window_pages=window_pages
+    )
+    used = sum(
+        group.pages * size for group, size in zip(page_groups(manifest, limits), page_bytes(manifest), strict=True)
+    )
     buffers = (
         export_buffer_bytes(manifest, limits)
         if isinstance(manifest, ExportManifest)
         else plan_buffer_bytes(manifest, limits)
     )
-    return MemoryPlan(limits, pages * page, weight_bytes(manifest) + pages * page + buffers)
+    return MemoryPlan(limits, used, weight_bytes(manifest) + used + buffers)
 
 
 def plan_buffer_bytes(manifest: Manifest, limits: Limits) -> int:
     """The bytes of tables, slot states, and buffers for the largest batch."""
-    states = manifest.page_states()
-    others = [state for name, state in manifest.states.items() if name not in states]
+    others = [state for state in manifest.states.values() if state.shape[0] not in PAGE_DIMS]
     entries = (*manifest.buffers.values(), *manifest.inputs.values(), *manifest.scratch.values(), *others)
     passing = size_bytes(manifest, entries, largest_dims(manifest, limits))
     tables = sum(math.prod(constant.shape) * ITEM_BYTES["float32"] for constant in manifest.constants.values())

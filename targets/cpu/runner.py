@@ -132,8 +132,8 @@ class CpuRunner(PlanRunner):
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._arrays[name][slot] = values
 
-    def _copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for name in self.manifest.page_states():
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]], group: int) -> None:
+        for name in self.manifest.page_states(group):
             for source, destination in pairs:
                 self._arrays[name][destination] = self._arrays[name][source]
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.ir.sampling import GREEDY
-from nearfar.compiler.runtime.batch import Batch
+from nearfar.compiler.runtime.batch import Batch, PageTables
 
 # Each bucket of contexts is twice as long as the previous one.
 SHORTEST_CONTEXT = 256
@@ -65,8 +65,10 @@ def bucket_of(dims: Mapping[str, int], sizes: Sequence[int], longest: int) -> Bu
     return Bucket(size, min(context, longest), dims["A"] > 0, dims["W"] > 0, dims["G"] > 0)
 
 
-def pad_batch(batch: Batch, size: int, page: int, page_size: int) -> Batch:
-    """A decode batch with sequences of one token on ``page`` added, which are sampled greedily and store no state."""
+def pad_batch(batch: Batch, size: int, pages: Sequence[int], page_size: int) -> Batch:
+    """A decode batch with sequences of one token added, which are sampled greedily and store no state. They are on one
+    page of each page group, in ``pages``.
+    """
     more = size - (len(batch.seq_starts) - 1)
     if not more:
         return batch
@@ -77,16 +79,25 @@ def pad_batch(batch: Batch, size: int, page: int, page_size: int) -> Batch:
     def counting_on(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         return np.concatenate([array, array[-1] + np.arange(1, more + 1, dtype=np.int32)])
 
+    def padded(tables: Batch | PageTables, page: int) -> PageTables:
+        return PageTables(
+            slots=np.concatenate([tables.slots, np.full(more, page * page_size, np.int32)]),
+            page_indptr=counting_on(tables.page_indptr),
+            page_ids=np.concatenate([tables.page_ids, np.full(more, page, np.int32)]),
+        )
+
+    first, *second = (padded(batch.window or batch if group else batch, page) for group, page in enumerate(pages))
     return Batch(
         token_ids=with_zeros(batch.token_ids),
         positions=with_zeros(batch.positions),
-        slots=np.concatenate([batch.slots, np.full(more, page * page_size, np.int32)]),
+        slots=first.slots,
         seq_starts=counting_on(batch.seq_starts),
-        page_indptr=counting_on(batch.page_indptr),
-        page_ids=np.concatenate([batch.page_ids, np.full(more, page, np.int32)]),
+        page_indptr=first.page_indptr,
+        page_ids=first.page_ids,
         sample_rows=np.concatenate([batch.sample_rows, np.arange(size - more, size, dtype=np.int32)]),
         sample_slots=np.concatenate([batch.sample_slots, np.tile(np.array([[-1, 0]], np.int32), (more, 1))]),
         sample_settings=np.concatenate([batch.sample_settings, np.tile(np.array([GREEDY], np.float32), (more, 1))]),
         adapters=np.concatenate([batch.adapters, np.full(more, -1, np.int32)]),
         alternatives=batch.alternatives,
+        window=second[0] if second else None,
     )

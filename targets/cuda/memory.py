@@ -145,7 +145,7 @@ def lay_out_arena(manifest: Manifest, most: Mapping[str, int]) -> dict[str, Aren
     """The slices of the inputs, in order, with the page lists last."""
     arena = {}
     offset = 0
-    for name, entry in sorted(manifest.inputs.items(), key=lambda item: item[0] == "page_ids"):
+    for name, entry in sorted(manifest.inputs.items(), key=lambda item: item[0].endswith("page_ids")):
         elements = int(np.prod([evaluate(size, most) for size in entry.shape]))
         arena[name] = ArenaSlice(offset, elements)
         offset += -(-4 * elements // ALIGNMENT) * ALIGNMENT

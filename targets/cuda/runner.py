@@ -21,6 +21,7 @@ import numpy.typing as npt
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.ir.pages import PAGE_DIMS
 from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
 from nearfar.compiler.runtime.plan_runner import PlanRunner
@@ -87,8 +88,9 @@ class CudaRunner(PlanRunner):
         self._driver = driver or NvidiaDriver()
         try:
             require_arch(self.manifest, self._driver, bundle.path)
-            # One page more than the pool has, for the sequences that pad a graph's batch.
-            held = {**self.largest, "P": self.num_pages + 1}
+            # One page more than each pool has, for the sequences that pad a graph's batch.
+            more = {dim: group.pages + 1 for dim, group in zip(PAGE_DIMS, self.groups, strict=False)}
+            held = {**self.largest, **more}
             self._memory = DeviceMemory(self._driver, bundle, self.activation, held)
             self._launches = Launches(self._driver, bundle, self.activation, self._memory.addresses)
             self._free: SimpleQueue[Staging] = SimpleQueue()
@@ -115,8 +117,8 @@ class CudaRunner(PlanRunner):
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._driver.upload(self._memory.addresses[name] + slot * values.nbytes, values)
 
-    def _copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for name in self.manifest.page_states():
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]], group: int) -> None:
+        for name in self.manifest.page_states(group):
             address, page_bytes = self._memory.addresses[name], self._memory.page_bytes(name)
             for source, destination in pairs:
                 self._driver.copy(address + destination * page_bytes, address + source * page_bytes, page_bytes)
@@ -155,7 +157,7 @@ class CudaRunner(PlanRunner):
             self._memory.upload_batch(inputs, batch, self._staging.inputs)
             self._launches.launch(plan, dims)
         else:
-            padded = pad_batch(batch, bucket.sequences, self.num_pages, self.manifest.page_size)
+            padded = pad_batch(batch, bucket.sequences, [group.pages for group in self.groups], self.manifest.page_size)
             self._memory.upload_batch(inputs, padded, self._staging.inputs)
             self._driver.replay(self._graph(plan, bucket, dims))
 

@@ -87,7 +87,7 @@ class MlxRunner(BaseRunner[ExportManifest]):
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._sampler.write(name, slot, values)
 
-    def _copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]], group: int) -> None:  # noqa: ARG002
         self._pages.copy(pairs)
 
     def _release(self) -> None:

@@ -83,7 +83,7 @@ class OnnxRunner(BaseRunner[ExportManifest]):
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._sampler.write(name, slot, values)
 
-    def _copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]], group: int) -> None:  # noqa: ARG002
         for source, destination in pairs:
             self._kv.copy(source, destination)
 

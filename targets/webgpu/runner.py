@@ -101,14 +101,15 @@ class WebGPURunner(PlanRunner):
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._device.queue.write_buffer(self._regions[name].buffer, slot * values.nbytes, values)
 
-    def _copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]], group: int) -> None:
         encoder = self._device.create_command_encoder()
-        regions = [self._regions[name] for name in self.manifest.page_states()]
-        page_bytes = max(region.size for region in regions) // self.num_pages
+        regions = [self._regions[name] for name in self.manifest.page_states(group)]
+        num_pages = self.groups[group].pages
+        page_bytes = max(region.size for region in regions) // num_pages
         # A buffer cannot be copied onto itself.
         between = self._buffer(page_bytes, self._flags.COPY_SRC | self._flags.COPY_DST)
         for region in regions:
-            size = region.size // self.num_pages
+            size = region.size // num_pages
             for source, destination in pairs:
                 encoder.copy_buffer_to_buffer(region.buffer, source * size, between, 0, size)
                 encoder.copy_buffer_to_buffer(between, 0, region.buffer, destination * size, size)

@@ -94,7 +94,7 @@ def measure(folder: Path, rounds: int) -> tuple[str, list[dict[str, Any]]]:
 def kv_bytes_a_token(manifest: Manifest, activation_bytes: int) -> int:
     """Bytes of all layers' keys and values for one token."""
     total = 0
-    for name in manifest.page_states():
+    for name in manifest.page_states(0):
         state = manifest.states[name]
         elements = int(np.prod([extent for extent in state.shape if isinstance(extent, int)]))
         total += elements * (activation_bytes if state.dtype == "activation" else np.dtype(state.dtype).itemsize)

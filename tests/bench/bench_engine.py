@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output
+from nearfar.compiler.runtime.page_groups import PageGroup
 from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import Sampling, TokenRequest
@@ -45,7 +46,7 @@ class IdleRunner:
 
     def __init__(self, limits: Limits, step_seconds: float) -> None:
         assert limits.pages is not None
-        self.limits, self.num_pages, self.device = limits, limits.pages, "nothing"
+        self.limits, self.groups, self.device = limits, (PageGroup(limits.pages),), "nothing"
         self._step_seconds = step_seconds
         self._device = ThreadPoolExecutor(1)
 
@@ -68,7 +69,7 @@ class IdleRunner:
 
     def write_state(self, name: str, slot: int, values: Array) -> None: ...
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
+    def copy_pages(self, pairs: Sequence[tuple[int, int]], group: int = 0) -> None: ...
 
     def close(self) -> None:
         self._device.shutdown()
@@ -137,14 +138,16 @@ async def measure(sequences: int, context: int, step_seconds: float, constrained
 
 def kv_waste(count: int) -> float:
     """The mean share of positions without a token in the pages of running sequences, over the steps of a mixed load."""
-    config = SchedulerConfig(PAGE_SIZE, count * 2048 // PAGE_SIZE, max_tokens=4096, max_sequences=count, context=2048)
+    config = SchedulerConfig(
+        PAGE_SIZE, (PageGroup(count * 2048 // PAGE_SIZE),), max_tokens=4096, max_sequences=count, context=2048
+    )
     scheduler, lengths = Scheduler(config), random.Random(0)
     for id in range(count):
         prompt = [lengths.randrange(VOCAB_SIZE) for _ in range(lengths.randint(100, 1024))]
         scheduler.add(EngineSequence(id, prompt, SequenceParams(lengths.randint(100, 1024))))
     shares = []
     while (step := scheduler.next()) is not None:
-        held = sum(len(sequence.pages) for sequence in scheduler.running) * PAGE_SIZE
+        held = sum(len(sequence.tables[0].pages) for sequence in scheduler.running) * PAGE_SIZE
         filled = sum(sequence.computed for sequence in scheduler.running)
         shares.append(1 - filled / held)
         scheduler.commit(step, [7] * sum(row.sample for row in step.rows))

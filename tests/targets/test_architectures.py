@@ -8,6 +8,7 @@ what both are compared with beyond it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,14 @@ import numpy.typing as npt
 import pytest
 from decoder_families import TOKENS, make_family
 from emulated_driver import EmulatedDriver
-from ragged import chunked_logits, ragged_logits, sequences_alone
+from ragged import chunk_of, chunked_logits, ragged_logits, sequences_alone
 from tiny_models import CHECKPOINTS
 from tolerances import F32, relative_error
 
 from nearfar.compiler import passes
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Limits, make_batch
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.trust import check_runner
 
@@ -112,18 +113,38 @@ def test_gemma_runs_on_every_kernel_target(
     runner = opened(compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options))
     for chunk in (len(TOKENS), 9):
         assert relative_error(chunked_logits(runner, TOKENS, chunk), expected) < F32
+    assert relative_error(poisoned(runner), expected[32:]) < F32
     if family == "gemma4_text":
         assert relative_error(sampled_in_part(runner), expected[[3, 12, 26, 39, 38, 40, 39]]) < F32
+
+
+def poisoned(runner: PlanRunner) -> npt.NDArray[np.float32]:
+    """The logits of a chunk and of a decode step after the pages behind the window were filled with NaN."""
+    assert len(runner.groups) == 2
+    # Page 1 of window layers is page 18 in reverse.
+    pages, rows = [18, 3, 7], []
+    for start, stop in ((0, 32), (32, 40), (40, 41)):
+        if start == 32:
+            for name in runner.manifest.page_states(1):
+                layout = runner.layout(runner.manifest.states[name], runner.largest)
+                runner._write_row(name, 1, np.full(layout.shape[1:], np.nan, layout.dtype))
+        chunk = chunk_of(runner, TOKENS[start:stop], start, pages[: -(-stop // 16)], range(stop - start))
+        chunk = replace(chunk, window_pages=[1, *(chunk.window_pages or [])[1:]])
+        rows.append(runner.forward(make_batch([chunk], 16)).logits.copy())
+    return np.concatenate(rows[1:])
 
 
 def sampled_in_part(runner: PlanRunner) -> npt.NDArray[np.float32]:
     """The logits of some rows of TOKENS, of two sequences: several of a chunk, none, and those of a decode step."""
     own, other = [4, 1, 3], [0, 5, 2]
-    steps = (
-        (Chunk(TOKENS[:13], 0, own[:1], [3, 12]), Chunk(TOKENS[:7], 0, other[:1])),
-        (Chunk(TOKENS[13:26], 13, own[:2]), Chunk(TOKENS[7:38], 7, other)),
-        (Chunk(TOKENS[26:40], 26, own, [0, 13]), Chunk(TOKENS[38:39], 38, other, [0], slot=1)),
-        (Chunk(TOKENS[40:41], 40, own, [0]), Chunk(TOKENS[39:40], 39, other, [0], slot=1)),
+    steps: tuple[tuple[tuple[list[int], int, list[int], list[int]], ...], ...] = (
+        ((TOKENS[:13], 0, own[:1], [3, 12]), (TOKENS[:7], 0, other[:1], [])),
+        ((TOKENS[13:26], 13, own[:2], []), (TOKENS[7:38], 7, other, [])),
+        ((TOKENS[26:40], 26, own, [0, 13]), (TOKENS[38:39], 38, other, [0])),
+        ((TOKENS[40:41], 40, own, [0]), (TOKENS[39:40], 39, other, [0])),
     )
-    batches = [make_batch(chunks, 16) for chunks in steps]
+    batches = [
+        make_batch([replace(chunk_of(runner, *chunk), slot=slot) for slot, chunk in enumerate(chunks)], 16)
+        for chunks in steps
+    ]
     return np.concatenate([runner.forward(batch).logits.copy() for batch in batches])

@@ -1,15 +1,13 @@
 """Sliding windows in headless Chromium: answers equal the reference's, although pages behind the window are given back.
 
-In the first bundle all layers have a window. In the second one, window layers stand beside a full one, in a page group
-of their own.
+In the first bundle all layers have a window. In the others, window layers have a page group of their own beside that of
+a full layer; in the last one, the upper layers share the keys and values of lower ones and compute only sampled rows.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import CompileTiny
@@ -70,48 +68,33 @@ def make_mixed(folder: Path) -> Path:
     return folder / "bundle"
 
 
-def split_page_groups(bundle: Path) -> None:
-    """Give the window layers of a bundle a page group of their own. The names of inputs are those of the steps."""
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    plan: dict[str, Any] = manifest["plans"]["generate"]
-    paged = [name for name, state in plan["states"].items() if state["shape"][0] == "P"]
-    windowed = {name for name, window in zip(paged, manifest["spec"]["windows"], strict=True) if window is not None}
-    for name in windowed:
-        plan["states"][name]["shape"][0] = "PW"
-    inputs = {"slots": ["S"], "page_indptr": [["add", "B", 1]], "page_ids": ["LW"]}
-    for name, shape in inputs.items():
-        plan["inputs"][f"window_{name}"] = {"shape": shape, "dtype": "int32"}
-    for step in plan["steps"]:
-        if windowed & {*step["inputs"].values(), *step["outputs"].values()}:
-            step["inputs"] = {
-                role: f"window_{name}" if name in inputs else name for role, name in step["inputs"].items()
-            }
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
-
-
 def expected_ids(bundle: Path, prompt: list[int]) -> list[int]:
     runner = ReferenceRunner(open_bundle(bundle), activation="float32")
     return list(generate(runner, prompt, MAX_TOKENS, Sampler()))
 
 
 @pytest.fixture(scope="module")
-def site(compile_tiny: CompileTiny, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
+def site(
+    compile_tiny: CompileTiny,
+    windowed_bundle: Path,
+    chromium: str,  # noqa: ARG001
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     site = tmp_path_factory.mktemp("windows")
     shutil.copy(PAGE.parent / "nearfar.js", site)
     (site / "index.html").write_text("<!doctype html><title>windows</title>")
     shutil.copytree(compile_tiny("mistral", "q4f16"), site / "windows")
     shutil.copytree(make_mixed(tmp_path_factory.mktemp("mixed")), site / "groups")
+    shutil.copytree(windowed_bundle, site / "shared")
     return site
 
 
-@pytest.mark.parametrize("name", ["windows", "groups"])
+@pytest.mark.parametrize("name", ["windows", "groups", "shared"])
 def test_answers_beyond_the_window_equal_the_reference(site: Path, browser: Browser, name: str) -> None:
     first, second = (expected_ids(site / name, prompt) for prompt in PROMPTS)
     turn = [*PROMPTS[0], *first, 1, 2]
     third = expected_ids(site / name, turn)
     lighten(site / name)
-    if name == "groups":
-        split_page_groups(site / name)
     page = browser.new_page()
     page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:

@@ -83,9 +83,12 @@ def attention(inputs: Inputs, attrs: Attrs) -> Array:
         pages = read_pages(kv[inputs["page_ids"][first : first - (-length // page_size)]], attrs)
         keys, values = pages.transpose(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :length]
         scores = np.einsum("skgd,ktd->skgt", queries[rows], keys)
+        seen = visible(positions[rows], length, attrs)
+        # Pages that no row sees may hold anything.
+        values = np.where(np.any(seen, axis=0)[None, :, None], values, 0)
         if attrs["softcap"] is not None:
             scores = np.float32(attrs["softcap"]) * np.tanh(scores / np.float32(attrs["softcap"]))
-        scores[np.broadcast_to(~visible(positions[rows], length, attrs)[:, None, None], scores.shape)] = -np.inf
+        scores[np.broadcast_to(~seen[:, None, None], scores.shape)] = -np.inf
         largest = scores.max(axis=-1, keepdims=True)
         if "sinks" not in inputs:
             weights = np.exp(scores - largest)

@@ -140,6 +140,23 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
+WINDOW_CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "slots of the other group": lambda m: windowed(m)["inputs"].update(slots="slots"),
+    "pages of the other group": lambda m: windowed(m)["inputs"].update(page_ids="page_ids"),
+    "starts of the other group's pages": lambda m: windowed(m)["inputs"].update(page_indptr="page_indptr"),
+    "keys of the other group": lambda m: windowed(m)["inputs"].update(kv="layers.1.kv"),
+    "no window": lambda m: windowed(m)["attrs"].pop("window"),
+    "a window beyond the pages that are retained": lambda m: windowed(m)["attrs"].update(window=12),
+    "fewer of its pages listed": lambda m: generate(m)["inputs"]["window_page_ids"].update(shape=["L"]),
+    "a window in full layers": lambda m: m["spec"].update(windows=[None] * m["spec"]["num_layers"]),
+}
+
+
+def windowed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The attention of a layer with a window."""
+    return next(step for step in generate(manifest)["steps"] if step["inputs"].get("page_ids") == "window_page_ids")
+
+
 def generate(manifest: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = manifest["plans"]["generate"]
     return found
@@ -164,6 +181,15 @@ def nested(value: Any) -> Any:
 def test_a_manifest_that_contradicts_itself_is_refused(change: str, manifests: dict[str, Path]) -> None:
     manifest = json.loads((manifests["webgpu"] / "manifest.json").read_text())
     CHANGES[change](manifest)
+    with pytest.raises(BundleError, match="compile the bundle again"):
+        parse_manifest(dump(manifest), Path("manifest.json"))
+
+
+@pytest.mark.parametrize("change", WINDOW_CHANGES)
+def test_page_groups_that_contradict_the_model_are_refused(change: str, windowed_bundle: Path) -> None:
+    manifest = json.loads((windowed_bundle / "manifest.json").read_text())
+    parse_manifest(dump(manifest), Path("manifest.json"))
+    WINDOW_CHANGES[change](manifest)
     with pytest.raises(BundleError, match="compile the bundle again"):
         parse_manifest(dump(manifest), Path("manifest.json"))
 

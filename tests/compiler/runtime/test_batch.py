@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nearfar.compiler.errors import RequestError
-from nearfar.compiler.runtime.batch import SAMPLED_INPUTS, Chunk, make_batch
+from nearfar.compiler.runtime.batch import DERIVED_INPUTS, SAMPLED_INPUTS, Chunk, make_batch
 
 
 def test_a_sequence_without_a_new_token_is_refused() -> None:
@@ -20,6 +20,7 @@ def test_each_sampled_row_is_a_sequence_of_one_row_on_the_pages_of_its_sequence(
         "sample_positions": [0, 1, 6],
         "sample_starts": [0, 1, 2, 3],
         "sample_page_indptr": [0, 0, 3, 4],
+        "window_sample_page_indptr": [0, 0, 3, 4],
     }
     assert all(array.dtype == "int32" for array in batch.sampled_rows().values())
     assert SAMPLED_INPUTS.isdisjoint(batch.arrays())
@@ -32,4 +33,29 @@ def test_a_batch_without_a_sampled_row_has_no_sequence_of_one() -> None:
         "sample_positions": [],
         "sample_starts": [0],
         "sample_page_indptr": [1],
+        "window_sample_page_indptr": [1],
     }
+
+
+def test_the_second_page_group_has_page_tables_of_its_own() -> None:
+    chunks = [
+        Chunk([5, 6], 15, [1, 2], [1], window_pages=[4, 7]),
+        Chunk([8], 40, [3, 0, 5], [0], window_pages=[0, 9, 6]),
+    ]
+    arrays = make_batch(chunks, 16).arrays(DERIVED_INPUTS)
+    found = {name: arrays[name].tolist() for name in arrays if name.startswith("window_")}
+    assert found == {
+        "window_slots": [4 * 16 + 15, 7 * 16, 6 * 16 + 8],
+        "window_page_indptr": [0, 2, 5],
+        "window_page_ids": [4, 7, 0, 9, 6],
+        "window_sample_page_indptr": [0, 2, 5],
+    }
+    assert arrays["slots"].tolist() == [31, 32, 5 * 16 + 8]
+
+
+def test_without_tables_of_its_own_the_second_page_group_has_those_of_the_first() -> None:
+    batch = make_batch([Chunk([5, 6], 15, [1, 2], [1])], 16)
+    arrays = batch.arrays(DERIVED_INPUTS)
+    for name in ("slots", "page_indptr", "page_ids", "sample_page_indptr"):
+        assert arrays[f"window_{name}"].tolist() == arrays[name].tolist()
+    assert DERIVED_INPUTS.isdisjoint(batch.arrays())

@@ -45,8 +45,8 @@ def test_tokens_and_states_are_those_of_the_conformance_vectors(case: dict[str, 
         ):
             sampler.write(name, slot, values[slot])
     chunks = [
-        Chunk([0], 0, [row], [0], Settings(*inputs["settings"][row]), *(int(value) for value in inputs["slots"][row]))
-        for row in range(rows)
+        Chunk([0], 0, [row], [0], Settings(*inputs["settings"][row]), int(slot), int(flags))
+        for row, (slot, flags) in enumerate(inputs["slots"])
     ]
     output = sampler.choose(make_batch(chunks, 1), inputs["logits"])
     assert output.next_token_ids.tolist() == case["tokens"]

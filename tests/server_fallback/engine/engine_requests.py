@@ -71,8 +71,9 @@ async def settle(engine: TokenEngine) -> None:
 
 def require_no_page_held(engine: TokenEngine) -> None:
     kv = engine._loop.scheduler.kv
-    assert kv.pool.free + len(kv.prefixes) == kv.pool.size
-    assert kv.prefixes.evictable == len(kv.prefixes)
+    for group, pool in enumerate(kv.pools):
+        assert pool.free + pool.idle == pool.size
+        assert pool.idle == kv.prefixes.num_pages(group)
 
 
 @dataclass(slots=True, weakref_slot=True)

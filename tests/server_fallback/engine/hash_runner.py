@@ -17,6 +17,7 @@ from hash_model import VOCAB, next_token
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK
 from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output, done
+from nearfar.compiler.runtime.page_groups import PageGroup
 from nearfar.server_fallback.engine.model import TokenModel
 
 PAGE = 4
@@ -38,7 +39,7 @@ class HashRunner:
         broken: int | None = None,
     ) -> None:
         assert limits.pages is not None
-        self.limits, self.num_pages, self.device = limits, limits.pages, "the hash"
+        self.limits, self.groups, self.device = limits, (PageGroup(limits.pages),), "the hash"
         self.batches: list[Batch] = []
         self.writes: list[tuple[str, int]] = []
         self.copies = 0
@@ -73,7 +74,8 @@ class HashRunner:
         own = values.copy()
         self._run(self._states[name].__setitem__, slot, own)
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def copy_pages(self, pairs: Sequence[tuple[int, int]], group: int = 0) -> None:
+        assert group == 0
         self.copies += len(pairs)
         self._run(self._copy, list(pairs))
 

@@ -1,4 +1,4 @@
-"""Running a scheduler over the hash model as tests/conformance/scheduler.json describes, and what must hold at any
+"""Runs a scheduler over the hash model as tests/conformance/scheduler.json describes, and checks what must hold at any
 time.
 """
 
@@ -11,57 +11,75 @@ from typing import Any
 
 from hash_model import STOP, next_token
 
+from nearfar.compiler.runtime.page_groups import PageGroup, pages_of_sequence
 from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import Sequence, SequenceParams
-from nearfar.server_fallback.engine.step import Step
+from nearfar.server_fallback.engine.step import Row, Step
 
 
 @dataclass(slots=True)
 class HashDevice:
     """Pages of token ids, other ones under an adapter. A step is computed when it is committed, from what was known
-    when it was built.
+    when it was built. The pages must hold all tokens that each row sees.
     """
 
     config: SchedulerConfig
-    cells: list[int] = field(init=False)
+    # By group, what the pages hold.
+    cells: list[list[int]] = field(init=False)
     # By slot, the token sampled last.
     sampled: dict[int, int] = field(default_factory=dict)
+    # By sequence, the tokens whose positions have been computed.
+    computed: dict[Sequence, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.cells = [-1] * (self.config.pages * self.config.page_size)
+        self.cells = [[-1] * (group.pages * self.config.page_size) for group in self.config.groups]
 
     def taken(self, step: Step) -> Callable[[], list[int]]:
         """The step as it was built; calling the result computes it."""
-        rows = [(row, row.sequence.slot, list(row.sequence.pages), list(row.sequence.tokens)) for row in step.rows]
+        rows = [
+            (row, row.sequence.slot, [list(table.pages) for table in row.sequence.tables], list(row.sequence.tokens))
+            for row in step.rows
+        ]
 
         def compute() -> list[int]:
-            size = self.config.page_size
-            for source, destination in step.copies:
-                self.cells[destination * size : (destination + 1) * size] = self.cells[
-                    source * size : (source + 1) * size
-                ]
+            for cells, pairs in zip(self.cells, step.copies, strict=True):
+                self.copy(cells, pairs)
             token_ids = []
-            for row, slot, pages, tokens in rows:
+            for row, slot, tables, tokens in rows:
                 known = tokens + list(row.drafts)
                 shift = shift_of(row.sequence.params.adapter)
-                for position in range(row.start, row.start + row.length):
-                    token = known[position] if position < len(known) else self.sampled[slot]
-                    self.cells[pages[position // size] * size + position % size] = token + shift
                 end = row.start + row.length
+                read = self.computed.setdefault(row.sequence, [])
+                read[: len(known)] = [token + shift for token in known]
+                del read[end:]
+                if len(read) < end:
+                    read.append(self.sampled[slot] + shift)
+                assert len(read) == end
+                for cells, pages, group in zip(self.cells, tables, self.config.groups, strict=True):
+                    self.compute(cells, pages, group.window, row, read)
                 for length in range(end - row.prompt_logprobs - row.sample + 1, end - row.sample + 1):
-                    read = [self.cells[pages[position // size] * size + position % size] for position in range(length)]
-                    token_ids.append(next_token(read))
+                    token_ids.append(next_token(read[:length]))
                 if row.sample:
-                    for length in range(end - len(row.drafts), end + 1):
-                        read = [
-                            self.cells[pages[position // size] * size + position % size] for position in range(length)
-                        ]
-                        token_ids.append(next_token(read))
+                    token_ids += [next_token(read[:length]) for length in range(end - len(row.drafts), end + 1)]
                     self.sampled[slot] = token_ids[-1]
             return token_ids
 
         return compute
+
+    def copy(self, cells: list[int], pairs: list[tuple[int, int]]) -> None:
+        size = self.config.page_size
+        for source, destination in pairs:
+            cells[destination * size : (destination + 1) * size] = cells[source * size : (source + 1) * size]
+
+    def compute(self, cells: list[int], pages: list[int], window: int | None, row: Row, read: list[int]) -> None:
+        """Write a row's tokens, and check that the pages hold those that the row sees."""
+        size = self.config.page_size
+        slots = [pages[position // size] * size + position % size for position in range(len(read))]
+        for position in range(row.start, len(read)):
+            cells[slots[position]] = read[position]
+        first = 0 if window is None else max(0, row.start - window + 1)
+        assert [cells[slot] for slot in slots[first:]] == read[first:]
 
 
 def shift_of(adapter: str | None) -> int:
@@ -69,11 +87,21 @@ def shift_of(adapter: str | None) -> int:
     return 0 if adapter is None else 100 + len(adapter)
 
 
+def config_of(
+    *, pages: int, window: int | None = None, window_pages: int | None = None, **other: Any
+) -> SchedulerConfig:
+    """A configuration as the JSON has it: without ``window_pages``, the only group has the window."""
+    groups = [PageGroup(pages, window if window_pages is None else None)]
+    if window_pages is not None:
+        groups.append(PageGroup(window_pages, window))
+    return SchedulerConfig(groups=groups, **other)
+
+
 def run_trace(
     config: dict[str, int], requests: list[dict[str, Any]], check: Callable[[Scheduler], None]
 ) -> dict[str, Any]:
     """The steps and outputs of a trace, as the JSON has them."""
-    own = SchedulerConfig(**{name: value for name, value in config.items() if name != "depth"})
+    own = config_of(**{name: value for name, value in config.items() if name != "depth"})
     scheduler, device = Scheduler(own), HashDevice(own)
     sequences = [
         Sequence(
@@ -114,28 +142,38 @@ def run_trace(
 def record_of(step: Step) -> dict[str, Any]:
     record: dict[str, Any] = {
         "rows": [[row.sequence.id, row.start, row.length, int(row.sample)] for row in step.rows],
-        "pages": [list(row.sequence.pages) for row in step.rows],
+        "pages": [list(row.sequence.tables[0].pages) for row in step.rows],
         "admitted": [[sequence.id, sequence.cached_tokens] for sequence in step.admitted],
         "preempted": [sequence.id for sequence in step.preempted],
     }
+    if len(step.copies) > 1:
+        record["window_pages"] = [list(row.sequence.tables[1].pages) for row in step.rows]
     prompt_logprobs = [row.prompt_logprobs for row in step.rows]
     return {**record, "prompt_logprobs": prompt_logprobs} if any(prompt_logprobs) else record
 
 
 def require_pages(scheduler: Scheduler) -> None:
     """The number of users of each page is right, and no other sequence reads the page that a sequence writes next."""
-    pool, size = scheduler.kv.pool, scheduler.config.page_size
-    held = Counter(page for sequence in scheduler.running for page in sequence.pages)
-    users = {page: pool.users[page] for page in range(pool.size) if pool.users[page] > 0}
-    assert len(users) + pool.free == pool.size
-    assert set(held) <= set(users)
-    assert all(count - held[page] in (0, 1) for page, count in users.items())
-    assert sum(count - held[page] for page, count in users.items()) == len(scheduler.kv.prefixes)
-    assert scheduler.kv.prefixes.evictable == sum(page not in held for page in users)
+    size = scheduler.config.page_size
+    for group, pool in enumerate(scheduler.kv.pools):
+        held = Counter(page for sequence in scheduler.running for page in sequence.tables[group].live)
+        users = {page: pool.users[page] for page in range(pool.size) if pool.users[page] > 0}
+        assert len(users) + pool.free == pool.size
+        assert set(held) <= set(users)
+        assert all(count - held[page] in (0, 1) for page, count in users.items())
+        assert sum(count - held[page] for page, count in users.items()) == scheduler.kv.prefixes.num_pages(group)
+        assert pool.idle == sum(page not in held for page in users)
+        for sequence in scheduler.running:
+            table = sequence.tables[group]
+            assert len(table.pages) >= -(-sequence.computed // size)
+            assert table.dead <= pool.dead_pages(len(sequence.tokens))
+            most = pages_of_sequence(pool.window, scheduler.config.context, size, scheduler.config.max_tokens)
+            assert len(table.live) <= most
     slots = [sequence.slot for sequence in scheduler.running]
     assert len(set(slots)) == len(slots)
-    assert all(not sequence.pages and sequence.slot == -1 for sequence in scheduler.waiting)
-    assert all(len(sequence.pages) >= -(-sequence.computed // size) for sequence in scheduler.running)
+    waiting = [sequence for sequence in scheduler.waiting if any(table.pages for table in sequence.tables)]
+    assert not waiting
+    assert all(sequence.slot == -1 for sequence in scheduler.waiting)
 
 
 def require_step(scheduler: Scheduler, step: Step) -> None:
@@ -148,7 +186,8 @@ def require_step(scheduler: Scheduler, step: Step) -> None:
     # Who must see each token has no second one on its way.
     assert all(row.sequence.in_flight <= 1 for row in step.rows if row.sequence.params.lockstep)
     # Whoever has just started from another's last page gets a copy before it writes there.
-    beginners = [page for sequence in step.admitted for page in sequence.pages]
-    for sequence in (row.sequence for row in step.rows):
-        own = sequence.pages[min(sequence.computed, len(sequence.tokens)) // config.page_size :]
-        assert all(scheduler.kv.pool.users[page] == 1 or page in beginners for page in own)
+    for group, pool in enumerate(scheduler.kv.pools):
+        beginners = [page for sequence in step.admitted for page in sequence.tables[group].live]
+        for sequence in (row.sequence for row in step.rows):
+            own = sequence.tables[group].pages[min(sequence.computed, len(sequence.tokens)) // config.page_size :]
+            assert all(pool.users[page] == 1 or page in beginners for page in own)

@@ -109,7 +109,7 @@ def under_load(
             await asyncio.sleep(0.001)
         scheduler = engine._loop.scheduler
         assert engine.stats().preemptions > 0
-        assert scheduler.kv.pool.free + len(scheduler.kv.prefixes) == scheduler.kv.pool.size
+        assert all(pool.free + pool.idle == pool.size for pool in scheduler.kv.pools)
         await engine.close()
         return answers
 
@@ -136,6 +136,21 @@ def test_32_mixed_requests_on_a_model_are_answered_as_each_alone(tiny_bundle: Pa
         return ReferenceRunner(bundle, limits=Limits(tokens=64, sequences=8, rows=8, pages=pages), activation="float32")
 
     assert under_load(runner(8), model, requests, noise) == alone(runner(8), model, requests)
+
+
+def test_mixed_requests_on_a_model_with_windows_are_answered_as_each_alone(windowed_bundle: Path) -> None:
+    """Pages behind the windows are given back, and used by others."""
+    bundle = open_bundle(windowed_bundle)
+    requests = mixed_requests(12, VOCAB_SIZE, (1, 15, 40, 60), 60)
+    model = TokenModel.of(bundle.manifest)
+
+    def runner(sequences: int, window_pages: int) -> ReferenceRunner:
+        limits = Limits(tokens=32, sequences=sequences, rows=8, pages=16, window_pages=window_pages)
+        return ReferenceRunner(bundle, limits=limits, activation="float32")
+
+    assert [group.window for group in runner(1, 5).groups] == [None, 11]
+    found = under_load(runner(8, 8), model, requests, mixed_requests(4, VOCAB_SIZE, (3, 20), 8))
+    assert found == alone(runner(1, 5), model, requests)
 
 
 def test_a_seeded_answer_is_that_of_one_sequence_run_by_hand(tiny_bundle: Path, prompt_token_ids: list[int]) -> None:

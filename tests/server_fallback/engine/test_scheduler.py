@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scheduler_traces import require_pages, run_trace
+from scheduler_traces import config_of, require_pages, run_trace
 
-from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import Sequence, SequenceParams
 
-TRACES = json.loads((Path(__file__).parents[2] / "conformance/scheduler.json").read_text())["traces"]
+FILES = [Path(__file__).parents[2] / "conformance" / name for name in ("scheduler.json", "scheduler_windows.json")]
+TRACES = [trace for file in FILES for trace in json.loads(file.read_text())["traces"]]
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=[trace["name"] for trace in TRACES])
@@ -25,7 +25,7 @@ def test_the_scheduler_decides_as_the_shared_traces_say(trace: dict[str, Any]) -
 
 @pytest.mark.parametrize(("lengths", "unfilled"), [((16,), 0), ((17,), 15), ((1, 16, 31), 15 + 0 + 1)])
 def test_only_last_pages_have_unused_positions(lengths: tuple[int, ...], unfilled: int) -> None:
-    scheduler = Scheduler(SchedulerConfig(page_size=16, pages=16, max_tokens=64, max_sequences=4, context=64))
+    scheduler = Scheduler(config_of(page_size=16, pages=16, max_tokens=64, max_sequences=4, context=64))
     assert scheduler.kv.unfilled(scheduler.running) == 0
     sequences = [Sequence(id, [id + 1] * length, SequenceParams(8)) for id, length in enumerate(lengths)]
     for sequence in sequences:

@@ -11,8 +11,9 @@ from hash_model import STOP, VOCAB, next_token
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduler_traces import HashDevice, require_pages, require_step, shift_of
+from scheduler_traces import HashDevice, config_of, require_pages, require_step, shift_of
 
+from nearfar.compiler.runtime.page_groups import PageGroup, pages_of_sequence
 from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import FINISHED, RUNNING, Sequence, SequenceParams
@@ -58,6 +59,9 @@ class Scheduling(RuleBasedStateMachine):
         spare_pages=st.integers(0, 12),
         spare_rows=st.integers(0, 6),
         patience=st.sampled_from([None, 3, 20]),
+        # Of all layers, or of the second group.
+        window=st.sampled_from([None, 1, 3, 5, 9]),
+        mixed=st.booleans(),
     )
     def begin(
         self,
@@ -68,11 +72,16 @@ class Scheduling(RuleBasedStateMachine):
         spare_pages: int,
         spare_rows: int,
         patience: int | None,
+        window: int | None,
+        mixed: bool,
     ) -> None:
         page_size = page_size or context
-        pages = -(-context // page_size) + spare_pages
+        windows = (None, window) if mixed and window is not None else (window,)
+        groups = [
+            PageGroup(pages_of_sequence(own, context, page_size, max_tokens) + spare_pages, own) for own in windows
+        ]
         self.config = SchedulerConfig(
-            page_size, pages, max_tokens, max_sequences, context, max_sequences + spare_rows, patience
+            page_size, groups, max_tokens, max_sequences, context, max_sequences + spare_rows, patience
         )
         self.scheduler, self.device = Scheduler(self.config), HashDevice(self.config)
 
@@ -167,7 +176,7 @@ class Scheduling(RuleBasedStateMachine):
         self.open.clear()
         self.scheduler.reset()
         self.device = HashDevice(self.config)
-        assert self.scheduler.kv.pool.free == self.config.pages
+        assert all(pool.free == pool.size for pool in self.scheduler.kv.pools)
 
     @invariant()
     def pages_are_accounted_for(self) -> None:
@@ -197,19 +206,22 @@ class Scheduling(RuleBasedStateMachine):
                 assert found or not tokens
             else:
                 assert (found, sequence.finish_reason) == (tokens, finish)
-        assert self.scheduler.kv.pool.free + len(self.scheduler.kv.prefixes) == self.config.pages
-        assert self.scheduler.kv.prefixes.evictable == len(self.scheduler.kv.prefixes)
-        while self.scheduler.kv.prefixes.evict():
-            pass
-        assert self.scheduler.kv.pool.free == self.config.pages
+        prefixes = self.scheduler.kv.prefixes
+        for group, pool in enumerate(self.scheduler.kv.pools):
+            assert pool.free + pool.idle == pool.size
+            assert pool.idle == prefixes.num_pages(group)
+        for group, pool in reversed(list(enumerate(self.scheduler.kv.pools))):
+            while prefixes.evict(group):
+                pass
+            assert pool.free == pool.size
 
 
 TestScheduling = Scheduling.TestCase
 TestScheduling.settings = settings(max_examples=50, stateful_step_count=40, deadline=None, database=None)
 
 
-def config(**other: int | None) -> SchedulerConfig:
-    return SchedulerConfig(**{"page_size": 4, "pages": 32, "max_tokens": 8, "max_sequences": 2, "context": 32, **other})  # type: ignore[arg-type]
+def config(**other: Any) -> SchedulerConfig:
+    return config_of(**{"page_size": 4, "pages": 32, "max_tokens": 8, "max_sequences": 2, "context": 32, **other})
 
 
 def request(
@@ -279,10 +291,10 @@ def test_a_page_that_is_shared_and_not_full_is_copied_before_it_is_written() -> 
     step = turn(scheduler, device)
     assert step is not None
     assert [(row.sequence.id, row.start, row.length) for row in step.rows] == [(0, 6, 1), (1, 5, 1), (2, 5, 1)]
-    page = first.pages[1]
-    assert [copy[0] for copy in step.copies] == [page, page]
-    assert len({sequence.pages[1] for sequence in (first, *others)}) == 3
-    assert {sequence.pages[0] for sequence in (first, *others)} == {first.pages[0]}
+    page = first.tables[0].pages[1]
+    assert [copy[0] for copy in step.copies[0]] == [page, page]
+    assert len({sequence.tables[0].pages[1] for sequence in (first, *others)}) == 3
+    assert {sequence.tables[0].pages[0] for sequence in (first, *others)} == {first.tables[0].pages[0]}
     assert [sequence.cached_tokens for sequence in others] == [5, 5]
 
 
@@ -294,9 +306,9 @@ def test_without_a_free_page_a_fork_computes_its_last_page_again() -> None:
     turn(scheduler, device)
     second = request(1, list(first.prompt), 2, leader=first)
     scheduler.add(second)
-    held = [scheduler.kv.pool.allocate() for _ in range(scheduler.kv.pool.free)]
+    held = [scheduler.kv.pools[0].allocate() for _ in range(scheduler.kv.pools[0].free)]
     for page in held[1:]:
-        scheduler.kv.pool.release(page)
+        scheduler.kv.pools[0].release(page)
     while first.state != FINISHED or second.state != FINISHED:
         turn(scheduler, device)
     assert first.tokens == second.tokens == [*first.prompt, *alone(first, 16)[0]]

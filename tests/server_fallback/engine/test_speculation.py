@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hash_model import VOCAB
@@ -60,9 +59,9 @@ def speculating(
         while engine.stats().running or engine.stats().waiting:
             await asyncio.sleep(0.001)
         scheduler = engine._loop.scheduler
-        assert scheduler.kv.pool.free + len(scheduler.kv.prefixes) == scheduler.kv.pool.size
+        assert all(pool.free + pool.idle == pool.size for pool in scheduler.kv.pools)
         if draft is not None:
-            assert draft._pool.free == draft._pool.size
+            assert all(pool.free == pool.size for pool in draft._pools)
         stats = engine.stats()
         await engine.close()
         return [found for found in answers if found is not None], stats
@@ -208,14 +207,15 @@ def test_requests_that_cannot_speculate_are_refused_at_the_start() -> None:
         TokenEngine(HashRunner(LIMITS), MODEL, EngineConfig(speculation=Speculation("ngram", 0)))
 
 
-def test_answers_of_a_model_are_those_of_plain_decoding(tiny_bundle: Path) -> None:
-    bundle = open_bundle(tiny_bundle)
+@pytest.mark.parametrize("name", ["tiny_bundle", "windowed_bundle"])
+def test_answers_of_a_model_are_those_of_plain_decoding(name: str, request: pytest.FixtureRequest) -> None:
+    bundle = open_bundle(request.getfixturevalue(name))
     model = TokenModel.of(bundle.manifest)
 
     def runner() -> ReferenceRunner:
         return ReferenceRunner(bundle, limits=Limits(tokens=64, sequences=4, rows=16, pages=24), activation="float32")
 
-    requests = mixed_requests(6, VOCAB_SIZE, (5, 16), 10)
+    requests = mixed_requests(6, VOCAB_SIZE, (5, 16), 20)
     expected = alone(runner(), model, requests)
     answers, stats = speculating(runner(), model, requests, DraftModel(runner(), model), tokens=3)
     assert answers == expected

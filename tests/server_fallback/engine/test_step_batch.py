@@ -11,7 +11,8 @@ from hash_model import STOP, VOCAB
 from scheduler_traces import HashDevice
 
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, GREEDY, IN_PROMPT, MASK, draw_at
-from nearfar.compiler.runtime.batch import Array, Batch
+from nearfar.compiler.runtime.batch import WINDOW_INPUTS, Array, Batch
+from nearfar.compiler.runtime.page_groups import PageGroup
 from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.request import Sampling
 from nearfar.server_fallback.engine.resolved_sampling import ResolvedSampling, resolve_sampling
@@ -41,6 +42,8 @@ def plain_batch(
                 "positions",
                 "slots",
                 "page_ids",
+                "window_slots",
+                "window_page_ids",
                 "sample_rows",
                 "sample_slots",
                 "sample_settings",
@@ -49,18 +52,24 @@ def plain_batch(
         },
         "seq_starts": [0],
         "page_indptr": [0],
+        "window_page_indptr": [0],
     }
     for row in step.rows:
-        sequence, pages, sampling = row.sequence, row.sequence.pages, samplings[row.sequence]
+        sequence, sampling = row.sequence, samplings[row.sequence]
         known = [*sequence.tokens, *row.drafts]
         for position in range(row.start, row.start + row.length):
             found["token_ids"].append(known[position] if position < len(known) else -1 - sequence.slot)
             found["positions"].append(position)
-            found["slots"].append(pages[position // page_size] * page_size + position % page_size)
             found["adapters"].append(sequence.params.adapter_slot)
         found["seq_starts"].append(len(found["token_ids"]))
-        found["page_ids"] += pages
-        found["page_indptr"].append(len(found["page_ids"]))
+        for prefix, table in zip(("", "window_"), sequence.tables, strict=False):
+            pages = table.pages
+            positions = range(row.start, row.start + row.length)
+            found[f"{prefix}slots"] += [
+                pages[position // page_size] * page_size + position % page_size for position in positions
+            ]
+            found[f"{prefix}page_ids"] += pages
+            found[f"{prefix}page_indptr"].append(len(found[f"{prefix}page_ids"]))
         for index in range(row.num_sampled):
             found["sample_rows"].append(len(found["token_ids"]) - row.num_sampled + index)
             if index < row.prompt_logprobs:
@@ -75,7 +84,7 @@ def plain_batch(
 
 
 def require_equal(batch: Batch, expected: dict[str, list[Any]]) -> None:
-    for name, array in batch.arrays().items():
+    for name, array in batch.arrays(WINDOW_INPUTS if batch.window else ()).items():
         assert array.dtype == (np.float32 if name == "sample_settings" else np.int32)
         assert array.flags.writeable
         found = array.tolist()
@@ -90,9 +99,9 @@ def require_equal(batch: Batch, expected: dict[str, list[Any]]) -> None:
 def test_a_batch_is_what_plain_loops_over_its_rows_give(seed: int) -> None:
     chosen = random.Random(seed)
     page_size, max_sequences = chosen.choice([1, 2, 4, 16]), chosen.randint(1, 6)
-    config = SchedulerConfig(
-        page_size, -(-48 // page_size) + 40, 24, max_sequences, 48, max_sequences + chosen.randint(0, 12)
-    )
+    pages = -(-48 // page_size) + 40
+    groups = [PageGroup(pages), PageGroup(pages, 7)][: chosen.randint(1, 2)]
+    config = SchedulerConfig(page_size, groups, 24, max_sequences, 48, max_sequences + chosen.randint(0, 12))
     scheduler, device = Scheduler(config), HashDevice(config)
     samplings: dict[Sequence, ResolvedSampling] = {}
     slots = SlotSampling(max_sequences, VOCAB, lambda *_: None)

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import pytest
 from hash_model import VOCAB
-from scheduler_traces import HashDevice, require_pages
+from scheduler_traces import HashDevice, config_of, require_pages
 
-from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import FINISHED, Sequence, SequenceParams
 
@@ -20,7 +19,7 @@ class Chat:
     """Requests one after the other, on ``pages``."""
 
     def __init__(self, pages: int) -> None:
-        config = SchedulerConfig(page_size=CONTEXT, pages=pages, max_tokens=32, max_sequences=4, context=CONTEXT)
+        config = config_of(page_size=CONTEXT, pages=pages, max_tokens=32, max_sequences=4, context=CONTEXT)
         self.scheduler, self.device = Scheduler(config), HashDevice(config)
         self.copies = self.count = 0
 
@@ -34,7 +33,7 @@ class Chat:
         while sequence.state != FINISHED:
             step = self.scheduler.next()
             assert step is not None
-            self.copies += len(step.copies)
+            self.copies += sum(map(len, step.copies))
             self.scheduler.commit(step, self.device.taken(step)())
             require_pages(self.scheduler)
         return sequence.cached_tokens, sequence.tokens
@@ -52,14 +51,14 @@ def test_a_next_turn_starts_from_all_that_was_said(pages: int, copies: int) -> N
         assert found == before
     assert chat.copies == copies
     # Only the longest is kept of what begins alike.
-    assert len(chat.scheduler.kv.prefixes) == 1
+    assert chat.scheduler.kv.prefixes.num_pages() == 1
 
 
 def test_prompts_that_part_share_what_they_have_in_common_and_adapters_share_nothing() -> None:
     chat = Chat(4)
     chat.ask(PROMPT)
     assert chat.ask([*PROMPT[:12], 9, 9, 9])[0] == 12
-    assert len(chat.scheduler.kv.prefixes) == 2
+    assert chat.scheduler.kv.prefixes.num_pages() == 2
     assert chat.ask([2, *PROMPT])[0] == 0
     assert chat.ask(PROMPT, adapter="a")[0] == 0
     # The last token is always computed.

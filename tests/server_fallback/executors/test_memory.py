@@ -11,7 +11,7 @@ from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.measure.report import make_report
-from nearfar.server_fallback.executors.memory import context_bytes, plan_memory, weight_bytes
+from nearfar.server_fallback.executors.memory import context_bytes, page_bytes, plan_memory, weight_bytes
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +26,31 @@ def test_every_sequence_gets_its_complete_context_if_there_is_memory(manifest: M
     # The compiler's report counts the same for one sequence.
     report = make_report(manifest)
     alone = plan_memory(manifest, sequences=1, tokens=64, kv_bytes=1 << 30)
-    assert alone.kv_bytes == context_bytes(manifest) == report.kv_bytes_per_token * one * manifest.page_size
+    assert alone.kv_bytes == context_bytes(manifest, 64) == report.kv_bytes_per_token * one * manifest.page_size
     assert alone.total_bytes == report.runtime_memory_bytes
     assert weight_bytes(manifest) == report.weight_bytes
+
+
+def test_layers_with_a_window_get_the_pages_of_their_window(windowed_bundle: Path) -> None:
+    manifest = open_bundle(windowed_bundle).manifest
+    window_pages = 1 + 4 + 2
+    plan = plan_memory(manifest, sequences=3, tokens=64, kv_bytes=1 << 30)
+    assert (plan.limits.pages, plan.limits.window_pages) == (3 * 16, 3 * window_pages)
+    full, window = page_bytes(manifest)
+    assert plan.kv_bytes == 3 * (16 * full + window_pages * window)
+    report = make_report(manifest)
+    assert report.kv_bytes == context_bytes(manifest, 64) == 16 * full + window_pages * window
+    assert report.kv_bytes_per_token == (full + window) // manifest.page_size
+    # With less memory all sequences get their windows, unless the full layers of one would not fit.
+    small = plan_memory(manifest, sequences=3, tokens=64, kv_bytes=25 * full + 3 * window_pages * window)
+    assert (small.limits.pages, small.limits.window_pages) == (25, 3 * window_pages)
+    equal = plan_memory(manifest, sequences=3, tokens=64, kv_bytes=18 * (full + window))
+    assert (equal.limits.pages, equal.limits.window_pages) == (18, 18)
+    least = plan_memory(manifest, sequences=3, tokens=64, kv_bytes=report.kv_bytes)
+    assert (least.limits.pages, least.limits.window_pages) == (16, window_pages)
+    assert least.kv_bytes == report.kv_bytes
+    with pytest.raises(RequestError, match="allow more with --kv-memory"):
+        plan_memory(manifest, sequences=3, tokens=64, kv_bytes=report.kv_bytes - 1)
 
 
 def test_less_memory_is_fewer_pages_down_to_one_context(manifest: Manifest) -> None:

@@ -63,7 +63,7 @@ def answered(model: Path, options: LocalOptions, together: bool) -> list[list[st
 
 
 def test_answers_are_the_same_in_any_company_on_few_pages_and_with_guesses(demo: ExportBundle) -> None:
-    one = context_bytes(demo.manifest)
+    one = context_bytes(demo.manifest, 64)
     alone = answered(demo.path, LocalOptions(max_sequences=2), together=False)
     assert len({text for texts in alone for text in texts}) > len(PROMPTS)
     assert answered(demo.path, LocalOptions(max_sequences=8), together=True) == alone
@@ -73,7 +73,7 @@ def test_answers_are_the_same_in_any_company_on_few_pages_and_with_guesses(demo:
 
 
 def test_memory_is_counted_by_sequences_of_the_whole_context(demo: ExportBundle) -> None:
-    manifest, one = demo.manifest, context_bytes(demo.manifest)
+    manifest, one = demo.manifest, context_bytes(demo.manifest, 64)
     assert one == manifest.context * 2 * 4 * 2 * 32 * 4
     plan = plan_memory(manifest, sequences=4, tokens=64, kv_bytes=1 << 30, extra_rows=3)
     assert (plan.limits.pages, plan.limits.rows, plan.kv_bytes) == (4, 7, 4 * one)

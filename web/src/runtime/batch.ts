@@ -32,29 +32,37 @@ export interface Batch {
 
 /**
  * The sampled rows as sequences of one row each, for layers that compute only sampled rows: their positions (R,), where
- * each row starts (R + 1,), and the index of its sequence's first page in page_ids (R + 1,).
+ * each row starts (R + 1,), and the index of its sequence's first page in page_ids and window_page_ids (R + 1,).
  */
 export interface SampledRows {
   readonly sample_positions: readonly number[];
   readonly sample_starts: readonly number[];
   readonly sample_page_indptr: readonly number[];
+  readonly window_sample_page_indptr: readonly number[];
 }
 
 export const SAMPLED_INPUTS = [
   "sample_positions",
   "sample_starts",
   "sample_page_indptr",
+  "window_sample_page_indptr",
 ] as const satisfies readonly (keyof SampledRows)[];
 
 export type BatchInputs = Batch & SampledRows;
 
-export function sampledRows({ sample_rows, positions, seq_starts, page_indptr }: Batch): SampledRows {
+export function sampledRows(batch: Batch): SampledRows {
+  const { sample_rows, positions, seq_starts } = batch;
   // The row's sequence is the first that ends after it.
-  const firstPages = sample_rows.map((row) => page_indptr[seq_starts.findIndex((start) => start > row) - 1] ?? -1);
+  const sequences = sample_rows.map((row) => seq_starts.findIndex((start) => start > row) - 1);
+  const firstPages = (indptr: readonly number[] = []): number[] => [
+    ...sequences.map((sequence) => indptr[sequence] ?? 0),
+    indptr.at(-1) ?? 0,
+  ];
   return {
     sample_positions: sample_rows.map((row) => positions[row] ?? -1),
     sample_starts: [0, ...sample_rows.map((_, index) => index + 1)],
-    sample_page_indptr: [...firstPages, page_indptr.at(-1) ?? 0],
+    sample_page_indptr: firstPages(batch.page_indptr),
+    window_sample_page_indptr: firstPages(batch.window_page_indptr),
   };
 }
 

@@ -21,16 +21,24 @@ test("dims contain the numbers of tokens, sequences, sampled rows and listed pag
 
 test("each sampled row is a sequence of one row on the pages of its sequence", () => {
   const rows = { ...batch, seq_starts: [0, 2, 3], page_indptr: [0, 1, 3] };
-  expect(sampledRows(rows)).toEqual({ sample_positions: [30], sample_starts: [0, 1], sample_page_indptr: [1, 3] });
+  const windowed = { ...rows, window_page_indptr: [0, 1, 4] };
+  expect(sampledRows(windowed)).toEqual({
+    sample_positions: [30],
+    sample_starts: [0, 1],
+    sample_page_indptr: [1, 3],
+    window_sample_page_indptr: [1, 4],
+  });
   expect(sampledRows({ ...rows, sample_rows: [0, 1, 2] })).toEqual({
     sample_positions: [0, 1, 30],
     sample_starts: [0, 1, 2, 3],
     sample_page_indptr: [0, 0, 1, 3],
+    window_sample_page_indptr: [0, 0, 0, 0],
   });
-  expect(sampledRows({ ...rows, sample_rows: [] })).toEqual({
+  expect(sampledRows({ ...windowed, sample_rows: [] })).toEqual({
     sample_positions: [],
     sample_starts: [0],
     sample_page_indptr: [3],
+    window_sample_page_indptr: [4],
   });
 });
 

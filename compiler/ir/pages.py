@@ -1,0 +1,17 @@
+"""The names of page groups in graphs and plans.
+
+The layers of a page group share page tables. A model whose layers all see the whole context has one group, and so has
+a model whose layers all have a window. A model with both may have two: layers without a window use the first one, and
+layers with a window the second one, whose dims are PW and LW and whose inputs are prefixed.
+"""
+
+from __future__ import annotations
+
+PAGES = "P"
+WINDOW_PAGES = "PW"
+# The dims of the pages of each group.
+PAGE_DIMS = (PAGES, WINDOW_PAGES)
+# The prefix of the second group's inputs.
+WINDOW = "window_"
+# The inputs that describe the pages of a group: of each new token, of each sequence, and of each sampled row.
+PAGE_INPUTS = ("slots", "page_indptr", "page_ids", "sample_page_indptr")

@@ -1,0 +1,59 @@
+"""Page groups: the layers that share page tables, and the pools of their pages.
+
+Layers with a window need only the pages within the largest of their windows. Pages behind it can be given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..bundle.manifest import EMBED, Description, Manifest
+from ..ir.pages import WINDOW_PAGES
+
+
+class PageGroup(NamedTuple):
+    """A pool of ``pages``. ``window``: the number of tokens that a token sees in these layers, itself included; None
+    for all tokens.
+    """
+
+    pages: int
+    window: int | None = None
+
+
+def group_windows(manifest: Description) -> tuple[int | None, ...]:
+    """The window of each page group. Nothing is given back while an embedding is computed, so those have no window."""
+    context = manifest.context
+    if not isinstance(manifest, Manifest) or EMBED in manifest.plans:
+        return (None,)
+    windows = [window for window in manifest.spec.windows if window is not None and window < context]
+    has_two = any(state.shape[0] == WINDOW_PAGES for state in manifest.states.values())
+    is_full = has_two or not windows or len(windows) < len(manifest.spec.windows)
+    first = None if is_full else max(windows)
+    return (first, max(windows)) if has_two else (first,)
+
+
+def pages_of_sequence(window: int | None, context: int, page_size: int, max_tokens: int) -> int:
+    """The most pages that one sequence holds in a group: those of a full context, or those of the window, of the new
+    tokens of a step, and of the partly filled pages at both ends.
+    """
+    full = -(-context // page_size)
+    return full if window is None else min(full, -(-window // page_size) - (-max_tokens // page_size) + 2)
+
+
+def dead_pages(window: int | None, position: int, page_size: int) -> int:
+    """The number of pages at the start of a sequence that neither this position nor later ones read."""
+    return 0 if window is None else max(0, (position - window + 1) // page_size)
+
+
+def longest_sequence(groups: Sequence[PageGroup], context: int, page_size: int, max_tokens: int) -> int:
+    """The most tokens that one sequence may have, at most ``context``: fewer if the pools do not hold them."""
+    enough = all(group.pages >= pages_of_sequence(group.window, context, page_size, max_tokens) for group in groups)
+    return context if enough else min(context, *(group.pages * page_size for group in groups))
+
+
+def rings(groups: Sequence[PageGroup], count: int) -> list[list[int]]:
+    """The first ``count`` entries of each page table of the only sequence on a device. Pages that lie behind the window
+    are used again.
+    """
+    return [[index % group.pages for index in range(count)] for group in groups]
