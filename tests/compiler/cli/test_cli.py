@@ -134,7 +134,7 @@ def test_inspect_counts_8_bit_keys_and_values(
     # Three layers of 3 kv heads: a key takes 24 bytes and a scale, and so does a value.
     assert (report["kv"], report["kv_bytes_per_token"]) == ("q8", 3 * 3 * 2 * (24 + 4))
     assert main(["inspect", str(bundle)]) == 0
-    assert "per token, q8" in capsys.readouterr().out
+    assert "for 256 tokens, q8" in capsys.readouterr().out
 
 
 def test_inspect_prints_tables(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
