@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from ..ir.graph import Constant, Graph, Parameter, Source, Value
 from ..ir.ops import Type
-from ..ir.rope import inverse_frequencies, pairs
+from ..ir.rope import inverse_frequencies, pairs, rotary_dim
+from ..ir.rotary_pairs import RotaryPairs
 from ..ir.sampling import Settings
 from ..ir.spec import ModelSpec, RopeSpec
 
@@ -26,6 +27,8 @@ class DecoderLayout:
 
     ``q_norm``, ``k_norm``: the norms of queries and keys, if the spec has them. They are over each head, or with
     ``wide_qk_norm`` over all heads of a row, and before the rotation unless ``norm_after_rope``.
+
+    ``interleaved``: the checkpoint's queries and keys are rotated by pairs (2i, 2i + 1).
     """
 
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -38,6 +41,7 @@ class DecoderLayout:
     k_norm: str = "self_attn.k_norm"
     wide_qk_norm: bool = False
     norm_after_rope: bool = False
+    interleaved: bool = False
 
 
 PRE_NORM = DecoderLayout()
@@ -285,9 +289,17 @@ class Layer:
             if module in parts:
                 tensor = name.replace(module, fused)
                 start = sum(self._rows[part] for part in parts[: parts.index(module)])
-        source = Source(tensor, start, start + rows, factor=factor)
+        source = Source(tensor, start, start + rows, factor=factor, pairs=self._pairs(module))
         self._graph.parameters[name] = Parameter(name, (source,), columns)
         return name
+
+    def _pairs(self, module: str) -> RotaryPairs | None:
+        """The stored order of a projection's rows; None if they are read as they are."""
+        rope = self._spec.rope_of(self._layer)
+        if not self._layout.interleaved or rope is None or module not in ("self_attn.q_proj", "self_attn.k_proj"):
+            return None
+        assert not self._spec.qk_norm, "norms of heads are not read in the order of the rotate-half form"
+        return RotaryPairs(self._head_dim, rotary_dim(rope, self._head_dim))
 
     def _norm(self, module: str | None, x: str) -> str:
         """The norm of that module, or ``x`` if the family has none there."""

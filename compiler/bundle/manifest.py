@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from ..errors import BundleError
 from ..ir.expr import Condition, Expr
 from ..ir.plan import union
+from ..ir.rotary_pairs import RotaryPairs
 from ..ir.spec import EmbeddingSpec, ModelSpec
 from ..quant.layout import Layout
 
@@ -175,7 +176,8 @@ class LoraModule(Entry):
     """The location of a module's low-rank matrices: A is in rows [part * rank, ..) of state ``a``, B in rows [start,
     stop) of state ``b``.
 
-    The stored rows of B start at its row ``first_row`` and are multiplied by ``factor``.
+    The stored rows of B start at its row ``first_row`` and are multiplied by ``factor``. With ``pairs``, rows are
+    counted and stored in the order of the rotate-half form.
     """
 
     a: str
@@ -185,6 +187,7 @@ class LoraModule(Entry):
     stop: int
     first_row: int
     factor: float
+    pairs: RotaryPairs | None = None
 
 
 class LoraEntry(Entry):

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from decoder_families import make_family
 from tiny_adapters import MLP, SELF_ATTENTION, Deltas, adapted_logits, make_adapter
 from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.formats.peft import read_adapter
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Chunk, Limits, Runner, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.targets.cpu.runner import CpuRunner
@@ -89,6 +91,21 @@ def test_an_adapter_of_fused_tensors_changes_all_projections_that_read_them(
     for adapter, expected in ((1, deltas), (-1, {})):
         logits = runner.forward(make_batch([Chunk(PROMPTS[0], 0, [0], [5], adapter=adapter)], 16)).logits[0]
         assert relative_error(logits, adapted_logits(tiny_checkpoints["phi3"], expected, PROMPTS[0])[-1]) < F32, adapter
+    runner.close()
+
+
+def test_an_adapter_of_interleaved_pairs_changes_the_rows_that_they_became(tmp_path: Path) -> None:
+    make_family("glm4", tmp_path / "checkpoint")
+    deltas = make_adapter(
+        tmp_path / "adapter", tmp_path / "checkpoint", ("q_proj", "k_proj", "v_proj"), rank=3, alpha=6, seed=4
+    )
+    options = CompileOptions(target="cpu", quantization="f32", activations=("float32",), context=64, lora_rank=3)
+    bundle = compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options)
+    runner = ReferenceRunner(bundle, limits=LIMITS)
+    for name, values in read_adapter(tmp_path / "adapter", bundle.manifest).items():
+        runner.write_state(name, 1, values)
+    logits = runner.forward(make_batch([Chunk(PROMPTS[0], 0, [0], [5], adapter=1)], 16)).logits[0]
+    assert relative_error(logits, adapted_logits(tmp_path / "checkpoint", deltas, PROMPTS[0])[-1]) < F32
     runner.close()
 
 

@@ -1,0 +1,54 @@
+"""Keys of config.json that single families have: their defaults, and values that are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from published_configs import read, without
+
+from nearfar.compiler.errors import CheckpointError, NearfarError, UnsupportedModel
+from nearfar.compiler.measure.model_table import published
+
+CONFIGS: dict[str, dict[str, Any]] = {name: json.loads(path.read_text()) for name, path in published()}
+GLM4, ERNIE = CONFIGS["glm-4-9b-0414"], CONFIGS["ernie-4.5-0.3b"]
+
+
+def test_glm4_rotates_half_of_a_head_and_has_biases_unless_its_config_says_otherwise() -> None:
+    spec = read(GLM4)
+    assert (spec.rope.rotary_dim, spec.qkv_bias, spec.output_bias) == (64, False, False)
+    spec = read(without(GLM4, "partial_rotary_factor", "attention_bias"))
+    assert (spec.rope.rotary_dim, spec.qkv_bias, spec.output_bias) == (64, True, False)
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    assert read(without(GLM4, "partial_rotary_factor"), rope_parameters=rope).rope.rotary_dim == 32
+    assert read(without(GLM4, "partial_rotary_factor"), rope_parameters={"rope_type": "default"}).rope.rotary_dim == 64
+
+
+def test_one_flag_of_ernie_applies_to_all_projections() -> None:
+    spec = read(ERNIE, use_bias=True)
+    assert spec.qkv_bias
+    assert spec.output_bias
+    assert spec.mlp_bias
+    assert read(without(ERNIE, "head_dim")).head_dim == 128
+    assert read(ERNIE, head_dim=None).head_dim == 64
+    assert read(without(ERNIE, "num_key_value_heads")).num_kv_heads == 16
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "error", "message"),
+    [
+        (GLM4, {"mlp_bias": True}, UnsupportedModel, "unknown key 'mlp_bias'"),
+        (GLM4, {"use_qk_norm": True}, UnsupportedModel, "unknown key 'use_qk_norm'"),
+        (GLM4, {"partial_rotary_factor": 0.51}, UnsupportedModel, "rotates 65 of a head's 128 elements"),
+        (GLM4, {"hidden_act": "relu"}, UnsupportedModel, "'hidden_act' is 'relu'"),
+        (ERNIE, {"moe_num_experts": 64}, UnsupportedModel, "unknown key 'moe_num_experts'"),
+        (ERNIE, {"partial_rotary_factor": 0.5}, UnsupportedModel, "'partial_rotary_factor' is 0.5"),
+        (ERNIE, {"use_bias": "no"}, CheckpointError, "'use_bias' is 'no'"),
+    ],
+)
+def test_what_a_family_does_not_compute_is_refused(
+    config: dict[str, Any], changes: dict[str, Any], error: type[NearfarError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        read(config, **changes)
