@@ -70,6 +70,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 8.0,
         },
     ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1",
+        {
+            "head_dim": 24,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0},
+        },
+    ),
     "ministral": ("Ministral", {"head_dim": 24, "layer_types": MIXED[:3], **WINDOWS}),
     "olmo2": ("Olmo2", {"head_dim": 24}),
     "olmo3": (

@@ -22,8 +22,9 @@ ALIASES = {"su": "longrope"}
 @dataclass(frozen=True, slots=True)
 class RopeSizes:
     """What a rotation depends on besides its own keys. ``rotates_parts``: 'partial_rotary_factor' may rotate a part of
-    each head; otherwise it must be 1. ``default_rotated`` and ``default_theta`` apply to absent keys. ``ignored``: keys
-    of the section that the architecture handles itself.
+    each head; otherwise it must be 1. ``default_rotated`` and ``default_theta`` apply to absent keys.
+    ``reads_alpha``: a "dynamic" section with 'alpha' multiplies theta, for all lengths alike. ``ignored``: keys of the
+    section that the architecture handles itself.
     """
 
     head_dim: int
@@ -31,6 +32,7 @@ class RopeSizes:
     rotates_parts: bool = False
     default_rotated: float = 1.0
     default_theta: float = DEFAULT_ROPE_THETA
+    reads_alpha: bool = False
     ignored: frozenset[str] = frozenset()
 
 
@@ -124,6 +126,10 @@ def _read_section(
         rope = _read_yarn(section, rope, _original_length(section, sizes, outer_original))
     elif kind == "longrope":
         rope = _read_longrope(section, rope, sizes, _original_length(section, sizes, outer_original), factor)
+    elif kind == "dynamic" and sizes.reads_alpha and (alpha := section.optional_number("alpha")) is not None:
+        rope = replace(rope, theta=rope.theta * alpha ** (sizes.head_dim / (sizes.head_dim - 2)))
+        # The factors of other scalings, which this one does not read.
+        section.ignore("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim")
     elif kind == "dynamic":
         rope = replace(
             rope,

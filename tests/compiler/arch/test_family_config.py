@@ -9,10 +9,11 @@ import pytest
 from published_configs import read, without
 
 from nearfar.compiler.errors import CheckpointError, NearfarError, UnsupportedModel
+from nearfar.compiler.ir.spec import RopeSpec
 from nearfar.compiler.measure.model_table import published
 
 CONFIGS: dict[str, dict[str, Any]] = {name: json.loads(path.read_text()) for name, path in published()}
-GLM4, ERNIE = CONFIGS["glm-4-9b-0414"], CONFIGS["ernie-4.5-0.3b"]
+GLM4, ERNIE, HUNYUAN = (CONFIGS[name] for name in ("glm-4-9b-0414", "ernie-4.5-0.3b", "hunyuan-1.8b-instruct"))
 
 
 def test_glm4_rotates_half_of_a_head_and_has_biases_unless_its_config_says_otherwise() -> None:
@@ -35,6 +36,16 @@ def test_one_flag_of_ernie_applies_to_all_projections() -> None:
     assert read(without(ERNIE, "num_key_value_heads")).num_kv_heads == 16
 
 
+def test_alpha_of_hunyuan_stretches_the_rotation_at_every_length() -> None:
+    spec = read(HUNYUAN)
+    assert spec.rope == RopeSpec(theta=10000.0 * 1000.0 ** (128 / 126))
+    assert spec.max_position_embeddings == 262144
+    # Without it, the scaling depends on the length.
+    dynamic = {"type": "dynamic", "factor": 4.0}
+    assert read(HUNYUAN, rope_scaling=dynamic).rope == RopeSpec(10000.0, "dynamic", 4.0, 1.0, 1.0, 262144)
+    assert read(HUNYUAN, rope_scaling=None).rope == RopeSpec(theta=10000.0)
+
+
 @pytest.mark.parametrize(
     ("config", "changes", "error", "message"),
     [
@@ -44,6 +55,12 @@ def test_one_flag_of_ernie_applies_to_all_projections() -> None:
         (GLM4, {"hidden_act": "relu"}, UnsupportedModel, "'hidden_act' is 'relu'"),
         (ERNIE, {"moe_num_experts": 64}, UnsupportedModel, "unknown key 'moe_num_experts'"),
         (ERNIE, {"partial_rotary_factor": 0.5}, UnsupportedModel, "'partial_rotary_factor' is 0.5"),
+        (HUNYUAN, {"num_experts": 16}, UnsupportedModel, "'num_experts' is 16"),
+        (HUNYUAN, {"use_qk_norm": False}, UnsupportedModel, "'use_qk_norm' is false"),
+        (HUNYUAN, {"use_cla": True}, UnsupportedModel, "'use_cla' is true"),
+        (HUNYUAN, {"attention_head_dim": 64}, UnsupportedModel, "'attention_head_dim' is 64"),
+        (HUNYUAN, {"rope_scaling": {"type": "linear", "factor": 2.0, "alpha": 5.0}}, UnsupportedModel, "key 'alpha'"),
+        (HUNYUAN, {"moe_topk": 2}, UnsupportedModel, "unknown key 'moe_topk'"),
         (ERNIE, {"use_bias": "no"}, CheckpointError, "'use_bias' is 'no'"),
     ],
 )
