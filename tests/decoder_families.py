@@ -26,6 +26,19 @@ LONG = {
 
 # Name -> (transformers' family, its configuration besides the sizes).
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    # Layers without a window do not rotate.
+    "cohere2": (
+        "Cohere2",
+        {
+            "hidden_size": 96,
+            "num_attention_heads": 6,
+            "attention_bias": True,
+            "layer_types": MIXED,
+            "num_hidden_layers": 4,
+            "logit_scale": 0.7,
+            **WINDOWS,
+        },
+    ),
     "ernie4_5": ("Ernie4_5", {"head_dim": 24, "use_bias": True, "tie_word_embeddings": True}),
     "exaone4": ("Exaone4", {"head_dim": 24, "tie_word_embeddings": True, "num_hidden_layers": 4, **WINDOWS}),
     "gemma2": ("Gemma2", {"head_dim": 16, "num_hidden_layers": 4, "query_pre_attn_scalar": 20, **WINDOWS}),
@@ -98,6 +111,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "smollm3": ("SmolLM3", {"head_dim": 24, "no_rope_layers": [1, 0, 1]}),
+    # 6 of 24 elements are rotated.
+    "stablelm": ("StableLm", {"hidden_size": 144, "use_qkv_bias": True}),
     "ministral3": ("Ministral3", {"head_dim": 24, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}}),
     "llama_yarn": ("Llama", {"head_dim": 24, "hidden_act": "gelu_pytorch_tanh", "rope_parameters": YARN}),
     "llama_yarn_mscale": (

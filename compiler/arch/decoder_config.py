@@ -56,6 +56,7 @@ def read_decoder_config(
     default_theta: float = DEFAULT_ROPE_THETA,
     tied: bool = False,
     default_eps: float | None = None,
+    eps_key: str = "rms_norm_eps",
     harmless: frozenset[str] = frozenset(),
 ) -> ModelSpec:
     """The spec of a decoder. The arguments are values that each architecture reads in its own way.
@@ -63,7 +64,8 @@ def read_decoder_config(
     ``head_dim`` None: hidden_size / num_attention_heads. ``ropes``: the rotation of "full_attention" and
     "sliding_attention", None if all layers have the one of 'rope_theta' and 'rope_parameters'. ``rotates_parts``: the
     architecture supports 'partial_rotary_factor'. ``default_rotated``, ``default_theta``, ``tied`` and ``default_eps``
-    apply to absent keys. ``harmless``: the architecture's own keys that do not change the logits.
+    apply to absent keys. ``eps_key``: the key of the norms' epsilon. ``harmless``: the architecture's own keys that do
+    not change the logits.
 
     Reads all keys and finishes the reader. Raises CheckpointError for wrong values, and UnsupportedModel for values
     that need mathematics that we do not compile.
@@ -95,7 +97,7 @@ def read_decoder_config(
         head_dim=head_dim,
         intermediate_size=config.integer("intermediate_size"),
         max_position_embeddings=max_position_embeddings,
-        rms_norm_eps=config.number("rms_norm_eps", default=default_eps),
+        rms_norm_eps=config.number(eps_key, default=default_eps),
         rope=rope,
         window_rope=window_rope,
         tie_word_embeddings=config.flag("tie_word_embeddings", default=tied),

@@ -10,14 +10,15 @@ from ..nearest import nearest
 # The supported model_type that computes most alike -> decoders of text.
 DECODERS = {
     "llama": (
-        "afmoe", "apertus", "arcee", "baichuan", "bitnet", "cohere", "cohere2", "cwm", "deepseek", "deepseek_v2",
+        "afmoe", "apertus", "arcee", "baichuan", "bitnet", "cwm", "deepseek", "deepseek_v2",
         "deepseek_v3", "diffllama", "doge", "dots1", "exaone", "falcon", "falcon3",
         "gemma", "gemma3n", "gemma3n_text", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj",
         "granitemoe", "helium", "internlm", "internlm2", "internlm3", "llama4", "llama4_text", "longcat_flash",
         "minicpm", "minicpm3", "minimax", "mpt", "nanochat", "nemotron", "olmo",
-        "olmoe", "openelm", "opt", "persimmon", "seed_oss", "solar", "stablelm", "starcoder2",
+        "olmoe", "openelm", "opt", "persimmon", "seed_oss", "solar", "starcoder2",
         "vaultgemma", "xglm", "yi", "bloom", "codegen", "biogpt",
     ),
+    "cohere2": ("cohere",),
     "ernie4_5": ("ernie4_5_moe",),
     "glm4": ("glm", "glm4_moe"),
     "hunyuan_v1_dense": ("hunyuan_v1_moe",),

@@ -14,6 +14,7 @@ from nearfar.compiler.measure.model_table import published
 
 CONFIGS: dict[str, dict[str, Any]] = {name: json.loads(path.read_text()) for name, path in published()}
 GLM4, ERNIE, HUNYUAN = (CONFIGS[name] for name in ("glm-4-9b-0414", "ernie-4.5-0.3b", "hunyuan-1.8b-instruct"))
+COHERE, STABLELM = CONFIGS["c4ai-command-r7b-12-2024"], CONFIGS["stablelm-2-1_6b"]
 
 
 def test_glm4_rotates_half_of_a_head_and_has_biases_unless_its_config_says_otherwise() -> None:
@@ -46,6 +47,25 @@ def test_alpha_of_hunyuan_stretches_the_rotation_at_every_length() -> None:
     assert read(HUNYUAN, rope_scaling=None).rope == RopeSpec(theta=10000.0)
 
 
+def test_only_layers_of_command_r7b_with_a_window_rotate() -> None:
+    spec = read(COHERE)
+    assert spec.windows == (4096, 4096, 4096, None) * 8
+    assert spec.unrotated == tuple(range(3, 32, 4))
+    assert (spec.logit_scale, spec.rms_norm_eps, spec.tie_word_embeddings) == (0.25, 1e-5, True)
+    plain = without(COHERE, "sliding_window_pattern", "layer_switch")
+    kinds = ["full_attention", "sliding_attention"] * 16
+    assert read(plain) == spec
+    assert read(plain, layer_types=kinds).unrotated == tuple(range(0, 32, 2))
+    assert read(without(COHERE, "logit_scale")).logit_scale == 0.0625
+
+
+def test_stablelm_rotates_a_quarter_of_a_head() -> None:
+    assert read(STABLELM).rope.rotary_dim == 16
+    assert read(without(STABLELM, "partial_rotary_factor")).rope.rotary_dim == 16
+    assert (read(STABLELM).qkv_bias, read(without(STABLELM, "use_qkv_bias")).qkv_bias) == (True, False)
+    assert read(without(STABLELM, "layer_norm_eps")).rms_norm_eps == 1e-5
+
+
 @pytest.mark.parametrize(
     ("config", "changes", "error", "message"),
     [
@@ -61,6 +81,18 @@ def test_alpha_of_hunyuan_stretches_the_rotation_at_every_length() -> None:
         (HUNYUAN, {"attention_head_dim": 64}, UnsupportedModel, "'attention_head_dim' is 64"),
         (HUNYUAN, {"rope_scaling": {"type": "linear", "factor": 2.0, "alpha": 5.0}}, UnsupportedModel, "key 'alpha'"),
         (HUNYUAN, {"moe_topk": 2}, UnsupportedModel, "unknown key 'moe_topk'"),
+        (COHERE, {"use_qk_norm": True}, UnsupportedModel, "'use_qk_norm' is true"),
+        (COHERE, {"use_parallel_block": False}, UnsupportedModel, "'use_parallel_block' is false"),
+        (COHERE, {"position_embedding_type": "rope"}, UnsupportedModel, "'position_embedding_type' is 'rope'"),
+        (COHERE, {"rotary_pct": 0.5}, UnsupportedModel, "'rotary_pct' is 0.5"),
+        (COHERE, {"layer_switch": 2}, UnsupportedModel, "'layer_switch' is 2"),
+        (COHERE, {"use_embedding_sharing": False}, UnsupportedModel, "'use_embedding_sharing' is false"),
+        (COHERE, {"head_dim": 64}, UnsupportedModel, "'head_dim' is 64"),
+        (COHERE, {"sliding_window": None}, CheckpointError, "'sliding_window' is null"),
+        (COHERE, {"rms_norm_eps": 1e-5}, UnsupportedModel, "unknown key 'rms_norm_eps'"),
+        (STABLELM, {"qk_layernorm": True}, UnsupportedModel, "'qk_layernorm' is true"),
+        (STABLELM, {"use_parallel_residual": True}, UnsupportedModel, "'use_parallel_residual' is true"),
+        (STABLELM, {"rotary_scaling_factor": 2.0}, UnsupportedModel, "unknown key 'rotary_scaling_factor'"),
         (ERNIE, {"use_bias": "no"}, CheckpointError, "'use_bias' is 'no'"),
     ],
 )
