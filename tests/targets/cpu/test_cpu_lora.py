@@ -11,14 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decoder_families import make_family
 from tiny_adapters import MLP, SELF_ATTENTION, Deltas, adapted_logits, make_adapter
 from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.formats.peft import read_adapter
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.ir.rotary_pairs import RotaryPairs
 from nearfar.compiler.runtime.batch import Chunk, Limits, Runner, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.targets.cpu.runner import CpuRunner
@@ -94,19 +93,23 @@ def test_an_adapter_of_fused_tensors_changes_all_projections_that_read_them(
     runner.close()
 
 
-def test_an_adapter_of_interleaved_pairs_changes_the_rows_that_they_became(tmp_path: Path) -> None:
-    make_family("glm4", tmp_path / "checkpoint")
-    deltas = make_adapter(
-        tmp_path / "adapter", tmp_path / "checkpoint", ("q_proj", "k_proj", "v_proj"), rank=3, alpha=6, seed=4
-    )
-    options = CompileOptions(target="cpu", quantization="f32", activations=("float32",), context=64, lora_rank=3)
-    bundle = compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options)
-    runner = ReferenceRunner(bundle, limits=LIMITS)
-    for name, values in read_adapter(tmp_path / "adapter", bundle.manifest).items():
-        runner.write_state(name, 1, values)
-    logits = runner.forward(make_batch([Chunk(PROMPTS[0], 0, [0], [5], adapter=1)], 16)).logits[0]
-    assert relative_error(logits, adapted_logits(tmp_path / "checkpoint", deltas, PROMPTS[0])[-1]) < F32
-    runner.close()
+def test_rows_that_a_checkpoint_stores_as_pairs_are_read_in_the_order_of_the_model(
+    bundle: Bundle, adapters: list[tuple[Path, Deltas]]
+) -> None:
+    assert bundle.manifest.lora is not None
+    module, folder = "model.layers.1.self_attn.q_proj", adapters[0][0]
+    (part,) = bundle.manifest.lora.modules[module]
+    pairs = RotaryPairs(24, 16)
+    paired = part.model_copy(update={"pairs": pairs})
+    lora = bundle.manifest.lora.model_copy(update={"modules": {**bundle.manifest.lora.modules, module: [paired]}})
+    plain = read_adapter(folder, bundle.manifest)
+    found = read_adapter(folder, bundle.manifest.model_copy(update={"lora": lora}))
+    order = pairs.stored_rows(0, part.stop - part.start)
+    expected = plain[part.b].copy()
+    expected[part.start : part.stop] = expected[part.start : part.stop][order]
+    assert not np.array_equal(expected, plain[part.b])
+    for name, values in plain.items():
+        np.testing.assert_array_equal(found[name], expected if name == part.b else values)
 
 
 def test_a_slot_can_hold_another_adapter(
