@@ -39,7 +39,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             **WINDOWS,
         },
     ),
-    "ernie4_5": ("Ernie4_5", {"head_dim": 24, "use_bias": True, "tie_word_embeddings": True}),
+    # Sizes that are divisible into groups of 32 weights.
+    "ernie4_5": (
+        "Ernie4_5",
+        {"hidden_size": 128, "intermediate_size": 64, "head_dim": 32, "use_bias": True, "tie_word_embeddings": True},
+    ),
     "exaone4": ("Exaone4", {"head_dim": 24, "tie_word_embeddings": True, "num_hidden_layers": 4, **WINDOWS}),
     "gemma2": ("Gemma2", {"head_dim": 16, "num_hidden_layers": 4, "query_pre_attn_scalar": 20, **WINDOWS}),
     "gemma3_text": (
@@ -71,7 +75,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     # 12 of 24 elements are rotated, as pairs (2i, 2i + 1).
-    "glm4": ("Glm4", {"head_dim": 24, "pad_token_id": 0, "eos_token_id": 2, "tie_word_embeddings": True}),
+    "glm4": ("Glm4", {"head_dim": 24, "pad_token_id": 0, "eos_token_id": 2}),
     "granite": (
         "Granite",
         {
