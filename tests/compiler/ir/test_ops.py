@@ -73,6 +73,7 @@ def test_a_shape_rule_gives_shape_and_dtype(
         ("gated_linear", {"x": ("S", 72), "weight": (40, 71)}),
         ("gated_linear", {"x": ("S", 72), "weight": (41, 72)}),
         ("add", {"a": ("S", 72), "b": ("S", 71)}),
+        ("rms_norm", {"x": ("S", 72), "weight": (24,), "bias": (72,)}),
         ("gate", {"gate": ("S", 72), "up": ("S", 71)}),
     ],
 )
