@@ -26,6 +26,24 @@ LONG = {
 
 # Name -> (transformers' family, its configuration besides the sizes).
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    # Layers without a window do not rotate.
+    "cohere2": (
+        "Cohere2",
+        {
+            "hidden_size": 96,
+            "num_attention_heads": 6,
+            "attention_bias": True,
+            "layer_types": MIXED,
+            "num_hidden_layers": 4,
+            "logit_scale": 0.7,
+            **WINDOWS,
+        },
+    ),
+    # Sizes that are divisible into groups of 32 weights.
+    "ernie4_5": (
+        "Ernie4_5",
+        {"hidden_size": 128, "intermediate_size": 64, "head_dim": 32, "use_bias": True, "tie_word_embeddings": True},
+    ),
     "exaone4": ("Exaone4", {"head_dim": 24, "tie_word_embeddings": True, "num_hidden_layers": 4, **WINDOWS}),
     "gemma2": ("Gemma2", {"head_dim": 16, "num_hidden_layers": 4, "query_pre_attn_scalar": 20, **WINDOWS}),
     "gemma3_text": (
@@ -56,6 +74,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             **WINDOWS,
         },
     ),
+    # 12 of 24 elements are rotated, as pairs (2i, 2i + 1).
+    "glm4": ("Glm4", {"head_dim": 24, "pad_token_id": 0, "eos_token_id": 2}),
     "granite": (
         "Granite",
         {
@@ -65,6 +85,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.3,
             "residual_multiplier": 0.22,
             "logits_scaling": 8.0,
+        },
+    ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1",
+        {
+            "head_dim": 24,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0},
         },
     ),
     "ministral": ("Ministral", {"head_dim": 24, "layer_types": MIXED[:3], **WINDOWS}),
@@ -87,6 +115,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "smollm3": ("SmolLM3", {"head_dim": 24, "no_rope_layers": [1, 0, 1]}),
+    # 6 of 24 elements are rotated.
+    "stablelm": ("StableLm", {"hidden_size": 144, "use_qkv_bias": True}),
     "ministral3": ("Ministral3", {"head_dim": 24, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}}),
     "llama_yarn": ("Llama", {"head_dim": 24, "hidden_act": "gelu_pytorch_tanh", "rope_parameters": YARN}),
     "llama_yarn_mscale": (

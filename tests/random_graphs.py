@@ -167,16 +167,23 @@ class RandomGraph:
         name = self.name(f"{module}.weight")
         source = Source(name, 0, width, *self.random.choice([(0.0, 1.0), (1.0, 1.0), (0.0, 0.5)]))
         self.graph.parameters[name] = Parameter(name, (source,), None)
-        return self.graph.add("rms_norm", {"x": x, "weight": name}, name=self.name("normed"), eps=eps, dtype=dtype)
+        inputs, centered = {"x": x, "weight": name}, self.random.random() < 0.2
+        if centered and self.random.random() < 0.5:
+            inputs["bias"] = self.vector(f"{module}.bias", width)
+        return self.graph.add("rms_norm", inputs, name=self.name("normed"), eps=eps, dtype=dtype, centered=centered)
 
     def linear(self, module: str, x: str, rows: int, dtype: str, *, bias: bool) -> str:
         columns = self.graph.shape_of(x)[1]
         assert isinstance(columns, int)
         inputs = {"x": x, "weight": self.matrix(module, rows, columns)}
         if bias:
-            inputs["bias"] = self.name(f"{module}.bias")
-            self.graph.parameters[inputs["bias"]] = Parameter(inputs["bias"], (Source(inputs["bias"], 0, rows),), None)
+            inputs["bias"] = self.vector(f"{module}.bias", rows)
         return self.graph.add("linear", inputs, name=self.name(f"{module}.out"), dtype=dtype)
+
+    def vector(self, base: str, size: int) -> str:
+        name = self.name(base)
+        self.graph.parameters[name] = Parameter(name, (Source(name, 0, size),), None)
+        return name
 
     def sum(self, a: str, b: str) -> str:
         return self.graph.add("add", {"a": a, "b": b}, name=self.name("sum"))

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import strategies as st
 
 from nearfar.compiler.ir.expr import evaluate
-from nearfar.compiler.ir.graph import Graph, Parameter, Value
+from nearfar.compiler.ir.graph import Graph, Parameter, Source, Value
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.plan import Buffer, Plan
 from nearfar.compiler.ir.rope import rope_table
@@ -200,10 +201,15 @@ def fixed_arrays(graph: Graph, tensors: Mapping[str, Array]) -> dict[str, Array]
 def stacked(parameter: Parameter, tensors: Mapping[str, Array]) -> Array:
     """A parameter's rows, as `pipeline/weights.py` reads them."""
     parts = [
-        source.offset + source.factor * tensors[source.tensor][source.start : source.stop]
-        for source in parameter.sources
+        source.offset + source.factor * tensors[source.tensor][stored_rows(source)] for source in parameter.sources
     ]
     return np.concatenate(parts).astype(np.float32)
+
+
+def stored_rows(source: Source) -> slice | npt.NDArray[np.intp]:
+    if source.pairs is None:
+        return slice(source.start, source.stop)
+    return source.pairs.stored_rows(source.start, source.stop)
 
 
 def new_states(graph: Graph) -> dict[str, Array]:

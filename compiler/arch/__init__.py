@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ..ir.spec import ModelSpec
 
 SUPPORTED = (
-    "exaone4", "gemma2", "gemma3_text", "gemma4_text", "granite", "llama", "ministral", "ministral3", "mistral",
-    "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3",
+    "cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "glm4", "granite", "hunyuan_v1_dense",
+    "llama", "ministral", "ministral3", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3", "stablelm",
 )  # fmt: skip
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from ..ir.graph import Constant, Graph, Parameter, Source, Value
 from ..ir.ops import Type
-from ..ir.rope import inverse_frequencies, pairs
+from ..ir.rope import inverse_frequencies, pairs, rotary_dim
+from ..ir.rotary_pairs import RotaryPairs
 from ..ir.sampling import Settings
 from ..ir.spec import ModelSpec, RopeSpec
 
@@ -22,10 +23,13 @@ class DecoderLayout:
 
     ``fused``: a checkpoint's tensors that hold the rows of several projections in order, as the tensor's module -> the
     projections' modules. The four norms of a layer are around its attention and its feed-forward; None if the family
-    has no such norm. A norm's factors are stored without ``norm_offset``.
+    has no such norm. A norm's factors are stored without ``norm_offset``. ``centered_norms``: they are LayerNorms, with
+    a bias if ``norm_bias``. ``parallel``: the feed-forward reads the norm that the attention reads.
 
     ``q_norm``, ``k_norm``: the norms of queries and keys, if the spec has them. They are over each head, or with
     ``wide_qk_norm`` over all heads of a row, and before the rotation unless ``norm_after_rope``.
+
+    ``interleaved``: the checkpoint's queries and keys are rotated by pairs (2i, 2i + 1).
     """
 
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -34,10 +38,14 @@ class DecoderLayout:
     before_feed_forward: str | None = "post_attention_layernorm"
     after_feed_forward: str | None = None
     norm_offset: float = 0.0
+    centered_norms: bool = False
+    norm_bias: bool = False
+    parallel: bool = False
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     wide_qk_norm: bool = False
     norm_after_rope: bool = False
+    interleaved: bool = False
 
 
 PRE_NORM = DecoderLayout()
@@ -80,7 +88,7 @@ def finish(graph: Graph, spec: ModelSpec, layout: DecoderLayout, x: str, *, embe
     """Add everything after the last layer, which computes all rows, or only the sampled ones."""
     if graph.shape_of(x)[0] != "R":
         x = take_sampled(graph, x, "sampled_rows")
-    x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps, offset=layout.norm_offset)
+    x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps, layout=layout)
     if embeds:
         graph.outputs = {"embeddings": x}
         return
@@ -167,6 +175,7 @@ class Layer:
     def __init__(self, graph: Graph, spec: ModelSpec, layer: int, layout: DecoderLayout, context: int) -> None:
         self._graph, self._spec, self._layer, self._layout = graph, spec, layer, layout
         self._context = context
+        self._attention_input = ""
         self._here, self._module = f"layers.{layer}", f"model.layers.{layer}"
         self._num_kv_heads, self._head_dim = spec.heads_of(layer)
         heads, kv = spec.num_heads * self._head_dim, self._num_kv_heads * self._head_dim
@@ -181,7 +190,7 @@ class Layer:
     def attention(self, x: str, page_size: int) -> str:
         graph, spec = self._graph, self._spec
         kv = f"layers.{spec.kv_layer(self._layer)}.kv"
-        normed = self._norm(self._layout.before_attention, x)
+        normed = self._attention_input = self._norm(self._layout.before_attention, x)
         q = self._normed_and_rotated("q", self._head_projection("q", normed))
         if kv not in graph.states:
             shape = ("P", 2, self._num_kv_heads, page_size, self._head_dim)
@@ -213,7 +222,7 @@ class Layer:
 
     def feed_forward(self, x: str) -> str:
         graph, spec = self._graph, self._spec
-        normed = self._norm(self._layout.before_feed_forward, x)
+        normed = self._attention_input if self._layout.parallel else self._norm(self._layout.before_feed_forward, x)
         gate, up = (
             self._linear(f"mlp.{name}_proj", normed, spec.hidden_size, bias=spec.mlp_bias) for name in ("gate", "up")
         )
@@ -238,15 +247,8 @@ class Layer:
         if self._spec.qk_norm:
             module = {"q": self._layout.q_norm, "k": self._layout.k_norm}[name]
             width = self._rows[f"self_attn.{name}_proj"] if self._layout.wide_qk_norm else self._head_dim
-            normed = norm(
-                self._graph,
-                f"{self._module}.{module}",
-                normed,
-                width,
-                self._spec.rms_norm_eps,
-                "activation",
-                offset=self._layout.norm_offset,
-            )
+            module, eps = f"{self._module}.{module}", self._spec.rms_norm_eps
+            normed = norm(self._graph, module, normed, width, eps, "activation", layout=self._layout)
         return normed if self._layout.norm_after_rope else self._rotated(name, normed)
 
     def _rotated(self, name: str, x: str) -> str:
@@ -285,9 +287,17 @@ class Layer:
             if module in parts:
                 tensor = name.replace(module, fused)
                 start = sum(self._rows[part] for part in parts[: parts.index(module)])
-        source = Source(tensor, start, start + rows, factor=factor)
+        source = Source(tensor, start, start + rows, factor=factor, pairs=self._pairs(module))
         self._graph.parameters[name] = Parameter(name, (source,), columns)
         return name
+
+    def _pairs(self, module: str) -> RotaryPairs | None:
+        """The stored order of a projection's rows; None if they are read as they are."""
+        rope = self._spec.rope_of(self._layer)
+        if not self._layout.interleaved or rope is None or module not in ("self_attn.q_proj", "self_attn.k_proj"):
+            return None
+        assert not self._spec.qk_norm, "norms of heads are not read in the order of the rotate-half form"
+        return RotaryPairs(self._head_dim, rotary_dim(rope, self._head_dim))
 
     def _norm(self, module: str | None, x: str) -> str:
         """The norm of that module, or ``x`` if the family has none there."""
@@ -295,15 +305,28 @@ class Layer:
             return x
         spec = self._spec
         name = f"{self._module}.{module}"
-        return norm(self._graph, name, x, spec.hidden_size, spec.rms_norm_eps, offset=self._layout.norm_offset)
+        return norm(self._graph, name, x, spec.hidden_size, spec.rms_norm_eps, layout=self._layout)
 
 
 def norm(
-    graph: Graph, module: str, x: str, width: int, eps: float, dtype: str = "float32", *, offset: float = 0.0
+    graph: Graph,
+    module: str,
+    x: str,
+    width: int,
+    eps: float,
+    dtype: str = "float32",
+    *,
+    layout: DecoderLayout = PRE_NORM,
 ) -> str:
-    name = f"{module}.weight"
-    graph.parameters[name] = Parameter(name, (Source(name, 0, width, offset=offset),), None)
-    return graph.add("rms_norm", {"x": x, "weight": name}, name=f"{module}.out", eps=eps, dtype=dtype)
+    inputs = {"x": x, "weight": vector(graph, f"{module}.weight", width, layout.norm_offset)}
+    if layout.norm_bias:
+        inputs["bias"] = vector(graph, f"{module}.bias", width)
+    return graph.add("rms_norm", inputs, name=f"{module}.out", eps=eps, dtype=dtype, centered=layout.centered_norms)
+
+
+def vector(graph: Graph, name: str, size: int, offset: float = 0.0) -> str:
+    graph.parameters[name] = Parameter(name, (Source(name, 0, size, offset=offset),), None)
+    return name
 
 
 def matrix(graph: Graph, module: str, rows: int, columns: int, factor: float = 1.0) -> str:

@@ -52,17 +52,20 @@ def read_decoder_config(
     windows: tuple[int | None, ...] = (),
     ropes: Mapping[str, RopeSpec] | None = None,
     rotates_parts: bool = False,
+    default_rotated: float = 1.0,
     default_theta: float = DEFAULT_ROPE_THETA,
     tied: bool = False,
     default_eps: float | None = None,
+    eps_key: str = "rms_norm_eps",
     harmless: frozenset[str] = frozenset(),
 ) -> ModelSpec:
     """The spec of a decoder. The arguments are values that each architecture reads in its own way.
 
     ``head_dim`` None: hidden_size / num_attention_heads. ``ropes``: the rotation of "full_attention" and
     "sliding_attention", None if all layers have the one of 'rope_theta' and 'rope_parameters'. ``rotates_parts``: the
-    architecture supports 'partial_rotary_factor'. ``default_theta``, ``tied`` and ``default_eps`` apply to absent keys.
-    ``harmless``: the architecture's own keys that do not change the logits.
+    architecture supports 'partial_rotary_factor'. ``default_rotated``, ``default_theta``, ``tied`` and ``default_eps``
+    apply to absent keys. ``eps_key``: the key of the norms' epsilon. ``harmless``: the architecture's own keys that do
+    not change the logits.
 
     Reads all keys and finishes the reader. Raises CheckpointError for wrong values, and UnsupportedModel for values
     that need mathematics that we do not compile.
@@ -79,7 +82,7 @@ def read_decoder_config(
             f"'num_attention_heads' is {num_heads}, not a multiple of 'num_key_value_heads', which is {num_kv_heads}",
         )
     head_dim = even_head_dim(config, head_dim)
-    sizes = RopeSizes(head_dim, max_position_embeddings, rotates_parts, default_theta)
+    sizes = RopeSizes(head_dim, max_position_embeddings, rotates_parts, default_rotated, default_theta)
     window_rope = None if ropes is None or len(set(ropes.values())) == 1 else ropes["sliding_attention"]
     rope = read_rope(config, sizes) if ropes is None else ropes["full_attention"]
     if rope.scaling == "dynamic":
@@ -94,7 +97,7 @@ def read_decoder_config(
         head_dim=head_dim,
         intermediate_size=config.integer("intermediate_size"),
         max_position_embeddings=max_position_embeddings,
-        rms_norm_eps=config.number("rms_norm_eps", default=default_eps),
+        rms_norm_eps=config.number(eps_key, default=default_eps),
         rope=rope,
         window_rope=window_rope,
         tie_word_embeddings=config.flag("tie_word_embeddings", default=tied),

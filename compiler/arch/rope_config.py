@@ -22,14 +22,17 @@ ALIASES = {"su": "longrope"}
 @dataclass(frozen=True, slots=True)
 class RopeSizes:
     """What a rotation depends on besides its own keys. ``rotates_parts``: 'partial_rotary_factor' may rotate a part of
-    each head; otherwise it must be 1. ``default_theta`` applies if config.json has none. ``ignored``: keys of the
+    each head; otherwise it must be 1. ``default_rotated`` and ``default_theta`` apply to absent keys.
+    ``reads_alpha``: a "dynamic" section with 'alpha' multiplies theta, for all lengths alike. ``ignored``: keys of the
     section that the architecture handles itself.
     """
 
     head_dim: int
     max_position_embeddings: int
     rotates_parts: bool = False
+    default_rotated: float = 1.0
     default_theta: float = DEFAULT_ROPE_THETA
+    reads_alpha: bool = False
     ignored: frozenset[str] = frozenset()
 
 
@@ -83,7 +86,8 @@ def _rotated_factor(config: ConfigReader, sizes: RopeSizes) -> float | None:
 
 def _rotary_dim(config: ConfigReader, factor: float | None, sizes: RopeSizes) -> int | None:
     """The number of elements of a head that are rotated; None for all of them."""
-    rotated = int(sizes.head_dim * (1 if factor is None else factor))
+    factor = sizes.default_rotated if factor is None else factor
+    rotated = int(sizes.head_dim * factor)
     if not 0 < rotated <= sizes.head_dim or rotated % 2:
         raise config.unsupported(
             "partial_rotary_factor",
@@ -122,6 +126,10 @@ def _read_section(
         rope = _read_yarn(section, rope, _original_length(section, sizes, outer_original))
     elif kind == "longrope":
         rope = _read_longrope(section, rope, sizes, _original_length(section, sizes, outer_original), factor)
+    elif kind == "dynamic" and sizes.reads_alpha and (alpha := section.optional_number("alpha")) is not None:
+        rope = replace(rope, theta=rope.theta * alpha ** (sizes.head_dim / (sizes.head_dim - 2)))
+        # The factors of other scalings, which this one does not read.
+        section.ignore("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim")
     elif kind == "dynamic":
         rope = replace(
             rope,
@@ -185,7 +193,7 @@ def _mscale(factor: float, mscale: float) -> float:
 def _read_longrope(
     section: ConfigReader, rope: RopeSpec, sizes: RopeSizes, original: int, rotated_factor: float | None
 ) -> RopeSpec:
-    num_pairs = int(sizes.head_dim * (1 if rotated_factor is None else rotated_factor)) // 2
+    num_pairs = int(sizes.head_dim * (sizes.default_rotated if rotated_factor is None else rotated_factor)) // 2
     lists = {}
     for key in ("short_factor", "long_factor"):
         lists[key] = section.numbers(key)

@@ -354,6 +354,14 @@ def check_lora(lora: LoraEntry, manifest: Manifest) -> None:
             )
             require(0 <= part.start < part.stop <= rows, where, f"has rows {part.start} to {part.stop} of {rows}")
             require(0 <= part.first_row <= MAX_COUNT, where, f"starts at row {part.first_row}")
+            if part.pairs is not None:
+                head_dim, rotary_dim = part.pairs.head_dim, part.pairs.rotary_dim
+                whole = max(each.first_row + each.stop - each.start for each in parts)
+                require(
+                    0 < rotary_dim <= head_dim <= MAX_COUNT and rotary_dim % 2 == 0 and whole % head_dim == 0,
+                    where,
+                    f"has heads of {head_dim} rows, {rotary_dim} of them pairs, in {whole} rows",
+                )
 
 
 def check_self_test(test: SelfTestEntry, manifest: Manifest) -> None:

@@ -384,7 +384,7 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
             same(facts, rows=rows, columns=columns, width=width)
         else:
             same(facts, batch=rows, columns=width)
-        same(facts, residual="residual" in shapes)
+        same(facts, centered=attrs.get("centered", False), bias="bias" in shapes, residual="residual" in shapes)
     elif step.op == "fake_quantize":
         same(facts, batch=shapes["x"][0], rows=shapes["x"][0], columns=shapes["x"][1], scale=attrs["scale"])
     elif step.op in ("gate", "gate_halves"):

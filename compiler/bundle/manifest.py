@@ -14,6 +14,7 @@ from ..errors import BundleError
 from ..ir.expr import Condition, Expr
 from ..ir.pages import PAGE_DIMS
 from ..ir.plan import union
+from ..ir.rotary_pairs import RotaryPairs
 from ..ir.spec import EmbeddingSpec, ModelSpec
 from ..quant.layout import Layout
 
@@ -176,7 +177,8 @@ class LoraModule(Entry):
     """The location of a module's low-rank matrices: A is in rows [part * rank, ..) of state ``a``, B in rows [start,
     stop) of state ``b``.
 
-    The stored rows of B start at its row ``first_row`` and are multiplied by ``factor``.
+    The stored rows of B start at its row ``first_row`` and are multiplied by ``factor``. With ``pairs``, rows are
+    counted and stored in the order of the rotate-half form.
     """
 
     a: str
@@ -186,6 +188,7 @@ class LoraModule(Entry):
     stop: int
     first_row: int
     factor: float
+    pairs: RotaryPairs | None = None
 
 
 class LoraEntry(Entry):

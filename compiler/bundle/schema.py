@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from typing_extensions import TypeAliasType
 
+from ..ir.rotary_pairs import RotaryPairs
 from ..ir.spec import EmbeddingSpec, ModelSpec, RopeSpec
 from . import manifest
 
@@ -31,7 +32,8 @@ def typescript() -> str:
     entries = [
         entry for entry in vars(manifest).values() if isinstance(entry, type) and issubclass(entry, manifest.Entry)
     ]
-    classes = [RopeSpec, ModelSpec, EmbeddingSpec, *(entry for entry in entries if entry is not manifest.Entry)]
+    own = (entry for entry in entries if entry is not manifest.Entry)
+    classes = [RopeSpec, ModelSpec, EmbeddingSpec, RotaryPairs, *own]
     version = f"\nexport const FORMAT_VERSION = {manifest.FORMAT_VERSION};\n"
     return HEADER + version + "".join(interface(entry) for entry in classes)
 

@@ -109,6 +109,7 @@ def fill_states(
                 first = part.part * manifest.lora.rank
                 states[part.a][first : first + rank] = values
             else:
-                mine = values[part.first_row : part.first_row + part.stop - part.start]
+                first, last = part.first_row, part.first_row + part.stop - part.start
+                mine = values[first:last] if part.pairs is None else values[part.pairs.stored_rows(first, last)]
                 states[part.b][part.start : part.stop, :rank] = mine * np.float32(scale * part.factor)
     return states

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from .expr import Expr
 from .ops import OPS, DType, Kind
+from .rotary_pairs import RotaryPairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,17 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows [start, stop) of a tensor in the checkpoint; each element x is read as offset + factor * x."""
+    """Rows [start, stop) of a tensor in the checkpoint; each element x is read as offset + factor * x.
+
+    With ``pairs``, rows are counted and read in the order of the rotate-half form.
+    """
 
     tensor: str
     start: int
     stop: int
     offset: float = 0.0
     factor: float = 1.0
+    pairs: RotaryPairs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,14 @@ def lora_entry(plan: Plan, rank: int) -> LoraEntry:
         for part, (source, width) in enumerate(zip(sources, step.attrs["widths"], strict=True)):
             a, b = step.inputs["a"], step.inputs["b"]
             entry = LoraModule(
-                a=a, b=b, part=part, start=start, stop=start + width, first_row=source.start, factor=source.factor
+                a=a,
+                b=b,
+                part=part,
+                start=start,
+                stop=start + width,
+                first_row=source.start,
+                factor=source.factor,
+                pairs=source.pairs,
             )
             modules.setdefault(source.tensor.removesuffix(".weight"), []).append(entry)
             start += width

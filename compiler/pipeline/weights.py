@@ -242,7 +242,12 @@ def read_planes(checkpoint: Checkpoint, parameter: Parameter, start: int, stop: 
         tensor = checkpoint.tensors[source.tensor]
         assert isinstance(tensor, StoredMatrix), source
         assert tensor.form.name == parameter.form, source
-        parts.append(tensor.planes(first, last))
+        if source.pairs is None:
+            parts.append(tensor.planes(first, last))
+        else:
+            low, high = source.pairs.heads(first, last)
+            order = source.pairs.stored_rows(first, last) - low
+            parts.append({name: plane[order] for name, plane in tensor.planes(low, high).items()})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
 
 
@@ -251,7 +256,11 @@ def read_rows(checkpoint: Checkpoint, parameter: Parameter, start: int, stop: in
     parts = []
     for source, first, last in rows_of_sources(parameter, start, stop):
         tensor = checkpoint.tensors[source.tensor]
-        rows = tensor.rows(first, last)
+        if source.pairs is None:
+            rows = tensor.rows(first, last)
+        else:
+            low, high = source.pairs.heads(first, last)
+            rows = tensor.rows(low, high)[source.pairs.stored_rows(first, last) - low]
         if isinstance(tensor, StoredMatrix):
             rows = rows[:, : parameter.columns]
         parts.append(

@@ -141,7 +141,28 @@ def partial_rotary_factor(spec: ModelSpec) -> float:
     return rotary_dim(spec.rope, spec.head_dim) / spec.head_dim
 
 
+def rotates_as_written(spec: ModelSpec) -> bool:
+    """Whether mlx-lm computes the rotation from its theta and the rotated part, which it takes from a factor."""
+    rotated = int(spec.head_dim * partial_rotary_factor(spec))
+    return spec.rope.scaling == "none" and rotated == rotary_dim(spec.rope, spec.head_dim)
+
+
 MODELS = {
+    "ernie4_5": Model(
+        "Ernie4_5ForCausalLM",
+        lambda spec: spec.qkv_bias == spec.output_bias == spec.mlp_bias and spec.rope.scaling == "none",
+        lambda spec: {"use_bias": spec.qkv_bias},
+    ),
+    "glm4": Model(
+        "Glm4ForCausalLM",
+        lambda spec: not spec.tie_word_embeddings and rotates_as_written(spec),
+        lambda spec: {"attention_bias": spec.qkv_bias, "partial_rotary_factor": partial_rotary_factor(spec)},
+    ),
+    "hunyuan_v1_dense": Model(
+        "HunYuanDenseV1ForCausalLM",
+        lambda spec: spec.qkv_bias == spec.output_bias and spec.rope.scaling == "none",
+        lambda spec: {"attention_bias": spec.qkv_bias},
+    ),
     "llama": Model(
         "LlamaForCausalLM",
         lambda spec: spec.qkv_bias == spec.output_bias and not spec.qk_norm and rotates_whole_heads(spec),
@@ -155,14 +176,7 @@ MODELS = {
     ),
     "phi3": Model(
         "Phi3ForCausalLM",
-        lambda spec: (
-            not has_bias(spec)
-            and not spec.qk_norm
-            and splits_hidden_size(spec)
-            and spec.rope.scaling == "none"
-            # mlx-lm computes the rotated width from the factor.
-            and int(spec.head_dim * partial_rotary_factor(spec)) == rotary_dim(spec.rope, spec.head_dim)
-        ),
+        lambda spec: not has_bias(spec) and not spec.qk_norm and splits_hidden_size(spec) and rotates_as_written(spec),
         lambda spec: {"partial_rotary_factor": partial_rotary_factor(spec)},
     ),
     "qwen2": Model(

@@ -90,7 +90,7 @@ def read_weight(parameter: Parameter, tensors: Mapping[str, Any], dtype: Any) ->
 def dense_rows(source: Source, tensors: Mapping[str, Any], dtype: Any) -> tuple[Any, ...]:
     mx = load_mlx()
 
-    rows = tensors[source.tensor][source.start : source.stop]
+    rows = tensors[source.tensor][selection(source)]
     if (source.offset, source.factor) != (0, 1):
         rows = source.offset + source.factor * rows.astype(mx.float32)
     return (rows.astype(dtype),)
@@ -104,12 +104,19 @@ def quantized_rows(source: Source, tensors: Mapping[str, Any], dtype: Any) -> tu
 
     module = source.tensor.removesuffix(".weight")
     codes, scales, biases = (
-        tensors[name][source.start : source.stop] for name in (source.tensor, f"{module}.scales", f"{module}.biases")
+        tensors[name][selection(source)] for name in (source.tensor, f"{module}.scales", f"{module}.biases")
     )
     if (source.offset, source.factor) != (0, 1):
         scales = source.factor * scales.astype(mx.float32)
         biases = source.offset + source.factor * biases.astype(mx.float32)
     return codes, scales.astype(dtype), biases.astype(dtype)
+
+
+def selection(source: Source) -> Any:
+    """The index of a source's rows in its tensor."""
+    if source.pairs is None:
+        return slice(source.start, source.stop)
+    return load_mlx().array(source.pairs.stored_rows(source.start, source.stop))
 
 
 def stacked(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:

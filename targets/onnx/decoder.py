@@ -180,7 +180,7 @@ def add_rms_norm(emitter: Emitter, node: Node) -> None:
     width = emitter.graph.parameters[node.inputs["weight"]].rows
     if width == emitter.columns(node.inputs["x"]):
         add_row_norm(emitter, node)
-    elif emitter.device.norms_heads:
+    elif emitter.device.norms_heads and not is_layer_norm(node):
         emitter.defer(node, add_head_norm)
     else:
         add_head_norm(emitter, node)
@@ -191,25 +191,42 @@ def add_head_norm(emitter: Emitter, node: Node) -> None:
     heads = emitter.builder.add(
         "Reshape", [emitter.name(node.inputs["x"]), emitter.builder.integers(-1, width)], f"{y}.heads"
     )
-    emitter.names[y] = norm_rows(emitter, heads, emitter.vector(node.inputs["weight"]), node.attrs["eps"], y)
+    emitter.names[y] = norm_rows(emitter, heads, node)
     emitter.reshaped.add(y)
 
 
 def add_row_norm(emitter: Emitter, node: Node) -> None:
     x, y, eps = node.inputs["x"], node.outputs["y"], node.attrs["eps"]
-    gamma, total = emitter.vector(node.inputs["weight"]), emitter.deferred_node(x, "add")
+    total = emitter.deferred_node(x, "add")
     if total is None:
-        emitter.names[y] = norm_rows(emitter, emitter.rows(x), gamma, eps, y)
+        emitter.names[y] = norm_rows(emitter, emitter.rows(x), node)
         return
     emitter.claim(total)
-    inputs = [*emitter.inputs(total, "a", "b"), gamma]
-    emitter.builder.add("SkipSimplifiedLayerNormalization", inputs, y, "", "", x, domain=MICROSOFT, epsilon=eps)
+    inputs = [*emitter.inputs(total, "a", "b"), *norm_vectors(emitter, node)]
+    op = "SkipLayerNormalization" if is_layer_norm(node) else "SkipSimplifiedLayerNormalization"
+    emitter.builder.add(op, inputs, y, "", "", x, domain=MICROSOFT, epsilon=eps)
     emitter.names |= {x: x, y: y}
 
 
-def norm_rows(emitter: Emitter, x: str, gamma: str, eps: float, y: str) -> str:
-    """The RMS norm of each row, as one op or as the ops that it consists of."""
+def is_layer_norm(node: Node) -> bool:
+    """Whether a norm subtracts the mean. Raises UnsupportedModel for a bias of one that does not, which no op has."""
+    if "bias" in node.inputs and not node.attr("centered"):
+        raise UnsupportedModel(
+            f"{node.inputs['bias']}: --target onnx has no bias of an RMS norm; take --target webgpu, cpu or cuda"
+        )
+    return bool(node.attr("centered"))
+
+
+def norm_vectors(emitter: Emitter, node: Node) -> list[str]:
+    return [emitter.vector(node.inputs[role]) for role in ("weight", "bias") if role in node.inputs]
+
+
+def norm_rows(emitter: Emitter, x: str, node: Node) -> str:
+    """The norm of each row, as one op or as the ops that it consists of."""
     builder, add = emitter.builder, emitter.builder.add
+    y, eps, (gamma, *_) = node.outputs["y"], node.attrs["eps"], norm_vectors(emitter, node)
+    if is_layer_norm(node):
+        return add("LayerNormalization", [x, *norm_vectors(emitter, node)], y, epsilon=eps, axis=-1)
     if emitter.device.fused_norms:
         return add("SimplifiedLayerNormalization", [x, gamma], y, epsilon=eps, axis=-1)
     mean = add("ReduceMean", [add("Mul", [x, x], f"{y}.squares"), builder.integers(-1)], f"{y}.mean", keepdims=1)
@@ -252,7 +269,7 @@ FORMS: dict[str, Form] = {
     "linear": Form(add_linear, ("dtype",), ("bias",)),
     "gated_linear": Form(add_gated_linear, ("activation",), ("bias",)),
     "slice_columns": Form(add_slice_columns, ("start", "stop", "dtype")),
-    "rms_norm": Form(add_rms_norm, ("eps", "dtype")),
+    "rms_norm": Form(add_rms_norm, ("eps", "dtype", "centered"), ("bias",)),
     "add": Form(defer_sum),
     "gate": Form(add_gate, ("activation",)),
     "gate_halves": Form(add_gate_halves, ("activation",)),

@@ -58,6 +58,8 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
             yield "linear", name, partial(linear, x_dtype, dtype, norm=norm)
             yield "add_lora", name, partial(add_lora, x_dtype, dtype, norm=norm)
     yield "rms_norm", "residual", partial(rms_norm, "float32", "float32", residual=True)
+    for bias in (False, True):
+        yield "rms_norm", "centered" + "_bias" * bias, partial(rms_norm, "float32", "float32", centered=True, bias=bias)
     for bias, residual in ((True, False), (False, True), (True, True)):
         yield "linear", "bias" * bias + "residual" * residual, partial(linear, bias=bias, residual=residual, norm=True)
     part: dict[str, Any] = {"columns": OUTPUTS + 20, "offset": 7, "bias": True}
@@ -120,12 +122,16 @@ def slice_columns(x_dtype: DType, dtype: DType) -> Graph:
     )
 
 
-def rms_norm(x_dtype: DType, dtype: DType, *, residual: bool = False) -> Graph:
+def rms_norm(
+    x_dtype: DType, dtype: DType, *, centered: bool = False, bias: bool = False, residual: bool = False
+) -> Graph:
     graph = Builder()
     inputs = {"x": graph.value("x", ("S", 3 * HEAD_DIM), x_dtype), "weight": graph.vector("weight", HEAD_DIM)}
+    if bias:
+        inputs["bias"] = graph.vector("bias", HEAD_DIM)
     if residual:
         inputs["residual"] = graph.value("residual", ("S", 3 * HEAD_DIM))
-    return graph.ends(graph.add("rms_norm", inputs, name="y", eps=1e-3, dtype=dtype))
+    return graph.ends(graph.add("rms_norm", inputs, name="y", eps=1e-3, dtype=dtype, centered=centered))
 
 
 def add() -> Graph:

@@ -10,6 +10,7 @@ import numpy as np
 
 from .op import (
     ACTIVATIONS,
+    CENTERED,
     DTYPE,
     EPS,
     FLOAT32,
@@ -32,19 +33,25 @@ def infer_rms_norm(shapes: Shapes, attrs: Attrs) -> Type:
     require(isinstance(width, int) and isinstance(columns, int) and columns % width == 0, "rms_norm", shapes)
     added = "residual" not in shapes or (shapes["residual"] == shapes["x"] and attrs["dtype"] == "float32")
     require(added, "rms_norm", shapes)
+    require("bias" not in shapes or shapes["bias"] == shapes["weight"], "rms_norm", shapes)
     return shapes["x"], attrs["dtype"]
 
 
 def rms_norm(inputs: Inputs, attrs: Attrs) -> Array:
-    """Scale groups of columns to unit root mean square, then by weight, and add a residual if there is one. Zhang &
-    Sennrich 2019.
+    """Scale groups of columns to unit root mean square, then by weight, and add a bias and a residual if there are
+    any. Zhang & Sennrich 2019.
 
-    x (S, n * E), weight (E,), residual like x -> like x.
+    With ``centered``, the mean of each group is subtracted first, which is LayerNorm. Ba et al. 2016.
+
+    x (S, n * E), weight (E,), bias (E,), residual like x -> like x.
     """
     x, weight = inputs["x"].astype(np.float32), inputs["weight"]
     groups = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
+    if attrs.get("centered", False):
+        groups = groups - np.mean(groups, axis=-1, keepdims=True)
     scale = 1 / np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + np.float32(attrs["eps"]))
-    y: Array = (groups * scale * weight).reshape(x.shape)
+    normed = groups * scale * weight
+    y: Array = (normed + inputs["bias"] if "bias" in inputs else normed).reshape(x.shape)
     return y + inputs["residual"] if "residual" in inputs else y
 
 
@@ -155,8 +162,8 @@ OPS = {
         infer_rms_norm,
         rms_norm,
         inputs={"x": FLOATS, "weight": VECTOR},
-        optional={"residual": FLOAT32},
-        attrs={"eps": EPS, "dtype": DTYPE},
+        optional={"bias": VECTOR, "residual": FLOAT32},
+        attrs={"eps": EPS, "dtype": DTYPE, "centered": CENTERED},
     ),
     "scale": Op(infer_scale, scale, inputs={"x": FLOAT32, "factor": VECTOR}),
     "add": Op(infer_add, add, inputs={"a": FLOAT32, "b": FLOAT32}),

@@ -144,5 +144,6 @@ DTYPE: Final = choice(REQUIRED, "float32", "activation")
 EPS: Final = positive()
 # Only for a step that normalizes its input as it reads it.
 NORM_EPS: Final = positive(None)
+CENTERED: Final = choice(False, False, True)
 GATE: Final = choice("silu", *ACTIVATIONS)
 KV: Final = choice("activation", "activation", "q8")

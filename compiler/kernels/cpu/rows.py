@@ -40,6 +40,21 @@ def rms_factor(kernel: KernelBuilder, load: Callable[[Scalar, int], Scalar], col
     return kernel.let("factor", number(1, "float32") / square_root(mean + number(eps, "float32")))
 
 
+def row_mean(kernel: KernelBuilder, load: Callable[[Scalar, int], Scalar], columns: int) -> Scalar:
+    """The mean of a row whose vectors ``load`` returns."""
+    sums = kernel.local("sums", 1, f"float32x{LANES}", fill=0)
+    rest = kernel.local("sums_behind", 1, "float32", fill=0)
+
+    def add(start: Scalar, lanes: int) -> None:
+        if lanes == LANES:
+            sums[0] = sums[0] + load(start, lanes)
+        else:
+            rest[0] = rest[0] + sum_of_lanes(load(start, lanes))
+
+    each_vector(kernel, columns, LANES, add)
+    return kernel.let("mean", (sum_of_lanes(sums[0]) + rest[0]) * number(1 / columns, "float32"))
+
+
 def norm_row(
     kernel: KernelBuilder,
     x: Array,
@@ -48,17 +63,29 @@ def norm_row(
     columns: int,
     eps: float,
     y: Array,
+    *,
+    centered: bool = False,
+    bias: Array | None = None,
     residual: Array | None = None,
 ) -> None:
-    """y[row] = x[row] / rms(x[row]) * weight, plus residual[row] if there is one."""
+    """y[row] = x[row] / rms(x[row]) * weight, plus bias and residual[row] if there are any; ``centered``: of
+    x[row] - mean(x[row]).
+    """
+
+    def stored(start: Scalar, lanes: int) -> Scalar:
+        return cast(x[row, ramp(start, lanes)], floats(lanes))
+
+    mean = row_mean(kernel, stored, columns) if centered else None
 
     def load(start: Scalar, lanes: int) -> Scalar:
-        return cast(x[row, ramp(start, lanes)], floats(lanes))
+        return stored(start, lanes) if mean is None else stored(start, lanes) - wide(mean, lanes)
 
     factor = rms_factor(kernel, load, columns, eps)
 
     def store(start: Scalar, lanes: int) -> None:
         value = load(start, lanes) * wide(factor, lanes) * weight[ramp(start, lanes)]
+        if bias is not None:
+            value = value + bias[ramp(start, lanes)]
         if residual is not None:
             value = value + residual[row, ramp(start, lanes)]
         y[row, ramp(start, lanes)] = cast(value, of(str(y.buffer.dtype), lanes))
@@ -76,19 +103,22 @@ def rms_norm(
     eps: float,
     x_dtype: str,
     y_dtype: str,
+    centered: bool = False,
+    bias: bool = False,
     residual: bool = False,
 ) -> Kernel:
-    """x (batch, groups * columns), weight (columns,), residual like x -> like x, with each group of columns normed
-    separately. One task: one group of a row.
+    """x (batch, groups * columns), weight and bias (columns,), residual like x -> like x, with each group of columns
+    normed separately. One task: one group of a row.
     """
     kernel = CpuKernelBuilder(name)
     rows: Expr = batch if groups == 1 else ["mul", batch, groups]
     x = kernel.buffer("x", (rows, columns), x_dtype)
     weight = kernel.buffer("weight", (columns,), "float32")
+    shift = kernel.buffer("bias", (columns,), "float32") if bias else None
     addend = kernel.buffer("residual", (rows, columns), "float32") if residual else None
     y = kernel.buffer("y", (rows, columns), y_dtype, write=True)
     with kernel.tasks("row", rows) as row:
-        norm_row(kernel, x, row, weight, columns, eps, y, addend)
+        norm_row(kernel, x, row, weight, columns, eps, y, centered=centered, bias=shift, residual=addend)
     return kernel.finish()
 
 

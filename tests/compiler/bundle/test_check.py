@@ -197,7 +197,8 @@ def test_page_groups_that_contradict_the_model_are_refused(change: str, windowed
 def test_the_rows_of_an_adapters_module_are_inside_its_states(manifests: dict[str, Path]) -> None:
     manifest = json.loads((manifests["cpu"] / "manifest.json").read_text())
     part = next(iter(manifest["lora"]["modules"].values()))[0]
-    for change in ({"stop": 10**6}, {"start": -1}, {"part": 99}, {"a": "sampled"}, {"first_row": -1}):
+    pairs = [{"pairs": {"head_dim": head_dim, "rotary_dim": rows}} for head_dim, rows in ((0, 2), (7, 2), (24, 5))]
+    for change in ({"stop": 10**6}, {"start": -1}, {"part": 99}, {"a": "sampled"}, {"first_row": -1}, *pairs):
         before = dict(part)
         part.update(change)
         with pytest.raises(BundleError, match=r"lora\."):

@@ -73,6 +73,7 @@ def test_a_shape_rule_gives_shape_and_dtype(
         ("gated_linear", {"x": ("S", 72), "weight": (40, 71)}),
         ("gated_linear", {"x": ("S", 72), "weight": (41, 72)}),
         ("add", {"a": ("S", 72), "b": ("S", 71)}),
+        ("rms_norm", {"x": ("S", 72), "weight": (24,), "bias": (72,)}),
         ("gate", {"gate": ("S", 72), "up": ("S", 71)}),
     ],
 )
@@ -140,6 +141,17 @@ def test_an_rms_norm_of_heads_norms_each_head_alone() -> None:
         columns = slice(6 * head, 6 * head + 6)
         alone = run("rms_norm", {"x": x[:, columns], "weight": weight}, eps=1e-6)
         np.testing.assert_array_equal(run("rms_norm", {"x": x, "weight": weight}, eps=1e-6)[:, columns], alone)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_centered_norm_with_a_bias_is_layer_norm(bias: bool) -> None:
+    import torch
+
+    x, weight, shift = 5 + random(1, 4, 12), random(2, 12), random(3, 12)
+    inputs = {"x": x, "weight": weight, **({"bias": shift} if bias else {})}
+    x_, weight_, shift_ = (torch.from_numpy(each) for each in (x, weight, shift))
+    expected = torch.nn.functional.layer_norm(x_, (12,), weight_, shift_ if bias else None)
+    assert relative_error(run("rms_norm", inputs, eps=1e-5, centered=True), expected.numpy()) < F32
 
 
 def test_an_rms_norm_of_zeros_is_zero() -> None:

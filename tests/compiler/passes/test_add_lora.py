@@ -13,7 +13,7 @@ from run_plan import CONTEXT, NUM_ADAPTERS, PAGE_SIZE, random_batches, random_te
 from tolerances import F32, relative_error
 
 from nearfar.compiler import quant
-from nearfar.compiler.arch.decoder import PRE_NORM, forward
+from nearfar.compiler.arch.decoder import PRE_NORM, DecoderLayout, forward
 from nearfar.compiler.arch.phi3 import LAYOUT
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
@@ -26,12 +26,20 @@ RANK = 3
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
-@given(spec=specs(), seed=st.integers(0, 1000), fused=st.booleans(), factor=st.sampled_from([1.0, 0.5]))
-def test_each_row_is_computed_with_its_own_adapter(spec: ModelSpec, seed: int, fused: bool, factor: float) -> None:
-    """``fused``: a tensor of the checkpoint holds several projections. ``factor``: weights are scaled as they are
-    read.
+@given(
+    spec=specs(),
+    seed=st.integers(0, 1000),
+    layout=st.sampled_from([PRE_NORM, LAYOUT, replace(LAYOUT, interleaved=True)]),
+    factor=st.sampled_from([1.0, 0.5]),
+)
+def test_each_row_is_computed_with_its_own_adapter(
+    spec: ModelSpec, seed: int, layout: DecoderLayout, factor: float
+) -> None:
+    """A tensor of the checkpoint may hold several projections, also for a rotation of pairs. ``factor``: weights are
+    scaled as they are read.
     """
-    plain = scaled(forward(spec, PAGE_SIZE, CONTEXT, layout=LAYOUT if fused else PRE_NORM), factor)
+    spec = replace(spec, qk_norm=spec.qk_norm and not layout.interleaved)
+    plain = scaled(forward(spec, PAGE_SIZE, CONTEXT, layout=layout), factor)
     tensors, batches = random_tensors(plain, seed), random_batches(spec.vocab_size, seed)
     adapted = run_passes(plain, quant.by_name("f32"), 128 << 20, lora_rank=RANK)
     plan = make_plan(adapted)
@@ -52,7 +60,8 @@ def test_each_row_is_computed_with_its_own_adapter(spec: ModelSpec, seed: int, f
             a, b = rng.normal(size=(RANK, columns)) / columns**0.5, rng.normal(size=(rows, RANK))
             for part in parts:
                 states[part.a][adapter, part.part * RANK : (part.part + 1) * RANK] = a
-                mine = b[part.first_row : part.first_row + part.stop - part.start]
+                first, last = part.first_row, part.first_row + part.stop - part.start
+                mine = b[first:last] if part.pairs is None else b[part.pairs.stored_rows(first, last)]
                 states[part.b][adapter, part.start : part.stop] = mine * part.factor
             merged[adapter][f"{name}.weight"] = (tensors[f"{name}.weight"] + b @ a).astype(np.float32)
     found = run_plan(plan, adapted, tensors, batches, states)

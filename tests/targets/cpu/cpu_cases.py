@@ -140,6 +140,12 @@ def row_cases() -> Iterator[StepCase]:
         yield on_rows(f"soft_cap_{columns}_{cap}", "soft_cap", {"x": ("float32", "S", columns)}, attrs)
     inputs = {"x": ("float32", "S", 74), "weight": ("vector", 37), "residual": ("float32", "S", 74)}
     yield on_rows("rms_norm_residual", "rms_norm", inputs, {"eps": EPS, "dtype": "float32"})
+    for columns, x, residual in ((1, "float32", False), (37, "float32", True), (72, "activation", False)):
+        inputs = {"x": (x, "S", 2 * columns), "weight": ("vector", columns), "bias": ("vector", columns)}
+        if residual:
+            inputs["residual"] = ("float32", "S", 2 * columns)
+        attrs = {"eps": EPS, "dtype": "float32", "centered": True}
+        yield on_rows(f"rms_norm_centered_{columns}", "rms_norm", inputs, attrs, "float16")
     for groups, columns, x, y, batch in (
         (1, 1, "float32", "float32", "S"),
         (1, 37, "float32", "float32", "R"),

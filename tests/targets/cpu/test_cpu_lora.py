@@ -17,6 +17,7 @@ from tolerances import F32, relative_error
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.formats.peft import read_adapter
+from nearfar.compiler.ir.rotary_pairs import RotaryPairs
 from nearfar.compiler.runtime.batch import Chunk, Limits, Runner, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.targets.cpu.runner import CpuRunner
@@ -90,6 +91,25 @@ def test_an_adapter_of_fused_tensors_changes_all_projections_that_read_them(
         logits = runner.forward(make_batch([Chunk(PROMPTS[0], 0, [0], [5], adapter=adapter)], 16)).logits[0]
         assert relative_error(logits, adapted_logits(tiny_checkpoints["phi3"], expected, PROMPTS[0])[-1]) < F32, adapter
     runner.close()
+
+
+def test_rows_that_a_checkpoint_stores_as_pairs_are_read_in_the_order_of_the_model(
+    bundle: Bundle, adapters: list[tuple[Path, Deltas]]
+) -> None:
+    assert bundle.manifest.lora is not None
+    module, folder = "model.layers.1.self_attn.q_proj", adapters[0][0]
+    (part,) = bundle.manifest.lora.modules[module]
+    pairs = RotaryPairs(24, 16)
+    paired = part.model_copy(update={"pairs": pairs})
+    lora = bundle.manifest.lora.model_copy(update={"modules": {**bundle.manifest.lora.modules, module: [paired]}})
+    plain = read_adapter(folder, bundle.manifest)
+    found = read_adapter(folder, bundle.manifest.model_copy(update={"lora": lora}))
+    order = pairs.stored_rows(0, part.stop - part.start)
+    expected = plain[part.b].copy()
+    expected[part.start : part.stop] = expected[part.start : part.stop][order]
+    assert not np.array_equal(expected, plain[part.b])
+    for name, values in plain.items():
+        np.testing.assert_array_equal(found[name], expected if name == part.b else values)
 
 
 def test_a_slot_can_hold_another_adapter(

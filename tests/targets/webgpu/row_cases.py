@@ -40,6 +40,9 @@ def row_cases() -> Iterator[Case]:
     ):
         yield rms_norm_case(columns, width, 0.1, x_dtype, y_dtype)
     yield replace(rms_norm_case(72, 24, residual=True), on_dawn=True)
+    yield rms_norm_case(65, centered=True)
+    yield rms_norm_case(195, 65, 0.1, "float16", "float16", centered=True, bias=True)
+    yield replace(rms_norm_case(64, 64, centered=True, bias=True, residual=True), on_dawn=True)
     for columns, start, stop, x_dtype, y_dtype in (
         (72, 0, 72, "float32", "float32"),
         (200, 135, 200, "float32", "float16"),
@@ -111,27 +114,33 @@ def rms_norm_case(
     x_dtype: str = "float32",
     y_dtype: str = "float32",
     *,
+    centered: bool = False,
+    bias: bool = False,
     residual: bool = False,
 ) -> Case:
     width = width or columns
-    name = f"rms_norm_{columns}_{width}_{x_dtype}_{y_dtype}" + "_residual" * residual
+    flags = {"centered": centered, "bias": bias, "residual": residual}
+    name = "_".join([f"rms_norm_{columns}_{width}_{x_dtype}_{y_dtype}", *(flag for flag, on in flags.items() if on)])
 
     def run(size: int) -> Run:
         rng = random(name)
-        x = rng.normal(size=(size, columns)).astype(x_dtype)
+        # A centered norm subtracts the mean before it squares.
+        x = rng.normal(3 if centered else 0, 1, (size, columns)).astype(x_dtype)
         # So small that eps counts.
         x[size // 2] *= 1e-3
         weight = rng.normal(1, 0.3, width).astype(np.float32)
         inputs = {"x": x, "weight": weight}
+        if bias:
+            inputs["bias"] = rng.normal(size=width).astype(np.float32)
         if residual:
             inputs["residual"] = rng.normal(size=(size, columns)).astype(np.float32)
-        y = OPS["rms_norm"].run(inputs, {"eps": eps})
+        y = OPS["rms_norm"].run(inputs, {"eps": eps, "centered": centered})
         assert y is not None
         return Run({"R": size}, {**inputs, "y": nothing((size, columns), y_dtype)}, {"y": y.astype(y_dtype)})
 
     return Case(
         name,
-        lambda: rms_norm(name, "R", columns, width, eps, x_dtype, y_dtype, residual=residual),
+        lambda: rms_norm(name, "R", columns, width, eps, x_dtype, y_dtype, **flags),
         lambda: [run(size) for size in BATCHES],
     )
 

@@ -24,6 +24,7 @@ import type {
   ModelSpec,
   PlanEntry,
   PlaneEntry,
+  RotaryPairs,
   SelfTestEntry,
   SelfTestRow,
   StepEntry,
@@ -326,7 +327,18 @@ const MANIFEST = entry<Manifest>({
     entry<LoraEntry>({
       rank: int,
       modules: table(
-        list(entry<LoraModule>({ a: text, b: text, part: int, start: int, stop: int, first_row: int, factor: number })),
+        list(
+          entry<LoraModule>({
+            a: text,
+            b: text,
+            part: int,
+            start: int,
+            stop: int,
+            first_row: int,
+            factor: number,
+            pairs: nullable(entry<RotaryPairs>({ head_dim: count, rotary_dim: count })),
+          }),
+        ),
       ),
     }),
   ),

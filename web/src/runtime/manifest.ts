@@ -69,6 +69,12 @@ export interface EmbeddingSpec {
   readonly normalize: boolean;
 }
 
+/** A tensor's rows are heads of ``head_dim`` rows, of which the first ``rotary_dim`` are pairs (2i, 2i + 1). The interleaved form (GPT-J, Wang and Komatsuzaki 2021) rotates these pairs; the rotate-half form, which our ops compute, rotates the pairs (i, i + rotary_dim / 2). Both give the same scores if the rows of queries and keys are read in the order of the second. */
+export interface RotaryPairs {
+  readonly head_dim: number;
+  readonly rotary_dim: number;
+}
+
 /** A file of the bundle. ``size`` in bytes; ``sha256`` in hexadecimal. */
 export interface FileEntry {
   readonly file: string;
@@ -167,7 +173,7 @@ export interface ActivationEntry {
   readonly needs: readonly string[];
 }
 
-/** The location of a module's low-rank matrices: A is in rows [part * rank, ..) of state ``a``, B in rows [start, stop) of state ``b``. The stored rows of B start at its row ``first_row`` and are multiplied by ``factor``. */
+/** The location of a module's low-rank matrices: A is in rows [part * rank, ..) of state ``a``, B in rows [start, stop) of state ``b``. The stored rows of B start at its row ``first_row`` and are multiplied by ``factor``. With ``pairs``, rows are counted and stored in the order of the rotate-half form. */
 export interface LoraModule {
   readonly a: string;
   readonly b: string;
@@ -176,6 +182,7 @@ export interface LoraModule {
   readonly stop: number;
   readonly first_row: number;
   readonly factor: number;
+  readonly pairs: RotaryPairs | null;
 }
 
 /** LoRA adapters up to a ``rank``. ``modules`` have the names of the checkpoint: "model.layers.0.self_attn.q_proj". A module whose rows belong to several projections has an entry for each of them. */

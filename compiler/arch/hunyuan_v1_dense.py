@@ -1,0 +1,56 @@
+"""Hunyuan dense: Llama with norms of queries and keys behind their rotation, which is stretched once and for all by
+'alpha'. Tencent 2025.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..formats.config import ConfigReader
+from ..ir.spec import ModelSpec
+from . import decoder
+from .decoder_config import even_head_dim, read_activation, read_decoder_config
+from .rope_config import RopeSizes, read_rope
+
+__all__ = ["forward", "read_config"]
+
+LAYOUT = decoder.DecoderLayout(
+    q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm", norm_after_rope=True
+)
+# Ids of tokens, sizes of classifiers, and settings of training. No layer has experts, so their sizes have no effect.
+HARMLESS = frozenset(
+    {
+        "add_classification_head", "anyres_pooling_size", "cla_share_factor", "class_num", "dense_list", "eod_token_id",
+        "eos_token", "im_end_id", "im_newline_id", "im_start_id", "image_token_id", "mask_init_id", "org_vocab_size",
+        "pad_id", "pool_type", "sep_id", "sep_token", "skip_cls_token", "text_end_id", "text_start_id",
+    }
+)  # fmt: skip
+
+forward = partial(decoder.forward, layout=LAYOUT)
+
+
+def read_config(config: ConfigReader) -> ModelSpec:
+    """The spec of a config.json with model_type "hunyuan_v1_dense"."""
+    # Published configs contain these keys although every dense Hunyuan has the same values.
+    config.expect("use_qk_norm", True)
+    config.expect("use_rotary_pos_emb", True)
+    config.expect("use_cla", False)
+    config.expect("mlp_bias", False)
+    config.expect("norm_type", "rms", "hf_rms", "fused")
+    config.expect("num_experts", 1, None)
+    head_dim = even_head_dim(config, config.optional_integer("head_dim"))
+    config.expect("attention_head_dim", head_dim, None)
+    rope = read_rope(config, RopeSizes(head_dim, config.integer("max_position_embeddings"), reads_alpha=True))
+    attention_bias = config.flag("attention_bias", default=False)
+    return read_decoder_config(
+        config,
+        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
+        head_dim=head_dim,
+        activation=read_activation(config, "hidden_act", "silu"),
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        qk_norm=True,
+        ropes={"full_attention": rope, "sliding_attention": rope},
+        default_eps=1e-5,
+        harmless=HARMLESS,
+    )
