@@ -24,9 +24,11 @@ class Report:
     """Sizes in bytes.
 
     ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables, and plan buffers for prefill chunks of
-    one sequence. ``dispatches_per_token`` is the count for one sequence at its start, ``dispatches_at_context`` for one
-    of ``context`` tokens. ``weight_formats``: the number of weights and their bytes in each format; vectors are "f32".
-    ``tool_calls`` is the name of the format of tool calls; None if the chat template has none that is known.
+    one sequence. ``weight_bytes`` are all weights, ``host_weight_bytes`` those of them that stay on the host and do not
+    count as runtime memory. ``dispatches_per_token`` is the count for one sequence at its start,
+    ``dispatches_at_context`` for one of ``context`` tokens. ``weight_formats``: the number of weights and their bytes
+    in each format; vectors are "f32". ``tool_calls`` is the name of the format of tool calls; None if the chat template
+    has none that is known.
     """
 
     model: str
@@ -38,6 +40,7 @@ class Report:
     context: int
     parameters: int
     weight_bytes: int
+    host_weight_bytes: int
     kv_bytes_per_token: int
     runtime_memory_bytes: int
     weight_formats: dict[str, dict[str, int]]
@@ -135,7 +138,10 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
             * ITEM_BYTES[chosen if dtype == "activation" else dtype]
         )
 
-    weights = sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
+    weights, on_host = (
+        sum(plane.size for weight in table.values() for plane in weight.planes)
+        for table in (manifest.weights, manifest.host_weights)
+    )
     kv = sum(size(state.shape, state.dtype) for state in manifest.states.values() if state.shape[0] == "P")
     slots = [state for state in manifest.states.values() if state.shape[0] != "P"]
     passing = (*manifest.buffers.values(), *manifest.inputs.values(), *manifest.scratch.values(), *slots)
@@ -149,8 +155,9 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         activation=chosen,
         kv=manifest.kv,
         context=context,
-        parameters=sum(math.prod(weight.shape) for weight in manifest.weights.values()),
-        weight_bytes=weights,
+        parameters=sum(math.prod(weight.shape) for weight in manifest.stored_weights.values()),
+        weight_bytes=weights + on_host,
+        host_weight_bytes=on_host,
         kv_bytes_per_token=kv // (pages * manifest.page_size),
         runtime_memory_bytes=weights + kv + others + tables,
         weight_formats=weight_formats(manifest),
@@ -166,7 +173,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
 def weight_formats(manifest: Manifest) -> dict[str, dict[str, int]]:
     """The parameters and bytes of each format, by its name."""
     formats: dict[str, dict[str, int]] = {}
-    for weight in manifest.weights.values():
+    for weight in manifest.stored_weights.values():
         counts = formats.setdefault(weight.quantization or "f32", {"parameters": 0, "bytes": 0})
         counts["parameters"] += math.prod(weight.shape)
         counts["bytes"] += sum(plane.size for plane in weight.planes)
