@@ -34,8 +34,13 @@ SCRIPT = """async ([bundle, prompts, maxTokens, store]) => {
     const together = await Promise.all(prompts.map(answer));
     const again = await answer([...prompts[0], ...together[0]]);
     const { selfTest, weightBytes } = engine.info;
+    const stored = (await cache.list()).length;
+    // The files of the table are gone, so the engine loads the bundle again.
+    await cache.clear();
+    const afterLoss = await answer(prompts[1]);
+    const { recoveries } = engine.counts;
     engine.destroy();
-    return { together, again, state: selfTest.state, weightBytes, stored: (await cache.list()).length };
+    return { together, again, state: selfTest.state, weightBytes, stored, afterLoss, recoveries };
 }"""
 
 
@@ -70,6 +75,8 @@ def test_a_model_reads_the_rows_of_its_table_from_the_host(site: Path, browser: 
     page.close()
     assert found["together"] == expected
     assert found["again"] == answer([*prompts[0], *expected[0]])
+    assert found["afterLoss"] == expected[1]
+    assert found["recoveries"] == store
     assert found["state"] == "passed"
     assert found["stored"] == store
     on_device = sum(plane.size for weight in bundle.manifest.weights.values() for plane in weight.planes)

@@ -5,6 +5,7 @@ never uploaded.
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
@@ -20,7 +21,7 @@ from tolerances import F32, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.bundle.manifest import shards_of
+from nearfar.compiler.bundle.manifest import FileEntry, GatheredEntry, Manifest, WeightEntry, shards_of
 from nearfar.compiler.errors import BundleError, RequestError
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.pipeline import compile as pipeline
@@ -35,6 +36,7 @@ from nearfar.server_fallback.engine.model import TokenModel
 PASS = import_module("nearfar.compiler.passes.gather_on_host")
 INPUT = "per_layer_embedded"
 TABLE = "model.embed_tokens_per_layer.weight"
+VECTORS = json.loads((Path(__file__).parents[2] / "conformance/host_tables.json").read_text())
 FORMATS = ("q4f16", "q4f32", "q8f16", "f16", "f32")
 
 
@@ -168,4 +170,25 @@ def test_a_manifest_with_a_wrong_table_is_refused(
 
 
 def test_the_tests_cover_every_format() -> None:
-    assert set(FORMATS) == set(quant.NAMES)
+    assert set(FORMATS) == set(quant.NAMES) < {case["quantization"] for case in VECTORS["cases"]}
+
+
+@pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: str(case["quantization"]))
+def test_rows_equal_those_of_the_other_runtime(case: dict[str, Any], tmp_path: Path) -> None:
+    """Web: web/test/runtime/host_tables.test.ts."""
+    shard, planes = b"", []
+    for plane in case["planes"]:
+        data = b64decode(plane["base64"])
+        entry = {key: plane[key] for key in ("name", "dtype", "shape")}
+        planes.append({**entry, "shard": 0, "offset": len(shard), "size": len(data)})
+        shard += data + bytes(-len(data) % 256)
+    (tmp_path / "shard.bin").write_bytes(shard)
+    weight = {"shape": case["shape"], "quantization": case["quantization"], "layout": "rows", "planes": planes}
+    manifest = Manifest.model_construct(
+        host_weights={"table": WeightEntry.model_validate(weight)},
+        shards=[FileEntry(file="shard.bin", size=len(shard), sha256="")],
+    )
+    entry = GatheredEntry(weights=["table"], scale=case["scale"])
+    tables = HostTables(Bundle(tmp_path, manifest))
+    rows = tables.gather({"rows": entry}, np.array(case["token_ids"], np.int32))["rows"]
+    assert rows.tobytes() == b64decode(case["rows"])
