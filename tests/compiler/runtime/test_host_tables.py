@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from decoder_families import TOKENS, make_family
-from plain_target import PlainTarget
+from plain_target import compile_plain
 from ragged import chunked_logits
 from tolerances import F32, relative_error
 
@@ -24,8 +24,6 @@ from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import FileEntry, GatheredEntry, Manifest, WeightEntry, shards_of
 from nearfar.compiler.errors import BundleError, RequestError
 from nearfar.compiler.ir.ops import OPS
-from nearfar.compiler.pipeline import compile as pipeline
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.host_tables import HostTables, gathers
 from nearfar.compiler.runtime.inputs import require_known_inputs
@@ -51,18 +49,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compiled(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bundle]:
     """Compiles the checkpoint for a target without kernels, with tables split into parts of ``part_bytes``."""
 
-    def make(quantization: str = "f32", part_bytes: int = PASS.PART_BYTES, **options: Any) -> Bundle:
-        monkeypatch.setattr(pipeline, "load_target", lambda _: PlainTarget())
+    def make(quantization: str = "f32", part_bytes: int = PASS.PART_BYTES, *, self_test: bool = False) -> Bundle:
         monkeypatch.setattr(PASS, "PART_BYTES", part_bytes)
-        chosen = CompileOptions(quantization=quantization, context=64, **options)
-        return compile_model(str(checkpoint), tmp_path / f"{quantization}-{part_bytes}", chosen)
+        return compile_plain(checkpoint, tmp_path / "bundle", quantization, 64, self_test=self_test)
 
     return make
 
 
 @pytest.mark.parametrize("quantization", FORMATS)
 def test_gathered_rows_are_those_of_the_embed_op(quantization: str, compiled: Callable[..., Bundle]) -> None:
-    bundle = compiled(quantization, part_bytes=6_000, self_test=False)
+    bundle = compiled(quantization, part_bytes=6_000)
     manifest = bundle.manifest
     gathered = manifest.plan("generate").gathered[INPUT]
     assert len(gathered.weights) > 1
@@ -84,7 +80,7 @@ def test_a_model_with_its_table_on_the_host_computes_the_same(
     part_bytes: int, checkpoint: Path, compiled: Callable[..., Bundle]
 ) -> None:
     """The self-test of the bundle compares with the graph that looks the rows up in a step."""
-    bundle = compiled("f32", part_bytes)
+    bundle = compiled("f32", part_bytes, self_test=True)
     runner = ReferenceRunner(bundle)
     assert bundle.manifest.self_test is not None
     expected = np.load(checkpoint.parent / "expected.npy")
@@ -93,7 +89,7 @@ def test_a_model_with_its_table_on_the_host_computes_the_same(
 
 
 def test_a_table_on_the_host_has_shards_of_its_own(compiled: Callable[..., Bundle]) -> None:
-    manifest = compiled(part_bytes=6_000, self_test=False).manifest
+    manifest = compiled(part_bytes=6_000).manifest
     tables = manifest.plan("generate").gathered[INPUT].weights
     assert [*manifest.host_weights] == tables == [f"{TABLE}.part{index}" for index in range(len(tables))]
     assert not manifest.weights.keys() & {TABLE, *tables}
@@ -109,7 +105,7 @@ def test_a_model_without_such_a_table_gathers_nothing(compile_tiny: Callable[...
 
 
 def test_tokens_that_only_the_device_knows_are_refused(compiled: Callable[..., Bundle]) -> None:
-    bundle = compiled(self_test=False)
+    bundle = compiled()
     require_known_inputs(bundle.manifest)
     assert TokenModel.of(bundle.manifest).gathers
     runner = ReferenceRunner(bundle)
@@ -160,7 +156,7 @@ HOST, GATHERED = f"host_weights/{TABLE}", f"plans/generate/gathered/{INPUT}"
 def test_a_manifest_with_a_wrong_table_is_refused(
     where: str, value: Any, message: str, compiled: Callable[..., Bundle]
 ) -> None:
-    bundle = compiled(self_test=False)
+    bundle = compiled()
     file = bundle.path / "manifest.json"
     manifest = json.loads(file.read_text())
     change(where, value)(manifest)

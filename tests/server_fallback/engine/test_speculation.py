@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from decoder_families import make_family
 from hash_model import VOCAB
 from hash_runner import MODEL, HashRunner
+from plain_target import compile_plain
 from test_same_under_load import Answer, alone, answer, left_early, mixed_requests
 from tiny_models import VOCAB_SIZE
 
@@ -221,3 +223,23 @@ def test_answers_of_a_model_are_those_of_plain_decoding(tiny_bundle: Path) -> No
     assert answers == expected
     # The same model guesses right, greedy and with the same random numbers.
     assert stats.acceptance_rate > 0.9
+
+
+@pytest.mark.parametrize("kind", ["ngram", "draft"])
+def test_a_model_that_gathers_rows_speculates_with_known_tokens(kind: str, tmp_path: Path) -> None:
+    """Its runner refuses tokens that only the device knows."""
+    make_family("gemma4_text", tmp_path / "checkpoint")
+    bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 64)
+    model = TokenModel.of(bundle.manifest)
+    assert model.gathers
+
+    def runner() -> ReferenceRunner:
+        return ReferenceRunner(bundle, limits=Limits(tokens=64, sequences=4, rows=16, pages=24), activation="float32")
+
+    requests = mixed_requests(6, VOCAB_SIZE, (5, 27), 10)
+    draft = DraftModel(runner(), model) if kind == "draft" else None
+    answers, stats = speculating(runner(), model, requests, draft, tokens=3)
+    assert answers == alone(runner(), model, requests)
+    assert stats.recoveries == 0
+    if kind == "draft":
+        assert stats.acceptance_rate > 0.9
