@@ -21,6 +21,7 @@ class PlainTarget:
     MAX_BINDING_BYTES = 1 << 30
     EXTRA_ACTIVATIONS: tuple[str, ...] = ()
     TAKES_LORA = False
+    HOST_TABLES = True
     LAYOUT = "rows"
 
     def lower_plan(

@@ -78,9 +78,11 @@ def new_graph(*, embeds: bool) -> Graph:
     return graph
 
 
-def embedding(graph: Graph, module: str, rows: int, columns: int, scale: float, name: str) -> str:
-    """Add the lookup of each token's row."""
-    inputs = {"table": matrix(graph, module, rows, columns), "token_ids": "token_ids", "sampled": "sampled"}
+def embedding(
+    graph: Graph, module: str, rows: int, columns: int, scale: float, name: str, *, host: bool = False
+) -> str:
+    """Add the lookup of each token's row. ``host``: see `Parameter`."""
+    inputs = {"table": matrix(graph, module, rows, columns, host=host), "token_ids": "token_ids", "sampled": "sampled"}
     return graph.add("embed", inputs, name=name, scale=scale)
 
 
@@ -329,7 +331,7 @@ def vector(graph: Graph, name: str, size: int, offset: float = 0.0) -> str:
     return name
 
 
-def matrix(graph: Graph, module: str, rows: int, columns: int, factor: float = 1.0) -> str:
+def matrix(graph: Graph, module: str, rows: int, columns: int, factor: float = 1.0, *, host: bool = False) -> str:
     name = f"{module}.weight"
-    graph.parameters[name] = Parameter(name, (Source(name, 0, rows, factor=factor),), columns)
+    graph.parameters[name] = Parameter(name, (Source(name, 0, rows, factor=factor),), columns, host=host)
     return name

@@ -184,6 +184,7 @@ def _per_layer_inputs(graph: Graph, spec: ModelSpec, x: str) -> str:
         columns,
         math.sqrt(size) * half,
         "per_layer_embedded",
+        host=True,
     )
     weight = matrix(graph, "model.per_layer_model_projection", columns, spec.hidden_size, spec.hidden_size**-0.5)
     projected = graph.add("linear", {"x": x, "weight": weight}, name="per_layer_projected", dtype="float32")

@@ -33,6 +33,7 @@ from .manifest import (
     Manifest,
     SelfTestEntry,
     WeightEntry,
+    shards_of,
 )
 
 # The largest integer that JavaScript represents exactly: the limit of file sizes and offsets.
@@ -91,6 +92,12 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
     quantization_of(manifest.quantization)
     for name, weight in manifest.weights.items():
         check_weight(f"weights.{name}", weight, manifest)
+    for name, weight in manifest.host_weights.items():
+        check_weight(f"host_weights.{name}", weight, manifest)
+        is_table = len(weight.shape) == 2 and weight.layout == "rows"
+        require(is_table, f"host_weights.{name}", "must be a matrix with the layout rows")
+    shared = shards_of(manifest.host_weights) & shards_of(manifest.weights)
+    require(not shared, "shards", f"{sorted(shared)[:1]} has weights of the host and of the device")
     for plan_name, plan in manifest.plans.items():
         for table in (plan.inputs, plan.states, plan.buffers):
             for name, entry in table.items():

@@ -99,7 +99,7 @@ def require_distinct(manifest: Manifest) -> None:
     ]
     names += [f"scratch.{name}" for name in manifest.scratch]
     names += [f"{name}.{plane.name}" for name, weight in manifest.weights.items() for plane in weight.planes]
-    names += manifest.weights
+    names += [*manifest.weights, *manifest.host_weights]
     require(len(set(names)) == len(names), "plans", "has two arrays with one name")
 
 
@@ -109,6 +109,8 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         entry = plan.inputs.get(input_name)
         fits = entry is None or (tuple(entry.shape), entry.dtype) == (shape, dtype)
         require(fits, f"{where}.inputs.{input_name}", f"must be {list(shape)} of {dtype}")
+    for gathered in plan.gathered:
+        check_gathered(f"{where}.gathered.{gathered[:80]}", gathered, plan, manifest)
     for state, buffer_entry in plan.states.items():
         first, *rest = buffer_entry.shape or [0]
         fixed = first in (*PAGE_DIMS, "N", "M") and all(isinstance(size, int) for size in rest)
@@ -146,6 +148,22 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             # The rules of the ops raise these.
             raise Fault(here, str(error)[:300]) from error
+
+
+def check_gathered(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> None:
+    """Check that an input has the width of its table, and that the table has a row for every token."""
+    gathered, entry = plan.gathered[name], plan.inputs.get(name)
+    missing = [weight[:80] for weight in gathered.weights if weight not in manifest.host_weights]
+    require(not missing, where, f"names {', '.join(missing)}, which are not weights of the host")
+    tables = [manifest.host_weights[weight].shape for weight in gathered.weights]
+    widths = {columns for _, columns in tables}
+    require(len(widths) == 1, where, f"has tables with {sorted(widths)} columns; all must have the same number")
+    must_be = ["S", *widths]
+    fits = name not in INPUTS and entry is not None and (entry.shape, entry.dtype) == (must_be, "float32")
+    require(fits, where, f"must be an input {must_be} of float32")
+    rows, vocabulary = sum(rows for rows, _ in tables), manifest.spec.vocab_size
+    require(rows >= vocabulary, where, f"has {rows} rows for {vocabulary} tokens")
+    require(math.isfinite(gathered.scale) and gathered.scale > 0, where, f"has the scale {gathered.scale}")
 
 
 def check_step(where: str, step: StepEntry, plan: PlanEntry, manifest: Manifest) -> dict[str, Shape]:

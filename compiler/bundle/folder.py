@@ -99,7 +99,7 @@ class Bundle(Folder):
 
     def plane(self, weight: str, plane: str, start: int = 0, stop: int | None = None) -> Array:
         """Rows [start, stop) of one plane of a weight, in its stored dtype, independent of the layout."""
-        weight_entry = self.manifest.weights[weight]
+        weight_entry = self.manifest.stored_weights[weight]
         entry = next(entry for entry in weight_entry.planes if entry.name == plane)
         file = self.file(self.manifest.shards[entry.shard].file)
         stop = weight_entry.shape[0] if stop is None else stop
@@ -114,7 +114,7 @@ class Bundle(Folder):
 
     def weight(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
         """Rows [start, stop) of a weight, unpacked to float32: (N, K), or (N,) for a vector."""
-        entry = self.manifest.weights[name]
+        entry = self.manifest.stored_weights[name]
         planes = {plane.name: self.plane(name, plane.name, start, stop) for plane in entry.planes}
         if entry.quantization is None:
             return planes["w"]

@@ -6,6 +6,7 @@ TypeScript types from them. A key that is not here is an error, so a runtime nev
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -69,6 +70,11 @@ class WeightEntry(Entry):
     planes: list[PlaneEntry]
 
 
+def shards_of(weights: Mapping[str, WeightEntry]) -> set[int]:
+    """The numbers of the shards that hold these weights."""
+    return {plane.shard for weight in weights.values() for plane in weight.planes}
+
+
 class BufferEntry(Entry):
     """An array that a runtime allocates. "activation" is the dtype of the chosen activation entry."""
 
@@ -80,6 +86,17 @@ class InputEntry(BufferEntry):
     """An array that comes with every batch."""
 
     dtype: Literal["float32", "int32", "uint32"]
+
+
+class GatheredEntry(Entry):
+    """An input (S, columns) float32 that the runtime gathers: for each new token, its row times ``scale``, in float32.
+
+    ``weights`` are the host weights that hold the table's rows, in order. A token id beyond the last row has zeros. The
+    ids must be known: with such an input, no step starts before the tokens of the previous step have been read.
+    """
+
+    weights: list[str]
+    scale: float
 
 
 class ConstantEntry(Entry):
@@ -107,7 +124,8 @@ class StepEntry(Entry):
 
 
 class PlanEntry(Entry):
-    """See `plan.Plan`. ``inputs`` are all inputs of a batch. ``outputs`` maps names to the buffers that hold them.
+    """See `plan.Plan`. ``inputs`` are all inputs of a batch, including those that are ``gathered``. ``outputs`` maps
+    names to the buffers that hold them.
 
     Plan "generate" computes "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and
     "top_logprobs" (W, up to 20); plan "embed" computes "embeddings" (R, E), float32 and not normalised.
@@ -119,6 +137,7 @@ class PlanEntry(Entry):
     buffers: dict[str, BufferEntry]
     steps: list[StepEntry]
     outputs: dict[str, str]
+    gathered: dict[str, GatheredEntry]
 
 
 class BindingEntry(Entry):
@@ -368,6 +387,9 @@ class Manifest(Description):
     "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per
     word, the first in the lowest bits, then the bits of every row's float32 scale.
 
+    ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout
+    is "rows", and their shards hold nothing else.
+
     ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is
     None if the user disabled it, and for models that make embeddings. ``tuning`` has one entry per adapter and
     activation dtype. ``lora`` is None if the bundle does not accept adapters.
@@ -381,6 +403,7 @@ class Manifest(Description):
     scratch: dict[str, BufferEntry]
     kernels: dict[str, KernelEntry]
     weights: dict[str, WeightEntry]
+    host_weights: dict[str, WeightEntry]
     shards: list[FileEntry]
     self_test: SelfTestEntry | None
     tuning: list[TuningEntry]
@@ -412,8 +435,13 @@ class Manifest(Description):
     @property
     def matrix_formats(self) -> str:
         """The formats of all matrices: the quantization, or those that a quantized checkpoint has."""
-        names = {weight.quantization for weight in self.weights.values()} - {None}
+        names = {weight.quantization for weight in self.stored_weights.values()} - {None}
         return ", ".join(sorted(str(name) for name in names))
+
+    @property
+    def stored_weights(self) -> dict[str, WeightEntry]:
+        """The weights of the device and those of the host."""
+        return self.weights | self.host_weights
 
     @property
     def inputs(self) -> dict[str, InputEntry]:

@@ -131,12 +131,24 @@ def facts(report: Report) -> Table:
         rows["quantization"] = "\n".join([f"the checkpoint's, activations {report.activation}", *lines])
     rows |= {
         **({"code": NATIVE_CODE} if report.target in NATIVE_TARGETS else {}),
+        **host_facts(report),
         "dispatches": f"{report.dispatches_per_token} per decoded token, "
         f"{report.dispatches_at_context} at {report.context:,} tokens",
     }
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def host_facts(report: Report) -> dict[str, str]:
+    """The weights by where they are, if some stay on the host."""
+    if not report.host_weight_bytes:
+        return {}
+    device = report.weight_bytes - report.host_weight_bytes
+    return {
+        "weights on device": megabytes(device),
+        "weights on host": f"{megabytes(report.host_weight_bytes)}, read row by row from the files",
+    }
 
 
 def export_facts(report: ExportReport) -> Table:

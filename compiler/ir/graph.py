@@ -47,13 +47,15 @@ class Parameter:
     stays float32.
 
     ``form`` names the format of a matrix that the checkpoint stores quantized and the bundle keeps; None means the
-    bundle's quantization.
+    bundle's quantization. ``host``: a table of embeddings that is large and only looked up. A target whose runtimes can
+    look up its rows leaves it on the host; see `passes/gather_on_host.py`.
     """
 
     name: str
     sources: tuple[Source, ...]
     columns: int | None
     form: str | None = None
+    host: bool = False
 
     @property
     def rows(self) -> int:
@@ -62,6 +64,17 @@ class Parameter:
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.rows,) if self.columns is None else (self.rows, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """An input (S, columns) float32 that the host computes: op `embed` on the batch's token ids, with ``scale``.
+
+    Its table stays on the host. ``parts`` are the parameters that hold its rows, in order. No node reads them.
+    """
+
+    parts: tuple[str, ...]
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +116,7 @@ class Node:
 @dataclass(slots=True)
 class Graph:
     """``nodes`` are in the order of execution. States (KV pages, and state stored by sequence slot) outlive a forward
-    pass.
+    pass. ``gathered`` are the inputs that the host gathers from tables, by their names; batches bring all others.
     """
 
     inputs: dict[str, Value] = field(default_factory=dict)
@@ -113,6 +126,7 @@ class Graph:
     values: dict[str, Value] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     outputs: dict[str, str] = field(default_factory=dict)
+    gathered: dict[str, Gathered] = field(default_factory=dict)
 
     def shape_of(self, name: str) -> tuple[Expr, ...]:
         return self.lookup(name).shape
@@ -198,14 +212,21 @@ class Graph:
         return self.with_nodes([node for node in nodes if node is not None], parameters)
 
     def with_nodes(self, nodes: Iterable[Node], parameters: Iterable[Parameter] = ()) -> Graph:
-        """The same graph with other nodes, ``parameters`` added, and the parameters that no node reads any more
+        """The same graph with other nodes, ``parameters`` added, and the parameters that nothing reads any more
         removed.
         """
         known = self.parameters | {parameter.name: parameter for parameter in parameters}
-        graph = Graph(inputs=self.inputs, states=self.states, constants=self.constants, outputs=self.outputs)
+        graph = Graph(
+            inputs=self.inputs,
+            states=self.states,
+            constants=self.constants,
+            outputs=self.outputs,
+            gathered=self.gathered,
+        )
         for node in nodes:
             for name in node.inputs.values():
                 if name in known:
                     graph.parameters[name] = known[name]
             graph.append(node)
+        graph.parameters |= {name: known[name] for each in self.gathered.values() for name in each.parts}
         return graph

@@ -8,11 +8,11 @@ can use it. A step's inputs and outputs name buffers, weights, constants or stat
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from .expr import Expr
-from .graph import Constant, Graph, Parameter
+from .graph import Constant, Gathered, Graph, Parameter
 from .ops import DType
 
 
@@ -34,7 +34,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """``outputs`` maps the graph's outputs ("logits", "next_token_ids", ..) to the buffers that hold them after the
-    last step.
+    last step. ``gathered`` are the inputs that the host gathers from tables among the weights.
     """
 
     inputs: Mapping[str, Buffer]
@@ -44,6 +44,12 @@ class Plan:
     buffers: Mapping[str, Buffer]
     steps: tuple[Step, ...]
     outputs: Mapping[str, str]
+    gathered: Mapping[str, Gathered] = field(default_factory=dict)
+
+    @property
+    def host_weights(self) -> tuple[str, ...]:
+        """The weights that stay on the host."""
+        return tuple(name for each in self.gathered.values() for name in each.parts)
 
     def shape_of(self, name: str) -> tuple[Expr, ...]:
         tables: tuple[Mapping[str, Buffer | Constant | Parameter], ...] = (
@@ -96,6 +102,7 @@ def make_plan(graph: Graph, prefix: str = "buffer") -> Plan:
         buffers=buffers,
         steps=tuple(steps),
         outputs={role: buffer_names[name] for role, name in graph.outputs.items()},
+        gathered=graph.gathered,
     )
 
 
@@ -112,6 +119,7 @@ def join_plans(plans: Iterable[Plan]) -> Plan:
         buffers=union(plan.buffers for plan in given),
         steps=tuple(step for plan in given for step in plan.steps),
         outputs=union(plan.outputs for plan in given),
+        gathered=union(plan.gathered for plan in given),
     )
 
 

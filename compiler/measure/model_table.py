@@ -73,7 +73,7 @@ def _measure(name: str, spec: ModelSpec) -> Model:
     checkpoint = shape_checkpoint(Path(name), spec)
     target, quantization = load_target("webgpu"), quant.by_name(QUANTIZATION)
     graph = graphs_of(checkpoint, min(DEFAULT_CONTEXT, spec.max_position_embeddings))[GENERATE]
-    fused = run_passes(graph, quantization, target.MAX_BINDING_BYTES)
+    fused = run_passes(graph, quantization, target.MAX_BINDING_BYTES, host_tables=target.HOST_TABLES)
     stored = lay_out_weights(fused.parameters, quantization, target.LAYOUT)
     return Model(
         name=name,

@@ -26,12 +26,13 @@ ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1, "M": 0, "G": 0}
 class Report:
     """Sizes in bytes.
 
-    ``kv_bytes_per_token`` are those of all layers, ``kv_bytes`` the pages for ``context`` tokens, of which layers with
-    a window hold only those within it. ``runtime_memory_bytes`` is weights, ``kv_bytes``, tables, and plan buffers for
-    prefill chunks of one sequence. ``dispatches_per_token`` is the count for one sequence at its start,
-    ``dispatches_at_context`` for one of ``context`` tokens. ``weight_formats``: the number of weights and their bytes
-    in each format; vectors are "f32". ``tool_calls`` is the name of the format of tool calls; None if the chat template
-    has none that is known.
+    ``weight_bytes`` are all weights, ``host_weight_bytes`` those of them that stay on the host and do not count as
+    runtime memory. ``kv_bytes_per_token`` are those of all layers, ``kv_bytes`` the pages for ``context`` tokens, of
+    which layers with a window hold only those within it. ``runtime_memory_bytes`` is weights, ``kv_bytes``, tables, and
+    plan buffers for prefill chunks of one sequence. ``dispatches_per_token`` is the count for one sequence at its
+    start, ``dispatches_at_context`` for one of ``context`` tokens. ``weight_formats``: the number of weights and their
+    bytes in each format; vectors are "f32". ``tool_calls`` is the name of the format of tool calls; None if the chat
+    template has none that is known.
     """
 
     model: str
@@ -43,6 +44,7 @@ class Report:
     context: int
     parameters: int
     weight_bytes: int
+    host_weight_bytes: int
     kv_bytes_per_token: int
     kv_bytes: int
     runtime_memory_bytes: int
@@ -140,7 +142,10 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         elements = math.prod(evaluate(extent, dims) for extent in entry.shape)
         return elements * ITEM_BYTES[chosen if entry.dtype == "activation" else entry.dtype]
 
-    weights = sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
+    weights, on_host = (
+        sum(plane.size for weight in table.values() for plane in weight.planes)
+        for table in (manifest.weights, manifest.host_weights)
+    )
     kv = [state for state in manifest.states.values() if state.shape[0] in PAGE_DIMS]
     kv_bytes = sum(map(size, kv))
     page_bytes = sum(size(state, dict.fromkeys(PAGE_DIMS, 1)) for state in kv)
@@ -156,8 +161,9 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         activation=chosen,
         kv=manifest.kv,
         context=context,
-        parameters=sum(math.prod(weight.shape) for weight in manifest.weights.values()),
-        weight_bytes=weights,
+        parameters=sum(math.prod(weight.shape) for weight in manifest.stored_weights.values()),
+        weight_bytes=weights + on_host,
+        host_weight_bytes=on_host,
         kv_bytes_per_token=page_bytes // manifest.page_size,
         kv_bytes=kv_bytes,
         runtime_memory_bytes=weights + kv_bytes + others + tables,
@@ -182,7 +188,7 @@ def dims_of(manifest: Manifest, context: int) -> dict[str, int]:
 def weight_formats(manifest: Manifest) -> dict[str, dict[str, int]]:
     """The parameters and bytes of each format, by its name."""
     formats: dict[str, dict[str, int]] = {}
-    for weight in manifest.weights.values():
+    for weight in manifest.stored_weights.values():
         counts = formats.setdefault(weight.quantization or "f32", {"parameters": 0, "bytes": 0})
         counts["parameters"] += math.prod(weight.shape)
         counts["bytes"] += sum(plane.size for plane in weight.planes)

@@ -1,6 +1,7 @@
 """The rewrites of the graph, in order. All but the last preserve what the graph computes; they determine the number of
 dispatches per token.
 
+gather_on_host    lookups in large tables of embeddings         -> inputs that the host gathers, if its runtime can
 fuse_gate_up      gate and up projections and their activation  -> one gated projection
 fold_rounding     fake_quantize before or after a projection    -> a projection that rounds
 fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
@@ -27,6 +28,7 @@ from .fuse_norm import fuse_norm
 from .fuse_projections import fuse_projections
 from .fuse_residual import fuse_residual
 from .fuse_rope_append import fuse_rope_append
+from .gather_on_host import gather_on_host
 from .quantize_kv import quantize_kv
 from .split_large import split_large
 
@@ -34,12 +36,21 @@ FUSIONS = (fuse_gate_up, fold_rounding, fuse_projections, fuse_rope_append, fuse
 
 
 def run_passes(
-    graph: Graph, quantization: Quantization, max_binding_bytes: int, kv: str = "activation", lora_rank: int = 0
+    graph: Graph,
+    quantization: Quantization,
+    max_binding_bytes: int,
+    kv: str = "activation",
+    lora_rank: int = 0,
+    *,
+    host_tables: bool = False,
 ) -> Graph:
     """Run all fusions, then split the weights whose planes exceed ``max_binding_bytes``.
 
     ``kv`` is the format of the pages, "activation" or "q8"; ``lora_rank`` is the largest rank of adapters, 0 for none.
+    ``host_tables``: whether the target's runtimes gather rows of tables on the host.
     """
+    if host_tables:
+        graph = gather_on_host(graph, quantization)
     for fuse in FUSIONS:
         graph = fuse(graph)
     if lora_rank:

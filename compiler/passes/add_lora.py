@@ -24,7 +24,11 @@ def add_lora(graph: Graph, rank: int) -> Graph:
     no effect; UnsupportedModel for one that computes only sampled rows.
     """
     adapted = Graph(
-        inputs=dict(graph.inputs), states=dict(graph.states), constants=graph.constants, outputs=graph.outputs
+        inputs=dict(graph.inputs),
+        states=dict(graph.states),
+        constants=graph.constants,
+        outputs=graph.outputs,
+        gathered=graph.gathered,
     )
     adapted.inputs["adapters"] = Value("adapters", ("S",), "int32")
     nodes: list[Node] = []

@@ -26,6 +26,7 @@ from ..bundle.manifest import (
     MANIFEST_FILE,
     BufferEntry,
     ConstantEntry,
+    GatheredEntry,
     InputEntry,
     KernelEntry,
     Manifest,
@@ -217,7 +218,14 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
     if job.keeps_forms:
         graphs = {name: keep_stored_forms(graph, checkpoint) for name, graph in graphs.items()}
     fused = {
-        name: run_passes(graph, job.quantization, target.MAX_BINDING_BYTES, options.kv, options.lora_rank)
+        name: run_passes(
+            graph,
+            job.quantization,
+            target.MAX_BINDING_BYTES,
+            options.kv,
+            options.lora_rank,
+            host_tables=target.HOST_TABLES,
+        )
         for name, graph in graphs.items()
     }
     # Nothing is given back while an embedding is computed.
@@ -232,8 +240,8 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
     )
     check_tuning(job.tuning, lowered.variants)
     kernels = write_kernels(lowered, store)
-    weights, shards = store.put_weights(
-        WeightsJob(checkpoint, joined.weights, job.quantization, target.LAYOUT),
+    stored, shards = store.put_weights(
+        WeightsJob(checkpoint, joined.weights, job.quantization, target.LAYOUT, joined.host_weights),
         lambda done, total: progress("weights", done, total),
     )
     manifest = Manifest(
@@ -254,7 +262,8 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
         variants={name: list(rows) for name, rows in lowered.variants.items()},
         scratch=dict(lowered.scratch),
         kernels=kernels,
-        weights=weights,
+        weights={name: entry for name, entry in stored.items() if name not in joined.host_weights},
+        host_weights={name: stored[name] for name in joined.host_weights},
         shards=shards,
         tokenizer=tokenizer_entry(checkpoint.tokenizer),
         files=[store.put("tokenizer.json", checkpoint.tokenizer.read())],
@@ -387,4 +396,7 @@ def plan_entry(plan: Plan, step_variants: Sequence[str]) -> PlanEntry:
             for step, variants in zip(plan.steps, step_variants, strict=True)
         ],
         outputs=dict(plan.outputs),
+        gathered={
+            name: GatheredEntry(weights=list(each.parts), scale=each.scale) for name, each in plan.gathered.items()
+        },
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -27,12 +27,16 @@ StoredWeights = tuple[dict[str, WeightEntry], list[FileEntry]]
 
 @dataclass(frozen=True, slots=True)
 class WeightsJob:
-    """The parameters of a bundle's plans, the checkpoint that they are read from, and how they are packed."""
+    """The parameters of a bundle's plans, the checkpoint that they are read from, and how they are packed.
+
+    ``host``: the names of those that stay on the host.
+    """
 
     checkpoint: Checkpoint
     parameters: Mapping[str, Parameter]
     quantization: Quantization
     layout: Layout
+    host: Collection[str] = ()
 
 
 class Store(Protocol):
@@ -58,7 +62,9 @@ class FolderStore:
         return FileEntry(file=file, size=len(data), sha256=sha256(data).hexdigest())
 
     def put_weights(self, job: WeightsJob, progress: Progress) -> StoredWeights:
-        return write_weights(job.checkpoint, job.parameters, job.quantization, self.folder, progress, job.layout)
+        return write_weights(
+            job.checkpoint, job.parameters, job.quantization, self.folder, progress, job.layout, job.host
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ class SizeStore:
         return FileEntry(file=file, size=len(data), sha256=sha256(data).hexdigest())
 
     def put_weights(self, job: WeightsJob, progress: Progress) -> StoredWeights:  # noqa: ARG002
-        self.stored.extend(lay_out_weights(job.parameters, job.quantization, job.layout))
+        self.stored.extend(lay_out_weights(job.parameters, job.quantization, job.layout, job.host))
         sizes = dict(zip(shard_files(self.stored), shard_sizes(self.stored), strict=True))
         self.sizes.update(sizes)
         entries = [FileEntry(file=file, size=size, sha256=NO_HASH) for file, size in sizes.items()]

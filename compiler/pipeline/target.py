@@ -75,6 +75,8 @@ class Target(Protocol):
     EXTRA_ACTIVATIONS: tuple[str, ...]
     # Whether its bundles can accept LoRA adapters.
     TAKES_LORA: bool
+    # Whether its runtimes gather the rows of tables that stay on the host. Otherwise a kernel looks them up.
+    HOST_TABLES: bool
     # How its kernels read matrices.
     LAYOUT: Layout
 

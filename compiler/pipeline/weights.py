@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,16 +109,21 @@ class StoredWeight:
 
 
 def lay_out_weights(
-    parameters: Mapping[str, Parameter], quantization: Quantization, layout: Layout
+    parameters: Mapping[str, Parameter], quantization: Quantization, layout: Layout, host: Collection[str] = ()
 ) -> list[StoredWeight]:
-    """Assign a shard and an offset to every plane, in the order of the parameters."""
-    stored = []
+    """Assign a shard and an offset to every plane, in the order of the parameters.
+
+    The parameters that stay on the ``host`` come last, row after row in shards of their own.
+    """
+    stored: list[StoredWeight] = []
     shard, end = 0, 0
-    for parameter in parameters.values():
+    for parameter in sorted(parameters.values(), key=lambda parameter: parameter.name in host):
+        if parameter.name in host and stored and stored[-1].parameter.name not in host:
+            shard, end = shard + 1, 0
         vector = parameter.columns is None
         form = form_of(parameter.form, quantization)
         layouts = (PlaneLayout("w", "float32", 1),) if parameter.columns is None else form.planes(parameter.columns)
-        own: Layout = "rows" if vector else layout
+        own: Layout = "rows" if vector or parameter.name in host else layout
         planes = []
         for each in layouts:
             shape = [parameter.rows] if vector else stored_shape(own, parameter.rows, each.columns)
@@ -140,13 +145,14 @@ def write_weights(
     folder: Path,
     progress: Callable[[int, int], None],
     layout: Layout = "rows",
+    host: Collection[str] = (),
 ) -> tuple[dict[str, WeightEntry], list[FileEntry]]:
-    """Pack all parameters into shards below ``folder``, matrices in ``layout``.
+    """Pack all parameters into shards below ``folder``, matrices in ``layout``, except those that stay on the ``host``.
 
     ``progress`` receives the number of packed elements and of all elements. Raises CheckpointError or
     QuantizationError, naming the tensor.
     """
-    stored = lay_out_weights(parameters, quantization, layout)
+    stored = lay_out_weights(parameters, quantization, layout, host)
     files = shard_files(stored)
     (folder / "weights").mkdir()
     total = sum(int(np.prod(weight.parameter.shape)) for weight in stored)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..arch.decoder import BATCH_INPUTS
-from ..bundle.manifest import Description, InputEntry, Manifest
+from ..bundle.manifest import Description, InputEntry, Manifest, PlanEntry
 from ..errors import BundleError, RequestError
 from ..ir.expr import evaluate
+from ..ir.plan import union
 from .batch import DERIVED_INPUTS, KNOWN_INPUTS, Batch
 
 # The inputs of the frameworks' bundles, which have no plan that could declare them.
@@ -38,9 +39,21 @@ def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mappi
             raise RequestError(f"input '{name}' of the batch is {is_}; the plan takes {must_be}", input=name)
 
 
+def own_inputs(manifest: Manifest) -> Mapping[str, InputEntry]:
+    """The inputs of all plans that a batch brings."""
+    return union(batch_inputs(plan) for plan in manifest.plans.values())
+
+
+def batch_inputs(plan: PlanEntry) -> Mapping[str, InputEntry]:
+    """The inputs of a plan that a batch brings, which are those that the runner does not gather."""
+    return {name: entry for name, entry in plan.inputs.items() if name not in plan.gathered}
+
+
 def require_known_inputs(manifest: Description) -> None:
-    """Raise BundleError for a plan with an input that the batches of an engine do not have."""
-    for name in manifest.inputs if isinstance(manifest, Manifest) else ():
+    """Raise BundleError for a plan with an input that the batches of an engine do not have, and that the runner does
+    not gather.
+    """
+    for name in own_inputs(manifest) if isinstance(manifest, Manifest) else ():
         if name not in KNOWN_INPUTS and name not in DERIVED_INPUTS:
             raise BundleError(
                 f"{manifest.model}: has input '{name}', which this engine does not provide; use a newer nearfar",

@@ -20,6 +20,8 @@ from ..ir.expr import evaluate
 from ..ir.rope import rope_table
 from .base_runner import ArrayLayout, BaseRunner
 from .batch import Array, Batch, FloatArray, Limits, Output, Result
+from .host_tables import HostTables, require_known_tokens
+from .inputs import batch_inputs
 from .variant import stored_dtype
 
 # Logits are large: they are copied from the device only if they are read.
@@ -34,13 +36,24 @@ class PlanRunner(BaseRunner[Manifest]):
     def __init__(self, bundle: Bundle, limits: Limits, activation: str) -> None:
         super().__init__(bundle.manifest, limits)
         self.activation = activation
+        self._tables = HostTables(bundle)
 
     def layout(self, entry: BufferEntry, dims: Mapping[str, int]) -> ArrayLayout:
         """The shape and dtype of an entry's array for these dims."""
         return layout_of(entry, self.activation, dims)
 
     def _inputs(self, plan: str) -> Mapping[str, InputEntry]:
-        return self.manifest.plan(plan).inputs
+        return batch_inputs(self.manifest.plan(plan))
+
+    def _accept(self, batch: Batch, plan: str) -> Mapping[str, int]:
+        dims = super()._accept(batch, plan)
+        require_known_tokens(self.manifest.model, self.manifest.plan(plan).gathered, batch.token_ids)
+        return dims
+
+    def arrays(self, plan: str, batch: Batch) -> dict[str, Array]:
+        """The inputs of a plan by name: those of the batch, and those that are gathered for it."""
+        entry = self.manifest.plan(plan)
+        return batch.arrays(entry.inputs) | self._tables.gather(entry.gathered, batch.token_ids)
 
     @cached_property
     def _slot_states(self) -> Mapping[str, ArrayLayout]:

@@ -17,8 +17,8 @@ from ..ir.ops import OPS, Array
 from ..ir.pages import PAGE_DIMS
 from ..quant.base import FloatArray
 from .base_runner import ArrayLayout
-from .batch import DERIVED_INPUTS, Batch, Limits
 from .batch import Array as BatchArray
+from .batch import Batch, Limits
 from .plan_runner import PlanRunner, constant_tables
 
 # Dims of memory that outlives a batch. All other dims may be of any size, because nothing is allocated for them.
@@ -57,7 +57,7 @@ class ReferenceRunner(PlanRunner):
 
     def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
         entry = self.manifest.plan(plan)
-        values: dict[str, Array] = {**batch.arrays(DERIVED_INPUTS), **self._states, **self._constants}
+        values: dict[str, Array] = {**self.arrays(plan, batch), **self._states, **self._constants}
         for step in entry.steps:
             self._run_step(entry, step, values, dims)
         self._outputs = {name: values[name] for name in entry.outputs.values()}

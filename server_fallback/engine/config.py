@@ -36,9 +36,9 @@ class EngineConfig:
     """``max_waiting`` requests can be queued besides the running ones; more are refused.
 
     ``lookahead``: how many steps are submitted before the first of them is read; 1 prepares a step only when the one
-    before it is done. ``patience_steps``: see `SchedulerConfig`. ``speculation``: how tokens are drafted, None for no
-    drafts. ``max_mask_wait_seconds`` limits the wait of one step for the masks of constrained answers; answers without
-    a mask miss the step.
+    before it is done, which is always so for a model that ``gathers``. ``patience_steps``: see `SchedulerConfig`.
+    ``speculation``: how tokens are drafted, None for no drafts. ``max_mask_wait_seconds`` limits the wait of one step
+    for the masks of constrained answers; answers without a mask miss the step.
     """
 
     max_waiting: int = 256

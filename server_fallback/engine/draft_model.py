@@ -80,14 +80,15 @@ class DraftModel:
                 chunks.append(self._chunk_of(draft, part, start))
         if not chunks:
             return
-        # Sampled tokens stay on the device until all steps are submitted.
+        # Sampled tokens stay on the device until all steps are submitted, unless the model gathers rows for them.
         futures = [self._submit(chunks)]
         for index in range(1, max((guess.most for guess, _ in ready), default=0)):
             going = [(guess, draft) for guess, draft in ready if guess.most > index]
+            previous = self._previous(futures[-1], [draft for guess, draft in ready if guess.most > index - 1])
             futures.append(
                 self._submit(
                     [
-                        self._chunk(guess, draft, [-1 - draft.slot], draft.computed + index - 1, index)
+                        self._chunk(guess, draft, [previous[draft.slot]], draft.computed + index - 1, index)
                         for guess, draft in going
                     ],
                 )
@@ -158,6 +159,14 @@ class DraftModel:
             raise
         except Exception as error:
             raise DeviceError(f"{self._runner.device} failed: {error!r}") from error
+
+    def _previous(self, future: Future[Output], drafts: Items[Draft]) -> dict[int, int]:
+        """For each slot the token that a step sampled, as an id or as a reference to the slot on the device."""
+        if not self.model.gathers:
+            return {draft.slot: -1 - draft.slot for draft in drafts}
+        # The id of a token that could not be computed is -1; it ends the draft, whatever follows it.
+        token_ids = (max(token_id, 0) for token_id in self._result(future))
+        return dict(zip((draft.slot for draft in drafts), token_ids, strict=True))
 
     def _result(self, future: Future[Output]) -> list[int]:
         try:

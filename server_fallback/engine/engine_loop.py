@@ -252,7 +252,8 @@ class EngineLoop:
         lockstep = sum(
             sequence.params.lockstep and not sequence.params.verifies and not sequence.is_held for sequence in running
         )
-        return 1 if lockstep * LOCKSTEP_SHARE > len(running) else self._config.lookahead
+        alone = self._model.gathers or lockstep * LOCKSTEP_SHARE > len(running)
+        return 1 if alone else self._config.lookahead
 
     def _next(self) -> Step | None:
         """The scheduler's next step, with drafts for speculating answers."""

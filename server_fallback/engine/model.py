@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nearfar.compiler.bundle.manifest import Description
+from nearfar.compiler.runtime.host_tables import gathers
 
 
 @dataclass(frozen=True, slots=True)
 class TokenModel:
-    """``context``: the longest sequence in tokens. ``embeds``: it makes embeddings and generates nothing."""
+    """``context``: the longest sequence in tokens. ``embeds``: it makes embeddings and generates nothing.
+
+    ``gathers``: a step needs the ids of its tokens on the host, so that none starts before the last one was read.
+    """
 
     vocab_size: int
     end_token_ids: frozenset[int]
     context: int
     page_size: int
     embeds: bool = False
+    gathers: bool = False
 
     @staticmethod
     def of(manifest: Description) -> TokenModel:
@@ -26,4 +31,5 @@ class TokenModel:
             context=manifest.context,
             page_size=manifest.page_size,
             embeds=manifest.embedding is not None,
+            gathers=gathers(manifest),
         )

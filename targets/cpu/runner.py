@@ -103,7 +103,7 @@ class CpuRunner(PlanRunner):
     # --- on the worker's thread ---
 
     def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
-        arrays = batch.arrays(self.manifest.plan(plan).inputs)
+        arrays = self.arrays(plan, batch)
         for name in self.manifest.plan(plan).inputs:
             values = arrays[name]
             self._arrays[name].reshape(-1)[: values.size] = values.reshape(-1)

@@ -3,7 +3,7 @@ batch's inputs.
 
 Every array has an address by name, "NAME.PLANE" for a weight and "scratch.NAME" for scratch. The inputs share one
 arena, so that a batch needs one copy. The page lists, whose length varies most, are last, so that the copy ends with
-their actual end.
+their actual end. Inputs that the host gathers follow them; each has a copy of its own, because they are large.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.bundle.manifest import ITEM_BYTES, BufferEntry, Manifest
+from nearfar.compiler.bundle.manifest import ITEM_BYTES, BufferEntry, InputEntry, Manifest, shards_of
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.expr import Condition, evaluate
-from nearfar.compiler.runtime.batch import Batch
+from nearfar.compiler.runtime.batch import Array
 from nearfar.compiler.runtime.plan_runner import constant_tables, layout_of, scratch_entries
 
 from .driver import Bytes, Driver
@@ -45,6 +45,7 @@ class DeviceMemory:
         self._driver, self._manifest, self._activation, self._most = driver, bundle.manifest, activation, most
         self.addresses: dict[str, int] = {}
         manifest = self._manifest
+        self._gathered = gathered_inputs(manifest)
         self._upload_weights(bundle)
         for name, table in constant_tables(manifest).items():
             self.addresses[name] = driver.allocate(table.nbytes)
@@ -66,16 +67,17 @@ class DeviceMemory:
         self.addresses |= {name: self._arena_address + slice_.offset for name, slice_ in self.arena.items()}
         driver.wait(driver.record())
 
-    def upload_batch(self, inputs: Collection[str], batch: Batch, staging: Bytes) -> None:
+    def upload_batch(self, inputs: Collection[str], arrays: Mapping[str, Array], staging: Bytes) -> None:
         """Start the upload of a batch's inputs for a plan, through pinned memory of ``arena_bytes``."""
-        arrays = batch.arrays(inputs)
         end = 0
         for name in inputs:
             slice_, values = self.arena[name], arrays[name]
-            end = max(end, slice_.offset + values.nbytes)
-            staging[slice_.offset : slice_.offset + values.nbytes] = (
-                np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-            )
+            stop = slice_.offset + values.nbytes
+            staging[slice_.offset : stop] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+            if name in self._gathered:
+                self._driver.upload(self._arena_address + slice_.offset, staging[slice_.offset : stop])
+            else:
+                end = max(end, stop)
         self._driver.upload(self._arena_address, staging[:end])
 
     def page_bytes(self, name: str) -> int:
@@ -96,13 +98,12 @@ class DeviceMemory:
         return size
 
     def _upload_weights(self, bundle: Bundle) -> None:
-        shards = [self._driver.allocate(shard.size) for shard in self._manifest.shards]
-        stages = [
-            self._driver.allocate_pinned(min(PIECE_BYTES, max(shard.size for shard in self._manifest.shards)))
-            for _ in range(2)
-        ]
-        for shard, address in zip(self._manifest.shards, shards, strict=True):
-            self._upload_file(bundle.file(shard.file), address, stages)
+        files = {index: self._manifest.shards[index] for index in sorted(shards_of(self._manifest.weights))}
+        shards = {index: self._driver.allocate(shard.size) for index, shard in files.items()}
+        largest = max(shard.size for shard in files.values())
+        stages = [self._driver.allocate_pinned(min(PIECE_BYTES, largest)) for _ in range(2)]
+        for index, shard in files.items():
+            self._upload_file(bundle.file(shard.file), shards[index], stages)
         for name, weight in self._manifest.weights.items():
             self.addresses |= {f"{name}.{plane.name}": shards[plane.shard] + plane.offset for plane in weight.planes}
 
@@ -125,6 +126,10 @@ class DeviceMemory:
                 self._driver.wait(event)
 
 
+def gathered_inputs(manifest: Manifest) -> set[str]:
+    return {name for plan in manifest.plans.values() for name in plan.gathered}
+
+
 def decode_scratch(manifest: Manifest) -> set[str]:
     """The scratch buffers that only variants for one new token per sequence bind."""
     wanted: dict[bool, set[str]] = {True: set(), False: set()}
@@ -142,10 +147,15 @@ def needs_decode(when: Condition) -> bool:
 
 
 def lay_out_arena(manifest: Manifest, most: Mapping[str, int]) -> dict[str, ArenaSlice]:
-    """The slices of the inputs, in order, with the page lists last."""
+    """The slices of the inputs, in order, then the page lists, then the gathered inputs."""
     arena = {}
     offset = 0
-    for name, entry in sorted(manifest.inputs.items(), key=lambda item: item[0].endswith("page_ids")):
+    gathered = gathered_inputs(manifest)
+
+    def order(item: tuple[str, InputEntry]) -> tuple[bool, bool]:
+        return item[0] in gathered, item[0].endswith("page_ids")
+
+    for name, entry in sorted(manifest.inputs.items(), key=order):
         elements = int(np.prod([evaluate(size, most) for size in entry.shape]))
         arena[name] = ArenaSlice(offset, elements)
         offset += -(-4 * elements // ALIGNMENT) * ALIGNMENT

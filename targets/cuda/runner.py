@@ -154,11 +154,11 @@ class CudaRunner(PlanRunner):
         bucket = None if batch.extra else bucket_of(dims, self._sizes, self.manifest.context)
         inputs = self.manifest.plan(plan).inputs
         if bucket is None:
-            self._memory.upload_batch(inputs, batch, self._staging.inputs)
+            self._memory.upload_batch(inputs, self.arrays(plan, batch), self._staging.inputs)
             self._launches.launch(plan, dims)
         else:
             padded = pad_batch(batch, bucket.sequences, [group.pages for group in self.groups], self.manifest.page_size)
-            self._memory.upload_batch(inputs, padded, self._staging.inputs)
+            self._memory.upload_batch(inputs, self.arrays(plan, padded), self._staging.inputs)
             self._driver.replay(self._graph(plan, bucket, dims))
 
     def _graph(self, plan: str, bucket: Bucket, dims: Mapping[str, int]) -> Any:

@@ -27,6 +27,7 @@ from .variants import MAX_SHARED_BYTES, variants_of
 MAX_BINDING_BYTES = 128 << 20
 EXTRA_ACTIVATIONS: tuple[str, ...] = ()
 TAKES_LORA = False
+HOST_TABLES = True
 LAYOUT: Layout = "rows"
 MAX_STORAGE_BUFFERS = 8
 MAX_THREADS = 256

@@ -73,11 +73,13 @@ class WebGPURunner(PlanRunner):
         return f"{self._adapter_name} ({self.activation})"
 
     def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
-        arrays = batch.arrays(self.manifest.plan(plan).inputs)
+        arrays = self.arrays(plan, batch)
+        end = 0
         for name in self.manifest.plan(plan).inputs:
             values, start = arrays[name], self._places[name] // 4
             self._arena[start : start + values.size] = values.ravel().view(np.int32)
-        self._device.queue.write_buffer(self._arena_buffer, 0, self._arena)
+            end = max(end, start + values.size)
+        self._device.queue.write_buffer(self._arena_buffer, 0, self._arena[:end])
         launches = list(self._launches(plan, dims))
         self._device.queue.write_buffer(self._uniforms, 0, self._uniform_values)
         encoder = self._device.create_command_encoder()
@@ -136,7 +138,10 @@ class WebGPURunner(PlanRunner):
             layout = self.layout(entry, self.largest)
             size = round_up(int(np.prod(layout.shape)) * np.dtype(layout.dtype).itemsize, 16)
             self._regions[name] = Region(self._buffer(size, storage), 0, size)
-        layouts = {name: self.layout(entry, self.largest) for name, entry in manifest.inputs.items()}
+        # Gathered inputs, which are large, are last: a batch writes the arena up to the end of its last input.
+        gathered = {name for plan in manifest.plans.values() for name in plan.gathered}
+        inputs = sorted(manifest.inputs.items(), key=lambda item: item[0] in gathered)
+        layouts = {name: self.layout(entry, self.largest) for name, entry in inputs}
         sizes = {name: round_up(4 * int(np.prod(layout.shape)), 16) for name, layout in layouts.items()}
         self._places: dict[str, int] = {}
         end = 0

@@ -28,6 +28,7 @@ from nearfar.compiler.ir.sampling import Settings
 from nearfar.compiler.measure.report import make_report
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Chunk, Limits, Output, make_batch
+from nearfar.compiler.runtime.host_tables import HostTables
 from nearfar.targets.cuda.driver import Driver, NvidiaDriver
 from nearfar.targets.cuda.launches import Launches
 from nearfar.targets.cuda.memory import DeviceMemory
@@ -263,6 +264,7 @@ def kernel_times(
     for index, step in enumerate(plan.steps):
         kinds.setdefault(step.variants, []).append(index)
     times = []
+    tables = HostTables(bundle)
     for count, new in batches:
         chunks = [
             Chunk([1] * new, context - new, range(i * pages, (i + 1) * pages), [new - 1], slot=i) for i in range(count)
@@ -270,7 +272,8 @@ def kernel_times(
         batch = make_batch(chunks, manifest.page_size)
         # Adjusted logits and top log-probabilities are requested so that their kernels run.
         dims = {**batch.dims(most["P"], most["N"]), "A": count, "W": count}
-        memory.upload_batch(plan.inputs, batch, staging)
+        arrays = batch.arrays(plan.inputs) | tables.gather(plan.gathered, batch.token_ids)
+        memory.upload_batch(plan.inputs, arrays, staging)
         for kind, indices in kinds.items():
             for row in manifest.variants[kind]:
                 if row.activation not in (None, activation) or not holds(row.when, dims):

@@ -22,7 +22,9 @@ from tolerances import F32, relative_error
 
 from nearfar.compiler import passes
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.measure.report import make_report
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.pipeline.target import load_target
 from nearfar.compiler.runtime.batch import Limits, make_batch
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.trust import check_runner
@@ -111,11 +113,13 @@ def test_a_family_runs_on_every_kernel_target(
     """
     expected = make_family(family, tmp_path / "checkpoint")
     options = CompileOptions(target=target, **OPTIONS)  # type: ignore[arg-type]
-    runner = opened(compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options))
+    bundle = compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options)
+    runner = opened(bundle)
     for chunk in (len(TOKENS), 9):
         assert relative_error(chunked_logits(runner, TOKENS, chunk), expected) < F32
     assert relative_error(poisoned(runner), expected[32:]) < F32
     if family == "gemma4_text":
+        require_table_on_host(target, bundle, runner)
         assert relative_error(sampled_in_part(runner), expected[[3, 12, 26, 39, 38, 40, 39]]) < F32
 
 
@@ -149,3 +153,22 @@ def sampled_in_part(runner: PlanRunner) -> npt.NDArray[np.float32]:
         for chunks in steps
     ]
     return np.concatenate([runner.forward(batch).logits.copy() for batch in batches])
+
+
+def require_table_on_host(target: str, bundle: Bundle, runner: PlanRunner) -> None:
+    """Check that a device's memory does not contain the second embedding, and that reports count it for the host."""
+    manifest = bundle.manifest
+    assert bool(manifest.host_weights) == load_target(target).HOST_TABLES
+    on_device, on_host = (
+        sum(plane.size for weight in weights.values() for plane in weight.planes)
+        for weights in (manifest.weights, manifest.host_weights)
+    )
+    report = make_report(manifest)
+    assert (report.weight_bytes, report.host_weight_bytes) == (on_device + on_host, on_host)
+    for name in manifest.host_weights:
+        row = bundle.plane(name, "w", 3, 4).tobytes()
+        if target == "cuda":
+            driver: EmulatedDriver = runner._driver  # type: ignore[attr-defined]
+            assert all(row not in memory.tobytes() for memory in driver._memory.values())
+        else:
+            assert f"{name}.w" not in runner._regions  # type: ignore[attr-defined]

@@ -212,6 +212,7 @@ export function lettersBundle(
           top_token_ids: "top_ids",
           top_logprobs: "top_logprobs",
         },
+        gathered: {},
       },
     },
     variants: {
@@ -253,6 +254,7 @@ export function lettersBundle(
         planes: [{ name: "w", dtype: "float32", shape: [8, 8], shard: 0, offset: 0, size: 256 }],
       },
     },
+    host_weights: {},
     shards: [file("weights/00000.bin")],
     tokenizer: {
       file: "tokenizer.json",

@@ -38,6 +38,16 @@ def test_a_lookahead_of_one_reads_every_token_first() -> None:
     run(work())
 
 
+def test_a_model_that_gathers_rows_reads_every_token_first_whatever_the_lookahead() -> None:
+    async def work() -> None:
+        runner = HashRunner(LIMITS, threaded=True)
+        async with engine_on(runner, EngineConfig(lookahead=4), gathers=True) as engine:
+            assert await ids(engine, max_tokens=12) == answer_of(PROMPT, 12, 64)[0]
+        assert all((batch.token_ids >= 0).all() for batch in runner.batches)
+
+    run(work())
+
+
 class WaitingForTheCaller(HashRunner):
     """Computes in `submit`, from the third step on only when the caller has received a token."""
 

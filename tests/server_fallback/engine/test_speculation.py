@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hash_model import VOCAB
@@ -207,9 +208,8 @@ def test_requests_that_cannot_speculate_are_refused_at_the_start() -> None:
         TokenEngine(HashRunner(LIMITS), MODEL, EngineConfig(speculation=Speculation("ngram", 0)))
 
 
-@pytest.mark.parametrize("name", ["tiny_bundle", "windowed_bundle"])
-def test_answers_of_a_model_are_those_of_plain_decoding(name: str, request: pytest.FixtureRequest) -> None:
-    bundle = open_bundle(request.getfixturevalue(name))
+def test_answers_of_a_model_are_those_of_plain_decoding(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
     model = TokenModel.of(bundle.manifest)
 
     def runner() -> ReferenceRunner:
@@ -221,3 +221,22 @@ def test_answers_of_a_model_are_those_of_plain_decoding(name: str, request: pyte
     assert answers == expected
     # The same model guesses right, greedy and with the same random numbers.
     assert stats.acceptance_rate > 0.9
+
+
+@pytest.mark.parametrize("kind", ["ngram", "draft"])
+def test_a_model_that_gathers_rows_speculates_with_known_tokens(kind: str, windowed_bundle: Path) -> None:
+    """Its runner refuses tokens that only the device knows. It has windows, so the draft model gives pages back."""
+    bundle = open_bundle(windowed_bundle)
+    model = TokenModel.of(bundle.manifest)
+    assert model.gathers
+
+    def runner() -> ReferenceRunner:
+        return ReferenceRunner(bundle, limits=Limits(tokens=64, sequences=4, rows=16, pages=24), activation="float32")
+
+    requests = mixed_requests(6, VOCAB_SIZE, (5, 27), 20)
+    draft = DraftModel(runner(), model) if kind == "draft" else None
+    answers, stats = speculating(runner(), model, requests, draft, tokens=3)
+    assert answers == alone(runner(), model, requests)
+    assert stats.recoveries == 0
+    if kind == "draft":
+        assert stats.acceptance_rate > 0.9

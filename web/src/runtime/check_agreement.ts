@@ -3,6 +3,7 @@
 // here WebGPU keeps kernels inside their buffers.
 
 import type { AnyManifest } from "./any_manifest.js";
+import { isTable } from "./host_tables.js";
 import type { Manifest } from "./manifest.js";
 
 /** The limit bounds the loops over the layers, before any file is read. */
@@ -24,6 +25,7 @@ export function disagreement(manifest: AnyManifest): readonly [what: string, val
 function ofPlans({
   spec,
   weights,
+  host_weights: tables,
   shards,
   plans,
   kernels,
@@ -34,17 +36,32 @@ function ofPlans({
 }: Manifest): readonly [string, unknown] | null {
   // Arrays by name, and by name and plane, as bindings refer to them.
   const common = Object.keys(scratch).map((name) => key("scratch", name));
-  for (const [name, { planes }] of Object.entries(weights)) {
-    common.push(name);
+  for (const [name, table] of Object.entries(tables)) if (!isTable(table)) return [`host_weights.${name}`, table.shape];
+  for (const [name, { planes }] of [...Object.entries(weights), ...Object.entries(tables)]) {
+    // Steps cannot name the weights of the host.
+    const isOnDevice = Object.hasOwn(weights, name);
+    if (isOnDevice) common.push(name);
     for (const { name: plane, offset, size, shape, dtype, shard } of planes) {
-      common.push(key(name, plane));
+      if (isOnDevice) common.push(key(name, plane));
       if (size !== shape.reduce((bytes, length) => bytes * length, dtype === "float16" ? 2 : 4))
         return [`weights.${name}`, size];
       if (!(offset + size <= Number(shards[shard]?.size))) return [`weights.${name}`, offset];
     }
   }
   const [lists, sources] = [new Map(Object.entries(variants)), new Map(Object.entries(kernels))];
-  for (const { inputs, states, constants, buffers, steps, outputs } of Object.values(plans)) {
+  for (const { inputs, states, constants, buffers, steps, outputs, gathered } of Object.values(plans)) {
+    for (const [name, { weights: parts }] of Object.entries(gathered)) {
+      const { shape, dtype } = inputs[name] ?? {};
+      const widths = new Set(parts.map((part) => tables[part]?.shape[1]));
+      const rows = parts.reduce((sum, part) => sum + Number(tables[part]?.shape[0]), 0);
+      if (
+        widths.size !== 1 ||
+        !(rows >= spec.vocab_size) ||
+        dtype !== "float32" ||
+        shape?.join() !== `S,${[...widths].join()}`
+      )
+        return [`gathered.${name}`, shape];
+    }
     for (const [name, { shape, inverse_frequencies: pairs }] of Object.entries(constants)) {
       const positions = Math.min(Number(shape[0]), spec.max_position_embeddings);
       if (shape.join() !== [positions, pairs.length, 2].join() || pairs.length > spec.head_dim)

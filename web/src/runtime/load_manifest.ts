@@ -16,6 +16,7 @@ import type {
   EmbeddingSpec,
   ExportManifest,
   FileEntry,
+  GatheredEntry,
   InputEntry,
   KernelEntry,
   LoraEntry,
@@ -236,6 +237,7 @@ const PLAN = entry<PlanEntry>({
     entry<StepEntry>({ op: text, variants: text, inputs: table(text), outputs: table(text), attrs: table(anything) }),
   ),
   outputs: table(text),
+  gathered: table(entry<GatheredEntry>({ weights: list(text), scale: number })),
 });
 const VARIANT = entry<VariantEntry>({
   kernels: list(text),
@@ -348,6 +350,7 @@ const MANIFEST = entry<Manifest>({
   scratch: table(BUFFER),
   kernels: table(KERNEL),
   weights: table(WEIGHT),
+  host_weights: table(WEIGHT),
   shards: list(FILE),
   self_test: nullable(SELF_TEST),
   tuning: list(TUNING),

@@ -112,6 +112,12 @@ export interface InputEntry {
   readonly dtype: "float32" | "int32" | "uint32";
 }
 
+/** An input (S, columns) float32 that the runtime gathers: for each new token, its row times ``scale``, in float32. ``weights`` are the host weights that hold the table's rows, in order. A token id beyond the last row has zeros. The ids must be known: with such an input, no step starts before the tokens of the previous step have been read. */
+export interface GatheredEntry {
+  readonly weights: readonly string[];
+  readonly scale: number;
+}
+
 /** An array that a runtime computes. "rope": (positions, R/2, 2) float32, ``scale`` times the cosine and sine of position * inverse_frequencies[i]. */
 export interface ConstantEntry {
   readonly kind: "rope";
@@ -129,7 +135,7 @@ export interface StepEntry {
   readonly attrs: Readonly<Record<string, unknown>>;
 }
 
-/** See `plan.Plan`. ``inputs`` are all inputs of a batch. ``outputs`` maps names to the buffers that hold them. Plan "generate" computes "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20); plan "embed" computes "embeddings" (R, E), float32 and not normalised. */
+/** See `plan.Plan`. ``inputs`` are all inputs of a batch, including those that are ``gathered``. ``outputs`` maps names to the buffers that hold them. Plan "generate" computes "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20); plan "embed" computes "embeddings" (R, E), float32 and not normalised. */
 export interface PlanEntry {
   readonly inputs: Readonly<Record<string, InputEntry>>;
   readonly states: Readonly<Record<string, BufferEntry>>;
@@ -137,6 +143,7 @@ export interface PlanEntry {
   readonly buffers: Readonly<Record<string, BufferEntry>>;
   readonly steps: readonly StepEntry[];
   readonly outputs: Readonly<Record<string, string>>;
+  readonly gathered: Readonly<Record<string, GatheredEntry>>;
 }
 
 /** The buffer at a binding: the step's input or output ``role``, and the ``plane`` if it is a weight. Role "scratch" is the manifest's scratch buffer that ``plane`` names. */
@@ -291,7 +298,7 @@ export interface ExportManifest {
   readonly group_size: number | null;
 }
 
-/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text or to "embed" it. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that make embeddings. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
+/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text or to "embed" it. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout is "rows", and their shards hold nothing else. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that make embeddings. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
@@ -313,6 +320,7 @@ export interface Manifest {
   readonly scratch: Readonly<Record<string, BufferEntry>>;
   readonly kernels: Readonly<Record<string, KernelEntry>>;
   readonly weights: Readonly<Record<string, WeightEntry>>;
+  readonly host_weights: Readonly<Record<string, WeightEntry>>;
   readonly shards: readonly FileEntry[];
   readonly self_test: SelfTestEntry | null;
   readonly tuning: readonly TuningEntry[];

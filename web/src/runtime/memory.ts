@@ -95,11 +95,14 @@ export function largestBuffer(manifest: Manifest, activation: ActivationDtype, p
 }
 
 /**
- * The buffers that are used within one forward: the plan's buffers, and as "scratch.NAME" those used within one step.
+ * The buffers that are used within one forward: the plan's buffers, the inputs that are gathered, and as "scratch.NAME"
+ * those used within one step.
  */
 export function passingBuffers(manifest: Manifest): Readonly<Record<string, BufferEntry>> {
   const scratch = Object.entries(manifest.scratch).map(([name, entry]) => [`scratch.${name}`, entry] as const);
-  return { ...planOf(manifest).buffers, ...Object.fromEntries(scratch) };
+  const { buffers, inputs, gathered } = planOf(manifest);
+  const tables = Object.entries(inputs).filter(([name]) => Object.hasOwn(gathered, name));
+  return { ...buffers, ...Object.fromEntries([...tables, ...scratch]) };
 }
 
 export function sizeBytes(entry: BufferEntry, activation: ActivationDtype, dims: Dims): number {

@@ -15,6 +15,8 @@ import { NO_CHOICES, variantName } from "./choices.js";
 import type { OpenDevice } from "./device.js";
 import type { Dims } from "./expr.js";
 import { elements } from "./expr.js";
+import type { Send } from "./host_tables.js";
+import { batchInputs, gather } from "./host_tables.js";
 import { KvPages } from "./kv_pages.js";
 import type { Expr, Manifest, VariantEntry } from "./manifest.js";
 import { allocateMemory, capacityOf, limitsOf } from "./memory.js";
@@ -109,7 +111,7 @@ type Results = Readonly<Partial<Record<OutputRole, Result>>>;
 
 export class Runner {
   readonly info: RunnerInfo;
-  readonly stepsInFlight = STEPS_IN_FLIGHT;
+  readonly stepsInFlight: number;
   readonly samplesAnyRow = true;
   /** Resolves when the device is lost, also by `destroy`. */
   readonly lost: Promise<DeviceError>;
@@ -129,6 +131,9 @@ export class Runner {
     private readonly arena: Arena,
     private readonly schedule: Schedule,
     private readonly results: Results,
+    private readonly buffers: ReadonlyMap<string, GPUBuffer>,
+    /** The shards of the tables that stay on the host, by number. */
+    private readonly tables: ReadonlyMap<number, Blob>,
     private readonly pages: KvPages,
     private readonly slotStates: SlotStates,
     readonly limits: RunnerLimits,
@@ -136,6 +141,8 @@ export class Runner {
     sizes: Pick<RunnerInfo, "kernels" | "weightBytes" | "stateBytes">,
   ) {
     const { sequences } = limits;
+    // The host must know the tokens of a step to gather their rows.
+    this.stepsInFlight = tables.size > 0 ? 1 : STEPS_IN_FLIGHT;
     const { logits, ...others } = results;
     const columns = Object.values(others).reduce((sum, result) => sum + result.columns, 0);
     this.#steps = new Staging(allocator, "step", sequences * columns * 4, STEPS_IN_FLIGHT);
@@ -196,7 +203,7 @@ export class Runner {
     const weights = allocateWeights(allocator, manifest);
     const weightBytes = allocator.bytes;
     const memory = allocateMemory(allocator, manifest, activation, capacity);
-    const arena = new Arena(allocator, planOf(manifest).inputs, uniforms, capacity);
+    const arena = new Arena(allocator, batchInputs(planOf(manifest)), uniforms, capacity);
     const roles = manifest.embedding === null ? GENERATED : (["embeddings"] as const);
     const results: Results = Object.fromEntries(
       roles.map((role) => [role, findResult(manifest, memory.buffers, role)]),
@@ -205,7 +212,7 @@ export class Runner {
 
     let compiled = 0;
     options.onKernel?.(compiled, names.length);
-    const [{ kernels, refused }] = await Promise.all([
+    const [{ kernels, refused }, tables] = await Promise.all([
       compileKernels(device, manifest, names, source, signal, () => {
         compiled++;
         options.onKernel?.(compiled, names.length);
@@ -238,6 +245,8 @@ export class Runner {
       arena,
       schedule,
       results,
+      memory.buffers,
+      tables,
       pages,
       slotStates,
       limitsOf(manifest, pool),
@@ -249,7 +258,7 @@ export class Runner {
   /**
    * Compute the next token of each sampled row. The batch is submitted before this returns, and more batches may be
    * submitted before the promise resolves, for example batches that continue from the tokens of this one. Results
-   * arrive in order. Without sampled rows the promise resolves when the device is done.
+   * arrive in order. If ``stepsInFlight`` is 1, wait for each batch before the next call instead. Without sampled rows the promise resolves when the device is done.
    */
   async submit(
     batch: Batch,
@@ -405,6 +414,10 @@ export class Runner {
     const dims = dimsOf(batch, this.capacity, alternatives);
     this.#requireFit(batch, dims);
     const { device } = this.open;
+    // Without tables, the batch is submitted before this returns.
+    let send: Send | null = null;
+    if (this.tables.size > 0) send = await gather(this.manifest, planOf(this.manifest), this.tables, batch.token_ids);
+    send?.(device.queue, this.buffers);
     const rows = batch.sample_rows.length;
     const encoder = device.createCommandEncoder();
     this.#encode(encoder, batch, dims, start, end);

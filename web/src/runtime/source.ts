@@ -43,6 +43,8 @@ export interface Source {
   check?(expected: Expected, signal: AbortSignal): Promise<void>;
   /** Reads the complete file and checks it, for a source that does this itself. `readFile` then only calls this. */
   read?(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes>;
+  /** A file that was read and checked, in the files of a store, so that its parts can be read again; null if it is not stored. */
+  stored?(expected: Expected): Promise<Blob | null>;
 }
 
 /** The normalised address of a bundle's folder. Throws BundleError if it is not an address. */

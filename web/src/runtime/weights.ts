@@ -22,7 +22,7 @@ export function allocateWeights(allocator: Allocator, manifest: Manifest): Reado
   return new Map(planes.map(([key, plane]) => [key, allocator.storage(key, plane.size)]));
 }
 
-/** Fill the buffers. */
+/** Fill the buffers. Returns the shards of the host weights, by number. */
 export async function loadWeights(
   device: GPUDevice,
   buffers: ReadonlyMap<string, GPUBuffer>,
@@ -30,16 +30,22 @@ export async function loadWeights(
   source: Source,
   signal: AbortSignal,
   onBytes?: OnBytes,
-): Promise<void> {
+): Promise<ReadonlyMap<number, Blob>> {
   const planes = planesByShard(manifest);
+  const onHost = new Set(
+    Object.values(manifest.host_weights).flatMap((weight) => weight.planes.map(({ shard }) => shard)),
+  );
+  const tables = new Map<number, Blob>();
   await inParallel(manifest.shards, SHARDS, async (shard, index) => {
     const bytes = await readFile(source, shard, signal, onBytes);
     signal.throwIfAborted();
+    if (onHost.has(index)) tables.set(index, (await source.stored?.(shard)) ?? new Blob([bytes]));
     for (const [key, plane] of planes[index] ?? []) {
       const buffer = buffers.get(key);
       if (buffer !== undefined) upload(device, buffer, bytes, plane);
     }
   });
+  return tables;
 }
 
 /** The bytes of the largest plane. */

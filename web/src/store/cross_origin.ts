@@ -28,6 +28,7 @@ export function crossOriginSource(source: Source, sharing: CrossOriginStorage): 
   return {
     location: source.location,
     open: (file, signal) => source.open(file, signal),
+    stored: async (expected) => (await source.stored?.(expected)) ?? null,
     async read(expected, signal, onBytes) {
       const { sha256: value, size } = expected;
       // Kernels, whose sizes are not in the manifest, are not worth the look-up.

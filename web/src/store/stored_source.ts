@@ -62,6 +62,12 @@ export class StoredSource implements Source {
     return reading.finally(() => this.#reading.delete(reading));
   }
 
+  async stored({ sha256, size }: Expected): Promise<Blob | null> {
+    if (sha256 === undefined) return null;
+    const { bytes, complete } = await this.store.file(sha256).part();
+    return complete && bytes.size === size ? bytes : null;
+  }
+
   /** The number of bytes that must come over the network. Throws StorageError if there is no space for them. */
   async begin(manifest: AnyManifest): Promise<number> {
     return this.store.begin(this.location, manifest, this.#manifest);

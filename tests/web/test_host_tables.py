@@ -1,0 +1,84 @@
+"""Gemma 4 in headless Chromium, with the table of its second embedding in the browser's store or, without a store, in
+Blobs: the tokens equal the reference's, and the table is not on the device.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from decoder_families import TOKENS, make_family
+from light_bundle import lighten
+from playwright.sync_api import Browser
+from static_site import serve
+
+from nearfar.compiler.browser.page_server import PAGE
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.generate import generate
+from nearfar.compiler.runtime.reference import ReferenceRunner
+
+MAX_TOKENS = 12
+TIMEOUT_MS = 180_000
+# Two prompts at once and one more that begins with the first answer, from pages that the prefix cache has kept.
+SCRIPT = """async ([bundle, prompts, maxTokens, store]) => {
+    const { Engine, cache } = await import("./nearfar.js");
+    const engine = await Engine.load(bundle, { tuning: false, maxSequences: 2, store });
+    const answer = async (promptIds) => {
+        const ids = [];
+        for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens })) ids.push(tokenId);
+        return ids;
+    };
+    const together = await Promise.all(prompts.map(answer));
+    const again = await answer([...prompts[0], ...together[0]]);
+    const { selfTest, weightBytes } = engine.info;
+    const stored = (await cache.list()).length;
+    // The files of the table are gone, so the engine loads the bundle again.
+    await cache.clear();
+    const afterLoss = await answer(prompts[1]);
+    const { recoveries } = engine.counts;
+    engine.destroy();
+    return { together, again, state: selfTest.state, weightBytes, stored, afterLoss, recoveries };
+}"""
+
+
+@pytest.fixture(scope="module")
+def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
+    site = tmp_path_factory.mktemp("tables")
+    shutil.copy(PAGE.parent / "nearfar.js", site)
+    (site / "index.html").write_text("<!doctype html><title>tables</title>")
+    make_family("gemma4_text", site / "checkpoint")
+    compile_model(str(site / "checkpoint"), site / "bundle", CompileOptions(quantization="q4f32", context=128))
+    return site
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_a_model_reads_the_rows_of_its_table_from_the_host(site: Path, browser: Browser, store: bool) -> None:
+    bundle = open_bundle(site / "bundle")
+    assert bundle.manifest.host_weights
+    lighten(site / "bundle")
+    runner = ReferenceRunner(bundle, activation="float32")
+
+    def answer(prompt: list[int]) -> list[int]:
+        return list(generate(runner, prompt, MAX_TOKENS, Sampler()))
+
+    # More tokens than a step computes of one prompt at once.
+    prompts = [[*TOKENS, *TOKENS[::-1]], TOKENS[5:]]
+    expected = [answer(prompt) for prompt in prompts]
+    page = browser.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    with serve(site) as url:
+        page.goto(url)
+        found = page.evaluate(SCRIPT, ["./bundle/", prompts, MAX_TOKENS, store])
+    page.close()
+    assert found["together"] == expected
+    assert found["again"] == answer([*prompts[0], *expected[0]])
+    assert found["afterLoss"] == expected[1]
+    assert found["recoveries"] == store
+    assert found["state"] == "passed"
+    assert found["stored"] == store
+    on_device = sum(plane.size for weight in bundle.manifest.weights.values() for plane in weight.planes)
+    # Every plane is padded to 16 bytes.
+    assert on_device <= found["weightBytes"] < on_device + 16 * 4 * len(bundle.manifest.weights)
