@@ -144,14 +144,18 @@ CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
 
 def make_family(name: str, folder: Path) -> npt.NDArray[np.float32]:
     """Write a checkpoint of FAMILIES into a folder. Returns transformers' logits (tokens, V) of TOKENS."""
+    return write(new_family(name), folder)
+
+
+def new_family(name: str, **sizes: Any) -> Any:
+    """A model of FAMILIES as transformers initializes it; ``sizes`` replace those of the configuration."""
     import torch
     import transformers
 
     family, config = FAMILIES[name]
     torch.manual_seed(len(name))
-    settings = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**{**SIZES, **config})
-    model = getattr(transformers, f"{family}ForCausalLM")(settings).float()
-    return write(model, folder)
+    settings = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**{**SIZES, **config, **sizes})
+    return getattr(transformers, f"{family}ForCausalLM")(settings).float()
 
 
 def make_with_images(folder: Path) -> npt.NDArray[np.float32]:
@@ -172,9 +176,13 @@ def make_with_images(folder: Path) -> npt.NDArray[np.float32]:
 
 
 def write(model: Any, folder: Path) -> npt.NDArray[np.float32]:
+    randomize(model)
+    return save(model, folder)
+
+
+def randomize(model: Any) -> None:
     import torch
 
-    model.eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
@@ -184,6 +192,13 @@ def write(model: Any, folder: Path) -> npt.NDArray[np.float32]:
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.fill_(0.4 + torch.rand(1).item())
+
+
+def save(model: Any, folder: Path) -> npt.NDArray[np.float32]:
+    import torch
+
+    model.eval()
+    with torch.no_grad():
         logits: npt.NDArray[np.float32] = model(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
     model.save_pretrained(folder)
     write_tokenizer(folder)

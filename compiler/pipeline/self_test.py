@@ -65,7 +65,8 @@ class Reference:
 def make_self_test(reference: Reference, progress: Callable[[int, int], None] = lambda *_: None) -> SelfTestEntry:
     """Make the self-test. ``progress`` receives the number of computed nodes and of all nodes.
 
-    Raises CheckpointError for a model whose logits are not finite.
+    Raises CheckpointError for a model whose logits are not finite, with float32 activations, or with float16 if the
+    bundle offers no other.
     """
     bundle = reference.bundle
     prompt = prompt_ids(bundle)
@@ -83,6 +84,11 @@ def make_self_test(reference: Reference, progress: Callable[[int, int], None] = 
     if rounds:
         distance = max(distance, INT8)
     offered = {entry.dtype for entry in bundle.manifest.activations}
+    if offered == {"float16"} and not np.isfinite(half).all():
+        raise CheckpointError(
+            f"{bundle.manifest.model}: its queries, keys or values exceed float16's largest number, 65504; use "
+            "--activations float32"
+        )
     tolerances = {
         "float32": rounded_up(min(max(distance, FLOAT32_LEAST), INT8 if rounds else FLOAT32_MOST)),
         "float16": rounded_up(min(max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),

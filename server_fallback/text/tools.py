@@ -81,12 +81,13 @@ def text_parameters(tools: Sequence[Tool]) -> Mapping[str, frozenset[str]]:
 def _calls(
     form: ToolFormatEntry, tags: tuple[Tag, ...], separator: str | None, trigger: str | None = None
 ) -> TagsSource:
-    return TagsSource(tags, separator, trigger, form.begin, form.end, form.arguments)
+    return TagsSource(tags, separator, trigger, form.begin, form.end, form.arguments, form.gap)
 
 
 def _tag(form: ToolFormatEntry, tool: Tool, *, strict: bool = True) -> Tag:
     """Without ``strict``, any arguments are accepted."""
     parameters = _NO_PARAMETERS if tool.function.parameters is None else tool.function.parameters
     schema = parameters if strict else {"type": "object"}
-    begin = f"{form.before_name}{tool.function.name}{form.before_arguments}"
-    return Tag(begin, json.dumps(schema), form.after_arguments)
+    return Tag(
+        f"{form.before_name}{tool.function.name}", json.dumps(schema), form.after_arguments, form.before_arguments
+    )

@@ -1,9 +1,12 @@
-"""Tokens per second of random 4-bit weights with Qwen3-0.6B's shapes on this machine's CPU, compared with llama.cpp.
+"""Tokens per second of random 4-bit weights with the shapes of a published model on this machine's CPU, compared with
+llama.cpp.
 
-``make bench-cpu`` runs this, prints a table and writes ``build/bench/cpu.json``. If llama-cpp-python and gguf are
-installed, llama.cpp runs the same codes and scales, and the two engines alternate in each phase. Only forward passes
-are measured: ours include choosing the next token, llama.cpp's end with the logits. Ours run with the default
-activations and with 8-bit activations. At the end, the benchmark measures how fast the same threads read memory.
+``make bench-cpu`` runs this for Qwen3-0.6B, or for MODEL, a name from `compiler/arch/published/`. It prints a table and
+writes ``build/bench/cpu.json``, or ``cpu-MODEL.json``. If llama-cpp-python and gguf are installed, llama.cpp runs the
+same codes and scales if `gguf_file.py` has the family, and the two engines alternate in each phase. Before that, the
+logits of both are compared. Only forward passes are measured: ours include choosing the next token, llama.cpp's end
+with the logits. Ours run with the default activations and with 8-bit activations. At the end, the benchmark measures
+how fast the same threads read memory.
 """
 
 from __future__ import annotations
@@ -12,15 +15,16 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 from bench_compile import ROOT, machine
-from checkpoints import QWEN3_0_6B, write_checkpoint
+from checkpoints import QWEN3_0_6B, Shapes, published, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
@@ -46,6 +50,9 @@ Clock = Callable[[], float]
 
 # Our configurations, by their names in the table.
 ACTIVATIONS = {"nearfar": "float16", "nearfar int8": "int8"}
+# Two engines that run the same model correlate by more than this; with 4-bit weights, llama.cpp rounds the inputs of
+# projections to 8 bits.
+LEAST_CORRELATION = 0.99
 
 
 class Engine(Protocol):
@@ -56,6 +63,11 @@ class Engine(Protocol):
         """Run a forward pass for new tokens of each sequence after its context."""
 
 
+class Answering(Engine, Protocol):
+    def logits(self) -> npt.NDArray[np.float32]:
+        """The logits (V,) of the last sequence after the last step."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -64,28 +76,37 @@ def main() -> None:
         default=ROOT / "build" / "bench",
         help="folder for the checkpoint, the bundle and the GGUF file",
     )
+    parser.add_argument(
+        "--model", help="a model of compiler/arch/published, such as gemma-3-1b-it (default: Qwen3-0.6B)"
+    )
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    bundle = make_bundle(options.folder)
-    engines: dict[str, Engine] = {
+    shapes = published(options.model) if options.model else QWEN3_0_6B
+    bundle = make_bundle(options.folder, shapes)
+    engines: dict[str, Answering] = {
         name: Ours(bundle, options.threads, activation) for name, activation in ACTIVATIONS.items()
     }
     if find_spec("llama_cpp") and find_spec("gguf"):
-        from gguf_file import write_gguf
+        from gguf_file import FAMILIES, write_gguf
         from llama_engine import LlamaEngine
 
-        file = options.folder / f"{QWEN3_0_6B.name}.gguf"
-        if not file.exists():
-            write_gguf(QWEN3_0_6B, bundle, file)
-        engines["llama.cpp"] = LlamaEngine(file, SEQUENCES, CONTEXT, PROMPT, options.threads)
+        if bundle.manifest.spec.model_type in FAMILIES:
+            file = options.folder / f"{shapes.name}.gguf"
+            if not file.exists():
+                write_gguf(bundle, file)
+            engines["llama.cpp"] = LlamaEngine(file, SEQUENCES, CONTEXT, PROMPT, options.threads)
+            compare_logits(engines["nearfar"], engines["llama.cpp"])
+        else:
+            print(f"without llama.cpp: gguf_file.py has no {bundle.manifest.spec.model_type}")
     results = [measure(engines, *phase, options.rounds) for phase in PHASES]
     weight_bytes = sum(plane.size for weight in bundle.manifest.weights.values() for plane in weight.planes)
     rate = read_rate(bundle, options.threads)
     answer = {"machine": machine(), "threads": options.threads, "bytes_read_per_second": rate, "results": results}
-    (options.folder / "cpu.json").write_text(json.dumps(answer, indent=2))
+    file_name = f"cpu-{options.model}.json" if options.model else "cpu.json"
+    (options.folder / file_name).write_text(json.dumps(answer, indent=2))
     table = Table(
-        title=f"{QWEN3_0_6B.name}, q4f16, {options.threads} threads, {machine()}; a loop reads {rate / 1e9:.0f} GB/s"
+        title=f"{shapes.name}, q4f16, {options.threads} threads, {machine()}; a loop reads {rate / 1e9:.0f} GB/s"
     )
     for column in ("", *(f"{name}, tokens/s" for name in engines), *(f"{name}'s ratio" for name in ACTIVATIONS)):
         table.add_column(column, justify="right" if column else "left")
@@ -96,18 +117,33 @@ def main() -> None:
     print(f"decode of one sequence reads weights at {results[0]['nearfar'] * weight_bytes / 1e9:.0f} GB/s")
 
 
-def make_bundle(folder: Path) -> Bundle:
-    checkpoint, path = folder / QWEN3_0_6B.name, folder / f"{QWEN3_0_6B.name}-cpu"
+def make_bundle(folder: Path, shapes: Shapes = QWEN3_0_6B) -> Bundle:
+    checkpoint, path = folder / shapes.name, folder / f"{shapes.name}-cpu"
     if not (checkpoint / "model.safetensors").exists():
-        write_checkpoint(QWEN3_0_6B, checkpoint)
+        write_checkpoint(shapes, checkpoint)
     activations = tuple(ACTIVATIONS.values())
     options = CompileOptions(target="cpu", context=CONTEXT, activations=activations, self_test=False, force=True)
     compile_model(str(checkpoint), path, options)
     return open_bundle(path)
 
 
+def compare_logits(ours: Answering, theirs: Answering) -> None:
+    """Print how far the logits of two engines are apart after a prompt. Ends the benchmark if they run different
+    models.
+    """
+    for engine in (ours, theirs):
+        engine.prepare(1, 0)
+        engine.step(1, 0, PROMPT)
+    found, expected = theirs.logits(), ours.logits()
+    correlation = float(np.corrcoef(found, expected)[0, 1])
+    difference = float(np.abs(found - expected).max() / np.abs(expected).max())
+    print(f"llama.cpp's logits differ by {difference:.1%} of the largest (correlation {correlation:.5f})", flush=True)
+    if not correlation > LEAST_CORRELATION:
+        raise SystemExit("the engines do not run the same model: correct gguf_file.py")
+
+
 def measure(
-    engines: dict[str, Engine],
+    engines: Mapping[str, Engine],
     what: str,
     sequences: int,
     context: int,
@@ -137,6 +173,7 @@ class Ours:
         pages = CONTEXT // bundle.manifest.page_size
         limits = Limits(tokens=PROMPT, sequences=SEQUENCES, rows=SEQUENCES, pages=SEQUENCES * pages)
         self._runner = CpuRunner(bundle, limits=limits, threads=threads, activation=activation)
+        self._logits = np.zeros(0, np.float32)
         self._pages = [list(range(i * pages, (i + 1) * pages)) for i in range(SEQUENCES)]
 
     def prepare(self, sequences: int, context: int) -> None:
@@ -146,15 +183,18 @@ class Ours:
     def step(self, sequences: int, context: int, tokens: int) -> None:
         self._forward(range(sequences), context, tokens)
 
+    def logits(self) -> npt.NDArray[np.float32]:
+        return self._logits
+
     def _forward(self, sequences: range | list[int], start: int, tokens: int) -> None:
         page_size = self._runner.manifest.page_size
         used = -(-(start + tokens) // page_size)
         chunks = [Chunk(token_ids(i, start, tokens), start, self._pages[i][:used], [tokens - 1]) for i in sequences]
-        self._runner.forward(make_batch(chunks, page_size))
+        self._logits = self._runner.forward(make_batch(chunks, page_size)).logits[-1]
 
 
 def token_ids(sequence: int, start: int, tokens: int) -> list[int]:
-    return [(7 * i + 131 * sequence) % 150_000 for i in range(start, start + tokens)]
+    return [(7 * i + 131 * sequence) % 100_000 for i in range(start, start + tokens)]
 
 
 def read_rate(bundle: Bundle, threads: int) -> float:

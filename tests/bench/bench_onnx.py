@@ -122,7 +122,7 @@ def open_engines(folder: Path, threads: int, wanted: Sequence[str] | None) -> di
 
         file = folder / f"{QWEN3_0_6B.name}.gguf"
         if not file.exists():
-            write_gguf(QWEN3_0_6B, make_bundle(folder), file)
+            write_gguf(make_bundle(folder), file)
         return LlamaEngine(file, SEQUENCES, CONTEXT, PROMPT, threads)
 
     def ours(group: int) -> Engine:

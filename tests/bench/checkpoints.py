@@ -8,11 +8,17 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from nearfar.compiler.errors import RequestError
+from nearfar.compiler.formats.huggingface import read_spec
+from nearfar.compiler.measure.shapes import shape_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,47 +78,32 @@ QWEN2_NARROW = Shapes(
 )
 
 
-def write_checkpoint(shapes: Shapes, folder: Path) -> Path:
-    """Write a Hugging Face folder with bfloat16 weights from one seed. Returns the folder."""
+def published(name: str) -> Shapes:
+    """The shapes of a model of `arch/published/`, such as "gemma-3-1b-it"."""
+    folder = Path(str(files("nearfar.compiler.arch") / "published"))
+    names = sorted(path.stem for path in folder.glob("*.json"))
+    if name not in names:
+        raise RequestError(f"{name}: is not a published model; those are {', '.join(names)}")
+    return Shapes(name, json.loads((folder / f"{name}.json").read_text()))
+
+
+def write_checkpoint(shapes: Shapes, folder: Path, deviation: Callable[[int], float] = lambda _: 0.02) -> Path:
+    """Write a Hugging Face folder with bfloat16 weights from one seed. Returns the folder.
+
+    ``deviation`` is the standard deviation of weights, for the columns of a matrix or 1.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    architecture = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[
-        shapes.config["model_type"]
-    ]
-    (folder / "config.json").write_text(
-        json.dumps({"architectures": [architecture], "torch_dtype": "bfloat16", **shapes.config})
-    )
+    config = folder / "config.json"
+    config.write_text(json.dumps({"torch_dtype": "bfloat16", **shapes.config}))
     write_tokenizer(folder / "tokenizer.json")
-    write_safetensors(folder / "model.safetensors", tensor_shapes(shapes.config))
+    tensors = shape_checkpoint(config, read_spec(config)).tensors
+    write_safetensors(folder / "model.safetensors", {name: tensor.shape for name, tensor in tensors.items()}, deviation)
     return folder
 
 
-def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    hidden, ffn, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
-    head_dim = config.get("head_dim", hidden // heads)
-    width, kv_width = heads * head_dim, config["num_key_value_heads"] * head_dim
-    tensors: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config["vocab_size"], hidden),
-        "model.norm.weight": (hidden,),
-    }
-    for layer in range(config["num_hidden_layers"]):
-        module = f"model.layers.{layer}"
-        tensors |= {
-            f"{module}.input_layernorm.weight": (hidden,),
-            f"{module}.post_attention_layernorm.weight": (hidden,),
-        }
-        for name, rows in (("q", width), ("k", kv_width), ("v", kv_width)):
-            tensors[f"{module}.self_attn.{name}_proj.weight"] = (rows, hidden)
-            if config["model_type"] == "qwen2":
-                tensors[f"{module}.self_attn.{name}_proj.bias"] = (rows,)
-        if config["model_type"] == "qwen3":
-            tensors |= {f"{module}.self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
-        tensors[f"{module}.self_attn.o_proj.weight"] = (hidden, width)
-        tensors |= {f"{module}.mlp.{name}_proj.weight": (ffn, hidden) for name in ("gate", "up")}
-        tensors[f"{module}.mlp.down_proj.weight"] = (hidden, ffn)
-    return tensors
-
-
-def write_safetensors(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:
+def write_safetensors(
+    path: Path, tensors: dict[str, tuple[int, ...]], deviation: Callable[[int], float] = lambda _: 0.02
+) -> None:
     header, end = {}, 0
     for name, shape in tensors.items():
         size = 2 * int(np.prod(shape))
@@ -124,9 +115,10 @@ def write_safetensors(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for shape in tensors.values():
+            scale = np.float32(deviation(shape[1] if len(shape) > 1 else 1))
             # The upper half of a float32, rounded, is a bfloat16.
             for rows in np.array_split(np.arange(shape[0]), max(1, int(np.prod(shape)) >> 22)):
-                values = generator.standard_normal((len(rows), *shape[1:]), np.float32) * np.float32(0.02)
+                values = generator.standard_normal((len(rows), *shape[1:]), np.float32) * scale
                 file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
+import numpy as np
+import numpy.typing as npt
 
 # It logs a lot, and to the standard output.
 SILENT = llama_cpp.llama_log_callback(lambda level, text, user_data: None)  # noqa: ARG005
@@ -17,6 +20,7 @@ UBATCH = 512
 class LlamaEngine:
     def __init__(self, file: Path, sequences: int, context: int, batch: int, threads: int) -> None:
         self._context = open_context(file, sequences, context, batch, threads, unified=True)
+        self._vocab_size = vocab_size_of(self._context)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(batch, 0, 1)
 
@@ -30,11 +34,15 @@ class LlamaEngine:
             llama_cpp.llama_memory_seq_rm(self._memory, sequence, context, -1)
         self._decode(range(sequences), context, tokens)
 
+    def logits(self) -> npt.NDArray[np.float32]:
+        """The logits (V,) of the last sequence after the last step."""
+        return logits_at(self._context, -1, self._vocab_size)
+
     def _decode(self, sequences: range | list[int], start: int, tokens: int) -> None:
         batch, place = self._batch, 0
         for sequence in sequences:
             for position in range(start, start + tokens):
-                batch.token[place] = (7 * position + 131 * sequence) % 150_000
+                batch.token[place] = (7 * position + 131 * sequence) % 100_000
                 batch.pos[place], batch.n_seq_id[place], batch.seq_id[place][0] = position, 1, sequence
                 batch.logits[place] = position == start + tokens - 1
                 place += 1
@@ -44,9 +52,35 @@ class LlamaEngine:
         assert llama_cpp.llama_get_logits_ith(self._context, -1)
 
 
-def open_context(file: Path, sequences: int, context: int, batch: int, threads: int, *, unified: bool) -> Any:
+def logits_of(file: Path, tokens: Sequence[int], threads: int) -> npt.NDArray[np.float32]:
+    """The logits (tokens, V) of a prompt, with keys and values in float32."""
+    context = open_context(file, 1, len(tokens), len(tokens), threads, unified=True, exact=True)
+    batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+    batch.n_tokens = len(tokens)
+    for place, token in enumerate(tokens):
+        batch.token[place], batch.pos[place], batch.logits[place] = token, place, True
+        batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
+    assert llama_cpp.llama_decode(context, batch) == 0
+    vocab_size = vocab_size_of(context)
+    rows = np.stack([logits_at(context, row, vocab_size) for row in range(len(tokens))])
+    llama_cpp.llama_batch_free(batch)
+    llama_cpp.llama_free(context)
+    return rows
+
+
+def vocab_size_of(context: Any) -> int:
+    return int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(llama_cpp.llama_get_model(context))))
+
+
+def logits_at(context: Any, row: int, vocab_size: int) -> npt.NDArray[np.float32]:
+    return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, row), (vocab_size,)).copy()
+
+
+def open_context(
+    file: Path, sequences: int, context: int, batch: int, threads: int, *, unified: bool, exact: bool = False
+) -> Any:
     """Open a model with space for ``context`` tokens of each sequence; with ``unified``, all sequences share one
-    buffer.
+    buffer; with ``exact``, keys and values are float32.
     """
     llama_cpp.llama_log_set(SILENT, None)
     llama_cpp.llama_backend_init()
@@ -57,6 +91,8 @@ def open_context(file: Path, sequences: int, context: int, batch: int, threads: 
     settings.n_batch, settings.n_ubatch = batch, min(batch, UBATCH)
     settings.n_threads = settings.n_threads_batch = threads
     settings.kv_unified = unified
+    if exact:
+        settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
     opened = llama_cpp.llama_init_from_model(model, settings)
     assert opened
     return opened

@@ -52,7 +52,7 @@ def make_serving_model(
         return ServingModel(bundle, None)
     if not gguf.exists():
         progress("writing it as GGUF")
-        write_gguf(QWEN3_0_6B, open_bundle(bundle), gguf, lambda writer: add_tokenizer(writer, tokens))
+        write_gguf(open_bundle(bundle), gguf, lambda writer: add_tokenizer(writer, tokens))
     return ServingModel(bundle, gguf)
 
 

@@ -1,6 +1,6 @@
 """Mistral from its tokenizer v11 on: ``[TOOL_CALLS]name[ARGS]{..}`` for each call.
 
-v11 writes ``[CALL_ID]`` and an id after the name; it is read, and never forced.
+v11 writes ``[CALL_ID]`` and an id of nine letters and digits after the name. Grammars allow it and do not require it.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Each byte of a token can open nested JSON, which adds a few bytes to the completion.
 _LEAST_RESERVE = 64
+# Mistral's ids of calls: letters and digits (the validators of mistral-common).
+_ID_LENGTH = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,12 @@ def _calls(book: RuleBook, source: TagsSource) -> str:
     trigger = source.trigger or ""
     for tag in source.tags:
         begin = tag.begin if source.begin else tag.begin.removeprefix(trigger)
-        book.demand(len(begin.encode()) + len(tag.end.encode()))
-        ways.append(book.add("way", f"{literal(begin)} {_value(book, tag, source)} {literal(tag.end)}"))
+        book.demand(len((begin + tag.middle + tag.end).encode()))
+        head = literal(begin + tag.middle)
+        if source.gap:
+            book.demand(len(source.gap.encode()) + _ID_LENGTH)
+            head = f"{literal(begin)} {book.once('call_id', lambda: _optional_id(source.gap))} {literal(tag.middle)}"
+        ways.append(book.add("way", f"{head} {_value(book, tag, source)} {literal(tag.end)}"))
     one = book.add("tag", alternatives(ways))
     if source.separator is not None:
         book.demand(len(source.separator.encode()))
@@ -128,6 +134,10 @@ def _calls(book: RuleBook, source: TagsSource) -> str:
     book.demand(len(source.begin.encode()) + len(source.end.encode()))
     book.endings[source.end] = None
     return f"{literal(source.begin.removeprefix(trigger))} {one} {literal(source.end)}"
+
+
+def _optional_id(gap: str) -> str:
+    return f'{literal(gap)} [A-Za-z0-9]{{{_ID_LENGTH}}} | ""'
 
 
 def _value(book: RuleBook, tag: Tag, source: TagsSource) -> str:

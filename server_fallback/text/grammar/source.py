@@ -32,11 +32,14 @@ class EbnfSource:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A value of a schema, which is given as text, between two texts."""
+    """A value of a schema, which is given as text, between two texts. An id of the call may follow ``begin``; then
+    ``middle`` precedes the value.
+    """
 
     begin: str
     schema: str
     end: str
+    middle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class TagsSource:
     """``begin``, one of ``tags`` or, with a separator, any number of them, and ``end``.
 
     With a ``trigger``, any text is allowed, and each trigger in it begins such a text. ``arguments`` is the syntax of
-    the values (see `ToolFormatEntry`).
+    the values, and ``gap`` precedes ids; "" means that calls have none (see `ToolFormatEntry`).
     """
 
     tags: tuple[Tag, ...]
@@ -53,6 +56,7 @@ class TagsSource:
     begin: str = ""
     end: str = ""
     arguments: Literal["json", "gemma", "xml"] = "json"
+    gap: str = ""
 
 
 FormSource = JsonSource | RegexSource | EbnfSource
@@ -71,4 +75,4 @@ GrammarSource = FormSource | TagsSource | CallsOrForm
 
 def call_begins(calls: TagsSource) -> tuple[str, ...]:
     """The texts with which calls without a trigger begin."""
-    return tuple(f"{calls.begin}{tag.begin}" for tag in calls.tags)
+    return tuple(f"{calls.begin}{tag.begin}{'' if calls.gap else tag.middle}" for tag in calls.tags)

@@ -193,7 +193,14 @@ def test_a_model_that_float16_cannot_hold_gets_the_largest_tolerances(
         return y * np.float32(1e6)
 
     monkeypatch.setitem(OPS, "attention", dataclasses.replace(attend, compute=large))
-    assert make_self_test(reference_of(bundle)).tolerances == {"float32": 0.005, "float16": 0.25}
+    reference = reference_of(bundle)
+    assert make_self_test(reference).tolerances == {"float32": 0.005, "float16": 0.25}
+    # A device falls back to float32, unless the bundle has only float16.
+    manifest = bundle.manifest
+    half = [entry for entry in manifest.activations if entry.dtype == "float16"]
+    only = Bundle(bundle.path, manifest.model_copy(update={"activations": half}))
+    with pytest.raises(CheckpointError, match=r"exceed float16's largest number, 65504; use --activations float32"):
+        make_self_test(dataclasses.replace(reference, bundle=only))
 
 
 def test_logits_that_are_not_numbers_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_wrong_tools_and_choices_are_refused(tools: list[Tool], choice: ToolChoi
 
 def tags(source: object) -> list[str]:
     assert isinstance(source, TagsSource)
-    return [f"{tag.begin}{tag.schema}{tag.end}" for tag in source.tags]
+    return [f"{tag.begin}{tag.middle}{tag.schema}{tag.end}" for tag in source.tags]
 
 
 def test_required_calls_become_a_grammar() -> None:

@@ -29,6 +29,8 @@ export { readVocabulary } from "./vocabulary.js";
 const MOST_KEPT = 32;
 // What a token can open of nested JSON is a few bytes for each of its own.
 const LEAST_RESERVE = 64;
+// Mistral's ids of calls: letters and digits (the validators of mistral-common).
+const ID_LENGTH = 9;
 
 /** A source as xgrammar reads it. */
 export interface Rules {
@@ -155,13 +157,19 @@ export function ebnf(source: GrammarSource): Rules {
         reserve: LEAST_RESERVE + literalBytes(source.grammar),
       };
     case "tags": {
-      const tags = source.tags.map(({ begin, schema, end }) => {
-        book.demand(utf8Length(begin) + utf8Length(end));
+      const { separator, begin = "", end = "", gap = "" } = source;
+      const tags = source.tags.map(({ begin, middle = "", schema, end }) => {
+        book.demand(utf8Length(begin + middle + end));
+        let head = literal(begin + middle);
+        if (gap !== "") {
+          book.demand(utf8Length(gap) + ID_LENGTH);
+          const id = book.once("call_id", () => `${literal(gap)} [A-Za-z0-9]{${ID_LENGTH}} | ""`);
+          head = `${literal(begin)} ${id} ${literal(middle)}`;
+        }
         const value = argumentsExpression(book, parseSchema(schema), source.arguments);
-        return book.add("way", `${literal(begin)} ${value} ${literal(end)}`);
+        return book.add("way", `${head} ${value} ${literal(end)}`);
       });
       const one = book.add("tag", alternatives(tags));
-      const { separator, begin = "", end = "" } = source;
       book.demand(utf8Length((separator ?? "") + begin + end));
       if (begin !== "") book.endings.add(end);
       const calls = separator === null ? one : `${one} (${literal(separator)} ${one})*`;

@@ -13,7 +13,7 @@ export type GrammarSource =
   | { readonly kind: "ebnf"; readonly grammar: string }
   /**
    * ``begin``, one of ``tags`` or, with a separator, any number of them, and ``end``. ``arguments`` is the syntax of the
-   * values.
+   * values. ``gap`` precedes ids; without it, calls have none.
    */
   | {
       readonly kind: "tags";
@@ -22,11 +22,13 @@ export type GrammarSource =
       readonly begin?: string;
       readonly end?: string;
       readonly arguments?: ToolFormatEntry["arguments"];
+      readonly gap?: string;
     };
 
-/** A value of a schema between two texts. */
+/** A value of a schema between two texts. An id of the call may follow ``begin``; then ``middle`` precedes the value. */
 export interface TagSource {
   readonly begin: string;
+  readonly middle?: string;
   readonly schema: unknown;
   readonly end: string;
 }

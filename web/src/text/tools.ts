@@ -69,7 +69,8 @@ export function toolGrammar(
   }
   const { before_name: before, before_arguments: between, after_arguments: end } = format;
   const tags = chosen.map(({ function: { name, parameters } }) => ({
-    begin: before + name + between,
+    begin: before + name,
+    middle: between,
     schema: parameters ?? NO_PARAMETERS,
     end,
   }));
@@ -80,6 +81,7 @@ export function toolGrammar(
     begin: format.begin,
     end: format.end,
     arguments: format.arguments,
+    gap: format.gap,
   };
 }
 

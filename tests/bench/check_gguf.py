@@ -1,0 +1,71 @@
+"""Checks that llama.cpp computes the same logits as this project from what `gguf_file.py` writes: small models of every
+family with float32 weights, keys and values. Needs llama-cpp-python and gguf.
+
+``make check-gguf`` prints the largest difference for each family, and fails if one is too large.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checkpoints import Shapes, published, write_checkpoint
+from gguf_file import FAMILIES, write_gguf
+from llama_engine import logits_of
+
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.targets.cpu.runner import CpuRunner
+
+VOCAB_SIZE = 1000
+TOKENS = [(7 * i * i + 3 * i + 5) % VOCAB_SIZE for i in range(64)]
+# Relative to the largest logit. llama.cpp looks GELU up in a table of float16.
+MOST = 5e-3
+# A published model of each family with fewer and smaller layers. Gemma's windows are shorter than the prompt.
+SMALL = {"num_hidden_layers": 8, "vocab_size": VOCAB_SIZE, "intermediate_size": 416}
+MODELS: dict[str, dict[str, Any]] = {
+    "gemma-3-1b-it": {"hidden_size": 288, "sliding_window": 20, "torch_dtype": "float32"},
+    "phi-4-mini-instruct": {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "qwen3-0.6b": {"hidden_size": 288, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "smollm3-3b": {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2},
+}
+# The lists of a value for each layer, which follow from other keys.
+DERIVED = ("layer_types", "no_rope_layers")
+# Special tokens that the small vocabulary does not have.
+SPECIAL = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+
+
+def main() -> None:
+    checked = set()
+    for name, sizes in MODELS.items():
+        shapes = published(name)
+        config = {key: value for key, value in shapes.config.items() if key not in DERIVED}
+        small = Shapes(name, {**config, **SMALL, **SPECIAL, **sizes})
+        with tempfile.TemporaryDirectory() as folder:
+            difference, agreeing = check(small, Path(folder))
+        print(f"{name}: differs by {difference:.1e} of the largest logit, {agreeing} of {len(TOKENS)} tokens agree")
+        if not (difference < MOST and agreeing == len(TOKENS)):
+            raise SystemExit(f"{name}: llama.cpp computes another model: correct gguf_file.py")
+        checked.add(small.config["model_type"])
+    assert checked == FAMILIES.keys(), "each family has a model here"
+
+
+def check(shapes: Shapes, folder: Path) -> tuple[float, int]:
+    """The largest difference, and in how many rows both choose the same token."""
+    # Sharp attention: a wrong rotation or window changes the logits.
+    checkpoint = write_checkpoint(shapes, folder / "checkpoint", lambda columns: columns**-0.5)
+    options = CompileOptions(target="cpu", quantization="f32", context=128, self_test=False)
+    bundle = compile_model(str(checkpoint), folder / "bundle", options)
+    runner = CpuRunner(bundle, limits=Limits(tokens=64, rows=64, pages=8), threads=1, activation="float32")
+    rows = range(len(TOKENS))
+    expected = runner.forward(make_batch([Chunk(TOKENS, 0, range(4), rows)], 16)).logits.copy()
+    runner.close()
+    found = logits_of(write_gguf(bundle, folder / "model.gguf"), TOKENS, threads=1)
+    difference = float(np.abs(found - expected).max() / np.abs(expected).max())
+    return difference, int((found.argmax(-1) == expected.argmax(-1)).sum())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Tiny models of Gemma 3, Gemma 4 and Phi-3 generate the same 64 greedy tokens on numpy and in headless Chromium."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from decoder_families import TOKENS, new_family, randomize, save
+from light_bundle import lighten
+from playwright.sync_api import Browser
+from static_site import serve
+
+from nearfar.compiler.browser.page_server import PAGE
+from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.generate import generate
+from nearfar.compiler.runtime.reference import ReferenceRunner
+
+MAX_TOKENS = 64
+# Added to the factors of norms behind sub-layers.
+MORE_BEHIND = 20
+# Sharper attention, so that a token's place matters.
+SETTINGS: dict[str, dict[str, int]] = {"gemma3_text": {"query_pre_attn_scalar": 4}}
+TIMEOUT_MS = 180_000
+SCRIPT = """async ([bundle, promptIds, maxTokens]) => {
+    const { Engine } = await import("./nearfar.js");
+    const engine = await Engine.load(bundle, { tuning: false });
+    const ids = [];
+    for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens })) ids.push(tokenId);
+    const { selfTest } = engine.info;
+    engine.destroy();
+    return [ids, selfTest.state];
+}"""
+
+
+def make_talkative(family: str, folder: Path) -> None:
+    """Write a checkpoint whose answers are varied.
+
+    The logits of tied weights favour the last token, unless the layers add much to its embedding.
+    """
+    import torch
+
+    model = new_family(family, **SETTINGS.get(family, {}))
+    randomize(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if model.config.tie_word_embeddings and name.split(".")[-2].startswith("post_"):
+                parameter.add_(MORE_BEHIND)
+    save(model, folder)
+
+
+@pytest.fixture(scope="module")
+def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
+    site = tmp_path_factory.mktemp("decoders")
+    shutil.copy(PAGE.parent / "nearfar.js", site)
+    (site / "index.html").write_text("<!doctype html><title>decoders</title>")
+    return site
+
+
+# Their windows are shorter than a page. Phi-3's context requires its long rotation.
+@pytest.mark.parametrize("family", ["gemma3_text", "gemma4_text", "phi3_long"])
+def test_numpy_and_chromium_agree(family: str, site: Path, browser: Browser, tmp_path: Path) -> None:
+    make_talkative(family, tmp_path)
+    options = CompileOptions(quantization="f32", context=128, activations=("float32",))
+    bundle = compile_model(str(tmp_path), site / family, options)
+    expected = list(generate(ReferenceRunner(bundle), TOKENS, MAX_TOKENS, Sampler()))
+    assert len(expected) == MAX_TOKENS
+    # An answer that repeats one token would not notice much.
+    assert len(set(expected)) > MAX_TOKENS // 4
+    lighten(bundle.path)
+    page = browser.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    with serve(site) as url:
+        page.goto(url)
+        found, state = page.evaluate(SCRIPT, [f"./{family}/", TOKENS, MAX_TOKENS])
+    page.close()
+    assert (found, state) == (expected, "passed")
