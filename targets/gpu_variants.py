@@ -152,7 +152,8 @@ def slice_columns_kernel(step: Step, context: Context, activation: str) -> Kerne
 def rms_norm_kernel(step: Step, context: Context, activation: str) -> KernelCall:
     rows, columns = context.rows_and_columns(step.inputs["x"])
     (width,) = context.sizes(step.inputs["weight"])
-    facts = {"eps": attr(step, "eps"), "residual": "residual" in step.inputs, **context.dtypes(step, activation)}
+    optional = {role: role in step.inputs for role in ("residual", "factor")}
+    facts = {"eps": attr(step, "eps"), **optional, **context.dtypes(step, activation)}
     return kernel(rms_norm, rows=rows, columns=columns, width=width, **facts)
 
 

@@ -154,7 +154,8 @@ def rms_norm_variants(step: Step, context: CpuContext, activation: str) -> list[
     batch, width = context.plan.shape_of(step.inputs["x"])
     (columns,) = sizes(context.plan.shape_of(step.inputs["weight"]))
     (width,) = sizes((width,))
-    facts = {"eps": attr(step, "eps"), "residual": "residual" in step.inputs, **context.dtypes(step, activation)}
+    optional = {role: role in step.inputs for role in ("residual", "factor")}
+    facts = {"eps": attr(step, "eps"), **optional, **context.dtypes(step, activation)}
     return plain(context, rms_norm, batch=batch, groups=width // columns, columns=columns, **facts)
 
 

@@ -32,20 +32,22 @@ def infer_rms_norm(shapes: Shapes, attrs: Attrs) -> Type:
     require(isinstance(width, int) and isinstance(columns, int) and columns % width == 0, "rms_norm", shapes)
     added = "residual" not in shapes or (shapes["residual"] == shapes["x"] and attrs["dtype"] == "float32")
     require(added, "rms_norm", shapes)
+    require("factor" not in shapes or (shapes["factor"] == (1,) and "residual" in shapes), "rms_norm", shapes)
     return shapes["x"], attrs["dtype"]
 
 
 def rms_norm(inputs: Inputs, attrs: Attrs) -> Array:
-    """Scale groups of columns to unit root mean square, then by weight, and add a residual if there is one. Zhang &
-    Sennrich 2019.
+    """Scale groups of columns to unit root mean square, then by weight, and add a residual if there is one. The sum is
+    multiplied by one ``factor`` if there is one. Zhang & Sennrich 2019.
 
-    x (S, n * E), weight (E,), residual like x -> like x.
+    x (S, n * E), weight (E,), residual like x, factor (1,) -> like x.
     """
     x, weight = inputs["x"].astype(np.float32), inputs["weight"]
     groups = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
     scale = 1 / np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + np.float32(attrs["eps"]))
     y: Array = (groups * scale * weight).reshape(x.shape)
-    return y + inputs["residual"] if "residual" in inputs else y
+    y = y + inputs["residual"] if "residual" in inputs else y
+    return y * inputs["factor"][0] if "factor" in inputs else y
 
 
 def infer_add(shapes: Shapes, attrs: Attrs) -> Type:
@@ -155,7 +157,7 @@ OPS = {
         infer_rms_norm,
         rms_norm,
         inputs={"x": FLOATS, "weight": VECTOR},
-        optional={"residual": FLOAT32},
+        optional={"residual": FLOAT32, "factor": VECTOR},
         attrs={"eps": EPS, "dtype": DTYPE},
     ),
     "scale": Op(infer_scale, scale, inputs={"x": FLOAT32, "factor": VECTOR}),

@@ -49,8 +49,11 @@ def norm_row(
     eps: float,
     y: Array,
     residual: Array | None = None,
+    multiplier: Array | None = None,
 ) -> None:
-    """y[row] = x[row] / rms(x[row]) * weight, plus residual[row] if there is one."""
+    """y[row] = x[row] / rms(x[row]) * weight, plus residual[row] if there is one, times multiplier[0] if there is
+    one.
+    """
 
     def load(start: Scalar, lanes: int) -> Scalar:
         return cast(x[row, ramp(start, lanes)], floats(lanes))
@@ -61,6 +64,8 @@ def norm_row(
         value = load(start, lanes) * wide(factor, lanes) * weight[ramp(start, lanes)]
         if residual is not None:
             value = value + residual[row, ramp(start, lanes)]
+        if multiplier is not None:
+            value = value * wide(multiplier[0], lanes)
         y[row, ramp(start, lanes)] = cast(value, of(str(y.buffer.dtype), lanes))
 
     each_vector(kernel, columns, LANES, store)
@@ -77,18 +82,20 @@ def rms_norm(
     x_dtype: str,
     y_dtype: str,
     residual: bool = False,
+    factor: bool = False,
 ) -> Kernel:
-    """x (batch, groups * columns), weight (columns,), residual like x -> like x, with each group of columns normed
-    separately. One task: one group of a row.
+    """x (batch, groups * columns), weight (columns,), residual like x, factor (1,) -> like x, with each group of
+    columns normed separately. One task: one group of a row.
     """
     kernel = CpuKernelBuilder(name)
     rows: Expr = batch if groups == 1 else ["mul", batch, groups]
     x = kernel.buffer("x", (rows, columns), x_dtype)
     weight = kernel.buffer("weight", (columns,), "float32")
     addend = kernel.buffer("residual", (rows, columns), "float32") if residual else None
+    multiplier = kernel.buffer("factor", (1,), "float32") if factor else None
     y = kernel.buffer("y", (rows, columns), y_dtype, write=True)
     with kernel.tasks("row", rows) as row:
-        norm_row(kernel, x, row, weight, columns, eps, y, addend)
+        norm_row(kernel, x, row, weight, columns, eps, y, addend, multiplier)
     return kernel.finish()
 
 
