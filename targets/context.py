@@ -60,6 +60,7 @@ class Context:
         """A linear or gated_linear."""
         gated = step.op == "gated_linear"
         rows, columns = self.sizes(step.inputs["weight"])
+        up = step.inputs.get("up")
         return Projection(
             batch=self.plan.shape_of(step.inputs["x"])[0],
             columns=columns,
@@ -72,7 +73,9 @@ class Context:
             gated=gated,
             offset=attr(step, "offset"),
             width=attr(step, "columns") or 0,
-            activation=attr(step, "activation") if gated else "silu",
+            activation=attr(step, "activation"),
+            up_width=0 if up is None else self.sizes(up, start=1)[0],
+            up_start=0 if gated else attr(step, "up_start"),
             x_step=None if gated else attr(step, "x_step"),
             y_step=None if gated else attr(step, "y_step"),
         )

@@ -153,7 +153,7 @@ def rms_norm_kernel(step: Step, context: Context, activation: str) -> KernelCall
     rows, columns = context.rows_and_columns(step.inputs["x"])
     (width,) = context.sizes(step.inputs["weight"])
     facts = {name: attr(step, name) for name in ("eps", "centered")} | context.dtypes(step, activation)
-    added = {role: role in step.inputs for role in ("bias", "residual")}
+    added = {role: role in step.inputs for role in ("bias", "residual", "factor")}
     return kernel(rms_norm, rows=rows, columns=columns, width=width, **facts, **added)
 
 

@@ -251,7 +251,7 @@ def require_roles(
         where,
         "has rows that are not tokens",
     )
-    for role in ("residual", "into"):
+    for role in ("residual", "up", "into"):
         if role in shapes and "x" in shapes:
             require(shapes[role][0] == shapes["x"][0], where, f"input {role} must have the rows of x")
     if step.op == "take_rows":
@@ -387,6 +387,7 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
             "width": width,
         }
         flags["offset"] = attrs.get("offset", 0)
+        flags |= {"up_width": shapes["up"][1] if "up" in shapes else 0, "up_start": attrs.get("up_start", 0)}
         same(facts.get("facts"), batch=batch, columns=columns, outputs=out, **flags)
         same(facts.get("rows"), batch=batch, columns=columns)
         same(facts, batch=batch, columns=columns)
@@ -402,7 +403,8 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
             same(facts, rows=rows, columns=columns, width=width)
         else:
             same(facts, batch=rows, columns=width)
-        same(facts, centered=attrs.get("centered", False), bias="bias" in shapes, residual="residual" in shapes)
+        roles = {role: role in shapes for role in ("bias", "residual", "factor")}
+        same(facts, centered=attrs.get("centered", False), **roles)
     elif step.op == "fake_quantize":
         same(facts, batch=shapes["x"][0], rows=shapes["x"][0], columns=shapes["x"][1], scale=attrs["scale"])
     elif step.op in ("gate", "gate_halves"):

@@ -15,7 +15,8 @@ from .packed import PackedMatrix, WeightFormat
 @dataclass(frozen=True, slots=True)
 class Projection:
     """y (batch, width)[:, offset : offset + outputs] = norm(x) @ weight.T + bias + residual, or ``activation``(gate) *
-    up if ``gated``.
+    up if ``gated``. If ``up_width`` is not 0, only the gate is a projection, and up (batch, up_width) is an argument,
+    whose columns count from ``up_start`` on.
 
     x (batch, columns); weight (outputs, columns), or (2 * outputs, columns) for a gated projection, with the gate's
     rows first. ``width`` 0 means that the result has only these outputs. ``x_step`` and ``y_step``: an input without a
@@ -35,6 +36,8 @@ class Projection:
     offset: int = 0
     width: int = 0
     activation: str = "silu"
+    up_width: int = 0
+    up_start: int = 0
     x_step: float | None = None
     y_step: float | None = None
 
@@ -88,7 +91,7 @@ class Rows:
 
 
 class ProjectionArguments:
-    """A projection's buffers, declared in the order: input, norm, weight, bias, residual, result."""
+    """A projection's buffers, declared in the order: input, norm, weight, bias, residual, up, result."""
 
     def __init__(self, kernel: KernelBuilder, facts: Projection, *, blocks: bool) -> None:
         self.facts = facts
@@ -100,6 +103,7 @@ class ProjectionArguments:
         self._residual = (
             kernel.buffer("residual", (facts.batch, facts.total_width), "float32") if facts.residual else None
         )
+        self._up = kernel.buffer("up", (facts.batch, facts.up_width), "float32") if facts.up_width else None
         self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
 
     def store(
@@ -121,6 +125,9 @@ class ProjectionArguments:
                 (value,) = sums
                 if self._bias is not None:
                     value = value + self._bias[output + facts.offset]
+                if self._up is not None:
+                    up = self._up[row, output + facts.offset + facts.up_start]
+                    value = gated(facts.activation, kernel.let("gate", value), up)
             if facts.y_step is not None:
                 value = fake_quantized(kernel, value, facts.y_step)
             if self._residual is not None:

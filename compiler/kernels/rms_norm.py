@@ -1,5 +1,5 @@
 """rms_norm: groups of columns scaled to unit root mean square, then each column by its weight, plus a bias and a
-residual. A centered norm subtracts the group's mean first (LayerNorm).
+residual, times a factor. A centered norm subtracts the group's mean first (LayerNorm).
 
 One workgroup: one group of one row.
 One thread: every 64th column of the group; then the threads' sums are added up: for a centered norm those of the
@@ -30,6 +30,7 @@ def rms_norm(
     centered: bool = False,
     bias: bool = False,
     residual: bool = False,
+    factor: bool = False,
 ) -> Kernel:
     """``width`` columns form a group: an entire row, or one of its heads."""
     kernel = KernelBuilder(name)
@@ -37,6 +38,7 @@ def rms_norm(
     weight = kernel.buffer("weight", (width,), "float32")
     shift = kernel.buffer("bias", (width,), "float32") if bias else None
     addend = kernel.buffer("residual", (rows, columns), "float32") if residual else None
+    multiplier = kernel.buffer("factor", (1,), "float32") if factor else None
     y = kernel.buffer("y", (rows, columns), y_dtype, write=True)
     group, row = kernel.grid(columns // width, rows)
     thread = kernel.threads(THREADS)
@@ -68,5 +70,7 @@ def rms_norm(
                 value = value + shift[column]
             if addend is not None:
                 value = value + addend[row, group * width + column]
+            if multiplier is not None:
+                value = value * multiplier[0]
             y[row, group * width + column] = cast(value, y_dtype)
     return kernel.finish()

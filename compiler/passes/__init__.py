@@ -4,10 +4,12 @@ dispatches per token.
 gather_on_host    lookups in large tables of embeddings         -> inputs that the host gathers, if its runtime can
 fuse_gate_up      gate and up projections and their activation  -> one gated projection
 fold_rounding     fake_quantize before or after a projection    -> a projection that rounds
+fuse_side_gate    projection, then gate of another value        -> one projection
 fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
 fuse_rope_append  slices, q/k norm, rotation, KV append         -> one step
 fuse_attention    that step, then attention over the same pages -> one step
 fuse_residual     projection or norm, then residual addition    -> one step
+fuse_scale        norm and residual addition, then a factor     -> one step
 fuse_norm         RMSNorm, then projection                      -> one projection that normalizes its input
 add_lora          projections                                   -> each followed by a LoRA adapter, if requested
 split_large       a weight larger than a binding                -> parts by rows
@@ -28,11 +30,23 @@ from .fuse_norm import fuse_norm
 from .fuse_projections import fuse_projections
 from .fuse_residual import fuse_residual
 from .fuse_rope_append import fuse_rope_append
+from .fuse_scale import fuse_scale
+from .fuse_side_gate import fuse_side_gate
 from .gather_on_host import gather_on_host
 from .quantize_kv import quantize_kv
 from .split_large import split_large
 
-FUSIONS = (fuse_gate_up, fold_rounding, fuse_projections, fuse_rope_append, fuse_attention, fuse_residual, fuse_norm)
+FUSIONS = (
+    fuse_gate_up,
+    fold_rounding,
+    fuse_side_gate,
+    fuse_projections,
+    fuse_rope_append,
+    fuse_attention,
+    fuse_residual,
+    fuse_scale,
+    fuse_norm,
+)
 
 
 def run_passes(
@@ -52,7 +66,9 @@ def run_passes(
     if host_tables:
         graph = gather_on_host(graph, quantization)
     for fuse in FUSIONS:
-        graph = fuse(graph)
+        # An adapter changes a projection's result before it is gated.
+        if not (lora_rank and fuse is fuse_side_gate):
+            graph = fuse(graph)
     if lora_rank:
         graph = add_lora(graph, lora_rank)
     graph = split_large(graph, quantization, max_binding_bytes)

@@ -155,7 +155,7 @@ def rms_norm_variants(step: Step, context: CpuContext, activation: str) -> list[
     (columns,) = sizes(context.plan.shape_of(step.inputs["weight"]))
     (width,) = sizes((width,))
     facts: dict[str, Any] = {name: attr(step, name) for name in ("eps", "centered")}
-    facts |= {role: role in step.inputs for role in ("bias", "residual")} | context.dtypes(step, activation)
+    facts |= {role: role in step.inputs for role in ("bias", "residual", "factor")} | context.dtypes(step, activation)
     return plain(context, rms_norm, batch=batch, groups=width // columns, columns=columns, **facts)
 
 

@@ -60,12 +60,14 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "rms_norm", "residual", partial(rms_norm, "float32", "float32", residual=True)
     for bias in (False, True):
         yield "rms_norm", "centered" + "_bias" * bias, partial(rms_norm, "float32", "float32", centered=True, bias=bias)
+    yield "rms_norm", "factor", partial(rms_norm, "float32", "float32", residual=True, factor=True)
     for bias, residual in ((True, False), (False, True), (True, True)):
         yield "linear", "bias" * bias + "residual" * residual, partial(linear, bias=bias, residual=residual, norm=True)
     part: dict[str, Any] = {"columns": OUTPUTS + 20, "offset": 7, "bias": True}
     later: dict[str, Any] = {"columns": OUTPUTS + 20, "offset": 20, "later": True}
     yield "linear", "first_part", partial(linear, **part)
     yield "linear", "later_part", partial(linear, "float32", "activation", residual=True, **later)
+    yield "linear", "side_gate", partial(linear, norm=True, bias=True, up_start=9, activation="gelu_tanh")
     yield "linear", "rounded_input", partial(linear, bias=True, x_step=0.25)
     yield "linear", "rounded_activation", partial(linear, "activation", "activation", residual=True, x_step=0.25)
     yield "add", "plain", add
@@ -123,7 +125,13 @@ def slice_columns(x_dtype: DType, dtype: DType) -> Graph:
 
 
 def rms_norm(
-    x_dtype: DType, dtype: DType, *, centered: bool = False, bias: bool = False, residual: bool = False
+    x_dtype: DType,
+    dtype: DType,
+    *,
+    centered: bool = False,
+    bias: bool = False,
+    residual: bool = False,
+    factor: bool = False,
 ) -> Graph:
     graph = Builder()
     inputs = {"x": graph.value("x", ("S", 3 * HEAD_DIM), x_dtype), "weight": graph.vector("weight", HEAD_DIM)}
@@ -131,6 +139,8 @@ def rms_norm(
         inputs["bias"] = graph.vector("bias", HEAD_DIM)
     if residual:
         inputs["residual"] = graph.value("residual", ("S", 3 * HEAD_DIM))
+    if factor:
+        inputs["factor"] = graph.vector("factor", 1)
     return graph.ends(graph.add("rms_norm", inputs, name="y", eps=1e-3, dtype=dtype, centered=centered))
 
 
@@ -182,8 +192,10 @@ def linear(
     offset: int = 0,
     later: bool = False,
     x_step: float | None = None,
+    up_start: int | None = None,
+    activation: str = "silu",
 ) -> Graph:
-    """``later``: behind a part of the ``offset`` columns before it."""
+    """``later``: behind a part of the ``offset`` columns before it. ``up_start``: it gates columns of another value."""
     graph = Builder()
     x, width, into = graph.value("x", ("S", COLUMNS), x_dtype), columns or OUTPUTS, None
     if later:
@@ -196,9 +208,11 @@ def linear(
         "bias": graph.vector("bias", width) if bias else None,
         "residual": graph.value("residual", ("S", width)) if residual else None,
         "into": into,
+        "up": None if up_start is None else graph.value("up", ("S", up_start + width + 5)),
     }
     eps = 1e-3 if norm else None
     attrs: dict[str, Any] = {"eps": eps, "columns": columns, "offset": offset, "x_step": x_step}
+    attrs |= {"up_start": up_start or 0, "activation": activation}
     return graph.ends(graph.add("linear", inputs, name="y", dtype=dtype, **attrs))
 
 

@@ -34,16 +34,17 @@ def infer_rms_norm(shapes: Shapes, attrs: Attrs) -> Type:
     added = "residual" not in shapes or (shapes["residual"] == shapes["x"] and attrs["dtype"] == "float32")
     require(added, "rms_norm", shapes)
     require("bias" not in shapes or shapes["bias"] == shapes["weight"], "rms_norm", shapes)
+    require("factor" not in shapes or (shapes["factor"] == (1,) and "residual" in shapes), "rms_norm", shapes)
     return shapes["x"], attrs["dtype"]
 
 
 def rms_norm(inputs: Inputs, attrs: Attrs) -> Array:
     """Scale groups of columns to unit root mean square, then by weight, and add a bias and a residual if there are
-    any. Zhang & Sennrich 2019.
+    any. The sum is multiplied by one ``factor`` if there is one. Zhang & Sennrich 2019.
 
     With ``centered``, the mean of each group is subtracted first, which is LayerNorm. Ba et al. 2016.
 
-    x (S, n * E), weight (E,), bias (E,), residual like x -> like x.
+    x (S, n * E), weight (E,), bias (E,), residual like x, factor (1,) -> like x.
     """
     x, weight = inputs["x"].astype(np.float32), inputs["weight"]
     groups = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
@@ -52,7 +53,8 @@ def rms_norm(inputs: Inputs, attrs: Attrs) -> Array:
     scale = 1 / np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + np.float32(attrs["eps"]))
     normed = groups * scale * weight
     y: Array = (normed + inputs["bias"] if "bias" in inputs else normed).reshape(x.shape)
-    return y + inputs["residual"] if "residual" in inputs else y
+    y = y + inputs["residual"] if "residual" in inputs else y
+    return y * inputs["factor"][0] if "factor" in inputs else y
 
 
 def infer_add(shapes: Shapes, attrs: Attrs) -> Type:
@@ -162,7 +164,7 @@ OPS = {
         infer_rms_norm,
         rms_norm,
         inputs={"x": FLOATS, "weight": VECTOR},
-        optional={"bias": VECTOR, "residual": FLOAT32},
+        optional={"bias": VECTOR, "residual": FLOAT32, "factor": VECTOR},
         attrs={"eps": EPS, "dtype": DTYPE, "centered": CENTERED},
     ),
     "scale": Op(infer_scale, scale, inputs={"x": FLOAT32, "factor": VECTOR}),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .elementwise import fake_quantize, gate_halves, rms_norm
+from ..expr import Expr
+from .elementwise import fake_quantize, gate, gate_halves, rms_norm
 from .op import (
     DTYPE,
     FLOAT32,
@@ -34,17 +35,19 @@ def infer_linear(shapes: Shapes, attrs: Attrs) -> Type:
     require_norm("linear", shapes, attrs)
     require("norm" not in shapes or attrs["x_step"] is None, "linear", shapes)
     width = attrs["columns"] or outputs
+    require_up("linear", shapes, attrs, width)
     require(all(shapes[role][-1] == width for role in ("bias", "residual", "into") if role in shapes), "linear", shapes)
     return (rows, width), attrs["dtype"]
 
 
 def linear(inputs: Inputs, attrs: Attrs) -> Array:
-    """y = norm(x) @ weight.T + bias + residual; a term without its input is omitted. ``x_step`` and ``y_step`` round an
+    """y = norm(x) @ weight.T + bias + residual; a term without its input is omitted. With ``up``, y is
+    activation(norm(x) @ weight.T + bias) * N columns of up, from ``up_start`` on. ``x_step`` and ``y_step`` round an
     input without a norm, and the result before the residual, as `fake_quantize` does.
 
-    x (S, K), weight (N, K), bias (N,), residual (S, N), norm (K,) with attribute eps -> (S, N). A weight that is one
-    part of a split by rows computes N of the ``columns`` outputs, from ``offset`` on, and writes them into the result
-    of the previous part. bias and residual then cover all columns.
+    x (S, K), weight (N, K), bias (N,), residual (S, N), norm (K,) with attribute eps, up (S, M) -> (S, N). A weight
+    that is one part of a split by rows computes N of the ``columns`` outputs, from ``offset`` on, and writes them into
+    the result of the previous part. bias, residual and up then cover all columns.
     """
     x = rounded(normed(inputs, attrs), attrs["x_step"])
     return store_part(x @ inputs["weight"].T, inputs, attrs, attrs["y_step"])
@@ -68,6 +71,10 @@ def store_part(part: Array, inputs: Inputs, attrs: Attrs, step: float | None = N
     if "bias" in inputs:
         part = part + inputs["bias"][here]
     part = rounded(part, step)
+    if "up" in inputs:
+        start = offset + attrs["up_start"]
+        up = inputs["up"][:, start : start + part.shape[1]]
+        part = gate({"gate": part, "up": up}, {"activation": attrs["activation"]})
     if "residual" in inputs:
         part = part + inputs["residual"][:, here]
     if width == part.shape[1]:
@@ -75,6 +82,17 @@ def store_part(part: Array, inputs: Inputs, attrs: Attrs, step: float | None = N
     y = inputs["into"] if "into" in inputs else np.zeros((len(part), width), np.float32)
     y[:, here] = part
     return y
+
+
+def require_up(op: str, shapes: Shapes, attrs: Attrs, width: Expr) -> None:
+    """Require a projection that gates columns of another value to have nothing else that follows its bias."""
+    if "up" not in shapes:
+        require((attrs["up_start"], attrs["activation"]) == (0, "silu"), op, shapes)
+        return
+    rows, columns = shapes["up"]
+    fits = isinstance(width, int) and isinstance(columns, int) and attrs["up_start"] + width <= columns
+    require(fits and rows == shapes["x"][0], op, shapes)
+    require("residual" not in shapes and attrs["y_step"] is None and attrs["dtype"] == "float32", op, shapes)
 
 
 def require_norm(op: str, shapes: Shapes, attrs: Attrs) -> None:
@@ -146,8 +164,16 @@ OPS = {
         infer_linear,
         linear,
         inputs={"x": FLOATS, "weight": MATRIX},
-        optional={"bias": VECTOR, "residual": FLOAT32, "norm": VECTOR, "into": FLOATS},
-        attrs={"dtype": DTYPE, "eps": NORM_EPS, "x_step": positive(None), "y_step": positive(None), **SPLIT},
+        optional={"bias": VECTOR, "residual": FLOAT32, "norm": VECTOR, "up": FLOAT32, "into": FLOATS},
+        attrs={
+            "dtype": DTYPE,
+            "eps": NORM_EPS,
+            "x_step": positive(None),
+            "y_step": positive(None),
+            "activation": GATE,
+            "up_start": count(0),
+            **SPLIT,
+        },
     ),
     "gated_linear": Op(
         infer_gated_linear,

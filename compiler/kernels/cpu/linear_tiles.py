@@ -64,7 +64,7 @@ def vectors_at_once(isa: Isa, tokens: int) -> int:
 
 
 class Result:
-    """Finishes dot products with the arguments bias, residual and y of a projection.
+    """Finishes dot products with the arguments bias, residual, up and y of a projection.
 
     If a gated projection's halves are not complete tiles, all its dot products are stored in scratch first. ``outputs``
     is the number of outputs that tiles cover in each of ``halves``.
@@ -80,6 +80,7 @@ class Result:
         self._residual = (
             kernel.buffer("residual", (facts.batch, facts.total_width), "float32") if facts.residual else None
         )
+        self._up = kernel.buffer("up", (facts.batch, facts.up_width), "float32") if facts.up_width else None
         self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
         if self._apart:
             self._sums = kernel.scratch("sums", (facts.batch, self.outputs), "float32", write=True)
@@ -129,6 +130,9 @@ class Result:
             (value,) = sums
             if self._bias is not None:
                 value = value + self._bias[here]
+            if self._up is not None:
+                up = self._up[row, ramp(output + facts.offset + facts.up_start, lanes)]
+                value = gated(facts.activation, self._kernel.let("gate", value), up)
         if facts.y_step is not None:
             value = fake_quantized(self._kernel, value, facts.y_step)
         if self._residual is not None:

@@ -67,9 +67,10 @@ def norm_row(
     centered: bool = False,
     bias: Array | None = None,
     residual: Array | None = None,
+    multiplier: Array | None = None,
 ) -> None:
-    """y[row] = x[row] / rms(x[row]) * weight, plus bias and residual[row] if there are any; ``centered``: of
-    x[row] - mean(x[row]).
+    """y[row] = x[row] / rms(x[row]) * weight, plus bias and residual[row] if there are any, times multiplier[0] if
+    there is one; ``centered``: of x[row] - mean(x[row]).
     """
 
     def stored(start: Scalar, lanes: int) -> Scalar:
@@ -88,6 +89,8 @@ def norm_row(
             value = value + bias[ramp(start, lanes)]
         if residual is not None:
             value = value + residual[row, ramp(start, lanes)]
+        if multiplier is not None:
+            value = value * wide(multiplier[0], lanes)
         y[row, ramp(start, lanes)] = cast(value, of(str(y.buffer.dtype), lanes))
 
     each_vector(kernel, columns, LANES, store)
@@ -106,9 +109,10 @@ def rms_norm(
     centered: bool = False,
     bias: bool = False,
     residual: bool = False,
+    factor: bool = False,
 ) -> Kernel:
-    """x (batch, groups * columns), weight and bias (columns,), residual like x -> like x, with each group of columns
-    normed separately. One task: one group of a row.
+    """x (batch, groups * columns), weight and bias (columns,), residual like x, factor (1,) -> like x, with each group
+    of columns normed separately. One task: one group of a row.
     """
     kernel = CpuKernelBuilder(name)
     rows: Expr = batch if groups == 1 else ["mul", batch, groups]
@@ -116,9 +120,22 @@ def rms_norm(
     weight = kernel.buffer("weight", (columns,), "float32")
     shift = kernel.buffer("bias", (columns,), "float32") if bias else None
     addend = kernel.buffer("residual", (rows, columns), "float32") if residual else None
+    multiplier = kernel.buffer("factor", (1,), "float32") if factor else None
     y = kernel.buffer("y", (rows, columns), y_dtype, write=True)
     with kernel.tasks("row", rows) as row:
-        norm_row(kernel, x, row, weight, columns, eps, y, centered=centered, bias=shift, residual=addend)
+        norm_row(
+            kernel,
+            x,
+            row,
+            weight,
+            columns,
+            eps,
+            y,
+            centered=centered,
+            bias=shift,
+            residual=addend,
+            multiplier=multiplier,
+        )
     return kernel.finish()
 
 

@@ -45,6 +45,8 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     ("linear", "q8c", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
     ("linear", "q2g64", 150, 18, "float32", "float32", (), {}, "float32"),
     ("linear", "q2c", 37, 20, "float32", "float32", ("bias",), {}, "int8"),
+    ("linear", "q4f16", 72, 35, "float32", "float32", ("norm", "bias", "up"), {"activation": "gelu_tanh",
+    "up_start": 11}, "float32"),
 )  # fmt: skip
 
 
@@ -140,6 +142,8 @@ def row_cases() -> Iterator[StepCase]:
         yield on_rows(f"soft_cap_{columns}_{cap}", "soft_cap", {"x": ("float32", "S", columns)}, attrs)
     inputs = {"x": ("float32", "S", 74), "weight": ("vector", 37), "residual": ("float32", "S", 74)}
     yield on_rows("rms_norm_residual", "rms_norm", inputs, {"eps": EPS, "dtype": "float32"})
+    factor = {"factor": ("vector", 1)}
+    yield on_rows("rms_norm_factor", "rms_norm", {**inputs, **factor}, {"eps": EPS, "dtype": "float32"})
     for columns, x, residual in ((1, "float32", False), (37, "float32", True), (72, "activation", False)):
         inputs = {"x": (x, "S", 2 * columns), "weight": ("vector", columns), "bias": ("vector", columns)}
         if residual:
@@ -182,6 +186,7 @@ def projection_cases() -> Iterator[StepCase]:
             "residual": ("float32", dim, width),
             "norm": ("vector", columns),
             "into": (y, dim, width),
+            "up": ("float32", dim, width + 20),
         }
         inputs = {
             "x": (x, dim, columns),

@@ -74,6 +74,7 @@ MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
     ("many_columns", "q2c", "bfloat16", 37, 509, {}),
     ("many_depths", "q4c", "float16", 130, 33, {"gated": True, "norm_eps": EPS}),
     ("many_columns", "q8c", "bfloat16", 97, 19, {"residual": True}),
+    ("one_warp", "q4f16", "float16", 96, 21, {"activation": "gelu", "up_width": 40, "up_start": 16}),
 )
 
 

@@ -76,6 +76,7 @@ RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
     ("q8f16", 66, 33, {"x_dtype": "float16", "residual": True}),
     ("f16", 37, 33, {"x_dtype": "float16", "y_dtype": "float16"}),
     ("f32", 40, 9, {"gated": True, "activation": "relu2"}),
+    ("q4f16", 72, 45, {"bias": True, "norm_eps": EPS, "activation": "gelu_tanh", "up_width": 63, "up_start": 13}),
     ("f32", 40, 9, {"gated": True, "activation": "none", "x_dtype": "float16"}),
 )
 # Each of these with each template of a checkpoint's own integers in turn, the last one with a vocabulary's rows.
@@ -141,6 +142,9 @@ def projection_run(name: str, facts: Projection, quantization: str, size: int) -
     planes = random_planes(fmt, rng, facts.weight_rows, facts.columns)
     arrays: dict[str, Array] = {"x": rng.normal(size=(size, facts.columns)).astype(facts.x_dtype)}
     attrs: dict[str, object] = {"activation": facts.activation} if facts.gated else {"dtype": "float32"}
+    if facts.up_width:
+        attrs |= {"activation": facts.activation, "up_start": facts.up_start}
+        arrays["up"] = rng.normal(size=(size, facts.up_width)).astype(np.float32)
     attrs |= {name: step for name in ("x_step", "y_step") if (step := getattr(facts, name)) is not None}
     if facts.norm_eps is not None:
         arrays["norm"] = rng.normal(1, 0.3, facts.columns).astype(np.float32)
