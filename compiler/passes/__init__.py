@@ -13,6 +13,7 @@ fuse_scale        norm and residual addition, then a factor     -> one step
 fuse_norm         RMSNorm, then projection                      -> one projection that normalizes its input
 add_lora          projections                                   -> each followed by a LoRA adapter, if requested
 split_large       a weight larger than a binding                -> parts by rows
+fuse_stream       norm and residual addition, then projection   -> one projection with two results
 quantize_kv       KV pages of activations                       -> of 8-bit integers, if requested
 
 A plan that gives pages back goes through one more, `split_page_groups`: page tables of their own for window layers.
@@ -32,6 +33,7 @@ from .fuse_residual import fuse_residual
 from .fuse_rope_append import fuse_rope_append
 from .fuse_scale import fuse_scale
 from .fuse_side_gate import fuse_side_gate
+from .fuse_stream import fuse_stream
 from .gather_on_host import gather_on_host
 from .quantize_kv import quantize_kv
 from .split_large import split_large
@@ -71,5 +73,5 @@ def run_passes(
             graph = fuse(graph)
     if lora_rank:
         graph = add_lora(graph, lora_rank)
-    graph = split_large(graph, quantization, max_binding_bytes)
+    graph = fuse_stream(split_large(graph, quantization, max_binding_bytes))
     return quantize_kv(graph) if kv == "q8" else graph

@@ -68,6 +68,9 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "linear", "first_part", partial(linear, **part)
     yield "linear", "later_part", partial(linear, "float32", "activation", residual=True, **later)
     yield "linear", "side_gate", partial(linear, norm=True, bias=True, up_start=9, activation="gelu_tanh")
+    for optional in (("norm",), ("norm", "bias", "factor"), ()):
+        yield "linear", "_".join(("stream", *optional)), partial(in_stream, "linear", optional)
+    yield "gated_linear", "stream", partial(in_stream, "gated_linear", ("norm",))
     yield "linear", "rounded_input", partial(linear, bias=True, x_step=0.25)
     yield "linear", "rounded_activation", partial(linear, "activation", "activation", residual=True, x_step=0.25)
     yield "add", "plain", add
@@ -214,6 +217,25 @@ def linear(
     attrs: dict[str, Any] = {"eps": eps, "columns": columns, "offset": offset, "x_step": x_step}
     attrs |= {"up_start": up_start or 0, "activation": activation}
     return graph.ends(graph.add("linear", inputs, name="y", dtype=dtype, **attrs))
+
+
+def in_stream(op: str, optional: tuple[str, ...]) -> Graph:
+    """A projection of the residual stream plus the norm of x."""
+    graph = Builder()
+    outputs, dtype = (2 * OUTPUTS, {}) if op == "gated_linear" else (OUTPUTS, {"dtype": "float32"})
+    inputs = {
+        "x": graph.value("x", ("S", COLUMNS)),
+        "stream": graph.value("stream", ("S", COLUMNS)),
+        "stream_norm": graph.vector("stream_norm", COLUMNS),
+        "stream_factor": graph.vector("stream_factor", 1) if "factor" in optional else None,
+        "weight": graph.matrix("weight", outputs, COLUMNS),
+        "norm": graph.vector("norm", COLUMNS) if "norm" in optional else None,
+        "bias": graph.vector("bias", outputs) if "bias" in optional else None,
+    }
+    eps: dict[str, Any] = {"eps": 1e-3 if "norm" in optional else None, "stream_eps": 1e-2}
+    graph.add(op, inputs, name="y", **eps, **dtype)
+    graph.outputs["summed"] = "y.summed"
+    return graph.ends("y")
 
 
 def gated_linear(
