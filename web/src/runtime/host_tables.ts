@@ -115,13 +115,18 @@ function unpack(quantization: string, [first, scales]: readonly Plane[], scale: 
     return;
   }
   const bits = Number(codes[1]);
-  const group = groupOf(codes);
-  for (let column = 0; column < row.length; column++) {
-    // Byte b of a word has element b in its lowest bits, element b + 4 in the next ones, and so on.
-    const place = column % (32 / bits);
-    const byte = first.bytes.getUint8(((column - place) * bits) / 8 + (place % 4));
-    const code = ((byte >> (Math.floor(place / 4) * bits)) & (2 ** bits - 1)) - 2 ** (bits - 1);
-    row[column] = Math.fround(code * floatAt(scales, Math.floor(column / group))) * factor;
+  const [mask, zero] = [2 ** bits - 1, 2 ** (bits - 1)];
+  const bytes = new Uint8Array(first.bytes.buffer, first.bytes.byteOffset, first.bytes.byteLength);
+  const group = Math.min(groupOf(codes), row.length);
+  for (let start = 0, index = 0; start < row.length; start += group, index++) {
+    const own = floatAt(scales, index);
+    const end = Math.min(start + group, row.length);
+    for (let column = start; column < end; column++) {
+      // Byte b of a word has element b in its lowest bits, element b + 4 in the next ones, and so on.
+      const place = column & (32 / bits - 1);
+      const byte = bytes[(((column - place) * bits) >> 3) + (place & 3)] ?? 0;
+      row[column] = Math.fround((((byte >> ((place >> 2) * bits)) & mask) - zero) * own) * factor;
+    }
   }
 }
 
@@ -129,7 +134,8 @@ function floatAt({ dtype, bytes }: Plane, index: number): number {
   if (dtype === "float32") return bytes.getFloat32(4 * index, true);
   // A finite float16.
   const half = bytes.getUint16(2 * index, true);
-  const [exponent, fraction] = [(half >> 10) & 31, half & 1023];
+  const exponent = (half >> 10) & 31;
+  const fraction = half & 1023;
   const size = exponent === 0 ? fraction * 2 ** -24 : (1024 + fraction) * 2 ** (exponent - 25);
   return half >> 15 ? -size : size;
 }
