@@ -184,7 +184,7 @@ def test_rows_equal_those_of_the_other_runtime(case: dict[str, Any], tmp_path: P
         host_weights={"table": WeightEntry.model_validate(weight)},
         shards=[FileEntry(file="shard.bin", size=len(shard), sha256="")],
     )
-    entry = GatheredEntry(weights=["table"], scale=case["scale"])
+    gathered = GatheredEntry(weights=["table"], scale=case["scale"])
     tables = HostTables(Bundle(tmp_path, manifest))
-    rows = tables.gather({"rows": entry}, np.array(case["token_ids"], np.int32))["rows"]
+    rows = tables.gather({"rows": gathered}, np.array(case["token_ids"], np.int32))["rows"]
     assert rows.tobytes() == b64decode(case["rows"])
