@@ -17,12 +17,12 @@ __all__ = ["forward", "read_config"]
 LAYOUT = decoder.DecoderLayout(
     q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm", norm_after_rope=True
 )
-# Ids of tokens, sizes of classifiers, and settings of training. No layer has experts, so their sizes have no effect.
+# Ids of tokens, and settings of classifiers and of training.
 HARMLESS = frozenset(
     {
-        "add_classification_head", "anyres_pooling_size", "cla_share_factor", "class_num", "dense_list", "eod_token_id",
-        "eos_token", "im_end_id", "im_newline_id", "im_start_id", "image_token_id", "mask_init_id", "org_vocab_size",
-        "pad_id", "pool_type", "sep_id", "sep_token", "skip_cls_token", "text_end_id", "text_start_id",
+        "add_classification_head", "cla_share_factor", "class_num", "dense_list", "eod_token_id", "im_end_id",
+        "im_newline_id", "im_start_id", "mask_init_id", "org_vocab_size", "pad_id", "pool_type", "text_end_id",
+        "text_start_id",
     }
 )  # fmt: skip
 
@@ -36,7 +36,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
     config.expect("use_rotary_pos_emb", True)
     config.expect("use_cla", False)
     config.expect("mlp_bias", False)
-    config.expect("norm_type", "rms", "hf_rms", "fused")
+    config.expect("norm_type", "rms", "hf_rms")
     config.expect("num_experts", 1, None)
     head_dim = even_head_dim(config, config.optional_integer("head_dim"))
     config.expect("attention_head_dim", head_dim, None)

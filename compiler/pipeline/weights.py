@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from ..bundle.folder import file_entry
 from ..bundle.manifest import FileEntry, PlaneEntry, WeightEntry
@@ -248,12 +249,9 @@ def read_planes(checkpoint: Checkpoint, parameter: Parameter, start: int, stop: 
         tensor = checkpoint.tensors[source.tensor]
         assert isinstance(tensor, StoredMatrix), source
         assert tensor.form.name == parameter.form, source
-        if source.pairs is None:
-            parts.append(tensor.planes(first, last))
-        else:
-            low, high = source.pairs.heads(first, last)
-            order = source.pairs.stored_rows(first, last) - low
-            parts.append({name: plane[order] for name, plane in tensor.planes(low, high).items()})
+        low, high, order = stored_range(source, first, last)
+        planes = tensor.planes(low, high)
+        parts.append(planes if order is None else {name: plane[order] for name, plane in planes.items()})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
 
 
@@ -262,11 +260,8 @@ def read_rows(checkpoint: Checkpoint, parameter: Parameter, start: int, stop: in
     parts = []
     for source, first, last in rows_of_sources(parameter, start, stop):
         tensor = checkpoint.tensors[source.tensor]
-        if source.pairs is None:
-            rows = tensor.rows(first, last)
-        else:
-            low, high = source.pairs.heads(first, last)
-            rows = tensor.rows(low, high)[source.pairs.stored_rows(first, last) - low]
+        low, high, order = stored_range(source, first, last)
+        rows = tensor.rows(low, high) if order is None else tensor.rows(low, high)[order]
         if isinstance(tensor, StoredMatrix):
             rows = rows[:, : parameter.columns]
         parts.append(
@@ -275,6 +270,16 @@ def read_rows(checkpoint: Checkpoint, parameter: Parameter, start: int, stop: in
             else np.float32(source.offset) + np.float32(source.factor) * rows
         )
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def stored_range(source: Source, first: int, last: int) -> tuple[int, int, npt.NDArray[np.intp] | None]:
+    """The range of a tensor's rows that holds rows [first, last) of a source, and their indices in it; None if they are
+    the range.
+    """
+    if source.pairs is None:
+        return first, last, None
+    low, high = source.pairs.heads(first, last)
+    return low, high, source.pairs.stored_rows(first, last) - low
 
 
 def rows_of_sources(parameter: Parameter, start: int, stop: int) -> Iterator[tuple[Source, int, int]]:

@@ -123,13 +123,13 @@ class ChatTemplate:
 def _with_tools(source: str, inputs: dict[str, Any]) -> dict[str, Any]:
     """The inputs with the tools also where a template without the variable ``tools`` reads them.
 
-    SmolLM3 has the variable ``xml_tools``. Phi-4-mini reads the functions as JSON from the system message. A caller of
-    transformers passes both by hand.
+    SmolLM3 has the variable ``xml_tools``; its ``python_tools`` are a caller's own. Phi-4-mini reads the functions as
+    JSON from the system message. A caller of transformers passes both by hand.
     """
     tools = inputs["tools"]
     if not tools:
         return inputs
-    if re.search(r"\bxml_tools\b", source) and not {"xml_tools", "python_tools"} & inputs.keys():
+    if re.search(r"\bxml_tools\b", source) and "xml_tools" not in inputs:
         return {**inputs, "xml_tools": tools}
     if _SYSTEM_TOOLS.search(source):
         first, rest = {"role": "system", "content": ""}, inputs["messages"]

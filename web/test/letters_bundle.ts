@@ -5,7 +5,7 @@
 
 import { createHash } from "node:crypto";
 
-import type { Expr, KernelEntry, Manifest } from "../src/runtime/manifest.js";
+import type { Expr, KernelEntry, Manifest, WeightEntry } from "../src/runtime/manifest.js";
 import { FORMAT_VERSION } from "../src/runtime/manifest.js";
 import type { Source } from "../src/runtime/source.js";
 
@@ -309,6 +309,39 @@ export function windowedBundle(window: number): LettersBundle {
   const plan = { ...generate, inputs: { ...inputs, ...added }, states: { ...states, window_kv } };
   const spec = { ...manifest.spec, num_layers: 2, windows: [null, window] };
   return lettersBundle({ spec, plans: { generate: plan } });
+}
+
+/** The letters with their table on the host, in halves: one has the rows of the first five letters. */
+export function tabledBundle(): LettersBundle {
+  const { manifest, files } = lettersBundle();
+  const { generate } = manifest.plans;
+  if (generate === undefined) throw new Error("no plan");
+  // Rows of 32 columns, half as large as the rows that the kernels read.
+  const table = new Float32Array(8 * 32);
+  for (let token = 0; token < 8; token++) table[token * 32 + ((3 * token + 1) % 8)] = 5;
+  const file = "weights/00001.bin";
+  files[file] = new Uint8Array(table.buffer);
+  const part = (first: number, rows: number): WeightEntry => {
+    const place = { shard: 1, offset: first * 128, size: rows * 128 };
+    const plane = { name: "w", dtype: "float32", shape: [rows, 32], ...place } as const;
+    return { shape: [rows, 8], quantization: "f32", layout: "rows", planes: [plane] };
+  };
+  const { x, ...buffers } = generate.buffers;
+  const plan = {
+    ...generate,
+    inputs: { ...generate.inputs, x: { ...x, shape: ["S", 8], dtype: "float32" as const } },
+    buffers,
+    steps: generate.steps.filter(({ op }) => op !== "embed"),
+    gathered: { x: { weights: ["first", "second"], scale: 2 } },
+  };
+  const changed = {
+    ...manifest,
+    plans: { generate: plan },
+    host_weights: { first: part(0, 5), second: part(5, 3) },
+    shards: [...manifest.shards, { file, size: table.byteLength, sha256: hashOf(files, file) }],
+  };
+  files["manifest.json"] = bytesOf(JSON.stringify(changed));
+  return { manifest: changed, files };
 }
 
 export function bytesOf(text: string): Uint8Array<ArrayBuffer> {

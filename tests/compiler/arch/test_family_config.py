@@ -13,7 +13,7 @@ from nearfar.compiler.ir.spec import RopeSpec
 from nearfar.compiler.measure.model_table import published
 
 CONFIGS: dict[str, dict[str, Any]] = {name: json.loads(path.read_text()) for name, path in published()}
-GLM4, ERNIE, HUNYUAN = (CONFIGS[name] for name in ("glm-4-9b-0414", "ernie-4.5-0.3b", "hunyuan-1.8b-instruct"))
+GLM4, ERNIE, HUNYUAN = (CONFIGS[name] for name in ("glm-4-9b-0414", "ernie-4.5-0.3b", "hy-mt2-7b"))
 COHERE, STABLELM = CONFIGS["c4ai-command-r7b-12-2024"], CONFIGS["stablelm-2-1_6b"]
 
 

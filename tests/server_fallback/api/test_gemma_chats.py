@@ -62,7 +62,7 @@ def served(bundle: Bundle, work: Callable[[Ask], Awaitable[Result]]) -> Result:
         engine = TokenEngine(ReferenceRunner(bundle, limits=limits), TokenModel.of(bundle.manifest))
         local = LocalExecutor(engine, TextModel.of(bundle, "gemma"))
         app = create_app(FakeModels(loaded={"gemma": cast("Any", local)}), ApiConfig())
-        http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+        http: Any = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
         client = openai.AsyncOpenAI(
             base_url="http://test/v1", api_key="none", max_retries=0, http_client=cast("Any", http)
         )

@@ -59,27 +59,27 @@ async function rowsOf(
   const tables = names.flatMap((name) => weights[name] ?? []);
   const columns = tables[0]?.shape[1] ?? 0;
   const found = new Float32Array(tokenIds.length * columns);
-  const rows = tokenIds.map((id) => rowOf(tables, id));
-  const parts = rows.flatMap((row) =>
-    row === null ? [] : row.weight.planes.map((plane) => slice(plane, row, shards)),
-  );
-  // One read for all rows.
-  const bytes = await new Blob(parts).arrayBuffer().catch((error: unknown) => {
+  const read = async (id: number, index: number): Promise<void> => {
+    const row = rowOf(tables, id);
+    if (row === null) return;
+    // Reads in parallel are faster than one read of a Blob of all parts.
+    const planes = await Promise.all(
+      row.weight.planes.map(async (plane): Promise<Plane> => ({
+        dtype: plane.dtype,
+        bytes: new DataView(await slice(plane, row, shards).arrayBuffer()),
+      })),
+    );
+    unpack(row.weight.quantization ?? "", planes, scale, found.subarray(index * columns, (index + 1) * columns));
+  };
+  try {
+    await Promise.all(tokenIds.map(read));
+  } catch (error) {
     throw new DeviceError(
       `The model's table cannot be read (${messageOf(error)}); load the model again`,
       {},
       { cause: error },
     );
-  });
-  let offset = 0;
-  rows.forEach((row, index) => {
-    if (row === null) return;
-    const planes = row.weight.planes.map((plane): Plane => {
-      const size = rowBytes(plane);
-      return { ...plane, bytes: new DataView(bytes, (offset += size) - size, size) };
-    });
-    unpack(row.weight.quantization ?? "", planes, scale, found.subarray(index * columns, (index + 1) * columns));
-  });
+  }
   return found;
 }
 
@@ -100,8 +100,8 @@ function slice(plane: PlaneEntry, { index }: Row, shards: ReadonlyMap<number, Bl
   return part;
 }
 
+/** One row of a plane. */
 interface Plane extends Pick<PlaneEntry, "dtype"> {
-  /** One row. */
   readonly bytes: DataView;
 }
 
@@ -115,13 +115,18 @@ function unpack(quantization: string, [first, scales]: readonly Plane[], scale: 
     return;
   }
   const bits = Number(codes[1]);
-  const group = groupOf(codes);
-  for (let column = 0; column < row.length; column++) {
-    // Byte b of a word has element b in its lowest bits, element b + 4 in the next ones, and so on.
-    const place = column % (32 / bits);
-    const byte = first.bytes.getUint8(((column - place) * bits) / 8 + (place % 4));
-    const code = ((byte >> (Math.floor(place / 4) * bits)) & (2 ** bits - 1)) - 2 ** (bits - 1);
-    row[column] = Math.fround(code * floatAt(scales, Math.floor(column / group))) * factor;
+  const [mask, zero] = [2 ** bits - 1, 2 ** (bits - 1)];
+  const bytes = new Uint8Array(first.bytes.buffer);
+  const group = Math.min(groupOf(codes), row.length);
+  for (let start = 0, index = 0; start < row.length; start += group, index++) {
+    const own = floatAt(scales, index);
+    const end = Math.min(start + group, row.length);
+    for (let column = start; column < end; column++) {
+      // Byte b of a word has element b in its lowest bits, element b + 4 in the next ones, and so on.
+      const place = column & (32 / bits - 1);
+      const byte = bytes[(((column - place) * bits) >> 3) + (place & 3)] ?? 0;
+      row[column] = Math.fround((((byte >> ((place >> 2) * bits)) & mask) - zero) * own) * factor;
+    }
   }
 }
 
@@ -129,7 +134,8 @@ function floatAt({ dtype, bytes }: Plane, index: number): number {
   if (dtype === "float32") return bytes.getFloat32(4 * index, true);
   // A finite float16.
   const half = bytes.getUint16(2 * index, true);
-  const [exponent, fraction] = [(half >> 10) & 31, half & 1023];
+  const exponent = (half >> 10) & 31;
+  const fraction = half & 1023;
   const size = exponent === 0 ? fraction * 2 ** -24 : (1024 + fraction) * 2 ** (exponent - 25);
   return half >> 15 ? -size : size;
 }

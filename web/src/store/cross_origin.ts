@@ -28,7 +28,15 @@ export function crossOriginSource(source: Source, sharing: CrossOriginStorage): 
   return {
     location: source.location,
     open: (file, signal) => source.open(file, signal),
-    stored: async (expected) => (await source.stored?.(expected)) ?? null,
+    async stored(expected) {
+      const own = (await source.stored?.(expected)) ?? null;
+      if (own !== null || expected.sha256 === undefined) return own;
+      const hash = { algorithm: "SHA-256", value: expected.sha256 } as const;
+      return storage.requestFileHandle(hash).then(
+        (handle) => handle.getFile(),
+        () => null,
+      );
+    },
     async read(expected, signal, onBytes) {
       const { sha256: value, size } = expected;
       // Kernels, whose sizes are not in the manifest, are not worth the look-up.

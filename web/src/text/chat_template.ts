@@ -107,8 +107,9 @@ export class ChatTemplate {
 }
 
 /**
- * The tools also where a template without the variable `tools` reads them: SmolLM3 has the variable `xml_tools`, and
- * Phi-4-mini reads the functions as JSON from the system message. A caller of transformers passes both by hand.
+ * The tools also where a template without the variable `tools` reads them: SmolLM3 has the variable `xml_tools` (its
+ * `python_tools` are a caller's own), and Phi-4-mini reads the functions as JSON from the system message. A caller of
+ * transformers passes both by hand.
  */
 function withTools(
   source: string,
@@ -117,8 +118,7 @@ function withTools(
 ): Record<string, unknown> {
   const { tools } = given as { readonly tools: readonly Tool[] | null };
   if (tools === null) return given;
-  if (/\bxml_tools\b/.test(source) && !("xml_tools" in given || "python_tools" in given))
-    return { ...given, xml_tools: tools };
+  if (/\bxml_tools\b/.test(source) && !("xml_tools" in given)) return { ...given, xml_tools: tools };
   if (!/message(\[['"]tools['"]\]|\.tools\b)/.test(source)) return given;
   const [first] = messages as readonly Message[];
   const [system, rest] =

@@ -4,9 +4,10 @@ import { beforeAll, expect, test } from "vitest";
 
 import type { Batch, StepResult } from "../../src/runtime/index.js";
 import { Runner, SAMPLE_FLAGS, largestBuffer, openBundle, openDevice, settingsRow } from "../../src/runtime/index.js";
+import { planMemory } from "../../src/runtime/memory_plan.js";
 import { planOf } from "../../src/runtime/plan.js";
 import { dawn } from "../../tools/dawn.js";
-import { lettersBundle, memorySource, windowedBundle } from "../letters_bundle.js";
+import { lettersBundle, memorySource, tabledBundle, windowedBundle } from "../letters_bundle.js";
 
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
@@ -132,6 +133,29 @@ withRunner("complete pages are copied, read and written", async () => {
   const [a, b, c] = [0, 1, 2].map((page) => random.slice(page * pageBytes, (page + 1) * pageBytes));
   expect(read).toEqual(Uint8Array.from([...(a ?? []), ...(b ?? []), ...(c ?? [])]));
   expect(await runner.readPages([])).toEqual(new Uint8Array());
+});
+
+withRunner("rows of a table on the host come with each batch, whose tokens must be known", async () => {
+  const { manifest, files } = tabledBundle();
+  const tabled = await newRunner(files);
+  expect(runner.stepsInFlight).toBeGreaterThan(1);
+  expect(tabled.stepsInFlight).toBe(1);
+  expect(tabled.info.weightBytes).toBe(runner.info.weightBytes);
+  expect(planMemory(manifest, "float32").weightBytes).toBe(runner.info.weightBytes);
+  for (const [tokens, next] of [
+    [
+      [0, 1, 2],
+      [1, 4, 7],
+    ],
+    [
+      [7, 5],
+      [6, 0],
+    ],
+    [[4], [5]],
+  ] as const)
+    expect([...(await tabled.submit(step(tokens))).tokenIds]).toEqual(next);
+  await expect(tabled.submit(step([3, -1]))).rejects.toThrow("needs the ids of all tokens");
+  tabled.destroy();
 });
 
 withRunner("pages of two groups are copied, read and written on their own", async () => {

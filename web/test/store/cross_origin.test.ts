@@ -160,3 +160,11 @@ test("an engine reads weights and tokenizer from it; for a custom source it must
   await load({ crossOriginStorage: true });
   expect(opened).toEqual(["manifest.json"]);
 });
+
+test("a file that only the shared storage has can be read again in parts", async () => {
+  vi.stubGlobal("navigator", { crossOriginStorage: storage });
+  const source = crossOriginSource(memorySource({ shard: BYTES }), true);
+  expect(await source.stored?.(EXPECTED)).toBeNull();
+  storage.entries.set(EXPECTED.sha256, BYTES);
+  expect(await (await source.stored?.(EXPECTED))?.slice(2, 7).text()).toBe("shard");
+});
