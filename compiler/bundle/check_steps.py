@@ -432,6 +432,8 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         if any(binding.role == "kv" for binding in kernel.bindings):
             table["kv"] = attrs.get("kv", "activation")
         same(facts.get("heads"), **table)
+    if step.op == "rope":
+        same(facts, norm_width=shapes["norm"][0] if "norm" in shapes else 0)
     if "table" in shapes and step.op != "embed":
         same(facts.get("preparation"), positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]
         same(facts, positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]

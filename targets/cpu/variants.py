@@ -244,6 +244,9 @@ def rope_variants(step: Step, context: CpuContext, activation: str) -> list[Vari
     positions, half = sizes(context.plan.shape_of(step.inputs["table"])[:2])
     (width,), head_dim = sizes((width,)), attr(step, "head_dim")
     facts: dict[str, Any] = {"positions": positions, "rotary_dim": 2 * half, **context.dtypes(step, activation)}
+    facts |= {"norm_eps": attr(step, "eps"), "norm_width": 0}
+    if "norm" in step.inputs:
+        (facts["norm_width"],) = sizes(context.plan.shape_of(step.inputs["norm"]))
     return plain(context, rope, batch=batch, num_heads=width // head_dim, head_dim=head_dim, **facts)
 
 

@@ -88,6 +88,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "soft_cap", "scaled", partial(soft_cap, None)
     for op in ("rope", "append_kv", "attention", "rope_append", "rope_attention"):
         yield op, "plain", partial(over_pages, op)
+    yield "rope", "norm", partial(over_pages, "rope", norm_width=3 * HEAD_DIM)
     scores: dict[str, Any] = {"window": 5, "softcap": 30.0, "scale": 0.2, "causal": False}
     yield "attention", "sinks", partial(over_pages, "attention", sinks=True, **scores)
     yield "append_kv", "q8", partial(over_pages, "append_kv", kv="q8")
@@ -281,7 +282,13 @@ def add_lora(x_dtype: DType, dtype: DType, *, norm: bool) -> Graph:
 
 
 def over_pages(
-    op: str, *, rotary_dim: int = HEAD_DIM, qk_norm: bool = False, sinks: bool = False, **attrs: Any
+    op: str,
+    *,
+    rotary_dim: int = HEAD_DIM,
+    qk_norm: bool = False,
+    norm_width: int = 0,
+    sinks: bool = False,
+    **attrs: Any,
 ) -> Graph:
     """An op of the attention family; ``attrs`` are its own."""
     graph = Builder()
@@ -298,10 +305,12 @@ def over_pages(
         "table": partial(rope_table, graph, rotary_dim),
         "qk_norm": partial(graph.vector, "qk_norm", 2 * HEAD_DIM),
         "sinks": partial(graph.vector, "sinks", HEADS),
+        "norm": partial(graph.vector, "norm", norm_width),
     }
-    given = {"table": rotary_dim > 0, "qk_norm": qk_norm, "sinks": sinks}
+    given = {"table": rotary_dim > 0, "qk_norm": qk_norm, "sinks": sinks, "norm": norm_width > 0}
     roles = [*OPS[op].inputs, *(role for role in OPS[op].optional if given[role])]
-    own = {"head_dim": HEAD_DIM, "dtype": "activation"} if op == "rope" else attrs
+    rotates = {"head_dim": HEAD_DIM, "dtype": "activation", "eps": 1e-5 if norm_width else None}
+    own = rotates if op == "rope" else attrs
     result = graph.add(op, {role: declare[role]() for role in roles}, name="y", **own)
     return graph.ends(result) if OPS[op].result else graph
 
