@@ -76,6 +76,8 @@ class Context:
             activation=attr(step, "activation"),
             up_width=0 if up is None else self.sizes(up, start=1)[0],
             up_start=0 if gated else attr(step, "up_start"),
+            stream_eps=attr(step, "stream_eps"),
+            stream_factor="stream_factor" in step.inputs,
             x_step=None if gated else attr(step, "x_step"),
             y_step=None if gated else attr(step, "y_step"),
         )

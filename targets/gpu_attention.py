@@ -157,7 +157,8 @@ def rope_call(step: Step, context: Context, activation: str) -> KernelCall:
         rows=rows,
         columns=columns,
         head_dim=attr(step, "head_dim"),
-        preparation=Preparation(positions, 2 * half, None),
+        preparation=Preparation(positions, 2 * half, attr(step, "eps")),
+        norm_width=context.sizes(step.inputs["norm"])[0] if "norm" in step.inputs else 0,
         x_dtype=context.dtype_of(step.inputs["x"], activation),
         y_dtype=context.dtype_of(step.outputs["y"], activation),
     )

@@ -17,6 +17,7 @@ from nearfar.compiler.kernels.add_lora import add_lora
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.elementwise import add, fake_quantize, gate, gate_halves, scale, soft_cap
 from nearfar.compiler.kernels.embed import embed
+from nearfar.compiler.kernels.linear_subgroup import linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
 from nearfar.compiler.kernels.projection import Projection
@@ -27,7 +28,7 @@ from nearfar.compiler.kernels.top_logprobs import top_logprobs
 
 from .context import Context, attr
 from .gpu_attention import AttentionNumbers, attention_rows
-from .variant import KernelCall, Variant, for_activations, kernel
+from .variant import KernelCall, Variant, for_activations, kernel, with_roles
 
 ATTENTION_OPS = ("attention", "rope_append", "rope_attention", "rope", "append_kv")
 # The threads of a matrix-vector workgroup.
@@ -40,11 +41,12 @@ class GpuNumbers:
 
     Up to ``max_vector_rows`` input rows, a matrix-vector kernel reads the weights once per row; above, a tile kernel
     reads them once for all rows of a tile. A matrix of at least ``min_tall_rows`` rows occupies every core with four
-    rows per thread; a smaller one uses two.
+    rows per thread; a smaller one uses two. A kernel binds at most ``max_buffers``.
     """
 
     max_vector_rows: int
     min_tall_rows: int
+    max_buffers: int
     attention: AttentionNumbers
 
 
@@ -59,15 +61,21 @@ def variants_of(
     if step.op in ATTENTION_OPS:
         return attention_rows(step, context, numbers.attention)
     return for_activations(
-        {activation: rows_of(step, context, activation, projection_rows) for activation in context.activations}
+        {activation: rows_of(step, context, activation, numbers, projection_rows) for activation in context.activations}
     )
 
 
-def rows_of(step: Step, context: Context, activation: str, projection_rows: ProjectionRows) -> Sequence[Variant]:
+def rows_of(
+    step: Step, context: Context, activation: str, numbers: GpuNumbers, projection_rows: ProjectionRows
+) -> Sequence[Variant]:
     if step.op in KERNELS:
         return (Variant((KERNELS[step.op](step, context, activation),)),)
     facts = context.projection(step, activation)
-    rows = projection_rows(facts, activation)
+    rows = (
+        projection_rows(facts, activation)
+        if facts.stream_eps is None
+        else stream_rows(facts, activation, numbers, projection_rows)
+    )
     if not leaves_columns_unwritten(step, context, facts):
         return rows
     before = kernel(zeros, rows=facts.batch, columns=facts.total_width, dtype=facts.y_dtype)
@@ -75,6 +83,54 @@ def rows_of(step: Step, context: Context, activation: str, projection_rows: Proj
 
 
 # --- projections ---
+
+
+def stream_rows(
+    facts: Projection, activation: str, numbers: GpuNumbers, projection_rows: ProjectionRows
+) -> Sequence[Variant]:
+    """The rows of a projection whose input is added to the residual stream. Matrix-vector kernels add it as they read
+    it; in front of others, a kernel computes the sum.
+    """
+    assert facts.stream_eps is not None
+    fused = [
+        row
+        for row in projection_rows(facts, activation)
+        if all(adds_stream(call, numbers.max_buffers) for call in row.kernels)
+    ]
+    norm = kernel(
+        rms_norm,
+        rows=facts.batch,
+        columns=facts.columns,
+        width=facts.columns,
+        eps=facts.stream_eps,
+        x_dtype=facts.x_dtype,
+        y_dtype="float32",
+        residual=True,
+        factor=facts.stream_factor,
+    )
+    roles = {"weight": "stream_norm", "residual": "stream", "factor": "stream_factor", "y": "summed"}
+    before = with_roles(norm, **roles)
+    plain = replace(facts, stream_eps=None, stream_factor=False, x_dtype="float32")
+    return [
+        *fused,
+        *(
+            replace(row, kernels=(before, *(with_roles(call, x="summed") for call in row.kernels)))
+            for row in projection_rows(plain, activation)
+        ),
+    ]
+
+
+def adds_stream(call: KernelCall, max_buffers: int) -> bool:
+    """Whether a projection's kernel adds its input to the residual stream by itself, and does not bind too many
+    buffers.
+    """
+    if call.template not in (linear_vector, linear_subgroup):
+        return False
+    facts: Projection = call.facts["facts"]
+    planes = 1 + bool(facts.weight.scale_dtype)
+    optional = (facts.stream_factor, facts.norm_eps is not None, facts.bias, facts.residual, facts.up_width > 0)
+    # x, stream, stream_norm, y and summed.
+    return 5 + planes + sum(optional) <= max_buffers
 
 
 def few_rows(facts: Projection, numbers: GpuNumbers) -> Condition:

@@ -7,7 +7,7 @@ A kernel's name depends only on its template and its facts, so equal facts mean 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any, TypeAlias
 
 from nearfar.compiler.bundle.digest import digest
@@ -21,10 +21,14 @@ Template: TypeAlias = Callable[..., Kernel]
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """A template and its facts: numbers, strings, booleans, None, and sequences, mappings or dataclasses of these."""
+    """A template and its facts: numbers, strings, booleans, None, and sequences, mappings or dataclasses of these.
+
+    ``roles`` replaces roles of the template by those of the step that runs it.
+    """
 
     template: Template
     facts: Mapping[str, Any]
+    roles: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -32,10 +36,14 @@ class KernelCall:
 
     def plain_facts(self) -> dict[str, Any]:
         """The facts as JSON values, for the manifest."""
-        return {name: plain(value) for name, value in self.facts.items()}
+        roles = {"roles": dict(self.roles)} if self.roles else {}
+        return {name: plain(value) for name, value in self.facts.items()} | roles
 
     def build(self) -> Kernel:
-        return self.template(self.name, **self.facts)
+        built = self.template(self.name, **self.facts)
+        if not self.roles:
+            return built
+        return replace(built, bindings=tuple(each.renamed(self.roles) for each in built.bindings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,11 @@ class Variant:
 
 def kernel(template: Template, **facts: Any) -> KernelCall:
     return KernelCall(template, facts)
+
+
+def with_roles(call: KernelCall, **roles: str) -> KernelCall:
+    """A kernel whose roles have other names in its step."""
+    return replace(call, roles={**call.roles, **roles})
 
 
 def for_activations(rows: Mapping[str, Sequence[Variant]]) -> tuple[Variant, ...]:

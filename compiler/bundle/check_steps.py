@@ -251,7 +251,7 @@ def require_roles(
         where,
         "has rows that are not tokens",
     )
-    for role in ("residual", "up", "into"):
+    for role in ("residual", "up", "stream", "into"):
         if role in shapes and "x" in shapes:
             require(shapes[role][0] == shapes["x"][0], where, f"input {role} must have the rows of x")
     if step.op == "take_rows":
@@ -388,6 +388,10 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         }
         flags["offset"] = attrs.get("offset", 0)
         flags |= {"up_width": shapes["up"][1] if "up" in shapes else 0, "up_start": attrs.get("up_start", 0)}
+        # Other kernels read the sum that the one before them has stored.
+        adds = any((binding.role, binding.access) == ("summed", "write") for binding in kernel.bindings)
+        flags |= {"stream_eps": attrs.get("stream_eps") if adds else None}
+        flags |= {"stream_factor": adds and "stream_factor" in shapes}
         same(facts.get("facts"), batch=batch, columns=columns, outputs=out, **flags)
         same(facts.get("rows"), batch=batch, columns=columns)
         same(facts, batch=batch, columns=columns)
@@ -428,6 +432,8 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         if any(binding.role == "kv" for binding in kernel.bindings):
             table["kv"] = attrs.get("kv", "activation")
         same(facts.get("heads"), **table)
+    if step.op == "rope":
+        same(facts, norm_width=shapes["norm"][0] if "norm" in shapes else 0)
     if "table" in shapes and step.op != "embed":
         same(facts.get("preparation"), positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]
         same(facts, positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]

@@ -62,7 +62,8 @@ def table(models: Sequence[Model]) -> Table:
 def caption(models: Sequence[Model]) -> str:
     text = (
         f"All compile for {', '.join(TARGETS)}, and so do other sizes and finetunes of these families.\n"
-        "KV, 32k: keys and values of 32,768 tokens in float16, or of the longest context. steps: kernels for one token."
+        "KV, 32k: keys and values of 32,768 tokens in float16, or of the longest context.\n"
+        "steps: of the plan for WebGPU, for one token."
     )
     if any(model.exports is None for model in models):
         text += f"\nInstall nearfar\\[onnx] to see which also compile for {' and '.join(EXPORTS)}."

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -45,11 +45,17 @@ class Binding:
     """A buffer that a kernel reads or writes.
 
     ``role`` is the step's role, with ".q" or ".s" for one plane of a packed weight, or "scratch." and the name of a
-    scratch buffer.
+    scratch buffer. ``parameter`` is that role in the template, which names the function's parameter.
     """
 
     role: str
     access: str
+    parameter: str
+
+    def renamed(self, roles: Mapping[str, str]) -> Binding:
+        """The same buffer in a step that has other roles, by those of the template."""
+        name, dot, plane = self.role.partition(".")
+        return replace(self, role=f"{roles.get(name, name)}{dot}{plane}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,7 @@ class KernelBuilder:
         handle = script.arg(f"{name}_handle", script.handle())
         buffer = script.match_buffer(handle, tuple(self.size(extent) for extent in shape), dtype)
         IRBuilder.name(name, buffer)
-        self._bindings.append(Binding(role, "write" if write else "read"))
+        self._bindings.append(Binding(role, "write" if write else "read", role))
         return Array(buffer)
 
     def scratch(self, name: str, shape: tuple[Expr, ...], dtype: str, *, write: bool = False) -> Array:

@@ -52,7 +52,7 @@ def linear_subgroup(name: str, facts: Projection, shape: SubgroupShape) -> Kerne
     subgroup = kernel.subgroup()
 
     sums = kernel.local("sums", rows * halves, "float32")
-    tile = InputTile(kernel, arguments, thread, shape.threads, blocks, steps)
+    tile = InputTile(kernel, arguments, thread, shape.threads, blocks, steps, row, column_block == 0)
     # At most one subgroup per thread: WebGPU's smallest subgroup size is 4, but a subgroup need not be full.
     squares = kernel.shared("subgroup_squares", (shape.threads,), "float32")
     inverse = kernel.local("inverse", 1, "float32")
@@ -65,7 +65,7 @@ def linear_subgroup(name: str, facts: Projection, shape: SubgroupShape) -> Kerne
         tile.clear_squares()
         with kernel.loop("step", steps) as step:
             kernel.barrier()
-            tile.fill(row, step)
+            tile.fill(step)
             kernel.barrier()
             with kernel.loop("round", truncated_quotient(subgroup.size + (blocks - 1), subgroup.size)) as i:
                 block_index = kernel.let("block_index", i * subgroup.size + subgroup.lane)

@@ -44,7 +44,7 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
     first_output = column_block * outputs + group * rows
 
     sums = kernel.local("sums", rows * halves, "float32", fill=0)
-    tile = InputTile(kernel, arguments, thread, threads, blocks, steps)
+    tile = InputTile(kernel, arguments, thread, threads, blocks, steps, row, column_block == 0)
     with kernel.loop("step", steps) as step:
         # The weights are loaded while the workgroup reads its input: nothing before the second barrier waits for them.
         mine = [i * lanes + lane for i in range(shape.unroll)]
@@ -55,7 +55,7 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
         ]
         if steps > 1:
             kernel.barrier()
-        tile.fill(row, step)
+        tile.fill(step)
         kernel.barrier()
         for block_index, weights in zip(mine, loaded, strict=True):
             dot_products(kernel, arguments, tile, block_index, weights, sums)

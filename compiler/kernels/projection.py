@@ -16,7 +16,8 @@ from .packed import PackedMatrix, WeightFormat
 class Projection:
     """y (batch, width)[:, offset : offset + outputs] = norm(x) @ weight.T + bias + residual, or ``activation``(gate) *
     up if ``gated``. If ``up_width`` is not 0, only the gate is a projection, and up (batch, up_width) is an argument,
-    whose columns count from ``up_start`` on.
+    whose columns count from ``up_start`` on. If ``stream_eps`` is given, x stands for summed = (stream + norm(x)) *
+    stream_factor, which is a result too.
 
     x (batch, columns); weight (outputs, columns), or (2 * outputs, columns) for a gated projection, with the gate's
     rows first. ``width`` 0 means that the result has only these outputs. ``x_step`` and ``y_step``: an input without a
@@ -38,6 +39,8 @@ class Projection:
     activation: str = "silu"
     up_width: int = 0
     up_start: int = 0
+    stream_eps: float | None = None
+    stream_factor: bool = False
     x_step: float | None = None
     y_step: float | None = None
 
@@ -91,11 +94,14 @@ class Rows:
 
 
 class ProjectionArguments:
-    """A projection's buffers, declared in the order: input, norm, weight, bias, residual, up, result."""
+    """A projection's buffers, declared in the order: input, residual stream, norm, weight, bias, residual, up,
+    result.
+    """
 
     def __init__(self, kernel: KernelBuilder, facts: Projection, *, blocks: bool) -> None:
         self.facts = facts
         self.x = Rows(kernel, "x", facts.batch, facts.columns, facts.x_dtype, facts.x_step)
+        self.stream = StreamArguments(kernel, facts) if facts.stream_eps is not None else None
         self.norm = Rows(kernel, "norm", 1, facts.columns, "float32") if facts.norm_eps is not None else None
         self.weight = PackedMatrix(kernel, "weight", facts.weight_rows, facts.columns, facts.weight, blocks=blocks)
         bias_length = facts.weight_rows if facts.gated else facts.total_width
@@ -133,6 +139,28 @@ class ProjectionArguments:
             if self._residual is not None:
                 value = value + self._residual[row, output + facts.offset]
             self._y[row, output + facts.offset] = cast(value, facts.y_dtype)
+
+
+class StreamArguments:
+    """The residual stream, the norm of what is added to it, and the sum."""
+
+    def __init__(self, kernel: KernelBuilder, facts: Projection) -> None:
+        self._kernel, self._columns = kernel, facts.columns
+        self._stream = Rows(kernel, "stream", facts.batch, facts.columns, "float32")
+        self._norm = Rows(kernel, "stream_norm", 1, facts.columns, "float32")
+        self._factor = kernel.buffer("stream_factor", (1,), "float32") if facts.stream_factor else None
+        self._summed = kernel.buffer("summed", (facts.batch, facts.columns), "float32", write=True)
+
+    def quad(self, x: Scalar, inverse: Scalar, row: Scalar, index: Scalar, reach: int) -> Scalar:
+        """Quad ``index`` of the sum, from that of x and 1 / rms(x)."""
+        value = self._stream.quad(row, index, reach) + x * inverse * self._norm.quad(0, index, reach)
+        return value if self._factor is None else value * self._factor[0]
+
+    def store(self, value: Scalar, row: Scalar, index: Scalar) -> None:
+        for lane in range(4):
+            column = index * 4 + lane
+            with self._kernel.when(column < self._columns):
+                self._summed[row, column] = lane_of(value, lane)
 
 
 def guard_below(index: Scalar, limit: int, step: int) -> Scalar | bool:

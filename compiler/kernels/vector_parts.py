@@ -7,13 +7,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .builder import Array, KernelBuilder, Scalar, minimum, number, sum_lanes
+from .maths import rms_factor
 from .packed import PackedMatrix
 from .projection import ProjectionArguments, guard_below
 
 
 class InputTile:
     """A part of one input row in workgroup memory, times the norm's weight if it has a norm: ``blocks`` blocks of the
-    weight's columns.
+    weight's columns. If the row is a sum with the residual stream, the workgroup for which ``is_first`` holds stores
+    the sum.
 
     Columns beyond the last are zero, so kernels may compute complete tiles. The quads j of all blocks are contiguous:
     threads with adjacent blocks read adjacent memory, and global memory is read in its own order.
@@ -27,8 +29,10 @@ class InputTile:
         threads: int,
         blocks: int,
         steps: int,
+        row: Scalar,
+        is_first: Scalar,
     ) -> None:
-        self._kernel, self._arguments = kernel, arguments
+        self._kernel, self._arguments, self._row, self._is_first = kernel, arguments, row, is_first
         self._thread, self._threads = thread, threads
         self.quads = arguments.facts.weight.block_columns // 4
         self._blocks = blocks
@@ -37,6 +41,23 @@ class InputTile:
         self._tile = kernel.shared("x_tile", (self.quads, blocks + 1), "float32x4")
         self._quad = kernel.local("x_quad", 1, "float32x4")
         self._squares = kernel.local("squares", 1, "float32x4", fill=0) if arguments.norm is not None else None
+        self._stream_inverse = self._inverse_rms() if arguments.stream is not None else None
+
+    def _inverse_rms(self) -> Scalar:
+        """1 / rms of the row before it is added to the residual stream."""
+        kernel, facts = self._kernel, self._arguments.facts
+        assert facts.stream_eps is not None
+        quads = -(-facts.columns // 4)
+        total = kernel.local("stream_total", 1, "float32x4", fill=0)
+        with kernel.loop("i", -(-quads // self._threads)) as i:
+            index = kernel.let("index", i * self._threads + self._thread)
+            with kernel.when(guard_below(index, quads, self._threads)):
+                self._quad[0] = self._arguments.x.quad(self._row, index, quads)
+                total[0] = total[0] + self._quad[0] * self._quad[0]
+        squares = kernel.folded(
+            "stream_squares", self._thread, self._threads, sum_lanes(total[0]), lambda one, other: one + other
+        )
+        return kernel.let("stream_inverse", rms_factor(squares, facts.columns, facts.stream_eps))
 
     @property
     def squares(self) -> Scalar | None:
@@ -47,15 +68,19 @@ class InputTile:
         if self._squares is not None:
             self._squares[0] = 0
 
-    def fill(self, row: Scalar, step: Scalar) -> None:
-        """Read the step-th tile of a row, all threads together. The caller adds the barriers."""
-        kernel, quad, norm = self._kernel, self._quad, self._arguments.norm
+    def fill(self, step: Scalar) -> None:
+        """Read the step-th tile of the row, all threads together. The caller adds the barriers."""
+        kernel, quad, norm, stream = self._kernel, self._quad, self._arguments.norm, self._arguments.stream
         count = self._blocks * self.quads
         for i in range(-(-count // self._threads)):
             index = i * self._threads + self._thread
             column = step * count + index
             with kernel.when(guard_below(index, count, self._threads)):
-                quad[0] = self._arguments.x.quad(row, column, self._reach)
+                quad[0] = self._arguments.x.quad(self._row, column, self._reach)
+                if stream is not None and self._stream_inverse is not None:
+                    quad[0] = stream.quad(quad[0], self._stream_inverse, self._row, column, self._reach)
+                    with kernel.when(self._is_first):
+                        stream.store(quad[0], self._row, column)
                 if norm is not None and self._squares is not None:
                     self._squares[0] = self._squares[0] + quad[0] * quad[0]
                     quad[0] = quad[0] * norm.quad(0, column, self._reach)

@@ -38,9 +38,10 @@ TRIED_LAYERS = 8
 class Model:
     """A published model. Kernels are made for every model, so all compile for the TARGETS.
 
-    ``weight_bytes``: in QUANTIZATION. ``steps_per_layer``: of the plan for WebGPU, which are the dispatches of a
-    decoded token but for long contexts. ``kv_bytes``: for LONG_CONTEXT tokens in float16, or for as many as the model
-    was trained for. ``exports``: the targets of EXPORTS that express it; None if their packages are not installed.
+    ``weight_bytes``: in QUANTIZATION. ``steps_per_token``: of the plan for WebGPU. Most are one dispatch each; those
+    that split keys of long contexts or bind too many buffers are two. ``kv_bytes``: for LONG_CONTEXT tokens in float16,
+    or for as many as the model was trained for. ``exports``: the targets of EXPORTS that express it; None if their
+    packages are not installed.
     """
 
     name: str

@@ -7,12 +7,14 @@ fold_rounding     fake_quantize before or after a projection    -> a projection 
 fuse_side_gate    projection, then gate of another value        -> one projection
 fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
 fuse_rope_append  slices, q/k norm, rotation, KV append         -> one step
+fuse_rope_norm    norm, then rotation of other queries and keys -> one rotation that normalizes
 fuse_attention    that step, then attention over the same pages -> one step
 fuse_residual     projection or norm, then residual addition    -> one step
 fuse_scale        norm and residual addition, then a factor     -> one step
 fuse_norm         RMSNorm, then projection                      -> one projection that normalizes its input
 add_lora          projections                                   -> each followed by a LoRA adapter, if requested
 split_large       a weight larger than a binding                -> parts by rows
+fuse_stream       norm and residual addition, then projection   -> one projection with two results
 quantize_kv       KV pages of activations                       -> of 8-bit integers, if requested
 
 A plan that gives pages back goes through one more, `split_page_groups`: page tables of their own for window layers.
@@ -30,8 +32,10 @@ from .fuse_norm import fuse_norm
 from .fuse_projections import fuse_projections
 from .fuse_residual import fuse_residual
 from .fuse_rope_append import fuse_rope_append
+from .fuse_rope_norm import fuse_rope_norm
 from .fuse_scale import fuse_scale
 from .fuse_side_gate import fuse_side_gate
+from .fuse_stream import fuse_stream
 from .gather_on_host import gather_on_host
 from .quantize_kv import quantize_kv
 from .split_large import split_large
@@ -42,6 +46,7 @@ FUSIONS = (
     fuse_side_gate,
     fuse_projections,
     fuse_rope_append,
+    fuse_rope_norm,
     fuse_attention,
     fuse_residual,
     fuse_scale,
@@ -71,5 +76,5 @@ def run_passes(
             graph = fuse(graph)
     if lora_rank:
         graph = add_lora(graph, lora_rank)
-    graph = split_large(graph, quantization, max_binding_bytes)
+    graph = fuse_stream(split_large(graph, quantization, max_binding_bytes))
     return quantize_kv(graph) if kv == "q8" else graph

@@ -126,7 +126,7 @@ def with_wide_conditions(function: Any) -> Any:
 
 def arguments_of(function: Any, kernel: Kernel) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The device function's parameters: the role of each pointer's buffer, and the dim of each scalar."""
-    roles = {binding.role.replace(".", "_"): binding.role for binding in kernel.bindings}
+    roles = {binding.parameter.replace(".", "_"): binding.role for binding in kernel.bindings}
     buffers, scalars = [], []
     for parameter in function.params:
         if "handle" in str(parameter.ty):

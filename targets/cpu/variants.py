@@ -8,7 +8,7 @@ write its template in `compiler/kernels/cpu/` and add a row above the plain one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nearfar.compiler.ir.expr import Condition
@@ -37,7 +37,7 @@ from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.heads import Preparation, Scores
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.context import Context, attr, sizes
-from nearfar.targets.variant import KernelCall, Template, Variant, for_activations, kernel
+from nearfar.targets.variant import KernelCall, Template, Variant, for_activations, kernel, with_roles
 
 from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
 
@@ -180,19 +180,41 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
     that the step before has rounded to 8 bits.
     """
     facts = context.projection(step, activation)
+    streamed, adds = facts, facts.stream_eps is not None
+    if adds:
+        facts = replace(facts, stream_eps=None, stream_factor=False, x_dtype="float32")
     multiple_of = facts.x_step
     if multiple_of is None and facts.norm_eps is None:
         multiple_of = context.step_of(step.inputs["x"], step)
     bits = (8 if activation == "int8" or multiple_of else 16) if facts.weight.scale_dtype else None
     rows = []
     for level in context.levels if bits else context.plain_levels:
-        prepare = instance(prepare_rows, PREPARING.get(level, level), rows=input_rows(facts, level, bits, multiple_of))
+        preparing = PREPARING.get(level, level)
+        prepare = instance(prepare_rows, preparing, rows=input_rows(facts, level, bits, multiple_of))
+        first = (stream_call(streamed, preparing), with_roles(prepare, x="summed")) if adds else (prepare,)
         for tokens in (1, *BLOCK_ROWS[level]):
             when: Condition = None if tokens == BLOCK_ROWS[level][-1] else ["<=", facts.batch, tokens]
             rows.append(
-                row(level, prepare, instance(linear_tiles, level, facts=facts, tokens=tokens, bits=bits), when=when)
+                row(level, *first, instance(linear_tiles, level, facts=facts, tokens=tokens, bits=bits), when=when)
             )
     return rows
+
+
+def stream_call(facts: Projection, level: Level) -> KernelCall:
+    """The kernel that adds the norm of a projection's input to the residual stream."""
+    call = instance(
+        rms_norm,
+        level,
+        batch=facts.batch,
+        groups=1,
+        columns=facts.columns,
+        eps=facts.stream_eps,
+        x_dtype=facts.x_dtype,
+        y_dtype="float32",
+        residual=True,
+        factor=facts.stream_factor,
+    )
+    return with_roles(call, weight="stream_norm", residual="stream", factor="stream_factor", y="summed")
 
 
 def input_rows(facts: Projection, level: Level, bits: int | None, multiple_of: float | None = None) -> InputRows:
@@ -222,6 +244,9 @@ def rope_variants(step: Step, context: CpuContext, activation: str) -> list[Vari
     positions, half = sizes(context.plan.shape_of(step.inputs["table"])[:2])
     (width,), head_dim = sizes((width,)), attr(step, "head_dim")
     facts: dict[str, Any] = {"positions": positions, "rotary_dim": 2 * half, **context.dtypes(step, activation)}
+    facts |= {"norm_eps": attr(step, "eps"), "norm_width": 0}
+    if "norm" in step.inputs:
+        (facts["norm_width"],) = sizes(context.plan.shape_of(step.inputs["norm"]))
     return plain(context, rope, batch=batch, num_heads=width // head_dim, head_dim=head_dim, **facts)
 
 

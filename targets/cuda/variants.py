@@ -33,6 +33,8 @@ NUMBERS = GpuNumbers(
     # Above this, tensor cores read the weights once for 16 or 64 rows.
     max_vector_rows=2,
     min_tall_rows=32768,
+    # A kernel's parameters have no such limit.
+    max_buffers=64,
     attention=ATTENTION,
 )
 # Up to this many rows, use workgroups with few outputs whose warps share the columns, so that every multiprocessor has

@@ -18,8 +18,9 @@ from nearfar.targets.gpu_attention import AttentionNumbers
 from nearfar.targets.gpu_variants import GpuNumbers, few_rows, tile_row, vector_row, vector_shape
 from nearfar.targets.variant import Variant, kernel
 
-# Bytes of workgroup memory that every device has (W3C, WebGPU, 3.6.2).
+# Bytes of workgroup memory, and buffers of a kernel, that every device has (W3C, WebGPU, 3.6.2).
 MAX_SHARED_BYTES = 16 << 10
+MAX_STORAGE_BUFFERS = 8
 ATTENTION = AttentionNumbers(
     max_shared_bytes=MAX_SHARED_BYTES,
     splits=(256, 128),
@@ -34,6 +35,7 @@ ATTENTION = AttentionNumbers(
 NUMBERS = GpuNumbers(
     max_vector_rows=4,
     min_tall_rows=8192,
+    max_buffers=MAX_STORAGE_BUFFERS,
     attention=ATTENTION,
 )
 # Large tiles read weights less often; small ones give more workgroups. A matrix of WIDE rows has enough workgroups for

@@ -68,6 +68,9 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "linear", "first_part", partial(linear, **part)
     yield "linear", "later_part", partial(linear, "float32", "activation", residual=True, **later)
     yield "linear", "side_gate", partial(linear, norm=True, bias=True, up_start=9, activation="gelu_tanh")
+    for optional in (("norm",), ("norm", "bias", "factor"), ()):
+        yield "linear", "_".join(("stream", *optional)), partial(in_stream, "linear", optional)
+    yield "gated_linear", "stream", partial(in_stream, "gated_linear", ("norm",))
     yield "linear", "rounded_input", partial(linear, bias=True, x_step=0.25)
     yield "linear", "rounded_activation", partial(linear, "activation", "activation", residual=True, x_step=0.25)
     yield "add", "plain", add
@@ -85,6 +88,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "soft_cap", "scaled", partial(soft_cap, None)
     for op in ("rope", "append_kv", "attention", "rope_append", "rope_attention"):
         yield op, "plain", partial(over_pages, op)
+    yield "rope", "norm", partial(over_pages, "rope", norm_width=3 * HEAD_DIM)
     scores: dict[str, Any] = {"window": 5, "softcap": 30.0, "scale": 0.2, "causal": False}
     yield "attention", "sinks", partial(over_pages, "attention", sinks=True, **scores)
     yield "append_kv", "q8", partial(over_pages, "append_kv", kv="q8")
@@ -216,6 +220,25 @@ def linear(
     return graph.ends(graph.add("linear", inputs, name="y", dtype=dtype, **attrs))
 
 
+def in_stream(op: str, optional: tuple[str, ...]) -> Graph:
+    """A projection of the residual stream plus the norm of x."""
+    graph = Builder()
+    outputs, dtype = (2 * OUTPUTS, {}) if op == "gated_linear" else (OUTPUTS, {"dtype": "float32"})
+    inputs = {
+        "x": graph.value("x", ("S", COLUMNS)),
+        "stream": graph.value("stream", ("S", COLUMNS)),
+        "stream_norm": graph.vector("stream_norm", COLUMNS),
+        "stream_factor": graph.vector("stream_factor", 1) if "factor" in optional else None,
+        "weight": graph.matrix("weight", outputs, COLUMNS),
+        "norm": graph.vector("norm", COLUMNS) if "norm" in optional else None,
+        "bias": graph.vector("bias", outputs) if "bias" in optional else None,
+    }
+    eps: dict[str, Any] = {"eps": 1e-3 if "norm" in optional else None, "stream_eps": 1e-2}
+    graph.add(op, inputs, name="y", **eps, **dtype)
+    graph.outputs["summed"] = "y.summed"
+    return graph.ends("y")
+
+
 def gated_linear(
     activation: str,
     *,
@@ -259,7 +282,13 @@ def add_lora(x_dtype: DType, dtype: DType, *, norm: bool) -> Graph:
 
 
 def over_pages(
-    op: str, *, rotary_dim: int = HEAD_DIM, qk_norm: bool = False, sinks: bool = False, **attrs: Any
+    op: str,
+    *,
+    rotary_dim: int = HEAD_DIM,
+    qk_norm: bool = False,
+    norm_width: int = 0,
+    sinks: bool = False,
+    **attrs: Any,
 ) -> Graph:
     """An op of the attention family; ``attrs`` are its own."""
     graph = Builder()
@@ -276,10 +305,12 @@ def over_pages(
         "table": partial(rope_table, graph, rotary_dim),
         "qk_norm": partial(graph.vector, "qk_norm", 2 * HEAD_DIM),
         "sinks": partial(graph.vector, "sinks", HEADS),
+        "norm": partial(graph.vector, "norm", norm_width),
     }
-    given = {"table": rotary_dim > 0, "qk_norm": qk_norm, "sinks": sinks}
+    given = {"table": rotary_dim > 0, "qk_norm": qk_norm, "sinks": sinks, "norm": norm_width > 0}
     roles = [*OPS[op].inputs, *(role for role in OPS[op].optional if given[role])]
-    own = {"head_dim": HEAD_DIM, "dtype": "activation"} if op == "rope" else attrs
+    rotates = {"head_dim": HEAD_DIM, "dtype": "activation", "eps": 1e-5 if norm_width else None}
+    own = rotates if op == "rope" else attrs
     result = graph.add(op, {role: declare[role]() for role in roles}, name="y", **own)
     return graph.ends(result) if OPS[op].result else graph
 

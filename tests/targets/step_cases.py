@@ -90,6 +90,13 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
         y = step.outputs["y"]
         shape = [evaluate(extent, dims) for extent in plan.shape_of(y)]
         before = nothing(tuple(shape), context.dtype_of(y, activation))
+    more = {
+        role: nothing(tuple(evaluate(extent, dims) for extent in plan.shape_of(name)), "float32")
+        for role, name in step.outputs.items()
+        if role != "y"
+    }
+    bound |= {role: array.copy() for role, array in more.items()}
+    inputs |= more
     result = OPS[step.op].run(inputs, step.attrs)
     assert result is not None
-    return Run(dims, {**bound, "y": before}, {"y": result.astype(before.dtype)})
+    return Run(dims, {**bound, "y": before}, {"y": result.astype(before.dtype), **more})

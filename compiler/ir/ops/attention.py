@@ -36,6 +36,11 @@ def infer_rope(shapes: Shapes, attrs: Attrs) -> Type:
         "rope",
         shapes,
     )
+    require(("norm" in shapes) == (attrs["eps"] is not None), "rope", shapes)
+    if "norm" in shapes:
+        (width,) = shapes["norm"]
+        groups = isinstance(width, int) and isinstance(columns, int) and width % head_dim == 0 == columns % width
+        require(groups, "rope", shapes)
     return shapes["x"], attrs["dtype"]
 
 
@@ -43,9 +48,12 @@ def rope(inputs: Inputs, attrs: Attrs) -> Array:
     """Rotate the first R elements of each head by position, as pairs (i, i + R/2); the rest of the head is unchanged.
     Su et al. 2021.
 
-    x (S, n * D), positions (S,), table (positions, R/2, 2), attrs head_dim D -> like x.
+    x (S, n * D), positions (S,), table (positions, R/2, 2), attrs head_dim D -> like x. With ``norm`` (E,) and the
+    attribute eps, x is normalized first, in groups of E columns.
     """
-    x, table = inputs["x"].astype(np.float32), inputs["table"][inputs["positions"]]
+    table = inputs["table"][inputs["positions"]]
+    x = rms_norm({"x": inputs["x"], "weight": inputs["norm"]}, attrs) if "norm" in inputs else inputs["x"]
+    x = x.astype(np.float32)
     cosine, sine = table[:, None, :, 0], table[:, None, :, 1]
     half = table.shape[1]
     heads = x.reshape(len(x), x.shape[1] // attrs["head_dim"], attrs["head_dim"])
@@ -181,7 +189,8 @@ OPS = {
         infer_rope,
         rope,
         inputs={"x": FLOATS, "positions": INTEGERS, "table": ROPE},
-        attrs={"head_dim": count(least=2), "dtype": DTYPE},
+        optional={"norm": VECTOR},
+        attrs={"head_dim": count(least=2), "dtype": DTYPE, "eps": NORM_EPS},
     ),
     "attention": Op(
         infer_attention,

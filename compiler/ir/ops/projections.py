@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from ..expr import Expr
@@ -36,6 +38,7 @@ def infer_linear(shapes: Shapes, attrs: Attrs) -> Type:
     require("norm" not in shapes or attrs["x_step"] is None, "linear", shapes)
     width = attrs["columns"] or outputs
     require_up("linear", shapes, attrs, width)
+    require_stream("linear", shapes, attrs)
     require(all(shapes[role][-1] == width for role in ("bias", "residual", "into") if role in shapes), "linear", shapes)
     return (rows, width), attrs["dtype"]
 
@@ -43,14 +46,44 @@ def infer_linear(shapes: Shapes, attrs: Attrs) -> Type:
 def linear(inputs: Inputs, attrs: Attrs) -> Array:
     """y = norm(x) @ weight.T + bias + residual; a term without its input is omitted. With ``up``, y is
     activation(norm(x) @ weight.T + bias) * N columns of up, from ``up_start`` on. ``x_step`` and ``y_step`` round an
-    input without a norm, and the result before the residual, as `fake_quantize` does.
+    input without a norm, and the result before the residual, as `fake_quantize` does. With ``stream``, x is first
+    replaced by the residual stream after it, as `streamed` describes.
 
     x (S, K), weight (N, K), bias (N,), residual (S, N), norm (K,) with attribute eps, up (S, M) -> (S, N). A weight
     that is one part of a split by rows computes N of the ``columns`` outputs, from ``offset`` on, and writes them into
     the result of the previous part. bias, residual and up then cover all columns.
     """
-    x = rounded(normed(inputs, attrs), attrs["x_step"])
+    x = rounded(normed(streamed(inputs, attrs), attrs), attrs["x_step"])
     return store_part(x @ inputs["weight"].T, inputs, attrs, attrs["y_step"])
+
+
+def streamed(inputs: Inputs, attrs: Attrs) -> Inputs:
+    """The inputs with x replaced by ``summed`` if there is a ``stream``: the residual stream plus the norm of x, times
+    the factor if there is one, which is a result as well.
+
+    x (S, K), stream (S, K), stream_norm (K,) with attribute stream_eps, stream_factor (1,) -> summed (S, K).
+    """
+    if "stream" not in inputs:
+        return inputs
+    added = {"x": inputs["x"], "weight": inputs["stream_norm"], "residual": inputs["stream"]}
+    factor = {"factor": inputs["stream_factor"]} if "stream_factor" in inputs else {}
+    inputs["summed"][...] = rms_norm({**added, **factor}, {"eps": attrs["stream_eps"]})
+    return {**inputs, "x": inputs["summed"]}
+
+
+def require_stream(op: str, shapes: Shapes, attrs: Attrs) -> None:
+    """Require a step that adds the norm of its input to a residual stream to have all that this needs."""
+    roles = ("stream" in shapes, "stream_norm" in shapes, attrs["stream_eps"] is not None)
+    require(len(set(roles)) == 1, op, shapes)
+    require("stream_factor" not in shapes or (roles[0] and shapes["stream_factor"] == (1,)), op, shapes)
+    if "stream" in shapes:
+        require(shapes["stream"] == shapes["x"] and shapes["stream_norm"] == shapes["x"][1:], op, shapes)
+        require(attrs.get("x_step") is None, op, shapes)
+
+
+def summed(shapes: Shapes, attrs: Attrs) -> Mapping[str, Type]:
+    """The further result of a projection with a residual stream."""
+    return {"summed": (shapes["x"], "float32")} if "stream" in shapes else {}
 
 
 def rounded(x: Array, step: float | None) -> Array:
@@ -107,6 +140,7 @@ def infer_gated_linear(shapes: Shapes, attrs: Attrs) -> Type:
     (rows, columns), (outputs, weight_columns) = shapes["x"], shapes["weight"]
     require(columns == weight_columns and isinstance(outputs, int) and outputs % 2 == 0, "gated_linear", shapes)
     require_norm("gated_linear", shapes, attrs)
+    require_stream("gated_linear", shapes, attrs)
     require("bias" not in shapes or shapes["bias"][-1] == outputs, "gated_linear", shapes)
     return (rows, attrs["columns"] or outputs // 2), "float32"  # type: ignore[operator]
 
@@ -116,9 +150,9 @@ def gated_linear(inputs: Inputs, attrs: Attrs) -> Array:
     E). Shazeer 2020.
 
     x (S, E), norm (E,), bias (2F,) -> (S, F), split by rows as in `linear`; each part has its own bias (2F of the
-    part,).
+    part,). A ``stream`` is that of `linear`.
     """
-    both = normed(inputs, attrs) @ inputs["weight"].T
+    both = normed(streamed(inputs, attrs), attrs) @ inputs["weight"].T
     if "bias" in inputs:
         both = both + inputs["bias"]
     return store_part(
@@ -159,12 +193,13 @@ WIDTHS = Attr(
     lambda value: bool(value) and all(type(each) is int and each > 0 for each in value),
 )
 SPLIT = {"offset": count(0), "columns": count(None, least=1)}
+STREAM = {"stream": FLOAT32, "stream_norm": VECTOR, "stream_factor": VECTOR}
 OPS = {
     "linear": Op(
         infer_linear,
         linear,
         inputs={"x": FLOATS, "weight": MATRIX},
-        optional={"bias": VECTOR, "residual": FLOAT32, "norm": VECTOR, "up": FLOAT32, "into": FLOATS},
+        optional={"bias": VECTOR, "residual": FLOAT32, "norm": VECTOR, "up": FLOAT32, "into": FLOATS, **STREAM},
         attrs={
             "dtype": DTYPE,
             "eps": NORM_EPS,
@@ -172,15 +207,18 @@ OPS = {
             "y_step": positive(None),
             "activation": GATE,
             "up_start": count(0),
+            "stream_eps": NORM_EPS,
             **SPLIT,
         },
+        more=summed,
     ),
     "gated_linear": Op(
         infer_gated_linear,
         gated_linear,
         inputs={"x": FLOATS, "weight": MATRIX},
-        optional={"bias": VECTOR, "norm": VECTOR, "into": FLOAT32},
-        attrs={"activation": GATE, "eps": NORM_EPS, **SPLIT},
+        optional={"bias": VECTOR, "norm": VECTOR, "into": FLOAT32, **STREAM},
+        attrs={"activation": GATE, "eps": NORM_EPS, "stream_eps": NORM_EPS, **SPLIT},
+        more=summed,
     ),
     "add_lora": Op(
         infer_add_lora,

@@ -51,7 +51,7 @@ class CpuKernelBuilder(KernelBuilder):
         self._pointers.append(pointer)
         buffer = script.decl_buffer(tuple(self.size(extent) for extent in shape), dtype, data=pointer)
         IRBuilder.name(name, buffer)
-        self._bindings.append(Binding(role, "write" if write else "read"))
+        self._bindings.append(Binding(role, "write" if write else "read", role))
         return Array(buffer)
 
     @contextmanager

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from ...ir.expr import Expr
 from ..builder import Array, Kernel, KernelBuilder, Scalar, cast
-from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp
+from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
 from .math import fused, join
+from .rows import rms_factor
 
 
 class Rotation:
@@ -48,25 +49,46 @@ def rope(
     head_dim: int,
     positions: int,
     rotary_dim: int,
+    norm_width: int,
+    norm_eps: float | None,
     x_dtype: str,
     y_dtype: str,
 ) -> Kernel:
-    """x (batch, heads, D), positions (batch,) -> like x. One task: one head of one row."""
+    """x (batch, heads, D), positions (batch,), norm (E,) -> like x. One task: one head of one row, or all heads of a
+    group of E columns, which is normalized first.
+    """
     kernel = CpuKernelBuilder(name)
     x: Array = kernel.buffer("x", (batch, num_heads, head_dim), x_dtype)
     row_positions = kernel.buffer("positions", (batch,), "int32")
     rotation = Rotation(kernel, isa, positions, rotary_dim)
     y = kernel.buffer("y", (batch, num_heads, head_dim), y_dtype, write=True)
-    with kernel.tasks("task", batch, num_heads) as task:
-        row, head = kernel.split(task, num_heads, ("row", "head"))
+    norm = kernel.buffer("norm", (norm_width,), "float32") if norm_eps is not None else None
+    heads = norm_width // head_dim or 1
+    with kernel.tasks("task", batch, num_heads // heads) as task:
+        row, group = kernel.split(task, num_heads // heads, ("row", "group"))
+        first_head = kernel.let("first_head", group * heads)
+        position = kernel.let("position", row_positions[row])
+        factor = None
+        if norm_eps is not None:
+            flat = kernel.view(x, (batch, num_heads * head_dim), x_dtype)
 
-        def load(start: int, lanes: int) -> Scalar:
-            return cast(x[row, head, ramp(start, lanes)], floats(lanes))
+            def columns(start: Scalar, lanes: int) -> Scalar:
+                return cast(flat[row, ramp(first_head * head_dim + start, lanes)], floats(lanes))
 
-        def store(start: int, lanes: int, value: Scalar) -> None:
-            y[row, head, ramp(start, lanes)] = cast(value, of(y_dtype, lanes))
+            factor = rms_factor(kernel, columns, norm_width, norm_eps)
+        with kernel.loop("head", heads) as index:
+            head = kernel.let("each_head", first_head + index)
 
-        rotation.apply(kernel.let("position", row_positions[row]), load, store)
-        for start, lanes in pieces(head_dim - rotary_dim, isa.lanes):
-            store(rotary_dim + start, lanes, load(rotary_dim + start, lanes))
+            def load(start: int, lanes: int) -> Scalar:
+                value = cast(x[row, head, ramp(start, lanes)], floats(lanes))
+                if norm is None or factor is None:
+                    return value
+                return value * wide(factor, lanes) * norm[ramp(index * head_dim + start, lanes)]
+
+            def store(start: int, lanes: int, value: Scalar) -> None:
+                y[row, head, ramp(start, lanes)] = cast(value, of(y_dtype, lanes))
+
+            rotation.apply(position, load, store)
+            for start, lanes in pieces(head_dim - rotary_dim, isa.lanes):
+                store(rotary_dim + start, lanes, load(rotary_dim + start, lanes))
     return kernel.finish()

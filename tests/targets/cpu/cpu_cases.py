@@ -45,6 +45,10 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     ("linear", "q8c", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
     ("linear", "q2g64", 150, 18, "float32", "float32", (), {}, "float32"),
     ("linear", "q2c", 37, 20, "float32", "float32", ("bias",), {}, "int8"),
+    ("linear", "q4f16", 70, 33, "activation", "float32", ("norm", "stream", "stream_norm",
+    "stream_factor"), {"stream_eps": 1e-2}, "float32"),
+    ("gated_linear", "q8f16", 37, 34, "float32", "float32", ("norm", "bias", "stream", "stream_norm",
+    "stream_factor"), {"stream_eps": 1e-2}, "float16"),
     ("linear", "q4f16", 72, 35, "float32", "float32", ("norm", "bias", "up"), {"activation": "gelu_tanh",
     "up_start": 11}, "float32"),
 )  # fmt: skip
@@ -187,6 +191,9 @@ def projection_cases() -> Iterator[StepCase]:
             "norm": ("vector", columns),
             "into": (y, dim, width),
             "up": ("float32", dim, width + 20),
+            "stream": ("float32", dim, columns),
+            "stream_norm": ("vector", columns),
+            "stream_factor": ("vector", 1),
         }
         inputs = {
             "x": (x, dim, columns),
@@ -226,23 +233,27 @@ def lora_cases() -> Iterator[StepCase]:
 
 
 def rope_cases() -> Iterator[StepCase]:
-    for num_heads, head_dim, rotary_dim, x, y in (
-        (3, 24, 24, "float32", "float32"),
-        (1, 2, 2, "activation", "activation"),
-        (2, 80, 32, "activation", "float32"),
-        (7, 256, 6, "float32", "activation"),
+    for num_heads, head_dim, rotary_dim, x, y, norm in (
+        (3, 24, 24, "float32", "float32", 0),
+        (1, 2, 2, "activation", "activation", 0),
+        (2, 80, 32, "activation", "float32", 0),
+        (7, 256, 6, "float32", "activation", 0),
+        (3, 24, 20, "activation", "activation", 24),
+        (6, 18, 18, "float32", "activation", 54),
     ):
         inputs: Inputs = {
             "x": (x, "S", num_heads * head_dim),
             "positions": ("int32", "S"),
             "table": ("rope", 50, rotary_dim // 2, 2),
+            **({"norm": ("vector", norm)} if norm else {}),
         }
         batches = [
             Batch({"S": rows}, {"positions": np.random.default_rng(rows).integers(0, 50, rows).astype(np.int32)})
             for rows in ROWS
         ]
-        attrs = {"head_dim": head_dim, "dtype": y}
-        yield StepCase(f"rope_{num_heads}_{head_dim}_{rotary_dim}", "rope", inputs, attrs, batches, "float16")
+        attrs = {"head_dim": head_dim, "dtype": y, **({"eps": EPS} if norm else {})}
+        name = f"rope_{num_heads}_{head_dim}_{rotary_dim}_{norm}"
+        yield StepCase(name, "rope", inputs, attrs, batches, "float16")
 
 
 def sampling_cases() -> Iterator[StepCase]:

@@ -201,6 +201,9 @@ def part_cases() -> Iterator[Case]:
         (2, 2, "float16", "float32"),
     ):
         yield rope_case(head_dim, rotary_dim, x_dtype, y_dtype)
+    # A norm of each head, and of all heads together.
+    yield rope_case(24, 20, "float16", "float16", norm_width=24)
+    yield rope_case(200, 200, "float32", "float16", norm_width=600)
     for heads in (
         Heads(2, 2, 24, 16, "float32"),
         Heads(3, 3, 2, 8, "float16"),
@@ -374,9 +377,9 @@ def random(name: str) -> np.random.Generator:
 # --- rope, append_kv, rope_append ---
 
 
-def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str) -> Case:
-    name = f"rope_{head_dim}_{rotary_dim}_{x_dtype}_{y_dtype}"
-    preparation = Preparation(MAX_POSITIONS, rotary_dim, None)
+def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str, norm_width: int = 0) -> Case:
+    name = f"rope_{head_dim}_{rotary_dim}_{x_dtype}_{y_dtype}_{norm_width}"
+    preparation = Preparation(MAX_POSITIONS, rotary_dim, EPS if norm_width else None)
     columns = 3 * head_dim
 
     def run(rows: int) -> Run:
@@ -384,7 +387,9 @@ def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str) -> Cas
         x = rng.normal(size=(rows, columns)).astype(x_dtype)
         positions = rng.integers(0, MAX_POSITIONS, rows).astype(np.int32)
         inputs = {"x": x, "positions": positions, "table": rotations(preparation)}
-        y = OPS["rope"].run(inputs, {"head_dim": head_dim, "dtype": "float32"})
+        if norm_width:
+            inputs["norm"] = rng.normal(1, 0.3, norm_width).astype(np.float32)
+        y = OPS["rope"].run(inputs, {"head_dim": head_dim, "dtype": "float32", "eps": preparation.norm_eps})
         assert y is not None
         return Run({"S": rows}, {**inputs, "y": np.full(x.shape, np.nan, y_dtype)}, {"y": y.astype(y_dtype)})
 
@@ -395,6 +400,7 @@ def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str) -> Cas
             columns=columns,
             head_dim=head_dim,
             preparation=preparation,
+            norm_width=norm_width,
             x_dtype=x_dtype,
             y_dtype=y_dtype,
         )
