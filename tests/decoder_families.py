@@ -112,14 +112,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
 
 
-def make_family(name: str, folder: Path) -> npt.NDArray[np.float32]:
-    """Write a checkpoint of FAMILIES into a folder. Returns transformers' logits (tokens, V) of TOKENS."""
+def make_family(name: str, folder: Path, **changes: Any) -> npt.NDArray[np.float32]:
+    """Write a checkpoint of FAMILIES into a folder. Returns transformers' logits (tokens, V) of TOKENS. ``changes``
+    replace keys of the configuration.
+    """
     import torch
     import transformers
 
     family, config = FAMILIES[name]
     torch.manual_seed(len(name))
-    settings = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**{**SIZES, **config})
+    settings = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**{**SIZES, **config, **changes})
     model = getattr(transformers, f"{family}ForCausalLM")(settings).float()
     return write(model, folder)
 
