@@ -106,6 +106,11 @@ def emit(
         raise RequestError(
             f"--kv q8: ONNX Runtime has no such attention for {name}; leave it out, or take --device cpu"
         )
+    if options.kv == "q8" and not genai_allocates(checkpoint.spec):
+        raise RequestError(
+            f"--kv q8: ONNX Runtime's constant scales are too coarse for {checkpoint.spec.model_type}, whose layers "
+            "share keys and values or have heads of several sizes; leave it out, or take --target webgpu, cpu or cuda"
+        )
     graph = with_every_row(graph)
     if device.stacks_projections:
         graph = fuse_projections(fuse_gate_up(graph))

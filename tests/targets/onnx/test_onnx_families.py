@@ -13,6 +13,7 @@ from ragged import chunked_logits
 from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.folder import open_any
+from nearfar.compiler.errors import RequestError
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
@@ -67,6 +68,12 @@ def test_genai_gets_no_configuration_for_layers_that_it_cannot_allocate(tmp_path
     assert not (folder / "genai_config.json").exists()
     with pytest.raises(RuntimeError):
         onnxruntime_genai.Model(str(folder))
+
+
+def test_8_bit_keys_and_values_of_gemma_4_are_refused_by_name(tmp_path: Path) -> None:
+    make_family("gemma4_text", tmp_path / "checkpoint")
+    with pytest.raises(RequestError, match=r"--kv q8: .* too coarse for gemma4_text.*leave it out, or take --target"):
+        export(tmp_path, kv="q8")
 
 
 def test_genai_continues_a_text_beyond_the_window(tmp_path: Path) -> None:
