@@ -142,13 +142,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
 
 
-def make_family(name: str, folder: Path) -> npt.NDArray[np.float32]:
-    """Write a checkpoint of FAMILIES into a folder. Returns transformers' logits (tokens, V) of TOKENS."""
-    return write(new_family(name), folder)
+def make_family(name: str, folder: Path, **sizes: Any) -> npt.NDArray[np.float32]:
+    """Write a checkpoint of FAMILIES into a folder. Returns transformers' logits (tokens, V) of TOKENS. ``sizes``
+    replace keys of the configuration.
+    """
+    return write(new_family(name, **sizes), folder)
 
 
 def new_family(name: str, **sizes: Any) -> Any:
-    """A model of FAMILIES as transformers initializes it; ``sizes`` replace those of the configuration."""
+    """A model of FAMILIES as transformers initializes it; ``sizes`` replace keys of the configuration."""
     import torch
     import transformers
 

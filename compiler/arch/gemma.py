@@ -39,10 +39,10 @@ def embedding_scale(config: ConfigReader) -> float:
     dtype = config.optional_text("dtype") or config.optional_text("torch_dtype")
     if dtype == "float16":
         return float(np.float16(scale))
-    return _as_bfloat16(scale) if dtype == "bfloat16" else scale
+    return as_bfloat16(scale) if dtype == "bfloat16" else scale
 
 
-def _as_bfloat16(value: float) -> float:
+def as_bfloat16(value: float) -> float:
     """The nearest bfloat16, which is the upper half of a float32; of two, the even one."""
     bits = int(np.float32(value).view(np.uint32))
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000

@@ -22,7 +22,7 @@ from ..ir.spec import ModelSpec
 from ..passes import run_passes
 from ..pipeline.compile import PAGE_SIZE, graphs_of
 from ..pipeline.export import DEFAULT_CONTEXT, choose_activation
-from ..pipeline.target import TARGETS, ExportOptions, load_exporter, load_target
+from ..pipeline.target import TARGETS, Exporter, ExportOptions, load_exporter, load_target
 from ..pipeline.weights import lay_out_weights, shard_sizes, tensor_shapes
 from ..runtime.generate import PREFILL_CHUNK
 from ..runtime.page_groups import pages_of_sequence
@@ -118,8 +118,16 @@ def _exports(spec: ModelSpec) -> tuple[str, ...] | None:
 def _expresses(target: str, spec: ModelSpec) -> bool:
     exporter, quantization = load_exporter(target), quant.by_name(QUANTIZATION)
     device = exporter.DEVICES[0] if exporter.DEVICES else None
-    activation = choose_activation(None, quantization.activations, exporter.activations(device), device or target)
-    options = ExportOptions(quantization, activation, device, "activation", DEFAULT_CONTEXT)
+    default = choose_activation(None, quantization.activations, exporter.activations(device), device or target)
+    # mlx-lm computes some models in bfloat16 only.
+    choices = dict.fromkeys((default, *({"bfloat16"} & set(exporter.activations(device)))))
+    return any(
+        _accepts(exporter, ExportOptions(quantization, activation, device, "activation", DEFAULT_CONTEXT), spec)
+        for activation in choices
+    )
+
+
+def _accepts(exporter: Exporter, options: ExportOptions, spec: ModelSpec) -> bool:
     with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
         checkpoint = shape_checkpoint(Path(folder), spec)
         graph = graphs_of(checkpoint, DEFAULT_CONTEXT)[GENERATE]

@@ -50,7 +50,8 @@ def write_small_files(checkpoint: Checkpoint, graph: Graph, options: ExportOptio
     """Write all files except the weights, and return how the weights are stored."""
     if options.kv == "q8":
         # This is a run-time option: our runner reads it from the manifest, and mlx-lm has an option.
-        kv_group(checkpoint.spec.head_dim)
+        for layer in range(checkpoint.spec.num_layers):
+            kv_group(checkpoint.spec.heads_of(layer)[1])
     packing = Packing(options.quantization, options.activation)
     write_config(checkpoint.spec, packing, options.context, folder, stored_modules(graph, packing))
     write_tokenizer(checkpoint, folder)

@@ -32,6 +32,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "gate": ("activation",),
     "gate_halves": ("activation",),
     "soft_cap": ("scale", "cap"),
+    "scale": (),
     "rope": ("head_dim", "dtype"),
     "append_kv": (),
     "attention": ("scale", "window", "softcap", "causal", "sinks"),
@@ -81,12 +82,13 @@ class Forward:
         self._ops: dict[str, Callable[[Node, dict[str, Any]], Any]] = {
             "embed": self._embed, "take_rows": self._take_rows, "slice_columns": self._slice_columns,
             "rms_norm": self._rms_norm, "linear": self._linear, "add": self._add, "gate": self._gate,
-            "gate_halves": self._gate_halves, "soft_cap": self._soft_cap, "rope": self._rope,
+            "gate_halves": self._gate_halves, "soft_cap": self._soft_cap, "rope": self._rope, "scale": self._scale,
         }  # fmt: skip
 
-    def run(self, inputs: Mapping[str, Any], spans: Sequence[Span], pages: Pages) -> Any:
+    def run(self, inputs: Mapping[str, Any], spans: Sequence[Span], pages: Pages, sampled: Sequence[Span] = ()) -> Any:
         """The logits (R, V) in float32, not yet evaluated, or None if no row is sampled. ``inputs`` are the batch's
-        token_ids, positions and sample_rows.
+        token_ids, positions and sample_rows, and sample_positions if upper layers compute only the sampled rows, which
+        ``sampled`` describes as spans of one row each.
         """
         values, wanted = dict(inputs), len(inputs["sample_rows"]) > 0
         nodes = self._nodes if wanted else self._nodes[: self._hidden_nodes]
@@ -94,7 +96,8 @@ class Forward:
             if node.op == "append_kv":
                 self._append_kv(node, values, spans, pages)
             elif node.op == "attention":
-                values[node.outputs["y"]] = self._attention(node, values, spans, pages)
+                rows = spans if node.inputs["seq_starts"] == "seq_starts" else sampled
+                values[node.outputs["y"]] = self._attention(node, values, rows, pages)
             else:
                 values[node.outputs["y"]] = self._ops[node.op](node, values)
             for name in ended:
@@ -135,6 +138,9 @@ class Forward:
     def _soft_cap(self, node: Node, values: dict[str, Any]) -> Any:
         scaled, cap = values[node.inputs["x"]] * node.attr("scale"), node.attr("cap")
         return scaled if cap is None else cap * self._mx.tanh(scaled / cap)
+
+    def _scale(self, node: Node, values: dict[str, Any]) -> Any:
+        return values[node.inputs["x"]] * self._vector(node.inputs["factor"]).astype(self._mx.float32)
 
     def _rope(self, node: Node, values: dict[str, Any]) -> Any:
         # Not mx.fast.rope: its angles are float32, which is too coarse at far positions.

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from nearfar.compiler.runtime.batch import Batch
 
 # The number of tokens by which a page grows.
@@ -35,6 +37,14 @@ def spans_of(batch: Batch) -> list[Span]:
     ends = batch.seq_starts.tolist()
     starts, pages = batch.positions[batch.seq_starts[:-1]].tolist(), batch.page_ids[batch.page_indptr[:-1]].tolist()
     return [Span(*each) for each in zip(pages, starts, ends[:-1], ends[1:], strict=True)]
+
+
+def sampled_spans(batch: Batch) -> list[Span]:
+    """Each sampled row as a span of one token, which follows all earlier ones of its sequence."""
+    sequences = np.searchsorted(batch.seq_starts, batch.sample_rows, side="right") - 1
+    pages = batch.page_ids[batch.page_indptr[sequences]].tolist()
+    starts = batch.positions[batch.sample_rows].tolist()
+    return [Span(page, start, row, row + 1) for row, (page, start) in enumerate(zip(pages, starts, strict=True))]
 
 
 # Keys or values of a page, one array of the activations' dtype, or codes, scales and biases: each (1, K, capacity,

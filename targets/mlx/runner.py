@@ -22,7 +22,7 @@ from nearfar.compiler.runtime.host_sampler import HostSampler
 from .forward import Forward, require_known
 from .framework import load_mlx
 from .packing import kv_group
-from .pages import Pages, spans_of
+from .pages import Pages, sampled_spans, spans_of
 from .weights import load_weights
 
 
@@ -52,9 +52,13 @@ class MlxRunner(BaseRunner[ExportManifest]):
         dtype = getattr(self._mx, self.activation)
         require_known(graph)
         self._forward = Forward(graph, load_weights(bundle, graph.parameters, dtype), dtype)
-        states = [name for name, state in graph.states.items() if state.shape[0] == "P"]
-        group = kv_group(spec.head_dim) if self.manifest.kv == "q8" else None
-        self._pages = Pages(dict.fromkeys(states, group), self.num_pages)
+        groups: dict[str, int | None] = {}
+        for name, state in graph.states.items():
+            if state.shape[0] == "P":
+                head_dim = state.shape[-1]
+                assert isinstance(head_dim, int)
+                groups[name] = kv_group(head_dim) if self.manifest.kv == "q8" else None
+        self._pages = Pages(groups, self.num_pages)
         self._sampler = HostSampler(spec.vocab_size, limits.sequences)
 
     @property
@@ -71,8 +75,10 @@ class MlxRunner(BaseRunner[ExportManifest]):
             "token_ids": self._sampler.token_ids(batch),
             "positions": batch.positions,
             "sample_rows": batch.sample_rows,
+            "sample_positions": batch.positions[batch.sample_rows],
         }
-        logits = self._forward.run({name: mx.array(values) for name, values in given.items()}, spans, self._pages)
+        inputs = {name: mx.array(values) for name, values in given.items()}
+        logits = self._forward.run(inputs, spans, self._pages, sampled_spans(batch))
         try:
             mx.eval(logits, *self._pages.written(spans))
         except RuntimeError as error:

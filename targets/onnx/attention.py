@@ -12,7 +12,7 @@ from nearfar.compiler.errors import RequestError, UnsupportedModel
 from nearfar.compiler.ir.graph import Node
 
 from .builder import MICROSOFT
-from .emitter import Emitter
+from .emitter import Emitter, Owner
 from .rotation import rope_caches, rotated_width
 
 # The kernels' conditions: on the head size, and for a rotation inside GroupQueryAttention on the head size and the
@@ -31,7 +31,9 @@ def add_attention(emitter: Emitter, node: Node) -> None:
     not compute.
     """
     builder, y, kv = emitter.builder, node.outputs["y"], node.inputs["kv"]
-    append = emitter.appends.pop(kv, None)
+    append, owner = emitter.appends.pop(kv, None), emitter.owners.get(kv)
+    if append is None and owner is not None:
+        append = owner.append
     if append is None:
         raise UnsupportedModel(
             f"attention {y} appends no keys and values of its own, and ONNX Runtime's GroupQueryAttention always does; "
@@ -53,8 +55,13 @@ def add_attention(emitter: Emitter, node: Node) -> None:
     table = rope_caches(emitter, rotations[0].inputs["table"]) if rotations else ["", ""]
     for role, claimed in zip(("query", "key"), norms or rotations, strict=False):
         values[role] = claimed.inputs["x"]
-    past, present = cache(emitter, num_kv_heads, head_dim)
-    emitter.caches[past[0]] = rotated
+    if owner is None:
+        past, present = cache(emitter, num_kv_heads, head_dim)
+        emitter.owners[kv] = Owner(append, (past[0], past[1]))
+        emitter.caches[past[0]] = rotated
+    else:
+        # The same new keys and values behind the same past: the result is a copy that no one reads.
+        past, present = list(owner.past), [f"{y}.keys", f"{y}.values"]
     sequences = [emitter.sequences(value, f"{y}.{role}") for role, value in values.items()]
     sinks = emitter.vector(node.inputs["sinks"]) if "sinks" in node.inputs else ""
     # Between the table and the sinks: position_ids and attention_bias.
@@ -101,6 +108,9 @@ def score_attrs(emitter: Emitter, node: Node) -> dict[str, int | float | str]:
 def claim_rotations(emitter: Emitter, node: Node, append: Node, head_dim: int) -> list[Node]:
     """The rotations of queries and keys, if GroupQueryAttention can do both; it then includes them."""
     q, k = emitter.deferred_node(node.inputs["q"], "rope"), emitter.deferred_node(append.inputs["k"], "rope")
+    if len([each for each in emitter.graph.users(node.inputs["kv"]) if each.op == "attention"]) > 1:
+        # Layers that share the keys need them rotated.
+        return []
     if q is None or k is None or q.inputs["table"] != k.inputs["table"]:
         return []
     alone = emitter.graph.only_user(q.outputs["y"]) is node and emitter.graph.only_user(k.outputs["y"]) is append

@@ -22,14 +22,20 @@ def check_graph(graph: onnx.GraphProto, bundle: ExportBundle) -> None:
         if not condition:
             raise BundleError(f"{bundle.path}: the graph {what}; compile the bundle again")
 
-    planes = {f"past_key_values.{layer}.{plane}" for layer in range(spec.num_layers) for plane in ("key", "value")}
+    # The last layers may share the keys and values of earlier ones.
+    owners = range(spec.num_layers - spec.num_kv_shared_layers)
+    planes = {
+        f"past_key_values.{layer}.{plane}": spec.heads_of(layer) for layer in owners for plane in ("key", "value")
+    }
     caches = {each.name: sizes_of(each) for each in graph.input if each.name.startswith("past_key_values.")}
     require(
-        caches.keys() == planes, f"has {len(caches)} arrays of keys and values, the manifest's layers {len(planes)}"
+        caches.keys() == planes.keys(),
+        f"has {len(caches)} arrays of keys and values, the manifest's layers {len(planes)}",
     )
     for name, shape in caches.items():
-        fits = len(shape) == 4 and (shape[1], shape[3]) == (spec.num_kv_heads, spec.head_dim)
-        require(fits, f"has {name} of shape {shape}, the manifest {spec.num_kv_heads} heads of {spec.head_dim}")
+        heads, head_dim = planes[name]
+        fits = len(shape) == 4 and (shape[1], shape[3]) == (heads, head_dim)
+        require(fits, f"has {name} of shape {shape}, the manifest {heads} heads of {head_dim}")
     logits = [sizes_of(each) for each in graph.output if each.name == "logits"]
     require(
         len(logits) == 1 and logits[0][-1:] == [spec.vocab_size],

@@ -248,6 +248,13 @@ def add_sum(emitter: Emitter, node: Node) -> None:
     emitter.names[y] = emitter.builder.add("Add", emitter.inputs(node, "a", "b"), y)
 
 
+def add_scale(emitter: Emitter, node: Node) -> None:
+    y = node.outputs["y"]
+    emitter.names[y] = emitter.builder.add(
+        "Mul", [*emitter.inputs(node, "x"), emitter.vector(node.inputs["factor"])], y
+    )
+
+
 def add_take_rows(emitter: Emitter, node: Node) -> None:
     emitter.names[node.outputs["y"]] = emitter.builder.add(
         "Gather", emitter.inputs(node, "x", "rows"), node.outputs["y"], axis=0
@@ -274,6 +281,7 @@ FORMS: dict[str, Form] = {
     "gate": Form(add_gate, ("activation",)),
     "gate_halves": Form(add_gate_halves, ("activation",)),
     "soft_cap": Form(add_soft_cap, ("scale", "cap")),
+    "scale": Form(add_scale),
     "take_rows": Form(add_take_rows),
     "rope": Form(defer_rotation, ("head_dim", "dtype")),
     "append_kv": Form(add_append),

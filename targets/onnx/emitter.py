@@ -27,15 +27,25 @@ from .matmul_nbits import BITS, BLOCKS, require_fast
 from .weights import Stored
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The keys and values that an attention appended, for later layers that share them: the node, and the inputs of
+    the cache.
+    """
+
+    append: Node
+    past: tuple[str, str]
+
+
 @dataclass(slots=True)
 class Emitter:
     """``names``: our values' names in the ONNX graph. ``reshaped``: those that are not rows there. ``stored``: the
     weights to write.
 
-    ``deferred``: nodes that are not written yet, by their value, with the function that writes them. ``caches``: the
-    keys and values of each attention, by the input that holds the keys, with the number of elements of a key that are
-    rotated. ``cache_scales``: if keys and values are 8-bit integers, their scales by the input of the cache; see
-    `cache_scales.py`.
+    ``deferred``: nodes that are not written yet, by their value, with the function that writes them. ``owners``: what
+    each state of keys and values holds, once written. ``caches``: the keys and values of each attention that appends
+    its own, by the input that holds the keys, with the number of elements of a key that are rotated. ``cache_scales``:
+    if keys and values are 8-bit integers, their scales by the input of the cache; see `cache_scales.py`.
     """
 
     graph: Graph
@@ -50,6 +60,7 @@ class Emitter:
     reshaped: set[str] = field(default_factory=set)
     deferred: dict[str, tuple[Node, Emit]] = field(default_factory=dict)
     appends: dict[str, Node] = field(default_factory=dict)
+    owners: dict[str, Owner] = field(default_factory=dict)
     caches: dict[str, int] = field(default_factory=dict)
 
     def inputs(self, node: Node, *roles: str) -> list[str]:

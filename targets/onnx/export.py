@@ -2,7 +2,7 @@
 
 onnx/model.onnx          one decoder graph (`decoder.py`)
 onnx/model.onnx_data     its large weights (`weights.py`), in further files _data_1, _data_2 .. beyond 2 GB
-genai_config.json        the configuration for ONNX Runtime GenAI
+genai_config.json        the configuration for ONNX Runtime GenAI, if it can allocate the model's keys and values
 config.json and others   as in the checkpoint, with the options for Transformers.js
 """
 
@@ -22,7 +22,8 @@ from nearfar.compiler.passes.fuse_projections import fuse_projections
 from nearfar.compiler.pipeline.target import ExportOptions
 
 from . import devices
-from .genai_config import one_shape, write_genai_config
+from .every_row import with_every_row
+from .genai_config import genai_allocates, one_shape, write_genai_config
 from .huggingface_files import write_huggingface_files
 
 if TYPE_CHECKING:
@@ -105,6 +106,12 @@ def emit(
         raise RequestError(
             f"--kv q8: ONNX Runtime has no such attention for {name}; leave it out, or take --device cpu"
         )
+    if options.kv == "q8" and not genai_allocates(checkpoint.spec):
+        raise RequestError(
+            f"--kv q8: ONNX Runtime's constant scales are too coarse for {checkpoint.spec.model_type}, whose layers "
+            "share keys and values or have heads of several sizes; leave it out, or take --target webgpu, cpu or cuda"
+        )
+    graph = with_every_row(graph)
     if device.stacks_projections:
         graph = fuse_projections(fuse_gate_up(graph))
     emitter = Emitter(graph, checkpoint.spec, device, options.quantization, options.activation, scales or {})
@@ -115,5 +122,6 @@ def emit(
 def write_small_files(
     checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, data_files: int
 ) -> None:
-    write_genai_config(folder, MODEL_FILE, checkpoint, options, one_shape(graph))
+    if genai_allocates(checkpoint.spec):
+        write_genai_config(folder, MODEL_FILE, checkpoint, options, one_shape(graph))
     write_huggingface_files(folder, checkpoint, options.device or DEVICES[0], data_files)

@@ -13,6 +13,7 @@ from typing import Any
 from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Graph
+from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.pipeline.target import ExportOptions
 
 GENAI_CONFIG_FILE = "genai_config.json"
@@ -21,6 +22,13 @@ GENAI_CONFIG_FILE = "genai_config.json"
 # GenAI's name for any decoder. Its names for model families add their own rules, such as phi3's second prefill at 4,097
 # tokens.
 ANY_DECODER = "decoder"
+
+
+def genai_allocates(spec: ModelSpec) -> bool:
+    """Whether every layer has keys and values of its own, all of one shape. GenAI and Transformers.js allocate no
+    others; without its configuration, GenAI refuses the folder.
+    """
+    return not spec.num_kv_shared_layers and len({spec.heads_of(layer) for layer in range(spec.num_layers)}) == 1
 
 
 def one_shape(graph: Graph) -> tuple[int, int]:

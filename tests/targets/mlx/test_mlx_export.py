@@ -18,7 +18,8 @@ from nearfar.compiler.formats.huggingface import open_checkpoint
 from nearfar.compiler.formats.safetensors_file import read_safetensors
 from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
-from nearfar.targets.mlx.config import require_known, write_config
+from nearfar.targets.mlx.config import write_config
+from nearfar.targets.mlx.models import require_known
 from nearfar.targets.mlx.packing import Packing
 from nearfar.targets.mlx.shards import write_shards
 

@@ -29,7 +29,8 @@ from nearfar.compiler.pipeline.export import export_model
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits, Runner
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.targets.mlx.config import require_known, write_config
+from nearfar.targets.mlx.config import write_config
+from nearfar.targets.mlx.models import require_known
 from nearfar.targets.mlx.packing import Packing
 
 CONTEXT = 48

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from decoder_families import FAMILIES, TOKENS, make_family
 from onnx_cases import Session
 from ragged import chunked_logits
-from tolerances import relative_error
+from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.folder import open_any
-from nearfar.compiler.errors import UnsupportedModel
+from nearfar.compiler.errors import RequestError
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.targets.onnx.rows_graph import read_graph
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma4_text"])
@@ -25,10 +28,52 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert relative_error(chunked_logits(runner, TOKENS, 5), expected) < 1e-5
 
 
-def test_gemma_4_is_refused_by_name(tmp_path: Path) -> None:
+def test_gemma_4s_logits_are_those_of_transformers(tmp_path: Path) -> None:
+    """Its unscaled scores magnify the order of sums, so the tolerance is that of the kernel targets."""
+    expected = make_family("gemma4_text", tmp_path / "checkpoint")
+    runner = open_runner("onnx", open_any(export(tmp_path)), Limits(tokens=64, rows=64, sequences=2))
+    for chunk in (41, 5, 1):
+        assert relative_error(chunked_logits(runner, TOKENS, chunk), expected) < F32, chunk
+
+
+def test_layers_share_keys_and_values_in_several_sequences(tmp_path: Path) -> None:
+    expected = make_family("gemma4_text", tmp_path / "checkpoint")
+    folder = export(tmp_path)
+    names = [each for each in Session(folder).inputs if each.endswith(".key")]
+    assert names == [f"past_key_values.{layer}.key" for layer in range(4)]
+    runner = open_runner("onnx", open_any(folder), Limits(tokens=64, rows=64, sequences=2, pages=2))
+    steps = (
+        (Chunk(TOKENS[:13], 0, [1], [3, 12]), Chunk(TOKENS[:7], 0, [0])),
+        (Chunk(TOKENS[13:40], 13, [1], [26]), Chunk(TOKENS[7:39], 7, [0], [0, 31], slot=1)),
+        (Chunk(TOKENS[40:], 40, [1], [0]), Chunk(TOKENS[39:40], 39, [0], [0], slot=1)),
+    )
+    found = [runner.forward(make_batch(chunks, 41)).logits.copy() for chunks in steps]
+    assert relative_error(np.concatenate(found), expected[[3, 12, 39, 7, 38, 40, 39]]) < F32
+
+
+@pytest.mark.parametrize("device", ["webgpu", "cuda"])
+def test_shared_keys_and_values_have_a_form_for_every_device(device: str, tmp_path: Path) -> None:
     make_family("gemma4_text", tmp_path / "checkpoint")
-    with pytest.raises(UnsupportedModel, match="no form in --target onnx; take --target webgpu, cpu or cuda"):
-        export(tmp_path)
+    graph = read_graph(export(tmp_path, device=device) / "onnx/model.onnx").graph
+    attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+    # The keys' input of each of the six layers: the last two read those of the layers before them.
+    assert [node.input[3] for node in attentions] == [f"past_key_values.{layer}.key" for layer in (0, 1, 2, 3, 2, 3)]
+
+
+def test_genai_gets_no_configuration_for_layers_that_it_cannot_allocate(tmp_path: Path) -> None:
+    import onnxruntime_genai
+
+    make_family("gemma4_text", tmp_path / "checkpoint")
+    folder = export(tmp_path)
+    assert not (folder / "genai_config.json").exists()
+    with pytest.raises(RuntimeError):
+        onnxruntime_genai.Model(str(folder))
+
+
+def test_8_bit_keys_and_values_of_gemma_4_are_refused_by_name(tmp_path: Path) -> None:
+    make_family("gemma4_text", tmp_path / "checkpoint")
+    with pytest.raises(RequestError, match=r"--kv q8: .* too coarse for gemma4_text.*leave it out, or take --target"):
+        export(tmp_path, kv="q8")
 
 
 def test_genai_continues_a_text_beyond_the_window(tmp_path: Path) -> None:
@@ -46,7 +91,7 @@ def test_genai_continues_a_text_beyond_the_window(tmp_path: Path) -> None:
     assert tokens == Session(folder).greedy(TOKENS[:20], 16)
 
 
-def export(folder: Path) -> Path:
-    options = CompileOptions(target="onnx", quantization="f32", context=41, activations=("float32",))
+def export(folder: Path, **changes: Any) -> Path:
+    options = CompileOptions(target="onnx", quantization="f32", context=41, activations=("float32",), **changes)
     compile_any(str(folder / "checkpoint"), folder / "onnx", options)
     return folder / "onnx"

@@ -1,0 +1,207 @@
+"""Every decoder family as a folder for MLX: our runner and mlx-lm give the reference's logits and greedy tokens, and
+what mlx-lm computes differently is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from decoder_families import FAMILIES, TOKENS, make_family
+from plain_target import compile_plain
+from ragged import chunked_logits
+from tolerances import F32, KV_Q8, relative_error
+
+from nearfar.compiler.bundle.folder import ExportBundle
+from nearfar.compiler.errors import UnsupportedModel
+from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
+from nearfar.compiler.pipeline.export import export_model
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.generate import generate
+from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.targets.mlx.models import require_known
+
+NEW_TOKENS = 16
+CONTEXT = len(TOKENS) + NEW_TOKENS
+LIMITS = Limits(tokens=64, sequences=2, rows=CONTEXT, pages=6)
+# What mlx-lm fixes: Granite's head size, Gemma's factor of the embedding (a root that every dtype holds), and for
+# Gemma 2 no windows.
+CHANGES: dict[str, dict[str, Any]] = {
+    "granite": {"hidden_size": 144},
+    "gemma2": {"hidden_size": 144, "sliding_window": 64},
+    "gemma3_text": {"hidden_size": 144},
+    "gemma4_text": {"hidden_size": 144},
+}
+# mlx-lm's models compute only SiLU, and always round the bounds of YaRN's blend. Our runner has no LayerNorms.
+REFUSED = {
+    "llama_yarn": "activation gelu_tanh",
+    "llama_yarn_mscale": "rotated with scaling yarn",
+    "cohere2": "no such model",
+    "stablelm": "no such model",
+}
+
+COMPUTED = [name for name in FAMILIES if name not in REFUSED]
+
+pytestmark = pytest.mark.usefixtures("mlx")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    bundle: ExportBundle
+    logits: npt.NDArray[np.float32]
+    token_ids: list[int]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
+    """Each family's folder, with the logits and greedy tokens of the reference runner."""
+    found = {}
+    for name in COMPUTED:
+        folder = tmp_path_factory.mktemp(name)
+        make_family(name, folder / "checkpoint", **CHANGES.get(name, {}))
+        reference = ReferenceRunner(compile_plain(folder / "checkpoint", folder / "plan", "f32", CONTEXT))
+        logits = chunked_logits(reference, TOKENS, len(TOKENS))
+        token_ids = list(generate(reference, TOKENS, NEW_TOKENS, Sampler()))
+        found[name] = Case(export(folder / "checkpoint", folder / "mlx"), logits, token_ids)
+    return found
+
+
+@pytest.fixture(scope="module")
+def answers(cases: Mapping[str, Case], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Any, list[int]]]:
+    """mlx-lm's logits and greedy tokens of each folder."""
+    folder = tmp_path_factory.mktemp("answers")
+    jobs = [
+        {
+            "folder": str(case.bundle.path),
+            "prompts": [TOKENS],
+            "max_tokens": NEW_TOKENS,
+            "logits": str(folder / f"{name}.npy"),
+        }
+        for name, case in cases.items()
+    ]
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "mlx_lm_process.py"), str(folder / "jobs.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    return {
+        name: (np.load(job["logits"]), answer[0]["token_ids"])  # type: ignore[arg-type]
+        for name, job, answer in zip(cases, jobs, found, strict=True)
+    }
+
+
+def export(model: Path, folder: Path, context: int = CONTEXT, **options: Any) -> ExportBundle:
+    given = {"quantization": "f32", "activations": ("float32",), **options}
+    return export_model(str(model), folder, target="mlx", context=context, **given)
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_mlx_lm_gives_the_logits_and_greedy_tokens_of_the_reference(
+    name: str, cases: Mapping[str, Case], answers: Mapping[str, tuple[Any, list[int]]]
+) -> None:
+    logits, token_ids = answers[name]
+    assert relative_error(logits, cases[name].logits) < F32
+    assert token_ids == cases[name].token_ids
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_our_runner_gives_the_logits_and_greedy_tokens_of_the_reference(name: str, cases: Mapping[str, Case]) -> None:
+    runner = open_runner("mlx", cases[name].bundle, LIMITS)
+    for chunk in (len(TOKENS), 9):
+        assert relative_error(chunked_logits(runner, TOKENS, chunk), cases[name].logits) < F32, chunk
+    assert list(generate(runner, TOKENS, NEW_TOKENS, Sampler())) == cases[name].token_ids
+    runner.close()
+
+
+def test_upper_layers_compute_sampled_rows_of_several_sequences(cases: Mapping[str, Case]) -> None:
+    runner = open_runner("mlx", cases["gemma4_text"].bundle, LIMITS)
+    steps = (
+        (Chunk(TOKENS[:13], 0, [4], [3, 12]), Chunk(TOKENS[:7], 0, [0])),
+        (Chunk(TOKENS[13:40], 13, [4], [26]), Chunk(TOKENS[7:39], 7, [0], [0, 31], slot=1)),
+        (Chunk(TOKENS[40:], 40, [4], [0]), Chunk(TOKENS[39:40], 39, [0], [0], slot=1)),
+    )
+    found = [runner.forward(make_batch(chunks, CONTEXT)).logits.copy() for chunks in steps]
+    expected = cases["gemma4_text"].logits[[3, 12, 39, 7, 38, 40, 39]]
+    assert relative_error(np.concatenate(found), expected) < F32
+    runner.close()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_families_that_mlx_lm_computes_otherwise_are_refused(name: str, tmp_path: Path) -> None:
+    make_family(name, tmp_path / "checkpoint")
+    with pytest.raises(UnsupportedModel, match=f"mlx-lm's .* has .*{REFUSED[name]}.*take --target webgpu"):
+        export(tmp_path / "checkpoint", tmp_path / "mlx")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "found"),
+    [
+        ("granite", {"attention_softcap": 20.0}, "attention_softcap 20.0"),
+        ("olmo2", {"residual_scale": 0.5}, "residual_scale 0.5"),
+        ("gemma2", {"attention_softcap": None}, "mlx-lm's gemma2"),
+        ("gemma2", {"attention_scale": 0.3}, "mlx-lm's gemma2"),
+        ("gemma3_text", {"windows": (None, 11, 11, None)}, "mlx-lm's gemma3_text"),
+        ("gemma4_text", {"window_num_kv_heads": 1}, "mlx-lm's gemma4_text"),
+        (
+            "gemma4_text",
+            {"embedding_scale": 8.0},
+            "multiplies the embedding by 12 .*checkpoint by 8; use --activations",
+        ),
+        ("exaone4", {"unrotated": (0,)}, "mlx-lm's exaone4"),
+        ("olmo3", {"window_rope": RopeSpec(500.0)}, "mlx-lm's olmo3"),
+        ("phi3_long", {"max_position_embeddings": 4096}, "scaling longrope"),
+        ("smollm3", {"rope": RopeSpec(500.0, "proportional")}, "scaling proportional"),
+    ],
+)
+def test_what_mlx_lm_does_not_compute_is_refused_by_name(
+    name: str, changes: dict[str, Any], found: str, cases: Mapping[str, Case]
+) -> None:
+    spec: ModelSpec = cases[name].bundle.manifest.spec
+    require_known(spec)
+    with pytest.raises(UnsupportedModel, match=f"{found}.*take --target webgpu, cpu or cuda"):
+        require_known(replace(spec, **changes))
+
+
+def test_the_root_of_the_hidden_size_is_compared_in_the_dtype_of_the_activations(cases: Mapping[str, Case]) -> None:
+    # Gemma 2 9B: sqrt(3584) is 59.87, and 59.75 in bfloat16.
+    spec = replace(cases["gemma2"].bundle.manifest.spec, hidden_size=3584, embedding_scale=59.75)
+    require_known(spec, "bfloat16")
+    with pytest.raises(UnsupportedModel, match=r"by 59.875 if activations are float16, the checkpoint by 59.75"):
+        require_known(spec, "float16")
+
+
+def test_mlx_lm_refuses_windows_of_gemma_2_that_our_runner_computes(tmp_path: Path) -> None:
+    expected = make_family("gemma2", tmp_path / "checkpoint", hidden_size=144)
+    bundle = export(tmp_path / "checkpoint", tmp_path / "mlx")
+    assert json.loads((bundle.path / "config.json").read_text())["model_type"] == "gemma2_sliding_window"
+    runner = open_runner("mlx", bundle, LIMITS)
+    assert relative_error(chunked_logits(runner, TOKENS, len(TOKENS)), expected) < F32
+    runner.close()
+
+
+def test_heads_of_two_sizes_have_8_bit_keys_and_values(tmp_path: Path) -> None:
+    # Two layers, because the tiny model's scores magnify an error with each layer.
+    kinds = ["sliding_attention", "full_attention"]
+    changes: dict[str, Any] = {"hidden_size": 144, "head_dim": 32, "global_head_dim": 64, "num_kv_shared_layers": 0}
+    changes |= {"num_hidden_layers": 2, "layer_types": kinds}
+    expected = make_family("gemma4_text", tmp_path / "checkpoint", **changes)
+    runner = open_runner("mlx", export(tmp_path / "checkpoint", tmp_path / "mlx", kv="q8"), LIMITS)
+    assert F32 < relative_error(chunked_logits(runner, TOKENS, 9), expected) < KV_Q8
+    runner.close()
