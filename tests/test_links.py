@@ -11,12 +11,23 @@ from links import anchors, broken_in_markdown, broken_in_site
 ROOT = Path(__file__).parents[1]
 
 
-def test_every_link_in_the_readmes_leads_somewhere() -> None:
+def readmes() -> list[Path]:
     listed = subprocess.run(
         ["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split()
     assert "README.md" in listed
-    assert broken_in_markdown([ROOT / file for file in listed]) == []
+    return [ROOT / file for file in listed]
+
+
+def test_every_link_in_the_readmes_leads_somewhere() -> None:
+    assert broken_in_markdown(readmes()) == []
+
+
+def test_no_section_of_a_readme_appears_twice() -> None:
+    """A merge can leave an older version of a section."""
+    for file in readmes():
+        sections = [line for line in file.read_text().splitlines() if line.startswith("## ")]
+        assert len(set(sections)) == len(sections), file
 
 
 def test_broken_links_are_found(tmp_path: Path) -> None:
