@@ -16,7 +16,7 @@ from nearfar.compiler.pipeline.compile import CompileOptions
 
 def test_the_report_needs_only_config_json(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> None:
     config = Path(shutil.copy(tiny_checkpoints["qwen3"] / "config.json", tmp_path))
-    options = CompileOptions(target="cpu", quantization="q8f16", context=64)
+    options = CompileOptions(quantization="q8f16", context=64)
     expected = dry_run(str(tiny_checkpoints["qwen3"]), options).report
     assert report_shapes(config, options) == replace(expected, model=tmp_path.name)
 
