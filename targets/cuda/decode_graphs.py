@@ -27,12 +27,14 @@ class Bucket(NamedTuple):
 
     sequences: int
     context: int
-    adjusts: bool
-    alternatives: bool
-    adapted: bool
+    adjusts: bool = False
+    alternatives: bool = False
+    adapted: bool = False
 
     def dims(self, dims: Mapping[str, int]) -> dict[str, int]:
-        """The dims of a padded batch."""
+        """The dims of a padded batch, and ``dims``, which are those that are equal for all batches. Lengths of page
+        lists are not among them, because they vary between the batches of a bucket.
+        """
         size = self.sequences
         own = {
             "S": size,
@@ -41,6 +43,8 @@ class Bucket(NamedTuple):
             "T": self.context,
             "A": size * self.adjusts,
             "W": size * self.alternatives,
+            # One graph runs greedy and drawn rows.
+            "DR": size,
             "G": size * self.adapted,
         }
         return {**dims, **own}
@@ -58,11 +62,17 @@ def bucket_of(dims: Mapping[str, int], sizes: Sequence[int], longest: int) -> Bu
     """The smallest bucket that holds a batch; None if a sequence has more than one new token, or is not sampled."""
     if not dims["S"] == dims["B"] == dims["R"] <= sizes[-1] or not dims["S"]:
         return None
-    context = SHORTEST_CONTEXT
-    while context < dims["T"]:
-        context *= 2
+    context = next(context for context in contexts_up_to(longest) if context >= dims["T"])
     size = next(size for size in sizes if size >= dims["B"])
-    return Bucket(size, min(context, longest), dims["A"] > 0, dims["W"] > 0, dims["G"] > 0)
+    return Bucket(size, context, dims["A"] > 0, dims["W"] > 0, dims["G"] > 0)
+
+
+def contexts_up_to(longest: int) -> list[int]:
+    """The contexts of graphs, of which the last one is the longest."""
+    contexts = [SHORTEST_CONTEXT]
+    while contexts[-1] < longest:
+        contexts.append(2 * contexts[-1])
+    return [*contexts[:-1], longest]
 
 
 def pad_batch(batch: Batch, size: int, pages: Sequence[int], page_size: int) -> Batch:

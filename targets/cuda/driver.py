@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +33,15 @@ FATAL = frozenset(
         "LAUNCH_TIMEOUT", "MISALIGNED_ADDRESS", "TENSOR_MEMORY_LEAK",
     )
 )  # fmt: skip
+# The first version of CUDA that records launches which may start early in graphs (programming guide, "Use in CUDA
+# Graphs" of programmatic dependent launch).
+EARLY_START_VERSION = (12, 3)
+# The name in a cubin all of whose kernels wait for the previous one; `compiler/kernels/cuda/device.cuh` declares it.
+ALL_WAIT = "every_kernel_waits"
 ADVICE = {
     "CUDA_ERROR_OUT_OF_MEMORY": "; give it fewer pages, or close what else uses the GPU",
-    "CUDA_ERROR_INVALID_IMAGE": "; update NVIDIA's driver, or compile with the NVRTC of the driver's CUDA version",
-    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "; update NVIDIA's driver, or compile with the NVRTC of the driver's CUDA "
-    "version",
-    **dict.fromkeys(FATAL, "; this process cannot use the GPU any more, for any model: restart it"),
+    "CUDA_ERROR_INVALID_IMAGE": "; the cubin is damaged, or too new for the driver: update NVIDIA's driver",
+    **dict.fromkeys(FATAL, "; this process cannot use the GPU any more: start it again"),
 }
 
 
@@ -55,12 +59,28 @@ class Arguments:
         object.__setattr__(self, "pointers", pointers)
 
 
+class Function(NamedTuple):
+    """A kernel, and the shared memory that its launches add. ``starts_early``: it waits for the previous kernel by
+    itself, so it may start before that one has ended.
+    """
+
+    handle: Any
+    shared_bytes: int
+    starts_early: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """``uploaded``: the arrays that the stream reads before the event. They must exist until the event has occurred."""
 
     handle: Any
     uploaded: tuple[npt.NDArray[Any], ...]
+
+
+class Launch(Protocol):
+    """Launch a function on a grid of blocks, each of ``threads`` threads."""
+
+    def __call__(self, function: Any, grid: tuple[int, int], threads: int, arguments: Arguments) -> None: ...
 
 
 class Driver(Protocol):
@@ -73,15 +93,24 @@ class Driver(Protocol):
     def arch(self) -> str:
         """The GPU's architecture, such as "sm_90"."""
 
+    @property
+    def cuda_version(self) -> tuple[int, int]:
+        """The latest version of CUDA that the driver supports, major and minor."""
+
     def load(self, cubin: Path) -> Any:
         """A module."""
 
-    def function(self, module: Any, entry: str) -> Any: ...
+    def function(self, module: Any, entry: str, shared_bytes: int = 0) -> Any:
+        """A kernel of a module, which is launched with ``shared_bytes`` of shared memory beside what it declares."""
 
     def allocate(self, size: int) -> int:
         """Device memory at a multiple of 256 bytes."""
 
-    def free(self, address: int) -> None: ...
+    def free(self, address: int) -> None:
+        """Free memory of `allocate`, which no pending work uses."""
+
+    def available_bytes(self) -> int:
+        """Device memory that nobody has allocated."""
 
     def allocate_pinned(self, size: int) -> Bytes:
         """Host memory for asynchronous copies. It exists until `close`."""
@@ -99,12 +128,19 @@ class Driver(Protocol):
     def clear(self, address: int, size: int) -> None:
         """Fill with zeros."""
 
-    def launch(self, function: Any, grid: tuple[int, int], threads: int, arguments: Arguments) -> None: ...
+    def launch(self, function: Any, grid: tuple[int, int], threads: int, arguments: Arguments) -> None:
+        """Launch a function with the shared memory that `function` was given."""
 
-    def capture(self, submit: Callable[[], None]) -> Any:
-        """A graph of the launches that ``submit`` makes, with their arguments. They do not run yet."""
+    def capture(self, submit: Callable[[Launch], None]) -> Any:
+        """A graph of the launches that ``submit`` makes through its argument. They do not run yet. Other threads may
+        submit work meanwhile, which does not become part of the graph. If ``submit`` raises, the capture ends without a
+        graph.
+        """
 
     def replay(self, graph: Any) -> None: ...
+
+    def discard(self, graph: Any) -> None:
+        """Free a graph. Replays that were submitted before still run."""
 
     def record(self) -> Any:
         """An event that occurs when all earlier work is done. Wait for it once."""
@@ -131,8 +167,7 @@ class NvidiaDriver:
         except (ImportError, RuntimeError) as error:
             raise DeviceError(
                 f"CUDA cannot be used here ({error}); it needs an NVIDIA GPU with its driver and pip install "
-                f"'nearfar[cuda]'; "
-                "or use --runner numpy"
+                "'nearfar[cuda]', or 'nearfar[cuda12]' for a driver older than 580; or use --runner numpy"
             ) from error
         self._device = self._check(driver.cuDeviceGet(0))
         name = self._check(driver.cuDeviceGetName(100, self._device))
@@ -146,26 +181,41 @@ class NvidiaDriver:
             )
         )
         self.arch = f"sm_{major}{minor}"
+        version = self._check(driver.cuDriverGetVersion())
+        self.cuda_version = version // 1000, version % 1000 // 10
         self._closed = False
         self._thread = threading.local()
         self._modules: list[Any] = []
-        self._graphs: list[Any] = []
+        self._starts_early = major >= 9 and self.cuda_version >= EARLY_START_VERSION
+        # The modules whose kernels wait for the previous kernel by themselves.
+        self._waiting: set[int] = set()
+        self._graphs: set[Any] = set()
         self._allocated: set[int] = set()
         self._pinned: list[int] = []
         self._uploaded: list[npt.NDArray[Any]] = []
         self._context = self._check(driver.cuDevicePrimaryCtxRetain(self._device))
+        # Captures have a stream of their own, one at a time, so that they do not record what other threads submit.
+        self._capturing = threading.Lock()
         try:
-            self._stream = self._check(self._api.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+            flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+            self._stream, self._capture_stream = (self._check(self._api.cuStreamCreate(flags)) for _ in range(2))
         except DeviceError:
             driver.cuDevicePrimaryCtxRelease(self._device)
             raise
 
     def load(self, cubin: Path) -> Any:
-        self._modules.append(self._check(self._api.cuModuleLoadData(cubin.read_bytes())))
+        code = cubin.read_bytes()
+        self._modules.append(self._check(self._api.cuModuleLoadData(code)))
+        if self._starts_early and ALL_WAIT.encode() in code:
+            self._waiting.add(int(self._modules[-1]))
         return self._modules[-1]
 
-    def function(self, module: Any, entry: str) -> Any:
-        return self._check(self._api.cuModuleGetFunction(module, entry.encode()))
+    def function(self, module: Any, entry: str, shared_bytes: int = 0) -> Function:
+        handle = self._check(self._api.cuModuleGetFunction(module, entry.encode()))
+        if shared_bytes:
+            attribute = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._check(self._api.cuFuncSetAttribute(handle, attribute, shared_bytes))
+        return Function(handle, shared_bytes, int(module) in self._waiting)
 
     def allocate(self, size: int) -> int:
         address = int(self._check(self._api.cuMemAlloc(max(size, 1))))
@@ -175,6 +225,10 @@ class NvidiaDriver:
     def free(self, address: int) -> None:
         self._allocated.remove(address)
         self._check(self._api.cuMemFree(address))
+
+    def available_bytes(self) -> int:
+        # Of two values, `_check` returns the first.
+        return int(self._check(self._api.cuMemGetInfo()))
 
     def allocate_pinned(self, size: int) -> Bytes:
         address = int(self._check(self._api.cuMemAllocHost(max(size, 1))))
@@ -197,47 +251,47 @@ class NvidiaDriver:
     def clear(self, address: int, size: int) -> None:
         self._check(self._api.cuMemsetD8Async(address, 0, size, self._stream))
 
-    def launch(self, function: Any, grid: tuple[int, int], threads: int, arguments: Arguments) -> None:
-        self._check(
-            self._cuda.cuLaunchKernel(
-                function, grid[0], grid[1], 1, threads, 1, 1, 0, self._stream, arguments.pointers.ctypes.data, 0
-            )
-        )
+    def launch(self, function: Function, grid: tuple[int, int], threads: int, arguments: Arguments) -> None:
+        self._launch_on(self._stream, function, grid, threads, arguments)
 
-    def capture(self, submit: Callable[[], None]) -> Any:
-        # Relaxed, because the other modes make calls fail during the capture, such as cuMemAlloc on a thread that opens
-        # another model.
-        self._check(
-            self._api.cuStreamBeginCapture(self._stream, self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-        )
-        try:
-            submit()
-        except BaseException:
-            # A stream that is still capturing would reject all other calls.
-            _, graph = self._cuda.cuStreamEndCapture(self._stream)
-            if graph is not None:
+    def capture(self, submit: Callable[[Launch], None]) -> Any:
+        with self._capturing:
+            graph = self._record_graph(submit)
+            try:
+                executable = self._check(self._api.cuGraphInstantiate(graph, 0))
+            finally:
                 self._cuda.cuGraphDestroy(graph)
-            raise
-        graph = self._check(self._api.cuStreamEndCapture(self._stream))
-        try:
-            self._graphs.append(self._check(self._api.cuGraphInstantiate(graph, 0)))
-        finally:
-            self._cuda.cuGraphDestroy(graph)
-        return self._graphs[-1]
+            self._graphs.add(executable)
+            # Otherwise the first replay would wait for the upload.
+            self._check(self._api.cuGraphUpload(executable, self._capture_stream))
+            self._check(self._api.cuStreamSynchronize(self._capture_stream))
+            return executable
 
     def replay(self, graph: Any) -> None:
         self._check(self._api.cuGraphLaunch(graph, self._stream))
 
+    def discard(self, graph: Any) -> None:
+        self._graphs.remove(graph)
+        # "If the executable graph is in-flight, it will not be terminated, but rather freed asynchronously on
+        # completion."
+        self._check(self._api.cuGraphExecDestroy(graph))
+
     def record(self) -> Event:
         flags = self._cuda.CUevent_flags
         event = self._check(self._api.cuEventCreate(flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC))
-        self._check(self._api.cuEventRecord(event, self._stream))
+        try:
+            self._check(self._api.cuEventRecord(event, self._stream))
+        except DeviceError:
+            self._cuda.cuEventDestroy(event)
+            raise
         uploaded, self._uploaded = self._uploaded, []
         return Event(event, tuple(uploaded))
 
     def wait(self, event: Event) -> None:
-        self._check(self._api.cuEventSynchronize(event.handle))
-        self._check(self._api.cuEventDestroy(event.handle))
+        try:
+            self._check(self._api.cuEventSynchronize(event.handle))
+        finally:
+            self._cuda.cuEventDestroy(event.handle)
 
     def close(self) -> None:
         if self._closed:
@@ -263,12 +317,58 @@ class NvidiaDriver:
             free(cuda.cuMemFree, address)
         for address in self._pinned:
             free(cuda.cuMemFreeHost, address)
-        free(cuda.cuStreamDestroy, self._stream)
+        for stream in (self._stream, self._capture_stream):
+            free(cuda.cuStreamDestroy, stream)
         free(cuda.cuDevicePrimaryCtxRelease, self._device)
         self._closed = True
         # After a fatal failure, which its own call has raised, nothing can be freed before the process ends.
         if failures and failures[0].details["status"] not in FATAL:
             raise failures[0]
+
+    def _launch_on(
+        self, stream: Any, function: Function, grid: tuple[int, int], threads: int, arguments: Arguments
+    ) -> None:
+        handle, shared, starts_early = function
+        pointers = arguments.pointers.ctypes.data
+        if not starts_early:
+            self._check(
+                self._api.cuLaunchKernel(handle, grid[0], grid[1], 1, threads, 1, 1, shared, stream, pointers, 0)
+            )
+            return
+        config = self._early_launch
+        config.gridDimX, config.gridDimY, config.blockDimX = grid[0], grid[1], threads
+        config.sharedMemBytes, config.hStream = shared, stream
+        self._check(self._api.cuLaunchKernelEx(config, handle, pointers, 0))
+
+    @property
+    def _early_launch(self) -> Any:
+        """This thread's configuration of launches that may start early; the rest of it is set for each launch."""
+        if not hasattr(self._thread, "early_launch"):
+            attribute = self._cuda.CUlaunchAttribute()
+            attribute.id = self._cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config = self._cuda.CUlaunchConfig()
+            config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+            config.attrs, config.numAttrs = [attribute], 1
+            self._thread.early_launch = config
+        return self._thread.early_launch
+
+    def _record_graph(self, submit: Callable[[Launch], None]) -> Any:
+        """What ``submit`` launches, as a graph that cannot run yet."""
+        stream = self._capture_stream
+        # A forbidden call of this thread invalidates the capture. Other threads may allocate and synchronize, which the
+        # default mode forbids.
+        mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._check(self._api.cuStreamBeginCapture(stream, mode))
+        try:
+            submit(partial(self._launch_on, stream))
+        except BaseException:
+            # A stream that is still capturing would reject all other calls.
+            _, graph = self._cuda.cuStreamEndCapture(stream)
+            if graph is not None:
+                self._cuda.cuGraphDestroy(graph)
+            raise
+        return self._check(self._api.cuStreamEndCapture(stream))
 
     @property
     def _api(self) -> Any:

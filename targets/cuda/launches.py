@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.runtime.plan_runner import bound_arrays
 from nearfar.compiler.runtime.variant import choose_kernels
 
-from .driver import Arguments, Driver
+from .driver import Arguments, Driver, Launch
 
 
 class Sized(NamedTuple):
@@ -25,7 +26,7 @@ class Sized(NamedTuple):
 
 
 class Launches:
-    """``addresses`` as `memory.DeviceMemory` names them."""
+    """``addresses`` as `memory.DeviceMemory` names them. One thread at a time may launch; see `for_another_thread`."""
 
     def __init__(self, driver: Driver, bundle: Bundle, activation: str, addresses: Mapping[str, int]) -> None:
         manifest = bundle.manifest
@@ -34,20 +35,36 @@ class Launches:
         files = sorted({kernel.file for kernel in manifest.kernels.values()})
         modules = {file: driver.load(bundle.file(file)) for file in files}
         self._functions = {
-            name: driver.function(modules[kernel.file], kernel.entry) for name, kernel in manifest.kernels.items()
+            name: driver.function(modules[kernel.file], kernel.entry, kernel.shared_bytes)
+            for name, kernel in manifest.kernels.items()
         }
         self._arguments: dict[tuple[str, int, str], Arguments] = {}
 
-    def launch(self, plan: str, dims: Mapping[str, int]) -> None:
-        """Launch every step of a plan."""
+    def for_another_thread(self) -> Launches:
+        """The same kernels and arrays, with arguments of its own."""
+        other = copy(self)
+        other._arguments = {}
+        return other
+
+    def launch(self, plan: str, dims: Mapping[str, int], launch: Launch | None = None) -> None:
+        """Launch every step of a plan. ``launch`` None means the driver's, on its stream."""
         entry = self._manifest.plan(plan)
         chosen = choose_kernels(self._manifest, entry, self._activation, (), dims)
-        self.launch_steps(plan, [(index, chosen[step.variants]) for index, step in enumerate(entry.steps)], dims)
+        self.launch_steps(
+            plan, [(index, chosen[step.variants]) for index, step in enumerate(entry.steps)], dims, launch
+        )
 
-    def launch_steps(self, plan: str, steps: Iterable[tuple[int, Sequence[str]]], dims: Mapping[str, int]) -> None:
+    def launch_steps(
+        self,
+        plan: str,
+        steps: Iterable[tuple[int, Sequence[str]]],
+        dims: Mapping[str, int],
+        launch: Launch | None = None,
+    ) -> None:
         """Launch some steps of a plan by their numbers, each by kernels of a variant that its list has for these
         dims.
         """
+        launch = launch or self._driver.launch
         sized: dict[str, Sized] = {}
         for index, kernels in steps:
             for name in kernels:
@@ -59,7 +76,7 @@ class Launches:
                 arguments = self._arguments_of(plan, index, name)
                 if scalars:
                     arguments.values[-len(scalars) :] = scalars
-                self._driver.launch(function, grid, threads, arguments)
+                launch(function, grid, threads, arguments)
 
     def _sized(self, name: str, dims: Mapping[str, int]) -> Sized:
         kernel = self._manifest.kernels[name]

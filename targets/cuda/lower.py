@@ -17,6 +17,7 @@ from nearfar.targets.context import Context
 from nearfar.targets.lowering import Compiled, Progress, lower_steps, source_of
 from nearfar.targets.variant import KernelCall
 
+from .arch import parse_arch
 from .nvrtc import check_arch, compile_cubin
 from .source import CudaKernel, cuda, source_file
 from .variants import variants_of
@@ -47,7 +48,7 @@ def lower_plan(
     offered = tuple(ActivationEntry(dtype=dtype, needs=[]) for dtype in activations)  # type: ignore[arg-type]
     return lower_steps(
         plan,
-        lambda index: variants_of(plan.steps[index], context),
+        lambda index: variants_of(plan.steps[index], context, arch),
         offered,
         arch,
         partial(compile_kernels, arch),
@@ -61,7 +62,7 @@ def compile_kernels(arch: str, calls: Mapping[str, KernelCall], progress: Progre
     lowered: dict[str, CudaKernel] = {}
     for done, (name, call) in enumerate(calls.items()):
         progress(done, total)
-        lowered[name] = cuda(call.build(), arch)
+        lowered[name] = cuda(call.build(), parse_arch(arch).gpu)
     parts = {f"kernels/{arch}_{part}": list(lowered)[part::PARTS] for part in range(min(PARTS, len(lowered)))}
     sources = {part: source_file(lowered[name] for name in names) for part, names in parts.items()}
     files = {f"{part}.cu": source.encode() for part, source in sources.items()}
@@ -74,7 +75,9 @@ def compile_kernels(arch: str, calls: Mapping[str, KernelCall], progress: Progre
             files[file] = cubin
             for name in names:
                 each = lowered[name]
-                kernels[name] = source_of(calls[name], each.kernel, file, each.entry, each.buffers, each.scalars)
+                kernels[name] = source_of(
+                    calls[name], each.kernel, file, each.entry, each.buffers, each.scalars, each.dynamic_bytes
+                )
             done += len(names) * COMPILE_COST
             progress(done, total)
     return Compiled(files, kernels)

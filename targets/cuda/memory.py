@@ -19,7 +19,7 @@ import numpy as np
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import ITEM_BYTES, BufferEntry, InputEntry, Manifest, shards_of
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.ir.expr import Condition, evaluate
+from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.runtime.batch import Array
 from nearfar.compiler.runtime.plan_runner import constant_tables, layout_of, scratch_entries
 
@@ -50,13 +50,10 @@ class DeviceMemory:
         for name, table in constant_tables(manifest).items():
             self.addresses[name] = driver.allocate(table.nbytes)
             driver.upload(self.addresses[name], table)
-        # A prefill has many more tokens than sequences. Scratch that only decode steps use need not hold them.
-        small = {f"scratch.{name}" for name in decode_scratch(manifest)}
-        fewer = {**most, "S": min(most["S"], most["B"])}
         for name, entry in {**manifest.states, **manifest.buffers, **scratch_entries(manifest)}.items():
             # A driver cannot allocate 0 bytes, which is the size of the states of adapters if there are no slots for
             # them.
-            size = max(self._size_bytes(name, entry, fewer if name in small else most), ALIGNMENT)
+            size = max(self._size_bytes(name, entry, most), ALIGNMENT)
             self.addresses[name] = driver.allocate(size)
             # States must start as zeros; other arrays are never read before they are written.
             if name in manifest.states:
@@ -128,22 +125,6 @@ class DeviceMemory:
 
 def gathered_inputs(manifest: Manifest) -> set[str]:
     return {name for plan in manifest.plans.values() for name in plan.gathered}
-
-
-def decode_scratch(manifest: Manifest) -> set[str]:
-    """The scratch buffers that only variants for one new token per sequence bind."""
-    wanted: dict[bool, set[str]] = {True: set(), False: set()}
-    for row in (row for rows in manifest.variants.values() for row in rows):
-        bindings = (binding for name in row.kernels for binding in manifest.kernels[name].bindings)
-        names = {binding.plane for binding in bindings if binding.role == "scratch" and binding.plane}
-        wanted[needs_decode(row.when)] |= names
-    return wanted[True] - wanted[False]
-
-
-def needs_decode(when: Condition) -> bool:
-    if when is None:
-        return False
-    return when == ["==", "S", "B"] or (when[0] == "and" and any(needs_decode(each) for each in when[1:]))
 
 
 def lay_out_arena(manifest: Manifest, most: Mapping[str, int]) -> dict[str, ArenaSlice]:

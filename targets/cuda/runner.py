@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.bundle.manifest import Manifest
+from nearfar.compiler.bundle.manifest import GENERATE
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.pages import PAGE_DIMS
 from nearfar.compiler.runtime.base_runner import ArrayLayout
@@ -27,13 +27,17 @@ from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.variant import choose_activation
 
-from .decode_graphs import Bucket, bucket_of, bucket_sizes, pad_batch
+from .arch import require_device
+from .decode_graphs import bucket_of, bucket_sizes, pad_batch
 from .driver import Bytes, Driver, NvidiaDriver
+from .graph_cache import GraphCache, GraphStatistics
 from .launches import Launches
 from .memory import ALIGNMENT, DeviceMemory
 
 # The most batches in flight; each has its own pinned memory.
 IN_FLIGHT = 4
+# The dims that are equal for all batches of a runner.
+SAME_DIMS = ("P", "PW", "N", "M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def check_machine(bundle: Bundle) -> None:
     """Raises DeviceError if this machine cannot run the bundle."""
     driver = NvidiaDriver()
     try:
-        require_arch(bundle.manifest, driver, bundle.path)
+        require_device(bundle.path, bundle.manifest.arch, driver)
     finally:
         driver.close()
 
@@ -87,7 +91,7 @@ class CudaRunner(PlanRunner):
         super().__init__(bundle, limits or Limits(), choose_activation(bundle.manifest, activation, bundle.path))
         self._driver = driver or NvidiaDriver()
         try:
-            require_arch(self.manifest, self._driver, bundle.path)
+            require_device(bundle.path, self.manifest.arch, self._driver)
             # One page more than each pool has, for the sequences that pad a graph's batch.
             more = {dim: group.pages + 1 for dim, group in zip(PAGE_DIMS, self.groups, strict=False)}
             held = {**self.largest, **more}
@@ -105,7 +109,7 @@ class CudaRunner(PlanRunner):
             self._driver.close()
             raise
         self._sizes = bucket_sizes(min(self.limits.tokens, self.limits.sequences, self.limits.rows))
-        self._graphs: dict[tuple[str, Bucket], Any] = {}
+        self._graphs = self._graph_cache() if GENERATE in self.manifest.plans else None
         self._sent: SimpleQueue[SubmittedBatch | None] = SimpleQueue()
         self._waiter = threading.Thread(target=self._wait_for_batches, name="cuda-waiter", daemon=True)
         self._waiter.start()
@@ -113,6 +117,20 @@ class CudaRunner(PlanRunner):
     @property
     def device(self) -> str:
         return f"{self._driver.name} {self._driver.arch} ({self.activation})"
+
+    @property
+    def graph_statistics(self) -> GraphStatistics | None:
+        """None for a bundle that does not generate."""
+        return None if self._graphs is None else self._graphs.statistics
+
+    def wait_for_graphs(self) -> None:
+        """Wait until all graphs that recent steps needed, and are likely to need next, are captured."""
+        if self._graphs is not None:
+            self._graphs.settle()
+
+    def _graph_cache(self) -> GraphCache:
+        same = {dim: self.largest[dim] for dim in SAME_DIMS}
+        return GraphCache(self._driver, GENERATE, self._launches, self._sizes, self.manifest.context, same)
 
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._driver.upload(self._memory.addresses[name] + slot * values.nbytes, values)
@@ -124,6 +142,8 @@ class CudaRunner(PlanRunner):
                 self._driver.copy(address + destination * page_bytes, address + source * page_bytes, page_bytes)
 
     def _release(self) -> None:
+        if self._graphs is not None:
+            self._graphs.close()
         self._sent.put(None)
         self._waiter.join()
         self._driver.close()
@@ -143,6 +163,10 @@ class CudaRunner(PlanRunner):
             outputs = self._download_outputs(plan, staging.outputs, dims)
             event = self._driver.record()
         except Exception as error:
+            # The stream may still read from the staging memory. If it cannot be waited for, the device has failed, and
+            # later calls report why.
+            with suppress(DeviceError):
+                self._driver.wait(self._driver.record())
             self._free.put(staging)
             future.set_exception(error)
         else:
@@ -150,21 +174,18 @@ class CudaRunner(PlanRunner):
         return future
 
     def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
+        bucket = None
         # Only the caller could pad its extra inputs.
-        bucket = None if batch.extra else bucket_of(dims, self._sizes, self.manifest.context)
+        if self._graphs is not None and plan == GENERATE and not batch.extra:
+            bucket = bucket_of(dims, self._sizes, self.manifest.context)
         inputs = self.manifest.plan(plan).inputs
-        if bucket is None:
+        if self._graphs is None or bucket is None:
             self._memory.upload_batch(inputs, self.arrays(plan, batch), self._staging.inputs)
             self._launches.launch(plan, dims)
         else:
             padded = pad_batch(batch, bucket.sequences, [group.pages for group in self.groups], self.manifest.page_size)
             self._memory.upload_batch(inputs, self.arrays(plan, padded), self._staging.inputs)
-            self._driver.replay(self._graph(plan, bucket, dims))
-
-    def _graph(self, plan: str, bucket: Bucket, dims: Mapping[str, int]) -> Any:
-        if (plan, bucket) not in self._graphs:
-            self._graphs[plan, bucket] = self._driver.capture(lambda: self._launches.launch(plan, bucket.dims(dims)))
-        return self._graphs[plan, bucket]
+            self._graphs.run(bucket)
 
     def _wait_for_batches(self) -> None:
         """The waiting thread: wait for each batch in order and set the result of its future."""
@@ -207,15 +228,3 @@ class CudaRunner(PlanRunner):
         self._driver.download(array, self._memory.addresses[name])
         self._driver.wait(self._driver.record())
         return array
-
-
-def require_arch(manifest: Manifest, driver: Driver, path: Path) -> None:
-    """Raise DeviceError unless the GPU runs the bundle's cubins: the GPU must be of the same generation, and not
-    older.
-    """
-    compiled, found = ((arch[:-1], int(arch[-1])) for arch in ((manifest.arch or "").rstrip("af"), driver.arch))
-    if compiled[0] != found[0] or compiled[1] > found[1]:
-        raise DeviceError(
-            f"{path}: was compiled for {manifest.arch}, this GPU ({driver.name}) is {driver.arch}; "
-            f"compile the model with --target cuda --arch {driver.arch}"
-        )

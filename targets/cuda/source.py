@@ -6,16 +6,19 @@ A file of kernels is the `device.cuh` and `functions.cuh` of `compiler/kernels/c
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
-from nearfar.compiler.kernels.cuda.functions import device_source, functions_source
+from nearfar.compiler.kernels.cuda.functions import WAIT, device_source, functions_source
 from nearfar.compiler.pipeline.lower import lower
 
-# The limits of every GPU from sm_80 on without opting in to more (CUDA programming guide, technical specifications).
+# The limits of every GPU from sm_80 on (CUDA programming guide, technical specifications). A kernel can declare 48 KB
+# of shared memory; a launch can add more, 99 KB at least.
 MAX_SHARED_BYTES = 48 << 10
+LEAST_DYNAMIC_KB = 99
+DYNAMIC_KB = {"sm_80": 163, "sm_87": 163, "sm_90": 227, "sm_100": 227, "sm_101": 227, "sm_103": 227, "sm_110": 227}
 MAX_THREADS = 1024
 WARP = 32
 
@@ -35,6 +38,7 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
 # TVM's names for a part of an expression ("v_", "v__1") and for a vector that it fills lane by lane ("__1").
 PART = re.compile(r"\bv_(?:_\d+)?\b")
 PART_DEFINITION = re.compile(r"\s*(\w+) (v_(?:_\d+)?) = (.*);$")
+SHARED = re.compile(r"__shared__ alignas\(\d+\) (\w+) (\w+)\[(\d+)\];")
 LANES = re.compile(r"\s*(\w+ )?__\d+(\.[xyzw] = .*)?;$")
 
 
@@ -48,18 +52,28 @@ class CudaKernel:
     buffers: tuple[str, ...]
     scalars: tuple[Expr, ...]
 
+    @property
+    def dynamic_bytes(self) -> int:
+        """The shared memory that a launch adds: all, if the kernel cannot declare it."""
+        return self.kernel.shared_bytes if self.kernel.shared_bytes > MAX_SHARED_BYTES else 0
+
+
+def max_dynamic_bytes(arch: str) -> int:
+    """The most shared memory of a workgroup on an architecture."""
+    return DYNAMIC_KB.get(arch.rstrip("af"), LEAST_DYNAMIC_KB) << 10
+
 
 def cuda(kernel: Kernel, arch: str) -> CudaKernel:
     """One kernel as CUDA C++. A kernel that exceeds the limits is a bug in its template."""
     assert kernel.workgroup_size <= MAX_THREADS, (kernel.name, kernel.workgroup_size)
-    assert kernel.shared_bytes <= MAX_SHARED_BYTES, (kernel.name, kernel.shared_bytes)
+    assert kernel.shared_bytes <= max_dynamic_bytes(arch), (kernel.name, kernel.shared_bytes, arch)
     assert kernel.workgroup_size % WARP == 0 or not kernel.subgroups, (kernel.name, kernel.workgroup_size)
     target = {
         "kind": "cuda",
         "arch": arch,
         "max_num_threads": MAX_THREADS,
         "max_threads_per_block": MAX_THREADS,
-        "max_shared_memory_per_block": MAX_SHARED_BYTES,
+        "max_shared_memory_per_block": max_dynamic_bytes(arch),
         "thread_warp_size": WARP,
     }
     lowered = lower(kernel, target)
@@ -67,7 +81,58 @@ def cuda(kernel: Kernel, arch: str) -> CudaKernel:
     text = lowered.source[lowered.source.rindex('extern "C" __global__') :].strip()
     for pattern, replacement in REPLACEMENTS:
         text = re.sub(pattern, replacement, text)
-    return CudaKernel(kernel, with_fresh_parts(text), lowered.entry, lowered.buffers, lowered.scalars)
+    if kernel.shared_bytes > MAX_SHARED_BYTES:
+        text = with_dynamic_memory(text, kernel.shared_bytes)
+    text = waiting(with_fresh_parts(text), lowered.buffers)
+    return CudaKernel(kernel, text, lowered.entry, lowered.buffers, lowered.scalars)
+
+
+def waiting(text: str, buffers: Sequence[str]) -> str:
+    """The kernel with a wait for the previous kernel before it uses anything but weights, so that it may be launched
+    while that one still runs.
+
+    A buffer stays ``__restrict__`` only if it holds weights, or if the kernel only writes it and has a barrier. The
+    compiler may move reads of a buffer that nothing can change in front of the wait, and NVRTC 13 concludes that from a
+    kernel without barriers all of whose stores are to restricted buffers.
+    """
+    start = text.index("{") + 1
+    head, body = text[:start], text[start:]
+    if f"{WAIT}()" not in body:
+        body = f"\n  {WAIT}();\n  allow_next_kernel();{body}"
+    before, *others = body.split(f"{WAIT}()")
+    assert len(others) == 1, f"{head} waits more than once"
+    pointers = re.findall(r"\* __restrict__ (\w+)", head)
+    assert len(pointers) == len(buffers), head
+    for pointer, role in zip(pointers, buffers, strict=True):
+        if "." in role and not role.startswith("scratch."):
+            continue
+        assert not re.search(rf"\b{pointer}\b", before), f"{head} uses {pointer} before it waits"
+        if "__syncthreads()" not in body or not only_written(pointer, body):
+            head = re.sub(rf"\* __restrict__ {pointer}\b", f"* {pointer}", head)
+    return head + body
+
+
+def only_written(pointer: str, body: str) -> bool:
+    """Whether every use of a pointer is the target of an assignment."""
+    other = rf"((?!\b{pointer}\b).)*"
+    uses = [line for line in body.splitlines() if re.search(rf"\b{pointer}\b", line)]
+    return all(re.fullmatch(rf"\s*{pointer}\[{other} = {other};", use) for use in uses)
+
+
+def with_dynamic_memory(text: str, size: int) -> str:
+    """The same text with its arrays in the shared memory that a launch adds, ``size`` bytes."""
+    offset = "0"
+
+    def array(match: re.Match[str]) -> str:
+        nonlocal offset
+        dtype, name, length = match.groups()
+        start, offset = offset, f"{offset} + sizeof({dtype}) * {length}"
+        return f"{dtype}* {name} = ({dtype}*)((char*)dynamic_shared + {start});"
+
+    text, count = SHARED.subn(array, text)
+    assert count > 0, text[:2000]
+    assert "__shared__" not in text, text[:2000]
+    return text.replace("{", f"{{\n  static_assert({offset} == {size});", 1)
 
 
 def with_fresh_parts(text: str) -> str:

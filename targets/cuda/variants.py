@@ -1,12 +1,16 @@
 """The variants of every op on CUDA: its numbers, and the rows of projections.
 
-Sizes are rules of thumb from publications on other kernels: none has been timed yet.
+`tuning.py` has the sizes of projections.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
+from nearfar.compiler.kernels.cuda.linear_async import linear_async
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma, supports
 from nearfar.compiler.kernels.cuda.rows16 import rows16
 from nearfar.compiler.kernels.linear_tile import TileShape
@@ -14,10 +18,12 @@ from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets import gpu_variants
 from nearfar.targets.context import Context
 from nearfar.targets.gpu_attention import AttentionNumbers
-from nearfar.targets.gpu_variants import GpuNumbers, tile_row, vector_row, vector_shape
+from nearfar.targets.gpu_variants import GpuNumbers, tile_row
 from nearfar.targets.variant import Variant, kernel
 
-from .source import MAX_SHARED_BYTES
+from .nvrtc import DEFAULT_ARCH
+from .source import MAX_SHARED_BYTES, max_dynamic_bytes
+from .tuning import Tuning, mma_shapes, tuning_for, vector_shape
 
 ATTENTION = AttentionNumbers(
     max_shared_bytes=MAX_SHARED_BYTES,
@@ -27,55 +33,60 @@ ATTENTION = AttentionNumbers(
     max_tiles=1,
     # A tile processes its sequences one after the other, so it suits long runs of rows.
     min_tile_rows=32,
-    tensor_cores=True,
+    # Two tiles of 128 rows for each multiprocessor of a large GPU. Tall tiles halve what is read from the L2 cache.
+    min_tall_rows=2 * 132 * 128,
 )
 NUMBERS = GpuNumbers(
-    # Above this, tensor cores read the weights once for 16 or 64 rows.
+    # Above this, tensor cores read the weights once for a tile of rows.
     max_vector_rows=2,
-    min_tall_rows=32768,
     # A kernel's parameters have no such limit.
     max_buffers=64,
     attention=ATTENTION,
 )
-# Up to this many rows, use workgroups with few outputs whose warps share the columns, so that every multiprocessor has
-# one.
-MAX_NARROW_ROWS = 32
 TILE = TileShape(64, 64, 16, 256)
 
 
-def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
-    """The rows of one step, in the order in which a runtime tries them."""
-    return gpu_variants.variants_of(step, context, NUMBERS, projection_rows)
+def variants_of(step: Step, context: Context, arch: str = DEFAULT_ARCH) -> tuple[Variant, ...]:
+    """The rows of one step on GPUs of an architecture, in the order in which a runtime tries them."""
+    numbers = replace(NUMBERS, attention=attention_numbers(arch))
+    return gpu_variants.variants_of(step, context, numbers, partial(projection_rows, tuning=tuning_for(arch)))
 
 
-def projection_rows(facts: Projection, activation: str) -> list[Variant]:
+def attention_numbers(arch: str = DEFAULT_ARCH) -> AttentionNumbers:
+    return replace(ATTENTION, tensor_core_bytes=max_dynamic_bytes(arch))
+
+
+def projection_rows(facts: Projection, activation: str, tuning: Tuning) -> list[Variant]:
     """The kernels of one projection: 16-bit activations use tensor cores; float32 activations use float32
     throughout.
     """
-    vector = vector_row(facts, vector_shape(facts, NUMBERS), NUMBERS)
+    vectors = [
+        Variant(
+            (kernel(linear_async, facts=facts, shape=vector_shape(facts, tuning, x_rows)),),
+            when=["<=", facts.batch, x_rows],
+        )
+        for x_rows in range(1, NUMBERS.max_vector_rows + 1)
+    ]
     if activation == "float32" or not supports(facts):
-        return [vector, tile_row(facts, TILE)]
+        return [*vectors, tile_row(facts, TILE)]
+    return [
+        *vectors,
+        *(mma_row(facts, activation, shape, batch) for shape, batch in mma_shapes(facts, tuning, activation)),
+    ]
+
+
+def mma_row(facts: Projection, activation: str, shape: MmaShape, batch: int | None) -> Variant:
+    """A tensor-core kernel for up to ``batch`` rows, and the kernel that rounds its input."""
     before = kernel(
         rows16,
         batch=facts.batch,
         columns=facts.columns,
         x_dtype=facts.x_dtype,
         norm_eps=facts.norm_eps,
+        norm_row=facts.norm_row,
         dtype=activation,
         x_step=facts.x_step,
+        split=shape.splits > 1,
     )
-    return [
-        vector,
-        *(
-            Variant((before, kernel(linear_mma, facts=facts, shape=shape)), when=when)
-            for shape, when in mma_shapes(facts, activation)
-        ),
-    ]
-
-
-def mma_shapes(facts: Projection, dtype: str) -> list[tuple[MmaShape, Condition]]:
-    """Narrow workgroups for few rows, wide ones for many. The registers for a chunk grow with the weights' bits."""
-    narrow = MmaShape(16, 1 if facts.gated else 2, 1, 4, dtype)
-    heavy = facts.gated or facts.weight.kind == "f16"
-    wide = MmaShape(64, 2 if heavy else 4, 4, 1, dtype)
-    return [(narrow, ["<=", facts.batch, MAX_NARROW_ROWS]), (wide, None)]
+    when: Condition = None if batch is None else ["<=", facts.batch, batch]
+    return Variant((before, kernel(linear_mma, facts=facts, shape=shape)), when=when)

@@ -1,28 +1,32 @@
 """attention over pages for many new tokens of a sequence on tensor cores: prefill.
 
-One workgroup: one query head of 64 new tokens; keys in tiles of 64 from the first to the last that any of those tokens
-sees, with a running softmax (Milakov & Gimelshein 2018; Dao 2023, FlashAttention-2). If the rows belong to several
-sequences, it processes these in turn and masks the other rows.
-One warp: 16 rows; their queries, scores and results stay in registers, as tensor cores spread them over threads. Keys
-are loaded into shared memory while the previous values are used, and values while scores are computed. Scores, sums and
-results are float32; queries and weights are rounded to the activations' 16 bits.
-Needs: sm_80; 16-bit activations; heads of a multiple of 32 elements, 128 at most; ascending positions within a
+One workgroup: some new tokens of one sequence with the query heads of one kv head (eight at most), which are the
+``rows`` of a tile, so that a key is loaded once for all of these heads; keys in tiles from the first to the last that
+any of the tokens sees, with a running softmax (Milakov & Gimelshein 2018; Dao 2023, FlashAttention-2). Sequences with
+at most ``few`` new tokens are left to another kernel.
+One warp: 16 rows; their queries, scores and results stay in registers, as tensor cores spread them over threads;
+queries of more than 128 elements stay in shared memory, from which each thread reads its own. Keys and values are
+copied to shared memory one or two tiles ahead. Scores, sums and results are float32; queries and weights are rounded to
+the activations' 16 bits.
+Needs: sm_80; 16-bit activations; heads of a multiple of 32 elements, 256 at most; ascending positions within a
 sequence.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from ..batch_rows import BatchRows, SequenceRows
+from ..batch_rows import BatchRows, Tiling
 from ..builder import (
+    Array,
     Kernel,
     KernelBuilder,
     Scalar,
     address_of,
     all_of,
+    any_of,
     cast,
-    exp2,
     lane_of,
     maximum,
     minimum,
@@ -32,214 +36,264 @@ from ..builder import (
 )
 from ..heads import Heads, Scores
 from ..new_heads import query_rows
-from ..pages import Pages
-from ..scores import LOWEST, capped, first_key, last_key
-from .functions import SHORT, copy_16_bytes, load_transposed, multiply_tiles, pair, quad_max, quad_sum, wait_for_copies
+from ..scores import LOWEST, first_key, last_key
+from .functions import (
+    SHORT,
+    any_in_warp,
+    commit_copies,
+    fast_exp2,
+    fast_reciprocal,
+    load_transposed,
+    multiply_tiles,
+    pair,
+    quad_max,
+    quad_sum,
+    wait_for_older_copies,
+)
+from .kv_stages import KvStages
 
-ROWS = 64
-KEYS = 64
-WARPS = ROWS // 16
-THREADS = 32 * WARPS
-# Padding between rows in shared memory, in units of 16 bytes: keys are read by two rows of four threads at a time,
-# values by eight rows.
-KEY_PADDING = 4
-VALUE_PADDING = 1
+# The most elements of a head whose queries fit into registers beside the results.
+MAX_REGISTER_HEAD = 128
+# The most query heads of a tile.
+MAX_HEADS = 8
+# Threads of a multiprocessor, if each uses the registers of a head of 128 elements.
+RESIDENT_THREADS = 256
+# Shared memory that a multiprocessor reserves for each workgroup.
+RESERVED_BYTES = 1 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class MmaTile:
+    """``rows`` query heads of new tokens, ``keys`` a stage, and ``stages`` of keys and values in shared memory."""
+
+    rows: int
+    keys: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        """16 rows a warp."""
+        return self.rows * 2
+
+    def shared_bytes(self, heads: Heads) -> int:
+        """Shared memory of the stages, and of queries that registers cannot hold."""
+        queries = self.rows if heads.head_dim > MAX_REGISTER_HEAD else 0
+        return 2 * heads.head_dim * (2 * self.keys * self.stages + queries)
 
 
 def supports(heads: Heads) -> bool:
-    return heads.activation in SHORT and heads.head_dim % 32 == 0 and heads.head_dim <= 128
+    return heads.activation in SHORT and heads.head_dim % 32 == 0 and heads.head_dim <= 256
 
 
-def attention_mma(name: str, *, heads: Heads, scores: Scores, q_in_scratch: bool) -> Kernel:
+def tile_of(heads: Heads, rows: int, max_bytes: int) -> MmaTile | None:
+    """The tile of some rows for GPUs whose workgroups have at most ``max_bytes`` of shared memory: with three stages if
+    as many workgroups fit on a multiprocessor as with two. None if two do not fit.
+    """
+    keys = 64 if heads.head_dim <= MAX_REGISTER_HEAD else 32
+    two, three = (MmaTile(rows, keys, stages) for stages in (2, 3))
+
+    def resident(tile: MmaTile) -> int:
+        bytes_each = tile.shared_bytes(heads) + RESERVED_BYTES
+        return min(RESIDENT_THREADS // tile.threads, (max_bytes + RESERVED_BYTES) // bytes_each)
+
+    if not resident(two):
+        return None
+    return three if resident(three) == resident(two) else two
+
+
+def attention_mma(name: str, *, heads: Heads, scores: Scores, tile: MmaTile, few: int, q_in_scratch: bool) -> Kernel:
     """``q_in_scratch``: an earlier kernel, such as rope_append, wrote q to scratch; else q is an input of the step."""
     assert supports(heads), heads
     kernel = KernelBuilder(name, scalars=("B",))
-    phases = MmaAttention(kernel, heads, scores, q_in_scratch=q_in_scratch)
-    phases.load_queries()
-    with phases.batch.sequences(phases.first_row, phases.end_row) as own:
-        phases.find_keys(own)
-        phases.tiles.start(0, own.first_page, own.first_key, phases.length)
-        with kernel.loop("tile", phases.count) as tile:
-            start = kernel.let("tile_start", own.first_key + tile * KEYS)
-            wait_for_copies()
-            # The keys have arrived, and no thread still reads the values before.
+    phases = MmaAttention(kernel, heads, scores, tile, few, q_in_scratch=q_in_scratch)
+    ahead = tile.stages - 1
+    with kernel.when(phases.own.count > 0):
+        phases.find_keys()
+        for stage in range(ahead):
+            phases.start_stage(stage)
+        phases.load_queries()
+        with kernel.loop("tile", phases.count) as index:
+            # The tile's copies have arrived, and no thread still uses the stage of the tile before.
+            wait_for_older_copies(ahead - 1)
             kernel.barrier()
-            phases.tiles.start(1, own.first_page, start, phases.length)
-            phases.multiply_keys()
-            phases.update_softmax(start)
-            wait_for_copies()
-            kernel.barrier()
-            with kernel.when(tile + 1 < phases.count):
-                phases.tiles.start(0, own.first_page, start + KEYS, phases.length)
-            phases.add_values()
-    phases.store()
+            phases.start_stage(index + ahead)
+            phases.multiply_keys(index)
+            phases.mask_scores(index)
+            phases.update_softmax()
+            phases.add_values(index)
+        phases.store()
     return kernel.finish()
-
-
-class Tiles:
-    """Keys and values of KEYS tokens in shared memory, as 16-bit floats; zeros beyond the last key.
-
-    The argument "kv" is read in pieces of 16 bytes, or dequantized.
-    """
-
-    def __init__(self, kernel: KernelBuilder, heads: Heads, batch: BatchRows) -> None:
-        self._kernel, self._heads, self._batch = kernel, heads, batch
-        self._octets = heads.head_dim // 8
-        self._pages = Pages(kernel, heads, write=False) if heads.kv == "q8" else None
-        if self._pages is None:
-            self._kv = kernel.buffer("kv", ("P", 2, heads.num_kv_heads, heads.page_size, self._octets), "uint32x4")
-
-    def allocate(self, thread: Scalar, kv_head: Scalar) -> None:
-        self._thread, self._kv_head = thread, kv_head
-        self.keys = self._kernel.shared("key_tile", (KEYS, self._octets + KEY_PADDING), "uint32x4")
-        self.values = self._kernel.shared("value_tile", (KEYS, self._octets + VALUE_PADDING), "uint32x4")
-
-    def start(self, plane: int, first_page: Scalar, start_key: Scalar | int, length: Scalar) -> None:
-        """Start to fill the tile of keys (plane 0) or values (plane 1), which holds behind the next wait for copies and
-        barrier.
-        """
-        kernel, page_size, target = self._kernel, self._heads.page_size, (self.keys, self.values)[plane]
-        for start in range(0, KEYS * self._octets, THREADS):
-            item = kernel.let("item", self._thread + start)
-            row, octet = kernel.let("row", item // self._octets), kernel.let("octet", item % self._octets)
-            key = kernel.let("key", minimum(start_key + row, length - 1))
-            page = kernel.let("page", self._batch.page_of(first_page, key))
-            present = start_key + row < length
-            if self._pages is None:
-                source = address_of(self._kv, page, plane, self._kv_head, key % page_size, octet)
-                copy_16_bytes(address_of(target, row, octet), source, select(present, 1, 0))
-                continue
-            quads = [
-                kernel.let("quad", self._pages.load(page, plane, self._kv_head, key % page_size, octet * 2 + half))
-                for half in range(2)
-            ]
-            words = [
-                pair(self._heads.activation, lane_of(quad, low), lane_of(quad, low + 1))
-                for quad in quads
-                for low in (0, 2)
-            ]
-            target[row, octet] = select(present, vector(*words), number(0, "uint32x4"))
 
 
 class MmaAttention:
     """The registers of a thread, which has parts of two rows of the tile, eight apart, and the phases of its work."""
 
-    def __init__(self, kernel: KernelBuilder, heads: Heads, scores: Scores, *, q_in_scratch: bool) -> None:
-        self.kernel, self.heads, self.facts = kernel, heads, scores
+    def __init__(
+        self, kernel: KernelBuilder, heads: Heads, scores: Scores, tile: MmaTile, few: int, *, q_in_scratch: bool
+    ) -> None:
+        self.kernel, self.heads, self.facts, self.tile = kernel, heads, scores, tile
         self.q = query_rows(kernel, heads, scratch=q_in_scratch)
         self.batch = BatchRows(kernel, heads, scores)
-        self.tiles = Tiles(kernel, heads, self.batch)
+        self.stages = KvStages(kernel, heads, self.batch, tile.keys, tile.stages)
         self.sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
         self.y = kernel.buffer("y", ("S", heads.num_heads, heads.head_dim // 2), f"{heads.activation}x2", write=True)
 
-        self.head, group_y = kernel.grid(heads.num_heads, ["ceildiv", "S", ROWS])
-        thread = kernel.threads(THREADS)
-        self.tiles.allocate(thread, self.head // heads.group)
-        self.lane, warp = kernel.let("lane", thread % 32), kernel.let("warp", thread // 32)
+        # Row r is head r % packed of token r // packed.
+        self.packed = max(each for each in range(1, MAX_HEADS + 1) if heads.group % each == 0)
+        self.tokens = tile.rows // self.packed
+        tiling = Tiling(self.tokens, few)
+        head_group, slot = kernel.grid(heads.num_heads // self.packed, tiling.slots)
+        thread = kernel.threads(tile.threads)
+        first_head = kernel.let("first_head", head_group * self.packed)
+        self.stages.allocate(thread, tile.threads, first_head // heads.group)
+        subgroup = kernel.subgroup()
+        self.own = self.batch.tile(tiling, slot, subgroup)
+        self.thread, self.lane = thread, subgroup.lane
         self.member, self.quarter = kernel.let("member", self.lane // 4), kernel.let("quarter", self.lane % 4)
-        self.first_row = kernel.let("first_row", group_y * ROWS)
-        self.end_row = kernel.let("end_row", minimum(self.first_row + ROWS, kernel.size("S")))
-        self.rows = [kernel.let("row", warp * 16 + self.member + below * 8) for below in range(2)]
+        rows = [kernel.let("row", subgroup.index * 16 + self.member + below * 8) for below in range(2)]
+        self.row_tokens = [kernel.let("row_token", row // self.packed) for row in rows]
+        self.row_heads = [kernel.let("row_head", first_head + row % self.packed) for row in rows]
+        # Rows that do not exist see what the last token sees.
+        self.batch_rows = [
+            kernel.let("batch_row", self.own.first_row + minimum(token, maximum(self.own.count, 1) - 1))
+            for token in self.row_tokens
+        ]
         # Weights are powers of two, whose exponent takes the scores' scale with it, unless a soft-cap needs the scores
         # themselves.
         self.scale = scores.scale if scores.softcap is None else 1.0
         self.exponent_scale = number(math.log2(math.e) * self.scale, "float32")
+        self.blocks = heads.head_dim // 32
+        self.queries_in_registers = heads.head_dim <= MAX_REGISTER_HEAD
+        if not self.queries_in_registers:
+            self.shared_queries = kernel.shared("queries", (self.blocks * 2, tile.threads), "uint32x4")
+
+    def find_keys(self) -> None:
+        """The keys that the thread's rows see, those that all rows see, and how many tiles there are."""
+        kernel, own, facts = self.kernel, self.own, self.facts
+        positions = [self.batch.positions[row] for row in self.batch_rows]
+        self.last_keys = [kernel.let("last_key_of_row", last_key(facts, position, own.last)) for position in positions]
+        self.first_keys = [kernel.let("first_key_of_row", first_key(facts, position)) for position in positions]
+        first, last = (self.batch.positions[own.first_row + row] for row in (0, own.count - 1))
+        self.seen_from = kernel.let("seen_from", first_key(facts, last))
+        self.seen_to = kernel.let("seen_to", last_key(facts, first, own.last))
+        self.length = kernel.let("length", own.last_key + 1)
+        self.count = kernel.let("count", (self.length - own.first_key + self.tile.keys - 1) // self.tile.keys)
+
+    def start_stage(self, index: Scalar | int) -> None:
+        """Start the copies of a tile of keys and values, if there is one."""
+        with self.kernel.when(index < self.count):
+            stage = index % self.tile.stages
+            self.stages.start(stage, self.own.first_page, self._first_key(index), self.length)
+        commit_copies()
 
     def load_queries(self) -> None:
         """Read the queries as tensor cores take them, and start the softmax."""
         kernel, head_dim = self.kernel, self.heads.head_dim
-        self.queries = kernel.local("queries", head_dim // 32 * 8, "uint32")
-        for block in range(head_dim // 32):
-            for below, row in enumerate(self.rows):
-                for step in range(2):
-                    row_index = minimum(self.first_row + row, self.end_row - 1)
-                    stored = self.q[row_index, self.head, block * 8 + self.quarter * 2 + step]
-                    quad = kernel.let("quad", cast(stored, self.heads.vector_dtype))
-                    for half in range(2):
-                        words = pair(self.heads.activation, lane_of(quad, half * 2), lane_of(quad, half * 2 + 1))
-                        self.queries[block * 8 + step * 4 + half * 2 + below] = words
+        words = kernel.local("queries", self.blocks * 8 if self.queries_in_registers else 8, "uint32")
+        self.queries = words
+        for slot in range(self.blocks * 2):
+            base = slot * 4 if self.queries_in_registers else 0
+            for below in range(2):
+                index = slot // 2 * 8 + self.quarter * 2 + slot % 2
+                stored = self.q[self.batch_rows[below], self.row_heads[below], index]
+                quad = kernel.let("quad", cast(stored, self.heads.vector_dtype))
+                for half in range(2):
+                    two = pair(self.heads.activation, lane_of(quad, half * 2), lane_of(quad, half * 2 + 1))
+                    words[base + half * 2 + below] = two
+            if not self.queries_in_registers:
+                self.shared_queries[slot, self.thread] = vector(*(words[word] for word in range(4)))
         self.largest = kernel.local("largest", 2, "float32")
         self.total = kernel.local("total", 2, "float32")
         for below in range(2):
             # A sink is a key without a value; the sums of a row are spread over four threads.
             self.largest[below] = (
-                LOWEST if self.sinks is None else self.sinks[self.head] * number(1 / self.scale, "float32")
+                LOWEST if self.sinks is None else self.sinks[self.row_heads[below]] * number(1 / self.scale, "float32")
             )
             self.total[below] = (
                 0 if self.sinks is None else select(self.quarter == 0, number(1, "float32"), number(0, "float32"))
             )
+        keys = self.tile.keys
         self.best, self.correction = kernel.local("best", 2, "float32"), kernel.local("correction", 2, "float32")
-        self.first_key = None if self.facts.window is None else kernel.local("first_key_of_row", 2, "int32")
-        self.last_key = kernel.local("last_key_of_row", 2, "int32")
-        self.scores = kernel.local("scores", KEYS // 8 * 4, "float32")
-        self.weights = kernel.local("weights", KEYS // 16 * 4, "uint32")
+        self.scaled, self.changed = kernel.local("scaled", 2, "float32"), kernel.local("changed", 1, "int32")
+        self.scores = kernel.local("scores", keys // 8 * 4, "float32")
+        self.weights = kernel.local("weights", keys // 16 * 4, "uint32")
         self.b = kernel.local("b", 4, "uint32")
         self.loaded = kernel.local("loaded", 1, "uint32x4")
         self.result = kernel.local("result", head_dim // 8 * 4, "float32", fill=0)
 
-    def find_keys(self, own: SequenceRows) -> None:
-        """The keys that each of the thread's rows sees, and how many tiles there are."""
-        kernel = self.kernel
-        # A row of another sequence sees no key. Its weights are 0, or become 0 when its own sequence's turn comes.
-        for below, row in enumerate(self.rows):
-            is_own = all_of(row >= own.start, row < own.end)
-            position = self.batch.positions[self.first_row + minimum(row, own.end - 1)]
-            self.last_key[below] = select(is_own, last_key(self.facts, position, own.last), -1)
-            if self.first_key is not None:
-                self.first_key[below] = first_key(self.facts, position)
-        self.length = kernel.let("length", own.last_key + 1)
-        self.count = kernel.let("count", (self.length - own.first_key + KEYS - 1) // KEYS)
-
-    def multiply_keys(self) -> None:
+    def multiply_keys(self, index: Scalar) -> None:
         """The dot products of queries and keys."""
-        for j in range(KEYS // 8):
-            for i in range(4):
-                self.scores[j * 4 + i] = 0
-            for block in range(self.heads.head_dim // 32):
-                self.loaded[0] = self.tiles.keys[j * 8 + self.member, block * 4 + self.quarter]
-                for word in range(4):
-                    self.b[word] = lane_of(self.loaded[0], word)
-                for step in range(2):
-                    query = address_of(self.queries, block * 8 + step * 4)
-                    multiply_tiles(
-                        self.heads.activation, address_of(self.scores, j * 4), query, address_of(self.b, step * 2)
-                    )
+        keys, stage = self.tile.keys, index % self.tile.stages
+        for i in range(keys // 8 * 4):
+            self.scores[i] = 0
+        # Products that follow each other add to different sums, so that none waits for the one before.
+        for block in range(self.blocks):
+            fragments = self._queries_of(block)
+            for j in range(keys // 8):
+                octet = self.stages.key_octet(stage, j * 8 + self.member, block * 4 + self.quarter)
+                self._split(octet, self.b, 0)
+                for step, query in enumerate(fragments):
+                    sums = address_of(self.scores, j * 4)
+                    multiply_tiles(self.heads.activation, sums, query, address_of(self.b, step * 2))
 
-    def update_softmax(self, start_key: Scalar) -> None:
+    def mask_scores(self, index: Scalar) -> None:
+        """Cap the scores, if there is a soft-cap, and replace those of keys which a row does not see; most tiles have
+        none.
+        """
+        kernel, start = self.kernel, self.kernel.let("tile_start", self._first_key(index))
+        if self.facts.softcap is not None:
+            for i in range(self.tile.keys // 8 * 4):
+                self.scores[i] = self._capped(self.scores[i], self.facts.softcap)
+        hidden = start + (self.tile.keys - 1) > self.seen_to
+        if self.facts.window is not None:
+            hidden = any_of(hidden, start < self.seen_from)
+        with kernel.when(hidden):
+            for j, below, right in self._score_indices():
+                key = start + (j * 8 + right) + self.quarter * 2
+                seen = all_of(
+                    key <= self.last_keys[below], True if self.facts.window is None else key >= self.first_keys[below]
+                )
+                at = j * 4 + below * 2 + right
+                self.scores[at] = select(seen, self.scores[at], number(LOWEST, "float32"))
+
+    def update_softmax(self) -> None:
         """Turn scores into weights, and scale what has been added up to the largest score."""
         for below in range(2):
-            self.best[below] = LOWEST
-        score_indices = [(j, below, right) for j in range(KEYS // 8) for below in range(2) for right in range(2)]
-        for j, below, right in score_indices:
-            score_index = j * 4 + below * 2 + right
-            self._mask(score_index, start_key + (j * 8 + right) + self.quarter * 2, below)
-            self.best[below] = maximum(self.best[below], self.scores[score_index])
+            self.best[below] = self.largest[below]
+        for j, below, right in self._score_indices():
+            self.best[below] = maximum(self.best[below], self.scores[j * 4 + below * 2 + right])
         for below in range(2):
             self.best[below] = quad_max(self.best[below])
-            self.best[below] = maximum(self.best[below], self.largest[below])
-            self.correction[below] = self._weight(self.largest[below], self.best[below])
+            # While a row has seen no key, its largest score is LOWEST, and all of its weights are 0.
+            seen = self.best[below] > number(LOWEST / 2, "float32")
+            self.scaled[below] = select(seen, self.best[below] * self.exponent_scale, number(0, "float32"))
+            self.correction[below] = self._weight(self.largest[below], below)
             self.largest[below] = self.best[below]
             self.total[below] = self.total[below] * self.correction[below]
-        for j, below, right in score_indices:
-            score_index = j * 4 + below * 2 + right
-            self.scores[score_index] = self._weight(self.scores[score_index], self.largest[below])
-            self.total[below] = self.total[below] + self.scores[score_index]
+        for j, below, right in self._score_indices():
+            at = j * 4 + below * 2 + right
+            self.scores[at] = self._weight(self.scores[at], below)
+            self.total[below] = self.total[below] + self.scores[at]
         # Two tiles of eight keys, as tensor cores return them, are one tile of sixteen, as they take them.
-        for j in range(KEYS // 8):
+        for j in range(self.tile.keys // 8):
             for below in range(2):
-                score_index = j * 4 + below * 2
-                two = pair(self.heads.activation, self.scores[score_index], self.scores[score_index + 1])
+                at = j * 4 + below * 2
+                two = pair(self.heads.activation, self.scores[at], self.scores[at + 1])
                 self.weights[j // 2 * 4 + j % 2 * 2 + below] = two
-        for n in range(self.heads.head_dim // 8):
-            for i in range(4):
-                self.result[n * 4 + i] = self.result[n * 4 + i] * self.correction[i // 2]
+        # After the first tiles, the largest score of a row rarely changes.
+        self.changed[0] = any_in_warp(any_of(*(self.correction[below] != number(1, "float32") for below in range(2))))
+        with self.kernel.when(self.changed[0] != 0):
+            for n in range(self.heads.head_dim // 8):
+                for i in range(4):
+                    self.result[n * 4 + i] = self.result[n * 4 + i] * self.correction[i // 2]
 
-    def add_values(self) -> None:
-        for k in range(KEYS // 16):
+    def add_values(self, index: Scalar) -> None:
+        stage = index % self.tile.stages
+        for k in range(self.tile.keys // 16):
             for pair_of_tiles in range(self.heads.head_dim // 16):
                 row = k * 16 + self.lane % 16
-                score_index = address_of(self.tiles.values, row, pair_of_tiles * 2 + self.lane // 16)
-                load_transposed(address_of(self.b, 0), score_index)
+                address = self.stages.value_address(stage, row, pair_of_tiles * 2 + self.lane // 16)
+                load_transposed(address_of(self.b, 0), address)
                 for n in range(2):
                     result = address_of(self.result, (pair_of_tiles * 2 + n) * 4)
                     multiply_tiles(
@@ -247,24 +301,44 @@ class MmaAttention:
                     )
 
     def store(self) -> None:
-        for below, row in enumerate(self.rows):
+        for below, token in enumerate(self.row_tokens):
             self.total[below] = quad_sum(self.total[below])
-            with self.kernel.when(self.first_row + row < self.end_row):
+            with self.kernel.when(token < minimum(self.own.count, self.tokens)):
                 inverse = self.kernel.let("inverse", number(1, "float32") / self.total[below])
                 for n in range(self.heads.head_dim // 8):
                     two = vector(*(self.result[n * 4 + below * 2 + right] * inverse for right in range(2)))
-                    self.y[self.first_row + row, self.head, n * 4 + self.quarter] = cast(
+                    self.y[self.batch_rows[below], self.row_heads[below], n * 4 + self.quarter] = cast(
                         two, f"{self.heads.activation}x2"
                     )
 
-    def _mask(self, score_index: int, key: Scalar, below: int) -> None:
-        """Cap a score, if there is a soft-cap, and replace that of a key which the row does not see."""
-        score = self.scores[score_index]
-        if self.facts.softcap is not None:
-            score = capped(self.kernel, self.facts, score * number(self.facts.scale, "float32"))
-        seen = all_of(key <= self.last_key[below], True if self.first_key is None else key >= self.first_key[below])
-        self.scores[score_index] = select(seen, score, number(LOWEST, "float32"))
+    def _first_key(self, index: Scalar | int) -> Scalar:
+        return self.own.first_key + index * self.tile.keys
 
-    def _weight(self, score: Scalar, largest: Scalar) -> Scalar:
-        """As `scores.weight`, for scores that are yet to be scaled."""
-        return exp2((score - largest) * self.exponent_scale)
+    def _score_indices(self) -> list[tuple[int, int, int]]:
+        """The thread's scores: those of two adjacent keys of each eight, for two rows."""
+        return [(j, below, right) for j in range(self.tile.keys // 8) for below in range(2) for right in range(2)]
+
+    def _queries_of(self, block: int) -> list[Scalar]:
+        """The addresses of the thread's queries for two steps of 16 elements."""
+        if self.queries_in_registers:
+            return [address_of(self.queries, (block * 2 + step) * 4) for step in range(2)]
+        for step in range(2):
+            self._split(self.shared_queries[block * 2 + step, self.thread], self.queries, step * 4)
+        return [address_of(self.queries, step * 4) for step in range(2)]
+
+    def _split(self, octet: Scalar, words: Array, first: int) -> None:
+        """Store 16 bytes as four words."""
+        self.loaded[0] = octet
+        for word in range(4):
+            words[first + word] = lane_of(self.loaded[0], word)
+
+    def _capped(self, score: Scalar, cap: float) -> Scalar:
+        """cap * tanh(scale * score / cap), as cap - 2 cap / (1 + exp(2 scale * score / cap)). Near 0 its relative error
+        grows, but a weight depends on the absolute one.
+        """
+        power = fast_exp2(score * number(2 * math.log2(math.e) * self.facts.scale / cap, "float32"))
+        return number(cap, "float32") - number(2 * cap, "float32") * fast_reciprocal(number(1, "float32") + power)
+
+    def _weight(self, score: Scalar, below: int) -> Scalar:
+        """As `scores.weight`, for scores that are yet to be scaled: one multiply-add and a power."""
+        return fast_exp2(score * self.exponent_scale - self.scaled[below])

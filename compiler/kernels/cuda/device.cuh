@@ -2,6 +2,9 @@
 // asynchronous copies, tensor cores. No CUDA header is included, so NVRTC compiles kernels with its wheel alone.
 typedef unsigned int uint;
 
+// The shared memory that a launch adds for kernels that need more than they can declare.
+extern __shared__ uint4 dynamic_shared[];
+
 struct half {
   unsigned short bits;
   half() = default;
@@ -48,7 +51,56 @@ __device__ __forceinline__ void copy_16_bytes(void* shared, const void* global, 
   const int size = present ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(size) : "memory");
 }
+__device__ __forceinline__ void copy_8_bytes(void* shared, const void* global) {
+  const uint address = (uint)__cvta_generic_to_shared(shared);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(address), "l"(global) : "memory");
+}
+__device__ __forceinline__ void copy_4_bytes(void* shared, const void* global) {
+  const uint address = (uint)__cvta_generic_to_shared(shared);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(global) : "memory");
+}
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Groups of copies: all since the group before. A thread can wait for all groups but the last few.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int groups> __device__ __forceinline__ void wait_for_copies_before() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+__device__ __forceinline__ float fast_exp2(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+__device__ __forceinline__ float fast_reciprocal(float value) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+// Programmatic dependent launch (PTX ISA, griddepcontrol; sm_90): a kernel may start while the previous one still runs,
+// and must wait for its end before it reads a result or writes anything. Older GPUs start it later.
+#if __CUDA_ARCH__ >= 900
+// The driver looks for this name in a cubin: all its kernels wait.
+extern "C" __device__ uint every_kernel_waits = 1;
+#endif
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void allow_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Adds 1 to a counter that workgroups share and returns its former value. All that the calling thread wrote before is
+// visible to a thread that sees the new value (PTX ISA, memory consistency model).
+__device__ __forceinline__ uint arrive(uint* counter) {
+  uint before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
 
 // Loads four 8 by 8 matrices of 16-bit elements from shared memory, transposed. Thread i passes the address of row
 // i % 8 of matrix i / 8.

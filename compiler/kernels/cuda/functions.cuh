@@ -33,6 +33,7 @@ __device__ __forceinline__ float subgroupAdd(float value) {
   for (int step = 16; step; step >>= 1) value += __shfl_xor_sync(0xffffffffu, value, step);
   return value;
 }
+__device__ __forceinline__ int any_in_warp(bool condition) { return __any_sync(0xffffffffu, condition); }
 // A reduction over the four threads that hold a row of a tile (PTX ISA, matrix fragments).
 __device__ __forceinline__ float quad_max(float value) {
   value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
@@ -42,6 +43,9 @@ __device__ __forceinline__ float quad_sum(float value) {
   value += __shfl_xor_sync(0xffffffffu, value, 1);
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
+
+// A block has no third dimension, which the compiler cannot know.
+__device__ __forceinline__ uint unknown(uint value) { return value * blockDim.z; }
 
 // One condition per lane.
 struct bool2 { bool x, y; };

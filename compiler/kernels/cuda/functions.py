@@ -13,6 +13,8 @@ from ..builder import Scalar, extern, perform, result_of
 
 # The 16-bit floats, as functions' names have them.
 SHORT = {"float16": "f16", "bfloat16": "bf16"}
+# The function by which a kernel waits for the previous one.
+WAIT = "wait_for_previous_kernel"
 
 
 def device_source() -> str:
@@ -51,6 +53,11 @@ def unpack_octet(kind: str, dtype: str, address: Scalar, codes: list[Scalar], sc
         perform(f"scale_pairs_{SHORT[dtype]}", address, scale)
 
 
+def unknown(value: Scalar) -> Scalar:
+    """The same word, of which the compiler does not know that it is a constant. Store it at once."""
+    return result_of("uint32", "unknown", value)
+
+
 # --- copies ---
 
 
@@ -59,9 +66,57 @@ def copy_16_bytes(shared: Scalar, address: Scalar, present: Scalar | int) -> Non
     perform("copy_16_bytes", shared, address, present)
 
 
+def copy_element(shared: Scalar, address: Scalar, size: int) -> None:
+    """Start a copy of an aligned element of 4, 8 or 16 bytes to shared memory."""
+    assert size in (4, 8, 16), size
+    perform(f"copy_{size}_bytes", shared, address, *((1,) if size == 16 else ()))
+
+
 def wait_for_copies() -> None:
     """Wait for the copies that this thread started."""
     perform("wait_for_copies")
+
+
+def commit_copies() -> None:
+    """Close the group of the copies that this thread started since the last group; it may be empty."""
+    perform("commit_copies")
+
+
+def wait_for_older_copies(groups: int) -> None:
+    """Wait for all groups of copies except the last ``groups``."""
+    perform(f"wait_for_copies_before<{groups}>")
+
+
+# --- maths ---
+
+
+def fast_exp2(value: Scalar) -> Scalar:
+    """2 to the power of a float32, within two units in the last place; 0 for results below the normal numbers."""
+    return extern("float32", "fast_exp2", value)
+
+
+def fast_reciprocal(value: Scalar) -> Scalar:
+    """1 / value in float32, within one unit in the last place; 0 for infinity."""
+    return extern("float32", "fast_reciprocal", value)
+
+
+# --- the order of kernels and of workgroups ---
+
+
+def wait_for_previous_kernel() -> None:
+    """Wait until the results of all previous kernels are visible, and allow the next kernel to start.
+
+    Before this call, a kernel reads nothing but weights and writes nothing. `targets.cuda.source` checks it.
+    """
+    perform(WAIT)
+    perform("allow_next_kernel")
+
+
+def arrive(counter: Scalar) -> Scalar:
+    """Add 1 to a counter in global memory; the result is its former value. Store it at once. What this thread wrote
+    before is visible to threads that see the new value.
+    """
+    return result_of("uint32", "arrive", counter)
 
 
 # --- warps: all threads of a warp together ---
@@ -77,6 +132,11 @@ def multiply_tiles(dtype: str, sums: Scalar, a: Scalar, b: Scalar) -> None:
     mma.m16n8k16).
     """
     perform(f"mma_{SHORT[dtype]}", sums, a, b)
+
+
+def any_in_warp(condition: Scalar) -> Scalar:
+    """Whether a condition holds in any thread of the warp. Store it at once."""
+    return result_of("int32", "any_in_warp", condition)
 
 
 def quad_max(value: Scalar) -> Scalar:

@@ -5,14 +5,16 @@ One workgroup: one row. One thread: octets of eight columns. Each row is scaled 
 largest value to 1,024 to 2,048, so that no model's activations exceed float16's range. "row_factors" holds the factor
 of each row's results, the norm's included.
 
-128 columns form 16 octets, four of each of four chunks. Octet w of chunk t has index 4 w + t, so that four neighbouring
-threads of a warp read contiguous memory. The order of columns in an octet is 0 2 1 3 4 6 5 7, in which 4-bit weights
-are unpacked from a word in pairs.
+128 columns form 16 octets, four of each of four chunks. The order of columns in an octet is 0 2 1 3 4 6 5 7, in which
+4-bit weights are unpacked from a word in pairs: two pairs for each of two matrix products. 16 rows are stored together,
+in the order of a warp's registers for one of these products: thread 4 m + t reads the pairs of rows m and m + 8 of an
+octet of chunk t as one element (PTX ISA, fragment A of mma.m16n8k16). The rows beyond the last are not written.
 """
 
 from __future__ import annotations
 
 from ...ir.expr import Expr
+from ...quant.base import GROUP
 from ..builder import (
     Array,
     Kernel,
@@ -25,7 +27,6 @@ from ..builder import (
     reinterpret,
     splat,
     sum_lanes,
-    vector,
 )
 from ..linear_vector import power_of_two
 from ..maths import rms_factor
@@ -34,9 +35,14 @@ from .functions import pair
 
 BLOCK = 128
 OCTETS = BLOCK // 8
+CHUNK_OCTETS = GROUP // 8
+# The rows of one matrix product.
+TILE_ROWS = 16
 # The exponent bits of a float32, and the exponent of 1,024 relative to 1.
 EXPONENT_BITS = 0x7F800000
 SCALED_EXPONENT = 10
+# The most tiles of a result for which `linear_mma` may split the columns: more fill a GPU without that.
+MAX_SPLIT_TILES = 256
 
 
 def blocks_of(columns: int) -> int:
@@ -44,9 +50,21 @@ def blocks_of(columns: int) -> int:
 
 
 def rows16_buffers(kernel: KernelBuilder, batch: Expr, columns: int, *, write: bool) -> tuple[Array, Array]:
-    """The rows (batch, octets), each octet in 16 bytes, and their factors (batch,)."""
-    rows = kernel.scratch("rows16", (batch, blocks_of(columns) * OCTETS), "uint32x4", write=write)
+    """The rows (groups of 16, octets of a chunk, threads of two products), each element 16 bytes, and the factors of
+    the rows (batch,). To write, an element has 4 words.
+    """
+    shape = (["ceildiv", batch, TILE_ROWS], blocks_of(columns) * CHUNK_OCTETS, 2 * 32)
+    rows = (
+        kernel.scratch("rows16", (*shape, 4), "uint32", write=True)
+        if write
+        else kernel.scratch("rows16", shape, "uint32x4")
+    )
     return rows, kernel.scratch("row_factors", (batch,), "float32", write=write)
+
+
+def arrivals_buffer(kernel: KernelBuilder) -> Array:
+    """A counter for each tile of a result whose columns several workgroups of `linear_mma` share."""
+    return kernel.scratch("arrivals", (MAX_SPLIT_TILES,), "uint32", write=True)
 
 
 def rows16(
@@ -55,20 +73,28 @@ def rows16(
     columns: int,
     x_dtype: str,
     norm_eps: float | None,
+    norm_row: int,
     dtype: str,
     x_step: float | None = None,
+    split: bool = False,
 ) -> Kernel:
-    """``dtype`` is the dtype of the 16-bit floats. ``x_step`` rounds the input; see `fake_quantized`."""
+    """``dtype`` is the dtype of the 16-bit floats. ``x_step`` rounds the input; see `fake_quantized`. ``split``: also
+    set the counters of `arrivals_buffer` to 0.
+    """
     kernel = KernelBuilder(name)
     x = Rows(kernel, "x", batch, columns, x_dtype, x_step)
-    norm = Rows(kernel, "norm", 1, columns, "float32") if norm_eps is not None else None
+    norm = Rows(kernel, "norm", 1 + norm_row, columns, "float32") if norm_eps is not None else None
     rows, factors = rows16_buffers(kernel, batch, columns, write=True)
+    arrivals = arrivals_buffer(kernel) if split else None
     count = blocks_of(columns) * OCTETS
     threads = min(256, max(32, power_of_two(count)))
     rounds = -(-count // threads)
 
     row, _ = kernel.grid(batch)
     thread = kernel.threads(threads)
+    if arrivals is not None:
+        with kernel.when(row == 0), kernel.loop("i", MAX_SPLIT_TILES // threads) as i:
+            arrivals[i * threads + thread] = number(0, "uint32")
     values = kernel.local("values", 2 * rounds, "float32x4", fill=0)
     squares = kernel.local("squares", 1, "float32x4", fill=0)
     largest = kernel.local("largest", 1, "float32", fill=0)
@@ -80,7 +106,7 @@ def rows16(
                 values[quad_index] = x.quad(row, quad, count * 2)
                 if norm is not None:
                     squares[0] = squares[0] + values[quad_index] * values[quad_index]
-                    values[quad_index] = values[quad_index] * norm.quad(0, quad, count * 2)
+                    values[quad_index] = values[quad_index] * norm.quad(norm_row, quad, count * 2)
                 for lane in range(4):
                     largest[0] = maximum(largest[0], magnitude(lane_of(values[quad_index], lane)))
 
@@ -106,5 +132,8 @@ def rows16(
         with kernel.when(guard_below(octet, count, threads)):
             scaled = [kernel.let("scaled", values[2 * i + half] * splat(scale)) for half in range(2)]
             pairs = [pair(dtype, lane_of(each, low), lane_of(each, low + 2)) for each in scaled for low in range(2)]
-            rows[row, octet // OCTETS * OCTETS + octet % 4 * 4 + octet % OCTETS // 4] = vector(*pairs)
+            chunk, below = octet % OCTETS // CHUNK_OCTETS, row % TILE_ROWS // 8
+            place = row // TILE_ROWS, octet // OCTETS * CHUNK_OCTETS + octet % CHUNK_OCTETS
+            for word, value in enumerate(pairs):
+                rows[(*place, word // 2 * 32 + row % 8 * 4 + chunk, word % 2 * 2 + below)] = value
     return kernel.finish()

@@ -18,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from made_once import made_once
 
+from nearfar.compiler.kernels.cuda.functions import WAIT
+
 EMULATOR = Path(__file__).parent / "emulator"
 PRELUDE = EMULATOR / "prelude.hpp"
 FUNCTION = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+\) (\w+)\(')
 # Operations for which a thread must wait for others.
-TOGETHER = re.compile(r"__sync|subgroupAdd|quad_|mma_|load_transposed|wait_for_copies")
+TOGETHER = re.compile(r"__sync|subgroupAdd|any_in_warp|quad_|mma_|load_transposed|wait_for_copies")
 
 
 def find_compiler() -> list[str] | None:
@@ -52,13 +54,15 @@ class Library:
 
 
 def library_of(source: str, folder: Path, optimization: str = "-Og") -> Path:
-    """The shared library of a file of kernels, with functions "launch_NAME" and numbers "parameters_NAME"."""
+    """The shared library of a file of kernels, with functions "launch_NAME", numbers "parameters_NAME"
+    and, for those that wait for the previous kernel, "waits_NAME"."""
     head, *kernels = re.split(r'(?=^extern "C" __global__)', source, flags=re.MULTILINE)
     parts = [f'#include "{PRELUDE}"', head]
     for kernel in kernels:
         name = FUNCTION.match(kernel)
         assert name is not None, kernel[:200]
-        parts += [kernel, f"KERNEL({name[1]}, {'false' if TOGETHER.search(kernel) else 'true'})"]
+        alone, waits = not TOGETHER.search(kernel), f"{WAIT}();" in kernel
+        parts += [kernel, f"KERNEL({name[1]}, {alone:d}, {waits:d})"]
     text = "\n".join(parts)
     file = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.cpp"
 

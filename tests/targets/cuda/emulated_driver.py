@@ -1,6 +1,4 @@
-"""The driver's interface over emulated CUDA: device memory is host memory, and every call takes effect at once
-for.
-"""
+"""The driver's interface over emulated CUDA: device memory is host memory, and every call takes effect at once."""
 
 from __future__ import annotations
 
@@ -13,9 +11,9 @@ import numpy.typing as npt
 from emulated import Library
 
 from nearfar.compiler.errors import DeviceError
-from nearfar.targets.cuda.driver import Arguments, Bytes
+from nearfar.targets.cuda.driver import Arguments, Bytes, Launch
 
-Launch = tuple[Library, str, tuple[int, int], int, npt.NDArray[np.uint64]]
+Recorded = tuple[Library, str, tuple[int, int], int, npt.NDArray[np.uint64]]
 
 
 class EmulatedDriver:
@@ -24,6 +22,7 @@ class EmulatedDriver:
     """
 
     name = "emulated GPU"
+    cuda_version = (13, 0)
 
     def __init__(self, folder: Path, arch: str = "sm_90") -> None:
         self.arch = arch
@@ -31,13 +30,15 @@ class EmulatedDriver:
         self.launched = self.captured = self.replayed = 0
         self._folder = folder
         self._memory: dict[int, Bytes] = {}
-        self._capture: list[Launch] | None = None
+        self.graph_bytes = 1 << 16
+        self._graph_count = 0
 
     def load(self, cubin: Path) -> Library:
         assert cubin.read_bytes().startswith(b"\x7fELF")
         return Library(cubin.with_suffix(".cu").read_text(), self._folder)
 
-    def function(self, module: Library, entry: str) -> tuple[Library, str]:
+    def function(self, module: Library, entry: str, shared_bytes: int = 0) -> tuple[Library, str]:
+        assert shared_bytes <= 227 << 10
         return module, entry
 
     def allocate(self, size: int) -> int:
@@ -66,22 +67,28 @@ class EmulatedDriver:
         self._at(address, size)[...] = 0
 
     def launch(self, function: tuple[Library, str], grid: tuple[int, int], threads: int, arguments: Arguments) -> None:
-        launch = (*function, grid, threads, arguments.values.copy())
-        if self._capture is not None:
-            self._capture.append(launch)
-        else:
-            self._run(launch)
+        self._run((*function, grid, threads, arguments.values.copy()))
 
-    def capture(self, submit: Callable[[], None]) -> list[Launch]:
-        graph = self._capture = []
-        try:
-            submit()
-        finally:
-            self._capture = None
+    def capture(self, submit: Callable[[Launch], None]) -> list[Recorded]:
+        graph: list[Recorded] = []
+
+        def record(function: tuple[Library, str], grid: tuple[int, int], threads: int, arguments: Arguments) -> None:
+            graph.append((*function, grid, threads, arguments.values.copy()))
+
+        submit(record)
         self.captured += 1
+        self._graph_count += 1
         return graph
 
-    def replay(self, graph: list[Launch]) -> None:
+    def discard(self, graph: list[Recorded]) -> None:
+        graph.clear()
+        self._graph_count -= 1
+
+    def available_bytes(self) -> int:
+        return (1 << 40) - self.graph_bytes * self._graph_count
+
+    def replay(self, graph: list[Recorded]) -> None:
+        assert graph
         self.replayed += 1
         for launch in graph:
             self._run(launch)
@@ -97,7 +104,7 @@ class EmulatedDriver:
     def close(self) -> None:
         self._memory.clear()
 
-    def _run(self, launch: Launch) -> None:
+    def _run(self, launch: Recorded) -> None:
         library, entry, grid, threads, values = launch
         library.launch(entry, grid, threads, values)
         self.launched += 1

@@ -6,30 +6,105 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench_cuda import kernel_times, measure, print_result, print_times
+import bench_cuda_projections
+import pytest
+from bench_cuda import (
+    kernel_times,
+    measure_alone,
+    measure_copies,
+    measure_many,
+    print_result,
+    print_times,
+    step_shares,
+    weight_bytes_read,
+)
 from emulated_driver import EmulatedDriver
 
 from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.quant.kernel_format import WeightFormat
+from nearfar.targets.cuda.tuning import tuning_for
 
 
-def test_the_benchmark_runs_to_its_end(cuda_bundle: Path, emulated_cuda: Path) -> None:
+def test_many_sequences_run_in_mixed_steps_and_through_the_engine(cuda_bundle: Path, emulated_cuda: Path) -> None:
     driver = EmulatedDriver(emulated_cuda)
-    result = measure(open_bundle(cuda_bundle), driver, 3, (2, 9), prefill_tokens=16, steps=2, copies=1)
+    result = measure_many(open_bundle(cuda_bundle), driver, 3, (2, 9), step_tokens=6)
     assert result.sequences == 3
     assert 6 <= result.new_tokens <= 27
-    assert result.new_tokens_per_second > 0
+    # Three prompts of 2 to 9 tokens do not fit into one step of 6.
+    assert result.mixed_steps >= 2
+    assert result.decode_steps > 0
+    assert 0 < result.first_tokens_seconds < result.seconds
+    assert result.new_tokens_per_second == result.new_tokens / result.seconds
+    assert result.engine_new_tokens_per_second == result.new_tokens / result.engine_seconds
     # Decoding runs in graphs, one for each bucket of sequences.
-    assert driver.captured >= 3
+    assert result.graphs is not None
+    assert result.graphs.captured >= 2
+    assert result.graphs.replayed > result.graphs.launched
     print_result("tiny", result)
+
+
+def test_one_sequence_is_measured_against_copies(cuda_bundle: Path, emulated_cuda: Path) -> None:
+    driver = EmulatedDriver(emulated_cuda)
+    speed = measure_copies(driver, 1 << 20)
+    result = measure_alone(open_bundle(cuda_bundle), driver, speed, 2, 2)
+    read = result.bytes_per_token / (result.milliseconds_per_token / 1e3)
+    assert result.of_copy_bandwidth == pytest.approx(read / speed)
+    # The measured steps are graphs.
+    assert driver.replayed >= 2
+    print_result("tiny", result)
+
+
+def test_a_token_reads_all_weights_except_an_embedding_that_is_not_the_head(cuda_bundle: Path) -> None:
+    manifest = open_bundle(cuda_bundle).manifest
+    embed, *others = manifest.plan("generate").steps
+    assert embed.op == "embed"
+    table = embed.inputs["table"]
+
+    def read(head: str) -> int:
+        """If the head's matrix is ``head``."""
+        steps = [step.model_copy(update={"inputs": {**step.inputs}}) for step in others]
+        next(step for step in reversed(steps) if step.op == "linear").inputs["weight"] = head
+        plan = manifest.plan("generate").model_copy(update={"steps": [embed, *steps]})
+        return weight_bytes_read(manifest.model_copy(update={"plans": {"generate": plan}}))
+
+    table_bytes = sum(plane.size for plane in manifest.weights[table].planes)
+    assert table_bytes > 0
+    assert read(table) - read("another") == table_bytes
 
 
 def test_every_kernel_that_fits_is_timed(cuda_bundle: Path, emulated_cuda: Path) -> None:
     driver = EmulatedDriver(emulated_cuda)
     bundle = open_bundle(cuda_bundle)
-    times = kernel_times(bundle, driver, "float16", ((1, 1), (1, 33)), 1)
+    times = kernel_times(bundle, driver, "float16", ((1, 1), (1, 33)))
     driver.close()
     names = {time.variant for time in times}
-    assert {time.op for time in times} == {step.op for step in bundle.manifest.plan("generate").steps}
+    plan = bundle.manifest.plan("generate")
+    assert {time.op for time in times} == {step.op for step in plan.steps}
     assert any("rows16" in name for name in names)
     assert any(name.startswith("attention_decode") for name in names)
+    for time_of_batch in step_shares(times):
+        assert sum(time_of_batch["shares"].values()) == pytest.approx(1)
+    # A forward runs one variant of every step.
+    assert sum(time.steps for time in times if time.chosen) == 2 * len(plan.steps)
     print_times(times)
+
+
+def test_candidates_of_projections_are_compiled_and_timed(tmp_path: Path, emulated_cuda: Path) -> None:
+    matrix = {"tiny": (256, 24, {"norm_eps": 1e-6})}
+    bench_cuda_projections.prepare(tmp_path, "sm_90", "q4f16", matrix, (3,))
+    driver = EmulatedDriver(emulated_cuda)
+    timings = bench_cuda_projections.measure(tmp_path, driver, repeats=1, cold_bytes=4000)
+    driver.close()
+    assert sum(each.chosen for each in timings) == 1
+    assert {each.shape["splits"] for each in timings} == {1, 2}
+    assert all(each.microseconds > 0 for each in timings)
+    bench_cuda_projections.print_best(timings)
+
+
+def test_the_rules_choose_one_of_the_candidates_for_every_matrix() -> None:
+    for columns, outputs, options in bench_cuda_projections.MATRICES.values():
+        facts = bench_cuda_projections.projection(columns, outputs, WeightFormat("q4", "float16"), options)
+        for batch in bench_cuda_projections.BATCHES:
+            shapes = list(bench_cuda_projections.variants_for(facts, tuning_for("sm_90"), batch))
+            assert [chosen for _, chosen, _ in shapes].count(True) == 1
+            assert len(shapes) == len({str(shape) for shape, _, _ in shapes})

@@ -11,7 +11,7 @@ from cuda_harness import Emulated, emulate
 from emulated import Library
 from kernel_harness import LoweredCase
 
-from nearfar.targets.cuda.source import with_fresh_parts
+from nearfar.targets.cuda.source import waiting, with_fresh_parts
 
 CASES = {case.name: case for case in cuda_cases()}
 
@@ -28,6 +28,14 @@ def test_a_kernel_computes_its_op(name: str, emulated: Emulated) -> None:
     for run in case.runs():
         outputs = emulated.run(case, run)
         checks.check(run, {role: array.tobytes() for role, array in outputs.items()})
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("linear_mma_split")])
+def test_split_columns_give_the_same_bits_in_any_order_of_arrival(name: str, emulated: Emulated) -> None:
+    for run in CASES[name].runs():
+        # The emulator runs the workgroups of some launches from the last to the first.
+        outputs = {emulated.run(CASES[name], run)["y"].tobytes() for _ in range(2)}
+        assert len(outputs) == 1, run.dims
 
 
 def test_a_part_that_was_written_since_is_read_again() -> None:
@@ -47,6 +55,36 @@ def test_a_part_that_was_written_since_is_read_again() -> None:
         "  b_ptr[1] = __2;",
     ]
     assert with_fresh_parts(text).splitlines()[:5] == text.splitlines()[:5]
+
+
+HEAD = 'extern "C" __global__ void __launch_bounds__(1) k('
+BUFFERS = ("x", "weight.q", "scratch.sums", "y")
+SIGNATURE = (
+    HEAD + "float* __restrict__ x_ptr, uint* __restrict__ weight_q_ptr, float* __restrict__ sums_ptr, "
+    "float* __restrict__ y_ptr) {"
+)
+
+
+def test_every_kernel_waits_before_it_uses_anything_but_weights() -> None:
+    text = waiting(SIGNATURE + "\n  y_ptr[0] = x_ptr[0];\n}", BUFFERS)
+    assert text.splitlines()[1:3] == ["  wait_for_previous_kernel();", "  allow_next_kernel();"]
+    early = "\n  uint q = weight_q_ptr[0];\n  wait_for_previous_kernel();\n  allow_next_kernel();\n"
+    assert early in waiting(SIGNATURE + early + "  y_ptr[0] = x_ptr[0];\n}", BUFFERS)
+    for line in ("float x = x_ptr[0];", "y_ptr[0] = 0.0f;", "float sum = sums_ptr[0];"):
+        with pytest.raises(AssertionError, match=r"uses \w+_ptr before it waits"):
+            waiting(SIGNATURE + f"\n  {line}" + early + "}", BUFFERS)
+    with pytest.raises(AssertionError, match="waits more than once"):
+        waiting(SIGNATURE + early + early + "}", BUFFERS)
+
+
+def test_the_compiler_may_assume_only_of_weights_and_results_that_nobody_else_changes_them() -> None:
+    body = "\n  sums_ptr[0] = x_ptr[0];\n  __syncthreads();\n  y_ptr[x_index(0)] = weight_q_ptr[0] + sums_ptr[0];\n}"
+    head = waiting(SIGNATURE + body, BUFFERS).splitlines()[0]
+    assert head == HEAD + "float* x_ptr, uint* __restrict__ weight_q_ptr, float* sums_ptr, float* __restrict__ y_ptr) {"
+    assert "float* y_ptr" in waiting(SIGNATURE + body.replace("__syncthreads();", ""), BUFFERS)
+    # A result that a kernel also reads, or whose address it takes, may be another kernel's.
+    for line in ("y_ptr[0] = y_ptr[0] + 1.0f;", "float y = y_ptr[0];", "copy((&(y_ptr[0])));"):
+        assert "float* y_ptr" in waiting(SIGNATURE + f"\n  __syncthreads();\n  {line}\n}}", BUFFERS)
 
 
 UNPACKING = """

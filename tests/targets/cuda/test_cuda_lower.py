@@ -5,8 +5,9 @@ holds.
 from __future__ import annotations
 
 import re
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Never
 
 import pytest
 
@@ -16,16 +17,20 @@ from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import RequestError, ToolError
 from nearfar.compiler.ir.plan import make_plan
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
+from nearfar.compiler.kernels.cuda.attention_mma import tile_of
+from nearfar.compiler.kernels.heads import Heads
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.passes import run_passes
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.targets.context import Context
+from nearfar.targets.cuda import nvrtc
 from nearfar.targets.cuda.lower import MAX_BINDING_BYTES
-from nearfar.targets.cuda.nvrtc import check_arch, compile_cubin
-from nearfar.targets.cuda.source import cuda, source_file
+from nearfar.targets.cuda.nvrtc import check_arch, compile_cubin, load_nvrtc
+from nearfar.targets.cuda.source import cuda, max_dynamic_bytes, source_file
 from nearfar.targets.cuda.variants import variants_of
 from nearfar.targets.variant import KernelCall
 
+CompileTiny = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
 # A layer of Qwen3-0.6B.
@@ -35,13 +40,13 @@ SPEC = ModelSpec(
     tie_word_embeddings=True,
     qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=True,
 )  # fmt: skip
-LARGE_TEMPLATES = ("attention_decode", "attention_mma", "attention_tile")
+LARGE_TEMPLATES = ("attention_decode", "attention_few_rows", "attention_mma", "attention_tile")
 
 
 def is_large(call: KernelCall) -> bool:
     """Whether a kernel is one of the largest of its kind; the whole list takes NVRTC five seconds."""
     template = call.template.__name__
-    if template not in ("linear_mma", "linear_vector"):
+    if template not in ("linear_mma", "linear_async"):
         return template in LARGE_TEMPLATES
     facts: Projection = call.facts["facts"]
     if template == "linear_mma" and (facts.gated or call.facts["shape"].rows < 64):
@@ -65,6 +70,28 @@ def test_the_largest_kernels_of_a_real_model_spill_no_register_and_keep_to_the_l
     used = re.findall(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?", log)
     assert len(used) == len(kernels)
     assert all(int(registers) <= 255 and int(shared or 0) <= 48 << 10 for registers, shared in used)
+    # Prefill attention needs more shared memory than a kernel can declare: its launches add it.
+    added = {each.kernel.workgroup_size: each.dynamic_bytes for each in kernels if each.dynamic_bytes}
+    assert added == {128: 96 << 10, 256: 96 << 10}
+
+
+@pytest.mark.parametrize(
+    ("arch", "head_dim", "expected"),
+    [
+        ("sm_86", 128, {64: 3, 128: 3}),
+        ("sm_80", 128, {64: 2, 128: 3}),
+        ("sm_90a", 128, {64: 3, 128: 3}),
+        ("sm_86", 256, {64: 2}),
+        ("sm_80", 256, {64: 3, 128: 3}),
+        ("sm_90", 256, {64: 2, 128: 3}),
+    ],
+)
+def test_prefill_attention_has_the_stages_and_rows_that_fit_an_architecture(
+    arch: str, head_dim: int, expected: dict[int, int]
+) -> None:
+    heads = Heads(8, 4, head_dim, 16, "bfloat16")
+    tiles = {rows: tile_of(heads, rows, max_dynamic_bytes(arch)) for rows in (64, 128)}
+    assert {rows: tile.stages for rows, tile in tiles.items() if tile is not None} == expected
 
 
 def test_a_bundle_holds_readable_sources_beside_its_cubins(cuda_bundle: Path) -> None:
@@ -82,15 +109,47 @@ def test_a_bundle_holds_readable_sources_beside_its_cubins(cuda_bundle: Path) ->
 def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
     assert check_arch(None) == "sm_90"
     assert check_arch("sm_80") == "sm_80"
-    for arch in ("sm_75", "sm_91x", "gfx942", "90"):
+    for arch in ("sm_75", "sm_91"):
         with pytest.raises(RequestError, match=r"--arch .*known: sm_80, "):
+            check_arch(arch)
+    for arch in ("sm_91x", "gfx942", "90", "sm_90-cuda11", "sm_90-cuda"):
+        with pytest.raises(RequestError, match=r"--arch .*such as sm_90, or sm_90-cuda12 for drivers of CUDA 12"):
             check_arch(arch)
 
 
+def no_library(cuda: int) -> Never:
+    raise OSError(f"libnvrtc.so.{cuda}: cannot open shared object file")
+
+
 def test_without_nvrtc_the_error_states_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(ToolError, match=r"needs NVRTC, which was not found .*pip install 'nearfar\[cuda\]'"):
-        check_arch("sm_90")
+    monkeypatch.setattr(nvrtc, "load_library", no_library)
+    with pytest.raises(ToolError, match=r"or choose an --arch of CUDA 13, whose NVRTC is installed$"):
+        check_arch("sm_90-cuda12")
+    monkeypatch.setattr(nvrtc, "find_spec", lambda _: None)
+    for arch, package in (("sm_90", r"'nearfar\[cuda\]'$"), ("sm_90-cuda12", "nvidia-cuda-nvrtc-cu12$")):
+        with pytest.raises(ToolError, match=rf"needs its NVRTC, which was not found .*pip install {package}"):
+            check_arch(arch)
+
+
+@pytest.mark.exhaustive
+def test_cubins_for_older_drivers_are_compiled_by_the_nvrtc_of_cuda_12(
+    compile_tiny: CompileTiny, cuda_bundle: Path
+) -> None:
+    try:
+        load_nvrtc(12)
+    except ToolError as error:
+        pytest.skip(error.message)
+    options = {"context": 300, "activations": ("float16",), "self_test": False}
+    bundle = open_bundle(compile_tiny("qwen3", "q4f16", target="cuda", arch="sm_90-cuda12", **options))
+    assert bundle.manifest.arch == "sm_90-cuda12"
+    found, newer = (
+        [file.read_bytes() for file in sorted((path / "kernels").glob("*.cubin"))]
+        for path in (bundle.path, cuda_bundle)
+    )
+    # CUDA 13 raised the ABI version of cubins, a byte of their ELF header, for GPUs before sm_100.
+    assert {cubin[8] for cubin in found} == {7}
+    assert {cubin[8] for cubin in newer} == {8}
+    assert sum(map(len, found)) < 1.2 * sum(map(len, newer))
 
 
 def test_other_architectures_compile() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,14 @@ from tolerances import F16, F32, relative_error
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.sampling import COUNTS, Settings
 from nearfar.compiler.runtime.batch import Chunk, Limits, Output, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.variant import choose_activation
+from nearfar.targets.cuda import decode_graphs
+from nearfar.targets.cuda.arch import require_device
 from nearfar.targets.cuda.decode_graphs import Bucket, bucket_of, bucket_sizes
-from nearfar.targets.cuda.memory import decode_scratch
 from nearfar.targets.cuda.runner import CudaRunner
 
 CompileTiny = Callable[..., Path]
@@ -45,6 +48,7 @@ def test_logits_are_those_of_the_reference_in_chunks_of_any_size(
     runner: CudaRunner, cuda_bundle: Path, prompt_token_ids: list[int], driver: EmulatedDriver
 ) -> None:
     expected = chunked_logits(ReferenceRunner(open_bundle(cuda_bundle), activation="float16"), prompt_token_ids, 75)
+    runner.wait_for_graphs()
     for chunk in (75, 33, 1):
         replayed = driver.replayed
         prompt = prompt_token_ids[: 20 if chunk == 1 else 75]
@@ -62,15 +66,18 @@ def test_a_decode_batch_that_is_padded_computes_what_each_sequence_alone_does(
     for own, page in zip(tokens, pages, strict=True):
         runner.forward(make_batch([Chunk(own, 0, page)], 16))
     chunks = [Chunk([8], len(own), page, [0]) for own, page in zip(tokens, pages, strict=True)]
-    captured = driver.captured
     together = runner.forward(make_batch(chunks, 16, alternatives=True))
     logits = together.logits
+    # The same in a graph, which the step above lacked.
+    runner.wait_for_graphs()
+    replayed = driver.replayed
+    again = runner.forward(make_batch(chunks, 16, alternatives=True))
+    np.testing.assert_array_equal(again.logits, logits)
+    assert driver.replayed == replayed + 1
     # Who is beside a sequence in a batch of the same size changes nothing.
     others = runner.forward(make_batch([chunks[2], Chunk([9], 1, [3], [0]), chunks[0]], 16))
     np.testing.assert_array_equal(others.logits[[2, 0]], logits[[0, 2]])
     two = runner.forward(make_batch(chunks[:2], 16))
-    # Of four sequences with and without the likeliest tokens, and of two.
-    assert driver.captured == captured + 3
     assert relative_error(two.logits, logits[:2]) < F16
     for row, chunk in enumerate(chunks):
         alone = runner.forward(make_batch([chunk], 16, alternatives=True))
@@ -97,18 +104,62 @@ def test_steps_go_on_from_tokens_that_only_the_device_has_seen(runner: CudaRunne
     assert len(set(found[0])) > 1
 
 
-def test_a_long_context_decodes_in_ranges(runner: CudaRunner, cuda_bundle: Path) -> None:
-    token_ids = [(5 * i * i + 3 * i) % 509 for i in range(260)]
-    rows = []
-    for each in (runner, ReferenceRunner(open_bundle(cuda_bundle), limits=LIMITS, activation="float16")):
-        for start in range(0, 258, 75):
-            each.forward(make_batch([Chunk(token_ids[start : min(start + 75, 258)], start, range(17))], 16))
-        rows.append(
-            np.concatenate(
-                [each.forward(make_batch([Chunk([token_ids[i]], i, range(17), [0])], 16)).logits for i in (258, 259)]
-            )
+def test_a_graph_is_right_for_every_context_of_its_bucket(
+    cuda_bundle: Path, emulated_cuda: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bucket up to 300 tokens. Its graph divides the keys into two ranges, of which the second is empty for 256
+    tokens or fewer.
+    """
+    monkeypatch.setattr(decode_graphs, "SHORTEST_CONTEXT", 300)
+    token_ids = [(5 * i * i + 3 * i) % 509 for i in range(300)]
+    driver = EmulatedDriver(emulated_cuda)
+    runner = CudaRunner(open_bundle(cuda_bundle), limits=replace(LIMITS, sequences=1), driver=driver)
+    reference = ReferenceRunner(open_bundle(cuda_bundle), limits=LIMITS, activation="float16")
+    for each in (runner, reference):
+        for start in range(0, 300, 75):
+            each.forward(make_batch([Chunk(token_ids[start : start + 75], start, range(19))], 16))
+    runner.wait_for_graphs()
+    for replays, position in enumerate((299, 0, 1, 16, 130, 255, 256, 258), 1):
+        batch = make_batch([Chunk([token_ids[position]], position, range(19), [0])], 16)
+        found, expected = (each.forward(batch).logits for each in (runner, reference))
+        assert driver.replayed == replays
+        assert relative_error(found, expected) < F16, position
+    assert driver.captured == 1
+    runner.close()
+
+
+def test_padding_sequences_touch_no_page_of_the_pool(cuda_bundle: Path, emulated_cuda: Path) -> None:
+    """Page 0 belongs to a sequence, and every page that no sequence has holds NaN."""
+    driver = EmulatedDriver(emulated_cuda)
+    runner = CudaRunner(open_bundle(cuda_bundle), limits=LIMITS, driver=driver)
+    reference = ReferenceRunner(open_bundle(cuda_bundle), limits=LIMITS, activation="float16")
+    pages = runner.num_pages
+    memory = {
+        name: driver._at(runner._memory.addresses[name], (pages + 1) * runner._memory.page_bytes(name)).reshape(
+            pages + 1, -1
         )
-    assert relative_error(*rows) < F16
+        for name in runner.manifest.page_states(0)
+    }
+    for array in memory.values():
+        array[...] = 0xFF
+    sequences = {0: [3, 1, 4], 7: [1, 5, 9, 2, 6], 19: [5]}
+    for each in (runner, reference):
+        for page, tokens in sequences.items():
+            each.forward(make_batch([Chunk(tokens, 0, [page])], 16))
+    runner.wait_for_graphs()
+    for step in range(2):
+        before = {name: array.copy() for name, array in memory.items()}
+        # Four sequences, of which one is padding.
+        chunks = [Chunk([8], len(tokens) + step, [page], [0]) for page, tokens in sequences.items()]
+        found, expected = (each.forward(make_batch(chunks, 16)).logits for each in (runner, reference))
+        assert driver.replayed == step + 1
+        assert relative_error(found, expected) < F16
+        for name, array in memory.items():
+            changed = (array != before[name]).sum(axis=1)
+            # Each sequence has one more token, and the padding sequence writes behind the pool.
+            assert set(np.flatnonzero(changed)) | {pages} == {*sequences, pages}
+            assert changed[:pages].max() <= array.shape[1] // runner.manifest.page_size
+    runner.close()
 
 
 def test_every_sequence_of_a_batch_has_its_own_adapter_in_graphs_too(
@@ -172,13 +223,46 @@ def test_a_gpu_of_another_generation_is_refused_with_what_to_compile(cuda_bundle
             match=f"was compiled for sm_90, .* is {arch}; compile the model with --target cuda --arch {arch}",
         ):
             CudaRunner(bundle, driver=EmulatedDriver(emulated_cuda, arch))
+    found = EmulatedDriver(emulated_cuda)
+    for arch, gpu in (("sm_90a", "sm_90"), ("sm_100f", "sm_103"), ("sm_80-cuda12", "sm_89")):
+        found.arch = gpu
+        require_device(cuda_bundle, arch, found)
+    for arch, gpu, advice in (("sm_100a", "sm_103", "sm_103"), ("sm_90-cuda12", "sm_89", "sm_89-cuda12")):
+        found.arch = gpu
+        with pytest.raises(DeviceError, match=f"compile the model with --target cuda --arch {advice}$"):
+            require_device(cuda_bundle, arch, found)
     with pytest.raises(DeviceError, match="compiled for float16 activations, not for bfloat16"):
         choose_activation(bundle.manifest, "bfloat16", cuda_bundle)
 
 
-def test_only_decode_steps_ask_for_scratch_by_ranges_of_keys(cuda_bundle: Path) -> None:
+def test_an_older_driver_is_refused_with_what_to_do(cuda_bundle: Path, emulated_cuda: Path) -> None:
+    driver = EmulatedDriver(emulated_cuda)
+    driver.cuda_version = (12, 4)
+    with pytest.raises(
+        DeviceError,
+        match=r"its cubins need CUDA 13\.0, this driver supports CUDA 12\.4; update NVIDIA's driver to 580 or newer, "
+        r"or compile the model with --target cuda --arch sm_90-cuda12, whose cubins run on driver 525 or newer$",
+    ):
+        CudaRunner(open_bundle(cuda_bundle), driver=driver)
+    require_device(cuda_bundle, "sm_90-cuda12", driver)
+    driver.cuda_version = (11, 8)
+    with pytest.raises(DeviceError, match=r"need CUDA 12\.0, .* CUDA 11\.8; update NVIDIA's driver to 525 or newer$"):
+        require_device(cuda_bundle, "sm_90-cuda12", driver)
+
+
+def test_scratch_for_ranges_of_keys_is_bounded_however_many_tokens_and_sequences_a_batch_has(
+    cuda_bundle: Path,
+) -> None:
     manifest = open_bundle(cuda_bundle).manifest
-    assert decode_scratch(manifest) == {"partials"}
+    (elements,) = manifest.scratch["partials"].shape
+    dims = {"S": 8192, "R": 256, "T": 131072}
+
+    def rows(sequences: int) -> int:
+        size = 8 * manifest.spec.num_heads * (manifest.spec.head_dim + 4)
+        return evaluate(elements, {**dims, "B": sequences}) // size
+
+    # For one sequence every range of 256 keys; otherwise the bound of the ranges that workgroups share.
+    assert [rows(sequences) for sequences in (1, 2, 32, 256)] == [512, 1024, 1024, 1024]
     assert {"q", "rows16", "row_factors"} <= manifest.scratch.keys()
 
 

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,9 @@ static inline int2 make_int2(int x, int y) { return {x, y}; }
 static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 static inline uint2 make_uint2(uint x, uint y) { return {x, y}; }
 static inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
+
+// What a launch adds at most on any GPU.
+alignas(16) static uint4 dynamic_shared[(227 << 10) / 16];
 
 static inline int min(int a, int b) { return b < a ? b : a; }
 static inline int max(int a, int b) { return a < b ? b : a; }
@@ -114,7 +118,14 @@ static uint current;
 static jmp_buf scheduler;
 static void (*body)(void**);
 static void** arguments;
-static bool backwards;
+static bool backwards, copies_at_once;
+static uint launches;
+// Asynchronous copies of each thread. `ended` counts those of each group that has ended.
+struct Copy { void* to; const void* from; uint size; };
+struct Copies { std::vector<Copy> started; std::vector<size_t> ended; };
+static Copies copies[1024];
+// The number of threads of this launch that waited for the previous kernel.
+static uint64_t waits;
 static const uint STACK_BYTES = 64 << 10;
 
 [[noreturn]] static void stop(const char* what) {
@@ -132,6 +143,8 @@ static inline void __syncwarp() { wait_at(AT_WARP); }
 
 static void fiber_main() {
   body(arguments);
+  if (!copies[current].started.empty()) stop("a thread ends before its copies have arrived");
+  copies[current].ended.clear();
   fibers[current].state = DONE;
   _longjmp(scheduler, 1);
 }
@@ -187,6 +200,12 @@ template <typename... A, size_t... I> static void call(void (*kernel)(A...), voi
 template <auto kernel> struct Caller;
 template <typename... A, void (*kernel)(A...)> struct Caller<kernel> {
   static constexpr unsigned parameters = sizeof...(A);
+  // Bit i: parameter i is a pointer.
+  static constexpr uint64_t pointers() {
+    uint64_t mask = 0, bit = 1;
+    ((mask |= std::is_pointer<A>::value ? bit : 0, bit <<= 1), ...);
+    return mask;
+  }
   static void run(void** values) { call(kernel, values, std::index_sequence_for<A...>{}); }
 };
 
@@ -196,16 +215,26 @@ template <auto kernel> static void launch(void** values, const uint* grid, uint 
   gridDim = {grid[0], grid[1], 1};
   body = Caller<kernel>::run;
   arguments = values;
-  backwards = !backwards;
+  // Both change for a case's kernels in any number of runs: every launch and every second one, and half as often.
+  backwards = (launches ^ launches >> 1) & 1;
+  copies_at_once = (launches >> 1 ^ launches >> 2) & 1;
+  launches++;
   while (!alone && fibers.size() < threads) fibers.push_back({DONE, {}, std::vector<char>(STACK_BYTES)});
-  for (blockIdx.y = 0; blockIdx.y < grid[1]; blockIdx.y++)
-    for (blockIdx.x = 0; blockIdx.x < grid[0]; blockIdx.x++) {
-      if (!alone) run_block();
-      else for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) body(values);
-    }
+  waits = 0;
+  const uint64_t blocks = (uint64_t)grid[0] * grid[1];
+  for (uint64_t turn = 0; turn < blocks; turn++) {
+    // The order of blocks is not defined either.
+    const uint64_t block = backwards ? blocks - 1 - turn : turn;
+    blockIdx = {(uint)(block % grid[0]), (uint)(block / grid[0]), 0};
+    if (!alone) run_block();
+    else for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) body(values);
+  }
+  if (waits && waits != blocks * threads) stop("some threads did not wait for the previous kernel, or waited twice");
 }
-#define KERNEL(name, alone) \
+#define KERNEL(name, alone, waiting) \
+  extern "C" const bool waits_##name = waiting; \
   extern "C" const unsigned parameters_##name = Caller<name>::parameters; \
+  extern "C" const uint64_t pointers_##name = Caller<name>::pointers(); \
   extern "C" void launch_##name(void** values, const uint* grid, uint threads) { launch<name>(values, grid, threads, alone); }
 
 // --- what the threads of a warp do together ----------------------------------------------------------------------------------------------
@@ -225,6 +254,13 @@ static inline const Exchange& exchange(const uint* words, uint count) {
 static inline float __shfl_xor_sync(uint, float value, int step) {
   uint word = bits_of(value);
   return float_of(exchange(&word, 1).words[(current % 32) ^ step][0]);
+}
+
+static inline int __any_sync(uint, int condition) {
+  uint word = condition != 0;
+  const Exchange& all = exchange(&word, 1);
+  for (uint lane = 0; lane < 32; lane++) word |= all.words[lane][0];
+  return (int)word;
 }
 
 template <float (*number)(uint)> static inline void mma(float* sums, const uint* a, const uint* b) {
@@ -261,17 +297,50 @@ static inline void load_transposed(uint* words, const void* row) {
   }
 }
 
-// Nothing is copied before the thread waits for it.
-struct Copy { void* to; const void* from; };
-static std::vector<Copy> copies[1024];
-static inline void copy_16_bytes(void* shared, const void* global, int present) {
-  if (((uintptr_t)shared | (present ? (uintptr_t)global : 0)) % 16) stop("a copy of 16 bytes is not aligned");
-  copies[current].push_back({shared, present ? global : nullptr});
+// Something is copied when the thread waits for it, or at once in other launches: a GPU may do either.
+static inline void run_copy(const Copy& copy) {
+  if (copy.from) memcpy(copy.to, copy.from, copy.size);
+  else memset(copy.to, 0, copy.size);
+}
+static inline void start_copy(void* shared, const void* global, uint size) {
+  if (((uintptr_t)shared | (uintptr_t)global) % size) stop("an asynchronous copy is not aligned");
+  const Copy copy = {shared, global, size};
+  copies[current].started.push_back(copy);
+  if (copies_at_once) run_copy(copy);
+}
+static inline void copy_16_bytes(void* shared, const void* global, int present) { start_copy(shared, present ? global : nullptr, 16); }
+static inline void copy_8_bytes(void* shared, const void* global) { start_copy(shared, global, 8); }
+static inline void copy_4_bytes(void* shared, const void* global) { start_copy(shared, global, 4); }
+static inline void complete_copies(size_t count) {
+  std::vector<Copy>& started = copies[current].started;
+  for (size_t i = 0; i < count && !copies_at_once; i++) run_copy(started[i]);
+  started.erase(started.begin(), started.begin() + count);
 }
 static inline void wait_for_copies() {
-  for (const Copy& copy : copies[current]) {
-    if (copy.from) memcpy(copy.to, copy.from, 16);
-    else memset(copy.to, 0, 16);
-  }
-  copies[current].clear();
+  complete_copies(copies[current].started.size());
+  copies[current].ended.clear();
 }
+static inline void commit_copies() {
+  size_t count = copies[current].started.size();
+  for (size_t each : copies[current].ended) count -= each;
+  copies[current].ended.push_back(count);
+}
+template <size_t groups> static inline void wait_for_copies_before() {
+  std::vector<size_t>& ended = copies[current].ended;
+  while (ended.size() > groups) {
+    complete_copies(ended.front());
+    ended.erase(ended.begin());
+  }
+}
+
+// Kernels and blocks run one after the other here, so there is nothing to wait for; `launch` counts who did.
+static inline void wait_for_previous_kernel() { waits++; }
+static inline void allow_next_kernel() {}
+static inline uint arrive(uint* counter) { return (*counter)++; }
+
+// PTX ISA, ex2.approx.ftz: results below the normal numbers are 0.
+static inline float fast_exp2(float value) {
+  const float result = exp2f(value);
+  return result < 1.17549435e-38f ? 0.0f : result;
+}
+static inline float fast_reciprocal(float value) { return 1.0f / value; }

@@ -1,0 +1,77 @@
+"""Keys and values of attention_mma in shared memory: stages of some tokens each, which are filled in turn while earlier
+ones are used.
+"""
+
+from __future__ import annotations
+
+from ..batch_rows import BatchRows
+from ..builder import KernelBuilder, Scalar, address_of, lane_of, minimum, number, select, vector
+from ..heads import Heads
+from ..pages import Pages
+from .functions import copy_16_bytes, pair
+
+
+class KvStages:
+    """Keys and values of ``keys`` tokens in each of ``stages``, as 16-bit floats; zeros beyond the last key.
+
+    Rows are not padded: the place of 16 bytes within a row depends on the row, so that the threads of a warp that read
+    at once use different banks. The argument "kv" is copied in pieces of 16 bytes, or dequantized.
+    """
+
+    def __init__(self, kernel: KernelBuilder, heads: Heads, batch: BatchRows, keys: int, stages: int) -> None:
+        self._kernel, self._heads, self._batch, self._keys, self._stages = kernel, heads, batch, keys, stages
+        self._octets = heads.head_dim // 8
+        self._pages = Pages(kernel, heads, write=False) if heads.kv == "q8" else None
+        if self._pages is None:
+            self._kv = kernel.buffer("kv", ("P", 2, heads.num_kv_heads, heads.page_size, self._octets), "uint32x4")
+
+    def allocate(self, thread: Scalar, threads: int, kv_head: Scalar) -> None:
+        self._thread, self._threads, self._kv_head = thread, threads, kv_head
+        shape = (self._stages, 2, self._keys, self._octets)
+        self._tiles = self._kernel.shared("kv_tiles", shape, "uint32x4")
+
+    def start(self, stage: Scalar | int, first_page: Scalar, start_key: Scalar, length: Scalar) -> None:
+        """Start to fill a stage with the keys from ``start_key`` on, of ``length`` in all. It holds them after a wait
+        for the group that `functions.commit_copies` closes next, and a barrier.
+        """
+        kernel, page_size = self._kernel, self._heads.page_size
+        for start in range(0, self._keys * self._octets, self._threads):
+            item = kernel.let("item", self._thread + start)
+            row, octet = kernel.let("row", item // self._octets), kernel.let("octet", item % self._octets)
+            key = kernel.let("key", minimum(start_key + row, length - 1))
+            page = kernel.let("page", self._batch.page_of(first_page, key))
+            present = start_key + row < length
+            for plane in range(2):
+                place = self._place(plane, row, octet)
+                if self._pages is None:
+                    source = address_of(self._kv, page, plane, self._kv_head, key % page_size, octet)
+                    copy_16_bytes(address_of(self._tiles, stage, plane, row, place), source, select(present, 1, 0))
+                    continue
+                quads = [
+                    kernel.let("quad", self._pages.load(page, plane, self._kv_head, key % page_size, octet * 2 + half))
+                    for half in range(2)
+                ]
+                words = [
+                    pair(self._heads.activation, lane_of(quad, low), lane_of(quad, low + 1))
+                    for quad in quads
+                    for low in (0, 2)
+                ]
+                filled = select(present, vector(*words), number(0, "uint32x4"))
+                self._tiles[stage, plane, row, place] = filled
+
+    def key_octet(self, stage: Scalar, row: Scalar, octet: Scalar) -> Scalar:
+        """Eight elements of a key. A quarter of a warp may read octets 4 i to 4 i + 3 of rows 2 j and 2 j + 1."""
+        return self._tiles[stage, 0, row, self._place(0, row, octet)]
+
+    def value_address(self, stage: Scalar, row: Scalar, octet: Scalar) -> Scalar:
+        """The address of eight elements of a value, for `functions.load_transposed`."""
+        return address_of(self._tiles, stage, 1, row, self._place(1, row, octet))
+
+    def _place(self, plane: int, row: Scalar, octet: Scalar) -> Scalar:
+        """Where an octet is in its row: 16 bytes at the same place of adjacent rows share banks if a row is a multiple
+        of 128 bytes; else every other row does.
+        """
+        aligned = self._octets % 8 == 0
+        if plane == 0:
+            return octet ^ (row % 2 * 4) if aligned else octet
+        return octet ^ (row % 8) if aligned else octet ^ (row // 2 % 4)

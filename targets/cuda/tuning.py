@@ -1,0 +1,156 @@
+"""The sizes of CUDA's projection kernels, as data for each architecture, and the rules that choose among them.
+
+Every size here is an estimate: no GPU has timed them. `tests/bench/bench_cuda_projections.py` times every candidate on
+a GPU and prints the best beside the choice of these rules. The reasoning, for an H100 (sm_90: 132 multiprocessors, 3.35
+TB/s, 600 to 800 ns for a read from memory): memory is busy only if 2.0 to 2.7 MB are in flight, which is 16 to 20 KB
+for each multiprocessor. So every multiprocessor needs a workgroup first, and then every workgroup as many copies in
+flight as its part of the matrix allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from nearfar.compiler.kernels.builder import size_bytes
+from nearfar.compiler.kernels.cuda.linear_async import AsyncShape
+from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, shared_bytes
+from nearfar.compiler.kernels.cuda.rows16 import MAX_SPLIT_TILES, blocks_of
+from nearfar.compiler.kernels.projection import Projection
+
+from .source import MAX_SHARED_BYTES
+
+# The most shared memory for copies in flight. The input's tiles need the rest of the 48 KB, 8 KB for each input row.
+SLOT_BYTES = 30 << 10
+MAX_STAGES = 4
+# The shared memory that splits need beside their tile.
+SPLIT_BYTES = 64
+# The number of rows up to which splits are worthwhile in front of the largest tile: sequences that decode together.
+MIDDLE_BATCH = 256
+# A matrix that needs more rows than this to occupy every multiprocessor with large tiles never uses them.
+LARGE_BATCH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """``vector``: shapes of matrix-vector kernels, from wide workgroups, which read the input less often, to narrow
+    ones, of which a small matrix gives enough. For a gated projection, each half has half of ``rows``.
+
+    ``mma``: tiles of tensor-core kernels, (input rows, tiles of 8 weight rows for each of four warps), from that for
+    the fewest rows to that for the most. The last one reads and unpacks weights least often, and is used once its tiles
+    alone occupy every multiprocessor; until then, the one before. ``pipelines``: (parts of a slice, stages) of these
+    kernels, from the most columns in flight to the fewest; the first that fits into shared memory is used.
+    """
+
+    multiprocessors: int
+    vector: tuple[AsyncShape, ...]
+    mma: tuple[tuple[int, int], ...]
+    pipelines: tuple[tuple[int, int], ...]
+
+
+# Four weight rows per thread share each value of the input that they read from shared memory; with two, reading the
+# input would take as much of its bandwidth as memory allows.
+VECTOR = (
+    AsyncShape(128, 32, 4, MAX_STAGES),
+    AsyncShape(128, 64, 4, MAX_STAGES),
+    AsyncShape(128, 32, 2, MAX_STAGES),
+    AsyncShape(128, 64, 2, MAX_STAGES),
+    AsyncShape(128, 32, 1, MAX_STAGES),
+    AsyncShape(128, 128, 2, MAX_STAGES),
+    AsyncShape(128, 64, 1, MAX_STAGES),
+    AsyncShape(128, 128, 1, MAX_STAGES),
+)
+# Up to 32 rows, memory is the limit: 64 weight rows make the input's copies no larger than those of 4-bit weights.
+# With 64 weight rows and 64 input rows, reading the input from shared memory takes about as long as the tensor cores;
+# 128 and 128 take 60 % of that, and half the unpacking.
+MMA = ((16, 2), (32, 2), (64, 2), (128, 4))
+PIPELINES = ((4, 4), (4, 3), (2, 4), (2, 3), (1, 4), (1, 3), (4, 2), (2, 2), (1, 2))
+TUNINGS: Mapping[str, Tuning] = {
+    # A100, L40S, H100 and B200. Other architectures use the numbers of the next older one.
+    "sm_80": Tuning(108, VECTOR, MMA, PIPELINES),
+    "sm_89": Tuning(142, VECTOR, MMA, PIPELINES),
+    "sm_90": Tuning(132, VECTOR, MMA, PIPELINES),
+    "sm_100": Tuning(148, VECTOR, MMA, PIPELINES),
+}
+
+
+def tuning_for(arch: str) -> Tuning:
+    """The sizes for an architecture that `nvrtc.check_arch` accepts."""
+    number = arch_number(arch)
+    return TUNINGS[max((known for known in TUNINGS if arch_number(known) <= number), key=arch_number)]
+
+
+def arch_number(arch: str) -> int:
+    """90 for "sm_90" and for "sm_90a"."""
+    return int(arch.removeprefix("sm_").rstrip("af"))
+
+
+def vector_shapes(facts: Projection, tuning: Tuning, x_rows: int) -> list[AsyncShape]:
+    """Every shape that suits a matrix, each with as many stages as fit."""
+    blocks = -(-facts.columns // facts.weight.block_columns)
+    halves = 2 if facts.gated else 1
+    shapes = []
+    for shape in tuning.vector:
+        # A warp is the fewest lanes; more are wasted if they stay idle in the last round.
+        rounds = -(-blocks // shape.lanes)
+        if shape.rows % halves or (shape.lanes > 32 and 8 * rounds * shape.lanes > 9 * blocks):
+            continue
+        scale = 4 if facts.weight.scale_dtype and not facts.weight.per_row else 0
+        round_bytes = shape.threads * shape.rows * (size_bytes(facts.weight.block_dtype) + scale)
+        stages = min(shape.stages, SLOT_BYTES // round_bytes)
+        shapes.append(replace(shape, rows=shape.rows // halves, stages=stages, x_rows=x_rows))
+    return shapes
+
+
+def vector_shape(facts: Projection, tuning: Tuning, x_rows: int) -> AsyncShape:
+    """The widest shape that gives nearly every multiprocessor a workgroup."""
+    shapes = vector_shapes(facts, tuning, x_rows)
+    enough = [each for each in shapes if 10 * -(-facts.outputs // each.outputs) >= 9 * tuning.multiprocessors]
+    return max(enough or shapes[-1:], key=lambda each: each.outputs)
+
+
+def mma_shapes(facts: Projection, tuning: Tuning, dtype: str) -> list[tuple[MmaShape, int | None]]:
+    """The shapes for more and more input rows, each with the most rows that it is for; None for any number."""
+    *small, large = (tile for tile in (mma_tile(facts, tuning, dtype, *sizes) for sizes in tuning.mma) if tile)
+    # Between the two largest tiles, narrow matrices need the smaller one, at first with splits.
+    enough = -(-9 * tuning.multiprocessors // (10 * column_blocks(facts, large))) * large.rows
+    if enough > LARGE_BATCH:
+        large = small[-1]
+    batches = [tile.rows for tile in small]
+    more = [batch for batch in (MIDDLE_BATCH, enough) if batches[-1] < batch <= enough]
+    tiles = [*small, *(small[-1] for _ in more)]
+    merged: list[tuple[MmaShape, int | None]] = []
+    found = [
+        (with_splits(facts, tuning, tile, batch), batch) for tile, batch in zip(tiles, batches + more, strict=True)
+    ]
+    for shape, limit in (*found, (large, None)):
+        if merged and replace(merged[-1][0], max_batch=0) == replace(shape, max_batch=0):
+            merged.pop()
+        merged.append((shape, limit))
+    return merged
+
+
+def mma_tile(facts: Projection, tuning: Tuning, dtype: str, rows: int, tiles: int) -> MmaShape | None:
+    """A tile without splits, with the first pipeline that fits; None if none fits."""
+    for parts, stages in tuning.pipelines:
+        shape = MmaShape(rows, tiles // 2 if facts.gated else tiles, 4, dtype, parts, stages)
+        if shared_bytes(facts.weight, shape, gated=facts.gated) <= MAX_SHARED_BYTES - SPLIT_BYTES:
+            return shape
+    return mma_tile(facts, tuning, dtype, rows, tiles // 2) if tiles > 2 else None
+
+
+def with_splits(facts: Projection, tuning: Tuning, shape: MmaShape, batch: int) -> MmaShape:
+    """The shape with as many splits as ``batch`` rows need: until every multiprocessor has a workgroup, if each still
+    has two blocks of columns, and until it has two, if each still has eight.
+    """
+    tiles, blocks = column_blocks(facts, shape) * -(-batch // shape.rows), blocks_of(facts.columns)
+    enough, more = (-(-share * tuning.multiprocessors // (10 * tiles)) for share in (9, 18))
+    splits = max(1, min(enough, blocks // 2), min(more, blocks // 8))
+    splits = -(-blocks // -(-blocks // splits))
+    if splits == 1 or tiles > MAX_SPLIT_TILES:
+        return shape
+    return replace(shape, splits=splits, max_batch=batch)
+
+
+def column_blocks(facts: Projection, shape: MmaShape) -> int:
+    return -(-facts.outputs // shape.outputs)

@@ -1,0 +1,110 @@
+"""The cases of the projections' templates that only CUDA has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from case_arrays import ALL_FORMATS, EPS
+from kernel_harness import Case
+from projection_cases import projection_name, projection_run
+
+from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.kernels.cuda.linear_async import AsyncShape, linear_async
+from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma
+from nearfar.compiler.kernels.cuda.rows16 import rows16
+from nearfar.compiler.kernels.projection import Projection
+
+# All rounds at once, and more rounds than slots; warps side by side along the columns; two input rows.
+ASYNC_SHAPES = {
+    "all_at_once": AsyncShape(64, 32, 4, 3),
+    "refilled": AsyncShape(64, 32, 2, 2),
+    "many_lanes": AsyncShape(128, 64, 1, 2),
+    "two_rows": AsyncShape(64, 32, 2, 3, x_rows=2),
+}
+# The batches: within a tile, one past it, and the ends of tiles.
+BATCHES = (1, 16, 33, 64)
+# Slices of 32, 64 and 128 columns; splits of which the last is shorter, and of one block each.
+MMA_SHAPES = {
+    "one_warp": {"rows": 16, "tiles": 1, "column_warps": 1, "parts": 4, "stages": 2},
+    "many_columns": {"rows": 32, "tiles": 2, "column_warps": 2, "parts": 2, "stages": 4},
+    "many_rows": {"rows": 64, "tiles": 1, "column_warps": 1, "parts": 1, "stages": 3},
+    "large": {"rows": 128, "tiles": 4, "column_warps": 1, "parts": 1, "stages": 3},
+    "split": {"rows": 16, "tiles": 2, "column_warps": 1, "parts": 4, "stages": 4, "splits": 2, "max_batch": 64},
+    "split_far": {"rows": 32, "tiles": 1, "column_warps": 2, "parts": 1, "stages": 4, "splits": 3, "max_batch": 64},
+}
+# (shape, quantization, columns, outputs, what the projection has). Columns of several tiles, one past a round, one.
+ASYNC: tuple[tuple[str, str, int, int, dict[str, object]], ...] = (
+    ("all_at_once", "q4f16", 1100, 19, {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 47}),
+    ("all_at_once", "f16", 250, 9, {"gated": True, "x_dtype": "float16", "activation": "gelu"}),
+    ("all_at_once", "q8c", 1, 1, {"bias": True}),
+    ("refilled", "q4f16", 5000, 5, {"x_dtype": "float16", "residual": True}),
+    ("refilled", "q2c", 2100, 8, {"norm_eps": EPS, "y_dtype": "float16"}),
+    ("refilled", "q8f16", 3000, 6, {"gated": True, "norm_eps": EPS, "bias": True}),
+    ("many_lanes", "f32", 1030, 3, {"gated": True, "norm_eps": EPS}),
+    ("many_lanes", "q2g64", 4200, 4, {"x_step": 0.25, "y_step": 0.5}),
+    ("many_lanes", "q4f32", 2050, 5, {"up_width": 40, "up_start": 16, "activation": "gelu"}),
+    ("two_rows", "q4c", 1030, 7, {"norm_eps": EPS, "gated": True}),
+    ("two_rows", "q4f16", 2144, 5, {"batch": "R", "norm_eps": EPS, "residual": True}),
+)
+
+
+# (shape, quantization, dtype, columns, outputs, what the projection has).
+MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
+    ("one_warp", "q4f16", "float16", 128, 8, {}),
+    ("one_warp", "q4f16", "float16", 1, 1, {"bias": True}),
+    (
+        "many_columns",
+        "q4f16",
+        "float16",
+        300,
+        70,
+        {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 97},
+    ),
+    ("many_columns", "q4f16", "bfloat16", 256, 45, {"gated": True, "norm_eps": EPS}),
+    ("many_columns", "q8f16", "float16", 160, 37, {"gated": True, "bias": True, "activation": "gelu"}),
+    ("split", "q8f16", "bfloat16", 700, 19, {"norm_eps": EPS, "x_dtype": "bfloat16"}),
+    ("split_far", "f16", "float16", 1030, 16, {"x_dtype": "float16", "residual": True}),
+    ("split", "q4f16", "float16", 1100, 33, {"gated": True, "norm_eps": EPS}),
+    ("split_far", "f16", "bfloat16", 384, 40, {"norm_eps": EPS, "y_dtype": "bfloat16"}),
+    ("many_rows", "q4f16", "bfloat16", 130, 9, {"batch": "R", "y_dtype": "bfloat16"}),
+    ("many_rows", "q4f16", "float16", 520, 48, {"norm_eps": EPS, "y_dtype": "float16"}),
+    ("split_far", "q2c", "float16", 300, 45, {"norm_eps": EPS, "bias": True}),
+    ("large", "q4f16", "bfloat16", 140, 35, {"norm_eps": EPS, "bias": True}),
+    ("many_columns", "q2c", "bfloat16", 37, 509, {}),
+    ("split", "q4c", "float16", 130, 33, {"gated": True, "norm_eps": EPS}),
+    ("many_columns", "q8c", "bfloat16", 97, 19, {"residual": True}),
+    ("one_warp", "q4f16", "float16", 96, 21, {"activation": "gelu", "up_width": 40, "up_start": 16}),
+)
+
+
+def cuda_projections() -> Iterator[Case]:
+    for shape, quantization, columns, outputs, options in ASYNC:
+        yield async_case(shape, quantization, columns, outputs, options)
+    yield from (mma_case(*row) for row in MMA)
+
+
+def async_case(shape: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
+    defaults = Projection("S", columns, outputs, ALL_FORMATS[quantization], "float32", "float32")
+    facts = replace(defaults, **options)  # type: ignore[arg-type]
+    name = projection_name(f"async_{shape}", quantization, columns, outputs, options)
+    return Case(
+        name,
+        lambda: linear_async(name, facts, ASYNC_SHAPES[shape]),
+        lambda: [projection_run(name, facts, quantization, size) for size in (1, 2, 3)],
+    )
+
+
+def mma_case(shape: str, quantization: str, dtype: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
+    defaults = Projection("S", columns, outputs, ALL_FORMATS[quantization], "float32", "float32")
+    facts = replace(defaults, **options)  # type: ignore[arg-type]
+    mma = MmaShape(dtype=dtype, **MMA_SHAPES[shape])
+    name = projection_name(f"mma_{shape}_{dtype}", quantization, columns, outputs, options)
+
+    def build() -> list[Kernel]:
+        before = rows16(
+            f"{name}_rows16", facts.batch, columns, facts.x_dtype, facts.norm_eps, 0, dtype, split=mma.splits > 1
+        )
+        return [before, linear_mma(name, facts, mma)]
+
+    return Case(name, build, lambda: [projection_run(name, facts, quantization, size) for size in BATCHES], dtype)

@@ -1,0 +1,58 @@
+"""The rules that choose the sizes of CUDA's projection kernels."""
+
+from __future__ import annotations
+
+import pytest
+from case_arrays import ALL_FORMATS
+
+from nearfar.compiler.kernels.cuda.linear_mma import shared_bytes, supports
+from nearfar.compiler.kernels.cuda.rows16 import blocks_of
+from nearfar.compiler.kernels.projection import Projection
+from nearfar.targets.cuda.source import MAX_SHARED_BYTES
+from nearfar.targets.cuda.tuning import TUNINGS, column_blocks, mma_shapes, tuning_for, vector_shape
+
+SIZES = ((1, 1), (96, 40), (2048, 256), (3072, 1024), (4096, 14336), (14336, 4096), (1024, 151936))
+
+
+def test_an_architecture_without_numbers_uses_those_of_the_next_older_one() -> None:
+    assert tuning_for("sm_90a") is TUNINGS["sm_90"]
+    assert tuning_for("sm_86") is TUNINGS["sm_80"]
+    assert tuning_for("sm_120") is TUNINGS["sm_100"]
+
+
+@pytest.mark.parametrize("arch", TUNINGS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_every_matrix_gets_kernels_that_fit_for_any_number_of_rows(arch: str, gated: bool) -> None:
+    tuning = TUNINGS[arch]
+    for fmt in ALL_FORMATS.values():
+        for columns, outputs in SIZES:
+            facts = Projection("S", columns, outputs, fmt, "float16", "float16", gated=gated)
+            for x_rows in (1, 2):
+                vector = vector_shape(facts, tuning, x_rows)
+                assert vector.x_rows == x_rows
+                assert vector.stages >= 2
+            if not supports(facts):
+                continue
+            shapes = mma_shapes(facts, tuning, "float16")
+            limits = [limit for _, limit in shapes[:-1]]
+            assert limits == sorted(set(limits), key=lambda limit: limit or 0)
+            assert shapes[-1][1] is None
+            assert shapes[-1][0].splits == 1
+            for shape, limit in shapes:
+                assert shared_bytes(fmt, shape, gated=gated) < MAX_SHARED_BYTES
+                if shape.splits > 1:
+                    assert limit is not None
+                    assert limit <= shape.max_batch
+                    assert -(-blocks_of(columns) // shape.splits) * (shape.splits - 1) < blocks_of(columns)
+
+
+def test_narrow_matrices_occupy_nearly_every_multiprocessor() -> None:
+    tuning = TUNINGS["sm_90"]
+    # The projections into the hidden size of Qwen3-0.6B.
+    for columns in (2048, 3072):
+        facts = Projection("S", columns, 1024, ALL_FORMATS["q4f16"], "float16", "float32", residual=True)
+        assert 1024 // vector_shape(facts, tuning, 1).outputs >= 0.9 * tuning.multiprocessors
+        for shape, limit in mma_shapes(facts, tuning, "float16"):
+            rows = limit if limit is not None else 2048
+            workgroups = column_blocks(facts, shape) * -(-rows // shape.rows) * shape.splits
+            assert workgroups >= 0.9 * tuning.multiprocessors, (columns, limit)

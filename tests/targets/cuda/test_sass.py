@@ -1,0 +1,274 @@
+"""The PTX of `device.cuh` as the GPU's own instructions: NVRTC compiles a small kernel for each function, nvdisasm
+prints its SASS, and the tests compare opcodes, and follow registers from loads through the instruction to stores. The
+emulator does not see PTX, so only these tests would notice a wrong opcode or exchanged operands.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import NamedTuple
+
+import pytest
+
+from nearfar.compiler.kernels.cuda.functions import device_source
+from nearfar.targets.cuda.nvrtc import compile_cubin
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")
+# Each kernel loads its operands one by one, as words of `in`, and stores results as words of `out`. `volatile` keeps
+# the compiler from merging loads.
+BODIES = {
+    "half": "const uint word = in[0]; out[0] = half(__uint_as_float(word)).bits;",
+    "float_of_half": "half value; value.bits = in[0]; out[0] = __float_as_uint((float)value);",
+    "nv_bfloat16": "const uint word = in[0]; out[0] = nv_bfloat16(__uint_as_float(word)).bits;",
+    "pair_f16": "const uint a = in[0], b = in[1]; out[0] = pair_f16(__uint_as_float(a), __uint_as_float(b));",
+    "pair_bf16": "const uint a = in[0], b = in[1]; out[0] = pair_bf16(__uint_as_float(a), __uint_as_float(b));",
+    "multiply_add_f16": "const uint a = in[0], b = in[1], c = in[2]; out[0] = multiply_add_f16(a, b, c);",
+    "multiply_add_bf16": "const uint a = in[0], b = in[1], c = in[2]; out[0] = multiply_add_bf16(a, b, c);",
+    "copy_16_bytes": """
+      __shared__ __align__(16) uint tile[64];
+      copy_16_bytes(tile + 4 * in[0], (const uint*)out + 4, in[1]);
+      wait_for_copies();
+      out[0] = tile[in[2]];""",
+    "load_transposed": """
+      __shared__ __align__(16) uint tile[64];
+      tile[threadIdx.x] = in[0];
+      __syncthreads();
+      uint words[4];
+      load_transposed(words, tile + 4 * in[1]);
+      for (int i = 0; i < 4; i++) out[i] = words[i];""",
+    # Copies of 8 and of 4 bytes, each in a group of its own; the second may still run when the first is read.
+    "copy_8_bytes": """
+      __shared__ __align__(16) uint tile[64];
+      copy_8_bytes(tile + 2 * in[0], (const uint*)out + 4);
+      commit_copies();
+      copy_4_bytes(tile + 8 + in[1], (const uint*)out + 6);
+      commit_copies();
+      wait_for_copies_before<1>();
+      out[0] = tile[in[2]];""",
+    "fast_exp2": "out[0] = __float_as_uint(fast_exp2(__uint_as_float(in[0])));",
+    "fast_reciprocal": "out[0] = __float_as_uint(fast_reciprocal(__uint_as_float(in[0])));",
+    "arrive": "out[1] = in[0]; out[0] = arrive((uint*)out + 8);",
+    "wait_for_previous_kernel": "wait_for_previous_kernel(); out[0] = in[0]; allow_next_kernel();",
+    **{
+        name: f"""
+      uint a[4], b[2];
+      float sums[4];
+      for (int i = 0; i < 4; i++) a[i] = in[i];
+      for (int i = 0; i < 2; i++) b[i] = in[4 + i];
+      for (int i = 0; i < 4; i++) sums[i] = __uint_as_float(in[6 + i]);
+      {name}(sums, a, b);
+      for (int i = 0; i < 4; i++) out[i] = __float_as_uint(sums[i]);"""
+        for name in ("mma_f16", "mma_bf16")
+    },
+}
+# These are in the kernels of others.
+CHECKED = {
+    *BODIES,
+    *("wait_for_copies", "copy_4_bytes", "commit_copies", "wait_for_copies_before", "allow_next_kernel"),
+}
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+ )?([A-Z][\w.]*)\s*([^;]*);")
+
+
+class Instruction(NamedTuple):
+    """``guard``: the predicate without which it is not executed, such as "@P0 "."""
+
+    opcode: str
+    operands: list[str]
+    guard: str = ""
+
+    def register(self, operand: int) -> int:
+        """The number of the register that an operand is, or that an address contains."""
+        match = re.search(r"(?<![A-Z])R(\d+)", self.operands[operand])
+        assert match is not None, self
+        return int(match[1])
+
+
+@cache
+def disassembler() -> str | None:
+    """nvdisasm of the wheel nvidia-cuda-nvdisasm, or on the PATH."""
+    spec = find_spec("nvidia")
+    folders = spec.submodule_search_locations or () if spec else ()
+    found = [str(file) for folder in folders for file in Path(folder).glob("cu*/bin/nvdisasm")]
+    return next(iter(found), None) or shutil.which("nvdisasm")
+
+
+@cache
+def disassembled(arch: str) -> Mapping[str, Sequence[Instruction]]:
+    """The instructions of each kernel, without NOPs."""
+    command = disassembler()
+    if command is None:
+        from conftest import lacks
+
+        lacks("nvdisasm is not installed; pip install nvidia-cuda-nvdisasm")
+    head = 'extern "C" __global__ void'
+    kernels = [
+        f"{head} run_{name}(const volatile uint* in, volatile uint* out) {{{body}}}" for name, body in BODIES.items()
+    ]
+    cubin, _ = compile_cubin("\n".join([device_source(), *kernels]), arch, "sass.cu")
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([command, "-c", file.name], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[Instruction]] = {}
+    for part in re.split(r"^\.text\.run_", done.stdout.decode(), flags=re.MULTILINE)[1:]:
+        lines = INSTRUCTION.findall(part)
+        found[part.split(":")[0]] = [
+            Instruction(opcode, [each.strip() for each in operands.split(",")], guard)
+            for guard, opcode, operands in lines
+            if opcode != "NOP"
+        ]
+    return found
+
+
+class Kernel:
+    """One kernel: its instructions that are always executed, and all of them; the words of `in` by the registers that
+    they are loaded to, and the registers that are stored to the words of `out`.
+    """
+
+    def __init__(self, name: str, arch: str) -> None:
+        self.all_instructions = disassembled(arch)[name]
+        self.instructions = [each for each in self.all_instructions if not each.guard]
+        loads, stores = ([each for each in self.instructions if each.opcode.startswith(op)] for op in ("LDG.", "STG."))
+        self.loaded = {load.register(0): word_of(load.operands[1]) for load in loads}
+        self.stored = {word_of(store.operands[0]): store.register(1) for store in stores}
+
+    def only(self, pattern: str) -> Instruction:
+        """The only instruction whose opcode matches."""
+        found = [each for each in self.instructions if re.fullmatch(pattern, each.opcode)]
+        assert len(found) == 1, (pattern, self.instructions)
+        return found[0]
+
+    def words(self, first: int, count: int) -> list[int]:
+        """The words of `in` in consecutive registers."""
+        return [self.loaded[first + i] for i in range(count)]
+
+
+def word_of(address: str) -> int:
+    """The word of an address such as "desc[UR4][R2.64+0x8]"."""
+    offset = re.search(r"\+0x([0-9a-f]+)\]$", address)
+    return int(offset[1], 16) // 4 if offset else 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("name", "opcode"), [("mma_f16", "HMMA.16816.F32"), ("mma_bf16", "HMMA.16816.F32.BF16")])
+def test_tiles_are_multiplied_by_one_instruction_with_float32_sums(name: str, opcode: str, arch: str) -> None:
+    kernel = Kernel(name, arch)
+    multiply = kernel.only(r"[A-Z]*MMA\..*")
+    assert multiply.opcode == opcode
+    result, a, b, c = (multiply.register(i) for i in range(4))
+    assert kernel.words(a, 4) == [0, 1, 2, 3]
+    assert kernel.words(b, 2) == [4, 5]
+    assert kernel.words(c, 4) == [6, 7, 8, 9]
+    assert kernel.stored == {i: result + i for i in range(4)}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_matrices_are_loaded_transposed_in_order(arch: str) -> None:
+    kernel = Kernel("load_transposed", arch)
+    load = kernel.only(r"LDSM.*")
+    assert load.opcode == "LDSM.16.MT88.4"
+    assert kernel.stored == {i: load.register(0) + i for i in range(4)}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_copies_bypass_the_first_cache_fill_zeros_and_are_waited_for(arch: str) -> None:
+    kernel = Kernel("copy_16_bytes", arch)
+    copy = kernel.only(r"LDGSTS.*")
+    assert copy.opcode == "LDGSTS.E.BYPASS.128"
+    # The predicate is an operand, not a guard: without it, the copy would not write zeros.
+    (predicate,) = (operand for operand in copy.operands if re.fullmatch(r"P\d", operand))
+    test = next(each for each in kernel.instructions if each.operands[0] == predicate)
+    assert test.opcode.startswith("ISETP.NE")
+    assert kernel.loaded[test.register(2)] == 1
+    order = [each.opcode for each in kernel.instructions]
+    assert kernel.only(r"DEPBAR.*") == Instruction("DEPBAR.LE", ["SB0", "0x0"])
+    steps = [order.index(opcode) for opcode in (copy.opcode, "LDGDEPBAR", "DEPBAR.LE", "LDS")]
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_small_copies_form_groups_and_the_last_ones_are_not_waited_for(arch: str) -> None:
+    kernel = Kernel("copy_8_bytes", arch)
+    opcodes = ("LDGSTS.E.64", "LDGDEPBAR", "LDGSTS.E", "DEPBAR.LE", "LDS")
+    order = [each.opcode for each in kernel.instructions if each.opcode in opcodes]
+    assert order == ["LDGSTS.E.64", "LDGDEPBAR", "LDGSTS.E", "LDGDEPBAR", "DEPBAR.LE", "LDS"]
+    assert kernel.only(r"DEPBAR.*").operands == ["SB0", "0x1"]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("name", "opcode"), [("fast_exp2", "MUFU.EX2"), ("fast_reciprocal", "MUFU.RCP")])
+def test_fast_functions_are_one_instruction(name: str, opcode: str, arch: str) -> None:
+    kernel = Kernel(name, arch)
+    found = kernel.only(r"MUFU.*")
+    assert found.opcode == opcode
+    assert kernel.loaded[found.register(1)] == 0
+    assert kernel.stored == {0: found.register(0)}
+    assert not any(each.opcode.startswith(("FMUL", "FSETP", "FADD")) for each in kernel.all_instructions)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_who_arrives_has_released_its_writes_and_sees_those_of_others(arch: str) -> None:
+    opcodes = [each.opcode for each in Kernel("arrive", arch).all_instructions]
+    kinds = [re.match(r"STG|MEMBAR|ATOMG?\.E\.ADD\.STRONG\.GPU|CCTL\.IVALL", opcode) for opcode in opcodes]
+    order = [kind[0] for kind in kinds if kind is not None]
+    assert order[0] == order[-1] == "STG"
+    assert order.index("MEMBAR") < (add := next(i for i, kind in enumerate(order) if kind.startswith("ATOM")))
+    assert "CCTL.IVALL" in order[add:]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_kernel_waits_before_its_reads_and_lets_the_next_one_start_after_its_writes(arch: str) -> None:
+    found = [each.opcode.split(".")[0] for each in Kernel("wait_for_previous_kernel", arch).instructions]
+    order = [opcode for opcode in found if opcode in ("ACQBULK", "LDG", "STG", "PREEXIT")]
+    assert order == (["LDG", "STG"] if arch == "sm_80" else ["ACQBULK", "LDG", "STG", "PREEXIT"])
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    ("name", "opcode", "operands"),
+    [
+        ("pair_f16", r"F2FP(\.F16\.F32)?\.PACK_AB", [1, 0]),
+        ("pair_bf16", r"F2FP\.BF16(\.F32)?\.PACK_AB", [1, 0]),
+        ("multiply_add_f16", r"HFMA2(\.MMA)?", [0, 1, 2]),
+        ("multiply_add_bf16", r"HFMA2(\.MMA)?\.BF16_V2", [0, 1, 2]),
+    ],
+)
+def test_pairs_are_computed_by_one_instruction(name: str, opcode: str, operands: list[int], arch: str) -> None:
+    kernel = Kernel(name, arch)
+    found = kernel.only(opcode)
+    assert [kernel.loaded[found.register(1 + i)] for i in range(len(operands))] == operands
+    assert kernel.stored == {0: found.register(0)}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    ("name", "opcode"),
+    [
+        ("half", r"F2F\.F16\.F32|F2FP(\.F16\.F32)?\.PACK_AB"),
+        ("float_of_half", r"HADD2\.F32"),
+        ("nv_bfloat16", r"F2F\.BF16\.F32|F2FP\.BF16(\.F32)?\.PACK_AB"),
+    ],
+)
+def test_conversions_round_to_nearest_even(name: str, opcode: str, arch: str) -> None:
+    """The opcode's default rounding, which other roundings would name (.RZ, .RM, .RP)."""
+    kernel = Kernel(name, arch)
+    assert kernel.stored == {0: kernel.only(opcode).register(0)}
+
+
+def test_every_function_with_ptx_is_checked() -> None:
+    source = device_source()
+    parts = re.split(r"^(?:  )?__device__ __forceinline__ ", source, flags=re.MULTILINE)[1:]
+    names = [re.match(r".*?(operator \w+|\w+)\(", part) for part in parts if "asm" in part]
+    found = {"float_of_half" if name[1] == "operator float" else name[1] for name in names if name is not None}
+    assert len(found) >= 10
+    assert found <= CHECKED, "add a kernel to BODIES and a test of its instructions"
