@@ -78,6 +78,7 @@ class Context:
             up_start=0 if gated else attr(step, "up_start"),
             stream_eps=attr(step, "stream_eps"),
             stream_factor="stream_factor" in step.inputs,
+            norm_row=0,
             x_step=None if gated else attr(step, "x_step"),
             y_step=None if gated else attr(step, "y_step"),
         )
@@ -94,11 +95,13 @@ class Context:
         return Heads(width // head_dim, num_kv_heads, head_dim, page_size, stored_dtype(activation), kv, rows)
 
     def preparation(self, step: Step) -> Preparation:
-        """How a rope_append or rope_attention prepares q and k."""
+        """How a rope_append or rope_attention prepares q and k, and an attention with a table q."""
+        appends = "qkv" in step.inputs
+        norms_values = appends and attr(step, "norms_values")
         if "table" not in step.inputs:
-            return Preparation(0, 0, attr(step, "eps"), attr(step, "norms_values"))
+            return Preparation(0, 0, attr(step, "eps"), norms_values, appends)
         positions, half = sizes(self.plan.shape_of(step.inputs["table"])[:2])
-        return Preparation(positions, 2 * half, attr(step, "eps"), attr(step, "norms_values"))
+        return Preparation(positions, 2 * half, attr(step, "eps"), norms_values, appends)
 
     def scores(self, step: Step) -> Scores:
         """How an attention or rope_attention computes scores."""

@@ -7,14 +7,17 @@ allows, such as S == B, one new token of every sequence; bounds on sizes are pre
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from nearfar.compiler.errors import UnsupportedModel
-from nearfar.compiler.ir.expr import Condition
+from nearfar.compiler.ir.expr import Condition, Expr
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.append_kv import append_kv
 from nearfar.compiler.kernels.attention import attention
 from nearfar.compiler.kernels.attention_decode import attention_decode
+from nearfar.compiler.kernels.attention_few_rows import attention_few_rows
 from nearfar.compiler.kernels.attention_merge import attention_merge
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.cuda import attention_mma
@@ -25,14 +28,24 @@ from nearfar.compiler.kernels.rope import rope
 from nearfar.compiler.kernels.rope_append import rope_append
 
 from .context import Context, attr, sizes
-from .variant import KernelCall, Variant, for_activations, kernel
+from .variant import KernelCall, Variant, for_activations, kernel, with_roles
 
 # Every sequence has exactly one new token, because each has at least one.
 DECODE: Condition = ["==", "S", "B"]
 # Up to this number of keys, one workgroup reads all of them, which costs less than parallel ranges and another
 # dispatch.
 SHORT_CONTEXT = 256
-SHORT_DECODE: Condition = ["and", DECODE, ["<=", "T", SHORT_CONTEXT]]
+SHORT: Condition = ["<=", "T", SHORT_CONTEXT]
+SHORT_DECODE: Condition = ["and", DECODE, SHORT]
+# Sequences with at most this many new tokens, which decode or verify drafts, are split into ranges of keys, whatever
+# else is in the batch. Longer ones are processed in tiles.
+FEW_ROWS = 8
+# No sequence has more new tokens than S - B + 1, because each has at least one. These conditions are equalities,
+# because a runtime may ignore inequalities: max(S - B, 7) is 7 if S - B < 8.
+ONLY_FEW: Condition = ["==", ["max", ["sub", "S", "B"], FEW_ROWS - 1], FEW_ROWS - 1]
+ONE_LONG: Condition = ["and", ["==", "B", 1], ["==", ["min", "S", FEW_ROWS + 1], FEW_ROWS + 1]]
+# Up to this product of rows and keys, ranges cost more than they gain.
+MAX_PLAIN_KEYS = 2048
 # The most query heads of a decode workgroup.
 MAX_DECODE_HEADS = 8
 # The threads that a workgroup can have on every target.
@@ -44,9 +57,10 @@ class AttentionNumbers:
     """The numbers that differ between targets.
 
     ``splits``: keys of a range of decode attention, the default first. ``decode_threads``: (threads, keys of a tile),
-    best first. ``tiles``: (rows, keys) of prefill tiles, best first; the first ``max_tiles`` that fit are offered to
-    batches of at least ``min_tile_rows`` rows per sequence. ``tensor_cores``: whether kernels for CUDA's tensor cores
-    may run.
+    best first. ``tiles``: (rows, keys) of prefill tiles, best first; the first ``max_tiles`` that fit are offered.
+    ``min_tile_rows``: the rows per sequence from which tiles suit heads that cannot be split. ``tensor_core_bytes``:
+    the workgroup memory of kernels for CUDA's tensor cores, 0 if there are none. They use tall tiles from
+    ``min_tall_rows`` rows of all heads on.
     """
 
     max_shared_bytes: int
@@ -55,7 +69,8 @@ class AttentionNumbers:
     tiles: tuple[tuple[int, int], ...]
     max_tiles: int
     min_tile_rows: int
-    tensor_cores: bool = False
+    tensor_core_bytes: int = 0
+    min_tall_rows: int = 0
 
 
 def attention_rows(step: Step, context: Context, numbers: AttentionNumbers) -> tuple[Variant, ...]:
@@ -77,8 +92,10 @@ def rows_of(step: Step, context: Context, numbers: AttentionNumbers, activation:
     check_heads(step, heads)
     if step.op == "append_kv":
         return [Variant((kernel(append_kv, heads=replace(heads, num_heads=heads.num_kv_heads)),))]
+    if step.op == "attention" and "table" not in step.inputs:
+        return stored_rows(heads, context.scores(step), numbers, ())
     if step.op == "attention":
-        return prefill_rows(heads, context.scores(step), numbers, ())
+        return rotated_rows(heads, context.preparation(step), context.scores(step), numbers)
     preparation = context.preparation(step)
     append = kernel(rope_append, heads=heads, preparation=preparation, q_in_scratch=step.op == "rope_attention")
     if step.op == "rope_append":
@@ -87,12 +104,28 @@ def rows_of(step: Step, context: Context, numbers: AttentionNumbers, activation:
     scores = context.scores(step)
     return [
         *decode_rows(heads, preparation, scores, numbers),
-        *prefill_rows(heads, scores, numbers, (append,)),
+        *stored_rows(heads, scores, numbers, (append,)),
     ]
 
 
+def rotated_rows(heads: Heads, preparation: Preparation, scores: Scores, numbers: AttentionNumbers) -> list[Variant]:
+    """Attention that prepares its queries; their keys and values are on pages."""
+    rows = [] if scores.sinks else decode_rows(heads, preparation, scores, numbers)
+    if not any(row.when is None for row in rows):
+        before = kernel(rope_append, heads=heads, preparation=preparation, q_in_scratch=True)
+        rows += stored_rows(heads, scores, numbers, (before,))
+
+    def named(call: KernelCall) -> KernelCall:
+        return with_roles(call, qkv="q", qk_norm="norm") if "preparation" in call.facts else call
+
+    return [replace(row, kernels=tuple(named(call) for call in row.kernels)) for row in rows]
+
+
 def decode_rows(heads: Heads, preparation: Preparation, scores: Scores, numbers: AttentionNumbers) -> list[Variant]:
-    """One new token of every sequence: one kernel for short contexts, ranges of keys and their merge for long ones."""
+    """One new token of every sequence, or sampled rows: one kernel for short contexts, ranges of keys and their merge
+    for long ones.
+    """
+    decoding, short = (DECODE, SHORT_DECODE) if heads.rows == "S" else (None, SHORT)
     # A single new token is the last of its sequence, so it sees the same keys whether attention is causal or not.
     scores = replace(scores, causal=True)
     reach = None if scores.window is None else scores.window + heads.page_size - 1
@@ -104,11 +137,17 @@ def decode_rows(heads: Heads, preparation: Preparation, scores: Scores, numbers:
             continue
         decode = kernel(attention_decode, heads=heads, preparation=preparation, scores=scores, options=options)
         if split is None:
-            rows.append(Variant((decode,), when=DECODE if always_short else SHORT_DECODE))
+            rows.append(Variant((decode,), when=decoding if always_short else short))
         else:
-            merge = kernel(attention_merge, heads=replace(heads, kv="activation"), window=scores.window, split=split)
-            rows.append(Variant((decode, merge), when=DECODE))
+            rows.append(Variant((decode, merge_call(heads, scores, split, 1)), when=decoding))
     return rows
+
+
+def merge_call(heads: Heads, scores: Scores, split: int, max_rows: int) -> KernelCall:
+    """The kernel that combines the ranges of keys."""
+    facts = {"window": scores.window, "causal": scores.causal, "sinks": scores.sinks}
+    # It does not read pages.
+    return kernel(attention_merge, heads=replace(heads, kv="activation"), split=split, max_rows=max_rows, **facts)
 
 
 def decode_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -> DecodeOptions | None:
@@ -121,25 +160,60 @@ def decode_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -
     return None
 
 
-def prefill_rows(
+def stored_rows(
     heads: Heads, scores: Scores, numbers: AttentionNumbers, before: tuple[KernelCall, ...]
 ) -> list[Variant]:
-    """Any batch: tiles of rows if sequences have many, else row by row. ``before``: the kernels that write q to
-    scratch.
+    """Any batch, with all keys and values on their pages: ranges of keys for the sequences that have few new tokens,
+    and tiles of rows for the others. ``before``: the kernels that append the new ones and write q to scratch.
     """
     facts = {"heads": heads, "scores": scores, "q_in_scratch": bool(before)}
-    if heads.rows != "S":
-        # Every row is a sequence, so no two rows share a tile.
-        return [Variant((*before, kernel(attention, **facts)))]
-    many: Condition = ["<=", ["mul", "B", numbers.min_tile_rows], "S"]
-    if numbers.tensor_cores and attention_mma.supports(heads):
-        tiles = [kernel(attention_mma.attention_mma, **facts)]
-    else:
-        tiles = [kernel(attention_tile, options=options, **facts) for options in tile_options(heads, numbers)]
+    plain = Variant((*before, kernel(attention, **facts)))
+    # Each sampled row is a sequence of one row.
+    sampled = heads.rows != "S"
+    max_rows = 1 if sampled else FEW_ROWS
+    few = few_row_calls(heads, scores, numbers, max_rows, q_in_scratch=bool(before))
+    tiles = [] if sampled else tile_calls(heads, numbers, {**facts, "few": max_rows if few else 0})
+    if not few:
+        many: Condition = ["<=", ["mul", "B", numbers.min_tile_rows], "S"]
+        return [*(Variant((*before, tile), when=both(many, when)) for tile, when in tiles), plain]
+    rows: Expr = heads.rows
+    little: Condition = ["<=", ["mul", rows, "T"], MAX_PLAIN_KEYS]
     return [
-        *(Variant((*before, call), when=many) for call in tiles),
-        Variant((*before, kernel(attention, **facts))),
+        replace(plain, when=little if sampled else ["and", ["<", ["sub", "S", "B"], FEW_ROWS], little]),
+        Variant((*before, *few), when=None if sampled else ONLY_FEW),
+        *(Variant((*before, tile), when=both(ONE_LONG, when)) for tile, when in tiles),
+        *(Variant((*before, tile, *few), when=when) for tile, when in tiles),
+        plain,
     ]
+
+
+def both(one: Condition, other: Condition) -> Condition:
+    return one if other is None else ["and", one, other]
+
+
+def few_row_calls(
+    heads: Heads, scores: Scores, numbers: AttentionNumbers, max_rows: int, *, q_in_scratch: bool
+) -> tuple[KernelCall, ...]:
+    """The kernels for sequences of at most ``max_rows`` new tokens; none if the heads or their pages do not fit."""
+    split = numbers.splits[0]
+    options = decode_options(heads, split, numbers)
+    if options is None:
+        return ()
+    facts = {"options": options, "max_rows": max_rows, "q_in_scratch": q_in_scratch}
+    few = kernel(attention_few_rows, heads=heads, scores=replace(scores, sinks=False), **facts)
+    return few, merge_call(heads, scores, split, max_rows)
+
+
+def tile_calls(heads: Heads, numbers: AttentionNumbers, facts: Mapping[str, Any]) -> list[tuple[KernelCall, Condition]]:
+    """The kernels that process rows in tiles, best first, and the batches that each one suits."""
+    if not numbers.tensor_core_bytes or not attention_mma.supports(heads):
+        return [(kernel(attention_tile, options=options, **facts), None) for options in tile_options(heads, numbers)]
+    many: Condition = ["<=", numbers.min_tall_rows // heads.num_heads, "S"]
+    tiles = [
+        (attention_mma.tile_of(heads, rows, numbers.tensor_core_bytes), when)
+        for rows, when in ((128, many), (64, None))
+    ]
+    return [(kernel(attention_mma.attention_mma, tile=tile, **facts), when) for tile, when in tiles if tile is not None]
 
 
 def tile_options(heads: Heads, numbers: AttentionNumbers) -> list[TileOptions]:

@@ -15,6 +15,7 @@ from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.add_lora import add_lora
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
+from nearfar.compiler.kernels.cuda.linear_async import linear_async
 from nearfar.compiler.kernels.elementwise import add, fake_quantize, gate, gate_halves, scale, soft_cap
 from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.linear_subgroup import linear_subgroup
@@ -24,6 +25,8 @@ from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.rms_norm import rms_norm
 from nearfar.compiler.kernels.rows import slice_columns, take_rows, zeros
 from nearfar.compiler.kernels.sample import sample
+from nearfar.compiler.kernels.sample_chunks import sample_chunks
+from nearfar.compiler.kernels.sample_merge import sample_merge
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
 
 from .context import Context, attr
@@ -33,21 +36,23 @@ from .variant import KernelCall, Variant, for_activations, kernel, with_roles
 ATTENTION_OPS = ("attention", "rope_append", "rope_attention", "rope", "append_kv")
 # The threads of a matrix-vector workgroup.
 VECTOR_THREADS = 128
+# From this many logits on, many workgroups share a row that is sampled; fewer are not worth the second dispatch.
+MIN_SHARED_COLUMNS = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class GpuNumbers:
     """The numbers that differ between targets in the rows that they share.
 
-    Up to ``max_vector_rows`` input rows, a matrix-vector kernel reads the weights once per row; above, a tile kernel
-    reads them once for all rows of a tile. A matrix of at least ``min_tall_rows`` rows occupies every core with four
-    rows per thread; a smaller one uses two. A kernel binds at most ``max_buffers``.
+    Up to ``max_vector_rows`` input rows, a matrix-vector kernel reads the weights; above, a tile kernel reads them once
+    for all rows of a tile. A kernel binds at most ``max_buffers``. Batches for which ``shared_rows`` holds sample large
+    vocabularies by many workgroups per row.
     """
 
     max_vector_rows: int
-    min_tall_rows: int
     max_buffers: int
     attention: AttentionNumbers
+    shared_rows: Condition = None
 
 
 # The rows of a projection for one activation dtype.
@@ -68,6 +73,8 @@ def variants_of(
 def rows_of(
     step: Step, context: Context, activation: str, numbers: GpuNumbers, projection_rows: ProjectionRows
 ) -> Sequence[Variant]:
+    if step.op == "sample":
+        return sample_rows(step, context, numbers)
     if step.op in KERNELS:
         return (Variant((KERNELS[step.op](step, context, activation),)),)
     facts = context.projection(step, activation)
@@ -110,11 +117,12 @@ def stream_rows(
     )
     roles = {"weight": "stream_norm", "residual": "stream", "factor": "stream_factor", "y": "summed"}
     before = with_roles(norm, **roles)
-    plain = replace(facts, stream_eps=None, stream_factor=False, x_dtype="float32")
+    plain = replace(facts, stream_eps=None, stream_factor=False, norm_row=1, x_dtype="float32")
+    reads = {"x": "summed", "norm": "stream_norm"}
     return [
         *fused,
         *(
-            replace(row, kernels=(before, *(with_roles(call, x="summed") for call in row.kernels)))
+            replace(row, kernels=(before, *(with_roles(call, **reads) for call in row.kernels)))
             for row in projection_rows(plain, activation)
         ),
     ]
@@ -124,11 +132,11 @@ def adds_stream(call: KernelCall, max_buffers: int) -> bool:
     """Whether a projection's kernel adds its input to the residual stream by itself, and does not bind too many
     buffers.
     """
-    if call.template not in (linear_vector, linear_subgroup):
+    if call.template not in (linear_vector, linear_subgroup, linear_async):
         return False
     facts: Projection = call.facts["facts"]
     planes = 1 + bool(facts.weight.scale_dtype)
-    optional = (facts.stream_factor, facts.norm_eps is not None, facts.bias, facts.residual, facts.up_width > 0)
+    optional = (facts.stream_factor, facts.bias, facts.residual, facts.up_width > 0)
     # x, stream, stream_norm, y and summed.
     return 5 + planes + sum(optional) <= max_buffers
 
@@ -141,13 +149,15 @@ def vector_row(facts: Projection, shape: VectorShape, numbers: GpuNumbers) -> Va
     return Variant((kernel(linear_vector, facts=facts, shape=shape),), when=few_rows(facts, numbers))
 
 
-def vector_shape(facts: Projection, numbers: GpuNumbers) -> VectorShape:
-    """Up to 32 threads along the columns, so that small matrices still have enough workgroups."""
+def vector_shape(facts: Projection, min_tall_rows: int) -> VectorShape:
+    """Up to 32 threads along the columns, so that small matrices still have enough workgroups. A matrix of at least
+    ``min_tall_rows`` rows occupies every core with four rows per thread; a smaller one uses two.
+    """
     blocks = -(-facts.columns // facts.weight.block_columns)
     lanes = min(32, max(8, power_of_two(blocks)))
     # The smaller a block's part of a row, the more blocks a thread loads before it uses any.
     unroll = min(32 // facts.weight.block_columns, 4, -(-blocks // lanes))
-    rows = 4 if facts.weight_rows >= numbers.min_tall_rows and not facts.gated else 2
+    rows = 4 if facts.weight_rows >= min_tall_rows and not facts.gated else 2
     return VectorShape(VECTOR_THREADS, lanes, rows, unroll)
 
 
@@ -174,6 +184,19 @@ def leaves_columns_unwritten(step: Step, context: Context, facts: Projection) ->
             return True
         end = max(end, stop)
     return end < facts.total_width
+
+
+# --- sampling ---
+
+
+def sample_rows(step: Step, context: Context, numbers: GpuNumbers) -> Sequence[Variant]:
+    columns = context.rows_and_columns(step.inputs["logits"])[1]
+    plain = Variant((kernel(sample, columns=columns),))
+    if columns < MIN_SHARED_COLUMNS:
+        return (plain,)
+    kernels = (kernel(sample_chunks, columns=columns), kernel(sample_merge, columns=columns))
+    shared = Variant(kernels, when=numbers.shared_rows)
+    return (shared,) if numbers.shared_rows is None else (shared, plain)
 
 
 # --- ops with one kernel ---
@@ -250,7 +273,7 @@ def add_lora_kernel(step: Step, context: Context, activation: str) -> KernelCall
 
 
 def logits_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
-    template = {"adjust_logits": adjust_logits, "sample": sample, "top_logprobs": top_logprobs}[step.op]
+    template = {"adjust_logits": adjust_logits, "top_logprobs": top_logprobs}[step.op]
     return kernel(template, columns=context.rows_and_columns(step.inputs["logits"])[1])
 
 
@@ -267,6 +290,5 @@ KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {
     "soft_cap": soft_cap_kernel,
     "add_lora": add_lora_kernel,
     "adjust_logits": logits_kernel,
-    "sample": logits_kernel,
     "top_logprobs": logits_kernel,
 }

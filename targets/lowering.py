@@ -61,9 +61,17 @@ def lower_steps(
 
 
 def source_of(
-    call: KernelCall, built: Kernel, file: str, entry: str, buffers: Sequence[str], uniforms: Sequence[Expr]
+    call: KernelCall,
+    built: Kernel,
+    file: str,
+    entry: str,
+    buffers: Sequence[str],
+    uniforms: Sequence[Expr],
+    shared_bytes: int = 0,
 ) -> KernelSource:
-    """A kernel as a bundle lists it; ``buffers`` are roles in the order of the compiled kernel's parameters."""
+    """A kernel as a bundle lists it; ``buffers`` are roles in the order of the compiled kernel's parameters.
+    ``shared_bytes`` of workgroup memory come from the launch.
+    """
     access = {each.role: each.access for each in built.bindings}
     return KernelSource(
         name=call.name,
@@ -76,6 +84,7 @@ def source_of(
         grid=built.grid,
         workgroup_size=built.workgroup_size,
         scratch=built.scratch,
+        shared_bytes=shared_bytes,
     )
 
 

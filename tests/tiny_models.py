@@ -86,7 +86,7 @@ def make_checkpoint(name: str, folder: Path, **sizes: int) -> None:
     write_tokenizer(folder)
 
 
-def make_embedding_checkpoint(folder: Path) -> None:
+def make_embedding_checkpoint(folder: Path, head_dim: int = 24) -> None:
     """Write an embedding Qwen3 as sentence-transformers does: without head and prefix, last-token pooling, "</s>" after
     texts.
     """
@@ -94,7 +94,9 @@ def make_embedding_checkpoint(folder: Path) -> None:
     import transformers
 
     torch.manual_seed(5)
-    model = transformers.Qwen3Model(transformers.Qwen3Config(**SIZES, head_dim=24, tie_word_embeddings=True)).float()
+    model = transformers.Qwen3Model(
+        transformers.Qwen3Config(**SIZES, head_dim=head_dim, tie_word_embeddings=True)
+    ).float()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)

@@ -48,7 +48,9 @@ MAX_DEPTH = 100
 PLANE_ALIGNMENT = 256
 # The number of 32-bit integers of a kernel's uniforms. Those of all kernels are in one buffer, 256 bytes apart.
 MAX_UNIFORMS = 64
-DIMS = frozenset((*"SBRTLPNMAWG", "LW", "PW"))
+# More than any GPU has for one workgroup.
+MAX_SHARED_BYTES = 256 << 10
+DIMS = frozenset((*"SBRTLPNMAWG", "LW", "PW", "DR"))
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -128,6 +130,11 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
         )
         require(
             1 <= kernel.workgroup_size <= 1024, f"kernels.{name}", f"has workgroups of {kernel.workgroup_size} threads"
+        )
+        require(
+            0 <= kernel.shared_bytes <= MAX_SHARED_BYTES,
+            f"kernels.{name}",
+            f"adds {kernel.shared_bytes} bytes of workgroup memory; the maximum is {MAX_SHARED_BYTES}",
         )
         for size in (*kernel.grid, *kernel.uniforms):
             check_expr(f"kernels.{name}", size)

@@ -392,6 +392,7 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         adds = any((binding.role, binding.access) == ("summed", "write") for binding in kernel.bindings)
         flags |= {"stream_eps": attrs.get("stream_eps") if adds else None}
         flags |= {"stream_factor": adds and "stream_factor" in shapes}
+        flags |= {"norm_row": 1 if "stream" in shapes and not adds else 0}
         same(facts.get("facts"), batch=batch, columns=columns, outputs=out, **flags)
         same(facts.get("rows"), batch=batch, columns=columns)
         same(facts, batch=batch, columns=columns)
@@ -435,7 +436,8 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
     if step.op == "rope":
         same(facts, norm_width=shapes["norm"][0] if "norm" in shapes else 0)
     if "table" in shapes and step.op != "embed":
-        same(facts.get("preparation"), positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]
+        rotation = {"positions": shapes["table"][0], "rotary_dim": 2 * int(shapes["table"][1])}  # type: ignore[arg-type]
+        same(facts.get("preparation"), **rotation, appends="qkv" in shapes or step.op == "rope")
         same(facts, positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]
     for actual, expected in pairs:
         require(actual == expected, where, f"was made for {actual!r}, but {step.op} has {expected!r}")

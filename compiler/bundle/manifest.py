@@ -158,7 +158,8 @@ class KernelEntry(Entry):
 
     ``grid`` counts workgroups in x and y. If x exceeds 65,535, the rest is dispatched in z: the kernel computes z *
     gridDim.x + x. In a CPU's shared library, ``entry`` is a function with TVM FFI's calling convention: addresses of
-    the bindings, then the uniforms.
+    the bindings, then the uniforms. On CUDA, a launch adds ``shared_bytes`` of workgroup memory to what the kernel
+    declares; elsewhere they are 0.
     """
 
     template: str
@@ -170,6 +171,7 @@ class KernelEntry(Entry):
     uniforms: list[Expr]
     grid: list[Expr]
     workgroup_size: int
+    shared_bytes: int = 0
 
 
 class VariantEntry(Entry):

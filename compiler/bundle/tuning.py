@@ -13,7 +13,7 @@ from ..ir.expr import holds
 from .manifest import TuningEntry, VariantEntry
 
 # Any values work, because a condition is invalid for all values or for none.
-DIMS = dict.fromkeys(("S", "B", "R", "T", "L", "P", "LW", "PW"), 1)
+DIMS = dict.fromkeys(("S", "B", "R", "T", "L", "P", "LW", "PW", "DR"), 1)
 
 
 def read_tuning(files: Iterable[Path]) -> dict[Path, TuningEntry]:

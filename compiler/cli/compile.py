@@ -51,8 +51,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--arch",
         metavar="ARCH",
-        help="the architecture to compile kernels for, if the target needs one; for cpu, x86_64 or aarch64 "
-        "(default: the target's)",
+        help="the architecture to compile kernels for, if the target needs one: for cpu, x86_64 or aarch64; for cuda, "
+        "such as sm_90, or sm_90-cuda12 for drivers older than 580 (default: the target's)",
     )
     parser.add_argument(
         "--quantization",

@@ -55,6 +55,9 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "serve": Command(
             "nearfar.server_fallback.cli.serve", "answer OpenAI requests for models on this machine or others"
         ),
+        "node": Command(
+            "nearfar.server_fallback.cli.node", "run a part of a vLLM that nearfar serve starts on several machines"
+        ),
         "gateway": Command(
             "nearfar.server_fallback.cli.gateway", "answer OpenAI requests near or far, as a policy decides"
         ),

@@ -1,5 +1,5 @@
 """rope_attention for batches in which every sequence has one new token: norm, rotation, append and attention in one
-kernel. Row s belongs to sequence s.
+kernel. Row s belongs to sequence s. Also attention that prepares its queries, if every row is a sequence.
 
 One workgroup: the query heads of one kv head (a part of them if they are more than eight) of one sequence, so that each
 key and value is loaded once for all of them; with ``split``, a range of ``split`` keys, whose largest score, sum and
@@ -10,7 +10,7 @@ Sums are float32.
 One thread: all elements of every nth key of a tile, with the scores and weights of all heads, so that threads need not
 combine scores and a query vector is loaded once for several keys; then a block of 16 bytes, or a part of one, of four
 consecutive values at a time.
-Needs: S == B; ``tile`` a multiple of the page and of the threads, ``split`` of the tile.
+Needs: S == B, or sampled rows; ``tile`` a multiple of the page and of the threads, ``split`` of the tile.
 Measured on lavapipe (a CPU adapter), one layer of 14 query heads and 2 kv heads of 64, 8,192 keys in ranges of 256: 5
 ms of one core, in float16 and in 8-bit integers; 26 ms before, when several threads shared a key.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from .builder import Kernel, KernelBuilder
 from .decode_new_token import NewToken
-from .decode_range import DecodeOptions, DecodeRange
+from .decode_range import DecodeOptions, NewTokenRange
 from .decode_tiles import CachedTiles
 from .heads import Heads, Preparation, Scores
 
@@ -30,19 +30,22 @@ def attention_decode(
     """``scores`` has no sinks. A single new token sees the same keys whether attention is causal or not."""
     assert options.supports(heads), (heads, options)
     assert not scores.sinks, scores
-    kernel = KernelBuilder(name, scalars=("T",) if options.split else ())
-    work = DecodeRange(kernel, heads, preparation, scores.window, options)
+    kernel = KernelBuilder(name, scalars=("T", heads.sequences) if options.split else (heads.sequences,))
+    work = NewTokenRange(kernel, heads, preparation, scores.window, options)
     new = NewToken(work, scores)
-    cached = CachedTiles(work, new, scores)
-    new.load_heads()
-    cached.clear()
-    kernel.barrier()
-    new.append()
-    new.score()
-    cached.allocate()
-    with cached.tiles():
-        cached.score_keys()
-        cached.update_softmax()
-        cached.add_values()
-    cached.store()
+    cached = CachedTiles(work, new.rows, scores, new if preparation.appends else None)
+    # Workgroups whose range lies behind the sequence end at once.
+    with kernel.when(work.count > 0 if options.split else True):
+        new.load_heads()
+        cached.clear()
+        kernel.barrier()
+        if preparation.appends:
+            new.append()
+            new.score()
+        cached.allocate()
+        with cached.tiles():
+            cached.score_keys()
+            cached.update_softmax()
+            cached.add_values()
+        cached.store()
     return kernel.finish()

@@ -1,8 +1,8 @@
 """attention over pages for many new tokens of a sequence: prefill.
 
-One workgroup: one query head of ``rows`` new tokens; keys in tiles from the first to the last that any of those tokens
-sees, with a running softmax (Milakov & Gimelshein 2018), all sums float32. If the rows belong to several sequences, it
-processes these in turn and masks the other rows.
+One workgroup: one query head of ``rows`` new tokens of one sequence; keys in tiles from the first to the last that any
+of those tokens sees, with a running softmax (Milakov & Gimelshein 2018), all sums float32. Sequences with at most
+``few`` new tokens are left to another kernel.
 One thread: a few scores of a tile, for rows and keys a stride apart; then one vector of the result for a few rows.
 Needs: ascending positions within a sequence; ``keys`` a multiple of the page, or a part of it.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .batch_rows import BatchRows, SequenceRows
+from .batch_rows import BatchRows, Tiling
 from .builder import Kernel, KernelBuilder, Scalar, all_of, cast, maximum, minimum, number, select, splat, sum_lanes
 from .heads import Heads, Scores
 from .new_heads import query_rows
@@ -45,23 +45,26 @@ def padded_vectors(heads: Heads) -> int:
     return -(-heads.vectors // KEY_VECTORS) * KEY_VECTORS
 
 
-def attention_tile(name: str, *, heads: Heads, scores: Scores, options: TileOptions, q_in_scratch: bool) -> Kernel:
+def attention_tile(
+    name: str, *, heads: Heads, scores: Scores, options: TileOptions, few: int, q_in_scratch: bool
+) -> Kernel:
     """``q_in_scratch``: an earlier kernel, such as rope_append, wrote q to scratch; else q is an input of the step."""
     assert options.supports(heads), (options, heads)
     kernel = KernelBuilder(name, scalars=("B",))
-    phases = TileAttention(kernel, heads, scores, options, q_in_scratch=q_in_scratch)
-    phases.load_queries()
-    with phases.batch.sequences(phases.first_row, phases.end_row) as own:
+    phases = TileAttention(kernel, heads, scores, options, few, q_in_scratch=q_in_scratch)
+    own = phases.own
+    with kernel.when(own.count > 0):
+        phases.load_queries()
         length = kernel.let("length", own.last_key + 1)
         with kernel.loop("tile_index", (length - own.first_key + options.keys - 1) // options.keys) as tile_index:
             first_key = kernel.let("first_key", own.first_key + tile_index * options.keys)
             count = kernel.let("count", minimum(length - first_key, options.keys))
-            phases.load_pages(own, first_key, length)
+            phases.load_pages(first_key, length)
             phases.multiply_keys(first_key, count)
-            phases.mask_scores(own, first_key)
+            phases.mask_scores(first_key)
             phases.update_softmax()
             phases.add_values(first_key, count)
-    phases.store()
+        phases.store()
     return kernel.finish()
 
 
@@ -69,21 +72,20 @@ class TileAttention:
     """The arrays of one workgroup, and the phases of its work."""
 
     def __init__(
-        self, kernel: KernelBuilder, heads: Heads, scores: Scores, options: TileOptions, *, q_in_scratch: bool
+        self, kernel: KernelBuilder, heads: Heads, scores: Scores, options: TileOptions, few: int, *, q_in_scratch: bool
     ) -> None:
         self.kernel, self.heads, self.facts, self.options = kernel, heads, scores, options
         self.q = query_rows(kernel, heads, scratch=q_in_scratch)
         self.pages = Pages(kernel, heads, write=False)
-        self.batch = BatchRows(kernel, heads, scores)
+        batch, tiling = BatchRows(kernel, heads, scores), Tiling(options.rows, few)
         self.sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
         self.y = kernel.buffer("y", ("S", heads.num_heads, heads.vectors), heads.stored_dtype, write=True)
 
         rows, keys, threads = options.rows, options.keys, options.threads
-        self.head, group_y = kernel.grid(heads.num_heads, ["ceildiv", "S", rows])
+        self.head, slot = kernel.grid(heads.num_heads, tiling.slots)
         self.thread = kernel.threads(threads)
         self.kv_head = self.head // heads.group
-        self.first_row = kernel.let("first_row", group_y * rows)
-        self.end_row = kernel.let("end_row", minimum(self.first_row + rows, kernel.size("S")))
+        self.batch, self.own = batch, batch.tile(tiling, slot)
 
         self.queries = kernel.shared("queries", (rows, padded_vectors(heads)), heads.vector_dtype)
         self.key_part = kernel.shared("key_part", (keys, KEY_VECTORS + 1), heads.vector_dtype)
@@ -114,9 +116,9 @@ class TileAttention:
             with kernel.when(True if start + threads <= rows * padded else item < rows * padded):
                 row, index = kernel.let("row", item // padded), kernel.let("index", item % padded)
                 self.queries[row, index] = number(0, heads.vector_dtype)
-                with kernel.when(all_of(self.first_row + row < self.end_row, index < heads.vectors)):
+                with kernel.when(all_of(row < self.own.count, index < heads.vectors)):
                     self.queries[row, index] = (
-                        cast(self.q[self.first_row + row, self.head, index], heads.vector_dtype) * scale
+                        cast(self.q[self.own.first_row + row, self.head, index], heads.vector_dtype) * scale
                     )
         with kernel.when(thread < rows):
             # A sink is a key without a value.
@@ -140,14 +142,14 @@ class TileAttention:
         self.has_values = True if self.value_groups * heads.vectors == threads else self.value_row < self.value_groups
         self.result = kernel.local("result", self.value_rows, heads.vector_dtype, fill=0)
 
-    def load_pages(self, own: SequenceRows, first_key: Scalar, length: Scalar) -> None:
+    def load_pages(self, first_key: Scalar, length: Scalar) -> None:
         """Look up the pages of a tile's keys."""
         kernel, page_size = self.kernel, self.heads.page_size
         kernel.barrier()
         with kernel.when(
             all_of(self.thread < max(1, self.options.keys // page_size), first_key + self.thread * page_size < length)
         ):
-            self.tile_pages[self.thread] = self.batch.page(own.first_page, first_key // page_size + self.thread)
+            self.tile_pages[self.thread] = self.batch.page(self.own.first_page, first_key // page_size + self.thread)
 
     def multiply_keys(self, first_key: Scalar, count: Scalar) -> None:
         """Multiply the thread's queries by its keys, which are loaded into workgroup memory part by part."""
@@ -172,25 +174,24 @@ class TileAttention:
                         here = i * self.score_keys + j
                         self.dots[here] = self.dots[here] + own_query * own_keys[j]
 
-    def mask_scores(self, own: SequenceRows, first_key: Scalar) -> None:
-        """Store the scores of keys that rows see, and the lowest score for the others."""
-        kernel, rows = self.kernel, self.options.rows
+    def mask_scores(self, first_key: Scalar) -> None:
+        """Store the scores of keys that rows see, and the lowest score for the others. Rows behind the tile's last see
+        what that row sees.
+        """
+        kernel, rows, own = self.kernel, self.options.rows, self.own
         for i in range(self.score_rows):
             row = self._row_of_score(i)
             with kernel.when(True if self.row_groups * self.score_rows == rows else row < rows):
-                is_own = all_of(row >= own.start, row < own.end)
-                position = self.batch.positions[self.first_row + minimum(row, own.end - 1)]
+                position = kernel.let("position", self.batch.positions[own.first_row + minimum(row, own.count - 1)])
                 for j in range(self.score_keys):
                     key = self.score_key + j * self.key_groups
-                    seen = all_of(is_own, sees(self.facts, first_key + key, position, own.last))
+                    seen = sees(self.facts, first_key + key, position, own.last)
                     score = capped(kernel, self.facts, sum_lanes(self.dots[i * self.score_keys + j], self.heads.lanes))
                     self.scores[row, key] = select(seen, score, number(LOWEST, "float32"))
         kernel.barrier()
 
     def update_softmax(self) -> None:
-        """Turn scores into weights. The largest score of a row of another sequence does not change, and its weights are
-        0.
-        """
+        """Turn scores into weights."""
         kernel, soft_row = self.kernel, self.soft_row
         self.best[0] = LOWEST
         for key, guard in self._soft_keys():
@@ -233,9 +234,9 @@ class TileAttention:
     def store(self) -> None:
         for i in range(self.value_rows):
             row = self.value_row + i * self.value_groups
-            with self.kernel.when(all_of(self.has_values, self.first_row + row < self.end_row)):
+            with self.kernel.when(all_of(self.has_values, row < self.own.count)):
                 mean = self.result[i] / splat(self.total[self._row_of_value(i)], self.heads.lanes)
-                self.y[self.first_row + row, self.head, self.index] = cast(mean, self.heads.stored_dtype)
+                self.y[self.own.first_row + row, self.head, self.index] = cast(mean, self.heads.stored_dtype)
 
     def _load_key_part(self, part: Scalar, first_key: Scalar, count: Scalar) -> None:
         """KEY_VECTORS vectors of each key of the tile, zeros beyond the last key and the last vector."""

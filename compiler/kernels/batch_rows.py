@@ -2,29 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-from .builder import KernelBuilder, Scalar, maximum, minimum, select
+from ..ir.expr import Expr
+from .builder import (
+    KernelBuilder,
+    Scalar,
+    Subgroup,
+    all_of,
+    cast,
+    maximum,
+    minimum,
+    number,
+    select,
+    truncated_quotient,
+)
 from .heads import Heads, Scores
 from .scores import first_key, first_page_key, last_key
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceRows:
-    """The rows of a tile that belong to one sequence: from ``start`` to ``end``, counted from the tile's first row.
+class SequenceTile:
+    """The rows of a tile, which belong to one sequence: ``count`` rows from ``first_row`` on; 0 if the workgroup has no
+    tile.
 
     ``first_key`` and ``last_key`` are the first and last key that any of these rows sees, ``last`` is the position of
     the sequence's last new token, and ``first_page`` is the index of its first page in the list of pages.
     """
 
-    start: Scalar
-    end: Scalar
+    first_row: Scalar
+    count: Scalar
     first_page: Scalar
     first_key: Scalar | int
     last_key: Scalar
     last: Scalar | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Tiles of ``rows`` new tokens for the sequences of a batch that have more than ``few``; 0 means all sequences.
+
+    A workgroup processes the tile in one slot. The slots of a sequence begin at `start`, which grows from one sequence
+    to the next by at least the number of the sequence's tiles. So a workgroup finds its sequence by counting those that
+    start at or before its slot, and no list of tiles is needed. Some slots are empty.
+    """
+
+    rows: int
+    few: int
+
+    @property
+    def slots(self) -> Expr:
+        """The number of slots of a batch."""
+        whole: Expr = ["sub", ["ceildiv", ["add", "S", 1], self.rows], 1]
+        # A sequence with more than ``few`` rows has at least that many beyond its first.
+        partial: Expr = ["sub", ["ceildiv", ["add", ["sub", "S", "B"], 1], self.few], 1] if self.few else "B"
+        return ["add", whole, ["min", "B", partial]]
+
+    def start(self, sequence: Scalar, first_row: Scalar) -> Scalar:
+        """The first slot of a sequence."""
+        before = minimum(sequence, truncated_quotient(first_row - sequence, self.few)) if self.few else sequence
+        return truncated_quotient(first_row, self.rows) + before
 
 
 class BatchRows:
@@ -54,32 +91,40 @@ class BatchRows:
             sequence[0] = sequence[0] + select(self._seq_starts[other + 1] <= row, 1, 0)
         return kernel.let("first_page", self._page_indptr[sequence[0]]), self._last(sequence[0])
 
-    @contextmanager
-    def sequences(self, first_row: Scalar, end_row: Scalar) -> Iterator[SequenceRows]:
-        """A loop over the sequences of the rows of a tile."""
+    def tile(self, tiling: Tiling, slot: Scalar, subgroup: Subgroup | None = None) -> SequenceTile:
+        """The tile in a slot. With ``subgroup``, its threads share the search for the sequence."""
         kernel, scores = self._kernel, self._scores
-        # These sequences end after the tile's first row and start before its end.
-        first_sequence, end_sequence = (
-            kernel.local(each, 1, "int32", fill=0) for each in ("first_sequence", "end_sequence")
+        # The tile's sequence is the last one that starts at or before the slot.
+        started = kernel.local("started", 1, "int32" if subgroup is None else "float32", fill=0)
+        zero, one = (number(value, "int32" if subgroup is None else "float32") for value in (0, 1))
+        sequences = kernel.size("B")
+        step: Scalar | int = 1 if subgroup is None else subgroup.size
+        with kernel.loop("turn", (sequences + step - 1) // step) as turn:
+            other = turn if subgroup is None else kernel.let("other", turn * step + subgroup.lane)
+            with kernel.when(True if subgroup is None else other < sequences):
+                begins = tiling.start(other, self._seq_starts[other])
+                started[0] = started[0] + select(begins <= slot, one, zero)
+        if subgroup is not None:
+            started[0] = subgroup.sum(started[0])
+        sequence = kernel.let("sequence", cast(started[0], "int32") - 1)
+        start, end = (kernel.let("sequence_row", self._seq_starts[sequence + behind]) for behind in range(2))
+        # The last rows of a sequence see the most keys, so their tile starts first.
+        tiles = truncated_quotient(end - start + tiling.rows - 1, tiling.rows)
+        tile = kernel.let("tile_of_sequence", tiles - 1 - (slot - tiling.start(sequence, start)))
+        first_row = kernel.let("first_row", start + maximum(tile, 0) * tiling.rows)
+        is_tile = all_of(tile >= 0, end - start > tiling.few if tiling.few else True)
+        count = kernel.let("row_count", select(is_tile, minimum(end - first_row, tiling.rows), 0))
+        last = self._last(sequence)
+        # Positions ascend within a sequence.
+        position = self.positions[kernel.let("last_row", first_row + maximum(count, 1) - 1)]
+        return SequenceTile(
+            first_row,
+            count,
+            kernel.let("first_page", self._page_indptr[sequence]),
+            self._named("first_key", first_page_key(self._heads, scores.window, self.positions[first_row])),
+            kernel.let("last_key", last_key(scores, position, last)),
+            last,
         )
-        with kernel.loop("other", kernel.size(self._heads.sequences)) as other:
-            first_sequence[0] = first_sequence[0] + select(self._seq_starts[other + 1] <= first_row, 1, 0)
-            end_sequence[0] = end_sequence[0] + select(self._seq_starts[other] < end_row, 1, 0)
-        with kernel.loop("s", end_sequence[0] - first_sequence[0]) as s:
-            sequence = kernel.let("sequence", first_sequence[0] + s)
-            start = kernel.let("own_start", maximum(self._seq_starts[sequence] - first_row, 0))
-            end = kernel.let("own_end", minimum(self._seq_starts[sequence + 1], end_row) - first_row)
-            first_page = kernel.let("first_page", self._page_indptr[sequence])
-            last = self._last(sequence)
-            # Positions ascend within a sequence.
-            yield SequenceRows(
-                start,
-                end,
-                first_page,
-                self._named("first_key", first_page_key(self._heads, scores.window, self.positions[first_row + start])),
-                kernel.let("last_key", last_key(scores, self.positions[first_row + end - 1], last)),
-                last,
-            )
 
     def range_of(self, position: Scalar, last: Scalar | None) -> tuple[Scalar | int, Scalar]:
         """The first key that the row at a position sees, and the key after the last."""

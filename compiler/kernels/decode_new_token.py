@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from .builder import Scalar, all_of, lane_of, maximum, minimum, number, select, splat, sum_of
-from .decode_range import DecodeRange
+from .decode_range import NewTokenRange
 from .heads import Scores
 from .linear_vector import power_of_two
 from .pages import largest_lane
@@ -16,18 +16,20 @@ from .scores import capped
 
 class NewToken:
     """``rows`` holds the workgroup's scaled queries, then the new key and value; ``scores`` the new key's score for
-    each query head.
+    each query head. A step that appends nothing has only queries.
     """
 
-    def __init__(self, work: DecodeRange, scores: Scores) -> None:
+    def __init__(self, work: NewTokenRange, scores: Scores) -> None:
         self.work, self.facts = work, scores
         kernel, heads, threads = work.kernel, work.options.heads, work.options.threads
-        self.rows = kernel.shared("rows", (heads + 2, work.facts.vectors), work.facts.vector_dtype)
+        self._num_rows = heads + (2 if work.new.appends else 0)
+        self.rows = kernel.shared("rows", (self._num_rows, work.facts.vectors), work.facts.vector_dtype)
         self._partials = kernel.shared("partials", (threads,), "float32")
-        self._products = kernel.shared("products", (heads * work.facts.vectors,), "float32")
-        self.scores = kernel.shared("new_scores", (heads,), "float32")
+        if work.new.appends:
+            self._products = kernel.shared("products", (heads * work.facts.vectors,), "float32")
+            self.scores = kernel.shared("new_scores", (heads,), "float32")
         # The rows whose squares are summed: the queries, the key, and the value if it is normalized.
-        self._normed_rows = heads + (2 if work.new.norms_values else 1)
+        self._normed_rows = self._num_rows - (1 if work.new.appends and not work.new.norms_values else 0)
         self._threads_a_row = threads // power_of_two(self._normed_rows)
 
     def load_heads(self) -> None:
@@ -38,9 +40,11 @@ class NewToken:
         heads, threads, vectors = work.options.heads, work.options.threads, work.facts.vectors
         if work.new.normed:
             self._sum_squares()
-        for start in range(0, (heads + 2) * vectors, threads):
+        needed: Scalar | int = self._num_rows * vectors
+        if work.new.appends and work.options.split:
+            needed = kernel.let("needed", select(work.owns_new, heads + 2, heads) * vectors)
+        for start in range(0, self._num_rows * vectors, threads):
             item = kernel.let("item", work.thread + start)
-            needed = select(work.owns_new, heads + 2, heads) * vectors if work.options.split else (heads + 2) * vectors
             with kernel.when(item < needed):
                 row_index, index = kernel.let("row_index", item // vectors), kernel.let("index", item % vectors)
                 factor = None
@@ -97,6 +101,8 @@ class NewToken:
     def _head_of(self, row_index: Scalar) -> Scalar:
         """The projection's head that a row of ``rows`` comes from."""
         work, facts, heads = self.work, self.work.facts, self.work.options.heads
+        if not work.new.appends:
+            return work.first_head + row_index
         return select(
             row_index < heads,
             work.first_head + row_index,

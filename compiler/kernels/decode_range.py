@@ -1,12 +1,13 @@
-"""The work of one workgroup of attention_decode: its sizes, its arguments, and its heads and keys."""
+"""The keys of one workgroup of decode attention: its sizes, its arguments, and the range of keys that it reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..ir.expr import Expr
-from .builder import Array, KernelBuilder, Scalar, all_of, maximum, minimum
+from .builder import Array, KernelBuilder, Scalar, all_of, maximum, minimum, select, truncated_quotient
 from .heads import Heads, Preparation
 from .new_heads import NewHeads
 from .pages import Pages
@@ -18,12 +19,15 @@ MAX_RESULTS = 16
 VALUES_AT_ONCE = 4
 # The threads that search for a tile's largest score of the same heads.
 FOLD_LANES = 8
+# A row has at most 64 ranges, one less for each sequence of the batch, and at least 4: one sequence fills a GPU, and
+# many sequences need neither more workgroups nor more memory for partial results.
+MOST_RANGES, LEAST_RANGES = 64, 4
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """``heads`` query heads per workgroup, a divisor of the number per kv head; ``split`` keys per range, None if one
-    workgroup reads all keys.
+    """``heads`` query heads per workgroup, a divisor of the number per kv head. ``split``: a range has this many keys,
+    or a multiple of it in long contexts; None if one workgroup reads all keys.
     """
 
     heads: int
@@ -75,94 +79,157 @@ class DecodeOptions:
         )
 
 
-def splits(heads: Heads, window: int | None, split: int) -> Expr:
-    """The number of ranges of ``split`` keys in the longest context, from the first page that a row sees."""
-    return ["ceildiv", longest_reach(heads, window), split]
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """How a row's keys are divided into ranges, which start at the first page that the row sees.
+
+    ``max_rows``: the most new tokens of a sequence. A batch's rows are numbered ``sequence * max_rows + token``.
+    """
+
+    heads: Heads
+    window: int | None
+    split: int
+    max_rows: int = 1
+
+    @property
+    def count(self) -> Expr:
+        """The number of ranges of each row of a batch; ranges behind a row's last key are empty."""
+        most: Expr = ["max", LEAST_RANGES, ["sub", MOST_RANGES, self.heads.sequences]]
+        return ["min", self._whole, most]
+
+    @property
+    def partials(self) -> Expr:
+        """At least the number of rows times `count`, for this batch and every smaller one."""
+        sequences = self.heads.sequences
+        # x * (64 - x) is at most 32 * 32.
+        most: Expr = ["max", (MOST_RANGES // 2) ** 2, ["mul", LEAST_RANGES, sequences]]
+        rows: Expr = ["min", most, ["mul", sequences, self._whole]]
+        return ["mul", self.max_rows, rows] if self.max_rows > 1 else rows
+
+    def keys(self, kernel: KernelBuilder, length: Scalar) -> Scalar:
+        """The keys of a range of a row that reads ``length`` keys: a multiple of ``split``."""
+        step = kernel.let("step", kernel.size(self.count) * self.split)
+        # TVM's simplifier would take seconds to reason about the quotient wherever it is used.
+        return opaque(kernel, "range_keys", truncated_quotient(length + step - 1, step) * self.split)
+
+    @contextmanager
+    def rows(self, kernel: KernelBuilder, seq_starts: Array, sequence: Scalar) -> Iterator[tuple[Scalar, Scalar]]:
+        """A loop over the new tokens of a sequence, as the row and its number in the sequence; there are none if the
+        sequence has more than ``max_rows``.
+        """
+        first, length = kernel.let("first_row", seq_starts[sequence]), seq_starts[sequence + 1] - seq_starts[sequence]
+        with kernel.loop("token", kernel.let("rows", select(length <= self.max_rows, length, 0))) as token:
+            yield kernel.let("row", first + token), token
+
+    @property
+    def _whole(self) -> Expr:
+        """The ranges of ``split`` keys in the longest context."""
+        return ["ceildiv", longest_reach(self.heads, self.window, self.max_rows), self.split]
+
+    def results(self, kernel: KernelBuilder, *, write: bool = False) -> Array:
+        """The scratch buffer "partials": for each range and head the weighted values, and one vector more for the
+        largest score and the sum of weights.
+        """
+        shape = (self.partials, self.heads.num_heads, self.heads.vectors + 1)
+        return kernel.scratch("partials", shape, self.heads.vector_dtype, write=write)
+
+
+def opaque(kernel: KernelBuilder, name: str, value: Scalar) -> Scalar:
+    """An integer in a register of its own, so that TVM computes it once and knows nothing about it."""
+    register = kernel.local(name, 1, "int32")
+    register[0] = value
+    return kernel.let(f"{name}_value", register[0])
 
 
 class DecodeRange:
-    """The arguments of the kernel and the workgroup's part of them.
+    """The arguments that kernels of decode attention share, and the workgroup's heads and keys.
 
-    Keys count from the sequence's first token. The workgroup's are ``count`` from ``first_key`` on, the new one
-    included; ``count`` is 0 if the range lies beyond the sequence. Keys before ``first_visible`` are outside the
-    window.
+    Keys count from the sequence's first token. The workgroup's are ``count`` from ``first_key`` on; ``count`` is 0 if
+    the range lies behind the row's last key. Keys before ``first_visible`` are outside the window.
     """
 
-    def __init__(
-        self, kernel: KernelBuilder, facts: Heads, preparation: Preparation, window: int | None, options: DecodeOptions
-    ) -> None:
-        self.kernel, self.facts, self.options = kernel, facts, options
-        split = options.split
-        self.new = NewHeads(kernel, facts, preparation)
-        positions = kernel.buffer("positions", ("S",), "int32")
-        page_indptr = kernel.buffer("page_indptr", (["add", "S", 1],), "int32")
-        self._page_ids = kernel.buffer("page_ids", ("L",), "int32")
-        self.pages = Pages(kernel, facts, write=True, blocks=True)
-        if split:
-            # For each range and head one vector more, for the largest score and the sum of weights.
-            shape = ("S", splits(facts, window, split), facts.num_heads, facts.vectors + 1)
-            self.results = kernel.scratch("partials", shape, facts.vector_dtype, write=True)
-        else:
-            self.results = kernel.buffer("y", ("S", facts.num_heads, facts.vectors), facts.stored_dtype, write=True)
+    row: Scalar
+    position: Scalar
+    first_key: Scalar | int
+    count: Scalar
+    first_visible: Scalar | None
+    _token: Scalar | int
 
+    def __init__(
+        self, kernel: KernelBuilder, facts: Heads, options: DecodeOptions, ranges: Ranges | None, *, write: bool
+    ) -> None:
+        """``write``: the kernel writes pages too."""
+        self.kernel, self.facts, self.options, self.ranges = kernel, facts, options, ranges
+        self.positions = kernel.buffer("positions", (facts.rows,), "int32")
+        self.page_indptr = kernel.buffer("page_indptr", (["add", facts.sequences, 1],), "int32")
+        self._page_ids = kernel.buffer("page_ids", ("L",), "int32")
+        self.pages = Pages(kernel, facts, write=write, blocks=True)
+        if ranges is None:
+            self.results = kernel.buffer(
+                "y", (facts.rows, facts.num_heads, facts.vectors), facts.stored_dtype, write=True
+            )
+        else:
+            self.results = ranges.results(kernel, write=True)
         workgroups = facts.num_heads // options.heads
-        group_x, self.row = kernel.grid(["mul", workgroups, splits(facts, window, split)] if split else workgroups, "S")
+        group_x, self.sequence = kernel.grid(
+            workgroups if ranges is None else ["mul", workgroups, ranges.count], facts.sequences
+        )
         self.thread = kernel.threads(options.threads)
-        workgroup = group_x % workgroups if split else group_x
-        self.range_index: Scalar | int = group_x // workgroups if split else 0
+        workgroup = group_x if ranges is None else group_x % workgroups
+        self._range_index: Scalar | int = 0 if ranges is None else group_x // workgroups
         self.first_head = kernel.let("first_head", workgroup * options.heads)
         self.kv_head = kernel.let("kv_head", self.first_head // facts.group)
-        self.position = kernel.let("position", positions[self.row])
-        first_key = first_page_key(facts, window, self.position) + (self.range_index * split if split else 0)
-        self.first_key: Scalar | int = first_key if isinstance(first_key, int) else kernel.let("first_key", first_key)
-        self._first_page = kernel.let("first_page", page_indptr[self.row])
+        self._first_page = kernel.let("first_page", self.page_indptr[self.sequence])
+
+    def find_keys(self, window: int | None, row: Scalar, token: Scalar | int, end: Scalar | None = None) -> None:
+        """Find the range of a row, the ``token``-th new one of its sequence. ``end`` is the key behind its last one,
+        None for the key behind its own.
+        """
+        kernel, ranges = self.kernel, self.ranges
+        self.row, self._token, self.position = row, token, kernel.let("position", self.positions[row])
+        end = self.position + 1 if end is None else end
+        start = first_page_key(self.facts, window, self.position)
         self.first_visible = None if window is None else kernel.let("first_visible", self.position - (window - 1))
-        length = self.position + 1 - self.first_key
-        self.count = kernel.let("count", maximum(minimum(length, split), 0) if split else length)
-        self.owns_new = (
-            all_of(self.first_key <= self.position, self.position < self.first_key + split) if split else True
-        )
+        if ranges is None:
+            self.first_key = start if isinstance(start, int) else kernel.let("first_key", start)
+            self.count = kernel.let("count", end - self.first_key)
+            return
+        range_keys = ranges.keys(kernel, end - start)
+        self.first_key = kernel.let("first_key", start + self._range_index * range_keys)
+        self.count = kernel.let("count", maximum(minimum(end - self.first_key, range_keys), 0))
+
+    def result_row(self) -> Scalar:
+        """The row of this range in ``results``."""
+        if self.ranges is None:
+            return self.row
+        kernel, batch_row = self.kernel, self.sequence * self.ranges.max_rows + self._token
+        return kernel.let("result_row", batch_row * kernel.size(self.ranges.count) + self._range_index)
 
     def page_of(self, key: Scalar) -> Scalar:
         """The page of a key of the sequence."""
         return self._page_ids[self._first_page + key // self.facts.page_size]
 
 
-class HeadFold:
-    """Combines the threads' values for the workgroup's heads into one vector for each four heads."""
+class NewTokenRange(DecodeRange):
+    """The range of the single new token of each sequence, whose heads come from the projection. ``owns_new``: the
+    range has the new token's key, which is not on its page yet.
+    """
 
-    def __init__(self, work: DecodeRange) -> None:
-        kernel, options = work.kernel, work.options
-        self._kernel, self._thread, self._threads, self._vectors = (
-            kernel,
-            work.thread,
-            options.threads,
-            options.score_vectors,
-        )
-        self._few = kernel.shared("few", (FOLD_LANES * options.score_vectors,), "float32x4")
-        self._folding = kernel.local("folding", 1, "float32x4")
-
-    def fold(self, source: Array, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-        """Reduce the vectors of each thread in ``source``, one for each four heads, to a few for `folded`."""
-        kernel, step = self._kernel, FOLD_LANES * self._vectors
-        kernel.barrier()
-        with kernel.when(self._thread < step):
-            self._folding[0] = source[self._thread]
-            with kernel.loop("i", self._threads // FOLD_LANES - 1) as i:
-                self._folding[0] = combine(self._folding[0], source[(i + 1) * step + self._thread])
-            self._few[self._thread] = self._folding[0]
-        kernel.barrier()
-
-    def folded(self, combine: Callable[[Scalar, Scalar], Scalar]) -> Scalar:
-        """The combined vector of all threads. Only for the first ``score_vectors`` threads."""
-        self._folding[0] = self._few[self._thread]
-        with self._kernel.loop("i", FOLD_LANES - 1) as i:
-            self._folding[0] = combine(self._folding[0], self._few[(i + 1) * self._vectors + self._thread])
-        return self._folding[0]
-
-    def sum(self, count: int, step: int, source: Array, first: Scalar) -> Scalar:
-        """The sum of ``count`` vectors of ``source``, ``step`` apart."""
-        self._folding[0] = 0
-        with self._kernel.loop("group", count) as group:
-            self._folding[0] = self._folding[0] + source[group * step + first]
-        return self._folding[0]
+    def __init__(
+        self,
+        kernel: KernelBuilder,
+        facts: Heads,
+        preparation: Preparation,
+        window: int | None,
+        options: DecodeOptions,
+    ) -> None:
+        ranges = None if options.split is None else Ranges(facts, window, options.split)
+        self.new = NewHeads(kernel, facts, preparation)
+        super().__init__(kernel, facts, options, ranges, write=preparation.appends)
+        self.find_keys(window, self.sequence, 0)
+        if ranges is not None:
+            # Otherwise the kernel for heads of 128 elements spills registers.
+            self.count = opaque(kernel, "own_count", self.count)
+        self.owns_new: Scalar | bool = preparation.appends
+        if preparation.appends and ranges is not None:
+            self.owns_new = all_of(self.first_key <= self.position, self.position < self.first_key + self.count)

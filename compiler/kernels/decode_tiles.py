@@ -1,14 +1,16 @@
-"""The cached keys and values of attention_decode, tile by tile, and the workgroup's result."""
+"""The cached keys and values of decode attention, tile by tile, and the workgroup's result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import reduce
 
 from .builder import Array, Scalar, all_of, cast, lane_of, maximum, minimum, number, select, splat, vector
 from .decode_new_token import NewToken
-from .decode_range import VALUES_AT_ONCE, DecodeRange, HeadFold
+from .decode_queries import StoredRange
+from .decode_range import VALUES_AT_ONCE, NewTokenRange
+from .head_fold import HeadFold
 from .heads import Scores
 from .linear_vector import power_of_two
 from .scores import LOWEST, capped, weight
@@ -19,18 +21,22 @@ class CachedTiles:
     """A thread scores every nth key of a tile, all elements for all heads; then it sums a block, or a part of one, of
     every nth value.
 
-    ``shared`` holds the tile's weights, ``largest`` and ``correction`` the running softmax, a vector for each four
-    heads.
+    ``queries`` are the workgroup's scaled queries in workgroup memory. ``new`` is the new token if it is not on its
+    page yet, or None. ``shared`` holds the tile's weights, ``largest`` and ``correction`` the running softmax, a vector
+    for each four heads.
     """
 
-    def __init__(self, work: DecodeRange, new: NewToken, scores: Scores) -> None:
-        self.work, self.new, self.facts = work, new, scores
+    def __init__(
+        self, work: NewTokenRange | StoredRange, queries: Array, scores: Scores, new: NewToken | None = None
+    ) -> None:
+        self.work, self.queries, self.new, self.facts = work, queries, new, scores
         kernel, options, heads = work.kernel, work.options, work.facts
         self.shared = kernel.shared("work", (options.work_size(heads),), "float32x4")
         self.largest, self.correction = (
             kernel.shared(each, (options.score_vectors,), "float32x4") for each in ("largest", "correction")
         )
-        self.new_weights = kernel.shared("new_weights", (options.score_vectors,), "float32x4")
+        if new is not None:
+            self.new_weights = kernel.shared("new_weights", (options.score_vectors,), "float32x4")
         self.folds = HeadFold(work)
         self.blocks, self.value_vectors = heads.vectors // heads.block_vectors, options.value_vectors(heads)
         self.keys_a_thread = options.tile // options.threads
@@ -66,14 +72,12 @@ class CachedTiles:
         on pages.
         """
         work, kernel, tile = self.work, self.work.kernel, self.work.options.tile
-        loop: AbstractContextManager[Scalar] = kernel.loop("tile_index", (work.count + tile - 1) // tile)
-        if work.options.split == tile:
-            loop = kernel.when(work.count > 0)
-        with loop as looped:
-            tile_index = 0 if work.options.split == tile else looped
+        with kernel.loop("tile_index", (work.count + tile - 1) // tile) as tile_index:
             self.start = kernel.let("tile_start", work.first_key + tile_index * tile)
             self.count = kernel.let("tile_count", minimum(work.count - tile_index * tile, tile))
-            self.cached = kernel.let("cached", minimum(work.position - self.start, self.count))
+            self.cached = self.count
+            if self.new is not None:
+                self.cached = kernel.let("cached", minimum(work.position - self.start, self.count))
             yield
 
     def score_keys(self) -> None:
@@ -86,7 +90,8 @@ class CachedTiles:
         for u in range(self.keys_a_thread):
             # For a key beyond the last cached one, the last one is read and ignored later, which costs less than a
             # branch.
-            cached_key = minimum(self._key(u), maximum(self.cached - 1, 0))
+            last_cached = self.cached - 1 if self.new is None else maximum(self.cached - 1, 0)
+            cached_key = minimum(self._key(u), last_cached)
             keys.append(kernel.let("key", self.start + cached_key))
             key_pages.append(kernel.let("key_page", work.page_of(keys[-1])))
         with kernel.loop("block", self.blocks) as block:
@@ -98,7 +103,7 @@ class CachedTiles:
             ]
             for h in range(heads):
                 for i in range(facts.block_vectors):
-                    query = kernel.let("query", self.new.rows[h, block * facts.block_vectors + i])
+                    query = kernel.let("query", self.queries[h, block * facts.block_vectors + i])
                     for u in range(self.keys_a_thread):
                         self.scores[u * heads + h] = added_dot(
                             self.scores[u * heads + h], query, loaded[u][i], facts.lanes
@@ -163,6 +168,8 @@ class CachedTiles:
                 for i in range(VALUES_AT_ONCE):
                     value = part_of(work.pages.vectors_of(self.value_blocks[i]), self.part, self.value_vectors)
                     self._add_value(self.shared, (first + i) * vectors, value)
+            if self.new is None:
+                return
             with kernel.when(all_of(self.value_group == 0, self.cached < self.count)):
                 row = work.options.heads + 1
                 value = [self.new.rows[row, self.part * self.value_vectors + i] for i in range(self.value_vectors)]
@@ -176,26 +183,25 @@ class CachedTiles:
         heads, vectors, lanes = work.options.heads, work.facts.vectors, work.facts.lanes
         self._sum_weights()
         kept = self._gather_results()
+        row = work.result_row()
         size = heads * vectors
         for start in range(0, size, work.options.threads):
             item = kernel.let("item", work.thread + start)
-            with kernel.when(all_of(item < size, work.count > 0 if split else True)):
+            with kernel.when(item < size):
                 sum_ = self.folds.sum(kept, size, self.shared, item)
                 head, index = kernel.let("head", item // vectors), kernel.let("index", item % vectors)
                 if split:
-                    work.results[work.row, work.range_index, work.first_head + head, index] = first_lanes(sum_, lanes)
+                    work.results[row, work.first_head + head, index] = first_lanes(sum_, lanes)
                 else:
                     total = lane_at(kernel.let("of_heads", self.correction[head // 4]), head % 4)
                     mean = first_lanes(sum_, lanes) / splat(total, lanes)
-                    work.results[work.row, work.first_head + head, index] = cast(mean, work.facts.stored_dtype)
+                    work.results[row, work.first_head + head, index] = cast(mean, work.facts.stored_dtype)
         if split:
-            with kernel.when(all_of(work.thread < heads, work.count > 0)):
+            with kernel.when(work.thread < heads):
                 softmax = (self.largest, self.correction)
                 kept_of = [lane_at(kernel.let("of_heads", each[work.thread // 4]), work.thread % 4) for each in softmax]
                 zeros = [number(0, "float32")] * (lanes - 2)
-                work.results[work.row, work.range_index, work.first_head + work.thread, vectors] = vector(
-                    *kept_of, *zeros
-                )
+                work.results[row, work.first_head + work.thread, vectors] = vector(*kept_of, *zeros)
 
     def _key(self, u: int) -> Scalar:
         """The u-th of the thread's keys, counted from the tile's first."""
@@ -209,18 +215,19 @@ class CachedTiles:
         key, lowest = self._key(u), number(LOWEST, "float32")
         if work.first_visible is not None:
             score = select(self.start + key >= work.first_visible, score, lowest)
-        beyond = select(key < self.count, self.new.scores[h], lowest)
+        beyond = lowest if self.new is None else select(key < self.count, self.new.scores[h], lowest)
         self.scores[at] = select(key < self.cached, score, beyond)
 
     def _store_weights(self, u: int, v: int, weights: Scalar) -> None:
         work, kernel, key = self.work, self.work.kernel, self._key(u)
         self.totals[v] = self.totals[v] + weights
-        # The new token's value is not read from its page.
-        with kernel.when(key == self.cached):
-            self.new_weights[v] = weights
-        if work.pages.quantized:
-            weights = weights * splat(self.value_scales[u])
-        self.shared[key * work.options.score_vectors + v] = select(key == self.cached, number(0, "float32x4"), weights)
+        cached_weights = weights * splat(self.value_scales[u]) if work.pages.quantized else weights
+        if self.new is not None:
+            # The new token's value is not read from its page.
+            with kernel.when(key == self.cached):
+                self.new_weights[v] = weights
+            cached_weights = select(key == self.cached, number(0, "float32x4"), cached_weights)
+        self.shared[key * work.options.score_vectors + v] = cached_weights
 
     def _add_value(self, weights: Array, first: Scalar | int, value: list[Scalar]) -> None:
         kernel, options = self.work.kernel, self.work.options

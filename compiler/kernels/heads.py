@@ -67,13 +67,15 @@ class Preparation:
     ``rotary_dim`` elements.
 
     ``positions`` is the length of the rotation table; both are 0 without a rotation. With ``norms_values``, heads of v
-    are normalized too, without factors.
+    are normalized too, without factors. Without ``appends``, a step has new queries only, and reads the keys and values
+    of another.
     """
 
     positions: int
     rotary_dim: int
     norm_eps: float | None
     norms_values: bool = False
+    appends: bool = True
 
 
 @dataclass(frozen=True, slots=True)

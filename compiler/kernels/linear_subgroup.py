@@ -73,7 +73,7 @@ def linear_subgroup(name: str, facts: Projection, shape: SubgroupShape) -> Kerne
                     loaded = load_blocks(
                         kernel, arguments, first_output, rows, step * blocks + block_index, steps * blocks, clamp=True
                     )
-                    dot_products(kernel, arguments, tile, block_index, loaded, sums)
+                    dot_products(kernel, arguments, [tile], block_index, loaded, [sums])
         for i in range(rows * halves):
             sums[i] = subgroup.sum(sums[i])
         if tile.squares is not None and facts.norm_eps is not None:

@@ -68,7 +68,7 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
             row = minimum(row_block * shape.rows + row_quad * 4 + i, batch - 1)
             loaded[i] = arguments.x.quad(row, quad, weight.chunks * 8)
         if norm is not None:
-            w[0] = norm.quad(0, quad, weight.chunks * 8)
+            w[0] = norm.quad(quad, weight.chunks * 8)
         for k in range(4):
             column[0] = vector(*(lane_of(loaded[i], k) for i in range(4)))
             if norm is not None:

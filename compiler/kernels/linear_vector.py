@@ -58,7 +58,7 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
         tile.fill(step)
         kernel.barrier()
         for block_index, weights in zip(mine, loaded, strict=True):
-            dot_products(kernel, arguments, tile, block_index, weights, sums)
+            dot_products(kernel, arguments, [tile], block_index, weights, [sums])
 
     planes = [sums[i] for i in range(rows * halves)] + ([tile.squares] if tile.squares is not None else [])
     totals = fold_lanes(kernel, thread, threads, lanes, planes)

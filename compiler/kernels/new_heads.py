@@ -41,18 +41,18 @@ class RotationTable:
 
 class NewHeads:
     """The arguments "qkv", "table" and "qk_norm" (q's weights, then k's). The projection's heads are H of q, K of k and
-    K of v.
+    K of v; if the step appends nothing, they are H of q, and "qk_norm" has only q's weights.
 
     A kernel has "table" only if there is a rotation, and "qk_norm" only if there is a norm.
     """
 
     def __init__(self, kernel: KernelBuilder, heads: Heads, preparation: Preparation) -> None:
         self._heads, self._preparation = heads, preparation
-        self._qkv = kernel.buffer(
-            "qkv", ("S", heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), heads.activation
-        )
+        appended = 2 * heads.num_kv_heads if preparation.appends else 0
+        self._qkv = kernel.buffer("qkv", (heads.rows, heads.num_heads + appended, heads.head_dim), heads.activation)
         self._table = RotationTable(kernel, preparation, heads.head_dim) if preparation.rotary_dim else None
-        self._norm = kernel.buffer("qk_norm", (2, heads.head_dim), "float32") if self.normed else None
+        norms = (2 if preparation.appends else 1, heads.head_dim)
+        self._norm = kernel.buffer("qk_norm", norms, "float32") if self.normed else None
 
     @property
     def normed(self) -> bool:
@@ -61,6 +61,10 @@ class NewHeads:
     @property
     def norms_values(self) -> bool:
         return self._preparation.norms_values
+
+    @property
+    def appends(self) -> bool:
+        return self._preparation.appends
 
     def element(self, row: Scalar, head: Scalar, element: Scalar) -> Scalar:
         """One element of the projection's result, float32."""
@@ -83,6 +87,9 @@ class NewHeads:
             if self._table is not None:
                 partner = self._normed(row, head, self._table.partner(element), factor)
                 value = self._table.rotated(position, element, value, partner)
+            if not self.appends:
+                lanes.append(value)
+                continue
             projected = self.element(row, head, element)
             if self.norms_values:
                 projected = projected * factor
@@ -93,4 +100,5 @@ class NewHeads:
         value = self.element(row, head, element)
         if self._norm is None:
             return value
-        return value * factor * self._norm[select(head < self._heads.num_heads, 0, 1), element]
+        norm_row = select(head < self._heads.num_heads, 0, 1) if self.appends else 0
+        return value * factor * self._norm[norm_row, element]

@@ -10,9 +10,25 @@ arithmetic.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..quant.base import GROUP, ROW
 from ..quant.kernel_format import WeightFormat as WeightFormat
-from .builder import Array, KernelBuilder, Scalar, cast, extern, lane_of, number, reinterpret, select, shifted, vector
+from .builder import (
+    Array,
+    KernelBuilder,
+    Scalar,
+    address_of,
+    cast,
+    extern,
+    lane_of,
+    number,
+    reinterpret,
+    select,
+    shifted,
+    splat,
+    vector,
+)
 
 
 class PackedMatrix:
@@ -39,6 +55,7 @@ class PackedMatrix:
             self._codes = kernel.buffer(f"{role}.w", (rows, chunks * 4), "uint32x4")
         else:
             self._codes = kernel.buffer(f"{role}.w", (rows, chunks * 8), "float32x4")
+        self._masks: dict[int, Array] = {}
         self._scales: Array | None = None
         self._scales_of_row = scales = fmt.scales_of(columns)
         if fmt.scale_dtype == "float16":
@@ -90,6 +107,10 @@ class PackedMatrix:
         """A block as stored in memory. Only with ``blocks``."""
         return self._codes[row, block]
 
+    def block_address(self, row: Scalar, block: Scalar) -> Scalar:
+        """A pointer to a block. Only with ``blocks``."""
+        return address_of(self._codes, row, block)
+
     def block_quads(self, block: Scalar) -> list[Scalar]:
         """The quads of a loaded block; the weight 0 is `WeightFormat.block_zeros`, not ``zero``."""
         kind = self._format.kind
@@ -103,17 +124,36 @@ class PackedMatrix:
         quads = []
         for j in range(words):
             parts[j] = spread_bytes(lane_of(block, j))
-            quads += [float_bits(parts[j], start, bits) for start in range(0, 8, bits)]
+            quads += [float_bits(parts[j], start, bits, self._masks.get(start)) for start in range(0, 8, bits)]
         return quads
+
+    def hold_masks(self, held: Callable[[Scalar], Scalar]) -> None:
+        """Let `block_quads` read its masks from registers, set once to ``held`` of each mask: a value that the compiler
+        does not know, so that it does not load the constant again for each use.
+        """
+        for start in range(0, 8, self._format.bits or 8):
+            mask = self._kernel.local("mask", 1, "uint32")
+            mask[0] = held(number(mask_of(start, self._format.bits or 8), "uint32"))
+            self._masks[start] = mask
 
     def raw_scale(self, row: Scalar, chunk: Scalar) -> tuple[Scalar, Scalar]:
         """The word that holds a chunk's scale, as loaded, and the scale's index. Only for formats with scales."""
         assert self._scales is not None
+        word, index = self._scale_place(row, chunk)
+        return self._scales[word], index
+
+    def scale_address(self, row: Scalar, chunk: Scalar) -> tuple[Scalar, Scalar]:
+        """As `raw_scale`, with a pointer to the word."""
+        assert self._scales is not None
+        word, index = self._scale_place(row, chunk)
+        return address_of(self._scales, word), index
+
+    def _scale_place(self, row: Scalar, chunk: Scalar) -> tuple[Scalar, Scalar]:
         group = self._format.group
         index = row * self._scales_of_row + (
             0 if group == ROW else chunk if group == GROUP else chunk // (group // GROUP)
         )
-        return self._scales[index if self._format.scale_dtype == "float32" else index // 2], index
+        return (index if self._format.scale_dtype == "float32" else index // 2), index
 
     def scale_in(self, raw: Scalar, index: Scalar) -> Scalar:
         """The scale at ``index`` in the word that `raw_scale` returned."""
@@ -150,7 +190,7 @@ def spread_bytes(word: Scalar) -> Scalar:
     return vector(*left, *(word >> number(bits, "uint32") for bits in (1, 9)))
 
 
-def float_bits(spread: Scalar, start: int, bits: int) -> Scalar:
+def float_bits(spread: Scalar, start: int, bits: int, mask: Array | None = None) -> Scalar:
     """2^(8 - start) + the code in the ``bits`` bits of a byte from ``start`` on, as floats assembled from bits: a
     fraction of code / 2^(8 - start) with an exponent of 8 - start.
 
@@ -158,12 +198,18 @@ def float_bits(spread: Scalar, start: int, bits: int) -> Scalar:
     speed. Subtracting the 256 costs a few bits of precision: sums of 4,096 products of 4-bit weights were within 1e-5
     of their largest, measured on lavapipe.
     """
-    return fraction(spread, ((1 << bits) - 1) << (15 + start), 8 - start)
+    held = number(mask_of(start, bits), "uint32x4") if mask is None else splat(mask[0])
+    return fraction(spread, held, 8 - start)
 
 
-def fraction(bits: Scalar, mask: int, exponent: int) -> Scalar:
+def mask_of(start: int, bits: int) -> int:
+    """The mask of a code in a spread byte."""
+    return ((1 << bits) - 1) << (15 + start)
+
+
+def fraction(bits: Scalar, mask: Scalar, exponent: int) -> Scalar:
     """Floats with the masked bits as fraction and 2^exponent."""
-    return reinterpret((bits & number(mask, "uint32x4")) | number(127 + exponent << 23, "uint32x4"), "float32x4")
+    return reinterpret((bits & mask) | number(127 + exponent << 23, "uint32x4"), "float32x4")
 
 
 def halves(words: Scalar) -> tuple[Scalar, Scalar]:

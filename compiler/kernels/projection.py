@@ -17,7 +17,7 @@ class Projection:
     """y (batch, width)[:, offset : offset + outputs] = norm(x) @ weight.T + bias + residual, or ``activation``(gate) *
     up if ``gated``. If ``up_width`` is not 0, only the gate is a projection, and up (batch, up_width) is an argument,
     whose columns count from ``up_start`` on. If ``stream_eps`` is given, x stands for summed = (stream + norm(x)) *
-    stream_factor, which is a result too.
+    stream_factor, which is a result too. ``norm_row`` 1: another norm's weights precede those of the norm.
 
     x (batch, columns); weight (outputs, columns), or (2 * outputs, columns) for a gated projection, with the gate's
     rows first. ``width`` 0 means that the result has only these outputs. ``x_step`` and ``y_step``: an input without a
@@ -41,6 +41,7 @@ class Projection:
     up_start: int = 0
     stream_eps: float | None = None
     stream_factor: bool = False
+    norm_row: int = 0
     x_step: float | None = None
     y_step: float | None = None
 
@@ -102,7 +103,7 @@ class ProjectionArguments:
         self.facts = facts
         self.x = Rows(kernel, "x", facts.batch, facts.columns, facts.x_dtype, facts.x_step)
         self.stream = StreamArguments(kernel, facts) if facts.stream_eps is not None else None
-        self.norm = Rows(kernel, "norm", 1, facts.columns, "float32") if facts.norm_eps is not None else None
+        self.norm = self._norm(kernel, facts) if facts.norm_eps is not None else None
         self.weight = PackedMatrix(kernel, "weight", facts.weight_rows, facts.columns, facts.weight, blocks=blocks)
         bias_length = facts.weight_rows if facts.gated else facts.total_width
         self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
@@ -111,6 +112,11 @@ class ProjectionArguments:
         )
         self._up = kernel.buffer("up", (facts.batch, facts.up_width), "float32") if facts.up_width else None
         self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
+
+    def _norm(self, kernel: KernelBuilder, facts: Projection) -> NormWeights:
+        if self.stream is not None:
+            return NormWeights(self.stream.norms, 1)
+        return NormWeights(Rows(kernel, "norm", 1 + facts.norm_row, facts.columns, "float32"), facts.norm_row)
 
     def store(
         self, kernel: KernelBuilder, row: Scalar, output: Scalar, sums: list[Scalar], guard: Scalar | bool
@@ -141,19 +147,31 @@ class ProjectionArguments:
             self._y[row, output + facts.offset] = cast(value, facts.y_dtype)
 
 
+class NormWeights:
+    """A row of a buffer that holds the weights of one or two norms."""
+
+    def __init__(self, rows: Rows, row: int) -> None:
+        self._rows, self._row = rows, row
+
+    def quad(self, index: Scalar, reach: int) -> Scalar:
+        return self._rows.quad(self._row, index, reach)
+
+
 class StreamArguments:
-    """The residual stream, the norm of what is added to it, and the sum."""
+    """The residual stream, the norm of what is added to it, and the sum. ``norms`` has the input's norm behind that of
+    the stream.
+    """
 
     def __init__(self, kernel: KernelBuilder, facts: Projection) -> None:
         self._kernel, self._columns = kernel, facts.columns
         self._stream = Rows(kernel, "stream", facts.batch, facts.columns, "float32")
-        self._norm = Rows(kernel, "stream_norm", 1, facts.columns, "float32")
+        self.norms = Rows(kernel, "stream_norm", 1 if facts.norm_eps is None else 2, facts.columns, "float32")
         self._factor = kernel.buffer("stream_factor", (1,), "float32") if facts.stream_factor else None
         self._summed = kernel.buffer("summed", (facts.batch, facts.columns), "float32", write=True)
 
     def quad(self, x: Scalar, inverse: Scalar, row: Scalar, index: Scalar, reach: int) -> Scalar:
         """Quad ``index`` of the sum, from that of x and 1 / rms(x)."""
-        value = self._stream.quad(row, index, reach) + x * inverse * self._norm.quad(0, index, reach)
+        value = self._stream.quad(row, index, reach) + x * inverse * self.norms.quad(0, index, reach)
         return value if self._factor is None else value * self._factor[0]
 
     def store(self, value: Scalar, row: Scalar, index: Scalar) -> None:

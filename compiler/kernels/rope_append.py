@@ -1,5 +1,5 @@
 """rope_append: normalize and rotate q and k of a joint q/k/v projection, append keys and values to their pages, and
-return q.
+return q. A preparation that appends nothing has only q.
 
 One workgroup: one head of one new token, of the H query, K key and K value heads.
 One thread: one vector of the head.
@@ -7,7 +7,7 @@ One thread: one vector of the head.
 
 from __future__ import annotations
 
-from .builder import Kernel, KernelBuilder, Scalar, cast, number, select, sum_of
+from .builder import Kernel, KernelBuilder, cast, number, select, sum_of
 from .heads import Heads, Preparation
 from .new_heads import NewHeads, query_rows
 from .page_rows import RowWriter, row_threads
@@ -19,32 +19,35 @@ def rope_append(name: str, *, heads: Heads, preparation: Preparation, q_in_scrat
     keys_end = heads.num_heads + heads.num_kv_heads
     kernel = KernelBuilder(name)
     new = NewHeads(kernel, heads, preparation)
-    positions = kernel.buffer("positions", ("S",), "int32") if preparation.rotary_dim else None
-    slots = kernel.buffer("slots", ("S",), "int32")
-    pages = Pages(kernel, heads, write=True)
+    positions = kernel.buffer("positions", (heads.rows,), "int32") if preparation.rotary_dim else None
+    slots = kernel.buffer("slots", (heads.rows,), "int32") if preparation.appends else None
+    pages = Pages(kernel, heads, write=True) if preparation.appends else None
     q = query_rows(kernel, heads, scratch=q_in_scratch, write=True)
 
-    head, row = kernel.grid(keys_end + heads.num_kv_heads, "S")
+    head, row = kernel.grid(keys_end + heads.num_kv_heads if preparation.appends else heads.num_heads, heads.rows)
     thread = kernel.threads(row_threads(heads))
     inside = thread < heads.vectors
-    writer = RowWriter(kernel, heads, pages, thread)
 
     factor = None
     if new.normed:
-        writer.partials[thread] = 0
+        square = kernel.local("square", 1, "float32", fill=0)
         with kernel.when(inside):
             elements = [new.element(row, head, thread * heads.lanes + lane) for lane in range(heads.lanes)]
-            writer.partials[thread] = sum_of(element * element for element in elements)
-        writer.fold(lambda one, other: one + other)
-        factor = kernel.let("factor", new.factor(writer.partials[0]))
+            square[0] = sum_of(element * element for element in elements)
+        squares = kernel.folded("squares", thread, row_threads(heads), square[0], lambda one, other: one + other)
+        factor = kernel.let("factor", new.factor(squares))
 
+    if pages is None or slots is None:
+        with kernel.when(inside):
+            position = number(0, "int32") if positions is None else positions[row]
+            query = new.vector(row, head, position, thread, factor)
+            q[row, head, thread] = cast(query, heads.vector_dtype if q_in_scratch else heads.stored_dtype)
+        return kernel.finish()
+    writer = RowWriter(kernel, heads, pages, thread)
     value = kernel.local("value", 1, heads.vector_dtype, fill=0)
-    position: Scalar = number(0, "int32") if positions is None else positions[row]
     with kernel.when(inside):
+        position = number(0, "int32") if positions is None else positions[row]
         value[0] = new.vector(row, head, position, thread, factor)
-    if pages.quantized:
-        # All threads have read the factor before its memory is used again.
-        kernel.barrier()
     writer.measure(value[0])
     slot = slots[row]
     with kernel.when(inside):

@@ -50,21 +50,38 @@ TOP_BIT = 0x80000000
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """One row's logits, as its threads read them."""
+    """One row's logits, as the threads of a workgroup read them: the ``width`` columns from ``first`` on, without those
+    from ``columns`` on.
+    """
 
     kernel: KernelBuilder
     thread: Scalar
     columns: int
     load: Callable[[Scalar], Scalar]
+    first: Scalar | int = 0
+    width: int | None = None
 
     @contextmanager
     def each(self) -> Iterator[tuple[Scalar, Scalar]]:
         """Every 256th column, and its logit."""
         kernel = self.kernel
-        with kernel.loop("step", -(-self.columns // THREADS)) as step:
-            column = kernel.let("column", step * THREADS + self.thread)
-            with kernel.when(True if self.columns % THREADS == 0 else column < self.columns):
+        width = self.columns if self.width is None else self.width
+        with kernel.loop("step", -(-width // THREADS)) as step:
+            column = kernel.let("column", self.first + step * THREADS + self.thread)
+            with kernel.when(True if width % THREADS == 0 and self.columns % width == 0 else column < self.columns):
                 yield column, kernel.let("x", self.load(column))
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """What one read of a row finds, in registers of every thread: the raw logits' maximum and their sum of
+    exp(x - maximum), and the largest adjusted logit and its column.
+    """
+
+    raw: Array
+    total: Array
+    best: Array
+    column: Array
 
 
 def sample(name: str, columns: int) -> Kernel:
@@ -81,60 +98,102 @@ def sample(name: str, columns: int) -> Kernel:
     thread = kernel.threads(THREADS)
     setting = Settings(*(settings[row, index] for index in range(len(Settings._fields))))
     values = kernel.shared("values", (THREADS,), "float32")
-    sums = kernel.shared("sums", (THREADS,), "float32")
-    best_columns = kernel.shared("best_columns", (THREADS,), "int32")
-    loaded = kernel.local("loaded", 1, "float32")
-    best = kernel.local("best", 1, "float32", fill=LOWEST)
-    token = kernel.local("token", 1, "int32")
-    token[0] = minimum(thread, columns - 1)
+    load = adjusted_logit(kernel, logits, adjusted, row)
+    raw = Columns(kernel, thread, columns, lambda column: logits[row, column])
+    largest = find_largest(kernel, raw, load, values)
+    with kernel.when(setting.temperature > 0):
+        draw_token(kernel, Columns(kernel, thread, columns, load), setting, largest.best[0], values, largest.column)
+    store_token(kernel, thread, row, largest, logits, slots, sampled, counts, y, logprobs)
+    return kernel.finish()
 
-    def load(column: Scalar) -> Scalar:
-        """The adjusted logit, if any row of the batch is adjusted."""
+
+def adjusted_logit(kernel: KernelBuilder, logits: Array, adjusted: Array, row: Scalar) -> Callable[..., Scalar]:
+    """A function that loads a column's adjusted logit, which is the raw one if no row of the batch is adjusted. Its
+    second argument is the raw logit, if it is known.
+    """
+    loaded = kernel.local("loaded", 1, "float32")
+
+    def load(column: Scalar, raw: Scalar | None = None) -> Scalar:
         with kernel.when(kernel.size("A") > 0):
             loaded[0] = adjusted[row, column]
         with kernel.when(kernel.size("A") == 0):
-            loaded[0] = logits[row, column]
+            loaded[0] = logits[row, column] if raw is None else raw
         return loaded[0]
 
+    return load
+
+
+def find_largest(
+    kernel: KernelBuilder,
+    raw: Columns,
+    load: Callable[..., Scalar],
+    values: Array,
+    also: Callable[[Scalar, Scalar], None] | None = None,
+) -> Largest:
+    """Read the columns once. If a raw logit is not finite, the largest adjusted one is -LOWEST. ``also`` receives every
+    column and adjusted logit; ``values`` (256,) is shared memory, which is free afterwards.
+    """
+    thread, columns = raw.thread, raw.columns
+    sums = kernel.shared("sums", (THREADS,), "float32")
+    best_columns = kernel.shared("best_columns", (THREADS,), "int32")
+    found = Largest(
+        kernel.local("raw_largest", 1, "float32"),
+        kernel.local("raw_total", 1, "float32"),
+        kernel.local("best", 1, "float32", fill=LOWEST),
+        kernel.local("token", 1, "int32"),
+    )
+    found.column[0] = minimum(raw.first + thread, columns - 1)
+
     def find_best(column: Scalar, x: Scalar) -> None:
-        loaded[0] = x
         # WGSL may assume that no float is a NaN, so this tests the bits.
         with kernel.when((reinterpret(x, "uint32") & number(INFINITY, "uint32")) == number(INFINITY, "uint32")):
-            best[0] = -LOWEST
-        with kernel.when(kernel.size("A") > 0):
-            loaded[0] = adjusted[row, column]
-        with kernel.when(loaded[0] > best[0]):
-            best[0] = loaded[0]
-            token[0] = column
+            found.best[0] = -LOWEST
+        value = kernel.let("value", load(column, x))
+        with kernel.when(value > found.best[0]):
+            found.best[0] = value
+            found.column[0] = column
+        if also is not None:
+            also(column, value)
 
-    fold_sums(kernel, Columns(kernel, thread, columns, lambda column: logits[row, column]), values, sums, find_best)
-    # The largest and the log of the sum are subtracted separately, because their sum would lose the precision of small
-    # log-probabilities.
-    largest = kernel.local("raw_largest", 1, "float32")
-    largest[0] = values[0]
-    log_sum = kernel.local("log_sum", 1, "float32")
-    log_sum[0] = log(sums[0])
+    fold_sums(kernel, raw, values, sums, find_best)
+    found.raw[0] = values[0]
+    found.total[0] = sums[0]
     kernel.barrier()
-
-    values[thread] = best[0]
-    best_columns[thread] = token[0]
+    values[thread] = found.best[0]
+    best_columns[thread] = found.column[0]
     fold_largest(kernel, thread, values, best_columns)
-    best[0] = values[0]
-    token[0] = best_columns[0]
-    sound = kernel.let("sound", best[0] < -LOWEST)
+    found.best[0] = values[0]
+    found.column[0] = best_columns[0]
+    kernel.barrier()
+    return found
 
-    with kernel.when(setting.temperature > 0):
-        draw_token(kernel, Columns(kernel, thread, columns, load), setting, best[0], values, token)
 
+def store_token(
+    kernel: KernelBuilder,
+    thread: Scalar,
+    row: Scalar,
+    chosen: Largest,
+    logits: Array,
+    slots: Array,
+    sampled: Array,
+    counts: Array,
+    y: Array,
+    logprobs: Array,
+) -> None:
+    """Store the token, which is in ``chosen.column``, its log-probability, and the state of the row's slot."""
+    token = chosen.column[0]
     with kernel.when(thread == 0):
-        y[row] = select(sound, token[0], -1)
-        logprobs[row] = select(sound, logits[row, token[0]] - largest[0] - log_sum[0], number(0, "float32"))
+        sound = kernel.let("sound", chosen.best[0] < -LOWEST)
+        y[row] = select(sound, token, -1)
+        # The largest and the log of the sum are subtracted separately, because their sum would lose the precision of
+        # small log-probabilities.
+        logprob = logits[row, token] - chosen.raw[0] - log(chosen.total[0])
+        logprobs[row] = select(sound, logprob, number(0, "float32"))
         slot, flags = kernel.let("slot", slots[row, 0]), kernel.let("flags", slots[row, 1])
         with kernel.when(all_of(slot >= 0, sound)):
-            sampled[slot] = token[0]
+            sampled[slot] = token
             with kernel.when((flags & COUNTS) != 0):
-                counts[slot, token[0]] = counts[slot, token[0]] + 1
-    return kernel.finish()
+                counts[slot, token] = counts[slot, token] + 1
 
 
 def fold_sums(
@@ -244,7 +303,6 @@ def draw_token(
     lowest_key[0] = minimum(lowest_key[0], key_of(largest))
 
     block = -(-row.columns // THREADS)
-    part = -(-block // THREADS)
     total = kernel.local("block_total", 1, "float32", fill=0)
     with kernel.loop("i", block) as i:
         column = kernel.let("column", row.thread * block + i)
@@ -260,10 +318,27 @@ def draw_token(
     chosen_block = kernel.local("chosen_block", 1, "int32")
     first_beyond(kernel, THREADS, lambda i: parts[i], goal, chosen_block)
 
-    total[0] = number(0, "float32")
+    draw_in_block(kernel, row, weight, block, chosen_block[0], goal, parts, token)
+
+
+def draw_in_block(
+    kernel: KernelBuilder,
+    row: Columns,
+    weight: Callable[[Scalar], Scalar],
+    block: int,
+    chosen_block: Scalar,
+    goal: Array,
+    parts: Array,
+    token: Array,
+) -> None:
+    """Set ``token`` to the first column at which the running sum of a block's weights exceeds ``goal``. A block is
+    ``block`` adjacent columns, of which each thread sums a part.
+    """
+    part = -(-block // THREADS)
+    total = kernel.local("part_total", 1, "float32", fill=0)
     with kernel.loop("i", part) as i:
         in_block = kernel.let("in_block", row.thread * part + i)
-        column = kernel.let("column", chosen_block[0] * block + in_block)
+        column = kernel.let("column", chosen_block * block + in_block)
         with kernel.when(all_of(in_block < block, column < row.columns)):
             total[0] = total[0] + weight(row.load(column))
     kernel.barrier()
@@ -273,13 +348,13 @@ def draw_token(
     first_beyond(kernel, THREADS, lambda i: parts[i], goal, chosen_part)
 
     def walked(i: Scalar) -> Scalar:
-        column = kernel.let("column", chosen_block[0] * block + chosen_part[0] * part + i)
+        column = kernel.let("column", chosen_block * block + chosen_part[0] * part + i)
         inside = all_of(chosen_part[0] * part + i < block, column < row.columns)
         return select(inside, weight(row.load(minimum(column, row.columns - 1))), number(0, "float32"))
 
     chosen = kernel.local("chosen", 1, "int32")
     first_beyond(kernel, part, walked, goal, chosen)
-    token[0] = chosen_block[0] * block + chosen_part[0] * part + chosen[0]
+    token[0] = chosen_block * block + chosen_part[0] * part + chosen[0]
 
 
 def first_beyond(
@@ -346,5 +421,6 @@ def search(
 
 def key_of(x: Scalar) -> Scalar:
     """A float's bits as an unsigned integer of the same order."""
-    bits = reinterpret(x, "uint32")
+    # Minus zero equals zero.
+    bits = select(x == 0, number(0, "uint32"), reinterpret(x, "uint32"))
     return select(bits >= number(TOP_BIT, "uint32"), ~bits, bits | number(TOP_BIT, "uint32"))

@@ -58,6 +58,8 @@ def first_page_key(heads: Heads, window: int | None, position: Scalar) -> Scalar
     return maximum(position - (window - 1), 0) // heads.page_size * heads.page_size
 
 
-def longest_reach(heads: Heads, window: int | None) -> Expr:
-    """The most keys from `first_page_key` to a row's own position."""
-    return "T" if window is None else ["min", "T", window + heads.page_size - 1]
+def longest_reach(heads: Heads, window: int | None, max_rows: int = 1) -> Expr:
+    """The most keys from `first_page_key` to the last key that a row sees, in sequences of at most ``max_rows`` new
+    tokens.
+    """
+    return "T" if window is None else ["min", "T", window + heads.page_size - 1 + max_rows - 1]

@@ -4,6 +4,7 @@ weights with it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .builder import Array, KernelBuilder, Scalar, minimum, number, sum_lanes
@@ -83,7 +84,7 @@ class InputTile:
                         stream.store(quad[0], self._row, column)
                 if norm is not None and self._squares is not None:
                     self._squares[0] = self._squares[0] + quad[0] * quad[0]
-                    quad[0] = quad[0] * norm.quad(0, column, self._reach)
+                    quad[0] = quad[0] * norm.quad(column, self._reach)
                 self._tile[index % self.quads, index // self.quads] = quad[0]
 
     def quad(self, block: Scalar, j: int) -> Scalar:
@@ -145,33 +146,38 @@ def load_blocks(
 def dot_products(
     kernel: KernelBuilder,
     arguments: ProjectionArguments,
-    tile: InputTile,
+    tiles: Sequence[InputTile],
     block_index: Scalar,
     weights: LoadedBlocks,
-    sums: Array,
+    sums: Sequence[Array],
 ) -> None:
-    """Add to each row's sum the dot product of its loaded block with the block of the input at ``block_index`` of the
-    tile.
+    """Add to each row's sum the dot product of its loaded block with the block of the input at ``block_index`` of a
+    tile; for several tiles, each with sums of its own, weights are unpacked once.
     """
     fmt = arguments.facts.weight
-    x = kernel.local("x_quads", tile.quads, "float32x4")
-    start = kernel.local("start", 1, "float32x4")
-    dot = kernel.local("dot", 1, "float32x4")
-    for j in range(tile.quads):
-        x[j] = tile.quad(block_index, j)
-    if fmt.zero:
-        # The contribution of the codes of zeros, subtracted once for all rows.
-        for j, zero in enumerate(fmt.block_zeros):
-            part = x[j] * number(-zero, "float32x4")
-            start[0] = start[0] + part if j else part
+    inputs = []
+    for tile in tiles:
+        x = kernel.local("x_quads", tile.quads, "float32x4")
+        start = kernel.local("start", 1, "float32x4")
+        dot = kernel.local("dot", 1, "float32x4")
+        for j in range(tile.quads):
+            x[j] = tile.quad(block_index, j)
+        if fmt.zero:
+            # The contribution of the codes of zeros, subtracted once for all rows.
+            for j, zero in enumerate(fmt.block_zeros):
+                part = x[j] * number(-zero, "float32x4")
+                start[0] = start[0] + part if j else part
+        inputs.append((x, start, dot))
     for i in range(weights.words.buffer.shape[0].value):
         for j, codes in enumerate(arguments.weight.block_quads(weights.words[i])):
-            part = codes * x[j]
-            dot[0] = (dot[0] if j else start[0]) + part if j or fmt.zero else part
-        total = sum_lanes(dot[0])
-        if weights.scales is not None:
-            total = total * arguments.weight.scale_in(weights.scales[i], weights.scale_indices[i])
-        sums[i] = sums[i] + total
+            for x, start, dot in inputs:
+                part = codes * x[j]
+                dot[0] = (dot[0] if j else start[0]) + part if j or fmt.zero else part
+        for (_, _, dot), total in zip(inputs, sums, strict=True):
+            value = sum_lanes(dot[0])
+            if weights.scales is not None:
+                value = value * arguments.weight.scale_in(weights.scales[i], weights.scale_indices[i])
+            total[i] = total[i] + value
 
 
 def chunk_of(weight: PackedMatrix, block: Scalar) -> Scalar:

@@ -19,7 +19,7 @@ from ..runtime.page_groups import group_windows, pages_of_sequence
 from ..runtime.variant import choose_kernels
 
 # The dims of one sequence, with all sampling features and without a LoRA adapter.
-ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1, "M": 0, "G": 0}
+ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1, "DR": 1, "M": 0, "G": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ def weight_formats(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> int:
     """Dispatches of one step of one sequence at the end of a context, by the bundle's first plan."""
-    dims = {**dims_of(manifest, context), "A": 0, "W": 0}
+    dims = {**dims_of(manifest, context), "A": 0, "W": 0, "DR": 0}
     plan = manifest.plan(manifest.plan_names[0])
     chosen = choose_kernels(manifest, plan, activation, (), dims)
     grids = (manifest.kernels[name].grid for step in plan.steps for name in chosen[step.variants])

@@ -8,7 +8,7 @@ fuse_side_gate    projection, then gate of another value        -> one projectio
 fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
 fuse_rope_append  slices, q/k norm, rotation, KV append         -> one step
 fuse_rope_norm    norm, then rotation of other queries and keys -> one rotation that normalizes
-fuse_attention    that step, then attention over the same pages -> one step
+fuse_attention    that step, or only a rotation, then attention -> one step
 fuse_residual     projection or norm, then residual addition    -> one step
 fuse_scale        norm and residual addition, then a factor     -> one step
 fuse_norm         RMSNorm, then projection                      -> one projection that normalizes its input

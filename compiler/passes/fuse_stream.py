@@ -6,7 +6,8 @@ the residual stream, and stores the sum for later readers.
 
 from __future__ import annotations
 
-from ..ir.graph import Graph, Node
+from ..ir.graph import Graph, Node, Parameter
+from .stack import module_of, stack_parameters
 
 PROJECTIONS = {
     "linear": ("x", "weight", "bias", "norm", "up", "into"),
@@ -16,6 +17,7 @@ PROJECTIONS = {
 
 def fuse_stream(graph: Graph) -> Graph:
     replaced: dict[int, Node | None] = {}
+    parameters: dict[str, Parameter] = {}
     for node in graph.nodes:
         if node.op != "rms_norm" or "residual" not in node.inputs:
             continue
@@ -27,10 +29,13 @@ def fuse_stream(graph: Graph) -> Graph:
             continue
         roles = {"x": "x", "weight": "stream_norm", "residual": "stream", "factor": "stream_factor"}
         inputs = {**first.inputs, **{roles[role]: name for role, name in node.inputs.items()}}
+        if "norm" in inputs:
+            names = [inputs["stream_norm"], inputs.pop("norm")]
+            inputs["stream_norm"] = stack_parameters(graph, parameters, names, f"{module_of(node)}.norms")
         outputs = {**first.outputs, "summed": node.outputs["y"]}
         attrs = {**first.attrs, "stream_eps": node.attrs["eps"]}
         replaced |= {id(node): None, id(first): Node(first.op, inputs, outputs, attrs)}
-    return graph.replace(replaced)
+    return graph.replace(replaced, parameters.values())
 
 
 def reads_only_as_input(node: Node, x: str) -> bool:

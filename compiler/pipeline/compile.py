@@ -357,6 +357,7 @@ def write_kernels(lowered: LoweredPlan, store: Store) -> dict[str, KernelEntry]:
             uniforms=list(kernel.uniforms),
             grid=list(kernel.grid),
             workgroup_size=kernel.workgroup_size,
+            shared_bytes=kernel.shared_bytes,
         )
         for name, kernel in lowered.kernels.items()
     }

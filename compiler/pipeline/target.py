@@ -48,6 +48,7 @@ class KernelSource:
     grid: tuple[Expr, Expr]
     workgroup_size: int
     scratch: Mapping[str, Expr]
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ class Batch:
             "G": len(self.token_ids) if (self.adapters >= 0).any() else 0,
             "A": rows if self.sample_slots[:, 1].any() else 0,
             "W": rows if self.alternatives else 0,
+            "DR": rows if (self.sample_settings[:, 0] > 0).any() else 0,
         }
 
 

@@ -52,6 +52,7 @@ def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
         "G": limits.tokens if limits.adapters else 0,
         "A": limits.rows,
         "W": limits.rows,
+        "DR": limits.rows,
     }
 
 

@@ -182,7 +182,7 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
     facts = context.projection(step, activation)
     streamed, adds = facts, facts.stream_eps is not None
     if adds:
-        facts = replace(facts, stream_eps=None, stream_factor=False, x_dtype="float32")
+        facts = replace(facts, stream_eps=None, stream_factor=False, norm_row=1, x_dtype="float32")
     multiple_of = facts.x_step
     if multiple_of is None and facts.norm_eps is None:
         multiple_of = context.step_of(step.inputs["x"], step)
@@ -191,7 +191,11 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
     for level in context.levels if bits else context.plain_levels:
         preparing = PREPARING.get(level, level)
         prepare = instance(prepare_rows, preparing, rows=input_rows(facts, level, bits, multiple_of))
-        first = (stream_call(streamed, preparing), with_roles(prepare, x="summed")) if adds else (prepare,)
+        first = (
+            (stream_call(streamed, preparing), with_roles(prepare, x="summed", norm="stream_norm"))
+            if adds
+            else (prepare,)
+        )
         for tokens in (1, *BLOCK_ROWS[level]):
             when: Condition = None if tokens == BLOCK_ROWS[level][-1] else ["<=", facts.batch, tokens]
             rows.append(
@@ -220,9 +224,18 @@ def stream_call(facts: Projection, level: Level) -> KernelCall:
 def input_rows(facts: Projection, level: Level, bits: int | None, multiple_of: float | None = None) -> InputRows:
     """The prepared form of a projection's input. Projections with equal inputs share it, and so the kernel."""
     if bits is None:
-        return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps, step=facts.x_step)
+        return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps, facts.norm_row, step=facts.x_step)
     layout = row_layout(level.name, facts.weight, bits)
-    return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps, layout, facts.weight.zero, multiple_of)
+    return InputRows(
+        facts.batch,
+        facts.columns,
+        facts.x_dtype,
+        facts.norm_eps,
+        facts.norm_row,
+        layout,
+        facts.weight.zero,
+        multiple_of,
+    )
 
 
 def add_lora_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
@@ -261,7 +274,8 @@ def rope_append_variants(step: Step, context: CpuContext, activation: str) -> li
 def attention_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
     """The plain form last, for any batch."""
     heads, scores = context.heads_of(step, activation), context.scores(step)
-    preparation = context.preparation(step) if step.op == "rope_attention" else None
+    prepares = step.op == "rope_attention" or "table" in step.inputs
+    preparation = context.preparation(step) if prepares else None
     facts: dict[str, Any] = {"heads": heads, "preparation": preparation, "scores": scores}
     all_tokens = heads.rows == "S"
     few_long = FEW_LONG if all_tokens else FEW_SAMPLED_LONG
@@ -273,7 +287,14 @@ def attention_variants(step: Step, context: CpuContext, activation: str) -> list
         # Every sampled row is a sequence, so no two share a tile.
         if tile > 1 and all_tokens:
             rows.append(row(level, instance(attention, level, **facts, tile_rows=tile), when=MANY_ROWS))
-    return rows + plain(context, attention, **facts, tile_rows=1)
+    rows += plain(context, attention, **facts, tile_rows=1)
+    if preparation is None or preparation.appends:
+        return rows
+    # The joint projection's roles, of which the step has only the queries.
+    return [
+        replace(each, kernels=tuple(with_roles(call, qkv="q", qk_norm="norm") for call in each.kernels))
+        for each in rows
+    ]
 
 
 def may_see_more_than(keys: int, preparation: Preparation | None, scores: Scores) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from nearfar.compiler.errors import DeviceError
 MAX_GRID = 65_535
 # The first line of WGSL that uses subgroups.
 ENABLE_SUBGROUPS = "enable subgroups;\n"
+# The kinds of adapters in wgpu, fastest first.
+ADAPTER_TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
 # WebGPU's defaults, requested explicitly so that a large adapter does not accept a kernel that ordinary devices reject.
 DEFAULT_LIMITS = {
     "max-storage-buffers-per-shader-stage": 8,
@@ -31,17 +33,31 @@ def open_device(manifest: Manifest, activation: str | None, path: Path) -> tuple
 
 def find_adapter(manifest: Manifest, activation: str | None, path: Path) -> tuple[Any, ActivationEntry]:
     """The adapter that a bundle runs on, and the activations chosen. Raises DeviceError."""
-    import wgpu
-
-    # wgpu may prefer OpenGL, and some limits of OpenGL are below WebGPU's defaults.
-    adapters = [adapter for adapter in wgpu.gpu.enumerate_adapters_sync() if adapter.info["backend_type"] != "OpenGL"]
-    if not adapters:
+    offered = [entry.needs for entry in manifest.activations if activation in (None, entry.dtype)]
+    adapter = preferred_adapter(offered)
+    if adapter is None:
         raise DeviceError(
             "no WebGPU adapter was found; install a Vulkan driver (Debian: apt-get install mesa-vulkan-drivers), or "
             "use --runner numpy"
         )
-    adapter = min(adapters, key=lambda adapter: adapter.info["adapter_type"] == "CPU")
     return adapter, choose_activation(manifest, set(adapter.features), activation, path)
+
+
+def preferred_adapter(offered: Sequence[Collection[str]]) -> Any | None:
+    """A discrete GPU before an integrated one before a CPU; among those of one kind, the one that has the earliest of
+    these sets of features. None if there is no adapter.
+    """
+    import wgpu
+
+    # wgpu may prefer OpenGL, and some limits of OpenGL are below WebGPU's defaults.
+    adapters = [each for each in wgpu.gpu.enumerate_adapters_sync() if each.info["backend_type"] != "OpenGL"]
+
+    def rank(adapter: Any) -> tuple[int, int]:
+        kind = adapter.info["adapter_type"]
+        first = next((i for i, needs in enumerate(offered) if set(needs) <= set(adapter.features)), len(offered))
+        return ADAPTER_TYPES.index(kind if kind in ADAPTER_TYPES else "Unknown"), first
+
+    return min(adapters, key=rank, default=None)
 
 
 def for_naga(code: str) -> str:

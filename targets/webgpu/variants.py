@@ -34,10 +34,13 @@ ATTENTION = AttentionNumbers(
 )
 NUMBERS = GpuNumbers(
     max_vector_rows=4,
-    min_tall_rows=8192,
     max_buffers=MAX_STORAGE_BUFFERS,
     attention=ATTENTION,
+    # Greedy rows are read once, and a decoded token has few dispatches.
+    shared_rows=[">", "DR", 0],
 )
+# A weight matrix of at least this many rows has enough workgroups with four rows per thread.
+MIN_TALL_ROWS = 8192
 # Large tiles read weights less often; small ones give more workgroups. A matrix of WIDE rows has enough workgroups for
 # most GPUs with few input rows, a smaller one only with many.
 WIDE = 2048
@@ -53,7 +56,7 @@ def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
 
 def projection_rows(facts: Projection, activation: str) -> list[Variant]:
     """The kernels of one projection; with float16 activations, also tiles of float16."""
-    vector = vector_shape(facts, NUMBERS)
+    vector = vector_shape(facts, MIN_TALL_ROWS)
     subgroup = kernel(linear_subgroup, facts=facts, shape=SubgroupShape())
     rows = [
         vector_row(facts, vector, NUMBERS),

@@ -91,6 +91,9 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "rope", "norm", partial(over_pages, "rope", norm_width=3 * HEAD_DIM)
     scores: dict[str, Any] = {"window": 5, "softcap": 30.0, "scale": 0.2, "causal": False}
     yield "attention", "sinks", partial(over_pages, "attention", sinks=True, **scores)
+    yield "attention", "rotated", partial(over_pages, "attention", rotary_dim=8, sinks=True, **scores)
+    rotated: dict[str, Any] = {"norm_width": HEAD_DIM, "eps": 1e-5, "window": 5}
+    yield "attention", "normed_rotated", partial(over_pages, "attention", rotary_dim=8, **rotated)
     yield "append_kv", "q8", partial(over_pages, "append_kv", kv="q8")
     yield "rope_append", "partial", partial(over_pages, "rope_append", rotary_dim=8, qk_norm=True, eps=1e-5)
     yield "rope_append", "values", partial(over_pages, "rope_append", qk_norm=True, eps=1e-5, norms_values=True)
@@ -227,10 +230,9 @@ def in_stream(op: str, optional: tuple[str, ...]) -> Graph:
     inputs = {
         "x": graph.value("x", ("S", COLUMNS)),
         "stream": graph.value("stream", ("S", COLUMNS)),
-        "stream_norm": graph.vector("stream_norm", COLUMNS),
+        "stream_norm": graph.vector("stream_norm", (2 if "norm" in optional else 1) * COLUMNS),
         "stream_factor": graph.vector("stream_factor", 1) if "factor" in optional else None,
         "weight": graph.matrix("weight", outputs, COLUMNS),
-        "norm": graph.vector("norm", COLUMNS) if "norm" in optional else None,
         "bias": graph.vector("bias", outputs) if "bias" in optional else None,
     }
     eps: dict[str, Any] = {"eps": 1e-3 if "norm" in optional else None, "stream_eps": 1e-2}

@@ -159,6 +159,9 @@ def poisoned(runner: PlanRunner) -> npt.NDArray[np.float32]:
     return np.concatenate(rows[1:])
 
 
+@pytest.mark.parametrize(
+    "target", ["webgpu", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("cpu", "cuda"))], indirect=True
+)
 def test_a_residual_stream_beyond_float16_is_right_with_float16_activations(
     target: str, opened: Callable[[Bundle], PlanRunner], tmp_path: Path
 ) -> None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nearfar.compiler import quant
 from nearfar.compiler.errors import UnsupportedModel
-from nearfar.compiler.ir.expr import Expr
+from nearfar.compiler.ir.expr import Condition, Expr, evaluate, holds
 from nearfar.compiler.ir.graph import Constant, Graph, Parameter, Source, Value
 from nearfar.compiler.ir.plan import make_plan
+from nearfar.compiler.kernels.batch_rows import Tiling
 from nearfar.targets.context import Context
 from nearfar.targets.cuda.source import cuda
-from nearfar.targets.cuda.variants import ATTENTION as CUDA
+from nearfar.targets.cuda.variants import attention_numbers
 from nearfar.targets.gpu_attention import AttentionNumbers, attention_rows
 from nearfar.targets.variant import Variant
 from nearfar.targets.webgpu.lower import wgsl
 from nearfar.targets.webgpu.variants import ATTENTION as WEBGPU
 
+CUDA = attention_numbers()
 ROWS = {
     "kv": "kv",
     "positions": "positions",
@@ -101,23 +106,104 @@ def templates(row: Variant) -> list[str]:
 
 def test_decode_has_one_kernel_for_short_contexts_and_two_for_long_ones() -> None:
     found = [(templates(row), row.when) for row in rows_of("rope_attention")]
-    many = ["<=", ["mul", "B", 8], "S"]
-    assert found == [
+    assert found[:3] == [
         (["attention_decode"], SHORT),
         (["attention_decode", "attention_merge"], DECODE),
         (["attention_decode", "attention_merge"], DECODE),
-        (["rope_append", "attention_tile"], many),
-        (["rope_append", "attention_tile"], many),
-        (["rope_append", "attention"], None),
     ]
 
 
-def test_cuda_prefers_tensor_cores_to_tiles() -> None:
-    found = [(templates(row), row.when) for row in rows_of("rope_attention", CUDA)]
-    many = ["<=", ["mul", "B", 32], "S"]
-    assert found[2:] == [(["rope_append", "attention_mma"], many), (["rope_append", "attention"], None)]
-    float32 = rows_of("rope_attention", CUDA, activations=("float32",))
-    assert templates(float32[2]) == ["rope_append", "attention_tile"]
+APPEND, FEW = ["rope_append"], ["attention_few_rows", "attention_merge"]
+# The kernels after the append, for the new tokens of each sequence and the longest context.
+MIXES: tuple[tuple[tuple[int, ...], int, list[str]], ...] = (
+    ((8,), 200, ["attention"]),
+    ((8,), 1000, FEW),
+    ((5, 1, 4, 1), 1000, FEW),
+    ((9,), 1000, ["TILES"]),
+    ((4096,), 4096, ["TILES"]),
+    # One token of 200 sequences beside a chunk, in any order; many short chunks; drafts beside a chunk.
+    ((*[1] * 200, 512), 1024, ["TILES", *FEW]),
+    ((512, *[1] * 200), 1024, ["TILES", *FEW]),
+    (tuple([16] * 20), 300, ["TILES", *FEW]),
+    ((5, 5, 40, 1), 100, ["TILES", *FEW]),
+)
+
+
+def dims_of(lengths: Sequence[int], context: int) -> dict[str, int]:
+    return {"S": sum(lengths), "B": len(lengths), "R": len(lengths), "T": context}
+
+
+@pytest.mark.parametrize(("lengths", "context", "expected"), MIXES)
+@pytest.mark.parametrize(
+    ("numbers", "activation", "tiles"),
+    [(WEBGPU, "float16", "attention_tile"), (CUDA, "float32", "attention_tile"), (CUDA, "bfloat16", "attention_mma")],
+)
+def test_a_mixed_batch_is_split_into_ranges_of_keys_and_tiles_of_rows(
+    numbers: AttentionNumbers, activation: str, tiles: str, lengths: tuple[int, ...], context: int, expected: list[str]
+) -> None:
+    for op, before in (("rope_attention", APPEND), ("attention", [])):
+        rows = rows_of(op, numbers, activations=(activation,))
+        chosen = next(row for row in rows if holds(row.when, dims_of(lengths, context)))
+        assert templates(chosen) == before + [tiles if each == "TILES" else each for each in expected]
+
+
+LENGTHS = st.lists(st.one_of(st.just(1), st.integers(1, 12), st.integers(1, 300)), min_size=1, max_size=40)
+
+
+def equalities(when: Condition) -> Condition:
+    """The part of a condition that a runtime never ignores."""
+    if when is None or when[0] == "==":
+        return when
+    parts = [part for part in map(equalities, when[1:]) if part is not None] if when[0] == "and" else []
+    return ["and", *parts] if len(parts) == 2 else parts[0] if parts else None
+
+
+@given(lengths=LENGTHS, numbers=st.sampled_from((WEBGPU, CUDA)))
+def test_every_variant_computes_every_row_of_the_batches_that_its_equalities_allow(
+    lengths: list[int], numbers: AttentionNumbers
+) -> None:
+    for row in rows_of("rope_attention", numbers) + rows_of("attention", numbers):
+        if not holds(equalities(row.when), dims_of(lengths, 600)):
+            continue
+        called = {call.template.__name__: call.facts for call in row.kernels}
+        few = called.get("attention_few_rows", {}).get("max_rows", 0)
+        tiles = [facts["few"] for name, facts in called.items() if name in ("attention_tile", "attention_mma")]
+        for length in lengths:
+            by_decode = "attention_decode" in called and length == 1
+            by_tiles = any(length > few for few in tiles)
+            ways = by_decode + (length <= few) + by_tiles + ("attention" in called)
+            assert ways == 1, (templates(row), row.when, length)
+
+
+@given(lengths=LENGTHS)
+def test_every_tile_of_a_batch_has_a_slot_of_its_own(lengths: list[int]) -> None:
+    starts = [0, *accumulate(lengths)]
+    for rows, few in ((64, 8), (32, 8), (10, 8), (32, 0), (16, 2)):
+        tiling = Tiling(rows, few)
+        slots = evaluate(tiling.slots, dims_of(lengths, 300))
+        first = [
+            start // rows + (min(sequence, (start - sequence) // few) if few else sequence)
+            for sequence, start in enumerate(starts)
+        ]
+        used = [
+            first[sequence] + tile
+            for sequence, length in enumerate(lengths)
+            if length > few
+            for tile in range(-(-length // rows))
+        ]
+        assert len(set(used)) == len(used)
+        assert all(slot < slots for slot in used)
+        # A kernel looks for the last sequence that starts at or before a slot.
+        owner = [max(s for s in range(len(lengths)) if first[s] <= slot) for slot in used]
+        assert owner == [s for s, length in enumerate(lengths) if length > few for _ in range(-(-length // rows))]
+
+
+def test_heads_that_cannot_be_split_use_tiles_for_many_rows_a_sequence() -> None:
+    found = [(templates(row), row.when) for row in rows_of("attention", page_size=6, head_dim=80)]
+    assert found == [(["attention"], None)]
+    found = [(templates(row), row.when) for row in rows_of("attention", page_size=2)]
+    many = ["<=", ["mul", "B", 8], "S"]
+    assert found == [(["attention_tile"], many), (["attention_tile"], many), (["attention"], None)]
 
 
 @pytest.mark.parametrize(("window", "split"), [(16, False), (241, False), (242, True)])
@@ -127,10 +213,17 @@ def test_a_window_that_one_workgroup_takes_at_once_is_never_split(window: int, s
 
 
 def test_a_window_bounds_the_ranges_of_a_split_kernel() -> None:
-    (row,) = [row for row in rows_of("rope_attention", CUDA, window=1000) if "attention_merge" in templates(row)]
+    row = next(row for row in rows_of("rope_attention", CUDA, window=1000) if "attention_merge" in templates(row))
     grid = row.kernels[0].build().grid
     # One workgroup a kv head and range.
-    assert grid[0] == ["mul", 2, ["ceildiv", ["min", "T", 1015], 256]]
+    assert [evaluate(grid[0], {"T": tokens, "B": 2}) for tokens in (1, 600, 1015, 5000)] == [2, 6, 8, 8]
+
+
+def test_a_long_context_has_fewer_ranges_a_row_in_a_large_batch() -> None:
+    row = next(row for row in rows_of("rope_attention", CUDA) if "attention_merge" in templates(row))
+    grid = row.kernels[0].build().grid
+    assert [evaluate(grid[0], {"T": 32768, "B": size}) // 2 for size in (1, 8, 60, 256)] == [63, 56, 4, 4]
+    assert [evaluate(grid[0], {"T": 600, "B": size}) // 2 for size in (1, 8, 60, 256)] == [3, 3, 3, 3]
 
 
 def test_rows_that_hold_no_activation_fit_every_dtype() -> None:

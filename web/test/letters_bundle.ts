@@ -125,6 +125,7 @@ export function lettersBundle(
       plane: role === "table" ? "w" : role === "scratch" ? "rows" : null,
       access: WRITTEN.includes(role) || (role === "scratch" && index === roles.length - 1) ? "write" : "read",
     })),
+    shared_bytes: 0,
     ...rest,
   });
   const embedding = (name: string): KernelEntry =>

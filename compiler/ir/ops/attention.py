@@ -62,6 +62,11 @@ def rope(inputs: Inputs, attrs: Attrs) -> Array:
 
 
 def infer_attention(shapes: Shapes, attrs: Attrs) -> Type:
+    head_dim = head_dim_of(shapes["kv"], attrs)
+    require(("norm" in shapes) == (attrs["eps"] is not None), "attention", shapes)
+    require("table" in shapes or "norm" not in shapes, "attention", shapes)
+    require("norm" not in shapes or shapes["norm"] == (head_dim,), "attention", shapes)
+    require("table" not in shapes or 2 * shapes["table"][1] <= head_dim, "attention", shapes)  # type: ignore[operator]
     return require_heads("attention", shapes, attrs, shapes["q"])
 
 
@@ -69,17 +74,23 @@ def attention(inputs: Inputs, attrs: Attrs) -> Array:
     """softmax(scores) v over the pages of each row's sequence, scores = softcap * tanh(scale * q k^T / softcap).
 
     q (S, H * D), kv (P, 2, K, page, D), positions (S,), seq_starts (B+1,), page_indptr (B+1,), page_ids (L,), sinks
-    (H,) -> (S, H * D). Query head h reads kv head h // (H / K). The row at position p sees the keys at positions up to
-    and including p. If the attribute causal is false, it sees all positions of its sequence, up to its last new token.
+    (H,) -> (S, H * D). With a ``table``, the queries are rotated first, and normalized before that if there is a
+    ``norm`` (D,) with attribute eps; see `rope`. Query head h reads kv head h // (H / K). The row at position p sees
+    the keys at positions up to and including p. If the attribute causal is false, it sees all positions of its
+    sequence, up to its last new token.
     A ``window`` w restricts it to the positions strictly between p - w and p + w. A ``scale`` of None means 1 /
     sqrt(D); a ``softcap`` of None leaves the scores unchanged. ``sinks`` are scores of one more key a head, which has
     no value. Vaswani et al. 2017; paged: Kwon et al. 2023; sinks: gpt-oss.
     """
     kv, positions, head_dim = inputs["kv"], inputs["positions"], head_dim_of(inputs["kv"].shape, attrs)
     num_kv_heads, page_size = kv.shape[2:4]
-    num_rows, width = inputs["q"].shape
+    q = inputs["q"]
+    if "table" in inputs:
+        rotation = {role: inputs[role] for role in ("positions", "table", "norm") if role in inputs}
+        q = rope({"x": q, **rotation}, {"head_dim": head_dim, "eps": attrs["eps"]})
+    num_rows, width = q.shape
     group = width // (num_kv_heads * head_dim)
-    queries = inputs["q"].astype(np.float32).reshape(num_rows, num_kv_heads, group, head_dim)
+    queries = q.astype(np.float32).reshape(num_rows, num_kv_heads, group, head_dim)
     queries = queries * scale_of(head_dim, attrs)
     y = np.zeros_like(queries)
     for sequence in range(len(inputs["seq_starts"]) - 1):
@@ -166,7 +177,8 @@ def rope_append(inputs: Inputs, attrs: Attrs) -> Array:
 
 def rope_attention(inputs: Inputs, attrs: Attrs) -> Array:
     """rope_append, then attention with the q that it returns; the inputs are those of both except q. -> (S, H * D)."""
-    return attention({**inputs, "q": rope_append(inputs, attrs)}, attrs)
+    pages = {role: inputs[role] for role in PAGE_INPUTS}
+    return attention({"q": rope_append(inputs, attrs), **pages}, attrs)
 
 
 SCORES = {
@@ -196,8 +208,8 @@ OPS = {
         infer_attention,
         attention,
         inputs={"q": ACTIVATION, **PAGE_INPUTS},
-        optional={"sinks": VECTOR},
-        attrs={**SCORES, "kv": KV},
+        optional={"sinks": VECTOR, "table": ROPE, "norm": VECTOR},
+        attrs={"eps": NORM_EPS, **SCORES, "kv": KV},
     ),
     "rope_append": Op(
         infer_rope_append,

@@ -61,14 +61,18 @@ def streamed(inputs: Inputs, attrs: Attrs) -> Inputs:
     """The inputs with x replaced by ``summed`` if there is a ``stream``: the residual stream plus the norm of x, times
     the factor if there is one, which is a result as well.
 
-    x (S, K), stream (S, K), stream_norm (K,) with attribute stream_eps, stream_factor (1,) -> summed (S, K).
+    x (S, K), stream (S, K), stream_norm (K,) with attribute stream_eps, stream_factor (1,) -> summed (S, K). With the
+    attribute eps, stream_norm is (2K,) and ends with the weights of the input's norm, so that a kernel binds one buffer
+    for both.
     """
     if "stream" not in inputs:
         return inputs
-    added = {"x": inputs["x"], "weight": inputs["stream_norm"], "residual": inputs["stream"]}
+    columns = inputs["x"].shape[1]
+    weight, norm = inputs["stream_norm"][:columns], inputs["stream_norm"][columns:]
+    added = {"x": inputs["x"], "weight": weight, "residual": inputs["stream"]}
     factor = {"factor": inputs["stream_factor"]} if "stream_factor" in inputs else {}
     inputs["summed"][...] = rms_norm({**added, **factor}, {"eps": attrs["stream_eps"]})
-    return {**inputs, "x": inputs["summed"]}
+    return {**inputs, "x": inputs["summed"], **({"norm": norm} if len(norm) else {})}
 
 
 def require_stream(op: str, shapes: Shapes, attrs: Attrs) -> None:
@@ -77,8 +81,9 @@ def require_stream(op: str, shapes: Shapes, attrs: Attrs) -> None:
     require(len(set(roles)) == 1, op, shapes)
     require("stream_factor" not in shapes or (roles[0] and shapes["stream_factor"] == (1,)), op, shapes)
     if "stream" in shapes:
-        require(shapes["stream"] == shapes["x"] and shapes["stream_norm"] == shapes["x"][1:], op, shapes)
-        require(attrs.get("x_step") is None, op, shapes)
+        columns, norms = shapes["x"][1], 1 if attrs["eps"] is None else 2
+        require(isinstance(columns, int) and shapes["stream_norm"] == (norms * columns,), op, shapes)
+        require(shapes["stream"] == shapes["x"] and attrs.get("x_step") is None, op, shapes)
 
 
 def summed(shapes: Shapes, attrs: Attrs) -> Mapping[str, Type]:
@@ -132,7 +137,8 @@ def require_norm(op: str, shapes: Shapes, attrs: Attrs) -> None:
     """Require a step that normalizes its input to have both the norm's weight, which is as long as a row, and its
     eps.
     """
-    require(("norm" in shapes) == (attrs["eps"] is not None), op, shapes)
+    # That of a projection with a residual stream is a part of another input.
+    require(("norm" in shapes) == (attrs["eps"] is not None and "stream" not in shapes), op, shapes)
     require("norm" not in shapes or shapes["norm"] == shapes["x"][1:], op, shapes)
 
 

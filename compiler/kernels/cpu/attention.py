@@ -1,7 +1,8 @@
 """attention and rope_attention: three ways to divide the work, which all compute the same bits for a row.
 
 The first phase prepares queries in scratch, times the scale: for rope_attention from the joint projection
-(`new_heads.py`), whose keys and values it also appends to the pages; for attention from q. Then come the keys, block
+(`new_heads.py`), whose keys and values it also appends to the pages; for attention from q, which it rotates if the step
+has a table. Then come the keys, block
 after block (`key_block.py`):
 
 attention        one task: all query heads of one kv head, for ``tile_rows`` adjacent new tokens, which share each load
@@ -125,7 +126,7 @@ class Arguments:
             kernel.buffer("positions", (heads.rows,), "int32") if self._new is None else self._new.positions
         )
         self._q = kernel.scratch("q", rows, "float32", write=True)
-        self._pages = Pages(kernel, heads, write=self._new is not None)
+        self._pages = Pages(kernel, heads, write=preparation is not None and preparation.appends)
         self.seq_starts = kernel.buffer("seq_starts", (["add", heads.sequences, 1],), "int32")
         self.page_indptr = kernel.buffer("page_indptr", (["add", heads.sequences, 1],), "int32")
         self._page_ids = kernel.buffer("page_ids", ("L",), "int32")

@@ -17,41 +17,42 @@ from .rows import rms_factor
 
 class NewHeads:
     """The arguments "qkv", "table", "positions", "slots" and "qk_norm" of a kernel; "table" and "qk_norm" only if the
-    step has them.
+    step has them, and "slots" only if it appends.
 
     qkv (S, H + 2 K, D) holds the heads of q, then those of k, then those of v; qk_norm (2, D) the weights of q, then
-    those of k.
+    those of k. A step that appends nothing has only those of q.
     """
 
     def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, preparation: Preparation) -> None:
         self._kernel, self._isa, self._heads, self._preparation = kernel, isa, heads, preparation
-        self._qkv = kernel.buffer(
-            "qkv", ("S", heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), heads.activation
-        )
+        appends = preparation.appends
+        self._heads_of_row = heads.num_heads + (2 * heads.num_kv_heads if appends else 0)
+        self._qkv = kernel.buffer("qkv", (heads.rows, self._heads_of_row, heads.head_dim), heads.activation)
         rotated = preparation.rotary_dim > 0
         self._rotation = Rotation(kernel, isa, preparation.positions, preparation.rotary_dim) if rotated else None
-        self._norm = (
-            kernel.buffer("qk_norm", (2, heads.head_dim), "float32") if preparation.norm_eps is not None else None
-        )
-        self.positions = kernel.buffer("positions", ("S",), "int32")
-        self._slots = kernel.buffer("slots", ("S",), "int32")
+        norms = (2 if appends else 1, heads.head_dim)
+        self._norm = kernel.buffer("qk_norm", norms, "float32") if preparation.norm_eps is not None else None
+        self.positions = kernel.buffer("positions", (heads.rows,), "int32")
+        self._slots = kernel.buffer("slots", (heads.rows,), "int32") if appends else None
 
     def process(self, pages: Pages, q: Array, scale: float | None) -> None:
         """Each task processes one head of one row: it sets q (S, H, D), multiplied by ``scale`` if present, or appends
         k and v to the pages.
         """
         heads, kernel = self._heads, self._kernel
-        with kernel.tasks("task", "S", heads.num_heads + 2 * heads.num_kv_heads) as task:
-            row, head = kernel.split(task, heads.num_heads + 2 * heads.num_kv_heads, ("row", "head"))
-            page, in_page = kernel.split(self._slots[row], heads.page_size, ("page", "in_page"))
+        with kernel.tasks("task", heads.rows, self._heads_of_row) as task:
+            row, head = kernel.split(task, self._heads_of_row, ("row", "head"))
             values_start = heads.num_heads + heads.num_kv_heads
             prepared = kernel.local("prepared", heads.head_dim, "float32")
-            with kernel.when(head < heads.num_heads):
+            with kernel.when(head < heads.num_heads if self._slots is not None else True):
                 self._prepare(row, head, 0, prepared)
                 for start, lanes in pieces(heads.head_dim, self._isa.lanes):
                     value = prepared[ramp(start, lanes)]
                     value = value if scale is None else value * number(scale, floats(lanes))
                     q[row, head, ramp(start, lanes)] = cast(value, of(str(q.buffer.dtype), lanes))
+            if self._slots is None:
+                return
+            page, in_page = kernel.split(self._slots[row], heads.page_size, ("page", "in_page"))
             with kernel.when(all_of(head >= heads.num_heads, head < values_start)):
                 self._prepare(row, head, 1, prepared)
                 pages.append(self._isa, page, 0, head - heads.num_heads, in_page, prepared)

@@ -47,6 +47,7 @@ class InputRows:
     columns: int
     dtype: str
     norm_eps: float | None
+    norm_row: int = 0
     layout: RowLayout | None = None
     zero: int = 0
     step: float | None = None
@@ -55,7 +56,8 @@ class InputRows:
 def prepare_rows(name: str, *, isa: Isa, rows: InputRows) -> Kernel:  # noqa: ARG001
     kernel = CpuKernelBuilder(name)
     x = kernel.buffer("x", (rows.batch, rows.columns), rows.dtype)
-    norm = kernel.buffer("norm", (rows.columns,), "float32") if rows.norm_eps is not None else None
+    norms = kernel.buffer("norm", ((1 + rows.norm_row) * rows.columns,), "float32") if rows.norm_eps else None
+    norm = None if norms is None else NormWeights(norms, rows.norm_row * rows.columns)
     work = FloatRows(kernel, rows, x, norm) if rows.layout is None else IntegerRows(kernel, rows, rows.layout, x, norm)
     with kernel.when(kernel.size(rows.batch) <= ROWS_ALONE), kernel.loop("row", kernel.size(rows.batch)) as row:
         work.prepare(row)
@@ -68,11 +70,21 @@ def num_scales(columns: int, layout: RowLayout) -> int:
     return -(-columns // (GROUP * layout.scale_groups))
 
 
+class NormWeights:
+    """The weights of a norm, from ``first`` on in a buffer."""
+
+    def __init__(self, buffer: Array, first: int) -> None:
+        self._buffer, self._first = buffer, first
+
+    def at(self, start: Scalar, lanes: int) -> Scalar:
+        return self._buffer[ramp(self._first + start, lanes)]
+
+
 class IntegerRows:
     """Rows as codes and scales: codes are rounded to nearest, ties to even."""
 
     def __init__(
-        self, kernel: CpuKernelBuilder, facts: InputRows, layout: RowLayout, x: Array, norm: Array | None
+        self, kernel: CpuKernelBuilder, facts: InputRows, layout: RowLayout, x: Array, norm: NormWeights | None
     ) -> None:
         self._kernel, self._facts, self._layout, self._x, self._norm = kernel, facts, layout, x, norm
         groups = -(-facts.columns // GROUP)
@@ -105,7 +117,7 @@ class IntegerRows:
     def _normed(self, row: Scalar, start: Scalar, lanes: int) -> Scalar:
         """Columns of a row times the norm's weight."""
         x = self._load(row, start, lanes)
-        return x if self._norm is None else x * self._norm[ramp(start, lanes)]
+        return x if self._norm is None else x * self._norm.at(start, lanes)
 
     def _padded(self, row: Scalar, start: int) -> Scalar:
         """A vector of columns, zeros beyond the last."""
@@ -171,7 +183,7 @@ class IntegerRows:
 class FloatRows:
     """Rows as they are, or normed."""
 
-    def __init__(self, kernel: CpuKernelBuilder, facts: InputRows, x: Array, norm: Array | None) -> None:
+    def __init__(self, kernel: CpuKernelBuilder, facts: InputRows, x: Array, norm: NormWeights | None) -> None:
         self._kernel, self._facts, self._x, self._norm = kernel, facts, x, norm
         self._padded = -(-facts.columns // GROUP) * GROUP
         self._rows = kernel.scratch("x", (facts.batch, self._padded + LANES), "float32", write=True)
@@ -181,7 +193,7 @@ class FloatRows:
         for start, lanes in pieces(self._padded - facts.columns, LANES):
             self._rows[row, ramp(facts.columns + start, lanes)] = number(0, of("float32", lanes))
         if self._norm is not None and facts.norm_eps is not None:
-            norm_row(kernel, self._x, row, self._norm, facts.columns, facts.norm_eps, self._rows)
+            norm_row(kernel, self._x, row, self._norm.at, facts.columns, facts.norm_eps, self._rows)
         else:
 
             def copy(start: Scalar, lanes: int) -> None:

@@ -59,7 +59,7 @@ def norm_row(
     kernel: KernelBuilder,
     x: Array,
     row: Scalar,
-    weight: Array,
+    weight: Callable[[Scalar, int], Scalar],
     columns: int,
     eps: float,
     y: Array,
@@ -84,7 +84,7 @@ def norm_row(
     factor = rms_factor(kernel, load, columns, eps)
 
     def store(start: Scalar, lanes: int) -> None:
-        value = load(start, lanes) * wide(factor, lanes) * weight[ramp(start, lanes)]
+        value = load(start, lanes) * wide(factor, lanes) * weight(start, lanes)
         if bias is not None:
             value = value + bias[ramp(start, lanes)]
         if residual is not None:
@@ -127,7 +127,7 @@ def rms_norm(
             kernel,
             x,
             row,
-            weight,
+            lambda start, lanes: weight[ramp(start, lanes)],
             columns,
             eps,
             y,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from published_configs import LLAMA_3_2_1B, PHI_3_MINI_4K, read, without
 
 from nearfar.compiler.errors import CheckpointError, UnsupportedModel
+from nearfar.compiler.ir.rope import inverse_frequencies
 from nearfar.compiler.ir.spec import RopeSpec
 
 
@@ -102,3 +105,34 @@ def test_unsupported_rope_is_refused(scaling: dict[str, Any], message: str) -> N
 def test_broken_rope_values_are_refused(scaling: object, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read(LLAMA_3_2_1B, rope_scaling=scaling)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, 4096),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 4096),
+        ({"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "beta_slow": 2.0}, 4096),
+        ({"rope_type": "dynamic", "factor": 2.0}, 4096),
+    ],
+    ids=lambda value: str(value.get("rope_type")) if isinstance(value, dict) else "",
+)
+def test_the_frequencies_are_those_of_transformers(scaling: dict[str, Any], context: int) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    kind, head_dim, original = scaling["rope_type"], 64, 1024
+    rope = {**scaling, "rope_theta": 10000.0, "original_max_position_embeddings": original}
+    config = SimpleNamespace(
+        head_dim=head_dim,
+        hidden_size=head_dim,
+        num_attention_heads=1,
+        max_position_embeddings=original,
+        rope_parameters=rope,
+        standardize_rope_params=lambda: None,
+    )
+    expected, _ = ROPE_INIT_FUNCTIONS[kind](config, None, seq_len=context)
+    own = {key: value for key, value in scaling.items() if key != "rope_type"}
+    found = inverse_frequencies(
+        RopeSpec(10000.0, kind, original_max_position_embeddings=original, **own), head_dim, context
+    )
+    np.testing.assert_allclose(found, expected.double().numpy(), rtol=1e-5)

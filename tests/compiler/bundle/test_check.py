@@ -103,6 +103,9 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a file outside": lambda m: m["shards"][0].update(file="../x"),
     "a hash that is a path": lambda m: m["shards"][0].update(sha256="../x"),
     "an offset beyond the shard": lambda m: first_plane(m).update(offset=2**40),
+    "an end beyond the shard": lambda m: first_plane(m).update(
+        shard=0, offset=(m["shards"][0]["size"] - 1) // 256 * 256
+    ),
     "a negative offset": lambda m: first_plane(m).update(offset=-256),
     "an offset that is not aligned": lambda m: first_plane(m).update(offset=4),
     "a size that is not the shape's": lambda m: first_plane(m).update(size=4),

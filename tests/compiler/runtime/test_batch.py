@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nearfar.compiler.errors import RequestError
+from nearfar.compiler.ir.sampling import Settings
 from nearfar.compiler.runtime.batch import DERIVED_INPUTS, SAMPLED_INPUTS, Chunk, make_batch
 
 
@@ -25,6 +26,15 @@ def test_each_sampled_row_is_a_sequence_of_one_row_on_the_pages_of_its_sequence(
     assert all(array.dtype == "int32" for array in batch.sampled_rows().values())
     assert SAMPLED_INPUTS.isdisjoint(batch.arrays())
     assert batch.arrays(["sample_starts"]).keys() >= SAMPLED_INPUTS
+
+
+def test_a_batch_draws_if_any_row_has_a_temperature() -> None:
+    batch = make_batch([Chunk([5], 0, [0], [0]), Chunk([7], 30, [1, 3])], 16)
+    assert batch.dims(4)["DR"] == 0
+    batch.sample_settings[0] = Settings(top_k=5)
+    assert batch.dims(4)["DR"] == 0
+    batch.sample_settings[0] = Settings(temperature=0.5)
+    assert batch.dims(4)["DR"] == len(batch.sample_rows) == 1
 
 
 def test_a_batch_without_a_sampled_row_has_no_sequence_of_one() -> None:

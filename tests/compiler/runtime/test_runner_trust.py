@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tiny_models import make_checkpoint
 from tolerances import F16, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.bundle.manifest import SelfTestEntry, SelfTestRow
 from nearfar.compiler.cli import main
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.ops import OPS, Array
@@ -22,11 +24,14 @@ from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.generate import score
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.trust import largest_deviation
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 
 
-@pytest.mark.parametrize(("target", "lora_rank"), [("webgpu", 0), ("cpu", 0), ("cpu", 2)])
+@pytest.mark.parametrize(
+    ("target", "lora_rank"), [("webgpu", 0), pytest.param("cpu", 0, marks=pytest.mark.exhaustive), ("cpu", 2)]
+)
 def test_projections_of_equal_shape_keep_kernels_of_their_own(
     target: str, lora_rank: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -94,3 +99,32 @@ def test_logits_that_are_not_finite_are_an_error(tiny_bundle: Path, monkeypatch:
 @pytest.mark.parametrize("limits", [Limits(tokens=1), Limits(tokens=7, rows=3), Limits(tokens=64, rows=64)])
 def test_every_size_of_runner_passes_the_self_test(limits: Limits, tiny_bundle: Path) -> None:
     open_runner("numpy", open_bundle(tiny_bundle), limits).close()
+
+
+class FixedRunner:
+    """Computes the same logits (V,) for every sampled row."""
+
+    limits = Limits(tokens=64, rows=64)
+
+    def __init__(self, logits: list[float]) -> None:
+        self._logits = np.array(logits, np.float32)
+
+    def forward(self, batch: Any) -> Any:
+        return SimpleNamespace(logits=np.tile(self._logits, (len(batch.sample_rows), 1)))
+
+
+def test_logits_of_tokens_that_the_self_test_does_not_list_are_compared_as_well() -> None:
+    logits = [4.0, 2.0, 1.0, 0.5]
+    total = float(np.log(np.exp(logits).sum()))
+    rows = [SelfTestRow(row=row, token_ids=[0, 1], logits=logits[:2], logsumexp=total) for row in range(4)]
+    test = SelfTestEntry(prompt_ids=[1, 2, 3, 1], rows=rows, tolerances={"float32": 0.001})
+
+    def deviation(computed: list[float]) -> float:
+        return largest_deviation(FixedRunner(computed), test, 16)  # type: ignore[arg-type]
+
+    assert deviation(logits) < 1e-6
+    assert deviation([4.0, 2.5, 1.0, 0.5]) == pytest.approx(0.125)
+    # The sum over all tokens shows the last one, relative to the largest logit.
+    wrong = [*logits[:3], 4.0]
+    assert deviation(wrong) == pytest.approx((np.log(np.exp(wrong).sum()) - total) / 4, rel=1e-5)
+    assert deviation([4.0, 2.0, float("nan"), 0.5]) == float("inf")

@@ -89,6 +89,8 @@ ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...] = (
     (Layer(2, 1, 2, causal=False, window=40, softcap=2.0), (*SMALL, *LONG, *WHOLE), ("avx512",)),
     (Layer(6, 3, 24, kv="q8", causal=False, sinks=True, softcap=2.0, window=300), (*SMALL, *FAR), ("avx512",)),
     (Layer(1, 1, 256, 32, "float16", kv="q8", scale=0.02, sinks=True), (*SMALL, *LONG), ()),
+    (Layer(6, 3, 24, rotary_dim=10, norm=True, window=90, softcap=3.0), (*SMALL, *LONG), ("avx512",)),
+    (Layer(4, 2, 80, 16, "float16", kv="q8", rotary_dim=80), (*SMALL, *FAR), ()),
 )  # fmt: skip
 APPEND = (
     Layer(6, 3, 24, rotary_dim=24, norm=True),
@@ -120,7 +122,10 @@ def attention_cases() -> Iterator[StepCase]:
             **READING,
         }
         inputs |= {"sinks": ("vector", layer.num_heads)} if layer.sinks else {}
-        yield case("attention", layer, inputs, {"kv": layer.kv, **layer.scores}, made, levels)
+        inputs |= {role: shape for role, shape in new_heads(layer).items() if role == "table"}
+        inputs |= {"norm": ("vector", layer.head_dim)} if layer.norm else {}
+        eps = {"eps": EPS} if layer.norm else {}
+        yield case("attention", layer, inputs, {**eps, "kv": layer.kv, **layer.scores}, made, levels)
     for layer in APPEND:
         made = tuple(page_batch(layer, sequences) for sequences in SMALL)
         yield case("rope_append", layer, new_heads(layer), {**norms(layer), "kv": layer.kv}, made)

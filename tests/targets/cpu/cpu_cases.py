@@ -45,9 +45,9 @@ PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str
     ("linear", "q8c", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
     ("linear", "q2g64", 150, 18, "float32", "float32", (), {}, "float32"),
     ("linear", "q2c", 37, 20, "float32", "float32", ("bias",), {}, "int8"),
-    ("linear", "q4f16", 70, 33, "activation", "float32", ("norm", "stream", "stream_norm",
-    "stream_factor"), {"stream_eps": 1e-2}, "float32"),
-    ("gated_linear", "q8f16", 37, 34, "float32", "float32", ("norm", "bias", "stream", "stream_norm",
+    ("linear", "q4f16", 70, 33, "activation", "float32", ("stream", "stream_norm",
+    "stream_factor"), {"stream_eps": 1e-2, "eps": EPS}, "float32"),
+    ("gated_linear", "q8f16", 37, 34, "float32", "float32", ("bias", "stream", "stream_norm",
     "stream_factor"), {"stream_eps": 1e-2}, "float16"),
     ("linear", "q4f16", 72, 35, "float32", "float32", ("norm", "bias", "up"), {"activation": "gelu_tanh",
     "up_start": 11}, "float32"),
@@ -192,7 +192,7 @@ def projection_cases() -> Iterator[StepCase]:
             "into": (y, dim, width),
             "up": ("float32", dim, width + 20),
             "stream": ("float32", dim, columns),
-            "stream_norm": ("vector", columns),
+            "stream_norm": ("vector", columns * (2 if "eps" in attrs else 1)),
             "stream_factor": ("vector", 1),
         }
         inputs = {

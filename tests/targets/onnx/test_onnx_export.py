@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_cases import CONTEXT, Export, Session, check_graph, reference_logits, relative_rms
+from onnx_cases import CONTEXT, Export, check_graph, reference_logits, relative_rms
+from onnx_session import Session
 from tiny_models import PLAIN_CHECKPOINTS, VOCAB_SIZE, make_checkpoint
 from tolerances import KV_Q8, ONNX_F32, ONNX_INT8_KERNEL, ONNX_INT8_MODEL, relative_error
 

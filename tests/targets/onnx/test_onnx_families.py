@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from decoder_families import FAMILIES, TOKENS, make_family
-from onnx_cases import Session
+from onnx_session import Session
 from ragged import chunked_logits
 from tolerances import F32, relative_error
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hand_made_graphs import CONTEXT, LAYERS, PLAIN, TOKENS, Facts, build, tensors_and_logits
-from onnx_cases import Session, relative_rms
+from onnx_cases import relative_rms
+from onnx_session import Session
 from tolerances import ONNX_F32
 
 from nearfar.compiler import quant

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from onnx_cases import CONTEXT, Export, Session
+from onnx_cases import CONTEXT, Export
+from onnx_session import Session
 
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.pipeline.export import export_model

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_cases import Logits, Session, relative_rms
+from onnx_cases import Logits, relative_rms
+from onnx_session import Session
 from ragged import chunked_logits
 from tolerances import F32, KV_Q8, ONNX_F32, relative_error
 from windowed_models import TOKENS, WINDOWED, logits_of_transformers, make_all

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -20,6 +21,7 @@ from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.kernels.append_kv import append_kv
 from nearfar.compiler.kernels.attention import attention
 from nearfar.compiler.kernels.attention_decode import attention_decode
+from nearfar.compiler.kernels.attention_few_rows import attention_few_rows
 from nearfar.compiler.kernels.attention_merge import attention_merge
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.builder import Kernel
@@ -49,6 +51,8 @@ DECODE_BATCHES = (
     ((15, 1), (130, 1), (16, 1), (0, 1)),
     tuple((cached, 1) for cached in (1, 17, 30, 31, 32, 33, 47, 48, 62, 63, 64, 65, 95, 96, 127, 128)),
 )
+# Sequences up to this number of new tokens are split into ranges, beside tiles for longer ones.
+FEW = 2
 # (query heads, kv heads, head_dim, norm), rotated whole.
 HEADS = (
     (6, 3, 24, True),
@@ -134,21 +138,39 @@ ALONE = (
     Facts(Heads(2, 1, 2, 8, "float32"), Preparation(0, 0, None), Scores(1.0, window=3, causal=False, sinks=True)),
 )
 
+# attention that rotates its queries, and appends nothing.
+ROTATED = (
+    (
+        Facts(
+            Heads(4, 2, 24, 16, "float32"),
+            Preparation(MAX_POSITIONS, 24, EPS, appends=False),
+            Scores(0.2, window=40, softcap=3.0),
+        ),
+        DecodeOptions(2, 32, 32),
+    ),
+    (
+        Facts(Heads(6, 2, 64, 16, "float16", "q8"), Preparation(MAX_POSITIONS, 32, None, appends=False), Scores(0.1)),
+        DecodeOptions(3, 64, 64),
+    ),
+)
+
 
 def attention_cases() -> Iterator[Case]:
     yield from usual_cases()
     for facts, decode in SPECIAL:
         yield attention_case("plain", facts)
-        yield attention_case(
-            "tile",
-            facts,
-            tile=TileOptions(16 if facts.heads.head_dim < 256 else 8, 32 if facts.heads.head_dim < 80 else 16),
-        )
+        tile = TileOptions(16 if facts.heads.head_dim < 256 else 8, 32 if facts.heads.head_dim < 80 else 16)
+        split = replace(decode, split=decode.tile)
+        yield attention_case("mixed", facts, decode=split, tile=tile)
         yield attention_case("decode", facts, decode=decode)
-        yield attention_case("split", facts, decode=replace(decode, split=decode.tile))
+        yield attention_case("split", facts, decode=split)
     for facts in ALONE:
         yield alone_case(facts, None)
-        yield alone_case(facts, TileOptions(16, 16))
+        yield alone_case(facts, TileOptions(16, 16), DecodeOptions(1, 32, 32, split=64))
+    for facts, decode in ROTATED:
+        yield rotated_case("plain", facts)
+        yield rotated_case("decode", facts, decode)
+        yield rotated_case("split", facts, replace(decode, split=decode.tile))
     yield from part_cases()
 
 
@@ -225,41 +247,84 @@ def part_cases() -> Iterator[Case]:
 def attention_case(
     kind: str, facts: Facts, decode: DecodeOptions | None = None, tile: TileOptions | None = None
 ) -> Case:
-    """rope_attention by the kernels of one of its variants."""
+    """rope_attention by the kernels of one of its variants. With ``decode`` and ``tile``, for mixed batches."""
     name = f"attention_{kind}_{facts.name}"
     if decode is not None:
         name += f"_{decode.heads}_{decode.threads}x{decode.tile}"
     heads, preparation, scores = facts.heads, facts.preparation, facts.scores
+    decodes = decode is not None and tile is None
 
     def build() -> list[Kernel]:
-        if decode is not None:
+        if decode is not None and tile is None:
             first = attention_decode(
                 f"{name}_first", heads=heads, preparation=preparation, scores=scores, options=decode
             )
             if decode.split is None:
                 return [first]
-            return [first, attention_merge(f"{name}_merge", heads=heads, window=scores.window, split=decode.split)]
+            return [first, merge_kernel(name, facts, decode.split, 1)]
         append = rope_append(f"{name}_append", heads=heads, preparation=preparation, q_in_scratch=True)
-        return [append, prefill_kernel(name, facts, tile, q_in_scratch=True)]
+        return [append, *stored_kernels(name, facts, tile, decode, q_in_scratch=True)]
 
-    batches = DECODE_BATCHES if decode is not None else BATCHES_OF_ANY_KIND
+    batches = DECODE_BATCHES if decodes else BATCHES_OF_ANY_KIND
     # SwiftShader has no f16, and takes seconds to compile a kernel of wide heads.
     on_dawn = heads.activation == "float32" and heads.head_dim < 64
     return Case(name, build, lambda: [attention_run(facts, sequences) for sequences in batches], on_dawn=on_dawn)
 
 
-def alone_case(facts: Facts, tile: TileOptions | None) -> Case:
-    """attention by one kernel."""
-    name = f"attention_{'plain' if tile is None else 'tile'}_alone_{facts.name}"
+def alone_case(facts: Facts, tile: TileOptions | None, decode: DecodeOptions | None = None) -> Case:
+    """attention by the kernels of one of its variants."""
+    name = f"attention_{'plain' if tile is None else 'mixed'}_alone_{facts.name}"
     runs = lambda: [alone_run(facts, sequences) for sequences in BATCHES_OF_ANY_KIND]  # noqa: E731
     on_dawn = facts.heads.activation == "float32" and facts.heads.head_dim < 64
-    return Case(name, lambda: prefill_kernel(name, facts, tile, q_in_scratch=False), runs, on_dawn=on_dawn)
+    return Case(name, lambda: stored_kernels(name, facts, tile, decode, q_in_scratch=False), runs, on_dawn=on_dawn)
 
 
-def prefill_kernel(name: str, facts: Facts, tile: TileOptions | None, *, q_in_scratch: bool) -> Kernel:
+def rotated_case(kind: str, facts: Facts, decode: DecodeOptions | None = None) -> Case:
+    """attention with a table, by the kernels of one of its variants."""
+    plain = attention_case(kind, facts, decode)
+    batches = DECODE_BATCHES if decode is not None else BATCHES_OF_ANY_KIND
+
+    def run(sequences: Sequence[tuple[int, int]]) -> Run:
+        result = alone_run(facts, sequences)
+        # The kernels are those of a joint projection, whose names they keep.
+        names = {"q": "qkv", "norm": "qk_norm"}
+        return replace(result, arrays={names.get(role, role): array for role, array in result.arrays.items()})
+
+    return replace(plain, name=f"rotated_{plain.name}", runs=lambda: [run(sequences) for sequences in batches])
+
+
+def stored_kernels(
+    name: str, facts: Facts, tile: TileOptions | None, decode: DecodeOptions | None, *, q_in_scratch: bool
+) -> list[Kernel]:
+    """The kernels after keys and values are on their pages."""
+    of_all: dict[str, Any] = {"heads": facts.heads, "scores": facts.scores, "q_in_scratch": q_in_scratch}
     if tile is None:
-        return attention(name, heads=facts.heads, scores=facts.scores, q_in_scratch=q_in_scratch)
-    return attention_tile(name, heads=facts.heads, scores=facts.scores, options=tile, q_in_scratch=q_in_scratch)
+        return [attention(name, **of_all)]
+    if decode is None:
+        return [attention_tile(name, options=tile, few=0, **of_all)]
+    return [attention_tile(name, options=tile, few=FEW, **of_all), *few_kernels(name, facts, decode, q_in_scratch)]
+
+
+def few_kernels(name: str, facts: Facts, decode: DecodeOptions, q_in_scratch: bool) -> list[Kernel]:
+    """The kernels for the sequences of up to FEW new tokens."""
+    assert decode.split is not None
+    few = attention_few_rows(
+        f"{name}_few", heads=facts.heads, scores=facts.scores, options=decode, max_rows=FEW, q_in_scratch=q_in_scratch
+    )
+    return [few, merge_kernel(name, facts, decode.split, FEW)]
+
+
+def merge_kernel(name: str, facts: Facts, split: int, max_rows: int) -> Kernel:
+    scores = facts.scores
+    return attention_merge(
+        f"{name}_merge",
+        heads=facts.heads,
+        window=scores.window,
+        causal=scores.causal,
+        sinks=scores.sinks,
+        split=split,
+        max_rows=max_rows,
+    )
 
 
 def attention_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
@@ -285,7 +350,13 @@ def alone_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
     )
     if facts.scores.sinks:
         arrays["sinks"] = (rng.normal(size=heads.num_heads) * 3).astype(np.float32)
-    y = OPS["attention"].run({**arrays, "kv": kv}, {"kv": heads.kv, **score_attrs(facts.scores)})
+    preparation = facts.preparation
+    if preparation.rotary_dim:
+        arrays["table"] = rotations(preparation)
+    if preparation.norm_eps is not None:
+        arrays["norm"] = rng.normal(1, 0.2, heads.head_dim).astype(np.float32)
+    attrs = {"eps": preparation.norm_eps, "kv": heads.kv, **score_attrs(facts.scores)}
+    y = OPS["attention"].run({**arrays, "kv": kv}, attrs)
     assert y is not None
     return attention_result(facts, batch, sequences, arrays, kv, kv.copy(), y)
 

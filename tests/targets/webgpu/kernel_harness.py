@@ -20,11 +20,15 @@ from case_check import check_outputs
 from nearfar.compiler.ir.expr import Expr, evaluate
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.kernels.builder import Kernel
-from nearfar.targets.webgpu.device import DEFAULT_LIMITS, for_naga
+from nearfar.targets.webgpu.device import DEFAULT_LIMITS, for_naga, preferred_adapter
 from nearfar.targets.webgpu.lower import WgslKernel, wgsl
 from nearfar.targets.webgpu.runner import round_up, spread
 
 HERE = Path(__file__).parent
+# What wgpu's device has: float16 and subgroups.
+FEATURES = ("shader-f16", "subgroup")
+# The time limit of a script for all of its cases.
+NODE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -120,13 +124,9 @@ class Gpu:
         import wgpu
 
         self._usage = wgpu.BufferUsage
-        adapters = [
-            adapter for adapter in wgpu.gpu.enumerate_adapters_sync() if adapter.info["backend_type"] != "OpenGL"
-        ]
-        adapter = min(adapters, key=lambda each: each.info["adapter_type"] == "CPU")
-        self._device = adapter.request_device_sync(
-            required_features=["shader-f16", "subgroup"], required_limits=DEFAULT_LIMITS
-        )
+        adapter = preferred_adapter([FEATURES])
+        assert adapter is not None
+        self._device = adapter.request_device_sync(required_features=FEATURES, required_limits=DEFAULT_LIMITS)
         self._pipelines: dict[str, Any] = {}
 
     def run(self, case: LoweredCase, run: Run) -> dict[str, bytes]:
@@ -171,7 +171,11 @@ class Gpu:
 
 
 def run_on_dawn(
-    cases: Sequence[LoweredCase], node: str, environment: Mapping[str, str], folder: Path
+    cases: Sequence[LoweredCase],
+    node: str,
+    environment: Mapping[str, str],
+    folder: Path,
+    timeout_seconds: float = NODE_SECONDS,
 ) -> dict[str, list[dict[str, bytes]]]:
     """Run all cases in one Node process: for each case's name the outputs of its runs, by role."""
     requests = []
@@ -186,7 +190,7 @@ def run_on_dawn(
         kernels = [{"code": kernel.text, "entry": kernel.entry} for kernel in case.kernels]
         written = [case.roles.index(role) for role in case.written]
         requests.append({"name": case.name, "kernels": kernels, "written": written, "runs": runs})
-    answers = call_node("run_kernels.mjs", requests, node, environment, folder)
+    answers = call_node("run_kernels.mjs", requests, node, environment, folder, timeout_seconds)
     outputs = {}
     for case in cases:
         outputs[case.name] = [
@@ -205,7 +209,14 @@ def validate(
     return dict(call_node("validate_wgsl.mjs", requests, node, environment, folder))
 
 
-def call_node(script: str, requests: Any, node: str, environment: Mapping[str, str], folder: Path) -> Any:
+def call_node(
+    script: str,
+    requests: Any,
+    node: str,
+    environment: Mapping[str, str],
+    folder: Path,
+    timeout_seconds: float = NODE_SECONDS,
+) -> Any:
     """Run a script of this folder on a JSON file; the JSON that it prints."""
     request_file, answer_file = folder / f"{script}.request.json", folder / f"{script}.answer.json"
     request_file.write_text(json.dumps(requests))
@@ -215,7 +226,7 @@ def call_node(script: str, requests: Any, node: str, environment: Mapping[str, s
             env=dict(environment),
             stdout=answer,
             stderr=subprocess.PIPE,
-            timeout=300,
+            timeout=timeout_seconds,
             check=False,
         )
     assert done.returncode == 0, done.stderr.decode()

@@ -19,6 +19,8 @@ from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.sample import sample
+from nearfar.compiler.kernels.sample_chunks import sample_chunks
+from nearfar.compiler.kernels.sample_merge import sample_merge
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
 
 # Greedy; all tokens; the first and the last of them; each filter alone, at its narrowest and wider; all three.
@@ -48,6 +50,11 @@ def sampling_cases() -> Iterator[Case]:
         yield sample_case(columns, SETTINGS)
         # SwiftShader takes long for kernels of this size.
         yield replace(top_logprobs_case(columns), on_dawn=columns in (1, 509))
+    # Chunks that end after the last column, one column of a chunk, and more chunks than a workgroup has threads.
+    for columns, width in ((509, 256), (1025, 1024), (66_000, 256)):
+        settings = SETTINGS if columns < 66_000 else SETTINGS[-6:]
+        yield replace(chunked_case(sample_case(columns, settings), columns, width), on_dawn=columns == 1025)
+    yield adversarial_case(2048, 1024)
     # Blocks of more columns than a workgroup has threads.
     yield replace(sample_case(66_000, SETTINGS[-4:]), on_dawn=True)
     for columns in (37, 256, 515):
@@ -96,7 +103,9 @@ def conformance_cases() -> Iterator[Case]:
         inputs = [inputs_of(case) for case in vectors]
         return [adjust_run(each) for each in inputs if len(each["adjusted"])]
 
-    yield Case("sample_conformance", lambda: sample("sample", columns), sample_runs, on_dawn=True)
+    plain = Case("sample_conformance", lambda: sample("sample", columns), sample_runs, on_dawn=True)
+    yield plain
+    yield chunked_case(plain, columns, 256)
     yield Case("adjust_logits_conformance", lambda: adjust_logits("adjust_logits", columns), adjust_runs, on_dawn=True)
 
 
@@ -132,6 +141,67 @@ def sample_case(columns: int, each_settings: Sequence[Settings]) -> Case:
         )
 
     return Case(name, lambda: sample("sample", columns), lambda: [run(kind) for kind in ("ties", "normal", "adjusted")])
+
+
+def chunked_case(case: Case, columns: int, width: int) -> Case:
+    """The same runs, by the kernels of many workgroups per row."""
+    name = case.name.replace("sample", f"sample_chunks_of_{width}")
+    return replace(
+        case,
+        name=name,
+        build=lambda: [sample_chunks("chunks", columns, width), sample_merge("merge", columns, width)],
+    )
+
+
+def adversarial_case(columns: int, width: int) -> Case:
+    """Rows on which a threshold search or a running sum may go wrong, each with every filter."""
+    name = f"sample_adversarial_{columns}"
+
+    def runs() -> Iterator[Run]:
+        rng = random(name)
+        falling = np.linspace(8, -8, columns)
+        ties_at_7th = np.where(np.arange(columns) % (columns // 3) == 5, 2.0, rng.integers(-9, 2, columns))
+        rows = {
+            "all equal": np.full(columns, -7.5),
+            "one huge": np.where(np.arange(columns) == columns - 1, 3e38, -3e38),
+            "ties at the last one kept": np.where(np.arange(columns) < 5, 3.0, ties_at_7th),
+            "zeros of both signs": np.where(rng.random(columns) < 0.5, 0.0, -0.0) - (np.arange(columns) % 3 == 0),
+            "all masked but the last": np.where(np.arange(columns) == columns - 1, -1.0, -3.0e38),
+            "the largest first": np.round(falling),
+            "the largest last": np.round(falling[::-1]),
+            "no weight but for a few": np.where(np.arange(columns) % (columns // 4) == 1, 5.0, -1e5),
+        }
+        settings = [
+            Settings(temperature=1.0),
+            Settings(temperature=1.0, top_k=1),
+            Settings(temperature=1.0, top_k=7),
+            Settings(temperature=1.0, top_k=columns - 1),
+            Settings(temperature=0.7, top_k=columns + 1),
+            Settings(temperature=1.0, top_p=1e-6),
+            Settings(temperature=1e-3, top_p=0.7),
+            Settings(temperature=1.0, top_k=columns // 2, top_p=0.5, min_p=0.01),
+            Settings(temperature=30.0, min_p=0.9),
+        ]
+        for row in rows.values():
+            # In the middle of a token's range if all weigh the same.
+            draws = (rng.integers(0, columns, len(settings)) + 0.5) / columns
+            size = len(settings)
+            yield sample_run(
+                {
+                    "logits": np.tile(row, (size, 1)).astype(np.float32),
+                    "adjusted": np.zeros((0, columns), np.float32),
+                    "settings": np.array(
+                        [each._replace(draw=draw) for each, draw in zip(settings, draws, strict=True)], np.float32
+                    ),
+                    "slots": np.stack([np.arange(size), np.full(size, COUNTS)], 1).astype(np.int32),
+                    "sampled": np.full(size, -5, np.int32),
+                    "counts": np.zeros((size, columns), np.int32),
+                    "logprobs": np.zeros(size, np.float32),
+                }
+            )
+
+    build = lambda: [sample_chunks("chunks", columns, width), sample_merge("merge", columns, width)]  # noqa: E731
+    return Case(name, build, lambda: list(runs()))
 
 
 def adjust_logits_case(columns: int) -> Case:

@@ -16,7 +16,7 @@ from nearfar.targets.webgpu.lower import MAX_BINDING_BYTES
 from nearfar.targets.webgpu.variants import variants_of
 
 PAGE_SIZE, CONTEXT = 16, 4096
-ONE_TOKEN = {"S": 1, "B": 1, "R": 1, "N": 1, "A": 0, "W": 0, "G": 0, "P": 8, "L": 8}
+ONE_TOKEN = {"S": 1, "B": 1, "R": 1, "N": 1, "A": 0, "W": 0, "DR": 0, "G": 0, "P": 8, "L": 8}
 
 
 @pytest.mark.parametrize(("shapes", "short", "long"), [(QWEN2_0_5B, 124, 148), (QWEN3_0_6B, 144, 172)])
@@ -26,14 +26,15 @@ def test_a_token_takes_as_many_dispatches_as_ever(shapes: Shapes, short: int, lo
     plan = make_plan(run_passes(architecture.forward(spec, PAGE_SIZE, CONTEXT), fmt, MAX_BINDING_BYTES))
     context = Context(plan, fmt, fmt.activations)
     grids: dict[str, tuple[Expr, Expr]] = {}
-    counts = {"short": 0, "long": 0}
+    counts = {"short": 0, "long": 0, "drawn": 0}
     for step in plan.steps:
         rows = [row for row in variants_of(step, context) if row.activation in (None, "float16") and not row.needs]
-        for name, keys in (("short", 1), ("long", CONTEXT)):
-            dims = {**ONE_TOKEN, "T": keys}
+        for name, keys, drawn in (("short", 1, 0), ("long", CONTEXT, 0), ("drawn", 1, 1)):
+            dims = {**ONE_TOKEN, "T": keys, "DR": drawn}
             row = next(row for row in rows if holds(row.when, dims))
             for call in row.kernels:
                 if call.name not in grids:
                     grids[call.name] = call.build().grid
                 counts[name] += all(evaluate(extent, dims) for extent in grids[call.name])
-    assert counts == {"short": short, "long": long}
+    # A row with a temperature is sampled by many workgroups, and then by one.
+    assert counts == {"short": short, "long": long, "drawn": short + 1}

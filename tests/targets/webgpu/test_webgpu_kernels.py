@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from case_arrays import nothing
 from kernel_cases import all_cases
 from kernel_harness import Case, Gpu, LoweredCase, Run, run_on_dawn
-from sampling_cases import sample_run
+from sampling_cases import SETTINGS, adversarial_case, chunked_case, sample_case, sample_run
 from step_cases import step_cases
 
 from nearfar.compiler.ir.ops import OPS
@@ -18,15 +19,25 @@ from nearfar.compiler.ir.sampling import Sampler, Settings
 from nearfar.compiler.kernels.elementwise import gate
 from nearfar.compiler.kernels.rows import take_rows
 from nearfar.compiler.kernels.sample import sample
+from nearfar.compiler.kernels.sample_chunks import CHUNK, sample_chunks
+from nearfar.compiler.kernels.sample_merge import sample_merge
 from nearfar.targets.webgpu.variants import variants_of
 
 CASES = {case.name: case for case in all_cases()}
 STEPS = {case.name: case for case in step_cases(variants_of, "q4f16", ("float16", "float32"))}
 
 
+class Lowered(dict[str, LoweredCase]):
+    """Each case is lowered when it is first used, so that one test alone is fast."""
+
+    def __missing__(self, name: str) -> LoweredCase:
+        self[name] = CASES[name].lowered()
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def lowered() -> Mapping[str, LoweredCase]:
-    return {name: case.lowered() for name, case in CASES.items()}
+    return Lowered()
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +113,18 @@ def test_an_activation_of_a_huge_value_is_its_limit(activation: str, gpu: Gpu) -
     np.testing.assert_allclose(found, y[0], rtol=1e-6, atol=1e-6)
 
 
-def test_drawn_tokens_have_the_frequencies_of_their_probabilities(gpu: Gpu) -> None:
+@pytest.mark.exhaustive
+def test_a_large_vocabulary_is_sampled_by_many_workgroups(gpu: Gpu) -> None:
+    columns = 151_936
+    kernels = lambda: [sample_chunks("chunks", columns), sample_merge("merge", columns)]  # noqa: E731
+    cases = [adversarial_case(columns, CHUNK), replace(sample_case(columns, SETTINGS[5:]), build=kernels)]
+    for case in map(Case.lowered, cases):
+        for run in case.runs:
+            case.check(run, gpu.run(case, run))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_drawn_tokens_have_the_frequencies_of_their_probabilities(shared: bool, gpu: Gpu) -> None:
     logits = np.array([0.3, -1.2, 1.9, 1.7, -0.4, 0.8, 1.1, -3.0, 0.0, 1.5], np.float32)
     sampler = Sampler(temperature=1.0, state=77)
     draws = [sampler.draw() for _ in range(6000)]
@@ -118,8 +140,9 @@ def test_drawn_tokens_have_the_frequencies_of_their_probabilities(gpu: Gpu) -> N
             "logprobs": np.zeros(len(draws), np.float32),
         }
     )
-    case = Case("sample_frequencies", lambda: sample("sample", len(logits)), lambda: [run]).lowered()
-    found = np.bincount(np.frombuffer(gpu.run(case, run)["y"], np.int32, len(draws)), minlength=len(logits))
+    case = Case("sample_frequencies", lambda: sample("sample", len(logits)), lambda: [run])
+    lowered = (chunked_case(case, len(logits), 256) if shared else case).lowered()
+    found = np.bincount(np.frombuffer(gpu.run(lowered, run)["y"], np.int32, len(draws)), minlength=len(logits))
     # By hand: of the eight largest, 1.9, 1.7, 1.5, 1.1, 0.8 and 0.3 reach 0.93 together, and min_p leaves them all.
     kept = logits >= np.float32(0.3)
     expected = np.where(kept, np.exp(logits.astype(np.float64) / 0.8), 0)

@@ -103,7 +103,9 @@ def test_kernels_with_subgroups_state_their_requirements(compile_tiny: Callable[
     assert found
 
 
-@pytest.mark.parametrize(("quantization", "limit"), [("q4f16", 40_000), ("q8f16", 128 << 20)])
+@pytest.mark.parametrize(
+    ("quantization", "limit"), [("q4f16", 40_000), pytest.param("q8f16", 128 << 20, marks=pytest.mark.exhaustive)]
+)
 def test_kernels_of_one_name_are_equal_and_lowering_is_deterministic(
     quantization: str, limit: int, tiny_checkpoints: Mapping[str, Path]
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.targets.webgpu import lower
-from nearfar.targets.webgpu.device import choose_activation, features_of
+from nearfar.targets.webgpu.device import choose_activation, features_of, preferred_adapter
 from nearfar.targets.webgpu.runner import WebGPURunner
 
 CompileTiny = Callable[..., Path]
@@ -134,6 +135,30 @@ def test_a_device_without_f16_uses_float32_if_the_bundle_offers_it(compile_tiny:
     assert choose_activation(manifest, {"shader-f16"}, None, path).dtype == "float16"
     assert choose_activation(manifest, set(), None, path).dtype == "float32"
     assert choose_activation(manifest, {"shader-f16"}, "float32", path).dtype == "float32"
+
+
+def test_a_gpu_precedes_a_cpu_and_the_wanted_features_decide_among_equals(monkeypatch: pytest.MonkeyPatch) -> None:
+    import wgpu
+
+    def adapter(name: str, kind: str, *features: str, backend: str = "Vulkan") -> SimpleNamespace:
+        info = {"device": name, "adapter_type": kind, "backend_type": backend}
+        return SimpleNamespace(info=info, features=features)
+
+    def preferred(*adapters: SimpleNamespace) -> str:
+        monkeypatch.setattr(wgpu.gpu, "enumerate_adapters_sync", lambda: list(adapters))
+        found = preferred_adapter([("shader-f16",), ()])
+        return "none" if found is None else str(found.info["device"])
+
+    cpu = adapter("cpu", "CPU", "shader-f16")
+    integrated = adapter("integrated", "IntegratedGPU", "shader-f16")
+    discrete = adapter("discrete", "DiscreteGPU")
+    discrete16 = adapter("discrete with f16", "DiscreteGPU", "shader-f16")
+    unnamed = adapter("unnamed", "SomethingNew")
+    assert preferred(cpu, integrated, discrete) == "discrete"
+    assert preferred(cpu, discrete, discrete16) == "discrete with f16"
+    assert preferred(cpu, unnamed) == "unnamed"
+    assert preferred(adapter("gl", "DiscreteGPU", backend="OpenGL"), cpu) == "cpu"
+    assert preferred() == "none"
 
 
 def test_a_device_of_wgpu_with_subgroups_has_what_variants_need() -> None:

@@ -131,6 +131,9 @@ export interface SampleSettings {
   readonly presencePenalty?: number | undefined;
 }
 
+/** The columns of sample_settings, of which the first is the temperature. */
+const SETTINGS = 8;
+
 /** A row of sample_settings. The defaults are greedy sampling without penalties. */
 export function settingsRow(settings: SampleSettings): readonly number[] {
   const {
@@ -157,6 +160,7 @@ export function dimsOf(batch: Batch, capacity: Dims, alternatives: boolean): Dim
     throw new RequestError(`batch: sequence ${empty} has no new token; leave it out`, { sequence: empty });
   const rows = batch.sample_rows.length;
   const adjusted = batch.sample_slots.some((flags, index) => index % 2 === 1 && flags !== 0);
+  const drawn = batch.sample_settings.some((value, index) => index % SETTINGS === 0 && value > 0);
   return {
     ...capacity,
     S: batch.token_ids.length,
@@ -167,5 +171,6 @@ export function dimsOf(batch: Batch, capacity: Dims, alternatives: boolean): Dim
     LW: batch.window_page_ids?.length ?? 0,
     A: adjusted ? rows : 0,
     W: alternatives ? rows : 0,
+    DR: drawn ? rows : 0,
   };
 }

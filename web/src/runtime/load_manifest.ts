@@ -255,6 +255,7 @@ const KERNEL = entry<KernelEntry>({
   uniforms: list(expr),
   grid: list(expr),
   workgroup_size: int,
+  shared_bytes: int,
 });
 const WEIGHT = entry<WeightEntry>({
   shape: list(count),

@@ -153,7 +153,7 @@ export interface BindingEntry {
   readonly access: "read" | "write";
 }
 
-/** One kernel: the output of its ``template`` for its ``facts``. Both determine its name. ``uniforms`` are the 32-bit integers of its uniform buffer, which follows the last of ``bindings``. ``grid`` counts workgroups in x and y. If x exceeds 65,535, the rest is dispatched in z: the kernel computes z * gridDim.x + x. In a CPU's shared library, ``entry`` is a function with TVM FFI's calling convention: addresses of the bindings, then the uniforms. */
+/** One kernel: the output of its ``template`` for its ``facts``. Both determine its name. ``uniforms`` are the 32-bit integers of its uniform buffer, which follows the last of ``bindings``. ``grid`` counts workgroups in x and y. If x exceeds 65,535, the rest is dispatched in z: the kernel computes z * gridDim.x + x. In a CPU's shared library, ``entry`` is a function with TVM FFI's calling convention: addresses of the bindings, then the uniforms. On CUDA, a launch adds ``shared_bytes`` of workgroup memory to what the kernel declares; elsewhere they are 0. */
 export interface KernelEntry {
   readonly template: string;
   readonly facts: Readonly<Record<string, unknown>>;
@@ -164,6 +164,7 @@ export interface KernelEntry {
   readonly uniforms: readonly Expr[];
   readonly grid: readonly Expr[];
   readonly workgroup_size: number;
+  readonly shared_bytes: number;
 }
 
 /** One way to run a step: ``kernels`` in order. A runtime uses the first row that fits. A later row with the same condition is an alternative that a tuner may put first. ``activation`` None fits all dtypes; ``when`` None fits every batch. ``needs`` lists features of the device ("subgroups", "avx512") and of its shading language ("subgroup_id"). */

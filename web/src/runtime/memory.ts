@@ -58,7 +58,7 @@ export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
   // A page that sequences share is listed for each of them.
   const L = Math.ceil(T / manifest.page_size) * B;
   const [P = 0, PW] = groups.map(({ pages }) => pages);
-  return { S, T, L, P, ...(PW === undefined ? {} : { PW, LW: L }), B, R: B, N: B, A: B, W: B };
+  return { S, T, L, P, ...(PW === undefined ? {} : { PW, LW: L }), B, R: B, N: B, A: B, W: B, DR: B };
 }
 
 export function allocateMemory(

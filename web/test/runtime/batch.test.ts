@@ -15,7 +15,23 @@ const CAPACITY = { P: 9, N: 4 };
 
 test("dims contain the numbers of tokens, sequences, sampled rows and listed pages, and the longest context", () => {
   const whole = { ...batch, seq_starts: [0, 2, 3], page_indptr: [0, 1, 3] };
-  expect(dimsOf(whole, CAPACITY, false)).toEqual({ S: 3, B: 2, R: 1, T: 31, L: 3, LW: 0, A: 0, W: 0, ...CAPACITY });
+  expect(dimsOf(whole, CAPACITY, false)).toEqual({
+    S: 3,
+    B: 2,
+    R: 1,
+    T: 31,
+    L: 3,
+    LW: 0,
+    A: 0,
+    W: 0,
+    DR: 0,
+    ...CAPACITY,
+  });
+  expect(dimsOf({ ...whole, sample_settings: settingsRow({ temperature: 0.5 }) }, CAPACITY, false)).toMatchObject({
+    DR: 1,
+  });
+  // Only the first column counts.
+  expect(dimsOf({ ...whole, sample_settings: settingsRow({ topK: 5 }) }, CAPACITY, false)).toMatchObject({ DR: 0 });
   expect(dimsOf({ ...whole, sample_slots: [0, SAMPLE_FLAGS.bias] }, CAPACITY, true)).toMatchObject({ A: 1, W: 1 });
 });
 

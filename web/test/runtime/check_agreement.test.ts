@@ -54,6 +54,7 @@ function withPlan(change: Partial<typeof plan>): Partial<Manifest> {
 test.each<readonly [string, unknown]>([
   ["a hash that is a path", { files: manifest.files.map((file) => ({ ...file, sha256: "../x" })) }],
   ["an offset beyond the shard", withPlane({ offset: 2 ** 40 })],
+  ["an end beyond the shard", withPlane({ shard: 0, offset: (manifest.shards[0]?.size ?? 0) - 4 })],
   ["a negative offset", withPlane({ offset: -4 })],
   ["a size that is not the shape's", withPlane({ size: 4 })],
   ["a shard that there is not", withPlane({ shard: 9 })],

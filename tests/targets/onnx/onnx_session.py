@@ -1,0 +1,59 @@
+"""Runs a decoder graph in ONNX Runtime as other software would, with the graph's own inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.compiler.ir.ops import Array
+
+Logits = npt.NDArray[np.float32]
+
+
+class Session:
+    """A decoder graph on one of ONNX Runtime's providers, with a cache of (batch, kv_heads, tokens, head_dim) that
+    grows.
+    """
+
+    def __init__(self, folder: Path, providers: Sequence[str] = ("CPUExecutionProvider",)) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(str(folder / "onnx/model.onnx"), options, providers=list(providers))
+        self.inputs = {each.name: each for each in self.session.get_inputs()}
+        self.outputs = [each.name for each in self.session.get_outputs()]
+        self.cache: dict[str, Array] = {}
+
+    def run(self, token_ids: Sequence[Sequence[int]], mask: Sequence[Sequence[int]] | None = None) -> Logits:
+        """Logits (batch, V) of the last row of each sequence, after new tokens of each; ``mask`` None: no row is
+        padded.
+        """
+        ids = np.array(token_ids, np.int64)
+        cache = self.cache or {name: self.empty(name, len(ids)) for name in self.inputs if name.startswith("past")}
+        past = next(iter(cache.values())).shape[2]
+        ones = np.ones((len(ids), past + ids.shape[1]), np.int64)
+        feeds = {"input_ids": ids, "attention_mask": ones if mask is None else np.array(mask, np.int64), **cache}
+        results: dict[str, Any] = dict(zip(self.outputs, self.session.run(None, feeds), strict=True))
+        self.cache = {name: results[name.replace("past_key_values", "present")] for name in cache}
+        logits: Logits = results["logits"][:, 0]
+        return logits
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The tokens that follow a prompt, the likeliest each."""
+        token_ids = [int(self.run([prompt])[0].argmax())]
+        while len(token_ids) < count:
+            token_ids.append(int(self.run([token_ids[-1:]])[0].argmax()))
+        return token_ids
+
+    def empty(self, name: str, batch: int) -> Array:
+        dtype = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}[
+            self.inputs[name].type
+        ]
+        _, heads, _, head_dim = self.inputs[name].shape
+        return np.zeros((batch, heads, 0, head_dim), dtype)

@@ -1,0 +1,262 @@
+"""`make gpu-check`: parts that fail, hang, break or lack something, and results that are complete in every case. The
+rehearsal from end to end is exhaustive.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SWIFTSHADER, lacks
+from gpu_check.case_worker import run_cases
+from gpu_check.machine import runs_cubins
+from gpu_check.packages import WHEELS, install_wheels, pack, unpack_node, unpack_prepared
+from gpu_check.parts import PARTS
+from gpu_check.process import Result, exit_code, run_process
+from gpu_check.report import FAILED, NOT_RUN, PASSED, TIMED_OUT, NotRun, Report
+from gpu_check.wheels import repack
+
+REPORTING = """
+import os, subprocess, sys, time
+from pathlib import Path
+from gpu_check.report import Report
+report = Report(Path(sys.argv[1]))
+report.add_figures(tokens=7)
+"""
+WORKER = """
+import sys, time
+from gpu_check.case_worker import cannot_run, work
+def run(case):
+    assert case != "wrong", "off by 3"
+    if case == "crash": sys.stdout.flush(); import os; os.abort()
+    if case == "hang": time.sleep(600)
+    if case == "lost": raise RuntimeError("the device is lost")
+work(sys.argv[1].split(","), {"device": "none"}, str, run, int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT / "tests/bench")}
+
+
+def run_script(script: str, folder: Path, environment: dict[str, str], limit_seconds: float = 60) -> Result:
+    report = folder / "report.json"
+    command = [sys.executable, "-c", script, str(report)]
+    return run_process("part", command, limit_seconds, folder, report, folder / "log", environment)
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome"),
+    [
+        ("report.finish()", PASSED),
+        ("report.fail('the answer is wrong')\nreport.finish()", FAILED),
+        ("report.finish('Node.js is missing')", NOT_RUN),
+    ],
+)
+def test_the_outcome_is_what_a_part_reports(
+    script: str, outcome: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    result = run_script(REPORTING + script, tmp_path, environment)
+    assert (result.outcome, result.figures) == (outcome, {"tokens": 7})
+    assert (result.failed, list(result.failures)) == ((1, ["the answer is wrong"]) if outcome == FAILED else (0, []))
+    assert result.reason == ("Node.js is missing" if outcome == NOT_RUN else None)
+
+
+@pytest.mark.parametrize("script", ["os.abort()", "sys.exit(3)", "raise ValueError('no')", ""])
+def test_a_process_that_ends_before_it_has_finished_has_failed(
+    script: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    result = run_script(REPORTING + script, tmp_path, environment)
+    assert (result.outcome, result.figures, result.failed) == (FAILED, {"tokens": 7}, 1)
+    assert "before it had finished" in result.failures[0]
+    assert ("ValueError: no" in result.failures[0]) == ("ValueError" in script)
+
+
+def test_a_part_without_a_report_has_failed(tmp_path: Path, environment: dict[str, str]) -> None:
+    assert run_script("", tmp_path, environment).outcome == FAILED
+
+
+def test_a_part_that_hangs_ends_with_its_children_and_keeps_its_figures(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    hang = """
+child = subprocess.Popen(["sleep", "600"])
+report.add_figures(child=child.pid)
+time.sleep(600)
+"""
+    # Long enough for Python to start on a busy machine.
+    result = run_script(REPORTING + hang, tmp_path, environment, limit_seconds=3)
+    assert result.outcome == TIMED_OUT
+    assert result.figures["tokens"] == 7
+    # Signals are delivered when the system finds time for it.
+    for _ in range(1000):
+        if not runs(result.figures["child"]):
+            return
+        time.sleep(0.01)
+    raise AssertionError("the part's child still runs")
+
+
+def runs(pid: int) -> bool:
+    """A killed process is a zombie until its parent has read its status."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_cases_go_on_behind_one_that_breaks_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/bench"))
+    report = Report(tmp_path / "report.json")
+    cases = "good,wrong,crash,fine,lost,hang,last"
+    run_cases([sys.executable, "-c", WORKER, cases], report, case_seconds=2)
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert found["figures"] == {"cases": 7, "device": "none", "passed": 3}
+    assert found["failures"] == [
+        "wrong: off by 3",
+        "crash: its process ended with -6",
+        "lost: RuntimeError: the device is lost",
+        "hang: it took more than 2 s",
+    ]
+
+
+def test_cases_are_not_run_on_a_machine_that_cannot_run_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/bench"))
+    report = Report(tmp_path / "report.json")
+    script = "from gpu_check.case_worker import cannot_run\ncannot_run('no adapter')"
+    with pytest.raises(NotRun, match="no adapter"):
+        run_cases([sys.executable, "-c", script], report)
+
+
+def test_a_worker_that_never_starts_is_a_failure(tmp_path: Path) -> None:
+    report = Report(tmp_path / "report.json")
+    run_cases([sys.executable, "-c", "raise ImportError"], report)
+    assert report.outcome == FAILED
+
+
+def test_the_exit_code_is_0_only_if_every_part_passed() -> None:
+    def code(*outcomes: str) -> int:
+        return exit_code([Result("part", outcome) for outcome in outcomes])
+
+    assert code(PASSED, PASSED) == 0
+    assert code(PASSED, NOT_RUN, FAILED) == 1
+    assert code(PASSED, TIMED_OUT) == 1
+    assert code(NOT_RUN, NOT_RUN) == 2
+    assert code(PASSED, NOT_RUN) == 3
+
+
+def test_kernels_of_another_generation_do_not_run() -> None:
+    assert runs_cubins("sm_90", "sm_90")
+    assert runs_cubins("sm_89", "sm_80")
+    assert runs_cubins("sm_103", "sm_100-cuda12")
+    assert not runs_cubins("sm_80", "sm_89")
+    assert not runs_cubins("sm_100", "sm_90a")
+
+
+def check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpu_check", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests/bench"), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_a_gpu_the_results_name_every_part_and_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "prepared").mkdir()
+    options = ("--prepared", str(tmp_path / "prepared"), "--out", str(tmp_path / "out"))
+    # A library that the driver's name stands for, on machines with a GPU too.
+    done = check(*options, "--only", "cuda-kernels,wgsl on wgpu", CUDA_VISIBLE_DEVICES="")
+    results = json.loads((tmp_path / "out/gpu-check.json").read_text())
+    assert done.returncode == 2, done.stderr
+    assert results["kind"] == "check"
+    assert results["outcomes"] == {part.name: NOT_RUN for part in PARTS}
+    reasons = {part["name"]: part["reason"] for part in results["parts"]}
+    assert reasons.pop("cuda-kernels") == results["machine"]["cuda"]["missing"]
+    assert "kernels.pickle is missing; run make gpu-prepare" in reasons.pop("wgsl on wgpu")
+    assert set(reasons.values()) == {"it was not requested"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"gpu-check.json", "gpu-check.log"}
+
+
+def test_an_unknown_part_is_rejected() -> None:
+    done = check("--only", "cuda-kernel")
+    assert done.returncode == 2
+    assert "--only cuda-kernel: is not a part; known: cuda-kernels, serve" in done.stderr
+
+
+def test_wheels_compressed_with_lzma_are_installed_without_a_network(tmp_path: Path) -> None:
+    """And nearfar's own version is found without an installation."""
+    wheel = "small-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(tmp_path / wheel, "w") as file:
+        file.writestr("small.py", "NAME = 'small'")
+        file.writestr("small-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: small\nVersion: 1.0\n")
+        file.writestr("small-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr("small-1.0.dist-info/RECORD", "small.py,,\n")
+    (tmp_path / WHEELS).mkdir(parents=True)
+    repack(tmp_path / wheel, tmp_path / WHEELS / wheel)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "nearfar"\nversion = "9.9"\n')
+    folder = install_wheels(tmp_path)
+    script = "import small; from importlib.metadata import version; print(small.NAME, version('nearfar'))"
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["small", "9.9"]
+    (folder / "small.py").unlink()
+    # What is installed is not installed again.
+    assert install_wheels(tmp_path) == folder
+    assert not (folder / "small.py").exists()
+
+
+def test_packed_folders_are_unpacked_and_nothing_that_exists_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "new").write_text("new")
+    (tmp_path / WHEELS).mkdir(parents=True)
+    (tmp_path / "web/dist/tools").mkdir(parents=True)
+    (tmp_path / "web/dist/tools/old.js").write_text("old")
+    files = {"node": tmp_path / "new", "web/dist/tools/old.js": tmp_path / "new", "web/dist/new.js": tmp_path / "new"}
+    pack(tmp_path / WHEELS / "node.tar.xz", files)
+    node = unpack_node(tmp_path)
+    assert node is not None
+    assert (node / "node").read_text() == (tmp_path / "web/dist/new.js").read_text() == "new"
+    assert (tmp_path / "web/dist/tools/old.js").read_text() == "old"
+    prepared = tmp_path / "prepared"
+    assert not unpack_prepared(prepared)
+    pack(tmp_path / "prepared.tar.xz", {"": tmp_path / "web"})
+    assert unpack_prepared(prepared)
+    assert (prepared / "dist/new.js").read_text() == "new"
+
+
+@pytest.mark.exhaustive
+def test_the_check_is_rehearsed_from_end_to_end(
+    tmp_path: Path,
+    nvrtc: None,  # noqa: ARG001
+    vulkan: None,  # noqa: ARG001
+    node: str,  # noqa: ARG001
+    swiftshader: dict[str, str],  # noqa: ARG001
+) -> None:
+    """In a clean copy, without a network, and with this Python's packages; `make gpu-rehearse` also unpacks wheels."""
+    from gpu_check.rehearsal import rehearse
+
+    if not (ROOT / "web/dist/tools/adapter.js").exists() or not SWIFTSHADER.exists():
+        lacks("web/dist is not built (make web)")
+    code, results = rehearse(tmp_path / "rehearsal", sys.executable, None)
+    reasons = {part["name"]: part["failures"] or part["reason"] for part in results["parts"]}
+    # ONNX Runtime here has no CUDA.
+    not_run = {"onnx cuda"}
+    assert results["outcomes"] == {part.name: NOT_RUN if part.name in not_run else PASSED for part in PARTS}, reasons
+    assert code == 2, "make's own exit code for a recipe that failed, because a part did not run"
+    assert results["kind"] == "rehearsal"
+    assert results["machine"]["cuda"]["name"] == "emulated by libcuda.cpp"
+    figures = {part["name"]: part["figures"] for part in results["parts"]}
+    assert figures["cuda-kernels"]["passed"] == figures["cuda-kernels"]["cases"] > 0
+    assert figures["serve"]["wrong_answers"] == 0
+    assert figures["bench-cuda Llama-3.1-8B"]["many"]["mixed_steps"] > 0
+    assert figures["wgsl on Dawn"]["self_test"] == {**figures["wgsl on Dawn"]["self_test"], "state": "passed"}
