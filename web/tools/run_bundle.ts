@@ -1,6 +1,6 @@
 // Runs a bundle in Node and prints the result as JSON: {token_ids, target, reason, activation, dispatches_per_token,
-// adapter}. WebGPU bundles run on Dawn, ONNX bundles on onnxruntime-node. Given several bundles, it runs the first one
-// that this machine can run.
+// adapter, self_test}. WebGPU bundles run on Dawn, ONNX bundles on onnxruntime-node. Given several bundles, it runs the
+// first one that this machine can run.
 //
 //     node dist/tools/run_bundle.js BUNDLE ... --tokens 1,2,3 [--max-tokens 64]
 
@@ -27,7 +27,7 @@ async function main(): Promise<void> {
   const tokenIds: number[] = [];
   for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens: Number(values["max-tokens"]) }))
     tokenIds.push(tokenId);
-  const { target, reason, activation, dispatchesPerToken, adapter } = engine.info;
+  const { target, reason, activation, dispatchesPerToken, adapter, selfTest } = engine.info;
   console.log(
     JSON.stringify({
       token_ids: tokenIds,
@@ -36,6 +36,11 @@ async function main(): Promise<void> {
       activation,
       dispatches_per_token: dispatchesPerToken,
       adapter,
+      self_test: {
+        state: selfTest.state,
+        switched_off: selfTest.switchedOff,
+        largest_deviation: selfTest.largestDeviation,
+      },
     }),
   );
   engine.destroy();

@@ -1,1 +1,1 @@
-"""Everything that only an NVIDIA GPU can check, in one command. See __main__.py."""
+"""Everything that only a GPU can check, in one command. See __main__.py."""

@@ -1,158 +1,223 @@
-"""`make gpu-check`: everything that only an NVIDIA GPU can check. Each step is a process with a time limit.
+"""`make gpu-check`: everything that only a GPU can check. Each part is a process with a time limit.
 
-    make gpu-check OUT=build/gpu-check       # needs a GPU with its driver; at most 8 minutes
-    make gpu-prepare                         # compiles with TVM on a machine without a GPU; copy build/gpu-prepared
+    make gpu-check OUT=build/gpu-check                       # all parts, at most 20 minutes
+    make gpu-check ONLY='cuda-kernels,serve' MINUTES=9       # some parts; the others are reported as not run
 
-A step that fails or takes too long does not stop the others. The log of each step and summary.json are written to OUT.
-The exit code is 0 if every step passed, 1 if one failed, and 2 without a GPU. A step whose tools are missing (TVM,
-Node.js) fails, and its log names them.
+The results are two files in OUT: gpu-check.json, which is complete at any time, and gpu-check.log. A part that fails,
+hangs or breaks does not stop the others. A part that lacks something is "not run", with the reason, and never "passed".
+The exit code is 0 if every part passed, 1 if one failed or timed out, 2 if none ran, and 3 if some did not run and none
+failed.
 
-Prepared folders do not need TVM: numpy, pydantic, rich, tokenizers, jinja2, ml_dtypes, cuda-bindings, httpx and the
-packages of nearfar[serve] are enough, and nearfar need not be installed. The WebGPU steps need Node.js,
-web/node_modules, a Vulkan driver and TVM.
+README.md in the folder above describes what each part needs and how to bring it to a machine without a network.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
-import signal
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+from . import machine
+from .packages import install_wheels, unpack_node, unpack_prepared
+from .parts import CUDA, NODE, PARTS, PREPARED, REHEARSAL_PATIENCE, Part
+from .prepared import FACTS_FILE
+from .process import Result, exit_code, run_process
+from .report import FAILED, NOT_RUN, PASSED
+from .vulkan import vulkan_environment
 
 ROOT = Path(__file__).resolve().parents[3]
-PATHS = (".typing", "tests", "tests/bench", "tests/targets", "tests/targets/webgpu", "tests/targets/cuda")
-NO_GPU = 2
-# The number of lines of a failed step's log that are printed.
-TAIL_LINES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    name: str
-    command: Sequence[str]
-    limit_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """``outcome``: "passed", "failed" or "took too long"."""
-
-    name: str
-    outcome: str
-    exit_code: int | None
-    seconds: float
-    log: str
+PYTHON_PATHS = (
+    ".typing", "tests", "tests/bench", "tests/targets", "tests/targets/webgpu", "tests/targets/cuda",
+    "tests/targets/onnx",
+)  # fmt: skip
+RESULTS, LOG = "gpu-check.json", "gpu-check.log"
+FORMAT_VERSION = 1
+# The end of a log explains a failure; a part that prints without end must not fill the disk.
+MAX_LOG_BYTES = 1 << 20
+# A part is not worth a start if less is left.
+MIN_SECONDS = 5.0
 
 
 def main() -> None:
+    options = arguments()
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    run = Run(options, out)
+    results = [Result(part.name, NOT_RUN, reason="the command ended before") for part in PARTS]
+    (out / LOG).write_bytes(b"")
+    run.write(results)
+    environment, absent = run.prepare()
+    run.write(results)
+    for index, part in enumerate(PARTS):
+        reason = run.reason_against(part, absent)
+        if reason is not None:
+            results[index] = Result(part.name, NOT_RUN, reason=reason)
+        else:
+            print(f"{part.name} ...", flush=True)
+            results[index] = run.run_part(part, environment)
+        print(line(results[index]), flush=True)
+        run.write(results)
+    print()
+    for result in results:
+        print(line(result))
+    print(f"{time.monotonic() - run.started:.0f} s; results in {out / RESULTS}")
+    sys.exit(exit_code(results))
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--out",
-        type=Path,
-        default=ROOT / "build" / "gpu-check",
-        help="logs and summary.json (default: build/gpu-check)",
+        "--out", type=Path, default=ROOT / "build/gpu-check", help="folder for the two files of results"
     )
     parser.add_argument(
         "--prepared",
         type=Path,
-        default=ROOT / "build" / "gpu-prepared",
-        help="the output of make gpu-prepare; if it is missing, it is made",
+        default=ROOT / "build/gpu-prepared",
+        help="the output of make gpu-prepare; made here if it is missing and TVM is installed",
     )
-    parser.add_argument("--only", default="", help="names of steps, separated by commas (default: all)")
+    parser.add_argument("--only", default="", help="names of parts, separated by commas (default: all)")
+    parser.add_argument("--minutes", type=float, default=20, help="for all parts together (default: 20)")
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="small sizes, on drivers and adapters that compute on the CPU; the results say so",
+    )
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    reason = missing_gpu()
-    if reason is not None:
-        print(f"no GPU: {reason}; nothing was checked")
-        (options.out / "summary.json").write_text(json.dumps({"gpu": None, "reason": reason, "steps": []}))
-        sys.exit(NO_GPU)
-    wanted = [name for name in options.only.split(",") if name]
-    steps = [
-        step
-        for step in all_steps(options.prepared.resolve(), options.out.resolve())
-        if not wanted or step.name in wanted
-    ]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(str(ROOT / path) for path in PATHS),
-        "PYTHONUNBUFFERED": "1",
-    }
-    results = []
-    for step in steps:
-        print(f"{step.name} ...", flush=True)
-        results.append(run_step(step, options.out.resolve(), environment))
-        print_result(results[-1], options.out)
-        # Results are not lost if the command is stopped.
-        (options.out / "summary.json").write_text(json.dumps({"steps": [asdict(each) for each in results]}, indent=1))
-    print()
-    for result in results:
-        print(f"{result.outcome:13} {result.name:16} {result.seconds:6.1f} s  {result.log}")
-    sys.exit(any(result.outcome != "passed" for result in results))
+    unknown = set(names(options.only)) - {part.name for part in PARTS}
+    if unknown:
+        parser.error(f"--only {', '.join(sorted(unknown))}: is not a part; known: {', '.join(p.name for p in PARTS)}")
+    return options
 
 
-def missing_gpu() -> str | None:
-    """Returns why no GPU can be checked, or None if one can."""
+class Run:
+    """One run of the command: its options, the time that is left, and what it writes."""
+
+    def __init__(self, options: argparse.Namespace, out: Path) -> None:
+        self.started = time.monotonic()
+        self.out, self.rehearse, self.only = out, bool(options.rehearse), names(options.only)
+        self.prepared: Path = options.prepared.resolve()
+        self.seconds: float = 60 * options.minutes
+        self.began = datetime.now(UTC)
+        self.facts: dict[str, Any] = {}
+
+    def prepare(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """The environment of the parts, and why some of their needs are not met."""
+        absent = {}
+        environment = dict(os.environ)
+        paths = [str(ROOT / path) for path in PYTHON_PATHS]
+        if Path(sys.prefix) != ROOT / ".venv":
+            try:
+                paths.append(str(install_wheels(ROOT)))
+            except (OSError, subprocess.CalledProcessError) as error:
+                # The packages that the machine has may be enough.
+                print(f"the wheels cannot be installed: {error}", flush=True)
+                self.facts["wheels"] = str(error)
+        node = unpack_node(ROOT)
+        if node is not None and shutil.which("node") is None:
+            environment["PATH"] = f"{node}{os.pathsep}{environment.get('PATH', os.defpath)}"
+        environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        environment |= vulkan_environment(ROOT, environment)
+        if not unpack_prepared(self.prepared) and not self.prepare_here(environment):
+            absent[PREPARED] = f"{self.prepared} is missing; make gpu-prepare makes it on a machine with TVM"
+        facts = machine.facts(ROOT, environment.get("PATH", os.defpath))
+        prepared, cuda = read_facts(self.prepared / FACTS_FILE), facts["cuda"]
+        if "missing" in cuda:
+            absent[CUDA] = cuda["missing"]
+        elif prepared and not machine.runs_cubins(cuda["arch"], prepared["arch"]):
+            absent[CUDA] = (
+                f"the kernels were prepared for {prepared['arch']}, and {cuda['name']} is {cuda['arch']}; "
+                f"run make gpu-prepare ARCH={cuda['arch']}"
+            )
+        if facts["node"] is None:
+            absent[NODE] = "Node.js is missing; make gpu-wheels packs it"
+        elif not (ROOT / "web/node_modules/webgpu").exists():
+            absent[NODE] = "the npm package webgpu is missing; make gpu-wheels packs it"
+        self.facts |= {
+            "commit": machine.commit(ROOT),
+            "prepared": prepared,
+            "machine": facts,
+        }
+        return environment, absent
+
+    def prepare_here(self, environment: Mapping[str, str]) -> bool:
+        """Prepare on this machine, which works if it has TVM and NVRTC."""
+        print("preparing ...", flush=True)
+        command = [sys.executable, "-m", "gpu_check.prepare", str(self.prepared), "--arch", "auto"]
+        command += ["--rehearse"] if self.rehearse else []
+        return subprocess.run(command, cwd=ROOT, env=dict(environment), check=False).returncode == 0
+
+    def reason_against(self, part: Part, absent: Mapping[str, str]) -> str | None:
+        if self.only and part.name not in self.only:
+            return "it was not requested"
+        missing = [absent[need] for need in part.needs if need in absent]
+        if missing:
+            return missing[0]
+        if self.left < MIN_SECONDS:
+            return f"the {self.seconds / 60:g} minutes were over"
+        return None
+
+    def run_part(self, part: Part, environment: Mapping[str, str]) -> Result:
+        limit = min(part.limit_seconds * (REHEARSAL_PATIENCE if self.rehearse else 1), self.left)
+        with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+            work, report, log = Path(folder), Path(folder) / "report.json", Path(folder) / "log"
+            command = [sys.executable, "-m", "gpu_check.part", part.name, "--prepared", str(self.prepared)]
+            command += ["--report", str(report), "--work", str(work), *(["--rehearse"] if self.rehearse else [])]
+            result = run_process(part.name, command, limit, ROOT, report, log, environment)
+            with (self.out / LOG).open("ab") as file:
+                file.write(f"\n=== {line(result)}\n".encode() + end_of(log))
+        return result
+
+    def write(self, results: Sequence[Result]) -> None:
+        content = {
+            "format_version": FORMAT_VERSION,
+            "kind": "rehearsal" if self.rehearse else "check",
+            "began": self.began.isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - self.started, 1),
+            **self.facts,
+            "outcomes": {result.name: result.outcome for result in results},
+            "parts": [asdict(result) for result in results],
+        }
+        unfinished = self.out / f".{RESULTS}"
+        unfinished.write_text(json.dumps(content, indent=1))
+        unfinished.rename(self.out / RESULTS)
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.started + self.seconds - time.monotonic()
+
+
+def line(result: Result) -> str:
+    text = f"{result.outcome:9} {result.name:28} {result.seconds:6.1f} s"
+    if result.outcome not in (PASSED, FAILED) and result.reason:
+        return f"{text}  {result.reason}"
+    return f"{text}  {result.failed} failures, first: {result.failures[0]}" if result.failures else text
+
+
+def end_of(log: Path) -> bytes:
+    data = log.read_bytes()
+    return data if len(data) <= MAX_LOG_BYTES else b"[...]\n" + data[-MAX_LOG_BYTES:]
+
+
+def read_facts(file: Path) -> Any:
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        return f"NVIDIA's driver is not installed ({error})"
-    device = ctypes.c_int()
-    status = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0)
-    return f"NVIDIA's driver finds no GPU (CUDA error  {status})" if status else None
+        return json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
 
 
-def all_steps(prepared: Path, out: Path) -> list[Step]:
-    python = sys.executable
-    module = (python, "-m")
-    steps = [
-        Step(
-            "machine",
-            ("bash", "-c", "nvidia-smi; lscpu | head -20; free -g; " + f"{python} -m pip list 2>/dev/null"),
-            20,
-        )
-    ]
-    if not (prepared / "cases.pickle.gz").exists():
-        steps.append(Step("prepare", (*module, "gpu_check.prepare", str(prepared), "--arch", "auto"), 150))
-    return [
-        *steps,
-        Step("kernels", (*module, "gpu_check.kernels", str(prepared)), 60),
-        Step("served", (*module, "gpu_check.served", str(prepared), str(out / "server.log")), 60),
-        Step("bench-cuda", (*module, "gpu_check.bench", str(prepared), str(out)), 120),
-        Step("bench-kernels", (python, "tests/bench/bench_kernels.py", "--folder", str(out)), 60),
-        Step("bench-web-gpu", (python, "tests/bench/bench_web_gpu.py"), 100),
-    ]
-
-
-def run_step(step: Step, out: Path, environment: Mapping[str, str]) -> Result:
-    log = out / f"{step.name}.log"
-    started = time.monotonic()
-    with log.open("wb") as file:
-        # In a new session, the servers and compilers that the step starts end with it.
-        process = subprocess.Popen(
-            step.command, cwd=ROOT, env=dict(environment), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            code: int | None = process.wait(step.limit_seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code = None
-    outcome = "took too long" if code is None else "passed" if code == 0 else "failed"
-    return Result(step.name, outcome, code, time.monotonic() - started, log.name)
-
-
-def print_result(result: Result, out: Path) -> None:
-    print(f"{result.name}: {result.outcome} after {result.seconds:.1f} s", flush=True)
-    if result.outcome != "passed":
-        for line in (out / result.log).read_text(errors="replace").splitlines()[-TAIL_LINES:]:
-            print(f"    {line}")
+def names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 if __name__ == "__main__":

@@ -1,28 +1,48 @@
-"""Prepares the GPU checks with TVM: kernel cases with their results, the demo model's CUDA bundle, and one with real
-shapes.
+"""`make gpu-prepare`: compiles with TVM, on a machine without a GPU, what the check runs on a machine without TVM.
 
-It needs no GPU. The folder can be copied to a machine without a network. It is small, because the random weights of the
-large bundle are written on that machine (`bundles.py`).
+The folder holds the kernels of all cases, the demo model as bundles with its self-test and questions with their
+answers, and bundles without weights of the benchmarks' shapes. FOLDER.tar.xz, a few megabytes, is the folder to copy.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import pickle
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from bench_kernels import cases_of
+from cuda_harness import lower_cases
 
+from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.pipeline.export import export_model
 from nearfar.server_fallback.executors.devices import default_arch
 from nearfar.targets.cuda.nvrtc import DEFAULT_ARCH, compile_cubin
 
-from .bundles import without_weights
-from .prepared import CASES_FILE, CUBIN_FILE, DEMO, LARGE, SOURCE_FILE
+from . import machine
+from .cases import CUDA, WEBGPU, all_cases, write_kernels
+from .packages import pack
+from .prepared import (
+    CUBIN_FILE,
+    DEMO_CUDA,
+    DEMO_ONNX_CUDA,
+    DEMO_ONNX_WEBGPU,
+    DEMO_WEBGPU,
+    FACTS_FILE,
+    LONG_QUESTION_FILE,
+    PROJECTIONS_FILE,
+    QUESTIONS_FILE,
+    SOURCE_FILE,
+    bundle_name,
+)
+from .questions import LONG_TURNS, confident_questions
+from .sizes import Sizes, sizes
+from .weightless import compile_without_weights
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def main() -> None:
@@ -31,69 +51,64 @@ def main() -> None:
     parser.add_argument(
         "--arch", default=DEFAULT_ARCH, help="architecture of the GPU; auto: this machine's (default: %(default)s)"
     )
-    parser.add_argument(
-        "--without-large", action="store_true", help="leave out the bundle with the shapes of Qwen3-0.6B"
-    )
+    parser.add_argument("--rehearse", action="store_true", help="what gpu-check --rehearse runs")
     options = parser.parse_args()
     arch = default_arch("cuda") if options.arch == "auto" else options.arch
-    assert arch is not None
-    options.folder.mkdir(parents=True, exist_ok=True)
-    compile_model(str(CHECKPOINT), options.folder / DEMO, CompileOptions(target="cuda", arch=arch, force=True))
-    if not options.without_large:
-        prepare_large(options.folder, arch)
-    # This is written last, because gpu-check prepares again if it is missing.
-    prepare_cases(options.folder, arch)
+    unfinished = options.folder.with_name(f"{options.folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    prepare(unfinished, arch or DEFAULT_ARCH, sizes(rehearse=options.rehearse), rehearse=options.rehearse)
+    shutil.rmtree(options.folder, ignore_errors=True)
+    unfinished.rename(options.folder)
+    archive = options.folder.with_name(f"{options.folder.name}.tar.xz")
+    pack(archive, {"": options.folder})
+    print(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
 
 
-def prepare_cases(folder: Path, arch: str) -> None:
-    """Write all kernels into one cubin, and for each run of a case its arrays, launches and results as plain values."""
-    from cuda_cases import cuda_cases
-    from cuda_harness import lower_cases
+def prepare(folder: Path, arch: str, chosen: Sizes, *, rehearse: bool) -> None:
+    """``folder`` is empty."""
+    prepare_demo(folder, arch, chosen.clients)
+    prepare_kernels(folder, arch, chosen.case_stride)
+    for name, shapes in chosen.far.items():
+        options = CompileOptions(target="cuda", arch=arch, quantization="q4f16")
+        compile_without_weights(shapes, folder / bundle_name(name, CUDA), options)
+    for name, shapes in chosen.near.items():
+        options = CompileOptions(quantization="q4f16", context=chosen.near_context)
+        compile_without_weights(shapes, folder / bundle_name(name, WEBGPU), options)
+    projections = [
+        case
+        for shape in chosen.projections
+        for rows in chosen.projection_rows
+        for case in cases_of(shape, rows, "q4f16")
+    ]
+    settings = {"coldBytes": chosen.cold_bytes, "milliseconds": chosen.projection_milliseconds}
+    (folder / PROJECTIONS_FILE).write_text(json.dumps({**settings, "cases": projections}))
+    facts: dict[str, Any] = {"arch": arch, "rehearsal": rehearse, **(machine.commit(ROOT) or {})}
+    (folder / FACTS_FILE).write_text(json.dumps(facts))
 
-    cases = list(cuda_cases())
-    kernels, source = lower_cases(cases, arch)
+
+def prepare_demo(folder: Path, arch: str, questions: int) -> Bundle:
+    """The demo model for every device, and questions with the answers that the reference gives."""
+    checkpoint = str(CHECKPOINT)
+    compile_model(checkpoint, folder / DEMO_WEBGPU, CompileOptions())
+    bundle = compile_model(checkpoint, folder / DEMO_CUDA, CompileOptions(target="cuda", arch=arch))
+    export_model(checkpoint, folder / DEMO_ONNX_CUDA, target="onnx", quantization="q4f16", device="cuda")
+    for dtype, name in DEMO_ONNX_WEBGPU.items():
+        export_model(
+            checkpoint, folder / name, target="onnx", quantization="q4f16", device="webgpu", activations=(dtype,)
+        )
+    (folder / QUESTIONS_FILE).write_text(json.dumps(confident_questions(bundle, questions)))
+    (folder / LONG_QUESTION_FILE).write_text(json.dumps(confident_questions(bundle, 1, turns=LONG_TURNS)))
+    return bundle
+
+
+def prepare_kernels(folder: Path, arch: str, stride: int) -> None:
+    """All CUDA kernels in one cubin, and how to launch each case's kernels."""
+    cuda, webgpu = (list(all_cases(target).values())[::stride] for target in (CUDA, WEBGPU))
+    kernels, source = lower_cases(cuda, arch)
     (folder / SOURCE_FILE).write_text(source)
     (folder / CUBIN_FILE).write_bytes(compile_cubin(source, arch, SOURCE_FILE)[0])
-    prepared = []
-    for case in cases:
-        runs: list[dict[str, Any]] = []
-        for run in case.runs():
-            scratch = {
-                f"scratch.{name}": count for each in kernels[case.name] for name, count in each.kernel.scratch.items()
-            }
-            launches = [
-                (
-                    each.entry,
-                    tuple(evaluate(size, run.dims) for size in each.kernel.grid),
-                    each.kernel.workgroup_size,
-                    list(each.buffers),
-                    [evaluate(scalar, run.dims) for scalar in each.scalars],
-                )
-                for each in kernels[case.name]
-            ]
-            filled = {name: np.full(evaluate(count, run.dims), np.nan, np.float32) for name, count in scratch.items()}
-            runs.append(
-                {
-                    "dims": run.dims,
-                    "arrays": {**run.arrays, **filled},
-                    "expected": dict(run.expected),
-                    "launches": launches,
-                }
-            )
-        prepared.append({"name": case.name, "dtype": case.dtype, "runs": runs})
-    (folder / CASES_FILE).write_bytes(gzip.compress(pickle.dumps(prepared), 6))
-
-
-def prepare_large(folder: Path, arch: str) -> None:
-    from checkpoints import QWEN3_0_6B, write_checkpoint
-
-    checkpoint = folder.parent / QWEN3_0_6B.name
-    if not (checkpoint / "model.safetensors").exists():
-        write_checkpoint(QWEN3_0_6B, checkpoint)
-    compile_model(
-        str(checkpoint), folder / LARGE, CompileOptions(target="cuda", arch=arch, self_test=False, force=True)
-    )
-    without_weights(folder / LARGE)
+    write_kernels(folder, {CUDA: kernels, WEBGPU: {case.name: case.lowered().kernels for case in webgpu}})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,115 @@
+"""`make gpu-rehearse`: `make gpu-check` from end to end without a GPU, as on a bare machine.
+
+In a clean copy of the tree, without a network and with an empty environment, the command unpacks the wheels and Node.js
+that `make gpu-wheels` packed, and runs every part on small models. CUDA is the tests' emulated driver behind NVIDIA's
+own bindings, and Vulkan is lavapipe (wgpu) and SwiftShader (Dawn). So what is rehearsed is the command, not the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from emulated import libcuda, library_of
+
+from .packages import WHEELS
+
+ROOT = Path(__file__).resolve().parents[3]
+# Debian's lavapipe, and the SwiftShader of Debian's Chromium.
+VULKAN_DRIVERS = ("/usr/share/vulkan/icd.d/lvp_icd.x86_64.json", "/usr/lib/chromium/vk_swiftshader_icd.json")
+# What a bare machine has besides Python. Node.js is not among them.
+COMMANDS = ("make", "sh", "find", "uname")
+# What a part without Node.js or wheels needs from the tree that was set up, by its place there.
+SET_UP = ("web/node_modules", "web/dist")
+PYTHON_3_12 = "python3.12"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="a folder for the copy and the results")
+    parser.add_argument("--python", default=PYTHON_3_12, help="the bare machine's Python (default: %(default)s)")
+    options = parser.parse_args()
+    python = shutil.which(options.python)
+    if python is None:
+        parser.error(f"{options.python} was not found; install it, or name another one for which wheels were packed")
+    wheels = ROOT / WHEELS
+    if not wheels.exists():
+        parser.error(f"{wheels} is missing; run make gpu-wheels first")
+    folder = options.folder.resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    code, _ = rehearse(folder, python, wheels)
+    sys.exit(code)
+
+
+def rehearse(folder: Path, python: str, wheels: Path | None) -> tuple[int, dict[str, Any]]:
+    """The command's exit code and results. ``folder`` is absolute and must not exist. ``wheels`` None: ``python`` has
+    the packages, and Node.js is this machine's.
+    """
+    copy = folder / "copy"
+    copy_tree(copy)
+    prepared, emulator = copy / "build/gpu-prepared", folder / "emulator"
+    command = [sys.executable, "-m", "gpu_check.prepare", str(prepared), "--rehearse"]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    libraries = emulate(prepared, emulator)
+    # The archive is what travels.
+    shutil.rmtree(prepared)
+    environment = {
+        "PATH": str(bare_commands(folder / "bin", with_node=wheels is None)),
+        "HOME": str(folder),
+        "XDG_RUNTIME_DIR": str(folder),
+        "LD_LIBRARY_PATH": str(libcuda(emulator)),
+        "NEARFAR_EMULATED": os.pathsep.join(map(str, libraries)),
+        "VK_ICD_FILENAMES": os.pathsep.join(VULKAN_DRIVERS),
+    }
+    if wheels is None:
+        for place in SET_UP:
+            (copy / place).symlink_to(ROOT / place)
+    else:
+        shutil.copytree(wheels, copy / WHEELS)
+    offline = ["unshare", "--map-root-user", "--net", sys.executable, str(Path(__file__).with_name("offline.py"))]
+    make = ["make", "gpu-check", "REHEARSE=1", f"GPU_PYTHON={python}"]
+    unshare = shutil.which(offline[0])
+    assert unshare is not None, "unshare is not installed (util-linux)"
+    done = subprocess.run([unshare, *offline[1:], *make], cwd=copy, env=environment, check=False)
+    results: dict[str, Any] = json.loads((copy / "build/gpu-check/gpu-check.json").read_text())
+    return done.returncode, results
+
+
+def copy_tree(copy: Path) -> None:
+    """What travels: tracked files, and new ones that git does not ignore."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    for name in filter(None, listed.split("\0")):
+        source, target = ROOT / name, copy / name
+        if source.is_symlink() or source.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+
+
+def emulate(prepared: Path, folder: Path) -> list[Path]:
+    """Every prepared CUDA kernel, compiled for this machine's processor."""
+    folder.mkdir()
+    sources = [*prepared.glob("*.cu"), *sorted(prepared.glob("*/kernels/*.cu"))]
+    return [library_of(source.read_text(), folder, "-O1") for source in sources]
+
+
+def bare_commands(folder: Path, *, with_node: bool) -> Path:
+    """A folder for PATH with few commands."""
+    folder.mkdir()
+    for name in (*COMMANDS, *(("node",) if with_node else ())):
+        found = shutil.which(name)
+        assert found is not None, f"{name} is not installed"
+        (folder / name).symlink_to(found)
+    return folder
+
+
+if __name__ == "__main__":
+    main()
