@@ -174,7 +174,7 @@ ROOM_THERMOSTAT = Phrasings(
         f"(set|turn|change|adjust|put) the (thermostat|temperature|heating|heat) in the {{room}} to "
         f"{{degrees}}{DEGREES}",
         "(heat|cool|warm) the {room} to {degrees} degrees",
-        "make (it |the {room} ){degrees} degrees( in the {room}|)",
+        "make (it {degrees} degrees in the {room}|the {room} {degrees} degrees)( now|)",
         f"~{{room}} (thermostat|temperature|heating) (to |at |){{degrees}}{DEGREES}",
         "~i want {degrees} degrees in the {room}",
         "~in the {room} it (should|must) be {degrees} degrees",

@@ -7,15 +7,22 @@ The mix is an assumption: two thirds of the prompts are tasks that the near mode
 one third are tasks that only the far model knows, in the shares of its own. A fifth of all prompts use phrasings and
 values on which neither model was trained.
 
+Both sides are graded alike: refusals and small talk count as right in the words of either model, and so does the right
+result of a calculation that the near model was trained to refuse.
+
 A predictor is fitted and evaluated on different prompts: a hash of the prompt assigns it to one part. In known
 phrasings, moreover, the values (numbers, words, addresses) of ``fit`` are those of the models' training, and the values
-of ``eval`` are held out of both.
+of ``eval`` are held out of both. The group of a prompt is its phrasing, so that a fit can hold out whole phrasings.
+
+handwritten.jsonl holds prompts that no template made: 312 about the tasks in the words of users, and 73 about anything
+else. No predictor is fitted on them.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import re
 import sys
 import zlib
 from collections.abc import Iterator
@@ -28,6 +35,7 @@ from nearfar.server_fallback.router.fitting.prompts import Prompt
 
 from .corpus import HARD, NEAR
 from .example import Example, Split
+from .talk import FAR_ANSWERS, FAR_TOO_HARD_ANSWER, TOO_HARD_ANSWER
 
 Part = Literal["fit", "eval"]
 HARD_SHARE = 1 / 3
@@ -36,6 +44,8 @@ KNOWN_PHRASINGS: MappingProxyType[Part, Split] = MappingProxyType({"fit": Split.
 EVAL_ONE_IN = 3
 # The generator draws this many examples per requested prompt before it gives up.
 DRAWS = 50
+HANDWRITTEN = Path(__file__).parent / "handwritten.jsonl"
+WHOLE_CALCULATION = re.compile(r"(?<![0-9.])([0-9]+) ?(\+|-|plus|minus) ?([0-9]+)(?![0-9]|\.[0-9])")
 
 
 def demo_prompts(part: Part, count: int, seed: int = 0) -> list[Prompt]:
@@ -67,9 +77,36 @@ def examples(part: Part, rng: random.Random) -> Iterator[Example]:
 
 
 def as_prompt(example: Example) -> Prompt:
-    if example.accepted:
-        return Prompt(prompt=example.prompt, accepted=example.accepted, task=example.task)
-    return Prompt(prompt=example.prompt, expected=example.answer, task=example.task)
+    group = f"{example.task}: {example.phrasing}"
+    answers = right_answers(example)
+    if example.accepted or len(answers) > 1:
+        accepted = example.accepted or "|".join(map(re.escape, answers))
+        return Prompt(prompt=example.prompt, accepted=accepted, task=example.task, group=group)
+    return Prompt(prompt=example.prompt, expected=example.answer, task=example.task, group=group)
+
+
+def right_answers(example: Example) -> tuple[str, ...]:
+    """What either side was trained to answer. For a sum or a difference that a side refuses, the result is right
+    too.
+    """
+    if example.answer in FAR_ANSWERS:
+        return example.answer, FAR_ANSWERS[example.answer]
+    if example.answer == TOO_HARD_ANSWER:
+        return TOO_HARD_ANSWER, FAR_TOO_HARD_ANSWER, *_results(example.prompt)
+    return (example.answer,)
+
+
+def _results(prompt: str) -> Iterator[str]:
+    """The result of a whole sum or difference in a prompt, in the forms that the models are trained to write."""
+    found = WHOLE_CALCULATION.search(prompt)
+    if found is None:
+        return
+    a, b = int(found[1]), int(found[3])
+    if found[2] in ("+", "plus"):
+        yield f"{a} + {b} = {a + b}"
+        yield f"{a} + {b} -> {str(a + b)[::-1]} -> {a + b}"
+    else:
+        yield f"{a} - {b} = {a - b}"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,8 +1,7 @@
 """Features: the numbers that the predictor reads from the last user message, the same in both languages.
 
 Text features follow ASCII's rules for every script: [0-9] are digits, and ASCII's white space separates words. Counts
-are log1p values. Buckets count words and pairs of adjacent words by a hash, so that a predictor knows phrases without a
-list of them.
+are log1p values. Terms are words and pairs of adjacent words; a predictor has a weight for each term that it knows.
 """
 
 from __future__ import annotations
@@ -25,6 +24,10 @@ TextFeature = Literal[
     "commas",
     "question",
     "ands",
+    "thens",
+    "extra_numbers",
+    "extra_digits",
+    "extra_sentences",
 ]
 Signal = Literal["prompt_mean_logprob", "first_entropy", "first_mean_logprob"]
 FeatureName = Literal[TextFeature, Signal]
@@ -37,10 +40,10 @@ _SPACES = " \t\n\r\f\v"
 _WORD = re.compile(rf"[^{_SPACES}]+")
 _NUMBER = re.compile("[0-9]+")
 _SENTENCE_END = re.compile(rf"[.!?](?=[{_SPACES}]|\Z)")
+_CLAUSE_END = re.compile(rf"[.!?;](?=[{_SPACES}]|\Z)")
 _LETTERS = re.compile("[A-Za-z]+")
 _TERM = re.compile("[a-z]+|[0-9]+")
 _LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
-_FNV_OFFSET, _FNV_PRIME = 0x811C9DC5, 0x01000193
 
 
 def last_user_text(messages: Sequence[Message]) -> str:
@@ -49,40 +52,35 @@ def last_user_text(messages: Sequence[Message]) -> str:
 
 
 def text_features(text: str) -> dict[str, float]:
-    """The value of each of TEXT_FEATURES by its name."""
+    """The value of each of TEXT_FEATURES by its name.
+
+    The extras are signs of a task with several steps: numbers beyond two, digits of the longest number beyond three,
+    and sentences, which a semicolon ends too, beyond one.
+    """
     numbers = [len(run) for run in _NUMBER.findall(text)]
+    words = [word.translate(_LOWER) for word in _LETTERS.findall(text)]
+    longest = max(numbers, default=0)
     counts = {
         "characters": len(text),
         "words": len(_WORD.findall(text)),
         "digits": sum(numbers),
         "numbers": len(numbers),
-        "longest_number": max(numbers, default=0),
+        "longest_number": longest,
         "sentences": len(_SENTENCE_END.findall(text)),
         "commas": text.count(","),
-        "ands": sum(word.translate(_LOWER) == "and" for word in _LETTERS.findall(text)),
+        "ands": words.count("and"),
+        "thens": words.count("then"),
+        "extra_numbers": max(0, len(numbers) - 2),
+        "extra_digits": max(0, longest - 3),
+        "extra_sentences": max(0, len(_CLAUSE_END.findall(text)) - 1),
     }
     question = 1.0 if text.rstrip(_SPACES).endswith("?") else 0.0
     return {name: question if name == "question" else math.log1p(counts[name]) for name in TEXT_FEATURES}
 
 
-def bucket_counts(text: str, buckets: int) -> dict[int, int]:
-    """Count the terms in each bucket; empty buckets are left out.
-
-    Terms are lowercased words, numbers as one "#" for each digit, and each two adjacent terms joined by a space. The
-    hash is FNV-1a of 32 bits: Fowler, Noll and Vo, draft-eastlake-fnv.
+def text_terms(text: str) -> list[str]:
+    """The lowercased words [a-z]+ and numbers, as one "#" for each digit, in their order; then each two adjacent ones,
+    joined by a space.
     """
-    if buckets == 0:
-        return {}
-    terms = ["#" * len(term) if term[0].isdigit() else term for term in _TERM.findall(text.translate(_LOWER))]
-    counts: dict[int, int] = {}
-    for term in [*terms, *(f"{left} {right}" for left, right in pairwise(terms))]:
-        bucket = fnv1a(term) % buckets
-        counts[bucket] = counts.get(bucket, 0) + 1
-    return counts
-
-
-def fnv1a(term: str) -> int:
-    digest = _FNV_OFFSET
-    for byte in term.encode():
-        digest = ((digest ^ byte) * _FNV_PRIME) & 0xFFFFFFFF
-    return digest
+    words = ["#" * len(term) if term[0].isdigit() else term for term in _TERM.findall(text.translate(_LOWER))]
+    return [*words, *(f"{left} {right}" for left, right in pairwise(words))]

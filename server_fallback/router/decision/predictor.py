@@ -2,26 +2,32 @@
 
 Each side has two logistic functions: one of the features, and one of its logit, which is Platt's calibration (Platt
 1999, "Probabilistic outputs for support vector machines"). The weights are part of a policy.
+
+The terms of a text count in proportion to the share of them that the predictor knows. So in words that are foreign to
+the fit, the probabilities approach those of the other features: numbers, sentences and lengths, which words do not
+change.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, NamedTuple, Self
+from functools import cached_property
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from .entry import ITEMS, WHOLE, Count, Entry
-from .features import SIGNALS, FeatureName, bucket_counts, text_features
+from .features import SIGNALS, FeatureName, text_features, text_terms
 from .situation import NearSignals
 
-PREDICTOR_VERSION = 1
+PREDICTOR_VERSION = 2
 
 Weight = Annotated[float, Field(ge=-1e9, le=1e9)]
+Term = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class Weights(Entry):
-    """One weight for each feature, then one for each bucket."""
+    """One weight for each feature, then one for each term."""
 
     weights: Annotated[tuple[Weight, ...], ITEMS]
     bias: Weight
@@ -57,11 +63,13 @@ class Rights(NamedTuple):
 
 
 class Predictor(Entry):
-    """``mean`` and ``scale`` (F,) of ``features`` (F,); ``weights`` (F + buckets,)."""
+    """``mean`` and ``scale`` (F,) of ``features`` (F,); ``terms`` (T,) as `text_terms` returns them; ``weights``
+    (F + T,).
+    """
 
-    version: Annotated[Literal[1], WHOLE]
+    version: Annotated[Literal[2], WHOLE]
     features: Annotated[tuple[FeatureName, ...], ITEMS]
-    buckets: Annotated[int, Field(ge=0, le=65_536), WHOLE]
+    terms: Annotated[tuple[Term, ...], Field(max_length=65_536), ITEMS]
     mean: Annotated[tuple[Weight, ...], ITEMS]
     scale: Annotated[tuple[Annotated[float, Field(ge=1e-9, le=1e9)], ...], ITEMS]
     near: Weights
@@ -69,16 +77,27 @@ class Predictor(Entry):
     calibration: Calibration
     fitted: Fitted | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_current(cls, source: Any) -> Any:
+        if isinstance(source, dict) and source.get("version") == 1:
+            raise ValueError(
+                "it has version 1, which counted hashed words, and only version 2 is read; fit the policy again with "
+                "'nearfar router fit'"
+            )
+        return source
+
     @model_validator(mode="after")
     def _lengths_agree(self) -> Self:
-        weights = len(self.features) + self.buckets
+        weights = len(self.features) + len(self.terms)
         lengths = [("mean", self.mean, len(self.features)), ("scale", self.scale, len(self.features))]
         lengths += [("near.weights", self.near.weights, weights), ("far.weights", self.far.weights, weights)]
         for name, values, due in lengths:
             if len(values) != due:
-                raise ValueError(f"{name} has {len(values)} numbers; features and buckets require {due}")
-        if len(set(self.features)) < len(self.features):
-            raise ValueError("a feature appears twice")
+                raise ValueError(f"{name} has {len(values)} numbers; features and terms require {due}")
+        for name, known in (("feature", self.features), ("term", self.terms)):
+            if len(set(known)) < len(known):
+                raise ValueError(f"a {name} appears twice")
         return self
 
     def rights(self, text: str, signals: NearSignals | None) -> Rights:
@@ -92,7 +111,8 @@ class Predictor(Entry):
     def inputs(self, text: str, signals: NearSignals | None) -> list[tuple[int, float]]:
         """The inputs of the weights, as (index of the weight, value); missing ones are zero.
 
-        A signal that is None counts as the mean, which is zero too.
+        A signal that is None counts as the mean, which is zero too. Each term that the text has and the predictor knows
+        has the share of the text's terms that the predictor knows.
         """
         values: dict[str, float | None] = {
             **text_features(text),
@@ -103,8 +123,13 @@ class Predictor(Entry):
             for index, name in enumerate(self.features)
             if (value := values.get(name)) is not None
         ]
-        counts = sorted(bucket_counts(text, self.buckets).items())
-        return [*standard, *((len(self.features) + bucket, math.log1p(count)) for bucket, count in counts)]
+        terms = text_terms(text)
+        known = [self._weight_of_term[term] for term in terms if term in self._weight_of_term]
+        return [*standard, *((index, len(known) / len(terms)) for index in sorted(set(known)))]
+
+    @cached_property
+    def _weight_of_term(self) -> dict[str, int]:
+        return {term: len(self.features) + index for index, term in enumerate(self.terms)}
 
 
 def sigmoid(x: float) -> float:

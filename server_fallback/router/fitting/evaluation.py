@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from nearfar.compiler.errors import RequestError
 
-from ..decision.policy import Policy
-from .pairs import Array, Pair, rights
+from .pairs import Array
 
 Interval = tuple[float, float]
 
@@ -45,7 +44,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class PolicyFigures:
-    """The figures of one policy, each with its 95 % bootstrap interval over prompts.
+    """The figures of one policy, each with its 95 % bootstrap interval, over prompts and the first policy's refits.
 
     ``ahead``: the first policy's APGR minus this one's. ``quality``: the quality at the far share that the first
     policy's threshold gives.
@@ -66,7 +65,7 @@ class PolicyFigures:
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """``far_share`` is the share that the threshold sends to the far side; ``quality`` is the share of right answers
-    then.
+    then. ``refits``: the number of refits of the first policy in the intervals; 0 if they are over prompts only.
     """
 
     policies: Mapping[str, PolicyFigures]
@@ -75,6 +74,7 @@ class Evaluation:
     far_share: float
     quality: float
     prompts: int
+    refits: int
 
     def to_json(self) -> dict[str, object]:
         """All figures without the curves, which are for the plot."""
@@ -84,38 +84,11 @@ class Evaluation:
         return figures
 
 
-def all_scores(pairs: Sequence[Pair], policy: Policy) -> Mapping[str, Array]:
-    """Score pairs, (n,) by name, with a policy's predictor and with baselines; prompts with higher scores are sent far
-    first.
-
-    "auto", the gain that the predictor expects, comes first; then "random"; "length", the characters of the prompt;
-    "confidence", how unsure the near model is of the first tokens of its own answer; and "oracle", which knows who was
-    right. Raises RequestError for a policy without a predictor.
-    """
-    predictor = policy.quality.predictor
-    if policy.mode != "auto" or predictor is None:
-        raise RequestError(
-            "the policy decides nothing by quality; use one from 'nearfar router fit', with mode auto and a predictor"
-        )
-    near_right, far_right = rights(pairs)
-    chances = [predictor.rights(pair.prompt, pair.near.signals) for pair in pairs]
-    logprobs = np.array(
-        [None if pair.near.signals is None else pair.near.signals.first_mean_logprob for pair in pairs], np.float64
-    )
-    known = logprobs[~np.isnan(logprobs)]
-    return {
-        "auto": np.array([chance.far - chance.near for chance in chances]),
-        "random": np.zeros(len(pairs)),
-        "length": np.array([len(pair.prompt) for pair in pairs], np.float64),
-        # An unknown value counts as the mean, as in the predictor.
-        "confidence": -np.where(np.isnan(logprobs), known.mean() if len(known) else 0.0, logprobs),
-        "oracle": far_right - near_right,
-    }
-
-
-def evaluate(near_right: Array, far_right: Array, scores: Mapping[str, Array], threshold: float) -> Evaluation:
+def evaluate(
+    near_right: Array, far_right: Array, scores: Mapping[str, Array], threshold: float, refits: Array | None = None
+) -> Evaluation:
     """near_right, far_right (n,) are 0 or 1; scores (n,) by policy: prompts with higher scores are sent far first.
-    ``threshold`` is the first policy's.
+    ``threshold`` is the first policy's, and ``refits`` (r, n) are the scores of its refits.
 
     Raises RequestError if the far side is not better than the near side.
     """
@@ -134,6 +107,10 @@ def evaluate(near_right: Array, far_right: Array, scores: Mapping[str, Array], t
     weights = weights[weights @ gains > 0]
     curves = {name: make_curve(near_quality, gains, score) for name, score in scores.items()}
     resampled = {name: measure(gains, score, weights) for name, score in scores.items()}
+    if refits is not None:
+        # Each refit is measured on an equal part of the resampled prompts.
+        parts = zip(refits, np.array_split(weights, len(refits)), strict=True)
+        resampled[leader] = np.hstack([measure(gains, refit, part) for refit, part in parts])
     exact = {name: measure(gains, score, np.ones((1, count)))[:, 0] for name, score in scores.items()}
     policies = {}
     for name in scores:
@@ -152,7 +129,13 @@ def evaluate(near_right: Array, far_right: Array, scores: Mapping[str, Array], t
             ahead_95=interval(resampled[leader][0] - resampled[name][0]),
         )
     return Evaluation(
-        policies, near_quality, far_quality, share, float(np.where(sent, far_right, near_right).mean()), count
+        policies,
+        near_quality,
+        far_quality,
+        share,
+        float(np.where(sent, far_right, near_right).mean()),
+        count,
+        0 if refits is None else len(refits),
     )
 
 

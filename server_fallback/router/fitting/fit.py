@@ -1,35 +1,28 @@
 """Fitting: makes a predictor with a threshold, and a report of its quality, from logged pairs.
 
-Each side has one logistic regression of "was it right" on the features of `predictor`. Cross-validation chooses the
-penalty. Platt's calibration and the threshold are chosen on scores of pairs that the regression was not fitted on.
+Each side has one logistic regression of "was it right" on the design of `design`. Cross-validation, which holds out
+groups of prompts, chooses the penalty. Platt's calibration and the threshold are chosen on scores of pairs that the
+regression was not fitted on.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
 
 from nearfar.compiler.errors import RequestError
 
-from ..decision.features import SIGNALS, TEXT_FEATURES, FeatureName, bucket_counts, text_features
 from ..decision.predictor import Calibration, Fitted, Predictor, Wanted, Weights
+from .design import Design, make_design, make_folds
 from .evaluation import far_first
-from .logistic import Array, CrossValidated, fit_cross_validated, fit_platt, sigmoid
+from .logistic import Array, CrossValidated, Logistic, fit_cross_validated, fit_platt, sigmoid
 from .pairs import Pair, rights
 from .reliability import SideReport, report
 
-# On 2,000 pairs of the demo models, out of fold, the AUC of "near is right" was 0.927 with 256, 0.935 with 512 and
-# 0.943 with 1024.
-BUCKETS = 1024
 MIN_PAIRS = 20
-MIN_SCALE = 1e-9
-WORD = re.compile("[a-z]+")
 # Browsers load policies, so numbers are short: this many digits are enough.
 DIGITS = 6
 
@@ -46,74 +39,62 @@ class FitResult:
     far_share: float
 
 
-def fit(pairs: Sequence[Pair], *, wanted: Wanted | None = None, buckets: int = BUCKETS) -> FitResult:
+def fit(pairs: Sequence[Pair], *, wanted: Wanted | None = None, signals: bool = False) -> FitResult:
     """``wanted``: the quality to reach with as few far requests as possible, or the share of requests that may be sent
-    far. None: far answers whenever it is likelier to be right.
+    far. None: far answers whenever it is likelier to be right. ``signals``: near's signals are features too, so near
+    begins every answer that the predictor decides.
 
-    Raises RequestError for too few pairs, or for a quality that the two sides cannot reach together.
+    Raises RequestError for too few pairs, for a quality that the two sides cannot reach together, and for signals if no
+    pair has any.
     """
     if len(pairs) < MIN_PAIRS:
         raise RequestError(f"{len(pairs)} pairs are too few to fit on; log at least {MIN_PAIRS}, better 1,000")
-    design = make_design(pairs, buckets)
+    if signals and all(pair.near.signals is None for pair in pairs):
+        raise RequestError("no pair has near's signals; fit without them, or log a near side that reports them")
+    design, folds = make_design(pairs, signals=signals), make_folds(pairs, signals=signals)
+    rows = design.rows(pairs)
     near_right, far_right = rights(pairs)
-    near, far = fit_cross_validated(design.rows, near_right), fit_cross_validated(design.rows, far_right)
+    near, far = fit_cross_validated(rows, near_right, folds), fit_cross_validated(rows, far_right, folds)
     near_platt, far_platt = fit_platt(near.out_of_fold, near_right), fit_platt(far.out_of_fold, far_right)
     near_chance, far_chance = calibrated(near.out_of_fold, near_platt), calibrated(far.out_of_fold, far_platt)
     gains = far_chance - near_chance
     threshold = choose_threshold(gains, near_right, far_right, wanted)
     sent = gains > threshold
-    predictor = Predictor(
-        version=1,
-        features=design.names,
-        buckets=buckets,
-        mean=short(design.mean),
-        scale=short(design.scale),
-        near=weights_of(near),
-        far=weights_of(far),
-        calibration=Calibration(near=short(near_platt), far=short(far_platt)),
-        fitted=Fitted(pairs=len(pairs), date=datetime.now(UTC).date().isoformat(), wanted=wanted),
+    predictor = make_predictor(
+        design,
+        near.regression,
+        far.regression,
+        Calibration(near=short(near_platt), far=short(far_platt)),
+        Fitted(pairs=len(pairs), date=datetime.now(UTC).date().isoformat(), wanted=wanted),
     )
-    labels = (*design.names, *bucket_labels(pairs, buckets))
     return FitResult(
         predictor=predictor,
         threshold=threshold,
-        near=report(near, near_chance, near_right, labels),
-        far=report(far, far_chance, far_right, labels),
+        near=side_report(near, near_chance, near_right, design),
+        far=side_report(far, far_chance, far_right, design),
         quality=float(np.where(sent, far_right, near_right).mean()),
         far_share=float(sent.mean()),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Design:
-    """``rows`` (n, F + buckets): standardized features, then log1p of the buckets' counts. mean, scale (F,)."""
-
-    rows: Array
-    names: tuple[FeatureName, ...]
-    mean: Array
-    scale: Array
-
-
-def make_design(pairs: Sequence[Pair], buckets: int) -> Design:
-    """A signal that no pair has is not a feature; if some pairs have it, the others count as their mean."""
-    signals = [None if pair.near.signals is None else asdict(pair.near.signals) for pair in pairs]
-    used = [name for name in SIGNALS if any(each is not None and each[name] is not None for each in signals)]
-    names: tuple[FeatureName, ...] = (*TEXT_FEATURES, *used)
-    values = np.array(
-        [
-            [*text_features(pair.prompt).values(), *((each or {}).get(name) for name in used)]
-            for pair, each in zip(pairs, signals, strict=True)
-        ],
-        np.float64,
+def make_predictor(
+    design: Design, near: Logistic, far: Logistic, calibration: Calibration, fitted: Fitted | None = None
+) -> Predictor:
+    return Predictor(
+        version=2,
+        features=design.features,
+        terms=design.terms,
+        mean=short(design.mean),
+        scale=short(design.scale),
+        near=weights_of(near),
+        far=weights_of(far),
+        calibration=calibration,
+        fitted=fitted,
     )
-    mean, scale = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
-    # A value that is the same in all pairs shows nothing, so any scale will do.
-    scale[scale < MIN_SCALE] = 1.0
-    counts = np.zeros((len(pairs), buckets))
-    for index, pair in enumerate(pairs):
-        for bucket, count in bucket_counts(pair.prompt, buckets).items():
-            counts[index, bucket] = math.log1p(count)
-    return Design(np.hstack([np.nan_to_num((values - mean) / scale, nan=0.0), counts]), names, mean, scale)
+
+
+def side_report(chosen: CrossValidated, chances: Array, right: Array, design: Design) -> SideReport:
+    return report(chosen, chances, right, [*design.features, *(f'"{term}"' for term in design.terms)])
 
 
 def choose_threshold(gains: Array, near_right: Array, far_right: Array, wanted: Wanted | None) -> float:
@@ -147,17 +128,8 @@ def calibrated(logits: Array, platt: tuple[float, float]) -> Array:
     return sigmoid(platt[0] * logits + platt[1])
 
 
-def bucket_labels(pairs: Sequence[Pair], buckets: int) -> list[str]:
-    """Name each bucket, for people, by its most frequent word; other words share the bucket."""
-    words = Counter(word for pair in pairs for word in WORD.findall(pair.prompt.lower()))
-    labels: dict[int, str] = {}
-    for word, _ in words.most_common():
-        labels.setdefault(next(iter(bucket_counts(word, buckets)), -1), f'"{word}"')
-    return [labels.get(bucket, f"bucket {bucket}") for bucket in range(buckets)]
-
-
-def weights_of(chosen: CrossValidated) -> Weights:
-    return Weights(weights=short(chosen.regression.weights), bias=short([chosen.regression.bias])[0])
+def weights_of(regression: Logistic) -> Weights:
+    return Weights(weights=short(regression.weights), bias=short([regression.bias])[0])
 
 
 def short(values: Iterable[float]) -> tuple[float, ...]:

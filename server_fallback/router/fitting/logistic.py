@@ -14,8 +14,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 # From the largest down, so that each fit starts near its solution.
-RIDGES = (300.0, 30.0, 10.0, 3.0, 1.0, 0.3)
-FOLDS = 5
+RIDGES = (30.0, 10.0, 3.0, 1.0, 0.3)
 MAX_STEPS = 50
 TOLERANCE = 1e-7
 # If the classes are perfectly separable, a bias without a penalty would grow forever.
@@ -93,26 +92,30 @@ def fit_logistic(rows: Array, right: Array, ridge: float, start: Logistic | None
     return Logistic(point[:width], float(point[width]))
 
 
-def fit_cross_validated(rows: Array, right: Array, ridges: Sequence[float] = RIDGES) -> CrossValidated:
-    """A regression with the penalty that has the smallest cross entropy on rows that it was not fitted on.
-
-    Row i is in fold i mod 5.
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """``rows`` (n, d) of all pairs, as they look to a fit on the others; ``held_out`` (n,) are those of the fold. d
+    differs between folds.
     """
-    # A column that is 0 in every row has the weight 0. With few pairs, most buckets are such columns.
-    used = rows.any(axis=0)
-    width, rows = rows.shape[1], rows[:, used]
-    folds = np.arange(len(right)) % FOLDS
+
+    rows: Array
+    held_out: npt.NDArray[np.bool_]
+
+
+def fit_cross_validated(
+    rows: Array, right: Array, folds: Sequence[Fold], ridges: Sequence[float] = RIDGES
+) -> CrossValidated:
+    """A regression on all rows (n, d), with the penalty that has the smallest cross entropy on rows that it was not
+    fitted on. Every row is held out by one fold.
+    """
     held_out = {ridge: np.zeros(len(right)) for ridge in ridges}
-    for fold in range(FOLDS):
-        inside, fitted = folds != fold, None
+    for fold in folds:
+        inside, fitted = ~fold.held_out, None
         for ridge in ridges:
-            fitted = fit_logistic(rows[inside], right[inside], ridge, fitted)
-            held_out[ridge][~inside] = fitted.logits(rows[~inside])
+            fitted = fit_logistic(fold.rows[inside], right[inside], ridge, fitted)
+            held_out[ridge][fold.held_out] = fitted.logits(fold.rows[fold.held_out])
     best = min(ridges, key=lambda ridge: log_loss(held_out[ridge], right))
-    fitted = fit_logistic(rows, right, best)
-    weights = np.zeros(width)
-    weights[used] = fitted.weights
-    return CrossValidated(Logistic(weights, fitted.bias), best, held_out[best])
+    return CrossValidated(fit_logistic(rows, right, best), best, held_out[best])
 
 
 def fit_platt(logits: Array, right: Array) -> tuple[float, float]:

@@ -35,10 +35,11 @@ class NearAnswer(FarAnswer):
 
 
 class Pair(JsonLine):
-    """``task`` names a kind of prompt, for tables; null if it has none."""
+    """``task`` and ``group`` are those of the prompt; null if it has none."""
 
     prompt: str
     task: str | None = None
+    group: str | None = None
     near: NearAnswer
     far: FarAnswer
 

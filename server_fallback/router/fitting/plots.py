@@ -22,7 +22,9 @@ class LineStyle(NamedTuple):
 # In the order of the legend.
 LINE_STYLES = {
     "oracle": LineStyle("oracle, which knows who is right", "#9ca3af", 1.5, "--"),
+    "task": LineStyle("knows the task alone", "#7c3aed", 1.5, "--"),
     "auto": LineStyle("the router", "#2563eb", 2.8),
+    "rule": LineStyle("a rule by hand", "#dc2626", 1.6),
     "confidence": LineStyle("near's confidence alone", "#d97706", 1.6),
     "length": LineStyle("the prompt's length alone", "#059669", 1.6),
     "random": LineStyle("random", "#9ca3af", 1.5, ":"),
@@ -38,10 +40,12 @@ def plot(evaluation: Evaluation, file: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ToolError("--plot needs matplotlib: pip install 'nearfar[bench]'") from error
-    figure = Figure(figsize=(8.4, 5.2), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(10.8, 5.0), layout="constrained", facecolor="white")
     axes = figure.add_subplot()
     near, far = 100 * evaluation.near_quality, 100 * evaluation.far_quality
     for name, style in reversed(LINE_STYLES.items()):
+        if name not in evaluation.policies:
+            continue
         figures = evaluation.policies[name]
         axes.plot(
             100 * figures.curve.shares,
@@ -95,7 +99,9 @@ def plot(evaluation: Evaluation, file: Path) -> None:
         handles[::-1],
         labels[::-1],
         title="mean gap recovered (APGR)",
-        loc="lower right",
+        # Beside the axes, because no corner is free of lines in every evaluation.
+        loc="center left",
+        bbox_to_anchor=(1.19, 0.5),
         frameon=False,
         fontsize=9.5,
         title_fontsize=9.5,

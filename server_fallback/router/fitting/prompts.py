@@ -40,13 +40,15 @@ class Prompt(JsonLine):
     a whole.
 
     Without either, it is not known what is right: the log then has null, for a judge to fill in. ``task`` names a kind
-    of prompt, for tables.
+    of prompt, for the task oracle. Prompts with the same ``group``, such as those from one template, are held out of a
+    fit together.
     """
 
     prompt: str = Field(min_length=1)
     expected: str | None = None
     accepted: str | None = None
     task: str | None = None
+    group: str | None = None
 
     @field_validator("accepted")
     @classmethod

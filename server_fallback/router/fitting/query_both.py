@@ -41,6 +41,7 @@ async def query_both(
         return Pair(
             prompt=prompt.prompt,
             task=prompt.task,
+            group=prompt.group,
             near=NearAnswer(
                 answer=text, right=prompt.is_right(text), seconds=seconds, signals=near_signals(tokens, prompt_logprobs)
             ),

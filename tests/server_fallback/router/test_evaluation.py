@@ -54,6 +54,32 @@ def test_intervals_contain_the_figure_and_shrink_with_more_prompts() -> None:
     assert width(400) < width(100) / 1.5
 
 
+def test_refits_that_differ_widen_the_intervals_of_the_router_alone() -> None:
+    tiled = {name: np.tile(each, 100) for name, each in SCORES.items()}
+    near, far = np.tile(NEAR, 100), np.tile(FAR, 100)
+    alone = evaluate(near, far, tiled, 3.5)
+    # One refit is the router, the other orders the prompts the other way round.
+    both = evaluate(near, far, tiled, 3.5, np.stack([tiled["made"], -tiled["made"]]))
+    opposite = evaluate(near, far, {"made": -tiled["made"]}, 3.5).policies["made"]
+    assert (alone.refits, both.refits) == (0, 2)
+    assert both.policies["made"].apgr == alone.policies["made"].apgr
+    low, high = both.policies["made"].apgr_95
+    assert low < opposite.apgr < alone.policies["made"].apgr_95[0]
+    assert high > alone.policies["made"].apgr
+    assert both.policies["oracle"].apgr_95 == alone.policies["oracle"].apgr_95
+    assert both.policies["oracle"].ahead_95[0] < alone.policies["oracle"].ahead_95[0]
+
+
+def test_equal_refits_change_nothing() -> None:
+    tiled = {name: np.tile(each, 50) for name, each in SCORES.items()}
+    near, far = np.tile(NEAR, 50), np.tile(FAR, 50)
+    alone = evaluate(near, far, tiled, 3.5)
+    refitted = evaluate(near, far, tiled, 3.5, np.stack([tiled["made"]] * 7))
+    figures = refitted.to_json()
+    assert figures.pop("refits") == 7
+    assert {**figures, "refits": 0} == alone.to_json()
+
+
 @pytest.mark.parametrize("far", [NEAR, np.array([0.0, 0.0, 1.0, 0.0])])
 def test_without_a_gap_there_is_nothing_to_recover(far: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
     with pytest.raises(RequestError, match=r"near side on 50\.0%: there is no gap to recover"):

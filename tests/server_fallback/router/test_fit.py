@@ -9,6 +9,7 @@ import pytest
 from made_pairs import made_pairs
 
 from nearfar.compiler.errors import RequestError
+from nearfar.server_fallback.router.decision.features import SIGNALS, TEXT_FEATURES
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.decision.predictor import Wanted
 from nearfar.server_fallback.router.fitting.fit import FitResult, choose_threshold, fit
@@ -20,7 +21,7 @@ PAIRS = made_pairs(400)
 
 @pytest.fixture(scope="module")
 def fitted() -> FitResult:
-    return fit(PAIRS, buckets=32)
+    return fit(PAIRS)
 
 
 def test_a_predictor_learns_who_is_right(fitted: FitResult) -> None:
@@ -47,13 +48,13 @@ def test_probabilities_are_calibrated_on_new_pairs(fitted: FitResult) -> None:
         assert chances[inside].mean() == pytest.approx(right[inside].mean(), abs=0.04)
 
 
-def test_a_signal_that_no_pair_has_is_not_a_feature(fitted: FitResult) -> None:
-    assert [name for name in fitted.predictor.features if "first" in name or "prompt" in name] == [
-        "first_entropy",
-        "first_mean_logprob",
-    ]
-    without = fit(made_pairs(100, signals=False), buckets=16).predictor
-    assert not any("first" in name for name in without.features)
+def test_signals_are_features_only_on_request_and_if_a_pair_has_them(fitted: FitResult) -> None:
+    assert set(SIGNALS).isdisjoint(fitted.predictor.features)
+    found = fit(made_pairs(100), signals=True).predictor
+    # No pair has a log-probability of its prompt.
+    assert found.features == (*TEXT_FEATURES, "first_entropy", "first_mean_logprob")
+    with pytest.raises(RequestError, match="no pair has near's signals"):
+        fit(made_pairs(100, signals=False), signals=True)
 
 
 def test_the_threshold_meets_the_far_share_or_the_quality() -> None:
@@ -80,12 +81,12 @@ def test_prompts_with_equal_gains_go_to_the_same_side() -> None:
 
 def test_the_error_for_an_unreachable_quality_names_the_maximum() -> None:
     with pytest.raises(RequestError, match=r"at most 0\.\d+ on these pairs, so 1\.0 is out of reach"):
-        fit(made_pairs(100), wanted=Wanted(quality=1.0), buckets=16)
+        fit(made_pairs(100), wanted=Wanted(quality=1.0))
 
 
 def test_a_side_that_is_always_right_gets_a_high_probability() -> None:
     pairs = [pair.model_copy(update={"far": pair.far.model_copy(update={"right": True})}) for pair in PAIRS[:50]]
-    found = fit(pairs, buckets=16)
+    found = fit(pairs)
     assert found.far.auc is None
     assert found.predictor.rights("solve", None).far == pytest.approx(51 / 52)
 
@@ -98,6 +99,7 @@ def test_too_few_pairs_are_an_error() -> None:
 def test_the_demo_policy_predicts_what_near_cannot_do() -> None:
     policy = Policy.read(DEMO_POLICY)
     assert policy.quality.predictor is not None
+    assert set(SIGNALS).isdisjoint(policy.quality.predictor.features)
     easy, hard = (
         policy.quality.predictor.rights(text, None)
         for text in ("turn off the bedroom light", "what is 12 + 30 + 7 + 41?")

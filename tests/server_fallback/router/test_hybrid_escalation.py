@@ -19,9 +19,9 @@ NO_LOGPROB = {"min_mean_logprob": None}
 LOGPROBS = (-0.1, -0.1, -0.1, -0.1, -3.0, -3.0)
 # Near is right if it is sure of its first tokens; far is right seven times in eight.
 PREDICTOR = {
-    "version": 1,
+    "version": 2,
     "features": ["first_mean_logprob"],
-    "buckets": 0,
+    "terms": [],
     "mean": [-0.5],
     "scale": [1.0],
     "near": {"weights": [10.0], "bias": 0.0},

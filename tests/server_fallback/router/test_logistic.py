@@ -8,6 +8,7 @@ import pytest
 from nearfar.server_fallback.router.fitting.logistic import (
     RIDGES,
     Array,
+    Fold,
     fit_cross_validated,
     fit_logistic,
     fit_platt,
@@ -21,6 +22,10 @@ def drawn(count: int, weights: Array, bias: float) -> tuple[Array, Array]:
     rng = np.random.default_rng(5)
     rows = rng.standard_normal((count, len(weights)))
     return rows, (rng.random(count) < sigmoid(rows @ weights + bias)).astype(np.float64)
+
+
+def folds(rows: Array) -> list[Fold]:
+    return [Fold(rows, np.arange(len(rows)) % 5 == fold) for fold in range(5)]
 
 
 def test_known_weights_are_recovered() -> None:
@@ -60,13 +65,13 @@ def test_only_a_bias_remains_if_all_rows_are_alike(rights: int, bias: float) -> 
 def test_noise_gets_the_largest_penalty_and_a_signal_a_small_one() -> None:
     rows, right = drawn(400, np.array([4.0, 0.0]), 0.0)
     noise = np.random.default_rng(6).random(400) < 0.5
-    assert fit_cross_validated(rows, right).ridge == min(RIDGES)
-    assert fit_cross_validated(rows, noise.astype(np.float64)).ridge == max(RIDGES)
+    assert fit_cross_validated(rows, right, folds(rows)).ridge == min(RIDGES)
+    assert fit_cross_validated(rows, noise.astype(np.float64), folds(rows)).ridge == max(RIDGES)
 
 
 def test_out_of_fold_logits_come_from_other_rows() -> None:
     rows, right = drawn(50, np.array([1.0, 1.0]), 0.0)
-    chosen = fit_cross_validated(rows, right, [1.0])
+    chosen = fit_cross_validated(rows, right, folds(rows), [1.0])
     others = np.arange(50) % 5 != 3
     assert chosen.out_of_fold[3::5] == pytest.approx(fit_logistic(rows[others], right[others], 1.0).logits(rows[3::5]))
 

@@ -11,7 +11,7 @@ from fake_openai import FakeOpenAI, Received, Reply, in_a_thread, said
 
 from nearfar.compiler.cli import main
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.server_fallback.executors import local_opener
+from nearfar.server_fallback.executors import local_recipe
 from nearfar.server_fallback.router.decision.policy import Policy
 
 HARD, EASY = 24, 16
@@ -39,7 +39,7 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def near(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(local_opener, "open_runner", lambda _, bundle, limits: ReferenceRunner(bundle, limits=limits))
+    monkeypatch.setattr(local_recipe, "open_runner", lambda _, bundle, limits: ReferenceRunner(bundle, limits=limits))
     return str(tiny_bundle)
 
 
@@ -91,11 +91,15 @@ def test_log_fit_and_eval_give_a_policy_that_improves_answers(
     assert drawn.read_bytes().startswith(b"\x89PNG")
     assert main(["router", "eval", str(pairs), "--policy", str(policy), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert list(figures["policies"]) == ["auto", "random", "length", "confidence", "oracle"]
+    assert list(figures["policies"]) == ["auto", "random", "length", "rule", "confidence", "task", "oracle"]
     assert (figures["near_quality"], figures["far_quality"], figures["prompts"]) == (EASY / 40, HARD / 40, 40)
     assert figures["policies"]["random"]["apgr"] == pytest.approx(0.5)
     assert figures["policies"]["auto"]["apgr"] == pytest.approx(figures["policies"]["oracle"]["apgr"], abs=0.05)
     assert figures["quality"] >= 0.95
+    assert figures["refits"] == 0
+    refitted = ["router", "eval", str(pairs), "--policy", str(policy), "--fitted-on", str(pairs), "--refits", "3"]
+    assert main([*refitted, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["refits"] == 3
 
 
 @pytest.mark.parametrize(
@@ -109,6 +113,7 @@ def test_log_fit_and_eval_give_a_policy_that_improves_answers(
         (("fit", "EMPTY", "-o", "x"), "has no pair"),
         (("eval", "PAIRS", "--policy", "NO_PREDICTOR"), "decides nothing by quality"),
         (("eval", "PAIRS", "--policy", "none.json"), "none.json"),
+        (("eval", "PAIRS", "--policy", "NO_PREDICTOR", "--refits", "9"), "--refits needs --fitted-on"),
     ],
 )
 def test_errors_explain_the_reason(

@@ -25,8 +25,7 @@ interface Vectors {
   readonly features: readonly {
     readonly text: string;
     readonly features: Readonly<Record<string, number>>;
-    readonly buckets: number;
-    readonly counts: Readonly<Record<string, number>>;
+    readonly terms: readonly string[];
   }[];
   readonly speeds: readonly { readonly name: string; readonly finished: readonly Finished[]; readonly speed: Speed }[];
 }

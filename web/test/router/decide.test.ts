@@ -5,7 +5,7 @@ import { expect, test } from "vitest";
 
 import { RequestError } from "../../src/errors.js";
 import { decide } from "../../src/router/decision/decide.js";
-import { bucketCounts, textFeatures } from "../../src/router/decision/features.js";
+import { textTerms, textFeatures } from "../../src/router/decision/features.js";
 import { parsePolicy } from "../../src/router/decision/policy.js";
 import type { Situation } from "../../src/router/decision/situation.js";
 import { UNKNOWN_SPEED, speedAfter } from "../../src/router/decision/speed.js";
@@ -45,11 +45,11 @@ test.each(VECTORS.cases)("conformance: $name", ({ policy, situation, decision, e
   expectNumbers({ ...scores }, expectedScores);
 });
 
-test.each(VECTORS.features)("features of '$text'", ({ text, features, buckets, counts }) => {
+test.each(VECTORS.features)("features of '$text'", ({ text, features, terms }) => {
   const found = textFeatures(text);
   expect(Object.keys(found).sort()).toEqual(Object.keys(features).sort());
   expectNumbers(found, features);
-  expect(Object.fromEntries(bucketCounts(text, buckets))).toEqual(counts);
+  expect(textTerms(text)).toEqual(terms);
 });
 
 test.each(VECTORS.speeds)("speed: $name", ({ finished, speed }) => {

@@ -12,9 +12,9 @@ import { MESSAGES, QUESTION, SURE, read, setUp, shown } from "./hybrid_set_up.js
 /** Sure of its first three tokens, but not of those after them. */
 const LOST: NearScript = { text: "abcdefgh", logprobs: [-0.1, -0.1, -0.1, -9] };
 const BY_FIRST_TOKENS = {
-  version: 1,
+  version: 2,
   features: ["first_mean_logprob"],
-  buckets: 0,
+  terms: [],
   mean: [0],
   scale: [1],
   near: { weights: [4], bias: 4 },
@@ -264,9 +264,9 @@ describe("who answers", () => {
     ["of which near tells nothing", SURE, "far away"],
   ])("a prompt %s is answered as the predictor says of its mean log-probability", async (_, script, text) => {
     const predictor = {
-      version: 1,
+      version: 2,
       features: ["prompt_mean_logprob"],
-      buckets: 0,
+      terms: [],
       mean: [-4],
       scale: [1],
       near: { weights: [2], bias: 0 },

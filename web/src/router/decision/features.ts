@@ -1,68 +1,74 @@
 // Features: the numbers that the predictor reads from the last user message, the same in both languages.
 //
 // Text features follow ASCII's rules for every script: [0-9] are digits, and ASCII's white space separates words.
-// Counts are log1p values. Buckets count words and pairs of adjacent words by a hash, so that a predictor knows phrases
-// without a list of them.
+// Counts are log1p values. Terms are words and pairs of adjacent words; a predictor has a weight for each term that it
+// knows.
 
 import type { SituationMessage } from "./situation.js";
 
 export type TextFeature =
-  "characters" | "words" | "digits" | "numbers" | "longest_number" | "sentences" | "commas" | "question" | "ands";
+  | "characters"
+  | "words"
+  | "digits"
+  | "numbers"
+  | "longest_number"
+  | "sentences"
+  | "commas"
+  | "question"
+  | "ands"
+  | "thens"
+  | "extra_numbers"
+  | "extra_digits"
+  | "extra_sentences";
 
 const SPACES = "[ \\t\\n\\r\\f\\v]";
 const WORD = /[^ \t\n\r\f\v]+/g;
 const SENTENCE_END = new RegExp(`[.!?](?=${SPACES}|$)`, "g");
+const CLAUSE_END = new RegExp(`[.!?;](?=${SPACES}|$)`, "g");
 const QUESTION = new RegExp(`\\?${SPACES}*$`);
-const FNV_OFFSET = 0x811c9dc5;
-const FNV_PRIME = 0x01000193;
 
 /** The text from which features are computed; empty if there is no user message. */
 export function lastUserText(messages: readonly SituationMessage[]): string {
   return messages.findLast(({ role }) => role === "user")?.content ?? "";
 }
 
+/**
+ * The extras are signs of a task with several steps: numbers beyond two, digits of the longest number beyond three, and
+ * sentences, which a semicolon ends too, beyond one.
+ */
 export function textFeatures(text: string): Readonly<Record<TextFeature, number>> {
   const count = (pattern: RegExp): number => text.match(pattern)?.length ?? 0;
   const numbers = (text.match(/[0-9]+/g) ?? []).map((run) => run.length);
+  const words = (text.match(/[A-Za-z]+/g) ?? []).map(lower);
+  const longest = numbers.reduce((most, length) => Math.max(most, length), 0);
   const log = Math.log1p;
+  const beyond = (least: number, value: number): number => log(Math.max(0, value - least));
   return {
     characters: log(Array.from(text).length),
     words: log(count(WORD)),
     digits: log(numbers.reduce((sum, length) => sum + length, 0)),
     numbers: log(numbers.length),
-    longest_number: log(numbers.reduce((most, length) => Math.max(most, length), 0)),
+    longest_number: log(longest),
     sentences: log(count(SENTENCE_END)),
     commas: log(count(/,/g)),
     question: QUESTION.test(text) ? 1 : 0,
-    ands: log((text.match(/[A-Za-z]+/g) ?? []).filter((word) => lower(word) === "and").length),
+    ands: log(words.filter((word) => word === "and").length),
+    thens: log(words.filter((word) => word === "then").length),
+    extra_numbers: beyond(2, numbers.length),
+    extra_digits: beyond(3, longest),
+    extra_sentences: beyond(1, count(CLAUSE_END)),
   };
 }
 
 /**
- * Counts the terms in each bucket; empty buckets are left out. Terms are lowercased words, numbers as one "#" for each
- * digit, and each two adjacent terms joined by a space. The hash is FNV-1a of 32 bits: Fowler, Noll and Vo,
- * draft-eastlake-fnv.
+ * The lowercased words [a-z]+ and numbers, as one "#" for each digit, in their order; then each two adjacent ones,
+ * joined by a space.
  */
-export function bucketCounts(text: string, buckets: number): ReadonlyMap<number, number> {
-  const counts = new Map<number, number>();
-  if (buckets === 0) return counts;
+export function textTerms(text: string): readonly string[] {
   const words = (lower(text).match(/[a-z]+|[0-9]+/g) ?? []).map((term) =>
     /^[0-9]/.test(term) ? "#".repeat(term.length) : term,
   );
-  const pairs = words.slice(1).map((right, index) => `${words[index] ?? ""} ${right}`);
-  for (const term of [...words, ...pairs]) {
-    const bucket = fnv1a(term) % buckets;
-    counts.set(bucket, (counts.get(bucket) ?? 0) + 1);
-  }
-  return counts;
-}
-
-/** Terms are ASCII, so a character is a byte. */
-function fnv1a(term: string): number {
-  let digest = FNV_OFFSET;
-  for (let index = 0; index < term.length; index++)
-    digest = Math.imul(digest ^ term.charCodeAt(index), FNV_PRIME) >>> 0;
-  return digest;
+  return [...words, ...words.slice(1).map((right, index) => `${words[index] ?? ""} ${right}`)];
 }
 
 function lower(text: string): string {

@@ -6,7 +6,7 @@ import { contradictions } from "./contradictions.js";
 import { compilePattern, refuseEmptyMatch } from "./pattern.js";
 import type { Policy } from "./policy_schema.js";
 import { POLICY_SCHEMA } from "./policy_schema.js";
-import { checkPredictor } from "./predictor.js";
+import { checkPredictor, refuseOldPredictor } from "./predictor.js";
 import { badPolicy, isObject, readValue } from "./schema_check.js";
 
 export type * from "./policy_schema.js";
@@ -16,6 +16,7 @@ export type * from "./policy_schema.js";
  * is the path of the value.
  */
 export function parsePolicy(json: unknown): Policy {
+  if (isObject(json) && isObject(json.quality)) refuseOldPredictor(json.quality.predictor, "quality.predictor");
   const policy = readValue(POLICY_SCHEMA, withoutAnOtherSide(json)) as Policy;
   policy.private.patterns.forEach((pattern, index) => {
     try {

@@ -2,9 +2,13 @@
 //
 // Each side has two logistic functions: one of the features, and one of its logit, which is Platt's calibration (Platt
 // 1999, "Probabilistic outputs for support vector machines"). The weights are part of a policy.
+//
+// The terms of a text count in proportion to the share of them that the predictor knows. So in words that are foreign
+// to the fit, the probabilities approach those of the other features: numbers, sentences and lengths, which words do
+// not change.
 
-import { badPolicy } from "./schema_check.js";
-import { bucketCounts, textFeatures } from "./features.js";
+import { badPolicy, isObject } from "./schema_check.js";
+import { textFeatures, textTerms } from "./features.js";
 import type { Predictor, Weights } from "./policy_schema.js";
 import type { NearSignals } from "./situation.js";
 
@@ -14,23 +18,36 @@ export interface Rights {
   readonly far: number;
 }
 
+/** Throws RequestError for a predictor of an earlier version; ``path`` is the predictor's. */
+export function refuseOldPredictor(predictor: unknown, path: string): void {
+  if (isObject(predictor) && predictor.version === 1) {
+    throw badPolicy(
+      path,
+      "it has version 1, which counted hashed words, and only version 2 is read; fit the policy again with " +
+        "'nearfar router fit'",
+    );
+  }
+}
+
 /**
- * Throws RequestError if a list of numbers does not have the length that the features and buckets require; ``path`` is
+ * Throws RequestError if a list of numbers does not have the length that the features and terms require; ``path`` is
  * the predictor's.
  */
 export function checkPredictor(predictor: Predictor, path: string): void {
-  const { features, buckets, mean, scale, near, far } = predictor;
+  const { features, terms, mean, scale, near, far } = predictor;
+  const weights = features.length + terms.length;
   const lengths = [
     ["mean", mean, features.length],
     ["scale", scale, features.length],
-    ["near.weights", near.weights, features.length + buckets],
-    ["far.weights", far.weights, features.length + buckets],
+    ["near.weights", near.weights, weights],
+    ["far.weights", far.weights, weights],
   ] as const;
   for (const [name, values, due] of lengths) {
     if (values.length !== due)
-      throw badPolicy(path, `${name} has ${values.length} numbers; features and buckets require ${due}`);
+      throw badPolicy(path, `${name} has ${values.length} numbers; features and terms require ${due}`);
   }
   if (new Set(features).size < features.length) throw badPolicy(path, "a feature appears twice");
+  if (new Set(terms).size < terms.length) throw badPolicy(path, "a term appears twice");
 }
 
 /**
@@ -43,7 +60,10 @@ export function predictRights(predictor: Predictor, text: string, signals: NearS
   return { near: calibrated(near, inputs, calibration.near), far: calibrated(far, inputs, calibration.far) };
 }
 
-/** The inputs of the weights, as [index of the weight, value]; missing ones are zero. */
+/**
+ * The inputs of the weights, as [index of the weight, value]; missing ones are zero. Each term that the text has and
+ * the predictor knows has the share of the text's terms that the predictor knows.
+ */
 function predictorInputs(
   predictor: Predictor,
   text: string,
@@ -55,9 +75,11 @@ function predictorInputs(
     const value = values[name] ?? null;
     if (value !== null) inputs.push([index, (value - (predictor.mean[index] ?? 0)) / (predictor.scale[index] ?? 1)]);
   });
-  const counts = [...bucketCounts(text, predictor.buckets)].sort(([a], [b]) => a - b);
-  for (const [bucket, count] of counts) inputs.push([predictor.features.length + bucket, Math.log1p(count)]);
-  return inputs;
+  const terms = textTerms(text);
+  const weightOf = new Map(predictor.terms.map((term, index) => [term, predictor.features.length + index]));
+  const known = terms.flatMap((term) => weightOf.get(term) ?? []);
+  const sorted = [...new Set(known)].sort((a, b) => a - b);
+  return [...inputs, ...sorted.map((index) => [index, known.length / terms.length] as const)];
 }
 
 function calibrated(
