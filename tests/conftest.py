@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from light_bundle import lighten
 from made_once import made_once, shared_folder
+from time_limit import pytest_addoption as pytest_addoption
+from time_limit import pytest_runtest_protocol as pytest_runtest_protocol
 from tiny_models import (
     CHECKPOINTS,
     PLAIN_CHECKPOINTS,
