@@ -59,6 +59,7 @@ class FakeOpenAI:
     def __init__(self, reply: Callable[[Received], Reply] = lambda _: Reply(chunks=said("hi", usage=USAGE))) -> None:
         self.reply = reply
         self.models: list[dict[str, Any]] = [{"id": MODEL, "object": "model", "max_model_len": 128}]
+        self.models_status = 200
         # While this is cleared, the list of models is not sent.
         self.lists = asyncio.Event()
         self.lists.set()
@@ -90,7 +91,7 @@ class FakeOpenAI:
             while (received := await read_request(reader)) is not None:
                 if received.path == "/v1/models":
                     await self.lists.wait()
-                    await send(writer, Reply(value={"object": "list", "data": self.models}))
+                    await send(writer, Reply(self.models_status, {"object": "list", "data": self.models}))
                     continue
                 self.received.append(received)
                 if not await send(writer, self.reply(received)):

@@ -6,6 +6,7 @@ tokenizer_config.json.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,9 @@ class Tokenizer:
             if tools is not None and token.special and token.content in tools.tokens
         )
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._decodes_alone = _decodes_alone(self._backend.decoder)
+        # The results of `text_of`.
+        self._texts: dict[int, str | None] = {}
         self.chat_template = None if files.chat_template is None else ChatTemplate(files.chat_template, named)
 
     @cached_property
@@ -185,6 +189,15 @@ class Tokenizer:
         [text] = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         return str(text)
 
+    def text_of(self, token_id: int) -> str | None:
+        """The text of a token that its neighbours cannot change; None if they might, or if it has no text."""
+        if not self._decodes_alone:
+            return None
+        if token_id not in self._texts:
+            text = self.decode([token_id])
+            self._texts[token_id] = None if not text or _REPLACEMENT in text or self.is_byte_token(token_id) else text
+        return self._texts[token_id]
+
     def token_id(self, token: str) -> int | None:
         """The id of the token with this name; None if it does not exist."""
         token_id: int | None = self._backend.token_to_id(token)
@@ -283,6 +296,19 @@ def _load_backend(files: TokenizerFiles) -> Any:
     return backend
 
 
+def _decodes_alone(decoder: Any) -> bool:
+    """Whether a decoder joins what it makes of each token, except for tokens of single bytes. Others, such as those
+    that strip the first blank, treat the beginning of a text differently.
+    """
+    if decoder is None:
+        return False
+    state = json.loads(decoder.__getstate__())
+    types = [each["type"] for each in state.get("decoders", [state])]
+    return types == ["ByteLevel"] or (
+        types[-1:] == ["Fuse"] and types.count("Fuse") == 1 and set(types[:-1]) <= {"Replace", "ByteFallback"}
+    )
+
+
 def _alike(kind: Any, token: Any, content: str, *, special: bool) -> Any:
     flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
     return kind(content, special=special, **flags)
@@ -292,8 +318,8 @@ class TextStream:
     """Converts token ids to text, one by one. The results of `feed` and `finish` together are `decode` of all ids.
 
     Text is held back while its last character may still change: an incomplete UTF-8 sequence, or a run of byte tokens.
-    Each step decodes the tokens since the last but one emitted text, because decoders treat the first token
-    differently.
+    The text of a token that does not depend on its neighbours is decoded only once. For others, each step decodes the
+    tokens since the last but one emitted text, because decoders treat the first token differently.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
@@ -308,6 +334,14 @@ class TextStream:
 
     def feed(self, token_id: int) -> str:
         """The text that this token completes, which is usually its own text; "" while text is held back."""
+        if self._skip_special_tokens and not self._in_byte_run and self._emitted_until == len(self._ids):
+            text = self._tokenizer.text_of(token_id)
+            if text is not None:
+                self._ids.append(token_id)
+                self._window_start = self._emitted_until = len(self._ids)
+                self._window_text = ""
+                self._emitted_chars += len(text)
+                return text
         self._ids.append(token_id)
         if self._tokenizer.is_byte_token(token_id):
             self._in_byte_run = True

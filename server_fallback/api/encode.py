@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
+from json.encoder import encode_basestring
 from typing import Any
 
-from ..schema.chat import ChatCompletion, ChatCompletionChunk
-from ..schema.completions import Completion, CompletionChunk
+from ..schema.chat import ChatCompletion, ChatCompletionChunk, ChunkChoice, Delta
+from ..schema.completions import Completion, CompletionChoice, CompletionChunk
 
 
 def chat_json(answer: ChatCompletion) -> bytes:
@@ -22,6 +24,14 @@ def chat_chunk_json(chunk: ChatCompletionChunk, include_usage: bool) -> bytes | 
     """None if there is nothing to send: the chunk holds only the usage, which was not requested."""
     if not chunk.choices and not include_usage:
         return None
+    text = _only_text(chunk)
+    if text is None:
+        return _chat_chunk_json(chunk, include_usage)
+    around = _around_chat_text(chunk.id, chunk.created, chunk.model, chunk.choices[0].index, include_usage)
+    return encode_basestring(text).encode().join(around)
+
+
+def _chat_chunk_json(chunk: ChatCompletionChunk, include_usage: bool) -> bytes:
     value = chunk.model_dump(mode="json")
     if not include_usage:
         del value["usage"]
@@ -38,10 +48,55 @@ def completion_chunk_json(chunk: CompletionChunk, include_usage: bool) -> bytes 
     """None under the same condition as `chat_chunk_json`."""
     if not chunk.choices and not include_usage:
         return None
+    text = _only_text(chunk)
+    if text is None:
+        return _completion_chunk_json(chunk, include_usage)
+    around = _around_text(chunk.id, chunk.created, chunk.model, chunk.choices[0].index, include_usage)
+    return encode_basestring(text).encode().join(around)
+
+
+def _completion_chunk_json(chunk: CompletionChunk, include_usage: bool) -> bytes:
     value = chunk.model_dump(mode="json")
     if not include_usage:
         del value["usage"]
     return _json(value)
+
+
+# --- chunks of text ---
+#
+# Most chunks are a text, and all else in them is the same for a whole answer. It is encoded once.
+
+
+def _only_text(chunk: ChatCompletionChunk | CompletionChunk) -> str | None:
+    """The text of a chunk that adds nothing else to its answer; None for other chunks."""
+    if len(chunk.choices) != 1 or chunk.usage is not None or chunk.route is not None:
+        return None
+    [choice] = chunk.choices
+    if choice.logprobs is not None or choice.finish_reason is not None:
+        return None
+    if isinstance(choice, CompletionChoice):
+        return choice.text
+    delta = choice.delta
+    alone = delta.role is None and delta.reasoning_content is None and delta.tool_calls is None
+    return delta.content if alone else None
+
+
+@lru_cache(maxsize=1024)
+def _around_chat_text(id: str, created: int, model: str, index: int, include_usage: bool) -> tuple[bytes, bytes]:
+    """The JSON of a chunk before and after its text."""
+    choice = ChunkChoice(index=index, delta=Delta(content=""))
+    chunk = ChatCompletionChunk(id=id, created=created, model=model, choices=[choice])
+    before, key, after = _chat_chunk_json(chunk, include_usage).rpartition(b'"content":')
+    return before + key, after.removeprefix(b'""')
+
+
+@lru_cache(maxsize=1024)
+def _around_text(id: str, created: int, model: str, index: int, include_usage: bool) -> tuple[bytes, bytes]:
+    """The JSON of a chunk before and after its text."""
+    choice = CompletionChoice(index=index, text="")
+    chunk = CompletionChunk(id=id, created=created, model=model, choices=[choice])
+    before, key, after = _completion_chunk_json(chunk, include_usage).rpartition(b'"text":')
+    return before + key, after.removeprefix(b'""')
 
 
 def _json(value: Any) -> bytes:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
-from ..executors.executor import Call, Executor
+from ..executors.executor import Call, EventBlock, Executor, Relays
 from ..schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from ..schema.common import GenerationRequest
 from ..schema.completions import Completion, CompletionChunk, CompletionRequest
@@ -74,6 +75,9 @@ async def _answer_chat(service: Service, body: ChatCompletionRequest, request: R
     exchange = exchange_of(request)
     check_calls(body.messages)
     executor = await _begin(service, body, 1, exchange)
+    if body.stream and isinstance(executor, Relays):
+        blocks = executor.relay_chat(body, _call(service, body, exchange), partial(_event, chat_chunk_json, body))
+        return _relayed(service, executor, blocks, body, exchange)
     chunks = service.metrics.measured(executor.chat(body, _call(service, body, exchange)), body.model, exchange)
     report_queue = _queue_reporter(service, executor, body.model, exchange)
     if body.stream:
@@ -86,6 +90,10 @@ async def _answer_chat(service: Service, body: ChatCompletionRequest, request: R
 async def _answer_completion(service: Service, body: CompletionRequest, request: Request) -> Response:
     exchange = exchange_of(request)
     executor = await _begin(service, body, _num_prompts(body.prompt), exchange)
+    if body.stream and isinstance(executor, Relays):
+        encode = partial(_event, completion_chunk_json, body)
+        blocks = executor.relay_completion(body, _call(service, body, exchange), encode)
+        return _relayed(service, executor, blocks, body, exchange)
     chunks = service.metrics.measured(executor.complete(body, _call(service, body, exchange)), body.model, exchange)
     report_queue = _queue_reporter(service, executor, body.model, exchange)
     if body.stream:
@@ -163,15 +171,14 @@ async def _events(
     body: GenerationRequest,
     encode: Callable[[Chunk, bool], bytes | None],
 ) -> AsyncGenerator[bytes, None]:
-    """Chunks as JSON. Chunks without content wait for the first one with content, so that a full queue can still be
+    """Chunks as events. Chunks without content wait for the first one with content, so that a full queue can still be
     answered with 429.
     """
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
     held: list[bytes] = []
     silent = True
     async with aclosing(chunks):
         async for chunk in chunks:
-            event = encode(chunk, include_usage)
+            event = _event(encode, body, chunk)
             if event is not None:
                 held.append(event)
             if silent and any(has_content(choice) for choice in chunk.choices):
@@ -180,3 +187,35 @@ async def _events(
                 for waiting in held:
                     yield waiting
                 held.clear()
+
+
+def _relayed(
+    service: Service,
+    executor: Executor,
+    blocks: AsyncGenerator[EventBlock, None],
+    body: GenerationRequest,
+    exchange: Exchange,
+) -> EventStream:
+    events = _block_events(service.metrics.measured_blocks(blocks, body.model, exchange))
+    return EventStream(events, exchange, service.drain, _queue_reporter(service, executor, body.model, exchange))
+
+
+async def _block_events(blocks: AsyncGenerator[EventBlock, None]) -> AsyncGenerator[bytes, None]:
+    """The events of blocks. As with chunks, the first ones wait for content."""
+    held = b""
+    silent = True
+    async with aclosing(blocks):
+        async for block in blocks:
+            silent = silent and not (block.texts or block.ends)
+            if silent:
+                held += block.sent
+            elif ready := held + block.sent:
+                yield ready
+                held = b""
+
+
+def _event(encode: Callable[[Chunk, bool], bytes | None], body: GenerationRequest, chunk: Chunk) -> bytes | None:
+    """The chunk as an event; None if there is nothing to send."""
+    options = body.stream_options
+    written = encode(chunk, options is not None and options.include_usage)
+    return None if written is None else b"data: " + written + b"\n\n"

@@ -2,12 +2,11 @@
 autoscalers work; all have the label ``model_name``.
 
 Times are measured when chunks leave the executor. A chunk may hold several tokens, so the inter-token latency is the
-time between chunks.
+time between chunks; a block of another server's chunks counts as one.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import TypeVar
@@ -16,10 +15,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..executors.executor import ExecutorState, Models
+from ..executors.executor import EventBlock, ExecutorState, Models
 from ..schema.chat import ChatCompletionChunk, ChunkChoice
 from ..schema.completions import CompletionChoice, CompletionChunk
 from ..schema.route import Route
+from .answer_record import AnswerRecord
 from .exchange import Exchange
 
 MODEL = "model_name"
@@ -151,40 +151,30 @@ class Metrics:
         self, chunks: AsyncGenerator[Chunk, None], model: str, exchange: Exchange
     ) -> AsyncGenerator[Chunk, None]:
         """Yield the same chunks, and record their figures in the metrics and in the request's log line."""
-        last_at: dict[int, float] = {}
-        reasons: dict[int, str] = {}
         route: Route | None = None
-        try:
+        with AnswerRecord(self, model, exchange) as record:
             async with aclosing(chunks):
                 async for chunk in chunks:
-                    now = time.monotonic()
                     if chunk.route is not None:
                         self._routed(route, chunk.route, exchange)
                         route = chunk.route
-                    for choice in chunk.choices:
-                        if choice.finish_reason is not None:
-                            reasons[choice.index] = choice.finish_reason
-                        if not has_content(choice):
-                            continue
-                        if choice.index in last_at:
-                            # A chunk with only the finish reason has no token.
-                            if has_text(choice):
-                                self.next_token.labels(model).observe(now - last_at[choice.index])
-                        elif not last_at:
-                            self.first_token.labels(model).observe(now - exchange.arrived)
-                            exchange.log["first_token_seconds"] = round(now - exchange.arrived, 4)
-                        last_at[choice.index] = now
-                    if chunk.usage is not None:
-                        self.count(model, chunk.usage.prompt_tokens, chunk.usage.completion_tokens, exchange)
+                    ends = {
+                        choice.index: choice.finish_reason
+                        for choice in chunk.choices
+                        if choice.finish_reason is not None
+                    }
+                    record.sent([choice.index for choice in chunk.choices if has_text(choice)], ends, chunk.usage)
                     yield chunk
-            self.whole.labels(model).observe(time.monotonic() - exchange.arrived)
-        except Exception:
-            reasons = reasons or {0: "error"}
-            raise
-        finally:
-            for reason in reasons.values() if reasons else ("abort",):
-                self.success.labels(model, reason).inc()
-            exchange.log["finish_reason"] = ",".join(sorted(set(reasons.values()))) or "abort"
+
+    async def measured_blocks(
+        self, blocks: AsyncGenerator[EventBlock, None], model: str, exchange: Exchange
+    ) -> AsyncGenerator[EventBlock, None]:
+        """The same for blocks of events."""
+        with AnswerRecord(self, model, exchange) as record:
+            async with aclosing(blocks):
+                async for block in blocks:
+                    record.sent(block.texts, block.ends, block.usage)
+                    yield block
 
     def _routed(self, before: Route | None, route: Route, exchange: Exchange) -> None:
         exchange.answer_headers[ROUTE_HEADER] = route.side

@@ -23,6 +23,8 @@ from .log import log_failure
 # Proxies (nginx, cloud load balancers) close a connection that is silent for a minute. The interval is a quarter of
 # that, so that a late comment is still in time.
 KEEP_ALIVE_SECONDS = 15.0
+# How long the events of one answer may keep the event loop.
+BUSY_SECONDS = 0.002
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -33,8 +35,8 @@ HEADERS = {
 
 
 class EventStream(Response):
-    """``events`` are JSON texts; the generator is always closed, however the answer ends. A slow reader slows only its
-    own generator.
+    """``events`` are whole events, one or several at a time; the generator is always closed, however the answer ends. A
+    slow reader slows only its own generator.
 
     ``before_start`` is called just before the headers are sent.
     """
@@ -72,11 +74,14 @@ class EventStream(Response):
         filling = asyncio.create_task(self._fill_silence(send))
         try:
             async with aclosing(self._events) as events:
+                paused = self._last_sent
                 async for event in events:
-                    await self._send(b"data: " + event + b"\n\n", send)
-                    # Yield to the event loop: neither a ready event nor a send into a buffer with room does, but other
-                    # tasks and a cancellation of this one need it.
-                    await asyncio.sleep(0)
+                    await self._send(event, send)
+                    if self._last_sent - paused > BUSY_SECONDS:
+                        # Yield to the event loop: neither a ready event nor a send into a buffer with room does, but
+                        # other tasks and a cancellation of this one need it.
+                        await asyncio.sleep(0)
+                        paused = self._last_sent
         finally:
             filling.cancel()
             await asyncio.gather(filling, return_exceptions=True)

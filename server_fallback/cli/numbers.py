@@ -6,6 +6,10 @@ import argparse
 import math
 import re
 from ipaddress import ip_network
+from urllib.parse import urlsplit
+
+# Where the first machine of a model expects the others.
+NODE_PORT = 29600
 
 UNITS = {
     "": 1,
@@ -29,6 +33,18 @@ def count(text: str, least: int = 1) -> int:
     if value < least:
         raise argparse.ArgumentTypeError(f"{value} is less than {least}")
     return value
+
+
+def node_address(text: str) -> tuple[str, int]:
+    """``HOST`` or ``HOST:PORT``, with an IPv6 address in brackets. Raises ArgumentTypeError."""
+    try:
+        parsed = urlsplit(f"//{text}")
+        host, port = parsed.hostname if parsed.netloc == text else None, parsed.port
+    except ValueError:
+        host, port = None, None
+    if not host:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST or HOST:PORT")
+    return host, NODE_PORT if port is None else port
 
 
 def count_or_none(text: str) -> int:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = "nearfar router log --near demo --far http://127.0.0.1:8000 --prompts prompts.jsonl -o pairs.jsonl"
 
+# About a minute for 2,000 pairs.
+REFITS = 40
+
 
 def add_parser(commands: Any) -> None:
     router = add_command(commands, "router", run_log, example=EXAMPLE)
@@ -77,6 +80,11 @@ def add_parser(commands: Any) -> None:
     target.add_argument(
         "--max-far-share", type=share, metavar="S", help="send at most this share of the prompts to the far side"
     )
+    fit.add_argument(
+        "--signals",
+        action="store_true",
+        help="read near's signals too, so that near begins every answer that the policy decides by quality",
+    )
     fit.add_argument("-o", "--output", type=Path, metavar="FILE", required=True, help="the policy")
     evaluation = add_command(
         steps, "eval", run_eval, summary="compare a policy with others on logged pairs",
@@ -85,6 +93,15 @@ def add_parser(commands: Any) -> None:
     evaluation.add_argument("pairs", type=Path, metavar="PAIRS", help="logged pairs that the policy was not fitted on")
     evaluation.add_argument(
         "--policy", type=Path, metavar="FILE", required=True, help="the output of 'nearfar router fit'"
+    )
+    evaluation.add_argument(
+        "--fitted-on",
+        type=Path,
+        metavar="PAIRS",
+        help="the pairs that the policy was fitted on, for intervals that include the fit's uncertainty",
+    )
+    evaluation.add_argument(
+        "--refits", type=count, metavar="N", help=f"fits to resamples of these pairs (default: {REFITS})"
     )
     evaluation.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw quality by far share into this file, a PNG or SVG"
@@ -233,7 +250,7 @@ def run_fit(options: argparse.Namespace) -> None:
     wanted = None
     if options.min_quality is not None or options.max_far_share is not None:
         wanted = Wanted(quality=options.min_quality, far_share=options.max_far_share)
-    result = fit(pairs, wanted=wanted)
+    result = fit(pairs, wanted=wanted, signals=options.signals)
     policy = {
         "version": 1,
         "mode": "auto",
@@ -290,12 +307,23 @@ def run_eval(options: argparse.Namespace) -> None:
     from nearfar.compiler.cli.output import print_json
 
     from ..router.decision.policy import Policy
-    from ..router.fitting.evaluation import all_scores, evaluate
+    from ..router.fitting.evaluation import evaluate
     from ..router.fitting.pairs import read_pairs, rights
     from ..router.fitting.plots import plot
+    from ..router.fitting.refits import scores_of_refits
+    from ..router.fitting.scores import all_scores
 
     pairs, policy = read_pairs(options.pairs), Policy.read(options.policy)
-    found = evaluate(*rights(pairs), all_scores(pairs, policy), policy.quality.threshold)
+    if options.refits is not None and options.fitted_on is None:
+        raise RequestError("--refits needs --fitted-on, the pairs that the policy was fitted on")
+    scores, threshold = all_scores(pairs, policy), policy.quality.threshold
+    found = evaluate(*rights(pairs), scores, threshold)
+    if options.fitted_on is not None:
+        assert policy.quality.predictor is not None
+        refits = scores_of_refits(
+            read_pairs(options.fitted_on), policy.quality.predictor, pairs, options.refits or REFITS
+        )
+        found = evaluate(*rights(pairs), scores, threshold, refits)
     if options.plot is not None:
         plot(found, options.plot)
     if options.json:
@@ -319,7 +347,8 @@ def eval_table(found: Evaluation) -> Table:
         box=HORIZONTALS,
         show_edge=False,
         pad_edge=False,
-        caption="below each figure: its 95 % bootstrap interval over prompts",
+        caption="below each figure: its 95 % bootstrap interval over prompts"
+        + (f" and {found.refits} refits" if found.refits else ""),
     )
     made.add_column("policy")
     for column in ("APGR", "auto ahead", "CPT(50 %)", "CPT(80 %)", f"at {found.far_share:.0%} far"):

@@ -15,7 +15,7 @@ from nearfar.compiler.cli.output import add_command
 from nearfar.compiler.cli.sign import add_trust
 from nearfar.compiler.errors import ToolError, Unavailable
 
-from .numbers import count, count_or_none, network, origin, seconds, share, size_bytes
+from .numbers import NODE_PORT, count, count_or_none, network, node_address, origin, seconds, share, size_bytes
 
 if TYPE_CHECKING:
     from ..api.config import ApiConfig
@@ -149,6 +149,22 @@ def add_parser(commands: Any) -> None:
         default=1,
         metavar="N",
         help="vllm: groups of GPUs that share the layers",
+    )
+    others.add_argument(
+        "--nodes",
+        type=count,
+        default=1,
+        metavar="N",
+        help="vllm: machines that share the model, with this one; the others run 'nearfar node'",
+    )
+    others.add_argument(
+        "--node-address",
+        type=node_address,
+        metavar="HOST[:PORT]",
+        help=f"vllm: this machine's address for the other nodes (port: {NODE_PORT}); the key is in NEARFAR_NODE_KEY",
+    )
+    others.add_argument(
+        "--master-port", type=count, default=29501, metavar="PORT", help="vllm: its own port for the other nodes"
     )
     others.add_argument(
         "--vllm-arguments",

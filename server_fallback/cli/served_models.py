@@ -16,8 +16,9 @@ from ..executors.executor import Opener
 from ..executors.local_opener import LocalOpener, LocalOptions, Progress
 from ..executors.registry import default_name
 from ..executors.upstream_executor import UpstreamOpener, UpstreamOptions, only_model
-from ..executors.vllm import VllmOpener, VllmOptions
+from ..executors.vllm import NodeOptions, VllmOpener, VllmOptions
 from ..schema.models import LoadRequest
+from .node import node_key
 
 
 def make_opener(options: argparse.Namespace, environment: Mapping[str, str], progress: Progress) -> Opener:
@@ -31,7 +32,8 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
             "tensor_parallel_size": options.tensor_parallel_size,
             "pipeline_parallel_size": options.pipeline_parallel_size,
         }
-        return VllmOpener(VllmOptions("", "", **sizes, arguments=tuple(shlex.split(options.vllm_arguments))))
+        arguments = tuple(shlex.split(options.vllm_arguments))
+        return VllmOpener(VllmOptions("", "", **sizes, arguments=arguments, nodes=node_options(options, environment)))
     if options.quantization is not None:
         quant.by_name(options.quantization)
     return LocalOpener(
@@ -49,9 +51,20 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
             draft_tokens=options.draft_tokens,
             remote_drafts=options.remote_drafts,
             trust=tuple(trusted_keys(options)),
+            own_process=True,
         ),
         progress,
     )
+
+
+def node_options(options: argparse.Namespace, environment: Mapping[str, str]) -> NodeOptions | None:
+    """None for one machine. Raises RequestError for several without an address or a key."""
+    if options.nodes == 1:
+        return None
+    if options.node_address is None:
+        raise RequestError("--nodes: the other machines need the address of this one: --node-address HOST")
+    host, port = options.node_address
+    return NodeOptions(options.nodes, host, port, options.master_port, node_key(environment))
 
 
 def upstream_options(options: argparse.Namespace, environment: Mapping[str, str]) -> UpstreamOptions:

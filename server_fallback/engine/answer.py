@@ -5,31 +5,27 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections import deque
+from collections.abc import Callable
 from threading import Lock
 
 from nearfar.compiler.runtime.batch import IntArray, Output
 
 from .adapters import Adapter
+from .item_queue import Item
 from .mask_task import MaskTask
-from .request import Completion, GeneratedToken, PromptLogprobs, TokenLogprob, TokenRequest
+from .request import Completion, GeneratedToken, TokenLogprob, TokenRequest
 from .resolved_sampling import ResolvedSampling
 from .sequence import ContextShift, Sequence, SequenceParams
 from .step import Event
 
-# What an answer consists of: log-probabilities of the prompt if requested, the tokens, then the completion or the error
-# that ended it.
-Item = PromptLogprobs | GeneratedToken | Completion | BaseException
-
 
 class Answer:
-    """Made on the event loop. ``id`` is its position in the order of arrival.
-
-    `put` and `next` belong to the event loop, all else to the engine's thread.
+    """Made on the event loop, which calls ``put`` with its items; all else belongs to the engine's thread. ``id`` is
+    its position in the order of arrival.
     """
 
-    def __init__(self, id: int, request: TokenRequest, sampling: ResolvedSampling) -> None:
-        self.id, self.request, self.sampling = id, request, sampling
+    def __init__(self, id: int, request: TokenRequest, sampling: ResolvedSampling, put: Callable[[Item], None]) -> None:
+        self.id, self.request, self.sampling, self.put = id, request, sampling, put
         self.loop = asyncio.get_running_loop()
         # Set by the engine's thread when it queues the request.
         self.sequence: Sequence | None = None
@@ -44,8 +40,6 @@ class Answer:
         self._arrived = time.monotonic()
         self._started: float | None = None
         self._first_token: float | None = None
-        self._items: deque[Item] = deque()
-        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def num_prompt_logprobs(self) -> int:
@@ -91,25 +85,6 @@ class Answer:
             time_to_first_token_seconds=(self._first_token or now) - self._arrived,
             total_seconds=now - self._arrived,
         )
-
-    def put(self, item: Item) -> None:
-        self._items.append(item)
-        waiter = self._waiter
-        if waiter is not None:
-            # Further items of the same step wake nobody up.
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def next(self) -> PromptLogprobs | GeneratedToken | Completion:
-        """The next item. Raises the error that ended the answer."""
-        while not self._items:
-            self._waiter = self.loop.create_future()
-            await self._waiter
-        item = self._items.popleft()
-        if isinstance(item, BaseException):
-            raise item
-        return item
 
 
 class Outbox:

@@ -20,12 +20,13 @@ from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError,
 from nearfar.compiler.runtime.batch import Array, Output
 
 from .adapters import Adapters
-from .answer import Answer, Deadlines, Item, Outbox, generated_token
+from .answer import Answer, Deadlines, Outbox, generated_token
 from .config import EngineConfig, scheduler_config
 from .embedder import Embedder, EmbedJob, matrix
 from .inbox import Inbox
-from .mask_pool import MaskPool
+from .item_queue import Item
 from .mask_task import MaskTask
+from .masks import Masks
 from .min_tokens import both_masks, end_ids, mask_without
 from .model import TokenModel
 from .prompt_logprobs import prompt_logprob
@@ -51,7 +52,13 @@ POLL_SECONDS = 0.005
 
 class EngineLoop:
     def __init__(
-        self, runner: StepRunner, model: TokenModel, config: EngineConfig, inbox: Inbox, drafter: Drafter | None
+        self,
+        runner: StepRunner,
+        model: TokenModel,
+        config: EngineConfig,
+        inbox: Inbox,
+        drafter: Drafter | None,
+        masks: Masks,
     ) -> None:
         limits = runner.limits
         max_sequences = min(limits.sequences, limits.rows)
@@ -65,7 +72,7 @@ class EngineLoop:
         # By adapter and prompt: the sequence whose pages later ones with the same prompt start from.
         self._leaders: dict[tuple[object, ...], Sequence] = {}
         self._deadlines = Deadlines()
-        self._masks = MaskPool(config.max_mask_wait_seconds)
+        self._masks = masks
         self._open: deque[tuple[Step, Future[Output]]] = deque()
         self._outbox = Outbox()
         self._failures = 0
@@ -107,7 +114,7 @@ class EngineLoop:
             self._inbox.refuse(reason)
             wait([future for _, future in self._open])
             messages = self._inbox.receive(wait=False)
-            for answer in [*self._answers.values(), *(task.answer for task in self._masks.pending), *messages.arrivals]:
+            for answer in [*self._answers.values(), *(task.owner for task in self._masks.pending), *messages.arrivals]:
                 self._end(answer, reason)
             for job in [*self._embedder.drop(lambda _: True), *messages.jobs]:
                 self._end_job(job, reason)
@@ -346,7 +353,7 @@ class EngineLoop:
     # --- reading a step ---
 
     def _publish(self, events: list[Event], output: Output) -> None:
-        tasks: list[MaskTask] = []
+        tasks: list[MaskTask[Answer]] = []
         for event in events:
             answer = self._answers.get(event.sequence)
             # A row with drafts may give more tokens than its answer, which a constraint or a failure has ended.
@@ -390,7 +397,7 @@ class EngineLoop:
         """
         done, over_budget = self._masks.collect(wait_seconds)
         for task in done:
-            answer, sequence = task.answer, task.answer.sequence
+            answer, sequence = task.owner, task.owner.sequence
             if task.error is not None:
                 self._end(answer, task.error)
             elif sequence is not None and (task.finished or sequence.state == FINISHED):
@@ -405,7 +412,7 @@ class EngineLoop:
             else:
                 self.scheduler.release(sequence)
         for task in over_budget:
-            self._end(task.answer, task.over_budget())
+            self._end(task.owner, task.over_budget())
 
     def _send(self) -> None:
         """Deliver the published items. Waking an event loop lets it run, so the outbox measures processor time."""

@@ -15,8 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from threading import Condition, Lock, Thread, get_ident, get_native_id
+from typing import Generic
 
-from .mask_task import MaskTask
+from .mask_task import MaskTask, Owner
+from .masks import SavedWaits
 
 # An answer is quick if its last run took at most this much processor time. The first mask does not count: later ones
 # are quicker.
@@ -33,36 +35,28 @@ ADDED_NICENESS = 10
 MAX_THREADS = 8
 # The processor time of a shorter task is taken to be its wall time.
 UNTIMED_SECONDS = 0.001
-# All steps together wait at most half of the time. What was not waited is saved, for up to this many steps that wait as
-# long as they can.
-NUM_SAVED_WAITS = 5
 # A thread that returns to Python while the process ends would abort it. A mask that takes longer than this is unlikely
 # to return just then.
 CLOSE_SECONDS = 2.0
 
 
-class MaskPool:
-    """`post`, `collect`, `cancel` and `close` are called by the engine's thread. Threads start when they are first
-    needed.
-    """
+class MaskPool(Generic[Owner]):
+    """Implements `Masks`. Threads start when they are first needed; they call ``on_return`` when a task is done."""
 
-    def __init__(self, max_wait_seconds: float) -> None:
-        # Tasks that were posted and neither returned nor cancelled.
-        self.pending: set[MaskTask] = set()
-        self._max_wait_seconds = max_wait_seconds
-        self._saved_seconds = NUM_SAVED_WAITS * max_wait_seconds
-        self._collected_at = time.perf_counter()
+    def __init__(self, max_wait_seconds: float, on_return: Callable[[], None] = lambda: None) -> None:
+        self.pending: set[MaskTask[Owner]] = set()
+        self._waits = SavedWaits(max_wait_seconds)
+        self._on_return = on_return
         # The lock guards everything below.
         self._lock = Lock()
         self._quick_posted, self._slow_posted, self._returned = (Condition(self._lock) for _ in range(3))
-        self._quick: deque[MaskTask] = deque()
-        self._slow: list[MaskTask] = []
-        self._done: list[MaskTask] = []
-        self._threads: set[_MaskThread] = set()
+        self._quick: deque[MaskTask[Owner]] = deque()
+        self._slow: list[MaskTask[Owner]] = []
+        self._done: list[MaskTask[Owner]] = []
+        self._threads: set[_MaskThread[Owner]] = set()
         self._waits_for_any = self._closed = False
 
-    def post(self, tasks: Iterable[MaskTask]) -> None:
-        """Run each task once."""
+    def post(self, tasks: Iterable[MaskTask[Owner]]) -> None:
         with self._lock:
             for task in tasks:
                 self.pending.add(task)
@@ -74,12 +68,7 @@ class MaskPool:
                     self._slow_posted.notify()
             self._start_threads()
 
-    def collect(self, wait_seconds: float | None = None) -> tuple[list[MaskTask], list[MaskTask]]:
-        """The tasks that are done, and those that run and are over their budget.
-
-        By default it waits until all quick tasks are done, within the limits on waiting; otherwise ``wait_seconds`` for
-        any task.
-        """
+    def collect(self, wait_seconds: float | None = None) -> tuple[list[MaskTask[Owner]], list[MaskTask[Owner]]]:
         with self._lock:
             over_budget = self._check_running()
             if wait_seconds is None:
@@ -94,7 +83,7 @@ class MaskPool:
         # One of the latter may have ended since.
         return done, [task for task in over_budget if task in self.pending]
 
-    def cancel(self, task: MaskTask) -> None:
+    def cancel(self, task: MaskTask[Owner]) -> None:
         """Drop a task. If it runs, its thread drops it in the end."""
         if task not in self.pending:
             return
@@ -107,7 +96,6 @@ class MaskPool:
 
     @property
     def num_first(self) -> int:
-        """How many answers wait for their first mask. Callable from any thread."""
         return sum(task.is_first for task in self.pending.copy())
 
     def close(self) -> None:
@@ -132,18 +120,14 @@ class MaskPool:
 
     def _wait_for_quick(self) -> None:
         now = time.perf_counter()
-        self._saved_seconds = min(
-            self._saved_seconds + now - self._collected_at, NUM_SAVED_WAITS * self._max_wait_seconds
-        )
-        until = now + min(self._saved_seconds, self._max_wait_seconds)
-        self._collected_at = now
-        while self._has_quick and self._collected_at < until:
-            self._returned.wait(min(STUCK_SECONDS, until - self._collected_at))
+        until = self._waits.begin(now)
+        while self._has_quick and now < until:
+            self._returned.wait(min(STUCK_SECONDS, until - now))
             self._check_running()
-            self._collected_at = time.perf_counter()
-        self._saved_seconds -= self._collected_at - now
+            now = time.perf_counter()
+        self._waits.end(now)
 
-    def _check_running(self) -> list[MaskTask]:
+    def _check_running(self) -> list[MaskTask[Owner]]:
         """Replace quick threads that are stuck. Returns the tasks over their budget."""
         over_budget = []
         for thread in self._threads:
@@ -165,11 +149,11 @@ class MaskPool:
         )
         for is_slow, count in ((False, missing_quick), (True, missing_slow)):
             for _ in range(min(count, MAX_THREADS - len(self._threads))):
-                thread = _MaskThread(self._work, is_slow=is_slow)
+                thread = _MaskThread[Owner](self._work, is_slow=is_slow)
                 self._threads.add(thread)
                 thread.start()
 
-    def _work(self, thread: _MaskThread) -> None:
+    def _work(self, thread: _MaskThread[Owner]) -> None:
         """What a thread does until it is not needed any more."""
         while True:
             with self._lock:
@@ -180,17 +164,18 @@ class MaskPool:
                     return
             thread.run()
 
-    def _return(self, thread: _MaskThread) -> None:
+    def _return(self, thread: _MaskThread[Owner]) -> None:
         task = thread.task
         if task is None:
             return
         thread.end(task)
         if not task.is_cancelled:
             self._done.append(task)
+            self._on_return()
         if self._waits_for_any or not self._has_quick:
             self._returned.notify()
 
-    def _assign(self, thread: _MaskThread) -> bool:
+    def _assign(self, thread: _MaskThread[Owner]) -> bool:
         """Wait for a task for a thread. False if the pool is closed or has too many slow threads, because quick ones
         became slow.
         """
@@ -214,12 +199,12 @@ class MaskPool:
         return False
 
 
-class _MaskThread:
+class _MaskThread(Generic[Owner]):
     """A thread, and the ``task`` that it works on. All but `start` and `run` is called under the pool's lock."""
 
-    def __init__(self, work: Callable[[_MaskThread], None], *, is_slow: bool) -> None:
+    def __init__(self, work: Callable[[_MaskThread[Owner]], None], *, is_slow: bool) -> None:
         self.is_slow = is_slow
-        self.task: MaskTask | None = None
+        self.task: MaskTask[Owner] | None = None
         self._work = work
         self._native_id: int | None = None
         # When the task began in wall time; the thread's processor time then, or a little before.
@@ -249,10 +234,10 @@ class _MaskThread:
         """It has waited for a task."""
         self._processor_began = self._read_processor()
 
-    def begin(self, task: MaskTask) -> None:
+    def begin(self, task: MaskTask[Owner]) -> None:
         self.task, self._began = task, time.perf_counter()
 
-    def end(self, task: MaskTask) -> None:
+    def end(self, task: MaskTask[Owner]) -> None:
         seconds = time.perf_counter() - self._began
         # Reading the processor's time takes as long as a good part of a mask.
         if seconds > UNTIMED_SECONDS:

@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.runtime.batch import IntArray
 
 from .request import Constraint
 
-if TYPE_CHECKING:
-    from .answer import Answer
-
+Owner = TypeVar("Owner")
 # An answer may use this much processor time for its constraint, and this much more for each token.
 BUDGET_SECONDS = 3.0
 BUDGET_SECONDS_PER_TOKEN = 0.004
 
 
-class MaskTask:
-    """Work that is posted to a `MaskPool` once for each token. Until the pool returns the task, only the pool's thread
-    uses it.
+class MaskTask(Generic[Owner]):
+    """Work that is posted to `Masks` once for each token. Until they return the task, only they use it. ``owner`` is
+    the answer.
 
     ``mask`` allows the next token, None allows all; ``finished``: nothing but the end may come; ``is_complete``: the
     answer was whole after its last token; ``error`` is what the constraint raised. ``seconds`` is the processor time of
     all runs, ``last_seconds`` that of the last one; the pool measures them.
     """
 
-    def __init__(self, answer: Answer, constraint: Constraint) -> None:
-        self.answer = answer
+    def __init__(self, owner: Owner, constraint: Constraint) -> None:
+        self.owner, self.constraint = owner, constraint
         self.mask: IntArray | None = None
         self.finished = self.is_complete = False
         self.error: Exception | None = None
         self.seconds = self.last_seconds = 0.0
         self.is_cancelled = False
-        self._constraint = constraint
-        self._token_id: int | None = None
-        self._is_last = False
+        # The token that the next run accepts.
+        self.token_id: int | None = None
+        self.is_last = False
         self._tokens = 0
 
     @property
@@ -45,18 +43,18 @@ class MaskTask:
 
     def advance(self, token_id: int, *, is_last: bool) -> None:
         """Let the next run accept a sampled token. After the last one, no mask is needed."""
-        self._token_id, self._is_last = token_id, is_last
+        self.token_id, self.is_last = token_id, is_last
         self._tokens += 1
 
     def run(self) -> None:
         """Accept the token, if there is one, and compute the next mask."""
         try:
-            if self._token_id is not None:
-                self._constraint.accept(self._token_id)
-                self.finished = not self._is_last and self._constraint.finished
-                self.is_complete = self._is_last and self._constraint.complete
-            if not self.finished and not self._is_last:
-                self.mask = self._constraint.mask()
+            if self.token_id is not None:
+                self.constraint.accept(self.token_id)
+                self.finished = not self.is_last and self.constraint.finished
+                self.is_complete = self.is_last and self.constraint.complete
+            if not self.finished and not self.is_last:
+                self.mask = self.constraint.mask()
         except Exception as error:
             self.error = error
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -157,3 +158,26 @@ class TokenSource(Protocol):
 
         Raises RequestError for what cannot be answered, QueueFull, DeadlineExceeded, or DeviceError.
         """
+
+
+@runtime_checkable
+class BatchSource(TokenSource, Protocol):
+    """A source that yields several items at once when its reader is slower than the device."""
+
+    def batches(
+        self, request: TokenRequest
+    ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]: ...
+
+
+async def batches_of(
+    source: TokenSource, request: TokenRequest
+) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
+    """The batches of a source, or each of its items as one."""
+    if isinstance(source, BatchSource):
+        async with aclosing(source.batches(request)) as batches:
+            async for batch in batches:
+                yield batch
+        return
+    async with aclosing(source.generate(request)) as items:
+        async for item in items:
+            yield [item]

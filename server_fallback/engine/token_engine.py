@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import replace
 from threading import Thread
 
@@ -23,6 +24,9 @@ from .draft_model import DraftModel
 from .embedder import EmbedJob
 from .engine_loop import EngineLoop
 from .inbox import Inbox
+from .item_queue import Item, ItemQueue
+from .mask_pool import MaskPool
+from .masks import Masks
 from .model import TokenModel
 from .ngram_drafter import NgramDrafter
 from .request import Completion, GeneratedToken, PromptLogprobs, TokenRequest
@@ -36,8 +40,9 @@ class TokenEngine:
     """A `TokenSource` that owns its runner: it alone calls the runner, and closes it in the end.
 
     If the runner's pages do not hold the model's whole context, ``context`` is what they hold. ``draft`` is the draft
-    model, for a config with one. ``max_drafts``: how many drafts a step checks, of all callers together. Raises
-    RequestError if the config's speculation cannot work.
+    model, for a config with one, and ``masks`` computes the masks of constrained answers, on threads by default.
+    ``device`` describes the runner's device. ``max_drafts``: how many drafts a step checks, of all callers together.
+    Raises RequestError if the config's speculation cannot work.
     """
 
     def __init__(
@@ -47,15 +52,18 @@ class TokenEngine:
         config: EngineConfig | None = None,
         *,
         draft: DraftModel | None = None,
+        masks: Masks | None = None,
     ) -> None:
         config = config or EngineConfig()
+        masks = masks or MaskPool(config.max_mask_wait_seconds)
         drafter = make_drafter(config.speculation, draft, runner.limits, model)
         limits = runner.limits
         context = longest_sequence(runner.groups, model.context, model.page_size, limits.tokens)
         self.model = replace(model, context=context)
         self._inbox = Inbox(min(limits.sequences, limits.rows) + config.max_waiting)
         self._arrivals = itertools.count()
-        self._loop = EngineLoop(runner, self.model, config, self._inbox, drafter)
+        self._loop = EngineLoop(runner, self.model, config, self._inbox, drafter, masks)
+        self.device = runner.device
         self.max_drafts = (
             0 if model.embeds else max(0, min(limits.rows, limits.tokens) - min(limits.rows, limits.sequences))
         )
@@ -70,8 +78,19 @@ class TokenEngine:
     async def generate(
         self, request: TokenRequest
     ) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
-        """Yield each new token, without a stop token, and last the Completion. Any number of requests share the steps
-        of the device. If ``prompt_logprobs`` are requested, PromptLogprobs comes first.
+        """Yield each new token, without a stop token, and last the Completion. If ``prompt_logprobs`` are requested,
+        PromptLogprobs comes first. See `batches`.
+        """
+        async with aclosing(self.batches(request)) as batches:
+            async for batch in batches:
+                for item in batch:
+                    yield item
+
+    async def batches(
+        self, request: TokenRequest
+    ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
+        """What `generate` yields, in lists of all items that are ready: several, if the reader is slower than the
+        device. Any number of requests share the steps of the device.
 
         Requests with the same prompt compute it once. Closing the generator early ends the answer and frees its pages
         at the next step.
@@ -79,21 +98,31 @@ class TokenEngine:
         Raises RequestError for a request that cannot be answered, QueueFull, DeadlineExceeded, Unavailable once the
         engine is closed, or DeviceError.
         """
-        check_request(request, self.model, self._loop.adapters.names)
-        sampling = resolve_sampling(request.sampling, request.answered)
-        answer = Answer(self.arrive() if request.arrival is None else request.arrival, request, sampling)
-        self._inbox.add(answer)
+        queue = ItemQueue()
+        answer = self.begin(request, queue.put)
         try:
-            if request.prompt_logprobs > 0 and answer.num_prompt_logprobs == 0:
-                yield PromptLogprobs(())
             while True:
-                item = await answer.next()
-                yield item
-                if isinstance(item, Completion):
+                items = await queue.next()
+                yield items
+                if isinstance(items[-1], Completion):
                     return
         finally:
-            if not answer.ended:
-                self._inbox.abandon(answer)
+            self.abandon(answer)
+
+    def begin(self, request: TokenRequest, put: Callable[[Item], None]) -> Answer:
+        """Begin an answer; the running event loop calls ``put`` with its items. Raises what `batches` raises first."""
+        check_request(request, self.model, self._loop.adapters.names)
+        sampling = resolve_sampling(request.sampling, request.answered)
+        answer = Answer(self.arrive() if request.arrival is None else request.arrival, request, sampling, put)
+        self._inbox.add(answer)
+        if request.prompt_logprobs > 0 and answer.num_prompt_logprobs == 0:
+            put(PromptLogprobs(()))
+        return answer
+
+    def abandon(self, answer: Answer) -> None:
+        """Nobody reads an answer any more: end it at the next step, unless it has ended."""
+        if not answer.ended:
+            self._inbox.abandon(answer)
 
     def arrive(self) -> int:
         """A position in the order of arrival, for requests that together make one answer."""

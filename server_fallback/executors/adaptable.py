@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.formats.peft import read_adapter
+from nearfar.compiler.runtime.batch import FloatArray
 
-from ..engine.token_engine import TokenEngine
 from ..text.text_workers import TextWorkers
 from .executor import Executor
-from .local import LocalExecutor
+from .local import Engine, LocalExecutor
 from .text_model import TextModel
+
+
+class AdaptableEngine(Engine, Protocol):
+    """The part of `engine.token_engine.TokenEngine` that is needed here."""
+
+    async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None: ...
+
+    async def unload_adapter(self, name: str) -> None: ...
 
 
 class AdaptableExecutor(LocalExecutor):
@@ -22,7 +32,7 @@ class AdaptableExecutor(LocalExecutor):
 
     def __init__(
         self,
-        engine: TokenEngine,
+        engine: AdaptableEngine,
         model: TextModel,
         manifest: Manifest,
         *,
@@ -31,18 +41,18 @@ class AdaptableExecutor(LocalExecutor):
         device: str = "",
     ) -> None:
         super().__init__(engine, model, workers=workers, memory_bytes=memory_bytes, device=device)
-        self._token_engine, self._text_model, self._manifest = engine, model, manifest
+        self._adaptable_engine, self._text_model, self._manifest = engine, model, manifest
         self._adapted: dict[str, AdaptedExecutor] = {}
 
     async def load_adapter(self, name: str, path: str) -> None:
         states = await asyncio.to_thread(read_adapter, Path(os.path.expanduser(path)), self._manifest)
-        await self._token_engine.load_adapter(name, states)
+        await self._adaptable_engine.load_adapter(name, states)
         self._adapted[name] = AdaptedExecutor(
-            self._token_engine, replace(self._text_model, name=name), workers=self._workers, adapter=name
+            self._adaptable_engine, replace(self._text_model, name=name), workers=self._workers, adapter=name
         )
 
     async def unload_adapter(self, name: str) -> None:
-        await self._token_engine.unload_adapter(name)
+        await self._adaptable_engine.unload_adapter(name)
         del self._adapted[name]
 
     def with_adapter(self, name: str) -> Executor:

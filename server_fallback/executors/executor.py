@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from nearfar.compiler.errors import RequestError
 
 from ..engine.request import TokenSource
 from ..engine.verification import Verification, VerifyingSource
 from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
+from ..schema.common import Usage
 from ..schema.completions import CompletionChunk, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard
@@ -126,6 +127,40 @@ class TellsAbilities(Protocol):
     """Our own engine and pairs of sides have this; another server does not report its abilities."""
 
     def abilities(self) -> Abilities: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EventBlock:
+    """Server-sent events of a streamed answer, as they are sent.
+
+    ``texts`` are the choices that have a text or a part of a call in it, ``ends`` the finish reasons of those that end.
+    The last block has the ``usage``, even if it is not requested.
+    """
+
+    sent: bytes
+    texts: frozenset[int]
+    ends: Mapping[int, str]
+    usage: Usage | None = None
+
+
+ChunkT = TypeVar("ChunkT", ChatCompletionChunk, CompletionChunk)
+# Writes a chunk as an event; None if the client requested nothing of it.
+Encode = Callable[[ChunkT], bytes | None]
+
+
+@runtime_checkable
+class Relays(Protocol):
+    """An executor that can pass on another server's events in blocks, which takes a small part of the time that chunks
+    take. The events are those that ``encode`` would write, apart from escapes in texts. Errors are those of `Executor`.
+    """
+
+    def relay_chat(
+        self, request: ChatCompletionRequest, call: Call, encode: Encode[ChatCompletionChunk]
+    ) -> AsyncGenerator[EventBlock, None]: ...
+
+    def relay_completion(
+        self, request: CompletionRequest, call: Call, encode: Encode[CompletionChunk]
+    ) -> AsyncGenerator[EventBlock, None]: ...
 
 
 @runtime_checkable

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,15 +17,12 @@ from nearfar.compiler.bundle.signature import TrustedKey
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.errors import RequestError, reason_of
 from nearfar.compiler.pipeline.compile import CompileOptions
-from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Runner
 from nearfar.compiler.runtime.inputs import require_known_inputs
 
 from ..engine.config import EngineConfig
-from ..engine.draft_model import DraftModel
-from ..engine.model import TokenModel
 from ..engine.speculation import Speculation
 from ..engine.token_engine import TokenEngine
+from ..engine_process.remote_engine import RemoteEngine, is_supported
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.grammar.grammars import Grammars
 from ..text.template_process import TemplateProcess
@@ -36,7 +32,8 @@ from .compile_process import compiled
 from .devices import default_arch, default_target, kv_memory_bytes
 from .executor import Executor, Opening
 from .local import LocalExecutor
-from .memory import MemoryPlan, context_bytes, plan_memory, weight_bytes
+from .local_recipe import LocalRecipe, Planned
+from .memory import context_bytes, plan_memory, weight_bytes
 from .registry import default_name
 from .text_model import TextModel
 
@@ -59,7 +56,8 @@ class LocalOptions:
     ``max_adapters``: slots for LoRA adapters in a bundle that supports them. ``draft``: "ngram", or a smaller model
     with the same tokenizer, which drafts ``draft_tokens`` at once; None drafts nothing. ``remote_drafts``: the drafts
     of clients (`schema/verify.py`) that a step checks, for all clients together. ``trust``: if not empty, bundles must
-    be signed with one of these keys. Bundles that are compiled here need no signature.
+    be signed with one of these keys. Bundles that are compiled here need no signature. ``own_process``: each model's
+    engine gets a process, if the system supports that.
     """
 
     target: str | None = None
@@ -75,17 +73,7 @@ class LocalOptions:
     draft_tokens: int = 4
     remote_drafts: int = 16
     trust: tuple[TrustedKey, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A bundle, and the limits and memory of its runner."""
-
-    bundle: Bundle | ExportBundle
-    memory: MemoryPlan
-
-    def open_runner(self) -> Runner:
-        return open_runner(self.bundle.manifest.target, self.bundle, self.memory.limits)
+    own_process: bool = False
 
 
 class LocalOpener:
@@ -111,7 +99,7 @@ class LocalOpener:
             text = await asyncio.to_thread(TextModel.of, planned.bundle, name)
             workers = await self._workers(text)
             try:
-                return await asyncio.to_thread(self._open, planned, draft, text, workers)
+                return await self._open(planned, draft, text, workers)
             except BaseException:
                 workers.close()
                 raise
@@ -134,33 +122,27 @@ class LocalOpener:
                 raise
         return TextWorkers(Grammars(self._compiler, lambda: model.vocabulary), template)
 
-    def _open(self, planned: Planned, draft: Planned | None, text: TextModel, workers: TextWorkers) -> LocalExecutor:
+    async def _open(
+        self, planned: Planned, draft: Planned | None, text: TextModel, workers: TextWorkers
+    ) -> LocalExecutor:
         options, manifest = self._options, planned.bundle.manifest
         speculation = None
         if options.draft is not None and manifest.embedding is None:
             speculation = Speculation("ngram" if draft is None else "draft", options.draft_tokens)
-        # Both are read from the bundle once: it may be deleted while the model is served.
-        _ = text.tokenizer_sha256
-        if manifest.embedding is None:
-            _ = text.vocabulary
-        with ExitStack() as opened:
-            runner = planned.open_runner()
-            opened.callback(runner.close)
-            drafter = None
-            if draft is not None:
-                draft_runner = draft.open_runner()
-                opened.callback(draft_runner.close)
-                drafter = DraftModel(draft_runner, TokenModel.of(draft.bundle.manifest))
-            config = EngineConfig(max_waiting=options.max_waiting, speculation=speculation)
-            engine = TokenEngine(runner, TokenModel.of(manifest), config, draft=drafter)
-            # The engine owns the runners now.
-            opened.pop_all()
+        # Read from the bundle once: it may be deleted while the model is served.
+        await asyncio.to_thread(text.read)
+        recipe = LocalRecipe(planned, draft, EngineConfig(max_waiting=options.max_waiting, speculation=speculation))
+        engine: RemoteEngine | TokenEngine
+        if options.own_process and is_supported():
+            engine = await RemoteEngine.open(recipe)
+        else:
+            engine = await asyncio.to_thread(recipe.open)
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
         if isinstance(manifest, Manifest) and manifest.lora is not None:
             return AdaptableExecutor(
-                engine, text, manifest, workers=workers, memory_bytes=memory_bytes, device=runner.device
+                engine, text, manifest, workers=workers, memory_bytes=memory_bytes, device=engine.device
             )
-        return LocalExecutor(engine, text, workers=workers, memory_bytes=memory_bytes, device=runner.device)
+        return LocalExecutor(engine, text, workers=workers, memory_bytes=memory_bytes, device=engine.device)
 
     async def _planned(self, model: str, guesses: int, remote_drafts: int) -> Planned:
         """A step checks ``guesses`` of each sequence, and ``remote_drafts`` beside them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import TypeGuard
 
 from ..engine.request import (
     MAX_PROMPT_LOGPROBS,
@@ -13,6 +14,7 @@ from ..engine.request import (
     PromptLogprobs,
     TokenRequest,
     TokenSource,
+    batches_of,
 )
 from .executor import Call
 
@@ -28,20 +30,31 @@ class ObservedTokens:
         self._call = call
 
     async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
+        async with aclosing(self.batches(request)) as batches:
+            async for batch in batches:
+                for item in batch:
+                    yield item
+
+    async def batches(self, request: TokenRequest) -> AsyncGenerator[list[GeneratedToken | Completion], None]:
         if request.max_tokens == 0:
-            yield Completion("length", len(request.prompt_ids), 0, 0, 0.0, 0.0, 0.0)
+            yield [Completion("length", len(request.prompt_ids), 0, 0, 0.0, 0.0, 0.0)]
             return
         if self._call.observe_prompt_logprobs is not None:
             request = replace(request, prompt_logprobs=MAX_PROMPT_LOGPROBS)
-        async with aclosing(self._engine.generate(request)) as tokens:
-            async for output in tokens:
-                if isinstance(output, PromptLogprobs):
-                    if self._call.observe_prompt_logprobs is not None:
-                        self._call.observe_prompt_logprobs(output.values)
-                    continue
-                if isinstance(output, Completion):
-                    if self._call.observe_queue is not None:
-                        self._call.observe_queue(output.queue_seconds)
-                elif self._call.observe_token is not None:
-                    self._call.observe_token(output.token_id)
-                yield output
+        async with aclosing(batches_of(self._engine, request)) as batches:
+            async for batch in batches:
+                if observed := [item for item in batch if self._observe(item)]:
+                    yield observed
+
+    def _observe(self, item: PromptLogprobs | GeneratedToken | Completion) -> TypeGuard[GeneratedToken | Completion]:
+        """Report an item. Returns whether the caller gets it."""
+        if isinstance(item, PromptLogprobs):
+            if self._call.observe_prompt_logprobs is not None:
+                self._call.observe_prompt_logprobs(item.values)
+            return False
+        if isinstance(item, Completion):
+            if self._call.observe_queue is not None:
+                self._call.observe_queue(item.queue_seconds)
+        elif self._call.observe_token is not None:
+            self._call.observe_token(item.token_id)
+        return True

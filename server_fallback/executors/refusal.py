@@ -20,6 +20,8 @@ CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # elsewhere too.
 STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429, "timeout_error": 503}
 NOT_THERE = {408, 502, 503, 504, 529}
+# vLLM's error, with the status 500, for each request after its engine has crashed; the server then ends.
+DEAD_ENGINE = "EngineCore encountered an issue"
 
 
 def refusal(url: str, response: httpx.Response, text: str) -> NearfarError:
@@ -50,7 +52,7 @@ def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds:
         )
     if status == 429:
         return QueueFull(f"{url}: {message}", upstream=url, **hint)
-    if status in NOT_THERE:
+    if status in NOT_THERE or (status == 500 and message.startswith(DEAD_ENGINE)):
         return Unavailable(f"{url}: {message}", upstream=url, **hint)
     if 300 <= status < 400:
         return DeviceError(

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Protocol
 
 import httpx
 
@@ -26,9 +27,28 @@ MAX_LINE_BYTES = 65_536
 LOG_END_SECONDS = 2.0
 
 
+class Companions(Protocol):
+    """Other machines without which the server does not work."""
+
+    @property
+    def missing(self) -> list[int]:
+        """Those that are not there."""
+
+    async def start(self) -> None:
+        """Return when all are there and were told to start."""
+
+    async def failed(self) -> str:
+        """Return why, once one has failed."""
+
+    async def stop(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ServerProgram:
-    """``command`` serves ``health_url`` once it is ready, which may take up to ``start_seconds``.
+    """``command`` serves ``health_url`` once it is ready, which may take up to ``start_seconds``. It starts when its
+    ``companions`` are there, and crashes with each of them.
 
     After a crash it is restarted after ``first_restart_seconds``, and after twice the wait each further time. After
     ``restarts`` crashes with less than ``steady_seconds`` of work between them, it is given up.
@@ -43,6 +63,7 @@ class ServerProgram:
     restarts: int = 5
     first_restart_seconds: float = 1.0
     steady_seconds: float = 60.0
+    companions: Companions | None = field(default=None, repr=False)
 
 
 class SupervisedServer:
@@ -54,6 +75,7 @@ class SupervisedServer:
         self._process: asyncio.subprocess.Process | None = None
         self._log: asyncio.Task[None] | None = None
         self._supervision: asyncio.Task[None] | None = None
+        self._failing: asyncio.Task[str] | None = None
         self.ready = False
         self.detail = "not started"
 
@@ -65,10 +87,18 @@ class SupervisedServer:
         """Return when it answers. Raises DeviceError, with the end of its log, if it exits first or takes too long; it
         is then stopped.
         """
+        program = self._program
         try:
-            await self._launch()
+            async with asyncio.timeout(program.start_seconds if program.companions else None) as limit:
+                await self._gather()
+                # The rest has a limit of its own.
+                limit.reschedule(None)
+                await self._launch()
+        except TimeoutError as error:
+            await self._close()
+            raise DeviceError(f"{program.name}: {self.detail} for {program.start_seconds:.0f} seconds") from error
         except BaseException:
-            await self._end()
+            await self._close()
             raise
         self._supervision = asyncio.create_task(self._supervise())
 
@@ -78,8 +108,26 @@ class SupervisedServer:
             self._supervision.cancel()
             with suppress(asyncio.CancelledError):
                 await self._supervision
-        await self._end()
+        await self._close()
         self.detail = "stopped"
+
+    async def _close(self) -> None:
+        await self._end()
+        if self._program.companions is not None:
+            await self._program.companions.close()
+
+    async def _gather(self) -> None:
+        """Wait for the companions, and start them."""
+        companions = self._program.companions
+        if companions is None:
+            return
+        if missing := companions.missing:
+            self.detail = f"{self.detail}, and waiting for the nodes {', '.join(map(str, missing))}".removeprefix(
+                "not started, and "
+            )
+            self._say(self.detail)
+        await companions.start()
+        self._failing = asyncio.create_task(companions.failed())
 
     async def _launch(self) -> None:
         program, self.detail = self._program, "starting"
@@ -109,6 +157,8 @@ class SupervisedServer:
                         f"{program.name} ended with status {status} before it was ready; its last "
                         f"lines:\n{self._last()}"
                     )
+                if self._failing is not None and self._failing.done():
+                    raise DeviceError(f"{program.name} was not ready before {self._failing.result()}")
                 if monotonic() > give_up:
                     raise DeviceError(
                         f"{program.name} was not ready after {program.start_seconds:.0f} seconds; its last "
@@ -122,8 +172,9 @@ class SupervisedServer:
         while True:
             assert self._process is not None
             started = monotonic()
-            reason = f"crashed with status {await self._process.wait()}"
-            self.ready = False
+            reason = await self._crash(self._process)
+            # Requests that break now are told this.
+            self.ready, self.detail = False, f"{reason}, and is restarting"
             crashes = 1 if monotonic() - started > program.steady_seconds else crashes + 1
             while True:
                 await self._end()
@@ -139,15 +190,34 @@ class SupervisedServer:
                 self._say(f"{reason}; restarting it in {wait:g} s ({crashes} of {program.restarts})")
                 await asyncio.sleep(wait)
                 try:
+                    await self._gather()
                     await self._launch()
                     break
                 except DeviceError as error:
                     reason = error.message.partition(";")[0].removeprefix(f"{program.name} ")
                     crashes += 1
 
+    async def _crash(self, process: asyncio.subprocess.Process) -> str:
+        """Wait for the end of the process or the failure of a companion, and return which."""
+        ended = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait(
+                {ended, *([self._failing] if self._failing is not None else [])}, return_when=asyncio.FIRST_COMPLETED
+            )
+            if self._failing is not None and self._failing.done():
+                return self._failing.result()
+            return f"crashed with status {ended.result()}"
+        finally:
+            ended.cancel()
+
     async def _end(self) -> None:
-        """End the process and all child processes that it left behind."""
+        """End the process, all child processes that it left behind, and its companions."""
         self.ready = False
+        if self._failing is not None:
+            self._failing.cancel()
+            self._failing = None
+        if self._program.companions is not None:
+            await self._program.companions.stop()
         if self._process is not None:
             if self._process.returncode is None:
                 signal_group(self._process.pid, signal.SIGTERM)

@@ -47,6 +47,12 @@ class TextModel:
             manifest.embedding,
         )
 
+    def read(self) -> None:
+        """Read all that is read from files at first use."""
+        _ = self.tokenizer_sha256
+        if self.embedding is None:
+            _ = self.vocabulary
+
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """Read at first use, which takes a second for the largest vocabularies."""

@@ -13,18 +13,22 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic
 from typing import Any, TypeVar
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import httpx
 
-from nearfar.compiler.errors import DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 
 from .circuit import Circuit
-from .executor import Call
+from .executor import Call, EventBlock
+from .http_transport import BODY, Body, transport_for
 from .refusal import SHOWN_CHARACTERS, refusal, streamed_error
+from .relay import ReadEvent, Relay
 from .sse import events
+from .upstream_answers import AFTER_END_SECONDS
 
 PASSED_ON = ("traceparent", "tracestate")
 CONNECT_TIMEOUT_SECONDS = 5.0
@@ -61,13 +65,32 @@ class Upstream:
             while (data := await before(call.deadline, anext(source, None))) is not None:
                 if data == "[DONE]":
                     return
-                value = self._object(data)
-                if isinstance(value.get("error"), dict):
-                    raise streamed_error(self.url, value["error"])
-                yield value
-            raise Unavailable(
-                f"{self.url}: its answer stopped before the end; send the request again", upstream=self.url
-            )
+                yield self._event_object(data)
+            raise self._stopped()
+
+    async def relay(
+        self, path: str, body: Mapping[str, Any], call: Call, relay_for: Callable[[ReadEvent], Relay[Any]]
+    ) -> AsyncGenerator[EventBlock]:
+        """The events of a streamed answer, as ``relay_for`` makes them from its bytes. Raises what `stream` raises, and
+        DeviceError for an answer that is not in OpenAI's form.
+        """
+        relay = relay_for(self._event_object)
+        try:
+            async with self._sent("POST", path, body, call) as response:
+                read, deadline = reader_of(response), call.deadline
+                while not relay.is_over:
+                    if relay.ended:
+                        deadline = min(deadline or inf, monotonic() + AFTER_END_SECONDS)
+                    if not (part := await read(deadline)):
+                        raise self._stopped()
+                    if (block := relay.add(part)) is not None:
+                        yield block
+                    if relay.failure is not None:
+                        raise relay.failure
+        except NearfarError:
+            if not relay.ended:
+                raise
+        yield relay.end()
 
     async def request(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> dict[str, Any]:
         """The object that the server answers with. Raises what `stream` raises."""
@@ -137,6 +160,16 @@ class Upstream:
             if response is not None:
                 await response.aclose()
 
+    def _stopped(self) -> Unavailable:
+        return Unavailable(f"{self.url}: its answer stopped before the end; send the request again", upstream=self.url)
+
+    def _event_object(self, data: str) -> dict[str, Any]:
+        """Raises the error that an event reports, and DeviceError for one that is not an object."""
+        value = self._object(data)
+        if isinstance(value.get("error"), dict):
+            raise streamed_error(self.url, value["error"])
+        return value
+
     def _object(self, data: str) -> dict[str, Any]:
         try:
             value = json.loads(data)
@@ -151,6 +184,30 @@ class Upstream:
                 upstream=self.url,
             )
         return value
+
+
+def reader_of(response: httpx.Response) -> Callable[[float | None], Awaitable[bytes]]:
+    """Return a function that reads the next part of the body, empty at its end, and raises DeadlineExceeded at a
+    deadline.
+    """
+    body = response.extensions.get(BODY)
+    if isinstance(body, Body) and "content-encoding" not in response.headers:
+
+        async def read(deadline: float | None) -> bytes:
+            try:
+                return await body.read(deadline)
+            except TimeoutError as error:
+                raise too_late() from error
+
+        return read
+    parts = response.aiter_bytes()
+
+    async def read_decoded(deadline: float | None) -> bytes:
+        while (part := await before(deadline, anext(parts, None))) == b"":
+            pass
+        return part or b""
+
+    return read_decoded
 
 
 def as_uuid(request_id: str) -> str:
@@ -171,12 +228,14 @@ def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False
         raise RequestError(f"upstream {url!r}: is no URL ({error}); write http://host:port") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise RequestError(f"upstream {url!r}: is no URL of a server; write http://host:port")
+    # A proxy from the environment cannot reach servers on this machine.
+    trust_env = parsed.host not in ("localhost", "127.0.0.1", "::1")
     client = httpx.AsyncClient(
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        transport=transport_for(trust_env=trust_env),
         timeout=httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_TIMEOUT_SECONDS, pool=None),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-        # A proxy from the environment cannot reach servers on this machine.
-        trust_env=parsed.host not in ("localhost", "127.0.0.1", "::1"),
+        trust_env=trust_env,
     )
     return Upstream(root, client, any_request_id)
 
@@ -189,9 +248,11 @@ async def before(deadline: float | None, awaited: Awaitable[T]) -> T:
         async with asyncio.timeout(max(0.0, deadline - monotonic())):
             return await awaited
     except TimeoutError as error:
-        raise DeadlineExceeded(
-            "the upstream did not answer before the request's deadline; allow it more time"
-        ) from error
+        raise too_late() from error
+
+
+def too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("the upstream did not answer before the request's deadline; allow it more time")
 
 
 def reason(error: httpx.HTTPError) -> str:

@@ -31,44 +31,81 @@ async def in_our_form(
 ) -> AsyncGenerator[dict[str, Any]]:
     """Yield chunks with choices as they arrive, then one with only the usage; ``name`` is our name for the model.
 
-    If the server reports no usage, the chunks with a text or a call count as the answer's tokens, and the prompt's are
-    0. After the end of all choices only the usage is read, at most `AFTER_END_CHUNKS` chunks and for
-    `AFTER_END_SECONDS`; failures no longer matter then. Raises DeviceError for an answer that is not in OpenAI's form,
-    Unavailable for an answer without a chunk, and what ``values`` raises.
+    After the end of all choices only the usage is read, at most `AFTER_END_CHUNKS` chunks and for `AFTER_END_SECONDS`;
+    failures no longer matter then. Raises DeviceError for an answer that is not in OpenAI's form, Unavailable for an
+    answer without a chunk, and what ``values`` raises.
     """
-    usage: dict[str, Any] | None = None
-    last: dict[str, Any] = {}
-    pieces, after_end = 0, 0
-    bounded = BoundedChoices(bounds)
-    while after_end <= AFTER_END_CHUNKS:
+    answer = UpstreamAnswer(name, bounds)
+    while not answer.is_over:
         try:
-            async with asyncio.timeout(AFTER_END_SECONDS if bounded.ended else None):
+            async with asyncio.timeout(AFTER_END_SECONDS if answer.ended else None):
                 value = await anext(values, None)
         except (TimeoutError, NearfarError):
-            if bounded.ended:
+            if answer.ended:
                 break
             raise
         if value is None:
             break
-        after_end += bounded.ended
-        usage = value["usage"] if isinstance(value.get("usage"), dict) else usage
+        if (chunk := answer.add(value)) is not None:
+            yield chunk
+    for chunk in answer.end():
+        yield chunk
+
+
+class UpstreamAnswer:
+    """Makes our chunks from the objects of another server's stream.
+
+    If the server reports no usage, the chunks with a text or a call count as the answer's tokens, and the prompt's are
+    0.
+    """
+
+    def __init__(self, name: str, bounds: Bounds) -> None:
+        self._name = name
+        self._bounded = BoundedChoices(bounds)
+        self._usage: dict[str, Any] | None = None
+        self._last: dict[str, Any] = {}
+        self._pieces = self._after_end = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether all choices have ended. Then only the usage is of interest."""
+        return self._bounded.ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether too much arrived after the end."""
+        return self._after_end > AFTER_END_CHUNKS
+
+    def add(self, value: dict[str, Any]) -> dict[str, Any] | None:
+        """The chunk for an object of the stream; None if it has no choices. Raises DeviceError for another form."""
+        self._after_end += self._bounded.ended
+        self._usage = value["usage"] if isinstance(value.get("usage"), dict) else self._usage
         choices = [
             choice
-            for each in choices_of(value, name)
-            if (choice := bounded.bounded(plain_choice(each, name))) is not None
+            for each in choices_of(value, self._name)
+            if (choice := self._bounded.bounded(plain_choice(each, self._name))) is not None
         ]
-        pieces += sum(map(has_content, choices))
-        last = {key: value[key] for key in ("id", "created") if key in value} | {"model": name}
-        if choices:
-            yield {**last, "choices": choices}
-    if not last:
-        raise Unavailable("the upstream ended its answer without any output; send the request again")
-    if rest := [*bounded.rest(None if usage is None else plain_usage(usage)["completion_tokens"])]:
-        pieces += sum(map(has_content, rest))
-        for choice in rest:
-            yield {**last, "choices": [choice]}
-    counts = {"prompt_tokens": 0, "completion_tokens": pieces} if usage is None else usage
-    yield {**last, "choices": [], "usage": plain_usage(counts)}
+        self._pieces += sum(map(has_content, choices))
+        self._last = {key: value[key] for key in ("id", "created") if key in value} | {"model": self._name}
+        return {**self._last, "choices": choices} if choices else None
+
+    def add_pieces(self, index: int, pieces: int, text: str) -> bool:
+        """Count chunks with ``pieces`` of text that are like an earlier one. False if each has to be added itself."""
+        if not self._bounded.admits(index, pieces, text):
+            return False
+        self._pieces += pieces
+        return True
+
+    def end(self) -> list[dict[str, Any]]:
+        """The last chunks, the usage last. Raises Unavailable for an answer without a chunk."""
+        if not self._last:
+            raise Unavailable("the upstream ended its answer without any output; send the request again")
+        usage = self._usage
+        rest = list(self._bounded.rest(None if usage is None else plain_usage(usage)["completion_tokens"]))
+        self._pieces += sum(map(has_content, rest))
+        counts = {"prompt_tokens": 0, "completion_tokens": self._pieces} if usage is None else usage
+        chunks = [{**self._last, "choices": [choice]} for choice in rest]
+        return [*chunks, {**self._last, "choices": [], "usage": plain_usage(counts)}]
 
 
 def checked(kind: type[AnswerT], value: Mapping[str, Any], name: str) -> AnswerT:

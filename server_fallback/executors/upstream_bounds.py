@@ -76,7 +76,7 @@ class BoundedChoices:
         size = listed or int(self._bounds.counts_pieces and says_text(choice))
         self._tokens[index] += size
         is_over = bool(size) and limit is not None and self._tokens[index] > limit
-        self._texts[index].add(text_of(choice))
+        self._texts[index] = self._texts[index].plus(text_of(choice))
         is_too_long = limit is not None and self._texts[index].exceeds(limit)
         if is_too_long or (is_over and (listed or index in self._late)):
             self._late.pop(index, None)
@@ -88,6 +88,21 @@ class BoundedChoices:
             self._late.setdefault(index, []).append(choice)
             return None
         return choice
+
+    def admits(self, index: int, pieces: int, text: str) -> bool:
+        """Count ``pieces`` of text, without an end, if all of them belong to the answer. Otherwise, or if this is not
+        certain, count nothing: then `bounded` has to judge each piece.
+        """
+        if not 0 <= index < self._bounds.choices or index in self._ended or index in self._late:
+            return False
+        limit = self._bounds.tokens
+        if limit is not None:
+            tokens = self._tokens[index] + (pieces if self._bounds.counts_pieces else 0)
+            length = self._texts[index].plus(text)
+            if tokens > limit or length.exceeds(limit):
+                return False
+            self._tokens[index], self._texts[index] = tokens, length
+        return True
 
     def rest(self, completion_tokens: int | None) -> Iterator[dict[str, Any]]:
         """Return, at the end, the rest of the answer, from the server's count of its tokens (None if it sent no
@@ -109,14 +124,13 @@ def cut(index: int) -> dict[str, Any]:
 class TextLength:
     """The numbers of words and characters of a text that arrives in pieces."""
 
-    def __init__(self) -> None:
-        self._words = self._characters = 0
-        self._last = " "
+    def __init__(self, words: int = 0, characters: int = 0, last: str = " ") -> None:
+        self._words, self._characters, self._last = words, characters, last
 
-    def add(self, piece: str) -> None:
-        self._words += len(re.findall(r"[ \n\t][^ \n\t]", self._last + piece))
-        self._characters += len(piece)
-        self._last = piece[-1:] or self._last
+    def plus(self, piece: str) -> TextLength:
+        """The numbers for the text with one more piece."""
+        words = self._words + len(re.findall(r"[ \n\t][^ \n\t]", self._last + piece))
+        return TextLength(words, self._characters + len(piece), piece[-1:] or self._last)
 
     def exceeds(self, tokens: int) -> bool:
         """Return whether the text is longer than any text of ``tokens`` tokens."""

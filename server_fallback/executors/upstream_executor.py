@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from nearfar.compiler.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
 
@@ -20,7 +20,8 @@ from ..schema.completions import CompletionChunk, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from .dialect import Dialect, generation_body
-from .executor import Call, Executor, ExecutorState, Opening
+from .executor import Call, ChunkT, Encode, EventBlock, Executor, ExecutorState, Opening
+from .relay import ReadEvent, Relay
 from .replicas import Replicas, prefixes_of
 from .upstream import Upstream, make_upstream
 from .upstream_answers import checked, in_our_form
@@ -29,13 +30,18 @@ from .upstream_bounds import bounds_of
 ATTEMPTS = 3
 # The wait before the second attempt is between half of this and all of it; before the third, it is twice as long.
 RETRY_SECONDS = 0.1
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+GENERATES = (CHAT, COMPLETIONS)
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamOptions:
     """``model`` is the upstream's name for the model, None for the only one that it serves; ``name`` is our name.
     ``priorities``: whether the upstream orders requests by priority (vLLM does with --scheduling-policy priority, and
-    without that option it rejects requests that have a priority).
+    without that option it rejects requests that have a priority). ``routes`` are the paths that it answers, None if
+    that is not known.
     """
 
     urls: tuple[str, ...]
@@ -46,6 +52,7 @@ class UpstreamOptions:
     context: int | None = None
     priorities: bool = False
     check_seconds: float = 5.0
+    routes: frozenset[str] | None = None
 
     @property
     def any_request_id(self) -> bool:
@@ -137,17 +144,27 @@ class UpstreamExecutor:
         return self._context
 
     async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk]:
-        async with aclosing(self._generate("/v1/chat/completions", request, call)) as values:
+        async with aclosing(self._generate(CHAT, request, call)) as values:
             async for value in values:
                 yield checked(ChatCompletionChunk, value, self._options.name)
 
     async def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk]:
-        async with aclosing(self._generate("/v1/completions", request, call)) as values:
+        async with aclosing(self._generate(COMPLETIONS, request, call)) as values:
             async for value in values:
                 yield checked(CompletionChunk, value, self._options.name)
 
+    def relay_chat(
+        self, request: ChatCompletionRequest, call: Call, encode: Encode[ChatCompletionChunk]
+    ) -> AsyncGenerator[EventBlock]:
+        return self._relay(CHAT, request, call, ChatCompletionChunk, encode)
+
+    def relay_completion(
+        self, request: CompletionRequest, call: Call, encode: Encode[CompletionChunk]
+    ) -> AsyncGenerator[EventBlock]:
+        return self._relay(COMPLETIONS, request, call, CompletionChunk, encode)
+
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
-        answer = checked(EmbeddingResponse, await self._ask("/v1/embeddings", request, call), self._options.name)
+        answer = checked(EmbeddingResponse, await self._ask(EMBEDDINGS, request, call), self._options.name)
         return answer.model_copy(update={"model": self._options.name})
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
@@ -175,22 +192,58 @@ class UpstreamExecutor:
         self, path: str, request: ChatCompletionRequest | CompletionRequest, call: Call
     ) -> AsyncGenerator[dict[str, Any]]:
         """The chunks of the first replica that answers, in our form."""
+        self._require_route(path)
+        body, bounds = self._body(request, call), bounds_of(request, self._options.dialect)
+
+        async def chunks_of(upstream: Upstream) -> AsyncGenerator[dict[str, Any]]:
+            async with (
+                aclosing(upstream.stream(path, body, call)) as values,
+                aclosing(in_our_form(values, self._options.name, bounds)) as chunks,
+            ):
+                async for chunk in chunks:
+                    yield chunk
+
+        async with aclosing(self._first_answer(request, chunks_of)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _relay(
+        self,
+        path: str,
+        request: ChatCompletionRequest | CompletionRequest,
+        call: Call,
+        kind: type[ChunkT],
+        encode: Encode[ChunkT],
+    ) -> AsyncGenerator[EventBlock]:
+        """The events of the first replica that answers."""
+        self._require_route(path)
+        body, bounds = self._body(request, call), bounds_of(request, self._options.dialect)
+
+        def relay_for(read: ReadEvent) -> Relay[ChunkT]:
+            return Relay(kind, self._options.name, bounds, encode, read)
+
+        return self._first_answer(request, lambda upstream: upstream.relay(path, body, call, relay_for))
+
+    def _body(self, request: ChatCompletionRequest | CompletionRequest, call: Call) -> dict[str, Any]:
         priority = call.priority if self._options.priorities or self._options.dialect == "nearfar" else None
-        body = generation_body(request, self._model, self._options.dialect, priority=priority)
-        bounds = bounds_of(request, self._options.dialect)
+        return generation_body(request, self._model, self._options.dialect, priority=priority)
+
+    async def _first_answer(
+        self,
+        request: ChatCompletionRequest | CompletionRequest,
+        answer_of: Callable[[Upstream], AsyncGenerator[Part]],
+    ) -> AsyncGenerator[Part]:
+        """The answer of the first replica that answers."""
         prefixes, tried = prefixes_of(request), list[Upstream]()
         while True:
             upstream = self._replicas.choose(prefixes, tried)
             tried.append(upstream)
             began = False
             try:
-                async with (
-                    aclosing(upstream.stream(path, body, call)) as values,
-                    aclosing(in_our_form(values, self._options.name, bounds)) as chunks,
-                ):
-                    async for chunk in chunks:
+                async with aclosing(answer_of(upstream)) as parts:
+                    async for part in parts:
                         began = True
-                        yield chunk
+                        yield part
                 return
             except Unavailable as error:
                 if began:
@@ -200,6 +253,7 @@ class UpstreamExecutor:
     async def _ask(
         self, path: str, request: EmbeddingRequest | TokenizeRequest | DetokenizeRequest, call: Call
     ) -> dict[str, Any]:
+        self._require_route(path)
         body = request.model_dump(mode="json", by_alias=True, exclude_none=True) | {"model": self._model}
         tried = list[Upstream]()
         while True:
@@ -230,6 +284,24 @@ class UpstreamExecutor:
             await asyncio.sleep(seconds)
             due = [replica.upstream for replica in self._replicas.all if replica.upstream.circuit.admits]
             await asyncio.gather(*(upstream.check() for upstream in due))
+
+    def _require_route(self, path: str) -> None:
+        """Raises RequestError if the model behind the servers is not one for this route."""
+        routes = self._options.routes
+        if routes is None or path in routes:
+            return
+        name = self._options.name
+        if path == EMBEDDINGS:
+            raise RequestError(
+                f"{name}: this model generates text and makes no embeddings; use an embedding model", param="model"
+            )
+        if path in GENERATES and EMBEDDINGS in routes:
+            raise RequestError(
+                f"{name}: this model makes embeddings and generates no text; use a model that generates text, or "
+                "request embeddings",
+                param="model",
+            )
+        raise RequestError(f"{name}: the server behind this model has no route {path}", param="model")
 
     def _require_tokenize(self) -> None:
         if self._options.dialect == "openai":

@@ -4,27 +4,58 @@ parallelism on one or more machines.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import shutil
 import socket
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from nearfar.compiler.errors import ToolError
+from nearfar.compiler.errors import DeadlineExceeded, QueueFull, RequestError, ToolError, Unavailable
 
-from .executor import ExecutorState, Opening
+from ..schema.chat import ChatCompletionRequest
+from ..schema.completions import CompletionRequest
+from ..schema.embeddings import EmbeddingRequest
+from ..schema.tokenize import DetokenizeRequest, TokenizeRequest
+from .executor import Call, ExecutorState, Opening
+from .nodes import Nodes
 from .registry import default_name
 from .replicas import Replicas
 from .supervised import ServerProgram, SupervisedServer
-from .upstream import make_upstream
-from .upstream_executor import UpstreamExecutor, UpstreamOptions, discover
+from .upstream import Upstream, make_upstream
+from .upstream_executor import Part, UpstreamExecutor, UpstreamOptions, discover
+from .vllm_arguments import CheckpointFacts, checkpoint_facts, model_arguments
+
+WITHOUT_FILES = (
+    "its config.json and chat template could not be read, so the parser of its tool calls is not known; pass it with "
+    "--vllm-arguments '--tool-call-parser NAME', and '--runner pooling' for a model that makes embeddings"
+)
+# How long a crash needs to be noticed.
+REASON_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """``count`` machines with this one, which the others reach at ``address``: our port is for `nearfar node`,
+    ``master_port`` for vLLM itself. ``key`` is the same on all.
+    """
+
+    count: int
+    address: str
+    port: int
+    master_port: int
+    key: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
     """``model`` is a folder or a name on the Hugging Face Hub, as for `vllm serve`. ``arguments`` are passed to it
-    unchanged.
+    unchanged, and replace what we would pass. ``facts`` are about the model, None if
+    they are not known.
     """
 
     model: str
@@ -32,6 +63,8 @@ class VllmOptions:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     arguments: tuple[str, ...] = ()
+    facts: CheckpointFacts | None = None
+    nodes: NodeOptions | None = None
     start_seconds: float = 1800.0
     first_restart_seconds: float = 1.0
 
@@ -44,10 +77,15 @@ class VllmOpener:
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         """Raises ToolError if vLLM is not installed."""
-        options = replace(self._options, model=model, name=name or default_name(model))
         find_vllm()
+        facts = await asyncio.to_thread(checkpoint_facts, model)
+        if facts is None:
+            print(f"vllm | {model}: {WITHOUT_FILES}", file=sys.stderr, flush=True)
+        name = name or default_name(model)
+        options = replace(self._options, model=model, name=name, facts=facts)
+        embeds = facts is not None and facts.embeds
         # vLLM's process holds the memory.
-        return Opening(options.name, None, lambda: open_vllm(options))
+        return Opening(options.name, None, lambda: open_vllm(options), embeds=embeds)
 
 
 async def open_vllm(options: VllmOptions) -> VllmExecutor:
@@ -56,6 +94,12 @@ async def open_vllm(options: VllmOptions) -> VllmExecutor:
     """
     port, api_key = free_port(), secrets.token_hex(16)
     url = f"http://127.0.0.1:{port}"
+    nodes = None
+    if (several := options.nodes) is not None:
+        nodes = Nodes(
+            several.count, several.address, several.port, several.key, lambda rank: node_command(options, rank)
+        )
+        await nodes.open()
     program = ServerProgram(
         name="vllm",
         command=command(options, port),
@@ -64,6 +108,7 @@ async def open_vllm(options: VllmOptions) -> VllmExecutor:
         environment={"VLLM_API_KEY": api_key},
         start_seconds=options.start_seconds,
         first_restart_seconds=options.first_restart_seconds,
+        companions=nodes,
     )
     server = SupervisedServer(program)
     await server.start()
@@ -73,6 +118,7 @@ async def open_vllm(options: VllmOptions) -> VllmExecutor:
     upstream = make_upstream(url, api_key, any_request_id=True)
     try:
         model, context = await discover([upstream], upstream_options)
+        upstream_options = replace(upstream_options, routes=await routes_of(upstream))
     except BaseException:
         await upstream.close()
         await server.stop()
@@ -99,15 +145,74 @@ class VllmExecutor(UpstreamExecutor):
         await super().close()
         await self.server.stop()
 
+    async def _first_answer(
+        self, request: ChatCompletionRequest | CompletionRequest, answer_of: Callable[[Upstream], AsyncGenerator[Part]]
+    ) -> AsyncGenerator[Part]:
+        self._require_ready()
+        try:
+            async with aclosing(super()._first_answer(request, answer_of)) as parts:
+                async for part in parts:
+                    yield part
+        except Unavailable as error:
+            await self._explain(error)
+            raise
+
+    async def _before_retry(self, error: Unavailable, tried: Sequence[Upstream]) -> None:
+        await self._explain(error)
+        await super()._before_retry(error, tried)
+
+    async def _ask(
+        self, path: str, request: EmbeddingRequest | TokenizeRequest | DetokenizeRequest, call: Call
+    ) -> dict[str, Any]:
+        self._require_ready()
+        return await super()._ask(path, request, call)
+
+    async def _explain(self, error: Unavailable) -> None:
+        """Raise the reason of a failure if vLLM has crashed, which breaks connections before its reason is known."""
+        if not isinstance(error, DeadlineExceeded | QueueFull):
+            await asyncio.sleep(REASON_SECONDS)
+            self._require_ready()
+
+    def _require_ready(self) -> None:
+        """Raises Unavailable with the reason if vLLM is being restarted or is given up."""
+        if not self.server.ready:
+            raise Unavailable(f"{self._options.name}: vllm {self.server.detail}; send the request again later")
+
 
 def command(options: VllmOptions, port: int) -> list[str]:
     return [
         find_vllm(), "serve", options.model, "--host", "127.0.0.1", "--port", str(port), "--served-model-name",
-        options.name,
-        "--tensor-parallel-size", str(options.tensor_parallel_size), "--pipeline-parallel-size",
-        str(options.pipeline_parallel_size),
-        "--scheduling-policy", "priority", *options.arguments,
+        options.name, *engine_arguments(options, rank=0),
     ]  # fmt: skip
+
+
+def node_command(options: VllmOptions, rank: int) -> list[str]:
+    """The arguments of `vllm` on another node."""
+    return ["serve", options.model, "--headless", *engine_arguments(options, rank)]
+
+
+def engine_arguments(options: VllmOptions, rank: int) -> list[str]:
+    sizes = [
+        "--tensor-parallel-size", str(options.tensor_parallel_size),
+        "--pipeline-parallel-size", str(options.pipeline_parallel_size),
+    ]  # fmt: skip
+    nodes = options.nodes
+    if nodes is not None:
+        sizes += [
+            "--nnodes", str(nodes.count), "--node-rank", str(rank), "--master-addr", nodes.address, "--master-port",
+            str(nodes.master_port), "--distributed-executor-backend", "mp",
+        ]  # fmt: skip
+    model = model_arguments(options.facts or CheckpointFacts(), options.arguments)
+    return [*sizes, "--scheduling-policy", "priority", *model, *options.arguments]
+
+
+async def routes_of(upstream: Upstream) -> frozenset[str] | None:
+    """The paths of the routes that vLLM has for its model; None if it does not list them (--disable-fastapi-docs)."""
+    try:
+        paths = (await upstream.request("GET", "/openapi.json", None, Call("routes"))).get("paths")
+    except RequestError:
+        return None
+    return frozenset(paths) if isinstance(paths, dict) else None
 
 
 def find_vllm() -> str:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from nearfar.compiler.text.stop_strings import StopAutomaton, StopStrings
 from nearfar.compiler.text.tokenizer import TextStream, Tokenizer
 
-from ..engine.request import Completion, FinishReason, GeneratedToken, PromptLogprobs, TokenRequest, TokenSource
+from ..engine.request import (
+    Completion,
+    FinishReason,
+    GeneratedToken,
+    PromptLogprobs,
+    TokenRequest,
+    TokenSource,
+    batches_of,
+)
 from .reasoning import Parts, Reasoning, ReasoningParser, State
 
 
@@ -54,29 +62,54 @@ async def answer_choice(
     reasoning: Reasoning | None = None,
     state: State = "content",
 ) -> AsyncGenerator[Piece | ChoiceEnd, None]:
-    """Yield a piece for each token, which is empty while its text is held back, and finally the end.
+    """Yield a piece for each batch of tokens, which is empty while its text is held back, and finally the end.
 
     Stop strings end the content only. ``reasoning`` is how the model reasons, and ``state`` is the state in which the
     answer begins. Raises what the source raises.
     """
     choice = _Choice(TextStream(tokenizer), StopStrings(stops), request.min_tokens, reasoning, state)
-    async with aclosing(source.generate(request)) as tokens:
-        async for event in tokens:
-            if isinstance(event, PromptLogprobs):
-                continue
-            if isinstance(event, Completion):
-                yield choice.finish()
-                yield ChoiceEnd(
-                    "stop" if choice.stopped else event.finish_reason,
-                    event.completion_tokens,
-                    event,
-                    choice.reasoning_tokens,
-                )
+    async with aclosing(batches_of(source, request)) as batches:
+        async for batch in batches:
+            pieces, end = list[Piece](), None
+            for item in batch:
+                if isinstance(item, PromptLogprobs):
+                    continue
+                if isinstance(item, Completion):
+                    pieces.append(choice.finish())
+                    reason = "stop" if choice.stopped else item.finish_reason
+                    end = ChoiceEnd(reason, item.completion_tokens, item, choice.reasoning_tokens)
+                    break
+                pieces.append(choice.feed(item))
+                if choice.stopped:
+                    end = ChoiceEnd("stop", choice.count, None, choice.reasoning_tokens)
+                    break
+            for piece in joined(pieces):
+                yield piece
+            if end is not None:
+                yield end
                 return
-            yield choice.feed(event)
-            if choice.stopped:
-                yield ChoiceEnd("stop", choice.count, None, choice.reasoning_tokens)
-                return
+
+
+def joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """The same text in as few pieces as possible. Reasoning after text begins a new piece."""
+    waiting: list[Piece] = []
+    for piece in pieces:
+        if piece.reasoning and any(each.text for each in waiting):
+            yield join(waiting)
+            waiting = []
+        waiting.append(piece)
+    if waiting:
+        yield join(waiting)
+
+
+def join(pieces: Sequence[Piece]) -> Piece:
+    if len(pieces) == 1:
+        return pieces[0]
+    return Piece(
+        "".join(piece.text for piece in pieces),
+        tuple(token for piece in pieces for token in piece.tokens),
+        "".join(piece.reasoning for piece in pieces),
+    )
 
 
 class _Choice:

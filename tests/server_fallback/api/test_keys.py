@@ -42,6 +42,11 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
     assert keys.find("\udcff") is None
 
 
+def test_only_the_key_that_is_called_admin_is_the_admins() -> None:
+    keys = read_keys(None, {"NEARFAR_API_KEYS": "admin=sk-admin-123456,admin2=sk-two-123456,not-admin=sk-not-123456"})
+    assert [key.name for key in keys.keys if key.admin] == ["admin"]
+
+
 def test_a_key_is_nowhere_to_be_read(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(FILE)

@@ -86,6 +86,14 @@ def test_a_key_and_the_server_have_their_most_at_once() -> None:
     assert refusal(limiter, key, 3) == (400, "invalid_value")
 
 
+def test_each_answer_of_a_request_counts_for_the_most_at_once() -> None:
+    limiter, key = limiter_of(), ApiKey("a", b"", max_concurrent=4)
+    with limiter.admit("key a", key) as admission:
+        admission.answers(2, 100)
+        assert refusal(limiter, key, 3) == (429, "concurrency_limit_exceeded")
+        assert admitted(limiter, key, 2)
+
+
 def test_one_client_gets_its_share_of_requests_and_the_rest_is_for_others() -> None:
     limiter = limiter_of(requests=4, share=0.5)
     with limiter.admit(A, None), limiter.admit(A, None):

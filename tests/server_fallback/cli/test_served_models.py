@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+import pytest
 from fake_openai import MODEL, FakeOpenAI, running
 
 from nearfar.compiler.cli import make_parser
-from nearfar.server_fallback.cli.served_models import load_requests, make_opener, upstream_options
+from nearfar.compiler.errors import RequestError
+from nearfar.server_fallback.cli.numbers import node_address
+from nearfar.server_fallback.cli.served_models import load_requests, make_opener, node_options, upstream_options
 from nearfar.server_fallback.executors.local_opener import LocalOpener
 from nearfar.server_fallback.executors.upstream_executor import UpstreamOpener, only_model
-from nearfar.server_fallback.executors.vllm import VllmOpener
+from nearfar.server_fallback.executors.vllm import NodeOptions, VllmOpener
 
 
 def options(*arguments: str) -> argparse.Namespace:
@@ -33,6 +36,29 @@ def test_the_executor_decides_who_opens() -> None:
     assert opener() is LocalOpener
     assert opener("--executor", "vllm", "--vllm-arguments", "--max-model-len 8192") is VllmOpener
     assert opener("--executor", "upstream", "--upstream", "http://a") is UpstreamOpener
+
+
+def test_several_machines_need_an_address_and_a_key() -> None:
+    def nodes(*arguments: str, **environment: str) -> object:
+        return node_options(options("m", "--executor", "vllm", *arguments), environment)
+
+    key = {"NEARFAR_NODE_KEY": "secret"}
+    assert nodes() is None
+    assert nodes("--nodes", "2", "--node-address", "10.0.0.1", **key) == NodeOptions(
+        2, "10.0.0.1", 29600, 29501, "secret"
+    )
+    made = nodes("--nodes", "3", "--node-address", "[::1]:7000", "--master-port", "7001", **key)
+    assert made == NodeOptions(3, "::1", 7000, 7001, "secret")
+    with pytest.raises(RequestError, match="--node-address HOST"):
+        nodes("--nodes", "2", **key)
+    with pytest.raises(RequestError, match="set NEARFAR_NODE_KEY"):
+        nodes("--nodes", "2", "--node-address", "a")
+
+
+@pytest.mark.parametrize("text", ["", "a/b", "a:b", "http://a", "a:70000"])
+def test_a_node_address_is_a_host_and_a_port(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not HOST or HOST:PORT"):
+        node_address(text)
 
 
 def test_an_upstreams_key_comes_from_the_environment() -> None:

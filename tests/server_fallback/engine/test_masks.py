@@ -23,6 +23,7 @@ from hash_runner import MODEL, HashRunner
 from nearfar.compiler.errors import DeadlineExceeded, RequestError, Unavailable
 from nearfar.server_fallback.engine import mask_pool, mask_task
 from nearfar.server_fallback.engine.config import EngineConfig
+from nearfar.server_fallback.engine.masks import SavedWaits
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 
 IMPATIENT = EngineConfig(max_mask_wait_seconds=0.001)
@@ -104,7 +105,7 @@ def test_other_constrained_answers_go_on_while_masks_are_computed(monkeypatch: p
             for constraint in constraints:
                 constraint.released.set()
             assert await asyncio.gather(*slow) == [alone] * 4
-            assert len(engine._loop._masks._threads) <= mask_pool.NUM_QUICK + mask_pool.NUM_SLOW
+            assert len(engine._loop._masks._threads) <= mask_pool.NUM_QUICK + mask_pool.NUM_SLOW  # type: ignore[attr-defined]
 
     run(work())
 
@@ -189,7 +190,7 @@ def test_the_engine_closes_while_a_mask_is_computed(monkeypatch: pytest.MonkeyPa
                 await answer
         for constraint in constraints:
             constraint.released.set()
-        while engine._loop._masks._threads:
+        while engine._loop._masks._threads:  # type: ignore[attr-defined]
             await asyncio.sleep(0.001)
 
     run(work())
@@ -212,9 +213,9 @@ def test_a_preempted_answer_whose_mask_is_late_gives_the_same_tokens() -> None:
 
 
 def test_the_engine_waits_for_masks_half_of_the_time_at_most() -> None:
-    pool = mask_pool.MaskPool(0.01)
+    pool = mask_pool.MaskPool[None](0.01)
     constraints = [Blocking(blocked_mask=1) for _ in range(1)]
-    task = mask_task.MaskTask(None, constraints[0])  # type: ignore[arg-type]
+    task = mask_task.MaskTask(None, constraints[0])
     pool.post([task])
     started, waited = time.perf_counter(), 0.0
     for _ in range(40):
@@ -223,7 +224,7 @@ def test_the_engine_waits_for_masks_half_of_the_time_at_most() -> None:
         waited += time.perf_counter() - began
         time.sleep(0.002)
     worked = time.perf_counter() - started - waited
-    assert 0.01 <= waited <= mask_pool.NUM_SAVED_WAITS * 0.01 + worked + 0.05
+    assert 0.01 <= waited <= SavedWaits.NUM_SAVED * 0.01 + worked + 0.05
     constraints[0].released.set()
     while not pool.collect(1)[0]:
         pass
@@ -231,8 +232,8 @@ def test_the_engine_waits_for_masks_half_of_the_time_at_most() -> None:
 
 
 def test_a_slow_first_mask_does_not_make_an_answer_a_slow_one() -> None:
-    pool = mask_pool.MaskPool(5)
-    task = mask_task.MaskTask(None, Busy(seconds=2 * mask_pool.QUICK_SECONDS))  # type: ignore[arg-type]
+    pool = mask_pool.MaskPool[None](5)
+    task = mask_task.MaskTask(None, Busy(seconds=2 * mask_pool.QUICK_SECONDS))
     for is_quick in (True, False):
         pool.post([task])
         while task in pool.pending:
@@ -244,9 +245,9 @@ def test_a_slow_first_mask_does_not_make_an_answer_a_slow_one() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority for each thread")
 def test_a_thread_with_a_slow_mask_yields_the_processor() -> None:
-    pool = mask_pool.MaskPool(0.001)
+    pool = mask_pool.MaskPool[None](0.001)
     constraint = Blocking(blocked_mask=1)
-    pool.post([mask_task.MaskTask(None, constraint)])  # type: ignore[arg-type]
+    pool.post([mask_task.MaskTask(None, constraint)])
     assert constraint.reached.wait(10)
     [thread] = pool._threads
     assert thread._native_id is not None
@@ -258,7 +259,7 @@ def test_a_thread_with_a_slow_mask_yields_the_processor() -> None:
 
 
 def test_slow_tasks_run_by_least_used_time_and_quick_ones_do_not_wait_for_them() -> None:
-    pool = mask_pool.MaskPool(5)
+    pool = mask_pool.MaskPool[None](5)
     blocked = [Blocking(blocked_mask=1) for _ in range(mask_pool.NUM_SLOW)]
     order: list[str] = []
 
@@ -271,8 +272,8 @@ def test_slow_tasks_run_by_least_used_time_and_quick_ones_do_not_wait_for_them()
             order.append(self.name)
             return None
 
-    def task(constraint: EvenTokens, seconds: float) -> mask_task.MaskTask:
-        found = mask_task.MaskTask(None, constraint)  # type: ignore[arg-type]
+    def task(constraint: EvenTokens, seconds: float) -> mask_task.MaskTask[None]:
+        found = mask_task.MaskTask(None, constraint)
         found.seconds = found.last_seconds = seconds
         return found
 

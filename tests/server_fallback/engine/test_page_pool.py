@@ -184,3 +184,18 @@ def test_a_prefix_needs_only_the_pages_within_the_window_before_its_end() -> Non
     assert cache.evict(0)
     assert (cache.num_pages(0), cache.num_pages(1)) == (2, 0)
     assert cache.match(tokens, 3).length == 0
+
+
+def test_a_shared_page_is_free_after_its_last_user_and_not_before() -> None:
+    pool = PagePool(PageGroup(2), PAGE)
+    page = pool.allocate()
+    pool.share(page)
+    pool.share(page)
+    assert (pool.free, pool.users[page]) == (1, 3)
+    pool.release(page)
+    pool.release(page)
+    assert (pool.free, pool.users[page]) == (1, 1)
+    assert pool.allocate() != page
+    pool.release(page)
+    assert pool.free == 1
+    assert pool.allocate() == page

@@ -16,7 +16,7 @@ from nearfar.compiler.errors import DeadlineExceeded, NearfarError, QueueFull, U
 from nearfar.compiler.ir.sampling import IN_PROMPT
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.server_fallback.engine.config import EngineConfig
-from nearfar.server_fallback.engine.request import Sampling, TokenRequest
+from nearfar.server_fallback.engine.request import Completion, GeneratedToken, Sampling, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 
 
@@ -32,6 +32,35 @@ def test_an_answer_is_the_models_and_ends_at_max_tokens() -> None:
             )
             assert completion.cached_tokens == 0
             assert 0 <= completion.queue_seconds <= completion.time_to_first_token_seconds <= completion.total_seconds
+
+    run(work())
+
+
+def test_a_slow_reader_gets_several_tokens_at_once_and_the_error_after_them() -> None:
+    async def work() -> None:
+        async with engine_on(HashRunner(LIMITS, threaded=True, step_seconds=0.01)) as engine:
+            batches = engine.batches(TokenRequest(PROMPT, 6))
+            first = await anext(batches)
+            await asyncio.sleep(0.2)
+            rest = await anext(batches)
+            tokens = [item.token_id for item in (*first, *rest) if isinstance(item, GeneratedToken)]
+            assert tokens == answer_of(PROMPT, 6, 64)[0]
+            assert isinstance(rest[-1], Completion)
+            assert len(rest) > 2
+
+        async with engine_on(HashRunner(LIMITS, threaded=True, step_seconds=0.01)) as engine:
+            batches = engine.batches(TokenRequest(PROMPT, 1000, ignore_eos=True, deadline=time.monotonic() + 0.1))
+            read = list[object]()
+
+            async def read_slowly() -> None:
+                async for batch in batches:
+                    read.extend(batch)
+                    # Longer than the rest of the deadline: its error comes after all tokens.
+                    await asyncio.sleep(0.3)
+
+            with pytest.raises(DeadlineExceeded) as passed:
+                await read_slowly()
+            assert f"after {len(read)} tokens" in passed.value.message
 
     run(work())
 

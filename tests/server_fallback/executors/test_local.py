@@ -178,6 +178,9 @@ def test_choices_run_at_once_and_share_the_prompt(tmp_path: Path) -> None:
     assert [(choice.index, choice.message.content) for choice in answer.choices] == [(0, "one"), (1, "three"), (2, "x")]
     assert source.most == 3
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (19, 9)
+    # The source reports 3 cached tokens for each answer, but the prompt counts once.
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 3
     assert waited == [0.5] * 3
 
 
@@ -205,6 +208,12 @@ def test_a_stop_string_ends_generation_and_no_character_of_it_is_streamed(tmp_pa
     assert usage is not None
     # Neither the cached part of the prompt nor its waiting time is known.
     assert (usage.completion_tokens, usage.prompt_tokens_details, usage.queue_ms) == (6, None, None)
+
+
+def test_a_stop_string_may_be_complete_only_when_the_text_that_was_held_back_comes_out(tmp_path: Path) -> None:
+    local, _ = executor(tmp_path, "é")
+    [choice] = chat(local, max_tokens=1, stop="\ufffd").choices
+    assert (choice.message.content, choice.finish_reason) == ("", "stop")
 
 
 def test_logprobs_are_sent_with_their_text_and_bytes_and_omitted_for_a_stop_string(tmp_path: Path) -> None:

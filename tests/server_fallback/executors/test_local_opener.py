@@ -16,7 +16,7 @@ from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.errors import BundleError, CheckpointError, DeviceError, RequestError
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.server_fallback.executors import devices, local_opener
+from nearfar.server_fallback.executors import devices, local_recipe
 from nearfar.server_fallback.executors.devices import Gpu
 from nearfar.server_fallback.executors.executor import Call, Executor, Opening, TellsAbilities
 from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
@@ -49,7 +49,7 @@ class CountedRunner(ReferenceRunner):
 def reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference runner in place of the target's: what is tested is how runners are opened."""
     CountedRunner.open = 0
-    monkeypatch.setattr(local_opener, "open_runner", lambda _, bundle, limits: CountedRunner(bundle, limits=limits))
+    monkeypatch.setattr(local_recipe, "open_runner", lambda _, bundle, limits: CountedRunner(bundle, limits=limits))
 
 
 def opened(model: str | Path, options: LocalOptions = SMALL, name: str | None = None) -> tuple[Opening, str]:
@@ -134,7 +134,7 @@ def test_a_bundle_that_cannot_be_opened_leaves_no_runner(
     manifest["tokenizer"]["chat_template"] = "{% for %}"
     (wrong / "manifest.json").write_text(json.dumps(manifest))
     fails(CheckpointError, "chat template: line 1", wrong)
-    monkeypatch.setattr(local_opener, "TokenEngine", no_memory)
+    monkeypatch.setattr(local_recipe, "TokenEngine", no_memory)
     fails(DeviceError, "no memory", bundle, replace(SMALL, draft=str(compile_tiny("qwen3", "q4f16"))))
 
 

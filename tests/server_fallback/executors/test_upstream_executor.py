@@ -3,58 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from time import monotonic
-from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from fake_openai import MODEL, USAGE, FakeOpenAI, Received, Reply, chunk, running, said
+from opened_upstreams import QUESTION, ask, opened, text_of, with_upstream
 
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 from nearfar.server_fallback.executors import circuit, upstream, upstream_executor
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.upstream_executor import UpstreamExecutor, UpstreamOptions, open_upstream
-from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
 from nearfar.server_fallback.schema.tokenize import TokenizeRequest
 
 LEAVING = {"error": {"message": "shutting down", "type": "server_error", "param": None, "code": "unavailable"}}
-QUESTION = ChatCompletionRequest.model_validate({"model": "ours", "messages": [{"role": "user", "content": "hi"}]})
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream_executor, "RETRY_SECONDS", 0.01)
-
-
-@asynccontextmanager
-async def opened(*servers: FakeOpenAI, **options: Any) -> Any:
-    async with running(*servers):
-        urls = tuple(server.url for server in servers)
-        executor = await open_upstream(UpstreamOptions(urls=urls, name="ours", **options))
-        try:
-            yield executor
-        finally:
-            await executor.close()
-
-
-def with_upstream(test: Callable[[UpstreamExecutor], Awaitable[None]], *servers: FakeOpenAI, **options: Any) -> None:
-    async def run() -> None:
-        async with opened(*servers, **options) as executor:
-            await test(executor)
-
-    asyncio.run(run())
-
-
-async def ask(executor: UpstreamExecutor, call: Call | None = None) -> list[ChatCompletionChunk]:
-    return [each async for each in executor.chat(QUESTION, call or Call("r1"))]
-
-
-def text_of(chunks: list[ChatCompletionChunk]) -> str:
-    return "".join(choice.delta.content or "" for each in chunks for choice in each.choices)
 
 
 def test_an_answer_comes_with_our_name_and_the_usage_last() -> None:
@@ -136,6 +106,7 @@ def test_missing_or_differently_named_fields_are_converted_to_openais() -> None:
         (Reply(429, {"error": {"message": "slow down"}}, headers={"Retry-After": "7"}), QueueFull, "slow down"),
         (Reply(503, b"<html>busy", headers={"Retry-After": "soon"}), Unavailable, "busy"),
         (Reply(500, {"error": "broken"}), DeviceError, "broken"),
+        (Reply(500, {"error": {"message": "EngineCore encountered an issue."}}), Unavailable, "EngineCore"),
         (Reply(200, b"what?"), Unavailable, "stopped before the end"),
         (Reply(chunks=["what?"]), DeviceError, "expected a JSON object"),
         (Reply(chunks=["[1]"]), DeviceError, "expected a JSON object"),
@@ -167,10 +138,10 @@ def test_an_upstreams_error_becomes_one_of_our_errors(reply: Reply, kind: type[N
         with pytest.raises(kind, match=message) as raised:
             await ask(executor)
         assert type(raised.value) is kind
-        if reply.headers.get("Retry-After") == "7":
-            assert raised.value.details["retry_after_seconds"] == 7
-        if message in ("n is wrong", "too long"):
-            assert raised.value.details["param"] in ("n", "messages")
+        waits = {"slow down": 7}
+        assert raised.value.details.get("retry_after_seconds") == waits.get(message)
+        params = {"n is wrong": "n", "too long": "messages"}
+        assert raised.value.details.get("param") == params.get(message)
 
     with_upstream(check, FakeOpenAI(lambda _: reply))
 
@@ -239,14 +210,18 @@ def test_a_full_replica_yields_to_another_and_a_single_one_is_an_error_at_once()
             assert text_of(await ask(executor)) == "hi"
 
     with_upstream(goes_on, *servers)
+    # The full server is always the one that was chosen longest ago.
+    assert [len(server.received) for server in servers] == [4, 4]
 
     async def says_so(executor: UpstreamExecutor) -> None:
-        with pytest.raises(QueueFull):
-            await ask(executor)
+        for _ in range(circuit.FAILURES_TO_OPEN):
+            with pytest.raises(QueueFull):
+                await ask(executor)
+        assert executor.state().ready
 
     alone = FakeOpenAI(lambda _: full)
     with_upstream(says_so, alone)
-    assert len(alone.received) == 1
+    assert len(alone.received) == circuit.FAILURES_TO_OPEN
 
 
 def test_a_killed_replica_leaves_no_request_stuck_and_is_used_again_when_it_is_back(
@@ -328,12 +303,17 @@ def test_a_server_that_is_silent_over_its_work_is_not_taken_for_dead(monkeypatch
 def test_a_deadline_ends_a_request_that_hangs_and_does_not_blame_the_server() -> None:
     async def check(executor: UpstreamExecutor) -> None:
         started = monotonic()
-        with pytest.raises(DeadlineExceeded):
-            await ask(executor, Call("r", deadline=monotonic() + 0.1))
+        # One failure less would not open the circuit.
+        for _ in range(circuit.FAILURES_TO_OPEN):
+            with pytest.raises(DeadlineExceeded):
+                await ask(executor, Call("r", deadline=monotonic() + 0.05))
         assert monotonic() - started < 2
         assert executor.state().ready
 
-    with_upstream(check, FakeOpenAI(lambda _: Reply(hangs=True)))
+    server = FakeOpenAI(lambda _: Reply(hangs=True))
+    with_upstream(check, server)
+    # A retry could not end in time either.
+    assert len(server.received) == circuit.FAILURES_TO_OPEN
 
 
 def test_a_deadline_holds_in_the_middle_of_an_answer_too() -> None:

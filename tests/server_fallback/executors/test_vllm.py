@@ -15,15 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.errors import DeviceError, ToolError
+from nearfar.compiler.errors import DeviceError, RequestError, ToolError
 from nearfar.server_fallback.executors import supervised
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.vllm import VllmExecutor, VllmOpener, VllmOptions
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
+from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
 
+# The server does not answer a request with this limit.
+HANGS = 7
 STAND_IN = """#!{python}
-import http.server, json, os, subprocess, sys
+import http.server, json, os, subprocess, sys, time
 arguments = sys.argv[1:]
+HANGS = {hangs}
 print("arguments", *arguments, flush=True)
 if "--broken" in arguments:
     print("CUDA out of memory", file=sys.stderr)
@@ -38,9 +42,13 @@ name = value["--served-model-name"]
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         allowed = self.path == "/health" or self.headers.get("Authorization") == "Bearer " + os.environ["VLLM_API_KEY"]
-        self.answer(200 if allowed else 401, {{"data": [{{"id": name, "max_model_len": 77}}]}})
+        paths = dict.fromkeys(["/v1/embeddings"] if "pooling" in arguments else ["/v1/chat/completions"])
+        listed = {{"data": [{{"id": name, "max_model_len": 77}}], "paths": paths}}
+        self.answer(200 if allowed or self.path == "/openapi.json" else 401, listed)
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body.get("max_tokens") == HANGS:
+            time.sleep(60)
         text = f"{{os.getpid()}} {{worker.pid}} {{body.get('priority')}}"
         choices = [{{"index": 0, "delta": {{"content": text}}, "finish_reason": "stop"}}]
         chunk = json.dumps({{"id": "x", "created": 1, "model": name, "choices": choices}})
@@ -60,10 +68,12 @@ http.server.ThreadingHTTPServer((value["--host"], int(value["--port"])), Handler
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / "bin" / "vllm"
     program.parent.mkdir()
-    program.write_text(STAND_IN.format(python=sys.executable))
+    program.write_text(STAND_IN.format(python=sys.executable, hangs=HANGS))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(supervised, "POLL_SECONDS", 0.05)
+    # No test asks the Hugging Face Hub for the files of its model.
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: (_ for _ in ()).throw(OSError("offline")))
     return program
 
 
@@ -82,9 +92,11 @@ def with_vllm(test: Callable[[VllmExecutor], Awaitable[None]], *arguments: str) 
     asyncio.run(run())
 
 
-async def ask(executor: VllmExecutor, priority: int = 0) -> tuple[int, int, str]:
+async def ask(executor: VllmExecutor, priority: int = 0, max_tokens: int = 9) -> tuple[int, int, str]:
     """The pids of the server and of what it started, and the priority that came to it."""
-    request = ChatCompletionRequest.model_validate({"model": "big", "messages": [{"role": "user", "content": "hi"}]})
+    request = ChatCompletionRequest.model_validate(
+        {"model": "big", "messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens}
+    )
     chunks = [chunk async for chunk in executor.chat(request, Call("r", priority=priority))]
     server, worker, sent = (chunks[0].choices[0].delta.content or "").split()
     return int(server), int(worker), sent
@@ -129,9 +141,29 @@ def test_it_is_started_with_its_options_and_stopped_with_all_its_processes(
     assert "vllm | arguments serve org/big --host 127.0.0.1 --port " in log
     assert (
         "--served-model-name big --tensor-parallel-size 4 --pipeline-parallel-size 1 --scheduling-policy priority "
-        "--max-model-len 77" in log
+        "--enable-prompt-tokens-details --max-model-len 77" in log
     )
     assert stand_in.is_file()
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_model_answers_only_on_its_own_routes(capfd: pytest.CaptureFixture[str]) -> None:
+    chat = ChatCompletionRequest.model_validate({"model": "big", "messages": [{"role": "user", "content": "hi"}]})
+    embedding = EmbeddingRequest(model="big", input="hi")
+
+    async def generates(executor: VllmExecutor) -> None:
+        with pytest.raises(RequestError, match="big: this model generates text and makes no embeddings"):
+            await executor.embed(embedding, Call("r"))
+
+    async def embeds(executor: VllmExecutor) -> None:
+        with pytest.raises(RequestError, match="big: this model makes embeddings and generates no text"):
+            await anext(executor.chat(chat, Call("r")))
+        with pytest.raises(RequestError, match="makes embeddings and generates no text"):
+            executor.relay_chat(chat, Call("r"), lambda _: None)
+
+    with_vllm(generates)
+    assert "org/big: its config.json and chat template could not be read" in capfd.readouterr().err
+    with_vllm(embeds, "--runner", "pooling")
 
 
 @pytest.mark.usefixtures("stand_in")

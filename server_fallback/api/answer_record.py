@@ -1,0 +1,64 @@
+"""AnswerRecord: the figures of one answer, for the metrics and the request's line in the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from prometheus_client import Histogram
+
+from ..schema.common import Usage
+from .exchange import Exchange
+
+if TYPE_CHECKING:
+    from .metrics import Metrics
+
+
+class AnswerRecord:
+    """A context in which the answer is sent; its end, with or without an error, is the answer's.
+
+    What is sent together counts as one time between chunks.
+    """
+
+    def __init__(self, metrics: Metrics, model: str, exchange: Exchange) -> None:
+        self._metrics, self._model, self._exchange = metrics, model, exchange
+        self._last_at: dict[int, float] = {}
+        self._reasons: dict[int, str] = {}
+        self._next_token: Histogram | None = None
+
+    def sent(self, texts: Collection[int], ends: Mapping[int, str], usage: Usage | None) -> None:
+        """``texts`` are the choices with a text or a part of a call, ``ends`` the finish reasons of those that end."""
+        metrics, model, exchange = self._metrics, self._model, self._exchange
+        now = time.monotonic()
+        self._reasons.update(ends)
+        for index in {*texts, *ends} if ends else texts:
+            if index in self._last_at:
+                # A chunk with only the finish reason has no token.
+                if index in texts:
+                    # To find the label's figures takes as long as to add to them.
+                    self._next_token = self._next_token or metrics.next_token.labels(model)
+                    self._next_token.observe(now - self._last_at[index])
+            elif not self._last_at:
+                metrics.first_token.labels(model).observe(now - exchange.arrived)
+                exchange.log["first_token_seconds"] = round(now - exchange.arrived, 4)
+            self._last_at[index] = now
+        if usage is not None:
+            metrics.count(model, usage.prompt_tokens, usage.completion_tokens, exchange)
+
+    def __enter__(self) -> AnswerRecord:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        metrics, model, exchange = self._metrics, self._model, self._exchange
+        reasons = self._reasons
+        if error is None:
+            metrics.whole.labels(model).observe(time.monotonic() - exchange.arrived)
+        elif isinstance(error, Exception):
+            reasons = reasons or {0: "error"}
+        for reason in reasons.values() if reasons else ("abort",):
+            metrics.success.labels(model, reason).inc()
+        exchange.log["finish_reason"] = ",".join(sorted(set(reasons.values()))) or "abort"

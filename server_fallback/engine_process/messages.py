@@ -1,0 +1,138 @@
+"""What a server and the process of an engine send each other. Each message is one frame; see `connection.py`.
+
+An answer has a number, which the server chose. Times are those of `time.monotonic`, which all processes share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from nearfar.compiler.errors import NearfarError
+from nearfar.compiler.runtime.batch import FloatArray, IntArray
+
+from ..engine.item_queue import Item
+from ..engine.masks import Masks
+from ..engine.request import TokenRequest
+from ..engine.stats import EngineStats
+from ..engine.token_engine import TokenEngine
+
+# --- from the server ---
+
+
+class EngineRecipe(Protocol):
+    """How the process makes its engine. It is pickled, so it is a dataclass of a module."""
+
+    def open(self, masks: Masks | None) -> TokenEngine:
+        """Raises NearfarError's leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    recipe: EngineRecipe
+    max_mask_wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """``request`` has no constraint; ``is_constrained``: the server computes its masks."""
+
+    answer: int
+    request: TokenRequest
+    is_constrained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Nobody reads an answer any more, or waits for the result of a call."""
+
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The mask of an answer's next token, as bits; None allows all. For the rest see `MaskTask`."""
+
+    answer: int
+    mask: IntArray | None
+    finished: bool
+    is_complete: bool
+    error: Exception | None
+    last_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    call: int
+    texts: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    call: int
+    name: str
+    states: Mapping[str, FloatArray]
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    call: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """See `TokenEngine.close`. The process ends after it."""
+
+    drain_seconds: float
+    reason: NearfarError | None
+
+
+# --- from the process ---
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    context: int
+    max_drafts: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFailed:
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the steps since the last message gave: tokens without log-probabilities, by their answers' numbers; and all
+    other items, which come after the tokens of their answers.
+    """
+
+    answers: list[int]
+    token_ids: list[int]
+    others: list[tuple[int, Item]]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskTurns:
+    """Answers whose constraints accept a token, None for the first mask, and whether it is the last; see
+    `MaskTask.advance`.
+    """
+
+    turns: list[tuple[int, int | None, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The result of a call, or its error."""
+
+    call: int
+    value: FloatArray | None
+    error: NearfarError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    stats: EngineStats

@@ -1,0 +1,52 @@
+"""How the engine of a model on this machine is made: in this process, or in one of its own."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from nearfar.compiler.bundle.folder import Bundle, ExportBundle
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Runner
+
+from ..engine.config import EngineConfig
+from ..engine.draft_model import DraftModel
+from ..engine.masks import Masks
+from ..engine.model import TokenModel
+from ..engine.token_engine import TokenEngine
+from .memory import MemoryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A bundle, and the limits and memory of its runner."""
+
+    bundle: Bundle | ExportBundle
+    memory: MemoryPlan
+
+    def open_runner(self) -> Runner:
+        return open_runner(self.bundle.manifest.target, self.bundle, self.memory.limits)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRecipe:
+    """Implements `EngineRecipe`. ``draft`` is the draft model, for a config with one."""
+
+    planned: Planned
+    draft: Planned | None
+    config: EngineConfig
+
+    def open(self, masks: Masks | None = None) -> TokenEngine:
+        with ExitStack() as opened:
+            runner = self.planned.open_runner()
+            opened.callback(runner.close)
+            drafter = None
+            if self.draft is not None:
+                draft_runner = self.draft.open_runner()
+                opened.callback(draft_runner.close)
+                drafter = DraftModel(draft_runner, TokenModel.of(self.draft.bundle.manifest))
+            model = TokenModel.of(self.planned.bundle.manifest)
+            engine = TokenEngine(runner, model, self.config, draft=drafter, masks=masks)
+            # The engine owns the runners now.
+            opened.pop_all()
+        return engine

@@ -1,0 +1,35 @@
+"""An engine over the hash model, in a module that another process can import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hash_runner import MODEL, HashRunner
+
+from nearfar.compiler.errors import BundleError, DeviceError
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.server_fallback.engine.config import EngineConfig
+from nearfar.server_fallback.engine.masks import Masks
+from nearfar.server_fallback.engine.token_engine import TokenEngine
+
+
+@dataclass(frozen=True)
+class HashRecipe:
+    """``fails``: it raises BundleError instead. The device fails while the file ``broken`` exists."""
+
+    step_seconds: float = 0.0
+    max_waiting: int = 256
+    fails: bool = False
+    broken: Path | None = None
+
+    def open(self, masks: Masks | None = None) -> TokenEngine:
+        if self.fails:
+            raise BundleError("manifest.json: is corrupt; compile the bundle again", file="manifest.json")
+        limits = Limits(tokens=8, sequences=4, rows=4, pages=24)
+
+        def failure(_: int) -> Exception | None:
+            return DeviceError("the device is lost") if self.broken is not None and self.broken.exists() else None
+
+        runner = HashRunner(limits, threaded=True, step_seconds=self.step_seconds, fail=failure)
+        return TokenEngine(runner, MODEL, EngineConfig(max_waiting=self.max_waiting), masks=masks)

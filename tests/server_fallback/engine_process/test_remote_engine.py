@@ -1,0 +1,252 @@
+"""An engine in a process of its own answers as one in this process does, and survives crashes of either side."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from engine_requests import OTHERS, PROMPT, EvenTokens
+from hash_model import answer_of
+from hash_recipe import HashRecipe
+
+from nearfar.compiler.errors import BundleError, DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
+from nearfar.server_fallback.engine import mask_task
+from nearfar.server_fallback.engine.request import Completion, GeneratedToken, Sampling, TokenRequest
+from nearfar.server_fallback.engine.token_engine import TokenEngine
+from nearfar.server_fallback.engine_process import remote_engine
+from nearfar.server_fallback.engine_process.connection import HEADER_BYTES
+from nearfar.server_fallback.engine_process.messages import Open
+from nearfar.server_fallback.engine_process.remote_engine import MAIN, RemoteEngine, is_supported
+
+pytestmark = pytest.mark.skipif(not is_supported(), reason="needs a system that can pass sockets to processes")
+T = TypeVar("T")
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process imports the recipe's module."""
+    folders = [HERE, HERE.parent / "engine", os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
+
+
+def run(work: Awaitable[T]) -> T:
+    async def bounded() -> T:
+        return await asyncio.wait_for(work, 60)
+
+    return asyncio.run(bounded())
+
+
+@asynccontextmanager
+async def remote(recipe: HashRecipe | None = None) -> AsyncIterator[RemoteEngine]:
+    engine = await RemoteEngine.open(recipe or HashRecipe())
+    pid = engine.pid
+    assert pid is not None
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        assert not is_running(pid)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def everything(engine: RemoteEngine | TokenEngine, **request: Any) -> list[object]:
+    """All items of an answer, without the times of its completion."""
+    found = [item async for item in engine.generate(TokenRequest(PROMPT, 6, **request))]
+    assert isinstance(found[-1], Completion)
+    end = replace(found[-1], queue_seconds=0, time_to_first_token_seconds=0, total_seconds=0, cached_tokens=0)
+    return [*found[:-1], end]
+
+
+async def items(
+    engine: RemoteEngine | TokenEngine, prompt: list[int] = PROMPT, **request: Any
+) -> tuple[list[GeneratedToken], Completion]:
+    found = [item async for item in engine.generate(TokenRequest(prompt, **{"max_tokens": 6, **request}))]
+    assert isinstance(found[-1], Completion)
+    return [item for item in found if isinstance(item, GeneratedToken)], found[-1]
+
+
+@dataclass(eq=False)
+class SlowMask(EvenTokens):
+    def mask(self) -> npt.NDArray[np.int32] | None:
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            sum(range(100))
+        return EvenTokens.mask(self)
+
+
+def test_answers_errors_and_figures_are_those_of_an_engine_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled: dict[str, Any] = {
+        "sampling": Sampling(temperature=0.8, seed=3, repetition_penalty=1.2, logit_bias={4: 1.0}),
+        "logprobs": 2,
+        "stop_token_ids": frozenset([9]),
+    }
+
+    async def work() -> None:
+        here = HashRecipe().open()
+        async with remote() as engine:
+            assert (engine.context, engine.max_drafts, engine.device) == (here.context, here.max_drafts, here.device)
+            for request in ({}, sampled, {"min_tokens": 3}, {"prompt_logprobs": 3}):
+                assert await everything(engine, **request) == await everything(here, **request)
+            constrained = await everything(engine, constraint=EvenTokens())
+            assert constrained == await everything(here, constraint=EvenTokens())
+            together = await asyncio.gather(*(items(engine, prompt, max_tokens=12) for prompt in (PROMPT, *OTHERS) * 3))
+            for prompt, (tokens, _) in zip((PROMPT, *OTHERS) * 3, together, strict=True):
+                assert [token.token_id for token in tokens] == answer_of(prompt, 12, 64)[0]
+            with pytest.raises(RequestError, match="context length") as refused:
+                await items(engine, [1] * 100)
+            assert refused.value.details
+            with pytest.raises(RequestError, match="no embeddings"):
+                await engine.embed([[1]])
+            # The budget is kept by this process, which computes the masks.
+            monkeypatch.setattr(mask_task, "BUDGET_SECONDS", 0.15)
+            with pytest.raises(RequestError, match="too slow") as slow:
+                await items(engine, constraint=SlowMask(), max_tokens=50)
+            assert slow.value.code == "request_error"
+            await asyncio.sleep(0.3)
+            assert engine.stats().generated_tokens > 100
+            assert engine.stats().running == 0
+        await here.close()
+
+    run(work())
+
+
+def test_a_closed_generator_a_deadline_and_a_full_queue_reach_the_process() -> None:
+    async def work() -> None:
+        async with remote(HashRecipe(step_seconds=0.02, max_waiting=1)) as engine:
+            answers = engine.generate(TokenRequest(PROMPT, 50, ignore_eos=True))
+            await anext(answers)
+            await answers.aclose()
+            with pytest.raises(DeadlineExceeded):
+                await items(engine, max_tokens=50, deadline=time.monotonic() + 0.1, ignore_eos=True)
+            outcomes = await asyncio.gather(*(items(engine) for _ in range(8)), return_exceptions=True)
+            assert sum(isinstance(outcome, QueueFull) for outcome in outcomes) == 3
+            await asyncio.sleep(0.3)
+            assert (engine.stats().running, engine.stats().waiting) == (0, 0)
+
+    run(work())
+
+
+def test_a_crash_fails_running_answers_and_the_engine_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_engine, "FIRST_RESTART_SECONDS", 0.2)
+
+    async def work() -> None:
+        async with remote(HashRecipe(step_seconds=0.02)) as engine:
+            running = asyncio.ensure_future(items(engine, max_tokens=40, ignore_eos=True))
+            while engine.stats().generated_tokens < 3:
+                await asyncio.sleep(0.02)
+            crashed = engine.pid
+            assert crashed is not None
+            os.kill(crashed, signal.SIGKILL)
+            with pytest.raises(DeviceError, match="failed and is started again"):
+                await running
+            with pytest.raises(Unavailable, match="being started again"):
+                await items(engine)
+            assert engine.stats().failure is not None
+            while engine.stats().failure is not None:
+                await asyncio.sleep(0.05)
+            tokens, _ = await items(engine)
+            assert [token.token_id for token in tokens] == answer_of(PROMPT, 6, 64)[0]
+            assert engine.pid != crashed
+
+    run(work())
+
+
+def test_an_engine_that_gives_up_its_device_gets_another_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(remote_engine, "FIRST_RESTART_SECONDS", 0.1)
+    broken = tmp_path / "broken"
+    broken.touch()
+
+    async def work() -> None:
+        async with remote(HashRecipe(broken=broken)) as engine:
+            first = engine.pid
+            while engine.pid == first:
+                with pytest.raises((DeviceError, Unavailable)):
+                    await items(engine)
+                await asyncio.sleep(0.02)
+            broken.unlink()
+            while engine.stats().failure is not None:
+                await asyncio.sleep(0.02)
+            tokens, _ = await items(engine)
+            assert [token.token_id for token in tokens] == answer_of(PROMPT, 6, 64)[0]
+
+    run(work())
+
+
+def test_an_engine_that_crashes_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_engine, "FIRST_RESTART_SECONDS", 0.01)
+    monkeypatch.setattr(remote_engine, "MAX_CRASHES", 1)
+
+    async def work() -> None:
+        engine = await RemoteEngine.open(HashRecipe())
+        for _ in range(2):
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            while engine.stats().failure is None:
+                await asyncio.sleep(0.01)
+            while "again; try" in str(engine.stats().failure):
+                await asyncio.sleep(0.02)
+        with pytest.raises(Unavailable, match="has failed 2 times and is not started again"):
+            await items(engine)
+        await engine.close()
+
+    run(work())
+
+
+def test_close_lets_answers_finish_and_fails_those_that_take_longer() -> None:
+    async def work() -> None:
+        for drain_seconds, outcome in ((10.0, Completion), (0.0, Unavailable)):
+            engine = await RemoteEngine.open(HashRecipe(step_seconds=0.01))
+            answer = asyncio.ensure_future(items(engine, max_tokens=20, ignore_eos=True))
+            await asyncio.sleep(0.1)
+            await engine.close(drain_seconds, Unavailable("moved; try the other server"))
+            [result] = await asyncio.gather(answer, return_exceptions=True)
+            assert isinstance(result[1] if isinstance(result, tuple) else result, outcome)
+            with pytest.raises(Unavailable, match="moved"):
+                await items(engine)
+
+    run(work())
+
+
+def test_the_error_of_opening_is_raised_and_leaves_no_process() -> None:
+    with pytest.raises(BundleError, match="is corrupt") as raised:
+        run(RemoteEngine.open(HashRecipe(fails=True)))
+    assert raised.value.details == {"file": "manifest.json"}
+
+
+def test_the_process_ends_when_its_server_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen([sys.executable, "-c", MAIN, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    with ours:
+        message = pickle.dumps(Open(HashRecipe(), 0.02))
+        ours.sendall(len(message).to_bytes(HEADER_BYTES, "little") + message)
+        assert ours.recv(1)
+        # The signal that ends a group of processes reaches this one too, and leaves its end to the server.
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+    assert process.wait(20) == 0
