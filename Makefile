@@ -1,7 +1,9 @@
 # make demo   the demo model in headless Chromium, with all the set-up that it needs
 # make serve  the demo model behind an OpenAI-compatible server on port 8000, likewise
 # make test   every check and test, likewise
+# make test-vllm the tests with vLLM itself, if it is on the PATH
 # make test-all  the exhaustive tests as well, which CONTRIBUTING.md asks for before a release and after a change of a kernel
+# make mutate try plausible bugs one by one in copies of the tree, and print those that no test notices; ONLY=part of a name
 # make check  linters and types alone
 # make format every source and Markdown file as the linters want it
 # make web    the TypeScript runtime and its page
@@ -10,7 +12,9 @@
 # make bench  compile time, memory, dispatches and sizes, on random checkpoints of real shapes
 # make bench-kernels     the projection kernels on this machine's GPU
 # make bench-engine      what the Python engine itself costs a step
+# make bench-streams     what a streamed token costs the server, and how many 256 clients get
 # make bench-serving     the server under load on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed
+# make bench-upstream    the CPU time of a streamed token in front of another server, 256 answers at once
 # make soak              24 clients beside attacks for MINUTES=10 on this machine's CPU; ATTACKS=texts,grammar,... for some of them
 # make bench-wire        speculation across the wire: what guesses of a near model save the server, FAR=folder for another far checkpoint
 # make bench-cpu         tokens a second on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed; MODEL=gemma-3-1b-it for another model of compiler/arch/published
@@ -22,8 +26,11 @@
 # make bench-web-gpu     tokens a second against the memory's speed, on a GPU through Dawn
 # make bench-decode-context  a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds
 # make bench-cuda  load, decode and many sequences on this machine's NVIDIA GPU; BUNDLE=folder for one of your own
-# make gpu-check   everything that only an NVIDIA GPU can check, logs and a summary in OUT=build/gpu-check; exits with 2 without a GPU
-# make gpu-prepare what gpu-check needs from TVM, into build/gpu-prepared, for a GPU machine without a network; ARCH=sm_90
+# make bench-cuda-projections  every candidate size of the projections' kernels on this machine's NVIDIA GPU, and the best
+# make gpu-check   everything that only a GPU can check, in at most 20 minutes; results in OUT=build/gpu-check, ONLY=part,part MINUTES=20
+# make gpu-prepare what gpu-check needs from TVM, into build/gpu-prepared.tar.xz, for a GPU machine without TVM; ARCH=sm_90
+# make gpu-wheels  what gpu-check needs from PyPI and npm, into build/gpu-wheels, for one without a network; WITHOUT=numpy,node
+# make gpu-rehearse  gpu-check from end to end without a GPU: a clean copy of the commit, no network, emulated CUDA, Vulkan on the CPU
 # make quality          what each weight format costs the demo model on each target
 # make demo-model   train the demo model again (about 30 minutes on one core)
 # make router-eval  fit and evaluate the demo's router policy; FAR is a folder, a bundle or a server's address
@@ -47,7 +54,7 @@ PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wil
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-cpu check-gguf bench-cpu-kernels bench-serving soak bench-wire router-eval demo-model chromium vulkan clean serve bench-onnx quality
+.PHONY: demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-streams bench-cpu check-gguf bench-cpu-kernels bench-serving soak bench-wire router-eval demo-model chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -67,6 +74,13 @@ test-all:
 	@mkdir -p build
 	NEARFAR_FUZZ_EXAMPLES=50 $(BIN)/pytest $(WORKERS) -m '' --junit-xml build/test-all.xml
 	@$(BIN)/python tests/result_row.py build/test-all.xml
+
+# It took 6 minutes with --jobs 3 on 4 cores of an AMD EPYC (Zen 5) that were busy with other work.
+mutate: .venv/.dev web/node_modules/.installed | vulkan
+	PYTHONPATH=tests $(BIN)/python -m mutate $(if $(ONLY),--only '$(ONLY)')
+
+test-vllm: .venv/.dev
+	$(BIN)/pytest -m vllm tests/server_fallback/cli/test_real_vllm.py
 
 unit-tests: test-web test-webview test-phone
 
@@ -119,8 +133,14 @@ bench-kernels: .venv/.dev web/node_modules/.installed
 bench-engine: .venv/.dev
 	$(BIN)/python tests/bench/bench_engine.py
 
+bench-streams: .venv/.dev
+	$(BIN)/python tests/bench/bench_streams.py --chat
+
 bench-serving: .venv/.dev
 	$(BIN)/python tests/bench/bench_serving.py
+
+bench-upstream: .venv/.dev
+	$(BIN)/python tests/bench/bench_upstream.py
 
 soak: .venv/.dev
 	PYTHONPATH=tests:tests/bench $(BIN)/python -m soak --minutes $(or $(MINUTES),10) $(if $(filter undefined,$(origin ATTACKS)),,--attacks '$(ATTACKS)')
@@ -158,24 +178,39 @@ bench-cuda: .venv/.dev
 	$(BIN)/python tests/bench/bench_cuda.py $(if $(BUNDLE),--bundle '$(BUNDLE)')
 
 # No prerequisites: a GPU machine may have no network. It takes .venv where there is one.
+GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) $(shell command -v python3.12) python3)
 gpu-check:
-	PYTHONPATH=tests/bench $(firstword $(wildcard $(BIN)/python) python3) -m gpu_check $(if $(OUT),--out '$(OUT)')
+	PYTHONPATH=tests/bench $(GPU_PYTHON) -m gpu_check $(if $(OUT),--out '$(OUT)') $(if $(ONLY),--only '$(ONLY)') $(if $(MINUTES),--minutes '$(MINUTES)') $(if $(REHEARSE),--rehearse)
 
+bench-cuda-projections: .venv/.dev
+	$(BIN)/python tests/bench/bench_cuda_projections.py
+
+GPU_PATHS := PYTHONPATH=tests:tests/bench:tests/targets:tests/targets/webgpu:tests/targets/cuda:tests/targets/onnx
 gpu-prepare: .venv/.dev
-	PYTHONPATH=tests:tests/bench:tests/targets:tests/targets/webgpu:tests/targets/cuda $(BIN)/python -m gpu_check.prepare build/gpu-prepared $(if $(ARCH),--arch '$(ARCH)')
+	$(GPU_PATHS) $(BIN)/python -m gpu_check.prepare build/gpu-prepared $(if $(ARCH),--arch '$(ARCH)')
+
+gpu-wheels: .venv/.dev web/dist/.built
+	$(GPU_PATHS) $(BIN)/python -m gpu_check.wheels build/gpu-wheels $(if $(WITHOUT),--without '$(WITHOUT)')
+
+gpu-rehearse: .venv/.dev web/dist/.built | chromium vulkan
+	$(GPU_PATHS) $(BIN)/python -m gpu_check.rehearsal build/gpu-rehearsal $(if $(PYTHON_3_12),--python '$(PYTHON_3_12)')
 
 quality: .venv/.dev | vulkan
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_quality.py
 
-# The repository holds policy.json as server_fallback/router/fitting/demo_policy.json, and eval.png beside it.
+# The repository holds policy.json as server_fallback/router/fitting/demo_policy.json, and both plots beside it.
+ROUTER_LOG = $(BIN)/nearfar router log --near demo --far '$(FAR)'
+ROUTER_EVAL = $(BIN)/nearfar router eval --policy build/router/policy.json --fitted-on build/router/fit.jsonl
 router-eval: FAR ?= compiler/demo/nearfar-demo-far
 router-eval: .venv/.dev
 	$(RECIPE).traffic fit --count 2000 -o build/router/fit-prompts.jsonl
 	$(RECIPE).traffic eval --count 1000 -o build/router/eval-prompts.jsonl
-	$(BIN)/nearfar router log --near demo --far '$(FAR)' --prompts build/router/fit-prompts.jsonl -o build/router/fit.jsonl
-	$(BIN)/nearfar router log --near demo --far '$(FAR)' --prompts build/router/eval-prompts.jsonl -o build/router/eval.jsonl
+	$(ROUTER_LOG) --prompts build/router/fit-prompts.jsonl -o build/router/fit.jsonl
+	$(ROUTER_LOG) --prompts build/router/eval-prompts.jsonl -o build/router/eval.jsonl
+	$(ROUTER_LOG) --prompts tests/demo_model/handwritten.jsonl -o build/router/handwritten.jsonl
 	$(BIN)/nearfar router fit build/router/fit.jsonl --max-far-share 0.35 -o build/router/policy.json
-	$(BIN)/nearfar router eval build/router/eval.jsonl --policy build/router/policy.json --plot build/router/eval.png
+	$(ROUTER_EVAL) build/router/eval.jsonl --plot build/router/eval.png
+	$(ROUTER_EVAL) build/router/handwritten.jsonl --plot build/router/handwritten.png
 
 demo-model: .venv/.dev
 	$(RECIPE).train

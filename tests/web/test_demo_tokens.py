@@ -36,7 +36,7 @@ GENERATE = """async ([messages, maxTokens]) => {
 CASES = [
     ("q4f16", "activation"),
     pytest.param(("q4f32", "activation"), marks=pytest.mark.exhaustive),
-    ("f32", "activation"),
+    pytest.param(("f32", "activation"), marks=pytest.mark.exhaustive),
     ("q4f16", "q8"),
 ]
 

@@ -54,13 +54,13 @@ POLICY: dict[str, Any] = {
     "mode": "auto",
     "quality": {
         "predictor": {
-            "version": 1,
+            "version": 2,
             "features": ["numbers"],
-            "buckets": 1,
+            "terms": [],
             "mean": [1.25],
             "scale": [0.1],
-            "near": {"weights": [-5.0, 0.0], "bias": 0.0},
-            "far": {"weights": [0.0, 0.0], "bias": 5.0},
+            "near": {"weights": [-5.0], "bias": 0.0},
+            "far": {"weights": [0.0], "bias": 5.0},
             "calibration": {"near": [1.0, 0.0], "far": [1.0, 0.0]},
             "fitted": {"pairs": 1, "date": "2026-01-01", "wanted": {"quality": 0.9}},
         },
@@ -199,19 +199,21 @@ def test_while_near_loads_far_answers_and_private_messages_wait_for_near(
 def test_the_fitted_policy_routes_easy_and_hard_prompts_as_in_python(
     chat: Page, near_server: PageServer, far_server: RecordingProxy, route_by: Callable[..., None]
 ) -> None:
-    """Route real prompts by the fitted predictor and near's own signals, from WebGPU here and from numpy in Python.
+    """Route real prompts by the fitted predictor with one of near's own signals, from WebGPU here and from numpy in
+    Python.
 
     The prompts are of several tasks, and the predictor was not fitted on them. Each gain is at least ``MARGIN`` from
     the threshold, while rounding in the engines moves a gain by less than a hundredth. By its words alone, near would
     answer one of the prompts. It is sent to far because near's first tokens show low confidence, so the test fails
     without real signals.
     """
-    policy = Policy.read(DEMO_POLICY)
+    quality = reading_first_tokens(json.loads(DEMO_POLICY.read_text())["quality"])
+    policy = Policy.read({"version": 1, "mode": "auto", "quality": quality})
     assert policy.quality.predictor is not None
     # In another thread, because Playwright's event loop runs in this one.
     with ThreadPoolExecutor(1) as thread:
         signals = thread.submit(asyncio.run, near_signals_in_python(near_server.bundle, [*STAY, *GO])).result()
-    route_by(quality=json.loads(DEMO_POLICY.read_text())["quality"])
+    route_by(quality=quality)
     # The text after the signals does not matter.
     chat.fill("#max-tokens", str(SIGNAL_TOKENS))
     for prompt, near_signals in signals.items():
@@ -239,6 +241,27 @@ def test_the_fitted_policy_routes_easy_and_hard_prompts_as_in_python(
     unsure = decide(policy, situation(UNSURE, None)).scores.gain
     assert unsure is not None
     assert unsure < policy.quality.threshold - MARGIN
+
+
+def reading_first_tokens(quality: dict[str, Any]) -> dict[str, Any]:
+    """The fitted predictor with one more feature, near's confidence in its first tokens."""
+    predictor = quality["predictor"]
+    end = len(predictor["features"])
+
+    def with_weight(side: dict[str, Any], weight: float) -> dict[str, Any]:
+        return {**side, "weights": [*side["weights"][:end], weight, *side["weights"][end:]]}
+
+    return {
+        **quality,
+        "predictor": {
+            **predictor,
+            "features": [*predictor["features"], "first_mean_logprob"],
+            "mean": [*predictor["mean"], -0.03],
+            "scale": [*predictor["scale"], 0.09],
+            "near": with_weight(predictor["near"], 1.5),
+            "far": with_weight(predictor["far"], 0.0),
+        },
+    }
 
 
 def test_without_a_policy_file_the_demo_page_uses_the_fitted_policy_and_explains_its_threshold(chat: Page) -> None:

@@ -197,6 +197,15 @@ test("max_tokens ends an answer with the finish reason length", async () => {
   expect(choices[0]).toMatchObject({ message: { content: "he" }, finish_reason: "length" });
 });
 
+test("a stop string may be complete only when the text that was held back comes out", async () => {
+  const { choices } = await new ChatCompletions(fakeModel("é").model).create({
+    messages,
+    max_tokens: 1,
+    stop: "\ufffd",
+  });
+  expect(choices[0]).toMatchObject({ message: { content: "" }, finish_reason: "stop" });
+});
+
 test("a stop string ends generation, and none of its characters is streamed", async () => {
   const { model, source } = fakeModel("abc###def");
   const chunks = await chunksOf(
@@ -286,13 +295,17 @@ test("a prompt's log-probabilities are reported once for all answers, before the
   const { model, source } = fakeModel("ab");
   const reported: (readonly number[])[] = [];
   const promptLogprobs = { tokens: 2, tell: (values: readonly number[]) => reported.push(values) };
+  const counts: number[] = [];
   for await (const { choices } of await new ChatCompletions(model).create(
     { messages, n: 2, stream: true },
     { promptLogprobs },
   )) {
-    // "t]", the end of the template.
-    if (choices[0]?.delta.content !== undefined) expect(reported).toEqual([[-116, -93]]);
+    if (choices[0]?.delta.content !== undefined) counts.push(reported.length);
   }
+  // Each answer has a chunk for its role and two for its tokens.
+  expect(counts).toEqual([1, 1, 1, 1, 1, 1]);
+  // "t]", the end of the template.
+  expect(reported).toEqual([[-116, -93]]);
   expect(source.requests.map((request) => request.promptLogprobs)).toEqual([2, undefined]);
 });
 

@@ -38,3 +38,10 @@ test("an incomplete character comes out at the end as U+FFFD", () => {
   const ids = tokenizer.encode("a🦊", false);
   expect(stream(tokenizer, ids.slice(0, -1))).toEqual(["a", "", "", "", "\ufffd"]);
 });
+
+test("a word keeps the space before it, which decoders drop at the start of a text", () => {
+  const tokenizer = TOKENIZERS["byte fallback"];
+  const ids = tokenizer.encode("a b an", false);
+  // The first token is the space that the tokenizer adds.
+  expect(stream(tokenizer, ids)).toEqual(["", "a", " ", "b", " ", "a", "n", ""]);
+});
