@@ -43,8 +43,14 @@ class ObservedTokens:
             request = replace(request, prompt_logprobs=MAX_PROMPT_LOGPROBS)
         async with aclosing(batches_of(self._engine, request)) as batches:
             async for batch in batches:
-                if observed := [item for item in batch if self._observe(item)]:
-                    yield observed
+                if self._call.observe_token is None:
+                    if observed := [item for item in batch if self._observe(item)]:
+                        yield observed
+                    continue
+                # One by one, so that the text that the caller has is that of the tokens that it has seen.
+                for item in batch:
+                    if self._observe(item):
+                        yield [item]
 
     def _observe(self, item: PromptLogprobs | GeneratedToken | Completion) -> TypeGuard[GeneratedToken | Completion]:
         """Report an item. Returns whether the caller gets it."""

@@ -56,6 +56,17 @@ def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         yield server
 
 
+# Whether a stored conversation is locked: a reload may abort a write that has just begun.
+STORED_LOCK = """async () => {
+    const open = indexedDB.open("nearfar conversations");
+    const database = await new Promise((resolve) => { open.onsuccess = () => resolve(open.result); });
+    const all = database.transaction("conversations").objectStore("conversations").getAll();
+    const conversations = await new Promise((resolve) => { all.onsuccess = () => resolve(all.result); });
+    database.close();
+    return conversations.some(({ locked }) => locked);
+}"""
+
+
 @pytest.fixture
 def far() -> Server:
     return Server()
@@ -112,6 +123,7 @@ def test_a_message_with_a_private_pattern_is_not_sent_and_the_page_explains_why(
 def test_the_lock_of_a_conversation_is_closed_again_after_a_reload(chat: Page, far: Server) -> None:
     ask(chat, "hello")
     chat.click("#private")
+    chat.wait_for_function(STORED_LOCK)
     chat.reload()
     chat.wait_for_selector("body[data-near=failed][data-state=ready]")
     assert chat.get_attribute("#private", "aria-pressed") == "false"
