@@ -23,7 +23,7 @@ class RecordingProxy:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._events: int | None = None
-        self._passed = 0
+        self._passed = self._holding = 0
         self._released = asyncio.Event()
 
     @property
@@ -34,6 +34,11 @@ class RecordingProxy:
         """Pass on this number of events from now, then pause until `release`."""
         self._events, self._passed = events, 0
         self._released.clear()
+
+    @property
+    def holds(self) -> bool:
+        """Whether an answer is paused."""
+        return self._holding > 0
 
     def release(self) -> None:
         self._events = None
@@ -101,7 +106,11 @@ class RecordingProxy:
                 if index > 0:
                     if self._events is not None and self._passed >= self._events:
                         await writer.drain()
-                        await self._released.wait()
+                        self._holding += 1
+                        try:
+                            await self._released.wait()
+                        finally:
+                            self._holding -= 1
                     self._passed += 1
                 writer.write((EVENT if index > 0 else b"") + piece)
             await writer.drain()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
 
-from chat_pages import TIMEOUT_MS, send
+from chat_pages import TIMEOUT_MS, new_chat, send
 from light_bundle import lighten
 from page_looks import DESK, fact
 from playwright.sync_api import Browser, Page
@@ -160,16 +160,18 @@ def situation(prompt: str, signals: NearSignals | None) -> Situation:
 
 def begin_a_story_far(page: Page, far_server: RecordingProxy) -> str:
     """Let far begin a story, pause it, and return the text so far."""
-    # The predictor sends a message with three numbers to far.
-    far_server.hold(8)
-    send(page, f"{STORY} 1 2 3")
-    return begun(page)
-
-
-def begun(page: Page) -> str:
-    """The text so far of a paused answer."""
-    page.wait_for_function("() => (document.querySelector('.answer .text')?.textContent ?? '').length > 20")
-    return page.get_attribute(".answer .text", "data-markdown") or ""
+    for _ in range(5):
+        far_server.hold(8)
+        # The predictor sends a message with three numbers to far.
+        send(page, f"{STORY} 1 2 3")
+        while not far_server.holds and page.locator(".answer[data-state=done]").count() == 0:
+            page.wait_for_timeout(20)
+        if far_server.holds:
+            page.wait_for_function("() => (document.querySelector('.answer .text')?.textContent ?? '').length > 20")
+            return page.get_attribute(".answer .text", "data-markdown") or ""
+        # On a busy machine, eight events may hold the whole story.
+        new_chat(page)
+    raise AssertionError("no story was longer than eight events")
 
 
 def assert_continued(page: Page, before: str, side: str, reason: str) -> None:
