@@ -13,8 +13,10 @@ from nearfar.compiler.quant import Codes, Quantization, WeightForm
 def random_planes(form: WeightForm, rng: np.random.Generator, rows: int, columns: int) -> Mapping[str, Array]:
     """The planes of a matrix that preserves the magnitude of its inputs; integers of a checkpoint use all codes."""
     if isinstance(form, Codes):
-        integers = rng.integers(-form.zero, form.zero, (rows, columns)).astype(np.int8)
-        scales = rng.uniform(0.5, 1.5, (rows, form.planes(columns)[1].columns)) / (form.zero * np.sqrt(columns))
-        return form.store(integers, scales.astype(np.float32))
+        codes = rng.integers(0, 1 << form.bits, (rows, columns)).astype(np.uint8)
+        size = rows, form.scales_of(columns)
+        scales = (rng.uniform(0.5, 1.5, size) / (form.zero * np.sqrt(columns))).astype(form.scale)
+        zeros = rng.integers(0, (1 << form.bits) + 1, size) if form.offset == "z" else scales * -form.zero
+        return form.store(codes, scales, zeros.astype(form.scale))
     quantization: Quantization = form  # type: ignore[assignment]
     return quantization.pack((rng.normal(size=(rows, columns)) / np.sqrt(columns)).astype(np.float32))

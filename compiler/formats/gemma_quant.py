@@ -23,12 +23,12 @@ import numpy.typing as npt
 from ..errors import CheckpointError, QuantizationError
 from ..quant import ROW, Codes
 from ..quant.base import Array
-from ..quant.codes import WIDTHS
 from .checkpoint import ActivationScales, StoredMatrix, Tensor
 from .config import ConfigReader
 from .safetensors_file import SafetensorsTensor
 
 METHOD = "gemma"
+WIDTHS = (2, 4, 8)
 _CACHE_SCALES = ("k_cache_scale", "v_cache_scale")
 _ACTIVATION_SCALES = ("input_activation_scale", "output_activation_scale")
 _EMBEDDINGS = ("embed_tokens", "embed_tokens_per_layer")
@@ -195,14 +195,14 @@ def _read_planes(
     return form.store(unpack(stored.integers(start, stop), bits), factors.rows(start, stop))
 
 
-def unpack(stored: npt.NDArray[np.generic], bits: int) -> npt.NDArray[np.int8]:
-    """Integers (N, K) of their stored form: int8, or bytes with the lowest bits first."""
+def unpack(stored: npt.NDArray[np.generic], bits: int) -> npt.NDArray[np.uint8]:
+    """Codes (N, K) of their stored form: int8 as they are, or bytes with the lowest bits first."""
     if bits == 8:
-        return stored.view(np.int8)
+        # -128 becomes 0, and 127 becomes 255.
+        return stored.view(np.uint8) ^ np.uint8(128)
     parts = stored.view(np.uint8)[..., None] >> np.arange(0, 8, bits, dtype=np.uint8)
-    integers = (parts & np.uint8((1 << bits) - 1)).view(np.int8) - np.int8(1 << (bits - 1))
-    unpacked: npt.NDArray[np.int8] = integers.reshape(len(stored), -1)
-    return unpacked
+    codes: npt.NDArray[np.uint8] = parts & np.uint8((1 << bits) - 1)
+    return codes.reshape(len(stored), -1)
 
 
 def _activation_scale(quantization: GemmaQuantization, tensor: SafetensorsTensor) -> float | None:

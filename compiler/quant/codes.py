@@ -1,12 +1,20 @@
-"""Integers that a checkpoint stores, with their own scales: w = (code - 2^(bits - 1)) * scale, of 2, 4 or 8 bits.
+"""Integers that a checkpoint stores, of 2, 3, 4, 5, 6 or 8 bits, with their own scales.
 
 A scale belongs to a whole row (an output channel), or to ``group`` columns of it. Nothing is rounded: the planes hold
-the checkpoint's integers and its float32 scales in the order that kernels read. Planes:
+the checkpoint's integers and its scales in the order that kernels read. What a code means depends on ``offset``:
 
-    q  (N, K * bits / 32) uint32, K padded to whole groups of 32 with the code of zero. Byte b of a word holds element
-       b in its lowest bits, element b + 4 in the next ones, and so on, so that ``u >> (bits * i)`` and a mask give four
-       consecutive elements. 4 and 8 bits are in the order of `q4.py` and `q8.py`.
-    s  (N, 1) float32, or (N, K / group).
+    ""   w = (code - 2^(bits - 1)) * s
+    "z"  w = (code - z) * s, with a zero point z, a whole number
+    "b"  w = code * s + b, with a bias b
+
+Planes of a matrix (N, K), with K padded to whole groups of 32:
+
+    q  (N, K * low / 32) uint32, the codes' low bits: 2 of 2 and 3 bits, 4 of 4, 5 and 6 bits, or 8. Byte b of a word
+       holds element b in its lowest bits, element b + 4 in the next ones, and so on, so that ``u >> (low * i)`` and a
+       mask give four consecutive elements. 4 and 8 bits are in the order of `q4.py` and `q8.py`.
+    h  (N, K * high / 32) uint32, the codes' high bits in the same order: 1 of 3 and 5 bits, 2 of 6 bits; else absent.
+    s  (N, 1), or (N, ceil(K / group)), float32 or float16.
+    z or b  the same shape and dtype as s, if ``offset`` names it.
 """
 
 from __future__ import annotations
@@ -21,83 +29,142 @@ import numpy.typing as npt
 from ..errors import QuantizationError
 from .base import GROUP, GROUPS, ROW, Array, FloatArray, PlaneLayout, padded_columns, require_finite
 
-WIDTHS = (2, 4, 8)
-_NAME = re.compile(r"q([248])(?:c|g([1-9][0-9]{0,8}))")
+WIDTHS = (2, 3, 4, 5, 6, 8)
+# The smallest group: that of ggml's Q6_K.
+HALF_GROUP = 16
+# Bits of a code in plane q; all others are in plane h.
+LOW_BITS = {2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 8: 8}
+OFFSETS = ("", "z", "b")
+SCALE_DTYPES = ("float32", "float16")
+_NAME = re.compile(r"q([234568])(?:c|g([1-9][0-9]{0,8}))([zb]?)(_f16)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """``group``: the columns that share a scale, a multiple of 32, or ROW."""
+    """``group``: the columns that share a scale: 16, a multiple of 32, or ROW. ``scale``: the dtype of the scales, zero
+    points and biases.
+    """
 
     bits: int
     group: int = ROW
+    offset: str = ""
+    scale: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.bits not in WIDTHS or self.group % GROUP:
+        if self.bits not in WIDTHS or (self.group % GROUP and self.group != HALF_GROUP) or self.group < 0:
             raise QuantizationError(
                 f"codes of {self.bits} bits with a scale for {self.group} columns are not supported; supported: "
-                f"{', '.join(map(str, WIDTHS))} bits with a scale for a row, or for a multiple of {GROUP} columns"
+                f"{', '.join(map(str, WIDTHS))} bits with a scale for a row, for {HALF_GROUP} columns, or for a "
+                f"multiple of {GROUP} columns"
+            )
+        if self.offset not in OFFSETS or self.scale not in SCALE_DTYPES:
+            raise QuantizationError(
+                f"codes with offset {self.offset!r} and scales of {self.scale} are not supported; supported: zero "
+                f"points ('z'), biases ('b') or none, and scales of {' or '.join(SCALE_DTYPES)}"
             )
 
     @property
     def name(self) -> str:
-        return f"q{self.bits}c" if self.group == ROW else f"q{self.bits}g{self.group}"
+        scales = "c" if self.group == ROW else f"g{self.group}"
+        return f"q{self.bits}{scales}{self.offset}{'_f16' if self.scale == 'float16' else ''}"
 
     @property
     def kind(self) -> str:
         return f"q{self.bits}"
 
     @property
+    def low_bits(self) -> int:
+        return LOW_BITS[self.bits]
+
+    @property
     def zero(self) -> int:
-        """The code that means 0."""
+        """The code that means 0, without an offset."""
         return 1 << (self.bits - 1)
 
     def planes(self, columns: int) -> tuple[PlaneLayout, ...]:
-        scales = 1 if self.group == ROW else -(-columns // self.group)
+        words = padded_columns(columns) // GROUP
+        high = self.bits - self.low_bits
+        scales = self.scales_of(columns)
         return (
-            PlaneLayout("q", "uint32", padded_columns(columns) * self.bits // 32),
-            PlaneLayout("s", "float32", scales),
+            PlaneLayout("q", "uint32", words * self.low_bits),
+            *([PlaneLayout("h", "uint32", words * high)] if high else []),
+            PlaneLayout("s", self.scale, scales),
+            *([PlaneLayout(self.offset, self.scale, scales)] if self.offset else []),
         )
 
-    def store(self, integers: npt.NDArray[np.int8], scales: FloatArray) -> dict[str, Array]:
-        """Planes of integers (N, K), -2^(bits - 1) to 2^(bits - 1) - 1, and of their scales (N, 1 or K / group).
+    def scales_of(self, columns: int) -> int:
+        """The number of scales of a row."""
+        return 1 if self.group == ROW else -(-columns // self.group)
 
-        Raises QuantizationError for a scale that is not finite.
+    def store(self, codes: npt.NDArray[np.uint8], scales: Array, offsets: Array | None = None) -> dict[str, Array]:
+        """Planes of codes (N, K), 0 to 2^bits - 1, and of their scales (N, 1 or K / group), zero points or biases.
+
+        Raises QuantizationError for a scale or an offset that is not finite, or that its dtype does not hold exactly.
         """
-        require_finite(scales)
-        rows, columns = integers.shape
-        codes = np.full((rows, padded_columns(columns)), self.zero, np.uint8)
-        # In 8 bits, -128 wraps to 0 and 127 to 255.
-        codes[:, :columns] = integers.view(np.uint8) + np.uint8(self.zero)
-        quads = codes.reshape(rows, -1, 8 // self.bits, 4)
-        packed = quads[:, :, 0].copy()
-        for place in range(1, 8 // self.bits):
-            packed |= quads[:, :, place] << np.uint8(place * self.bits)
-        return {"q": packed.reshape(rows, -1).view(np.uint32), "s": np.ascontiguousarray(scales, np.float32)}
+        rows, columns = codes.shape
+        padded = np.full((rows, padded_columns(columns)), 0 if self.offset else self.zero, np.uint8)
+        padded[:, :columns] = codes
+        low, high = self.low_bits, self.bits - self.low_bits
+        planes: dict[str, Array] = {"q": pack_bits(padded & np.uint8((1 << low) - 1) if high else padded, low)}
+        if high:
+            planes["h"] = pack_bits(padded >> np.uint8(low), high)
+        planes["s"] = self._factors(scales)
+        if self.offset:
+            assert offsets is not None
+            planes[self.offset] = self._factors(offsets)
+        return planes
+
+    def _factors(self, values: Array) -> Array:
+        exact = np.ascontiguousarray(values, np.float32)
+        require_finite(exact)
+        stored = exact.astype(self.scale)
+        if self.scale == "float16" and (stored != exact).any():
+            raise QuantizationError(f"scales of {self.name} are not exact in float16; store them as float32")
+        return stored
 
     def codes(self, planes: Mapping[str, Array]) -> npt.NDArray[np.uint8]:
         """The codes (N, K) of planes, with the padding's."""
-        packed = np.ascontiguousarray(planes["q"]).view(np.uint8)
-        rows = len(packed)
-        packed = packed.reshape(rows, -1, 1, 4)
-        shifts = np.arange(0, 8, self.bits, dtype=np.uint8)[:, None]
-        codes: npt.NDArray[np.uint8] = (packed >> shifts & np.uint8((1 << self.bits) - 1)).reshape(rows, -1)
+        codes = unpack_bits(planes["q"], self.low_bits)
+        if self.bits != self.low_bits:
+            codes |= unpack_bits(planes["h"], self.bits - self.low_bits) << np.uint8(self.low_bits)
         return codes
 
     def unpack(self, planes: Mapping[str, Array], columns: int) -> FloatArray:
-        integers = self.codes(planes)[:, :columns].astype(np.float32) - np.float32(self.zero)
-        return integers * self.column_scales(planes, columns)
+        codes = self.codes(planes)[:, :columns].astype(np.float32)
+        scales = self.of_columns(planes["s"], columns)
+        if self.offset == "b":
+            return codes * scales + self.of_columns(planes["b"], columns)
+        zero = self.of_columns(planes["z"], columns) if self.offset else np.float32(self.zero)
+        weights: FloatArray = (codes - zero) * scales
+        return weights
 
-    def column_scales(self, planes: Mapping[str, Array], columns: int) -> FloatArray:
-        """The scale of each column, (N, 1) or (N, columns)."""
-        scales: FloatArray = planes["s"].astype(np.float32)
-        return scales if self.group == ROW else np.repeat(scales, self.group, axis=1)[:, :columns]
+    def of_columns(self, factors: Array, columns: int) -> FloatArray:
+        """The scale, zero point or bias of each column, (N, 1) or (N, columns)."""
+        each: FloatArray = factors.astype(np.float32)
+        return each if self.group == ROW else np.repeat(each, self.group, axis=1)[:, :columns]
+
+
+def pack_bits(parts: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint32]:
+    """Parts (N, K) of ``bits`` bits each, K a multiple of 32, as words (N, K * bits / 32)."""
+    quads = parts.reshape(len(parts), -1, 8 // bits, 4)
+    packed = quads[:, :, 0].copy()
+    for place in range(1, 8 // bits):
+        packed |= quads[:, :, place] << np.uint8(place * bits)
+    return packed.reshape(len(parts), -1).view(np.uint32)
+
+
+def unpack_bits(words: Array, bits: int) -> npt.NDArray[np.uint8]:
+    """The parts (N, K) of words (N, K * bits / 32)."""
+    packed = np.ascontiguousarray(words).view(np.uint8)
+    packed = packed.reshape(len(packed), -1, 1, 4)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    parts: npt.NDArray[np.uint8] = packed >> shifts & np.uint8((1 << bits) - 1)
+    return parts.reshape(len(packed), -1)
 
 
 def in_order(words: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint8]:
     """Words (N, W) of plane ``q`` as bytes (N, 4 W) in which a lower element has lower bits."""
-    parts = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), -1, 1, 4)
-    elements = parts >> np.arange(0, 8, bits, dtype=np.uint8)[:, None] & np.uint8((1 << bits) - 1)
+    elements = unpack_bits(words, bits)
     elements = elements.reshape(len(words), -1, 8 // bits)
     ordered = elements[..., 0].copy()
     for place in range(1, 8 // bits):
@@ -113,8 +180,12 @@ def block_of(columns: int) -> int:
 
 
 def codes_by_name(name: str) -> Codes | None:
-    """The format that a bundle's manifest names, such as "q2c" (a scale for each row) or "q4g256"."""
+    """The format that a bundle's manifest names, such as "q2c" (a scale for each row) or "q4g128z_f16"."""
     match = _NAME.fullmatch(name)
-    if match is None or (match[2] and int(match[2]) % GROUP):
+    if match is None:
         return None
-    return Codes(int(match[1]), int(match[2] or ROW))
+    bits, group, offset, half = match.groups()
+    try:
+        return Codes(int(bits), int(group or ROW), offset, "float16" if half else "float32")
+    except QuantizationError:
+        return None

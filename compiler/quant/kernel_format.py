@@ -5,26 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .base import GROUP, ROW, WeightForm
+from .codes import Codes
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """A quantization as kernels see it: ``kind`` "q2", "q4", "q8", "f16" or "f32", the dtype of its scales ("" if it
-    has none), and the number of columns that share a scale, a multiple of 32, or ROW.
+    """A quantization as kernels see it: ``kind`` "q2" to "q8", "f16" or "f32", the dtype of its scales ("" if it has
+    none), the number of columns that share a scale (16, a multiple of 32, or ROW), and the ``offset`` of its codes: ""
+    for 2^(bits - 1), "z" for zero points, "b" for biases; see `codes.py`.
     """
 
     kind: str
     scale_dtype: str
     group: int = GROUP
+    offset: str = ""
 
     @property
     def bits(self) -> int | None:
         """Bits of a code; None for floats."""
-        return {"q2": 2, "q4": 4, "q8": 8}.get(self.kind)
+        return int(self.kind[1]) if self.kind.startswith("q") else None
 
     @property
     def zero(self) -> int:
-        """The code that means 0."""
+        """The code that means 0, without an offset."""
         return 0 if self.bits is None else 1 << (self.bits - 1)
 
     @property
@@ -59,4 +62,10 @@ class WeightFormat:
 
 def weight_format(form: WeightForm) -> WeightFormat:
     scales = [plane.dtype for plane in form.planes(GROUP) if plane.name == "s"]
-    return WeightFormat(form.kind, scales[0] if scales else "", GROUP if form.group is None else form.group)
+    offset = form.offset if isinstance(form, Codes) else ""
+    return WeightFormat(form.kind, scales[0] if scales else "", GROUP if form.group is None else form.group, offset)
+
+
+def reads_plain(fmt: WeightFormat) -> bool:
+    """Whether a matrix is of floats, or of 2, 4 or 8 bits with scales for at least 32 columns and without an offset."""
+    return fmt.bits in (None, 2, 4, 8) and fmt.offset == "" and fmt.group % GROUP == 0

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Manifest
+from nearfar.compiler.errors import BundleError, DeviceError, RequestError
 
 if TYPE_CHECKING:
     from nearfar.compiler.kernels.cpu.builder import Isa
@@ -85,6 +86,21 @@ def features(cpuinfo: str | None = None) -> frozenset[str]:
     flags = [set(value.split()) for name, _, value in lines if name.strip() in ("flags", "Features")]
     common = set.intersection(*flags) if flags else set()
     return frozenset(name for name, wanted in FLAGS.items() if wanted <= common)
+
+
+def require_needs(manifest: Manifest) -> None:
+    """Raise BundleError if a variant does not need everything that its kernels' instruction sets need."""
+    levels = {level.name: level for arch in ARCHS.values() for level in arch.levels}
+    for name, variants in manifest.variants.items():
+        for variant in variants:
+            for kernel in variant.kernels:
+                isa = manifest.kernels[kernel].facts.get("isa")
+                level = levels.get(str(isa.get("name"))) if isinstance(isa, dict) else None
+                if level is None or not set(level.needs) <= set(variant.needs):
+                    raise BundleError(
+                        f"{MANIFEST_FILE}: variants.{name}: {kernel} may use instructions that the variant does not "
+                        "need; the file was changed after compilation, so compile the bundle again"
+                    )
 
 
 def require(arch: str | None, found: frozenset[str]) -> None:

@@ -22,7 +22,7 @@ from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, const
 from nearfar.compiler.runtime.variant import choose_activation, choose_kernels
 
 from ..threads import default_threads
-from .levels import features, require
+from .levels import features, require, require_needs
 from .library import Launches, Library
 
 # Vectors may extend beyond the last element of a buffer, and they load faster at the start of a cache line.
@@ -55,6 +55,7 @@ class CpuRunner(PlanRunner):
     ) -> None:
         found = features()
         require(bundle.manifest.arch, found)
+        require_needs(bundle.manifest)
         super().__init__(bundle, limits or Limits(), choose_activation(bundle.manifest, activation, bundle.path))
         self._features = found if allowed is None else found & set(allowed)
         self.threads = threads or default_threads()

@@ -23,6 +23,7 @@ from nearfar.compiler.quant import GROUPS, Codes, Quantization, form_of
 from nearfar.compiler.quant.base import FloatArray, require_finite
 from nearfar.compiler.quant.codes import block_of
 from nearfar.compiler.quant.codes import in_order as bytes_in_order
+from nearfar.compiler.quant.kernel_format import reads_plain, weight_format
 from nearfar.compiler.quant.q4 import Q4
 from nearfar.compiler.quant.q8 import Q8
 
@@ -56,7 +57,8 @@ class Packing:
         form = form_of(parameter.form, self.quantization)
         if isinstance(form, Codes):
             group = min(form.group, max(GROUPS)) or block_of(parameter.columns)
-            if parameter.columns % group or group not in GROUPS or form.group % group:
+            plain = reads_plain(weight_format(form))
+            if not plain or parameter.columns % group or group not in GROUPS or form.group % group:
                 raise QuantizationError(
                     f"{parameter.name} has {parameter.columns} columns with scales of {form.name}, and MLX needs a "
                     f"multiple of {', '.join(map(str, GROUPS))}; take --target webgpu, cpu or cuda, or give a "

@@ -20,6 +20,7 @@ from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.quant import Quantization, WeightForm, form_of
 from nearfar.compiler.quant.codes import block_of
+from nearfar.compiler.quant.kernel_format import reads_plain, weight_format
 
 from .builder import ELEMENT_TYPES, Builder
 from .devices import Device
@@ -117,8 +118,15 @@ class Emitter:
         return self.builder.constant(f"factor_{value}", np.array(value, self.activation))
 
     def form(self, parameter: Parameter) -> WeightForm:
-        """The format of a matrix."""
-        return form_of(parameter.form, self.quantization)
+        """The format of a matrix. Raises QuantizationError for codes that ONNX Runtime's kernels do not read."""
+        form = form_of(parameter.form, self.quantization)
+        if not reads_plain(weight_format(form)):
+            raise QuantizationError(
+                f"{parameter.name} is stored as {form.name}, which the ONNX target does not read; give a "
+                "--quantization to convert the weights",
+                tensor=parameter.name,
+            )
+        return form
 
     def packed(self, parameter: Parameter) -> bool:
         """Whether a matrix is codes and scales."""

@@ -212,7 +212,7 @@ def test_a_bundle_that_names_an_unknown_format_is_refused(checkpoints: Mapping[s
     manifest = compile_model(str(checkpoints["plain"]), tmp_path / "bundle", CompileOptions(**OPTIONS)).manifest
     assert isinstance(manifest, Manifest)
     name = "model.layers.0.self_attn.v_proj.weight"
-    for wrong in ("q3c", "q8g33", "q8g0"):
+    for wrong in ("q7c", "q8g33", "q8g0"):
         weight = manifest.weights[name].model_copy(update={"quantization": wrong})
         changed = manifest.model_copy(update={"weights": {**manifest.weights, name: weight}})
         with pytest.raises(Fault, match=f"quantization '{wrong}' is not known"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -19,7 +20,8 @@ from tiny_models import VOCAB_SIZE
 from tolerances import F16, F32, INT8_MODEL, INT16_MODEL, OF_ACTIVATION, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.bundle.manifest import MANIFEST_FILE
+from nearfar.compiler.errors import BundleError, DeviceError, RequestError
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
@@ -208,3 +210,14 @@ def test_an_activation_dtype_that_the_bundle_does_not_offer_is_refused(compile_t
     path = compile_tiny("llama", "f32", target="cpu")
     with pytest.raises(DeviceError, match="compiled for float32 activations, not for float16"):
         CpuRunner(open_bundle(path), activation="float16")
+
+
+def test_kernels_never_run_without_the_features_that_they_need(bundle: Bundle, tmp_path: Path) -> None:
+    changed = Path(shutil.copytree(bundle.path, tmp_path / "bundle"))
+    manifest = json.loads((changed / MANIFEST_FILE).read_text())
+    needy = [variant for variants in manifest["variants"].values() for variant in variants if variant["needs"]]
+    assert needy
+    needy[-1]["needs"] = []
+    (changed / MANIFEST_FILE).write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match="may use instructions that the variant does not need"):
+        CpuRunner(open_bundle(changed))

@@ -6,7 +6,7 @@ import { DeviceError, RequestError, messageOf } from "../errors.js";
 import type { GatheredEntry, InputEntry, Manifest, PlanEntry, PlaneEntry, WeightEntry } from "./manifest.js";
 
 /** Integers of a checkpoint have a scale for each row (c) or for a number of columns (g), others for 32 columns. */
-const CODES = /^q([248])(?:(c)|g(\d+)|f)/;
+const CODES = /^q([248])(?:(c)|g(\d+)|f(?:16|32))$/;
 const GROUP = 32;
 
 interface Row {
