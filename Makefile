@@ -48,7 +48,7 @@ VULKAN := $(firstword $(wildcard /usr/share/vulkan/icd.d/*.json))
 SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 
 PAIR := $(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going
-WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wildcard mobile/react-native/*.json mobile/react-native/*.mjs)
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
@@ -62,7 +62,7 @@ demo: .venv/.demo web/dist/.built | chromium
 serve: .venv/.serve
 	$(BIN)/nearfar serve demo
 
-# First the set-up and the parts that need one core, two at a time, each part's output in one piece. Then pytest in two processes.
+# First the set-up and the parts that need one core, two at a time, each part's output in one piece. Then pytest in a process for each core, at most 4.
 # Each of them takes whole files, because the tests of a file share bundles and pages, in the order of tests/conftest.py.
 test:
 	@$(PAIR) packages check unit-tests
