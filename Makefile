@@ -62,7 +62,8 @@ demo: .venv/.demo web/dist/.built | chromium
 serve: .venv/.serve
 	$(BIN)/nearfar serve demo
 
-# First the set-up and the parts that need one core, two at a time, each part's output in one piece. Then pytest in a process for each core, at most 4.
+# First the set-up and the parts that need one core, two at a time, each part's output in one piece. Then pytest in a process
+# for each core, at most four, because each takes up to 2.5 GB.
 # Each of them takes whole files, because the tests of a file share bundles and pages, in the order of tests/conftest.py.
 test:
 	@$(PAIR) packages check unit-tests
