@@ -26,7 +26,7 @@ from .gate import Gate
 from .generation import generation_router, routed_generation_router
 from .health import health_router
 from .lenient import IGNORED_HEADER
-from .limiter import Limiter
+from .limiter import Limiter, Limits, OwnLimits
 from .log import log_failure
 from .metrics import ROUTE_HEADER, Metrics
 from .model_routes import about_router, admin_router, models_router
@@ -48,16 +48,23 @@ EXPOSED_HEADERS = (
 )
 
 
-def create_app(models: Models, config: ApiConfig, traces: Traces | None = None, *, routed: bool = False) -> FastAPI:
+def create_app(
+    models: Models,
+    config: ApiConfig,
+    traces: Traces | None = None,
+    *,
+    routed: bool = False,
+    limits: Limits | None = None,
+) -> FastAPI:
     """An ASGI app. When its lifespan ends, requests drain, then ``models`` are closed. Its routes share
     ``app.state.service``.
 
-    ``routed``: each model is a pair of a near and a far side, and requests may restrict which side answers.
+    ``routed``: each model is a pair of a near and a far side, and requests may restrict which side answers. ``limits``
+    None: those of ``config``, for this process.
     """
-    limiter = Limiter(config.max_concurrent_requests, config.body_memory_bytes, config.client_share)
-    service = Service(
-        models, config, limiter, Metrics(models), QueueWaits(), Drain(lambda: limiter.running > 0), traces
-    )
+    if limits is None:
+        limits = OwnLimits(limiter_of(config))
+    service = Service(models, config, limits, Metrics(models), QueueWaits(), Drain(lambda: limits.running > 0), traces)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:  # noqa: ARG001
@@ -106,6 +113,10 @@ def create_app(models: Models, config: ApiConfig, traces: Traces | None = None, 
     document = app.openapi
     app.openapi = lambda: _without_422(document())  # type: ignore[method-assign]
     return app
+
+
+def limiter_of(config: ApiConfig) -> Limiter:
+    return Limiter(config.max_concurrent_requests, config.body_memory_bytes, config.client_share)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

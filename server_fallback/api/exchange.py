@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 from .addresses import client_of
 from .errors import ApiError
 from .keys import ApiKey
-from .limiter import Admission
+from .limiter import Admitted
 
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
 
@@ -35,10 +35,10 @@ class Exchange:
     arrived: float = field(default_factory=time.monotonic)
     deadline: float = float("inf")
     key: ApiKey | None = None
-    admission: Admission | None = None
+    admission: Admitted | None = None
     log: dict[str, object] = field(default_factory=dict)
     answer_headers: dict[str, str] = field(default_factory=dict)
-    held: ExitStack = field(default_factory=ExitStack)
+    held: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
     def client(self) -> str:

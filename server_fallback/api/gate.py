@@ -77,7 +77,7 @@ class Gate:
 
         started = time.monotonic()
         try:
-            with exchange.held:
+            async with exchange.held:
                 self._check_host(headers)
                 await self._app(scope, receive, named)
         except ClientGone:

@@ -128,7 +128,7 @@ async def _begin(service: Service, body: GenerationRequest, num_prompts: int, ex
     executor = await service.models.executor(body.model)
     assert exchange.admission is not None
     capacity = service.models.answers_at_once(body.model) or config.max_concurrent_requests
-    exchange.admission.answers(choices, capacity, "n" if num_prompts == 1 else "prompt")
+    await exchange.admission.answers(choices, capacity, "n" if num_prompts == 1 else "prompt")
     exchange.answer_headers.update(exchange.admission.headers)
     return executor
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -33,9 +33,9 @@ SURROGATE_IN_TEXT = re.compile(SURROGATE.pattern.decode())
 
 
 async def read_json(
-    request: Request, max_bytes: int, timeout_seconds: float, hold: Callable[[int], None] = lambda _: None
+    request: Request, max_bytes: int, timeout_seconds: float, hold: Callable[[int], Awaitable[None]] | None = None
 ) -> Any:
-    """``hold`` is called with the size of each part before the part is stored, and may raise ApiError.
+    """``hold`` is awaited with the size of each part before the part is stored, and may raise ApiError.
 
     Raises ApiError: 415 for another content type, 413 over ``max_bytes`` (counted as the bytes arrive, whatever
     Content-Length states), 408 for a body that does not arrive in time, 400 for a body that is not JSON.
@@ -93,7 +93,7 @@ def check_inner_json(text: str, param: str) -> None:
         return
 
 
-async def _read(request: Request, max_bytes: int, hold: Callable[[int], None]) -> bytes:
+async def _read(request: Request, max_bytes: int, hold: Callable[[int], Awaitable[None]] | None) -> bytes:
     declared = request.headers.get("content-length", "")
     refusal: ApiError | None = None
     if declared.isascii() and declared.isdigit() and len(declared) < MAX_LENGTH_DIGITS and int(declared) > max_bytes:
@@ -111,7 +111,8 @@ async def _read(request: Request, max_bytes: int, hold: Callable[[int], None]) -
                 refusal = _too_large(max_bytes)
             if refusal is None:
                 try:
-                    hold(len(part))
+                    if hold is not None:
+                        await hold(len(part))
                     parts.append(part)
                 except ApiError as error:
                     refusal = error

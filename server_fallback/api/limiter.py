@@ -7,12 +7,39 @@ and of each model's answers, so that the rest remains for others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from .errors import ApiError, retry_after
 from .keys import ApiKey
+
+
+class Admitted(Protocol):
+    """An admitted request, as the API sees it; see `Admission`."""
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    async def answers(self, count: int, capacity: int, param: str = "n") -> None: ...
+
+    async def body(self, size: int) -> None: ...
+
+
+class Limits(Protocol):
+    """The limits of a server: those of one process (`OwnLimits`), or shared by several."""
+
+    @property
+    def running(self) -> int:
+        """The requests that this process has admitted and not ended."""
+
+    @property
+    def body_bytes(self) -> int:
+        """The memory that their bodies hold."""
+
+    def admit(self, client: str, key: ApiKey | None) -> AbstractAsyncContextManager[Admitted]:
+        """See `Limiter.admit`."""
 
 
 @dataclass(slots=True)
@@ -153,6 +180,43 @@ class Admission:
     def body(self, size: int) -> None:
         """Count ``size`` more bytes of the request in memory. Raises ApiError (429)."""
         self.limiter._take_bytes(self, size)
+
+
+class OwnLimits:
+    """Implements `Limits` with a limiter in this process."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+
+    @property
+    def running(self) -> int:
+        return self._limiter.running
+
+    @property
+    def body_bytes(self) -> int:
+        return self._limiter.body_bytes
+
+    @asynccontextmanager
+    async def admit(self, client: str, key: ApiKey | None) -> AsyncGenerator[Admitted]:
+        with self._limiter.admit(client, key) as admission:
+            yield OwnAdmission(admission)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAdmission:
+    """Implements `Admitted`."""
+
+    admission: Admission
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.admission.headers
+
+    async def answers(self, count: int, capacity: int, param: str = "n") -> None:
+        self.admission.answers(count, capacity, param)
+
+    async def body(self, size: int) -> None:
+        self.admission.body(size)
 
 
 def _bucket_size(key: ApiKey | None) -> float:

@@ -59,8 +59,8 @@ class KeyedRoute(APIRoute):
             service, exchange = service_of(request), exchange_of(request)
             exchange.set_deadline(request.headers, service.config.request_timeout_seconds)
             exchange.key = authorize(service.config.keys, request.headers.get("authorization", ""), admin=self.admin)
-            admission = exchange.admission = exchange.held.enter_context(
-                service.limiter.admit(exchange.client, exchange.key)
+            admission = exchange.admission = await exchange.held.enter_async_context(
+                service.limits.admit(exchange.client, exchange.key)
             )
             exchange.answer_headers.update(admission.headers)
             if self.body_field is not None:

@@ -12,7 +12,7 @@ from ..schema.about import QUEUE_HEADER
 from .config import ApiConfig
 from .drain import Drain
 from .exchange import Exchange
-from .limiter import Limiter
+from .limiter import Limits
 from .metrics import Metrics
 from .queue_waits import QueueWaits
 from .traces import Traces
@@ -22,7 +22,7 @@ from .traces import Traces
 class Service:
     models: Models
     config: ApiConfig
-    limiter: Limiter
+    limits: Limits
     metrics: Metrics
     queue_waits: QueueWaits
     drain: Drain

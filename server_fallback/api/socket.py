@@ -62,14 +62,16 @@ class Socket:
         offered = self._socket.scope["subprotocols"]
         await self._socket.accept(protocol if protocol in offered else None)
 
-    def admit(self) -> None:
+    async def admit(self) -> None:
         """Identify the caller, and count the exchange against the limits until it is over. Raises ApiError (400, 401,
         429), Unavailable.
         """
         service, exchange = self._service, self.exchange
         exchange.set_deadline(self._socket.headers, service.config.request_timeout_seconds)
         exchange.key = authorize(service.config.keys, self._authorization())
-        exchange.admission = exchange.held.enter_context(service.limiter.admit(exchange.client, exchange.key))
+        exchange.admission = await exchange.held.enter_async_context(
+            service.limits.admit(exchange.client, exchange.key)
+        )
         self.require_no_drain()
 
     def require_no_drain(self) -> None:
@@ -93,7 +95,7 @@ class Socket:
             raise ApiError(400, "send messages as JSON text, not as bytes", "invalid_json")
         body = text.encode("utf-8", "surrogatepass")
         if hold and self.exchange.admission is not None:
-            self.exchange.admission.body(len(body))
+            await self.exchange.admission.body(len(body))
         value = parse_json(body)
         try:
             return kind.model_validate(value)

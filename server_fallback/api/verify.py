@@ -24,7 +24,7 @@ def verify_router(service: Service) -> APIRouter:
         socket = Socket(websocket, service)
         try:
             await socket.accept(PROTOCOL)
-            socket.admit()
+            await socket.admit()
             opened = await socket.next(VerifyOpen, service.config.body_timeout_seconds, hold=True)
             executor, stream = await begin(service, opened, socket)
             try:

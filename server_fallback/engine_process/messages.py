@@ -1,6 +1,8 @@
-"""What a server and the process of an engine send each other. Each message is one frame; see `connection.py`.
+"""What servers and the process of an engine send each other. Each message is one frame; see `connection.py`.
 
-An answer has a number, which the server chose. Times are those of `time.monotonic`, which all processes share.
+The server that started the process opens its engine, changes its adapters and closes it. Others attach to it, and only
+send requests. An answer has a number, which its server chose. Times are those of `time.monotonic`, which all processes
+share.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from ..engine.request import TokenRequest
 from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
 
-# --- from the server ---
+# --- from a server ---
 
 
 class EngineRecipe(Protocol):
@@ -32,6 +34,21 @@ class EngineRecipe(Protocol):
 class Open:
     recipe: EngineRecipe
     max_mask_wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Let other servers attach at a Unix socket. Its folder must be private to this user: whoever reaches the socket
+    can run code in the process.
+    """
+
+    call: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """The first message of another server. The answer is `Opened`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""The process of an engine. It opens the engine that its server describes, and serves it until the connection ends."""
+"""The process of an engine. It opens the engine that its server describes, and serves it, and the servers that attach,
+until that server's connection ends.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +11,15 @@ import socket
 import sys
 import threading
 from collections.abc import Coroutine
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from nearfar.compiler.errors import NearfarError, Unavailable
 
-from ..engine.answer import Answer
-from ..engine.item_queue import Item
-from ..engine.request import Completion, GeneratedToken
-from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
 from .connection import Connection
-from .messages import (
-    Abandon,
-    Close,
-    Embed,
-    Generate,
-    LoadAdapter,
-    Mask,
-    Open,
-    Opened,
-    OpenFailed,
-    Returned,
-    Stats,
-    Step,
-    UnloadAdapter,
-)
-from .remote_masks import RemoteConstraint, RemoteMasks
+from .messages import Attach, Close, Listen, Open, OpenFailed, Returned
+from .remote_masks import RemoteMasks
+from .session import Session
 
 STATS_SECONDS = 0.1
 # A device that hangs must not keep the process once its server is gone.
@@ -57,131 +40,83 @@ def main() -> None:
 class EngineServer:
     def __init__(self) -> None:
         self._ended = asyncio.Event()
-        self._connection = Connection(self._on_message, self._ended.set)
+        # The session of the server that started the process, and those that have attached.
+        self._owner = Session(self._on_message, lambda _: self._ended.set())
+        self._attached: set[Session] = set()
+        self._listener: asyncio.Server | None = None
         self._engine: TokenEngine | None = None
         self._masks: RemoteMasks | None = None
-        self._answers: dict[int, Answer] = {}
-        self._calls: dict[int, asyncio.Task[None]] = {}
-        self._other_tasks: set[asyncio.Task[None]] = set()
-        self._step = Step([], [], [])
-        # The answers with other items in this step, which are not to be overtaken by tokens.
-        self._with_others = set[int]()
-        self._sent_stats: EngineStats | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, connected: socket.socket) -> None:
-        """Return when the connection has ended, after `Close`, or when the engine has failed."""
+        """Return when the owner's connection has ended, after `Close`, or when the engine has failed."""
         loop = asyncio.get_running_loop()
-        await loop.create_unix_connection(lambda: self._connection, sock=connected)
+        await loop.create_unix_connection(lambda: self._owner.connection, sock=connected)
         await self._ended.wait()
         timer = threading.Timer(STUCK_SECONDS, os._exit, (1,))
         timer.daemon = True
         timer.start()
+        if self._listener is not None:
+            self._listener.close()
         if self._engine is not None:
             await self._engine.close()
-        await self._connection.close()
+        for session in self._sessions():
+            session.flush()
+        await asyncio.gather(*(session.connection.close() for session in self._sessions()))
 
-    # --- messages ---
+    def _sessions(self) -> list[Session]:
+        return [self._owner, *self._attached]
 
-    def _on_message(self, message: object) -> None:
+    def _on_message(self, session: Session, message: object) -> None:
         match message:
-            case Generate():
-                self._generate(message)
-            case Mask():
+            case Attach():
+                assert self._engine is not None
                 assert self._masks is not None
-                self._masks.returned(message)
-            case Abandon(answer):
-                self._abandon(answer)
-            case Open():
+                session.serve(self._engine, self._masks)
+            case Open() if session is self._owner:
                 self._run(self._open(message))
-            case Close():
+            case Listen() if session is self._owner:
+                self._run(self._listen(message))
+            case Close() if session is self._owner:
                 self._run(self._close(message))
-            case Embed() | LoadAdapter() | UnloadAdapter():
-                task = self._calls[message.call] = asyncio.ensure_future(self._call(message))
-                task.add_done_callback(lambda _: self._calls.pop(message.call))
             case _:
                 raise TypeError(f"an engine does not know the message {message!r}")
 
     async def _open(self, message: Open) -> None:
-        loop = asyncio.get_running_loop()
-        self._masks = RemoteMasks(message.max_mask_wait_seconds, loop, self._connection.send)
+        self._masks = RemoteMasks(message.max_mask_wait_seconds, asyncio.get_running_loop())
         try:
             engine = await asyncio.to_thread(message.recipe.open, self._masks)
         except Exception as error:
-            self._connection.send(OpenFailed(error if isinstance(error, NearfarError) else Unavailable(repr(error))))
+            failure = error if isinstance(error, NearfarError) else Unavailable(repr(error))
+            self._owner.connection.send(OpenFailed(failure))
             return
         self._engine = engine
+        self._owner.serve(engine, self._masks)
         self._send_stats()
-        self._connection.send(Opened(engine.context, engine.max_drafts, engine.device))
+
+    async def _listen(self, message: Listen) -> None:
+        def attach() -> Connection:
+            session = Session(self._on_message, self._attached.discard)
+            self._attached.add(session)
+            return session.connection
+
+        failure = None
+        try:
+            self._listener = await asyncio.get_running_loop().create_unix_server(attach, message.path)
+        except OSError as error:
+            failure = Unavailable(f"{message.path}: {error}")
+        self._owner.connection.send(Returned(message.call, None, failure))
 
     async def _close(self, message: Close) -> None:
         if self._engine is not None:
             await self._engine.close(message.drain_seconds, message.reason)
-        self._flush()
         self._ended.set()
 
-    def _generate(self, message: Generate) -> None:
-        assert self._engine is not None
-        request, number = message.request, message.answer
-        if message.is_constrained:
-            request = replace(request, constraint=RemoteConstraint(number))
-        try:
-            self._answers[number] = self._engine.begin(request, partial(self._put, number))
-        except NearfarError as error:
-            self._put(number, error)
-
-    def _abandon(self, number: int) -> None:
-        answer, call = self._answers.pop(number, None), self._calls.get(number)
-        if answer is not None:
-            assert self._engine is not None
-            self._engine.abandon(answer)
-        if call is not None:
-            call.cancel()
-
-    async def _call(self, message: Embed | LoadAdapter | UnloadAdapter) -> None:
-        assert self._engine is not None
-        value = None
-        try:
-            match message:
-                case Embed():
-                    value = await self._engine.embed(message.texts)
-                case LoadAdapter():
-                    await self._engine.load_adapter(message.name, message.states)
-                case UnloadAdapter():
-                    await self._engine.unload_adapter(message.name)
-        except NearfarError as error:
-            self._connection.send(Returned(message.call, None, error))
-        else:
-            self._connection.send(Returned(message.call, value, None))
-
-    # --- items ---
-
-    def _put(self, number: int, item: Item) -> None:
-        """All items that the engine delivers in one turn go into one message."""
-        step = self._step
-        if not step.answers and not step.others:
-            asyncio.get_running_loop().call_soon(self._flush)
-        if isinstance(item, GeneratedToken) and item.logprob is None and number not in self._with_others:
-            step.answers.append(number)
-            step.token_ids.append(item.token_id)
-        else:
-            step.others.append((number, item))
-            self._with_others.add(number)
-            if isinstance(item, Completion | BaseException):
-                self._answers.pop(number, None)
-
-    def _flush(self) -> None:
-        step, self._step = self._step, Step([], [], [])
-        self._with_others.clear()
-        if step.answers or step.others:
-            self._connection.send(step)
-
     def _send_stats(self) -> None:
-        """Send the engine's figures whenever they have changed."""
         assert self._engine is not None
         stats = self._engine.stats()
-        if stats != self._sent_stats:
-            self._sent_stats = stats
-            self._connection.send(Stats(stats))
+        for session in self._sessions():
+            session.send_stats(stats)
         if stats.failure is not None:
             # The engine has given up its device. Another process may be able to use it.
             self._ended.set()
@@ -189,5 +124,5 @@ class EngineServer:
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
-        self._other_tasks.add(task)
-        task.add_done_callback(self._other_tasks.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,4 +1,4 @@
-"""The masks of constrained answers, computed by the server: the process of the engine knows no grammar."""
+"""The masks of constrained answers, computed by their servers: the process of the engine knows no grammar."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .messages import Mask, MaskTurns
 
 
 class RemoteConstraint:
-    """Stands for the constraint of an answer, which is on the server."""
+    """Stands for the constraint of an answer, which is on a server. ``send`` sends it a message, on the event loop."""
 
-    def __init__(self, answer: int) -> None:
-        self.answer = answer
+    def __init__(self, answer: int, send: Callable[[MaskTurns], None]) -> None:
+        self.answer, self.send = answer, send
 
     finished = complete = False
 
@@ -30,28 +30,27 @@ class RemoteConstraint:
 
 
 class RemoteMasks:
-    """Implements `Masks`. `returned` is called on the event loop, on which ``send`` is called too."""
+    """Implements `Masks`. `returned` is called on the event loop."""
 
-    def __init__(
-        self, max_wait_seconds: float, loop: asyncio.AbstractEventLoop, send: Callable[[MaskTurns], None]
-    ) -> None:
+    def __init__(self, max_wait_seconds: float, loop: asyncio.AbstractEventLoop) -> None:
         self.pending: set[MaskTask[Answer]] = set()
         self._waits = SavedWaits(max_wait_seconds)
-        self._loop, self._send = loop, send
+        self._loop = loop
         # The lock guards everything below.
         self._returned = Condition()
-        self._posted: dict[int, tuple[MaskTask[Answer], float]] = {}
+        self._posted: dict[RemoteConstraint, tuple[MaskTask[Answer], float]] = {}
         self._done: list[MaskTask[Answer]] = []
 
     def post(self, tasks: Iterable[MaskTask[Answer]]) -> None:
-        turns = []
+        turns: dict[Callable[[MaskTurns], None], list[tuple[int, int | None, bool]]] = {}
         with self._returned:
             for task in tasks:
                 self.pending.add(task)
-                number = number_of(task)
-                self._posted[number] = task, time.perf_counter()
-                turns.append((number, task.token_id, task.is_last))
-        self._loop.call_soon_threadsafe(self._send, MaskTurns(turns))
+                constraint = constraint_of(task)
+                self._posted[constraint] = task, time.perf_counter()
+                turns.setdefault(constraint.send, []).append((constraint.answer, task.token_id, task.is_last))
+        for send, each in turns.items():
+            self._loop.call_soon_threadsafe(send, MaskTurns(each))
 
     def collect(self, wait_seconds: float | None = None) -> tuple[list[MaskTask[Answer]], list[MaskTask[Answer]]]:
         """Nothing is over its budget here: the server watches it, and returns it as an error."""
@@ -72,7 +71,7 @@ class RemoteMasks:
     def cancel(self, task: MaskTask[Answer]) -> None:
         self.pending.discard(task)
         with self._returned:
-            self._posted.pop(number_of(task), None)
+            self._posted.pop(constraint_of(task), None)
             if task in self._done:
                 self._done.remove(task)
 
@@ -83,9 +82,9 @@ class RemoteMasks:
     def close(self) -> None:
         self.pending.clear()
 
-    def returned(self, message: Mask) -> None:
+    def returned(self, constraint: RemoteConstraint, message: Mask) -> None:
         with self._returned:
-            posted = self._posted.pop(message.answer, None)
+            posted = self._posted.pop(constraint, None)
             if posted is None:
                 return
             task, _ = posted
@@ -103,6 +102,6 @@ class RemoteMasks:
         )
 
 
-def number_of(task: MaskTask[Answer]) -> int:
+def constraint_of(task: MaskTask[Answer]) -> RemoteConstraint:
     assert isinstance(task.constraint, RemoteConstraint)
-    return task.constraint.answer
+    return task.constraint

@@ -22,7 +22,8 @@ from nearfar.compiler.runtime.inputs import require_known_inputs
 from ..engine.config import EngineConfig
 from ..engine.speculation import Speculation
 from ..engine.token_engine import TokenEngine
-from ..engine_process.remote_engine import RemoteEngine, is_supported
+from ..engine_process.engine_client import is_supported
+from ..engine_process.remote_engine import RemoteEngine
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.grammar.grammars import Grammars
 from ..text.template_process import TemplateProcess

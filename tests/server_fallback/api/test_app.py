@@ -235,7 +235,7 @@ def test_one_client_does_not_shut_out_others_nor_health() -> None:
         for each in held:
             each.go()
         await asyncio.gather(*(each.task for each in held))
-        limiter = app.state.service.limiter
+        limiter = app.state.service.limits
         assert (limiter.running, limiter.body_bytes) == (0, 0)
 
     run(work())

@@ -220,7 +220,7 @@ def test_a_client_that_leaves_ends_its_answer(body: dict[str, Any]) -> None:
         held.go()
         await held.task
         assert (models.fake.open, models.fake.cancelled) == (0, 1)
-        assert app.state.service.limiter.running == 0
+        assert app.state.service.limits.running == 0
         assert b'finished_reason="abort",model_name="fake"} 1.0' in app.state.service.metrics.text()
 
     run(work())
@@ -234,7 +234,7 @@ def test_a_client_that_leaves_before_its_body_arrived_leaves_nothing() -> None:
         await asyncio.sleep(0)
         held.go()
         await held.task
-        assert app.state.service.limiter.running == 0
+        assert app.state.service.limits.running == 0
 
     run(work())
 

@@ -120,7 +120,7 @@ def test_no_body_is_a_failure_of_the_server_which_answers_after_it(
         assert 200 <= response.status_code < 500, (path, str(body)[:200], response.text[:500])
         assert len(response.text) < 3000, (path, str(body)[:200])
     assert run(ask_app(app, "POST", CHAT, {**ASKED, **HI}, **ADMIN)).status_code == 200
-    limiter = app.state.service.limiter
+    limiter = app.state.service.limits
     assert (limiter.running, limiter.body_bytes) == (0, 0)
 
 

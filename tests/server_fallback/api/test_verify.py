@@ -168,7 +168,7 @@ def test_an_open_stream_counts_against_its_keys_limit() -> None:
                     assert (await heard(second))["error"]["code"] == "concurrency_limit_exceeded"
                     assert await closed(second) == 4429
             # When it has left, another may come.
-            while server.server._service.limiter.running:
+            while server.server._service.limits.running:
                 await asyncio.sleep(0.005)
             async with asking(server, additional_headers=headers) as third:
                 await say(third, opening())
@@ -180,7 +180,7 @@ def test_an_open_stream_counts_against_its_keys_limit() -> None:
 def test_a_websocket_counts_among_the_connections_until_it_closes() -> None:
     async def work() -> None:
         async with served(config=ApiConfig(max_connections=4)) as server:
-            limiter, connections = server.server._service.limiter, server.server.open_connections
+            limiter, connections = server.server._service.limits, server.server.open_connections
             async with asking(server) as first, asking(server):
                 await say(first, opening())
                 assert (await heard(first))["type"] == "opened"
@@ -230,7 +230,7 @@ def test_a_client_that_disconnects_ends_its_round_and_a_silent_one_is_disconnect
                 await say(socket, draft(TOKENS[:4]))
                 while not executor.engine.stats().steps:
                     await asyncio.sleep(0.005)
-            while executor.engine.stats().running or server.server._service.limiter.running:
+            while executor.engine.stats().running or server.server._service.limits.running:
                 await asyncio.sleep(0.005)
             assert executor.engine.stats().generated_tokens == 0
 

@@ -29,8 +29,9 @@ from nearfar.server_fallback.engine.request import Completion, GeneratedToken, S
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine_process import remote_engine
 from nearfar.server_fallback.engine_process.connection import HEADER_BYTES
+from nearfar.server_fallback.engine_process.engine_client import is_supported
 from nearfar.server_fallback.engine_process.messages import Open
-from nearfar.server_fallback.engine_process.remote_engine import MAIN, RemoteEngine, is_supported
+from nearfar.server_fallback.engine_process.remote_engine import MAIN, RemoteEngine
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="needs a system that can pass sockets to processes")
 T = TypeVar("T")

@@ -160,7 +160,7 @@ def test_closing_an_answer_early_ends_it_on_both_sides() -> None:
             await anext(answer)
             await answer.aclose()
             await settled(near, executor.engine)
-            while server.server._service.limiter.running:
+            while server.server._service.limits.running:
                 await asyncio.sleep(0.002)
         await near.close()
 

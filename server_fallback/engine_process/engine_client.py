@@ -1,0 +1,213 @@
+"""The requests of a server to an engine in another process: the part that its owner and attached servers share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from nearfar.compiler.errors import DeviceError, NearfarError, Unavailable
+from nearfar.compiler.runtime.batch import FloatArray
+
+from ..engine.item_queue import ItemQueue
+from ..engine.request import Completion, GeneratedToken, PromptLogprobs, TokenRequest
+from ..engine.stats import EngineStats
+from .connection import Connection
+from .mask_service import MaskService
+from .messages import (
+    Abandon,
+    Embed,
+    Generate,
+    Listen,
+    LoadAdapter,
+    MaskTurns,
+    Opened,
+    OpenFailed,
+    Returned,
+    Stats,
+    Step,
+    UnloadAdapter,
+)
+
+NOTHING = EngineStats(0, 0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0)
+
+
+def is_supported() -> bool:
+    """Whether this system can pass a socket to a process."""
+    return os.name == "posix"
+
+
+class EngineClient:
+    """Belongs to the running event loop. `arrive` and `stats` are callable from any thread.
+
+    A subclass sets `_connection` to a connection with `_on_message`, and calls `_fail_all` when it has ended.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = None
+        self._opened: Opened | None = None
+        self._opening: asyncio.Future[Opened] | None = None
+        # Why requests are refused.
+        self._refusal: NearfarError | None = None
+        self._numbers = itertools.count()
+        self._queues: dict[int, ItemQueue] = {}
+        self._calls: dict[int, asyncio.Future[FloatArray | None]] = {}
+        self._masks = MaskService(self._send)
+        self._stats = NOTHING
+
+    @property
+    def context(self) -> int:
+        assert self._opened is not None
+        return self._opened.context
+
+    @property
+    def max_drafts(self) -> int:
+        assert self._opened is not None
+        return self._opened.max_drafts
+
+    @property
+    def device(self) -> str:
+        assert self._opened is not None
+        return self._opened.device
+
+    async def generate(
+        self, request: TokenRequest
+    ) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
+        """See `TokenEngine.generate`."""
+        async with aclosing(self.batches(request)) as batches:
+            async for batch in batches:
+                for item in batch:
+                    yield item
+
+    async def batches(
+        self, request: TokenRequest
+    ) -> AsyncGenerator[list[PromptLogprobs | GeneratedToken | Completion], None]:
+        """See `TokenEngine.batches`."""
+        self._require_open()
+        number, queue, constraint = next(self._numbers), ItemQueue(), request.constraint
+        arrival = self.arrive() if request.arrival is None else request.arrival
+        if constraint is not None:
+            self._masks.begin(number, constraint)
+        self._queues[number] = queue
+        try:
+            self._send(Generate(number, replace(request, constraint=None, arrival=arrival), constraint is not None))
+            while True:
+                items = await queue.next()
+                yield items
+                if isinstance(items[-1], Completion):
+                    return
+        finally:
+            self._masks.end(number)
+            if self._queues.pop(number, None) is not None:
+                self._send(Abandon(number))
+
+    def arrive(self) -> int:
+        """See `TokenEngine.arrive`."""
+        return time.monotonic_ns()
+
+    async def embed(self, texts: Sequence[Sequence[int]]) -> FloatArray:
+        """See `TokenEngine.embed`."""
+        self._require_open()
+        vectors = await self._call(lambda call: Embed(call, texts))
+        assert vectors is not None
+        return vectors
+
+    def stats(self) -> EngineStats:
+        """A snapshot, at most 0.1 s old. ``failure`` is set while the process is started again."""
+        return self._stats if self._refusal is None else replace(self._stats, failure=self._refusal)
+
+    # --- the connection ---
+
+    async def _open(self, first_message: object) -> None:
+        """Send the first message of a connection, and wait until the engine is open. Raises `OpenFailed`'s error, and
+        DeviceError if the connection ends.
+        """
+        if self._connection is None:
+            raise DeviceError("the process of the engine ended before it opened the model")
+        self._opening = self._loop.create_future()
+        self._send(first_message)
+        self._opened = await self._opening
+
+    def _on_message(self, message: object) -> None:
+        match message:
+            case Step(answers, token_ids, others):
+                queues = self._queues
+                for answer, token_id in zip(answers, token_ids, strict=True):
+                    if (queue := queues.get(answer)) is not None:
+                        queue.put(GeneratedToken(token_id))
+                for answer, item in others:
+                    ends = isinstance(item, Completion | BaseException)
+                    queue = queues.pop(answer, None) if ends else queues.get(answer)
+                    if queue is not None:
+                        queue.put(item)
+            case MaskTurns():
+                self._masks.run(message)
+            case Stats(stats):
+                self._stats = stats
+            case Returned(call, value, error):
+                future = self._calls.pop(call, None)
+                if future is not None and not future.done():
+                    if error is None:
+                        future.set_result(value)
+                    else:
+                        future.set_exception(error)
+            case Opened():
+                assert self._opening is not None
+                self._opening.set_result(message)
+            case OpenFailed(failure):
+                assert self._opening is not None
+                self._opening.set_exception(failure)
+            case _:
+                raise TypeError(f"a server does not know the message {message!r}")
+
+    def _fail_all(self, failure: NearfarError) -> None:
+        """Fail all answers and calls: the connection has ended."""
+        self._connection = None
+        if self._opening is not None and not self._opening.done():
+            self._opening.set_exception(DeviceError("the process of the engine ended while it opened the model"))
+        queues, self._queues = self._queues, {}
+        for queue in queues.values():
+            queue.put(failure)
+        calls, self._calls = self._calls, {}
+        for future in calls.values():
+            if not future.done():
+                future.set_exception(failure)
+
+    def _require_open(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
+    async def _call(self, message: Callable[[int], Embed | Listen | LoadAdapter | UnloadAdapter]) -> FloatArray | None:
+        call = next(self._numbers)
+        future: asyncio.Future[FloatArray | None] = self._loop.create_future()
+        self._calls[call] = future
+        self._send(message(call))
+        try:
+            return await future
+        finally:
+            if self._calls.pop(call, None) is not None:
+                self._send(Abandon(call))
+
+    def _send(self, message: object) -> None:
+        if self._connection is not None:
+            self._connection.send(message)
+
+
+def process_failed() -> DeviceError:
+    """What the answers of a crashed process fail with."""
+    return DeviceError("the process of the engine failed and is started again; send the request again")
+
+
+def process_restarts() -> Unavailable:
+    """Why requests are refused until the process is there again."""
+    return Unavailable("the process of the engine failed and is being started again; try again later")
+
+
+def engine_closed() -> Unavailable:
+    """What answers fail with when the engine is closed."""
+    return Unavailable("the engine was closed before the answer was complete; try again later")

@@ -1,0 +1,145 @@
+"""A session: one server's connection to the process of an engine, with the answers and calls that it requested."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from nearfar.compiler.errors import NearfarError
+
+from ..engine.answer import Answer
+from ..engine.item_queue import Item
+from ..engine.request import Completion, GeneratedToken
+from ..engine.stats import EngineStats
+from ..engine.token_engine import TokenEngine
+from .connection import Connection
+from .messages import (
+    Abandon,
+    Embed,
+    Generate,
+    LoadAdapter,
+    Mask,
+    Opened,
+    Returned,
+    Stats,
+    Step,
+    UnloadAdapter,
+)
+from .remote_masks import RemoteConstraint, RemoteMasks
+
+
+class Session:
+    """``on_message`` receives the messages that are not about answers; ``on_end`` is called when the connection has
+    ended. Requests may come once `serve` was called.
+    """
+
+    def __init__(self, on_message: Callable[[Session, object], None], on_end: Callable[[Session], None]) -> None:
+        self.connection = Connection(self._on_message, self._on_connection_end)
+        self._on_other_message, self._on_end = on_message, on_end
+        self._engine: TokenEngine | None = None
+        self._masks: RemoteMasks | None = None
+        self._answers: dict[int, Answer] = {}
+        self._constraints: dict[int, RemoteConstraint] = {}
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._step = Step([], [], [])
+        # The answers with other items in this step, which are not to be overtaken by tokens.
+        self._with_others = set[int]()
+        self._sent_stats: EngineStats | None = None
+
+    def serve(self, engine: TokenEngine, masks: RemoteMasks) -> None:
+        """Accept requests, and tell the server so."""
+        self._engine, self._masks = engine, masks
+        self.send_stats(engine.stats())
+        self.connection.send(Opened(engine.context, engine.max_drafts, engine.device))
+
+    def send_stats(self, stats: EngineStats) -> None:
+        """Send the engine's figures if they have changed."""
+        if self._engine is not None and stats != self._sent_stats:
+            self._sent_stats = stats
+            self.connection.send(Stats(stats))
+
+    def flush(self) -> None:
+        """Send what the engine has delivered."""
+        step, self._step = self._step, Step([], [], [])
+        self._with_others.clear()
+        if step.answers or step.others:
+            self.connection.send(step)
+
+    # --- messages ---
+
+    def _on_message(self, message: object) -> None:
+        match message:
+            case Generate():
+                self._generate(message)
+            case Mask():
+                constraint = self._constraints.get(message.answer)
+                if constraint is not None:
+                    assert self._masks is not None
+                    self._masks.returned(constraint, message)
+            case Abandon(answer):
+                self._abandon(answer)
+            case Embed() | LoadAdapter() | UnloadAdapter():
+                task = self._calls[message.call] = asyncio.ensure_future(self._call(message))
+                task.add_done_callback(lambda _: self._calls.pop(message.call, None))
+            case _:
+                self._on_other_message(self, message)
+
+    def _generate(self, message: Generate) -> None:
+        assert self._engine is not None
+        request, number = message.request, message.answer
+        if message.is_constrained:
+            constraint = self._constraints[number] = RemoteConstraint(number, self.connection.send)
+            request = replace(request, constraint=constraint)
+        try:
+            self._answers[number] = self._engine.begin(request, partial(self._put, number))
+        except NearfarError as error:
+            self._put(number, error)
+
+    def _abandon(self, number: int) -> None:
+        answer, call = self._answers.pop(number, None), self._calls.get(number)
+        self._constraints.pop(number, None)
+        if answer is not None:
+            assert self._engine is not None
+            self._engine.abandon(answer)
+        if call is not None:
+            call.cancel()
+
+    async def _call(self, message: Embed | LoadAdapter | UnloadAdapter) -> None:
+        assert self._engine is not None
+        value = None
+        try:
+            match message:
+                case Embed():
+                    value = await self._engine.embed(message.texts)
+                case LoadAdapter():
+                    await self._engine.load_adapter(message.name, message.states)
+                case UnloadAdapter():
+                    await self._engine.unload_adapter(message.name)
+        except NearfarError as error:
+            self.connection.send(Returned(message.call, None, error))
+        else:
+            self.connection.send(Returned(message.call, value, None))
+
+    def _on_connection_end(self) -> None:
+        for number in [*self._answers, *self._calls]:
+            self._abandon(number)
+        self._on_end(self)
+
+    # --- items ---
+
+    def _put(self, number: int, item: Item) -> None:
+        """All items that the engine delivers in one turn go into one message."""
+        step = self._step
+        if not step.answers and not step.others:
+            asyncio.get_running_loop().call_soon(self.flush)
+        if isinstance(item, GeneratedToken) and item.logprob is None and number not in self._with_others:
+            step.answers.append(number)
+            step.token_ids.append(item.token_id)
+        else:
+            step.others.append((number, item))
+            self._with_others.add(number)
+            if isinstance(item, Completion | BaseException):
+                self._answers.pop(number, None)
+                self._constraints.pop(number, None)
