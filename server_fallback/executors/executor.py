@@ -164,17 +164,22 @@ class Relays(Protocol):
 
 
 @runtime_checkable
-class TakesAdapters(Protocol):
-    """An executor for LoRA adapters."""
+class HasAdapters(Protocol):
+    """An executor of a model that may have LoRA adapters."""
+
+    def with_adapter(self, name: str) -> Executor:
+        """Return an executor that applies a loaded adapter; its `close` closes nothing."""
+
+
+@runtime_checkable
+class TakesAdapters(HasAdapters, Protocol):
+    """An executor that loads LoRA adapters."""
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Raises CheckpointError if the folder holds no adapter, RequestError if the adapter does not fit the model."""
 
     async def unload_adapter(self, name: str) -> None:
         """Unload the adapter after its running requests have ended."""
-
-    def with_adapter(self, name: str) -> Executor:
-        """Return an executor that applies a loaded adapter; its `close` closes nothing."""
 
 
 @runtime_checkable

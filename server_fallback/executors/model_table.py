@@ -1,0 +1,104 @@
+"""The models of a process by the names that requests use: a model's own, its aliases, and its adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nearfar.compiler.errors import RequestError, Unavailable
+
+from ..schema.models import ModelCard
+from .executor import Executor, ExecutorState, HasAdapters, UnknownModel
+
+LOADING = ExecutorState(ready=False, detail="loading")
+
+
+@dataclass(eq=False)
+class Entry:
+    """A model. ``executor`` is None while the model loads. ``adapters`` are the names of its adapters; ``model`` is
+    what it was loaded from.
+    """
+
+    name: str
+    model: str
+    created: int
+    executor: Executor | None = None
+    memory_bytes: int = 0
+    embeds: bool = False
+    answers_at_once: int | None = None
+    aliases: list[str] = field(default_factory=list)
+    adapters: list[str] = field(default_factory=list)
+
+    def state(self) -> ExecutorState:
+        return LOADING if self.executor is None else self.executor.state()
+
+    def names(self) -> list[str]:
+        return [self.name, *self.aliases, *self.adapters]
+
+    def cards(self) -> list[ModelCard]:
+        """Of all names; none while the model loads."""
+        if self.executor is None:
+            return []
+        # An upstream may not report its context.
+        longest = self.executor.context or None
+        own, *aliases = (
+            ModelCard(id=name, created=self.created, root=self.name, max_model_len=longest)
+            for name in (self.name, *self.aliases)
+        )
+        return [own, *aliases, *(own.model_copy(update={"id": name, "parent": self.name}) for name in self.adapters)]
+
+
+class ModelTable:
+    """The reading half of `Models`."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(list(self._entries.values()))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, name: str) -> Entry | None:
+        """The model of that name, which is no alias."""
+        return self._entries.get(name)
+
+    def put(self, entry: Entry) -> None:
+        self._entries[entry.name] = entry
+
+    def remove(self, entry: Entry) -> None:
+        del self._entries[entry.name]
+
+    def cards(self) -> Sequence[ModelCard]:
+        return [card for entry in self._entries.values() for card in entry.cards()]
+
+    def states(self) -> Mapping[str, ExecutorState]:
+        return {name: entry.state() for name, entry in self._entries.items()}
+
+    def find(self, name: str) -> Entry:
+        """The model of a name. Raises UnknownModel."""
+        for entry in self._entries.values():
+            if name in entry.names():
+                return entry
+        names = ", ".join(card.id for card in self.cards()) or "none"
+        raise UnknownModel(f"the model {name[:100]!r} is not loaded; loaded: {names}", param="model")
+
+    def executor(self, name: str) -> Executor:
+        """Raises UnknownModel, and Unavailable while the model loads."""
+        entry = self.find(name)
+        if entry.executor is None:
+            raise Unavailable(f"{name}: the model is still loading; try again soon", retry_after_seconds=5.0)
+        if name in entry.adapters:
+            assert isinstance(entry.executor, HasAdapters)
+            return entry.executor.with_adapter(name)
+        return entry.executor
+
+    def require_free(self, names: Sequence[str]) -> None:
+        """Raises RequestError for a name that is in use, or given twice."""
+        taken = {name for entry in self._entries.values() for name in entry.names()}
+        for index, name in enumerate(names):
+            if name in taken or name in names[:index]:
+                raise RequestError(
+                    f"the name {name!r} is already in use; unload it first, or choose another name", param="name"
+                )
