@@ -1,4 +1,4 @@
-"""The executor over our own engine for a bundle that supports LoRA adapters."""
+"""Executors over our own engine for a bundle that supports LoRA adapters."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from nearfar.compiler.runtime.batch import FloatArray
 from ..text.text_workers import TextWorkers
 from .executor import Executor
 from .local import Engine, LocalExecutor
+from .local_share import LocalShare
 from .text_model import TextModel
 
 
@@ -27,7 +28,14 @@ class AdaptableEngine(Engine, Protocol):
     async def unload_adapter(self, name: str) -> None: ...
 
 
-class AdaptableExecutor(LocalExecutor):
+class ExecutorWithAdapters(LocalExecutor):
+    """A `LocalExecutor` that `HasAdapters`: those that its engine has loaded, here or for another server."""
+
+    def with_adapter(self, name: str) -> Executor:
+        return AdaptedExecutor(self._engine, replace(self._model, name=name), workers=self._workers, adapter=name)
+
+
+class AdaptableExecutor(ExecutorWithAdapters):
     """A `LocalExecutor` that `TakesAdapters`, from folders in the format of PEFT."""
 
     def __init__(
@@ -39,24 +47,17 @@ class AdaptableExecutor(LocalExecutor):
         workers: TextWorkers | None = None,
         memory_bytes: int | None = None,
         device: str = "",
+        share: LocalShare | None = None,
     ) -> None:
-        super().__init__(engine, model, workers=workers, memory_bytes=memory_bytes, device=device)
-        self._adaptable_engine, self._text_model, self._manifest = engine, model, manifest
-        self._adapted: dict[str, AdaptedExecutor] = {}
+        super().__init__(engine, model, workers=workers, memory_bytes=memory_bytes, device=device, share=share)
+        self._adaptable_engine, self._manifest = engine, manifest
 
     async def load_adapter(self, name: str, path: str) -> None:
         states = await asyncio.to_thread(read_adapter, Path(os.path.expanduser(path)), self._manifest)
         await self._adaptable_engine.load_adapter(name, states)
-        self._adapted[name] = AdaptedExecutor(
-            self._adaptable_engine, replace(self._text_model, name=name), workers=self._workers, adapter=name
-        )
 
     async def unload_adapter(self, name: str) -> None:
         await self._adaptable_engine.unload_adapter(name)
-        del self._adapted[name]
-
-    def with_adapter(self, name: str) -> Executor:
-        return self._adapted[name]
 
 
 class AdaptedExecutor(LocalExecutor):

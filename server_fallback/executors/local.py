@@ -60,6 +60,7 @@ from ..text.thinking import read_thinking
 from ..text.tools import text_parameters
 from ..text.vocabulary import Vocabulary
 from .executor import Abilities, Call, ExecutorState
+from .local_share import LocalShare
 from .observed_tokens import ObservedTokens
 from .text_model import TextModel
 
@@ -92,7 +93,8 @@ class LocalExecutor:
 
     The priority of the call counts, not that of the request. ``memory_bytes`` is the runner's memory on its device, if
     known; ``device`` is a description of that device. The executor also owns ``workers``; None compiles grammars in a
-    separate process, and renders the chat template in this process.
+    separate process, and renders the chat template in this process. ``share`` lets other processes use the same engine,
+    None if they cannot.
     """
 
     def __init__(
@@ -104,7 +106,9 @@ class LocalExecutor:
         adapter: str | None = None,
         memory_bytes: int | None = None,
         device: str = "",
+        share: LocalShare | None = None,
     ) -> None:
+        self.share = share
         self._engine = engine
         self._model = model
         self._adapter = adapter

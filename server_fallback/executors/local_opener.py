@@ -25,8 +25,6 @@ from ..engine.token_engine import TokenEngine
 from ..engine_process.engine_client import is_supported
 from ..engine_process.remote_engine import RemoteEngine
 from ..text.grammar.grammar_compiler import GrammarCompiler
-from ..text.grammar.grammars import Grammars
-from ..text.template_process import TemplateProcess
 from ..text.text_workers import TextWorkers
 from .adaptable import AdaptableExecutor
 from .compile_process import compiled
@@ -34,8 +32,10 @@ from .devices import default_arch, default_target, kv_memory_bytes
 from .executor import Executor, Opening
 from .local import LocalExecutor
 from .local_recipe import LocalRecipe, Planned
+from .local_share import LocalShare
 from .memory import context_bytes, plan_memory, weight_bytes
 from .registry import default_name
+from .shared_opener import open_workers
 from .text_model import TextModel
 
 NGRAM = "ngram"
@@ -58,7 +58,7 @@ class LocalOptions:
     with the same tokenizer, which drafts ``draft_tokens`` at once; None drafts nothing. ``remote_drafts``: the drafts
     of clients (`schema/verify.py`) that a step checks, for all clients together. ``trust``: if not empty, bundles must
     be signed with one of these keys. Bundles that are compiled here need no signature. ``own_process``: each model's
-    engine gets a process, if the system supports that.
+    engine gets a process, if the system supports that; ``shared``: which front ends use, and this process does not.
     """
 
     target: str | None = None
@@ -75,6 +75,7 @@ class LocalOptions:
     remote_drafts: int = 16
     trust: tuple[TrustedKey, ...] = ()
     own_process: bool = False
+    shared: bool = False
 
 
 class LocalOpener:
@@ -98,7 +99,10 @@ class LocalOpener:
         async def open_it() -> Executor:
             # Hashes, weights and libraries are read on a thread, so that running requests do not wait.
             text = await asyncio.to_thread(TextModel.of, planned.bundle, name)
-            workers = await self._workers(text)
+            workers = await open_workers(text, self._compiler)
+            if options.shared and workers.template is not None:
+                # It is valid. The front ends render it.
+                workers.template.close()
             try:
                 return await self._open(planned, draft, text, workers)
             except BaseException:
@@ -110,19 +114,6 @@ class LocalOpener:
         answers = min(limits.sequences, limits.rows) + options.max_waiting
         return Opening(name, memory_bytes, open_it, embeds, answers)
 
-    async def _workers(self, model: TextModel) -> TextWorkers:
-        """Raises CheckpointError for a chat template that is not valid."""
-        source = model.tokenizer.chat_template
-        # An embedding model does not chat.
-        template = None if source is None or model.embedding is not None else TemplateProcess(source)
-        if template is not None:
-            try:
-                await template.check()
-            except BaseException:
-                template.close()
-                raise
-        return TextWorkers(Grammars(self._compiler, lambda: model.vocabulary), template)
-
     async def _open(
         self, planned: Planned, draft: Planned | None, text: TextModel, workers: TextWorkers
     ) -> LocalExecutor:
@@ -133,17 +124,22 @@ class LocalOpener:
         # Read from the bundle once: it may be deleted while the model is served.
         await asyncio.to_thread(text.read)
         recipe = LocalRecipe(planned, draft, EngineConfig(max_waiting=options.max_waiting, speculation=speculation))
+        memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
         engine: RemoteEngine | TokenEngine
+        share = None
         if options.own_process and is_supported():
             engine = await RemoteEngine.open(recipe)
+            if options.shared:
+                share = LocalShare(planned.bundle, text.name, await engine.share(), memory_bytes)
         else:
             engine = await asyncio.to_thread(recipe.open)
-        memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
         if isinstance(manifest, Manifest) and manifest.lora is not None:
             return AdaptableExecutor(
-                engine, text, manifest, workers=workers, memory_bytes=memory_bytes, device=engine.device
+                engine, text, manifest, workers=workers, memory_bytes=memory_bytes, device=engine.device, share=share
             )
-        return LocalExecutor(engine, text, workers=workers, memory_bytes=memory_bytes, device=engine.device)
+        return LocalExecutor(
+            engine, text, workers=workers, memory_bytes=memory_bytes, device=engine.device, share=share
+        )
 
     async def _planned(self, model: str, guesses: int, remote_drafts: int) -> Planned:
         """A step checks ``guesses`` of each sequence, and ``remote_drafts`` beside them."""

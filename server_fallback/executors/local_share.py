@@ -1,0 +1,17 @@
+"""How another process of the server uses the engine of a model on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nearfar.compiler.bundle.folder import Bundle, ExportBundle
+
+
+@dataclass(frozen=True, slots=True)
+class LocalShare:
+    """``socket`` is the path of `RemoteEngine.share`; ``memory_bytes`` the model's memory on its device."""
+
+    bundle: Bundle | ExportBundle
+    name: str
+    socket: str
+    memory_bytes: int | None

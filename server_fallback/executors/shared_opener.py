@@ -1,0 +1,55 @@
+"""Open the engine that another process of the server has started, as an executor of this process."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nearfar.compiler.bundle.manifest import Manifest
+
+from ..engine_process.attached_engine import AttachedEngine
+from ..text.grammar.grammar_compiler import GrammarCompiler
+from ..text.grammar.grammars import Grammars
+from ..text.template_process import TemplateProcess
+from ..text.text_workers import TextWorkers
+from .adaptable import ExecutorWithAdapters
+from .local import LocalExecutor
+from .local_share import LocalShare
+from .text_model import TextModel
+
+
+async def open_shared(share: LocalShare, compiler: GrammarCompiler) -> LocalExecutor:
+    """Raises CheckpointError for a tokenizer that cannot be read, DeviceError, and Unavailable if the engine is not
+    there.
+    """
+    text = await asyncio.to_thread(read_text, share)
+    workers = await open_workers(text, compiler)
+    try:
+        engine = await AttachedEngine.open(share.socket)
+    except BaseException:
+        workers.close()
+        raise
+    manifest = share.bundle.manifest
+    adapts = isinstance(manifest, Manifest) and manifest.lora is not None
+    executor = ExecutorWithAdapters if adapts else LocalExecutor
+    return executor(engine, text, workers=workers, memory_bytes=share.memory_bytes, device=engine.device)
+
+
+def read_text(share: LocalShare) -> TextModel:
+    text = TextModel.of(share.bundle, share.name)
+    # The bundle may be deleted while the model is served.
+    text.read()
+    return text
+
+
+async def open_workers(model: TextModel, compiler: GrammarCompiler) -> TextWorkers:
+    """Raises CheckpointError for a chat template that is not valid."""
+    source = model.tokenizer.chat_template
+    # An embedding model does not chat.
+    template = None if source is None or model.embedding is not None else TemplateProcess(source)
+    if template is not None:
+        try:
+            await template.check()
+        except BaseException:
+            template.close()
+            raise
+    return TextWorkers(Grammars(compiler, lambda: model.vocabulary), template)
