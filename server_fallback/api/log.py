@@ -35,6 +35,7 @@ class JsonFormatter(logging.Formatter):
         line: dict[str, object] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
+            "pid": record.process,
             "event": record.getMessage(),
         }
         fields = getattr(record, "fields", None)

@@ -7,12 +7,14 @@ time between chunks; a block of another server's chunks counts as one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from ..executors.executor import EventBlock, ExecutorState, Models
@@ -23,6 +25,8 @@ from .answer_record import AnswerRecord
 from .exchange import Exchange
 
 MODEL = "model_name"
+# A variable of Prometheus' library: a folder in which the processes of a server keep their figures.
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 # The side that answers, if a model is a pair of sides.
 ROUTE_HEADER = "x-nearfar-route"
 # Seconds. The buckets are close to vLLM's and extend far enough for long prompts on a CPU.
@@ -117,7 +121,7 @@ Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
 class Metrics:
     def __init__(self, models: Models) -> None:
         registry = self._registry = CollectorRegistry()
-        registry.register(_States(models))
+        self._states = _States(models)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, [MODEL], buckets=buckets, registry=registry)
@@ -144,8 +148,14 @@ class Metrics:
         self.http = Counter("http_requests", "HTTP requests.", ["handler", "method", "status"], registry=registry)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
-        return generate_latest(self._registry)
+        """In Prometheus' text format; with several front ends, the figures of all of them."""
+        states = CollectorRegistry()
+        states.register(self._states)
+        if SHARED_FOLDER not in os.environ:
+            return generate_latest(states) + generate_latest(self._registry)
+        together = CollectorRegistry()
+        MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+        return generate_latest(states) + generate_latest(together)
 
     async def measured(
         self, chunks: AsyncGenerator[Chunk, None], model: str, exchange: Exchange

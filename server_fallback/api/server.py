@@ -42,10 +42,15 @@ KEEP_ALIVE_SECONDS = 65
 M_ARENA_MAX, MAX_ARENAS = -8, 2
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 selects a free port. Raises RequestError, so call this before any slow work."""
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Return a listening socket; port 0 selects a free port. Raises RequestError, so call this before any slow work.
+
+    ``shared``: other sockets of this user may listen on the same port, and the system divides the connections.
+    """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # Otherwise the port of a server that has just stopped stays blocked for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
@@ -62,14 +67,28 @@ def run_server(app: FastAPI, listener: socket.socket, started: Callable[[], Awai
     """Serve until a signal. ``started`` runs beside the server once the socket answers; an error that it raises ends
     the server and is raised again.
     """
-    _allow_many_files()
-    _collect_garbage_rarely()
-    _limit_arenas()
+    prepare_process()
     server = Server(app, started, ends_process=True)
     _handle_hangup(server)
     server.run(sockets=[listener])
     if server.failure is not None:
         raise server.failure
+
+
+def prepare_process() -> None:
+    """Settings of a process that serves: open files, garbage collection, arenas of memory."""
+    _allow_many_files()
+    _collect_garbage_rarely()
+    _limit_arenas()
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop's event loops, as uvicorn takes them, or asyncio's where there is no uvloop."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
 
 
 class Server(uvicorn.Server):
@@ -135,9 +154,7 @@ class Server(uvicorn.Server):
         draining.
         """
         if self._ends_process:
-            timer = threading.Timer(seconds, _end_process)
-            timer.daemon = True
-            timer.start()
+            end_process_after(seconds)
 
     async def _begin(self, begun: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -156,6 +173,12 @@ def _handle_hangup(server: Server) -> None:
     in_main_thread = threading.current_thread() is threading.main_thread()
     if hasattr(signal, "SIGHUP") and in_main_thread and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, server.handle_exit)
+
+
+def end_process_after(seconds: float) -> None:
+    timer = threading.Timer(seconds, _end_process)
+    timer.daemon = True
+    timer.start()
 
 
 def _end_process() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,12 +14,13 @@ from nearfar.compiler import quant
 from nearfar.compiler.bundle.manifest import EXPORTS
 from nearfar.compiler.cli.output import add_command
 from nearfar.compiler.cli.sign import add_trust
-from nearfar.compiler.errors import ToolError, Unavailable
+from nearfar.compiler.errors import RequestError, ToolError, Unavailable
 
 from .numbers import NODE_PORT, count, count_or_none, network, node_address, origin, seconds, share, size_bytes
 
 if TYPE_CHECKING:
     from ..api.config import ApiConfig
+    from ..executors.executor import Models
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_PORT = 8000
@@ -105,6 +107,14 @@ def add_parser(commands: Any) -> None:
     add_trust(local)
     local.add_argument(
         "--threads", type=count, metavar="N", help="threads of the cpu and onnx targets (default: one per core)"
+    )
+    local.add_argument(
+        "--front-ends",
+        type=count,
+        default=1,
+        metavar="N",
+        help="processes that answer HTTP for all models; more than one for hundreds of streams at once "
+        "(default: %(default)s)",
     )
     local.add_argument(
         "--draft",
@@ -249,29 +259,49 @@ def run(options: argparse.Namespace) -> None:
     if options.threads is not None:
         # Runners on the CPU read this variable, including runners of models that are loaded later.
         os.environ["NEARFAR_THREADS"] = str(options.threads)
+    if options.front_ends > 1:
+        require_front_ends(options.executor)
     announcement = Announcement()
     opener = make_opener(options, os.environ, announcement.progress)
     config = api_config(options, os.environ)
     traces = open_traces(os.environ)
     requests = load_requests(options, os.environ)
     # Bind before any slow work.
-    listener = bind(options.host, options.port)
+    several = options.front_ends > 1
+    listeners = [bind(options.host, options.port, shared=several)]
+    address = listeners[0].getsockname()
+    listeners += [bind(options.host, address[1], shared=True) for _ in range(options.front_ends - 1)]
     registry = Registry(opener, options.memory or models_memory_bytes(options.target or default_target()))
     configure_logs(sys.stderr)
 
-    async def started() -> None:
+    async def started(models: Models) -> None:
         try:
             with announcement.loading():
                 for request in requests:
-                    await ModelChanges(registry).load(request)
+                    await ModelChanges(models).load(request)
         except Unavailable:
             if registry.closed:
                 # The server was stopped while a model loaded, which is not an error.
                 return
             raise
-        announcement.serving(registry, listener.getsockname(), keyed=bool(config.keys.keys))
+        announcement.serving(registry, address, keyed=bool(config.keys.keys))
 
-    run_server(create_app(registry, config, traces), listener, started)
+    if several:
+        from ..front_ends.front_ends import run_front_ends
+
+        run_front_ends(registry, config, listeners, started)
+    else:
+        run_server(create_app(registry, config, traces), listeners[0], lambda: started(registry))
+
+
+def require_front_ends(executor: str) -> None:
+    """Raises RequestError if there cannot be several front ends."""
+    if executor != "local":
+        raise RequestError(
+            f"--front-ends is for models on this machine; with --executor {executor} start several servers instead"
+        )
+    if not hasattr(socket, "SO_REUSEPORT") or os.name != "posix":
+        raise RequestError("--front-ends: this system cannot divide connections among processes; leave it at 1")
 
 
 def require_libraries(command: str) -> None:

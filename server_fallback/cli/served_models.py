@@ -52,6 +52,7 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
             remote_drafts=options.remote_drafts,
             trust=tuple(trusted_keys(options)),
             own_process=True,
+            shared=options.front_ends > 1,
         ),
         progress,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -103,6 +103,7 @@ class LocalOpener:
             if options.shared and workers.template is not None:
                 # It is valid. The front ends render it.
                 workers.template.close()
+                workers = replace(workers, template=None)
             try:
                 return await self._open(planned, draft, text, workers)
             except BaseException:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.errors import RequestError, Unavailable
@@ -36,6 +36,10 @@ class Registry:
         # Models that are being unloaded: they cannot be found any more, but their memory is not free yet.
         self._leaving: set[Entry] = set()
         self.closed = False
+
+    def entries(self) -> Iterator[Entry]:
+        """All models, those that load included."""
+        return iter(self._table)
 
     def cards(self) -> Sequence[ModelCard]:
         return self._table.cards()

@@ -54,7 +54,7 @@ def logits_of(checkpoint: Checkpoint) -> Any:
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("columns", [1, 37, 64])
-def test_integers_are_those_that_transformers_unpacks(bits: int, columns: int) -> None:
+def test_codes_are_the_integers_that_transformers_unpacks(bits: int, columns: int) -> None:
     import torch
     from transformers.integrations.gemma_quant import _unpack_int2, _unpack_int4
 
@@ -62,7 +62,8 @@ def test_integers_are_those_that_transformers_unpacks(bits: int, columns: int) -
     stored = np.random.default_rng(bits).integers(0, 256, (5, width)).astype(np.uint8)
     theirs = {2: _unpack_int2, 4: _unpack_int4, 8: lambda packed, _: packed.view(torch.int8)}[bits]
     expected = theirs(torch.from_numpy(stored), columns).numpy()
-    np.testing.assert_array_equal(unpack(stored.view(np.int8) if bits == 8 else stored, bits)[:, :columns], expected)
+    codes = unpack(stored.view(np.int8) if bits == 8 else stored, bits)[:, :columns]
+    np.testing.assert_array_equal(codes.astype(int) - (1 << (bits - 1)), expected)
 
 
 @pytest.mark.parametrize("rounds", [False, True])

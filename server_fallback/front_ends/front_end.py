@@ -1,0 +1,66 @@
+"""A front end: a process that answers HTTP with the engines of the main process, until a signal ends it, or the end of
+the main process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+from ..api.app import create_app
+from ..api.log import configure_logs
+from ..api.server import Server, loop_factory, prepare_process
+from ..api.traces import open_traces
+from .link import Link
+from .messages import Begin, Publish
+from .shared_limits import SharedLimits
+from .shared_models import SharedModels
+
+
+def main() -> None:
+    """The arguments are the descriptors of the link's socket and of a listening socket."""
+    connected, listener = (socket.socket(fileno=int(argument)) for argument in sys.argv[1:3])
+    # The main process passes on the end of a terminal.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    configure_logs(sys.stderr)
+    prepare_process()
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve(connected, listener))
+    # Threads of the text may not end.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+async def serve(connected: socket.socket, listener: socket.socket) -> None:
+    begin: asyncio.Future[Begin | None] = asyncio.get_running_loop().create_future()
+    server: Server | None = None
+
+    def on_message(message: object) -> None:
+        match message:
+            case Begin():
+                begin.set_result(message)
+            case Publish():
+                models.publish(message)
+            case _:
+                raise TypeError(f"a front end does not know the message {message!r}")
+
+    def on_end() -> None:
+        """The main process was killed, and its engines have ended with it."""
+        if server is not None:
+            server.should_exit = True
+        elif not begin.done():
+            begin.set_result(None)
+
+    link = Link(on_message, on_end)
+    models = SharedModels(link)
+    await link.connect(connected)
+    message = await begin
+    if message is None:
+        return
+    app = create_app(models, message.config, open_traces(os.environ), limits=SharedLimits(link))
+    server = Server(app, ends_process=True)
+    await server.serve(sockets=[listener])
+    await link.close()

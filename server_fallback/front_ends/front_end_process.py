@@ -1,0 +1,158 @@
+"""The process of a front end, from the main process: it is started, answered, and started again after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from ..api.config import ApiConfig
+from ..api.errors import ApiError
+from ..api.limiter import Limiter
+from ..api.log import log_event
+from ..api.metrics import SHARED_FOLDER
+from ..engine_process.connection import Connection
+from .held_requests import HeldRequests
+from .messages import Admit, Begin, Change, Publish, Published, Release, Returned, TakeAnswers, TakeBody
+
+MAIN = "from nearfar.server_fallback.front_ends.front_end import main; main()"
+RESTART_SECONDS = 0.5
+
+
+class FrontEndProcess:
+    """``on_change`` is called with the requested changes of models, and answers with `answer`. Belongs to the running
+    event loop.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        config: ApiConfig,
+        limiter: Limiter,
+        metrics_folder: str,
+        latest: Callable[[], Publish],
+        on_change: Callable[[FrontEndProcess, Change], None],
+    ) -> None:
+        self._listener, self._config, self._metrics_folder = listener, config, metrics_folder
+        self._latest, self._on_change = latest, on_change
+        self._requests = HeldRequests(limiter)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._published = -1
+        self._has_published = asyncio.Condition()
+        self._stopping = False
+        self._ended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        ours, theirs = socket.socketpair()
+        passed = [theirs.fileno(), self._listener.fileno()]
+        try:
+            self._process = await asyncio.to_thread(
+                # In a session of its own, a terminal's Ctrl-C reaches only the main process.
+                subprocess.Popen,
+                [sys.executable, "-c", MAIN, *map(str, passed)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=passed,
+                start_new_session=True,
+                env={**os.environ, SHARED_FOLDER: self._metrics_folder},
+            )
+        finally:
+            theirs.close()
+        connection = self._connection = Connection(self._on_message, self._on_end)
+        await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+        self.send(Begin(self._config))
+        self.send(self._latest())
+
+    def send(self, message: object) -> None:
+        if self._connection is not None:
+            self._connection.send(message)
+
+    async def published(self, version: int) -> None:
+        """Wait until the front end uses these models, or later ones. A front end that crashes gets them when it starts
+        again.
+        """
+        async with self._has_published:
+            await self._has_published.wait_for(lambda: self._published >= version or self._connection is None)
+
+    def stop(self, number: int) -> None:
+        """Send a signal, after which the process is not started again."""
+        self._stopping = True
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def ended(self) -> None:
+        """Wait until the process has ended after `stop`."""
+        await self._ended.wait()
+
+    def answer(self, call: int, value: object, error: Exception | None) -> None:
+        self.send(Returned(call, value, error))
+
+    # --- messages ---
+
+    def _on_message(self, message: object) -> None:
+        match message:
+            case Admit() | TakeAnswers() | TakeBody():
+                try:
+                    headers = dict(self._requests.take(message))
+                except ApiError as error:
+                    self.answer(message.call, None, error)
+                else:
+                    self.answer(message.call, headers, None)
+            case Release():
+                self._requests.release(message)
+            case Change():
+                self._on_change(self, message)
+            case Published(version):
+                self._published = version
+                self._run(self._notify())
+            case _:
+                raise TypeError(f"the main process does not know the message {message!r}")
+
+    def _on_end(self) -> None:
+        """The process has ended: as requested, or by a crash."""
+        self._connection, self._published = None, -1
+        self._requests.release_all()
+        self._run(self._after_end())
+
+    async def _after_end(self) -> None:
+        await self._notify()
+        process = self._process
+        assert process is not None
+        status = await asyncio.to_thread(wait, process)
+        if not self._stopping:
+            log_event("front_end_ended", logging.ERROR, front_end=process.pid, status=status)
+            await asyncio.sleep(RESTART_SECONDS)
+        if self._stopping:
+            self._ended.set()
+            return
+        await self.start()
+
+    async def _notify(self) -> None:
+        async with self._has_published:
+            self._has_published.notify_all()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def wait(process: subprocess.Popen[bytes]) -> int:
+    """The status of a process whose connection has ended. It is killed if it does not end by itself."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(5.0)
+    process.send_signal(signal.SIGKILL)
+    return process.wait()

@@ -1,0 +1,102 @@
+"""What the main process and its front ends send each other. Each message is one frame; see `engine_process.connection`.
+
+A call has a number, which its front end chose; so has an admitted request, for as long as it runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..api.config import ApiConfig
+from ..api.keys import ApiKey
+from ..executors.local_share import LocalShare
+from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest, UnloadRequest
+
+# --- from the main process ---
+
+
+@dataclass(frozen=True, slots=True)
+class SharedModel:
+    """A model of the main process. ``share`` is None while it loads."""
+
+    name: str
+    model: str
+    created: int
+    aliases: tuple[str, ...]
+    adapters: tuple[str, ...]
+    embeds: bool
+    answers_at_once: int | None
+    memory_bytes: int
+    share: LocalShare | None
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    config: ApiConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """All models from now on. The front end answers with `Published` once it uses them."""
+
+    version: int
+    models: tuple[SharedModel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The result of a call, or its error."""
+
+    call: int
+    value: object
+    error: Exception | None
+
+
+# --- from a front end ---
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Returns the headers of `Admission`, and so does `TakeAnswers`. ``request`` is the number of the request."""
+
+    call: int
+    request: int
+    client: str
+    key: ApiKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeAnswers:
+    call: int
+    request: int
+    count: int
+    capacity: int
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBody:
+    call: int
+    request: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the models; loading returns a `ModelCard`. ``by`` and ``address`` as for `ModelChanges`."""
+
+    call: int
+    change: LoadRequest | UnloadRequest | LoadAdapterRequest | UnloadAdapterRequest
+
+
+FromFrontEnd = Published | Admit | TakeAnswers | TakeBody | Release | Change

@@ -1,0 +1,132 @@
+"""The models of the main process, as a front end serves them: the engines are shared, the text is its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from nearfar.compiler.errors import NearfarError
+
+from ..api.log import log_event
+from ..executors.executor import Executor, ExecutorState
+from ..executors.local_share import LocalShare
+from ..executors.model_table import Entry, ModelTable
+from ..executors.registry import POLL_SECONDS, UNLOAD_DRAIN_SECONDS
+from ..executors.shared_opener import open_shared
+from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
+from ..text.grammar.grammar_compiler import GrammarCompiler
+from .link import Link
+from .messages import Change, Publish, Published, SharedModel
+
+
+class SharedModels:
+    """Implements `Models`. Changes are those of the main process, which publishes them to all front ends."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._table = ModelTable()
+        self._compiler = GrammarCompiler()
+        # The sockets of their engines.
+        self._opened: dict[str, str] = {}
+        self._publishing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def publish(self, message: Publish) -> None:
+        """Use other models from now on, and tell the main process when that is so."""
+        self._run(self._publish(message))
+
+    def cards(self) -> Sequence[ModelCard]:
+        return self._table.cards()
+
+    def states(self) -> Mapping[str, ExecutorState]:
+        return self._table.states()
+
+    def answers_at_once(self, name: str) -> int | None:
+        return self._table.find(name).answers_at_once
+
+    async def executor(self, name: str) -> Executor:
+        return self._table.executor(name)
+
+    async def load(self, request: LoadRequest) -> ModelCard:
+        card = await self._change(request)
+        assert isinstance(card, ModelCard)
+        return card
+
+    async def unload(self, name: str) -> None:
+        await self._change(UnloadRequest(model=name))
+
+    async def load_adapter(self, request: LoadAdapterRequest) -> ModelCard:
+        card = await self._change(request)
+        assert isinstance(card, ModelCard)
+        return card
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._change(UnloadAdapterRequest(lora_name=name))
+
+    async def close(self, drain_seconds: float) -> None:
+        """The main process closes the engines."""
+        self._closed = True
+        entries = list(self._table)
+        for entry in entries:
+            self._table.remove(entry)
+        await asyncio.gather(*(self._close(entry, drain_seconds) for entry in entries))
+
+    async def _change(self, request: LoadRequest | UnloadRequest | LoadAdapterRequest | UnloadAdapterRequest) -> Any:
+        return await self._link.call(lambda call: Change(call, request))
+
+    async def _publish(self, message: Publish) -> None:
+        # One after the other, in the order in which they came.
+        async with self._publishing:
+            published = {model.name: model for model in message.models}
+            for entry in self._table:
+                model = published.get(entry.name)
+                opened = self._opened.get(entry.name)
+                # A model that was unloaded and loaded again has another engine.
+                engine = None if model is None or model.share is None else model.share.socket
+                if model is None or (opened is not None and engine != opened):
+                    self._opened.pop(entry.name, None)
+                    self._table.remove(entry)
+                    self._run(self._close(entry, UNLOAD_DRAIN_SECONDS))
+            await asyncio.gather(*(self._update(model) for model in message.models))
+            self._link.send(Published(message.version))
+
+    async def _update(self, model: SharedModel) -> None:
+        entry = self._table.get(model.name)
+        if entry is None:
+            entry = Entry(model.name, model.model, model.created)
+            self._table.put(entry)
+        entry.embeds, entry.answers_at_once = model.embeds, model.answers_at_once
+        entry.memory_bytes = model.memory_bytes
+        if entry.executor is None and model.share is not None:
+            await self._open(entry, model.share)
+        entry.aliases, entry.adapters = list(model.aliases), list(model.adapters)
+
+    async def _open(self, entry: Entry, share: LocalShare) -> None:
+        try:
+            executor: Executor = await open_shared(share, self._compiler)
+        except NearfarError as error:
+            # The model stays "loading" here; other front ends may have it.
+            log_event("model_not_shared", logging.ERROR, name=entry.name, error=error.code, message=error.message)
+            return
+        if self._closed:
+            await executor.close()
+            return
+        entry.executor, self._opened[entry.name] = executor, share.socket
+
+    async def _close(self, entry: Entry, drain_seconds: float) -> None:
+        executor = entry.executor
+        if executor is None:
+            return
+        give_up = time.monotonic() + drain_seconds
+        while (state := executor.state()).running + state.waiting > 0 and time.monotonic() < give_up:
+            await asyncio.sleep(POLL_SECONDS)
+        await executor.close()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

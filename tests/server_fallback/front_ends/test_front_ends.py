@@ -1,0 +1,179 @@
+"""`nearfar serve --front-ends 2` as real processes: models, limits and figures are those of one server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from nearfar.compiler.cli import main
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs Linux' SO_REUSEPORT")
+
+QUESTION = "what is 27 + 58?"
+ANSWER = "27 + 58 = 85"
+# About 60 tokens.
+STORY = "tell me a story about a fox"
+KEYS = """
+[[keys]]
+name = "admin"
+key = "the-admins-key"
+admin = true
+
+[[keys]]
+name = "few"
+key = "a-key-of-few-answers"
+requests_per_minute = 6
+"""
+ADMIN, FEW = ({"Authorization": f"Bearer {key}"} for key in ("the-admins-key", "a-key-of-few-answers"))
+
+
+@dataclass(frozen=True)
+class Served:
+    process: subprocess.Popen[str]
+    url: str
+    log: Path
+
+    def post(self, path: str, body: object, headers: dict[str, str] = ADMIN) -> httpx.Response:
+        """On a connection of its own, so that either front end may answer."""
+        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=30)
+
+    def ask(self, model: str = "demo", headers: dict[str, str] = ADMIN) -> httpx.Response:
+        return self.post("/v1/chat/completions", chat(model), headers)
+
+    def lines(self, event: str) -> list[dict[str, object]]:
+        """The lines of the log about an event."""
+        lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
+        return [line for line in lines if line["event"] == event]
+
+    def front_ends(self) -> set[int]:
+        """Process ids."""
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        pids = [pid for thread in threads for pid in thread.read_text().split()]
+        return {int(pid) for pid in pids if "front_end" in Path(f"/proc/{pid}/cmdline").read_text()}
+
+
+def chat(model: str, content: str = QUESTION, **more: object) -> dict[str, object]:
+    return {"model": model, "messages": [{"role": "user", "content": content}], "temperature": 0, **more}
+
+
+def until(fact: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not fact():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("front-ends")
+    (folder / "keys.toml").write_text(KEYS)
+    command = [sys.executable, "-m", "nearfar.compiler.cli", "serve", "demo", "--port", "0", "--front-ends", "2"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--api-keys", str(folder / "keys.toml"), "--context", "256"],
+            stdout=subprocess.PIPE, stderr=log, text=True,
+            env={**os.environ, "NEARFAR_CACHE": str(folder), "COLUMNS": "120"},
+        )  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout as printed:
+        line = next((line for line in printed if line.startswith("curl ")), None)
+    assert line is not None, (folder / "log").read_text()
+    (url,) = re.findall(r"http://127\.0\.0\.1:\d+", line)
+    yield Served(process, url, folder / "log")
+    process.kill()
+    process.wait()
+
+
+def test_both_front_ends_answer_with_one_engine(server: Served) -> None:
+    until(lambda: len({line["pid"] for line in server.lines("request")}) == 2 or server.ask().status_code != 200)
+    assert {line["pid"] for line in server.lines("request")} == server.front_ends()
+    assert server.ask().json()["choices"][0]["message"]["content"] == ANSWER
+    # The figures are those of both.
+    answered = len([line for line in server.lines("request") if line["status"] == 200 and "completion_tokens" in line])
+    metrics = httpx.get(f"{server.url}/metrics").text
+    assert re.search(rf'^vllm:request_success_total{{.*"stop".*}} {answered}\.0$', metrics, re.MULTILINE), metrics
+    assert re.search(r"^nearfar:engine_steps_total{.*} [1-9]", metrics, re.MULTILINE)
+
+
+def test_the_rate_of_a_key_counts_in_all_front_ends(server: Served) -> None:
+    answers = [server.ask(headers=FEW) for _ in range(8)]
+    assert [answer.status_code for answer in answers] == [200] * 6 + [429] * 2
+    assert answers[5].headers["x-ratelimit-remaining-requests"] == "0"
+    assert "Retry-After" in answers[7].headers
+
+
+def test_models_are_loaded_and_unloaded_in_all_front_ends(server: Served) -> None:
+    assert server.post("/v1/models/load", {"model": "demo", "name": "second", "aliases": ["other"]}).status_code == 200
+    assert [server.ask(name).status_code for name in ("second", "other") * 4] == [200] * 8
+    refused = server.post("/v1/models/load", {"model": "demo", "name": "other"})
+    assert refused.status_code == 400
+    assert "already in use" in refused.json()["error"]["message"]
+    assert server.post("/v1/models/load", {"model": "./nothing"}, FEW).status_code == 403
+    assert server.post("/v1/models/unload", {"model": "second"}).status_code == 200
+    assert [server.ask("other").status_code for _ in range(6)] == [404] * 6
+    assert server.ask().status_code == 200
+
+
+def test_a_front_end_that_crashes_fails_its_own_requests_and_is_started_again(server: Served) -> None:
+    before = server.front_ends()
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=chat("demo", STORY, stream=True),
+                      headers={**ADMIN, "X-Request-Id": "story"}) as story:  # fmt: skip
+        lines = story.iter_lines()
+        next(lines)
+        # Nothing tells which front end has a connection but its sockets.
+        victim = owner_of(story, before)
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(httpx.RemoteProtocolError):
+            _ = list(lines)
+    until(lambda: len(server.front_ends() - before) == 1)
+    assert victim not in server.front_ends()
+    (ended,) = server.lines("front_end_ended")
+    assert (ended["front_end"], ended["status"]) == (victim, -signal.SIGKILL)
+    until(lambda: len(server.front_ends()) == 2 and all(server.ask().status_code == 200 for _ in range(8)))
+
+
+def owner_of(response: httpx.Response, pids: set[int]) -> int:
+    """The process that answers."""
+    stream = response.extensions["network_stream"].get_extra_info("socket")
+    assert isinstance(stream, socket.socket)
+    client = f"{stream.getsockname()[1]:04X}"
+    inode = next(
+        line.split()[9]
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+        if line.split()[2].endswith(f":{client}")
+    )
+    for pid in pids:
+        if any(os.readlink(file) == f"socket:[{inode}]" for file in Path(f"/proc/{pid}/fd").iterdir()):
+            return pid
+    raise AssertionError(f"no front end has socket {inode}")
+
+
+def test_sigterm_lets_all_front_ends_finish(server: Served) -> None:
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=chat("demo", STORY, stream=True),
+                      headers=ADMIN) as story:  # fmt: skip
+        lines = story.iter_lines()
+        first = next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        text = "".join([first, *lines])
+    assert '"finish_reason":"stop"' in text
+    assert "[DONE]" in text
+    assert server.process.wait(20) == 0
+    assert server.lines("bug") == []
+
+
+@pytest.mark.parametrize("executor", ["vllm", "upstream"])
+def test_front_ends_are_for_models_on_this_machine(executor: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "big", "--executor", executor, "--upstream", "http://here", "--front-ends", "2"]) == 2
+    assert "--front-ends is for models on this machine" in capsys.readouterr().err

@@ -1,0 +1,119 @@
+"""Limits over several front ends, with a link that calls the main process's half directly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from nearfar.server_fallback.api.errors import ApiError
+from nearfar.server_fallback.api.keys import ApiKey
+from nearfar.server_fallback.api.limiter import Limiter
+from nearfar.server_fallback.front_ends.held_requests import HeldRequests
+from nearfar.server_fallback.front_ends.link import Link
+from nearfar.server_fallback.front_ends.messages import FromFrontEnd, Release
+from nearfar.server_fallback.front_ends.shared_limits import SharedLimits
+
+CLIENT = "address 192.0.2.1"
+
+
+class DirectLink:
+    """The main process answers after ``seconds``."""
+
+    def __init__(self, limiter: Limiter, seconds: float = 0.0) -> None:
+        self.held = HeldRequests(limiter)
+        self._seconds = seconds
+
+    async def call(self, message: Callable[[int], FromFrontEnd]) -> Any:
+        headers = self.held.take(cast(Any, message(0)))
+        await asyncio.sleep(self._seconds)
+        return headers
+
+    def send(self, message: FromFrontEnd) -> None:
+        assert isinstance(message, Release)
+        self.held.release(message)
+
+
+def limits_of(link: DirectLink) -> SharedLimits:
+    return SharedLimits(cast(Link, link))
+
+
+def code(error: pytest.ExceptionInfo[ApiError]) -> tuple[int, str | None]:
+    return error.value.status, error.value.code
+
+
+def test_what_a_client_uses_in_one_front_end_counts_in_another() -> None:
+    async def work() -> None:
+        limiter = Limiter(4, 100, 0.5)
+        first, second = limits_of(DirectLink(limiter)), limits_of(DirectLink(limiter))
+        async with first.admit(CLIENT, None) as one, second.admit(CLIENT, None) as other:
+            await one.body(30)
+            with pytest.raises(ApiError) as refused:
+                await other.body(21)
+            assert code(refused) == (429, "client_limit_exceeded")
+            await other.body(20)
+            assert (first.running, second.running) == (1, 1)
+            assert (first.body_bytes, second.body_bytes) == (30, 20)
+            with pytest.raises(ApiError) as refused:
+                async with first.admit(CLIENT, None):
+                    pass
+            assert code(refused) == (429, "client_limit_exceeded")
+            await one.answers(4, 10)
+            with pytest.raises(ApiError) as refused:
+                await other.answers(2, 10)
+            assert code(refused) == (429, "client_limit_exceeded")
+        assert (first.running, second.running, limiter.running, limiter.body_bytes) == (0, 0, 0, 0)
+        assert limiter._uses == {}
+
+    asyncio.run(work())
+
+
+def test_the_headers_are_those_of_the_rate_over_all_front_ends() -> None:
+    async def work() -> None:
+        limiter, key = Limiter(4, 100, 1.0, lambda: 0.0), ApiKey("a", b"", requests_per_minute=6)
+        first, second = limits_of(DirectLink(limiter)), limits_of(DirectLink(limiter))
+        async with first.admit("key a", key) as one, second.admit("key a", key) as other:
+            assert one.headers["x-ratelimit-remaining-requests"] == "5"
+            assert other.headers["x-ratelimit-remaining-requests"] == "4"
+            await other.answers(3, 100)
+            assert other.headers["x-ratelimit-remaining-requests"] == "2"
+
+    asyncio.run(work())
+
+
+def test_a_request_that_is_cancelled_before_it_is_admitted_holds_nothing() -> None:
+    async def work() -> None:
+        limiter = Limiter(4, 100, 1.0)
+        limits = limits_of(DirectLink(limiter, seconds=60))
+
+        async def admit() -> None:
+            async with limits.admit(CLIENT, None):
+                pass
+
+        task = asyncio.ensure_future(admit())
+        await asyncio.sleep(0)
+        assert limiter.running == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (limiter.running, limits.running) == (0, 0)
+
+    asyncio.run(work())
+
+
+def test_a_front_end_that_crashes_holds_nothing() -> None:
+    async def work() -> None:
+        limiter = Limiter(4, 100, 1.0)
+        crashed = DirectLink(limiter)
+        other = limits_of(DirectLink(limiter))
+        gone = limits_of(crashed).admit(CLIENT, None)
+        await (await gone.__aenter__()).body(50)
+        async with other.admit(CLIENT, None):
+            crashed.held.release_all()
+            assert (limiter.running, limiter.body_bytes) == (1, 0)
+        # What it sends late changes nothing.
+        crashed.held.release(Release(0))
+        assert limiter.running == 0
+
+    asyncio.run(work())
