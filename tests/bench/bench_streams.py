@@ -3,8 +3,10 @@ model's tokens over HTTP.
 
     .venv/bin/python tests/bench/bench_streams.py                    # 256 clients, steps of 5 ms
     .venv/bin/python tests/bench/bench_streams.py --clients 64 --step-ms 10
+    .venv/bin/python tests/bench/bench_streams.py --front-ends 2
 
-The server is a process with the app, the text layer and the engine; the device samples random tokens after
+The server is a process, or several, with the app and the text layer, and one with the engine; the device samples random
+tokens after
 ``--step-ms``. The clients are another process and parse nothing, so that they do not slow the server down. Processor
 time is that of the server and all its children, per generated token. Gaps are the times between two pieces of an answer
 that arrive at a client; a piece may hold several tokens.
@@ -28,17 +30,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import numpy as np
 from bench_compile import machine
 
+from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.formats.checkpoint import TokenizerFiles
 from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output
 from nearfar.compiler.runtime.page_groups import PageGroup
-from nearfar.compiler.text.tokenizer import Tokenizer
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.server import bind, run_server
@@ -46,10 +49,12 @@ from nearfar.server_fallback.engine.masks import Masks
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine_process.remote_engine import RemoteEngine
-from nearfar.server_fallback.executors.executor import Executor, Opening
+from nearfar.server_fallback.executors.executor import Executor, Models, Opening
 from nearfar.server_fallback.executors.local import LocalExecutor
+from nearfar.server_fallback.executors.local_share import LocalShare
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.executors.text_model import TextModel
+from nearfar.server_fallback.front_ends.front_ends import run_front_ends
 from nearfar.server_fallback.schema.models import LoadRequest
 
 MODEL = "idle"
@@ -119,10 +124,27 @@ class IdleRecipe:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleFolder:
+    """The part of a bundle that the text layer reads."""
+
+    tokenizer_json: Path
+    vocab_size: int
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        return TokenizerFiles(self.tokenizer_json, TEMPLATE)
+
+    @property
+    def manifest(self) -> Any:
+        spec = SimpleNamespace(vocab_size=self.vocab_size, eos_token_ids=(), hidden_size=64)
+        return SimpleNamespace(spec=spec, embedding=None)
+
+
+@dataclass(frozen=True, slots=True)
 class IdleOpener:
     sequences: int
     step_seconds: float
     own_process: bool
+    shared: bool
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         return Opening(name or model, None, self._open, answers_at_once=2 * self.sequences)
@@ -130,13 +152,18 @@ class IdleOpener:
     async def _open(self) -> Executor:
         file = DEMOS["demo"] / "tokenizer.json"
         size = len(json.loads(file.read_text())["model"]["vocab"])
-        text = TextModel(MODEL, Tokenizer(TokenizerFiles(file, TEMPLATE)), file, None, size, (), 64)
+        folder = IdleFolder(file, size)
+        text = TextModel.of(cast(Bundle, folder), MODEL)
         texts = {id: text.tokenizer.decode([id]) for id in range(size)}
         words = [id for id, word in texts.items() if len(word) == LETTERS and word.isalpha() and word.isascii()]
         recipe = IdleRecipe(words, size, self.sequences, self.step_seconds)
         engine = await RemoteEngine.open(recipe) if self.own_process else recipe.open()
         threading.Thread(target=report, args=(engine,), daemon=True).start()
-        return LocalExecutor(engine, text)
+        share = None
+        if self.shared:
+            assert isinstance(engine, RemoteEngine)
+            share = LocalShare(cast(Bundle, folder), MODEL, await engine.share(), None)
+        return LocalExecutor(engine, text, share=share)
 
 
 def report(engine: TokenEngine | RemoteEngine) -> None:
@@ -149,14 +176,18 @@ def report(engine: TokenEngine | RemoteEngine) -> None:
         )
 
 
-def serve(port: int, sequences: int, step_seconds: float, *, own_process: bool) -> None:
-    models = Registry(IdleOpener(sequences, step_seconds, own_process))
+def serve(port: int, sequences: int, step_seconds: float, *, own_process: bool, front_ends: int) -> None:
+    registry = Registry(IdleOpener(sequences, step_seconds, own_process, front_ends > 1))
     config = ApiConfig(max_concurrent_requests=2 * sequences, client_share=1.0)
 
-    async def load() -> None:
+    async def load(models: Models) -> None:
         await models.load(LoadRequest(model=MODEL))
 
-    run_server(create_app(models, config), bind("127.0.0.1", port), load)
+    if front_ends > 1:
+        listeners = [bind("127.0.0.1", port, shared=True) for _ in range(front_ends)]
+        run_front_ends(registry, config, listeners, load)
+    else:
+        run_server(create_app(registry, config), bind("127.0.0.1", port), lambda: load(registry))
 
 
 # --- the clients ---
@@ -256,8 +287,9 @@ def processor_seconds(pid: int) -> float:
         with open(f"/proc/{each}/stat", encoding="utf-8") as file:
             values = file.read().rsplit(")", 1)[1].split()
         total += (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
-        with open(f"/proc/{each}/task/{each}/children", encoding="utf-8") as file:
-            pids += map(int, file.read().split())
+        # A process is the child of the thread that started it.
+        for children in Path(f"/proc/{each}/task").glob("*/children"):
+            pids += map(int, children.read_text().split())
     return total
 
 
@@ -308,6 +340,7 @@ def measure(options: argparse.Namespace) -> Result:
     ]
     command += ["--step-ms", str(options.step_ms), *(["--chat"] if options.chat else [])]
     command += ["--one-process"] if options.one_process else []
+    command += ["--front-ends", str(options.front_ends)]
     with ExitStack() as started:
 
         def start(role: str) -> subprocess.Popen[str]:
@@ -349,11 +382,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--chat", action="store_true", help="chats, not completions")
     parser.add_argument("--one-process", action="store_true", help="the engine in the process of the server")
+    parser.add_argument("--front-ends", type=int, default=1, help="processes that answer HTTP")
     parser.add_argument("--role", choices=("server", "clients"), help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role == "server":
-        serve(options.port, options.clients, options.step_ms / 1000, own_process=not options.one_process)
+        own_process, step_seconds = not options.one_process, options.step_ms / 1000
+        serve(options.port, options.clients, step_seconds, own_process=own_process, front_ends=options.front_ends)
     elif options.role == "clients":
         asyncio.run(load_server(options.port, options.clients, chat=options.chat))
     else:
