@@ -48,7 +48,7 @@ def make_gemma(folder: Path) -> None:
     import torch
 
     write_gemma_tokenizer(folder)
-    tokenizer = Tokenizer(TokenizerFiles(folder / "tokenizer.json", chat_template=TEMPLATE, bos_token="<bos>"))
+    tokenizer = Tokenizer(TokenizerFiles.at(folder / "tokenizer.json", chat_template=TEMPLATE, bos_token="<bos>"))
     torch.manual_seed(0)
     model = new_family(
         "gemma4_text",

@@ -52,7 +52,7 @@ class Folder:
     def tokenizer_files(self) -> TokenizerFiles:
         entry = self.manifest.tokenizer
         special = entry.model_dump(exclude={"file", "tools"})
-        return TokenizerFiles(tokenizer_json=self.file(entry.file), **special)
+        return TokenizerFiles.at(self.file(entry.file), **special)
 
     def size_bytes(self) -> int:
         """The size of all files together."""

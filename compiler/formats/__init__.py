@@ -1,9 +1,8 @@
-"""Opens a checkpoint: a folder on disk, or a repository on the Hugging Face Hub."""
+"""Opens a checkpoint: a folder or a file on disk, or a repository on the Hugging Face Hub."""
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from ..errors import CheckpointError
@@ -12,68 +11,63 @@ from .checkpoint import Checkpoint, Tensor, TokenizerFiles
 
 __all__ = ["Checkpoint", "Tensor", "TokenizerFiles", "load"]
 
-# A repository is owner/name. All files that we read are in its top folder, except those of modules and templates.
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_ALLOWED = ["*.safetensors", "*.json", "*.jinja"]
-# Some repositories contain the same weights a second time under other names. Folders that start with a digit contain
-# modules of sentence-transformers, and additional_chat_templates contains chat templates.
-_IGNORED = ["[!0-9a]*/*", "a[!d]*/*", "*/*.safetensors", "consolidated*"]
-
 
 def load(model: str) -> Checkpoint:
-    """The checkpoint in a local folder, or in the Hub's repository of that name, which is downloaded or read from the
-    Hub's cache.
+    """The checkpoint in a local folder or GGUF file, or in the Hub's repository of that name, which is downloaded or
+    read from the Hub's cache; "owner/name:Q4_K_M" is one of a repository's GGUF files.
 
     Raises CheckpointError if it does not exist or cannot be downloaded or read, and UnsupportedModel for models that we
     do not compile.
     """
-    from .huggingface import open_checkpoint
+    from .hub import download, hub_model
 
     # For names that no file can have, the functions of os.path return False, and those of Path raise.
     path = os.path.expanduser(model)
-    if os.path.isdir(path):
-        try:
-            os.path.realpath(path).encode()
-        except UnicodeEncodeError as error:
-            raise CheckpointError(
-                f"{model!r}: the folder's name is not UTF-8, which a bundle's manifest requires; rename it"
-            ) from error
-        return open_checkpoint(Path(path))
-    if path.lower().endswith(".gguf"):
-        raise CheckpointError(
-            f"{model}: GGUF files are not supported; pass the Hugging Face folder that the file was made from",
-            model=model,
-        )
     if os.path.exists(path):
-        raise CheckpointError(
-            f"{model}: is a file; pass the folder that contains config.json and model.safetensors", model=model
-        )
-    if not _REPOSITORY.fullmatch(model):
+        _require_utf8(model, os.path.realpath(path))
+        return _open(Path(path))
+    repository = hub_model(model)
+    if model.lower().endswith(".gguf") and (repository is None or repository.choice is None):
+        raise CheckpointError(f"{model}: there is no such file{_beside(Path(path))}", model=model)
+    if repository is None:
         raise CheckpointError(
             f"{model}: there is no such folder, and it is not the name of a repository (owner/name, such as "
-            "Qwen/Qwen3-0.6B)"
+            "Qwen/Qwen3-0.6B, or owner/name:Q4_K_M for a GGUF file)"
             f"{did_you_mean_folder(Path(path))}",
             model=model,
         )
-    return open_checkpoint(_download(model))
+    return _open(download(repository))
 
 
-def _download(repository: str) -> Path:
-    import huggingface_hub
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+def _open(path: Path) -> Checkpoint:
+    from .gguf import SUFFIX, open_gguf
+    from .gguf.names import choose_files
+    from .huggingface import open_checkpoint
 
-    reason: Exception
-    try:
-        return Path(huggingface_hub.snapshot_download(repository, allow_patterns=_ALLOWED, ignore_patterns=_IGNORED))
-    except GatedRepoError as error:
-        reason, advice = error, "accept its terms on huggingface.co and log in with 'hf auth login'"
-    except RepositoryNotFoundError as error:
-        reason, advice = error, "check the name, and log in with 'hf auth login' if it is private"
-    except Exception as error:  # The client raises its own errors, those of its HTTP library and those of the disk.
-        reason, advice = error, "check the network"
-    summary = str(reason).strip().partition("\n")[0].rstrip(".") or type(reason).__name__
+    if path.is_dir():
+        files = [] if (path / "config.json").is_file() else [file.name for file in path.glob("*.[gG][gG][uU][fF]")]
+        return open_gguf(path / choose_files(files, None, str(path))[0]) if files else open_checkpoint(path)
+    if path.suffix.lower() == SUFFIX:
+        return open_gguf(path)
     raise CheckpointError(
-        f"{repository}: is not a local folder, and could not be downloaded from the Hugging Face Hub: {summary}; "
-        f"{advice}, or pass a local folder, which needs no network{did_you_mean_folder(Path(repository))}",
-        model=repository,
-    ) from reason
+        f"{path}: is a file; pass a .gguf file, or the folder that contains config.json and model.safetensors",
+        model=str(path),
+    )
+
+
+def _require_utf8(model: str, path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(
+            f"{model!r}: its name is not UTF-8, which a bundle's manifest requires; rename it"
+        ) from error
+
+
+def _beside(path: Path) -> str:
+    """The GGUF files in the folder of one that does not exist."""
+    try:
+        others = sorted(file.name for file in path.parent.glob("*.gguf"))
+    except (OSError, ValueError):
+        return ""
+    return f"; {path.parent} has {', '.join(others[:8])}" if others else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -73,37 +73,35 @@ class ActivationScales:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The input of a tokenizer: the path of tokenizer.json, and the values of tokenizer_config.json.
+    """The input of a tokenizer: the ``content`` of tokenizer.json with the tokens that other files add, the file that
+    errors name, and the values of tokenizer_config.json.
 
-    ``add_bos_token`` None: tokenizer.json determines whether a text starts with the bos token. ``completed`` is the
-    content of tokenizer.json with the tokens that other files add; None if they add none.
+    ``add_bos_token`` None: tokenizer.json determines whether a text starts with the bos token.
     """
 
-    tokenizer_json: Path
+    where: Path
+    content: bytes = field(repr=False)
     chat_template: str | None = None
     bos_token: str | None = None
     eos_token: str | None = None
     pad_token: str | None = None
     unk_token: str | None = None
     add_bos_token: bool | None = None
-    completed: str | None = field(default=None, repr=False)
 
-    def read(self) -> bytes:
-        """The content of tokenizer.json, with the tokens that other files add. Raises CheckpointError."""
-        if self.completed is not None:
-            return self.completed.encode()
+    @staticmethod
+    def at(path: Path, chat_template: str | None = None, **special: Any) -> TokenizerFiles:
+        """Those of the tokenizer.json at ``path``. Raises CheckpointError."""
         try:
-            return self.tokenizer_json.read_bytes()
+            content = path.read_bytes()
         except OSError as error:
-            raise CheckpointError(
-                f"{self.tokenizer_json}: cannot be read: {reason_of(error)}; download it again"
-            ) from error
+            raise CheckpointError(f"{path}: cannot be read: {reason_of(error)}; download it again") from error
+        return TokenizerFiles(path, content, chat_template, **special)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A model on disk: its spec, and its tensors by the names that transformers gives them. ``embedding`` None: it
-    generates text.
+    generates text. ``config``: the values of its config.json, or those that it would have.
 
     ``notes``: sentences for the user about contradictory files and how they were read. ``activation_scales``: the
     modules whose activations are rounded, by their names.
@@ -113,6 +111,7 @@ class Checkpoint:
     spec: ModelSpec
     tensors: Mapping[str, Tensor]
     tokenizer: TokenizerFiles
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     embedding: EmbeddingSpec | None = None
     notes: tuple[str, ...] = ()
     activation_scales: Mapping[str, ActivationScales] = field(default_factory=dict)

@@ -52,11 +52,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
         # A model that is saved without a head has no "model." prefix.
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
         activation_scales = {f"model.{module}": scales for module, scales in activation_scales.items()}
-    require_sizes(path, spec, tensors)
+    require_sizes(path / "config.json", spec, tensors)
     if embedding is None and spec.tie_word_embeddings:
         spec, tensors = choose_head(path, spec, tensors, notes)
     tokenizer = read_tokenizer_files(path, spec.vocab_size)
-    return Checkpoint(path, spec, tensors, tokenizer, embedding, tuple(notes), activation_scales)
+    config = read_json_object(path / "config.json")
+    return Checkpoint(path, spec, tensors, tokenizer, config, embedding, tuple(notes), activation_scales)
 
 
 def _read_spec(path: Path) -> tuple[ModelSpec, gemma_quant.GemmaQuantization | None]:

@@ -20,16 +20,16 @@ _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _BLOCK_ELEMENTS = 4 << 20
 
 
-def require_sizes(path: Path, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> None:
+def require_sizes(where: Path, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError for a size that no tensor has. Structures built from the spec are then never larger than
     the files.
     """
     layers = {int(match[1]) for name in tensors if (match := _LAYER.match(name))}
     if spec.num_layers > len(layers):
         raise CheckpointError(
-            f"{path / 'config.json'}: 'num_hidden_layers' is {spec.num_layers}, but the weights have {len(layers)} "
-            "layers; "
-            "the weights do not match config.json, or a file was not downloaded",
+            f"{where}: 'num_hidden_layers' is {spec.num_layers}, but the weights have {len(layers)} "
+            "layers; the weights belong to "
+            "another model, or a file was not downloaded",
             key="num_hidden_layers",
         )
     # A tensor without elements may claim any size.
@@ -44,8 +44,8 @@ def require_sizes(path: Path, spec: ModelSpec, tensors: Mapping[str, Tensor]) ->
     for name, size in sizes.items():
         if size > largest:
             raise CheckpointError(
-                f"{path / 'config.json'}: {name} is {size}, but the largest side of any tensor is {largest}; "
-                "the weights do not match config.json, or a file was not downloaded",
+                f"{where}: {name} is {size}, but the largest side of any tensor is {largest}; the "
+                "weights belong to another model, or a file was not downloaded",
                 key=name,
             )
 

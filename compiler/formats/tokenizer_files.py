@@ -24,7 +24,8 @@ def read_tokenizer_files(path: Path, vocab_size: int) -> TokenizerFiles:
             "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
         )
     content = read_json_object(tokenizer_json)
-    backend = load_backend(tokenizer_json.read_bytes(), tokenizer_json)
+    stored = tokenizer_json.read_bytes()
+    backend = load_backend(stored, tokenizer_json)
     _require_in_vocabulary(tokenizer_json, backend, vocab_size)
     config = read_tokenizer_config(path)
     add_bos_token = config.values.get("add_bos_token")
@@ -34,14 +35,14 @@ def read_tokenizer_files(path: Path, vocab_size: int) -> TokenizerFiles:
     known = [token.content for token in backend.get_added_tokens_decoder().values()]
     changed = add_declared_tokens(backend, declared_tokens(config, known), vocab_size)
     return TokenizerFiles(
-        tokenizer_json=tokenizer_json,
+        where=tokenizer_json,
+        content=with_added_tokens(content, backend).encode() if changed else stored,
         chat_template=read_chat_template(path, config.values),
         bos_token=config.token_text("bos_token"),
         eos_token=config.token_text("eos_token"),
         pad_token=config.token_text("pad_token"),
         unk_token=config.token_text("unk_token"),
         add_bos_token=add_bos_token,
-        completed=with_added_tokens(content, backend) if changed else None,
     )
 
 

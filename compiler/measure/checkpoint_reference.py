@@ -15,7 +15,7 @@ import numpy as np
 from ..arch import by_model_type
 from ..errors import RequestError
 from ..formats import Checkpoint
-from ..ir.graph import Parameter
+from ..ir.graph import Node, Parameter
 from ..ir.ops import OPS, Array
 from ..ir.pages import PAGES
 from ..pipeline.stored_forms import round_activations
@@ -44,10 +44,13 @@ class CheckpointReference:
         check_tensors(checkpoint, graph.parameters)
         self._graph = round_activations(graph, checkpoint)
         makers = self._graph.makers()
-        last = makers[self._graph.outputs["logits"]]
-        # Some checkpoints round the logits.
-        self._rounding = last if last.op == "fake_quantize" else None
-        self._head_node = last if self._rounding is None else makers[last.inputs["x"]]
+        node = makers[self._graph.outputs["logits"]]
+        # Some models scale and cap the logits, and some checkpoints round them.
+        self._behind_head: list[Node] = []
+        while node.op != "linear":
+            self._behind_head.insert(0, node)
+            node = makers[node.inputs["x"]]
+        self._head_node = node
 
     def hidden(
         self, windows: Sequence[Sequence[int]], progress: Callable[[int], None] = lambda _: None
@@ -64,12 +67,12 @@ class CheckpointReference:
 
     def logits(self, hidden: FloatArray) -> FloatArray:
         """(n, E) -> (n, V)."""
-        logits = hidden @ self._head.T
-        if self._rounding is None:
-            return logits
-        rounded = OPS["fake_quantize"].run({"x": logits}, self._rounding.attrs)
-        assert rounded is not None
-        return rounded
+        logits: FloatArray = hidden @ self._head.T
+        for node in self._behind_head:
+            result = OPS[node.op].run({"x": logits}, node.attrs)
+            assert result is not None
+            logits = result
+        return logits
 
     @cached_property
     def _head(self) -> FloatArray:

@@ -122,7 +122,7 @@ def require_same_tokens(bundle: Folder, checkpoint: Checkpoint) -> None:
             f"{bundle.path}: has a vocabulary of {mine}, {checkpoint.path} of {theirs}; give the checkpoint that it "
             f"was made of"
         )
-    if bundle.tokenizer_files().read() != checkpoint.tokenizer.read():
+    if bundle.tokenizer_files().content != checkpoint.tokenizer.content:
         raise BundleError(
             f"{bundle.path}: has another tokenizer than {checkpoint.path}; give the checkpoint that it was made of"
         )

@@ -31,7 +31,7 @@ class Shape:
 
 def shape_checkpoint(path: Path, spec: ModelSpec) -> Checkpoint:
     """A checkpoint with the tensors that the spec requires, without values, and an empty tokenizer."""
-    empty = Checkpoint(path, spec, {}, TokenizerFiles(path, completed="{}"))
+    empty = Checkpoint(path, spec, {}, TokenizerFiles(path, b"{}"))
     graphs = graphs_of(empty, context=1)
     shapes = tensor_shapes(union(graph.parameters for graph in graphs.values()))
     return Checkpoint(path, spec, {name: Shape(name, shape) for name, shape in shapes.items()}, empty.tokenizer)

@@ -266,7 +266,7 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
         host_weights={name: stored[name] for name in joined.host_weights},
         shards=shards,
         tokenizer=tokenizer_entry(checkpoint.tokenizer),
-        files=[store.put("tokenizer.json", checkpoint.tokenizer.read())],
+        files=[store.put("tokenizer.json", checkpoint.tokenizer.content)],
         self_test=None,
         tuning=list(job.tuning.values()),
     )

@@ -289,7 +289,7 @@ class _Splitting:
 
 
 def _load_backend(files: TokenizerFiles) -> Any:
-    backend = load_backend(files.read(), files.tokenizer_json)
+    backend = load_backend(files.content, files.where)
     # tokenizer.json may enable truncation and padding, as in the last training run.
     backend.no_truncation()
     backend.no_padding()

@@ -39,7 +39,7 @@ class TextModel:
         return TextModel(
             name,
             tokenizer,
-            files.tokenizer_json,
+            files.where,
             tool_format(files.chat_template),
             manifest.spec.vocab_size,
             tuple(manifest.spec.eos_token_ids),

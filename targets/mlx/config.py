@@ -102,7 +102,7 @@ def longest_sequence(spec: ModelSpec, context: int, windows: tuple[int | None, .
 def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     """Write an unchanged tokenizer.json, and a tokenizer_config.json with the chat template and all special tokens."""
     files = checkpoint.tokenizer
-    (folder / "tokenizer.json").write_bytes(files.read())
+    (folder / "tokenizer.json").write_bytes(files.content)
     path = checkpoint.path / "tokenizer_config.json"
     config = read_json_object(path) if path.is_file() else {}
     # Without a class, transformers would build a tokenizer from the rules of the model_type instead of tokenizer.json.

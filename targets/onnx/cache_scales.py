@@ -37,7 +37,7 @@ def measure_scales(model: Path, checkpoint: Checkpoint, context: int, caches: Ma
     import onnxruntime
     from tokenizers import Tokenizer
 
-    token_ids = Tokenizer.from_buffer(checkpoint.tokenizer.read()).encode(SAMPLE, add_special_tokens=False).ids
+    token_ids = Tokenizer.from_buffer(checkpoint.tokenizer.content).encode(SAMPLE, add_special_tokens=False).ids
     session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     inputs = {each.name: each.shape for each in session.get_inputs() if each.name.startswith("past_key_values.")}
     names = list(inputs)

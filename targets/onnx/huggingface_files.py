@@ -19,7 +19,7 @@ OPTIONAL_FILES = ("added_tokens.json", "special_tokens_map.json", "vocab.json", 
 
 def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, data_files: int) -> None:
     """``data_files``: the number of files of external data of the graph."""
-    config = read_json(checkpoint.path / "config.json")
+    config = dict(checkpoint.config)
     if config.get("tie_word_embeddings"):
         # The weights may contradict it.
         config["tie_word_embeddings"] = checkpoint.spec.tie_word_embeddings
@@ -31,7 +31,7 @@ def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, d
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", generation_config(checkpoint))
     write_json(folder / "tokenizer_config.json", tokenizer_config(checkpoint))
-    (folder / "tokenizer.json").write_bytes(checkpoint.tokenizer.read())
+    (folder / "tokenizer.json").write_bytes(checkpoint.tokenizer.content)
     for name in OPTIONAL_FILES:
         if (checkpoint.path / name).is_file():
             shutil.copyfile(checkpoint.path / name, folder / name)

@@ -131,7 +131,7 @@ class IdleFolder:
     vocab_size: int
 
     def tokenizer_files(self) -> TokenizerFiles:
-        return TokenizerFiles(self.tokenizer_json, TEMPLATE)
+        return TokenizerFiles.at(self.tokenizer_json, TEMPLATE)
 
     @property
     def manifest(self) -> Any:

@@ -142,7 +142,7 @@ async def measured(
 
 
 def tokenizer_sha256(bundle: Bundle) -> str:
-    return sha256(bundle.tokenizer_files().tokenizer_json.read_bytes()).hexdigest()
+    return sha256(bundle.tokenizer_files().content).hexdigest()
 
 
 def steps(server: Process) -> float:

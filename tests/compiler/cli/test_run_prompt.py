@@ -19,7 +19,7 @@ def test_control_tokens_of_a_raw_prompt_are_split_unless_the_user_requests_them(
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.add_special_tokens(["<s>"])
     backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Tokenizer(TokenizerFiles(tmp_path / "tokenizer.json", "{{ messages[0].content }}"))
+    tokenizer = Tokenizer(TokenizerFiles.at(tmp_path / "tokenizer.json", "{{ messages[0].content }}"))
     assert (
         encode(tokenizer, "<s>", raw=True)
         == encode(tokenizer, "<s>", raw=False)

@@ -128,7 +128,7 @@ def test_load_opens_a_local_folder(saved: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_tokenizer_files_of_transformers_5_are_read(saved: Path) -> None:
     assert (saved / "chat_template.jinja").is_file()
-    assert open_checkpoint(saved).tokenizer == TokenizerFiles(
+    assert open_checkpoint(saved).tokenizer == TokenizerFiles.at(
         saved / "tokenizer.json", "{{ messages[0].content }}", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
 
@@ -149,7 +149,7 @@ def test_the_older_tokenizer_config_is_read(broken: Path) -> None:
     assert files.chat_template is not None
     assert "tools" in files.chat_template
     expected = TokenizerFiles(
-        broken / "tokenizer.json", files.chat_template, "the", "</s>", None, "<unk>", True, files.completed
+        broken / "tokenizer.json", files.content, files.chat_template, "the", "</s>", None, "<unk>", True
     )
     assert files == expected
     (broken / "chat_template.jinja").write_text("newer")
@@ -210,7 +210,7 @@ def test_a_chat_template_that_only_processors_read_is_read_last(broken: Path) ->
 def test_a_tokenizer_without_a_config_has_no_template(broken: Path) -> None:
     (broken / "chat_template.jinja").unlink()
     (broken / "tokenizer_config.json").unlink()
-    assert open_checkpoint(broken).tokenizer == TokenizerFiles(broken / "tokenizer.json")
+    assert open_checkpoint(broken).tokenizer == TokenizerFiles.at(broken / "tokenizer.json")
 
 
 def test_ends_of_generation_config_are_added(broken: Path) -> None:
@@ -463,9 +463,11 @@ def test_paths_that_are_not_checkpoints_are_refused_without_network(
     here = tmp_path / "parent" / "here"
     here.mkdir(parents=True)
     monkeypatch.chdir(here)
-    with pytest.raises(CheckpointError, match="GGUF files are not supported; pass the Hugging Face folder"):
+    with pytest.raises(CheckpointError, match=r"model\.Q4_K_M\.gguf: there is no such file"):
         load(str(tmp_path / "model.Q4_K_M.gguf"))
-    with pytest.raises(CheckpointError, match=r"is a file; pass the folder that contains config\.json"):
+    with pytest.raises(
+        CheckpointError, match=r"is a file; pass a \.gguf file, or the folder that contains config\.json"
+    ):
         load(str(saved / "model.safetensors"))
     for model in [
         str(tmp_path / "absent"),

@@ -139,7 +139,7 @@ def test_windows_cover_the_text_and_begin_as_the_models_texts_do(
     # A last window of one token has nothing to predict.
     assert [len(window) for window in make_windows(tokenizer, TEXT[:61], 30)] == [30, 30]
     files = load(str(tiny_checkpoints["qwen2"])).tokenizer
-    leading = Tokenizer(type(files)(files.tokenizer_json, bos_token="<s>", add_bos_token=True))
+    leading = Tokenizer(type(files)(files.where, files.content, bos_token="<s>", add_bos_token=True))
     windows = make_windows(leading, TEXT, 30)
     assert {window[0] for window in windows} == {256}
     assert [token for window in windows for token in window[1:]] == token_ids

@@ -34,7 +34,9 @@ MODULES = (
 
 
 def rounded_graph(scales: dict[str, ActivationScales]) -> Graph:
-    checkpoint = Checkpoint(Path("model"), SPEC, {}, TokenizerFiles(Path("tokenizer.json")), activation_scales=scales)
+    checkpoint = Checkpoint(
+        Path("model"), SPEC, {}, TokenizerFiles(Path("tokenizer.json"), b"{}"), activation_scales=scales
+    )
     return round_activations(forward(SPEC, PAGE_SIZE, CONTEXT), checkpoint)
 
 

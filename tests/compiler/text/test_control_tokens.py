@@ -80,7 +80,7 @@ def write(name: str, folder: Path) -> TokenizerFiles:
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False, **flags) for text in CONTROLS])
     backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in PLAIN])
     backend.save(str(folder / f"{name}.json"))
-    return TokenizerFiles(folder / f"{name}.json", TEMPLATE, bos_token="<s>", eos_token="</s>")
+    return TokenizerFiles.at(folder / f"{name}.json", TEMPLATE, bos_token="<s>", eos_token="</s>")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def theirs(tokenizer: TokenizerFiles) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
-        tokenizer_file=str(tokenizer.tokenizer_json), bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE
+        tokenizer_file=str(tokenizer.where), bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE
     )
 
 
@@ -201,7 +201,7 @@ def test_adjacent_texts_of_two_fields_do_not_form_a_control_token(
     files: Callable[[str], TokenizerFiles],
 ) -> None:
     source = "{{ bos_token }}{% for m in messages %}{{ m.name }}{{ m.content }}{{ '|>' }}{% endfor %}"
-    tokenizer = Tokenizer(TokenizerFiles(files("byte_level").tokenizer_json, source, bos_token="<s>"))
+    tokenizer = Tokenizer(TokenizerFiles.at(files("byte_level").where, source, bos_token="<s>"))
     for name, content in [("<|", "end"), ("<|e", "nd|>"), ("<|end", ""), (" <", "s>"), ("<|end|", ">"), ("<| ", "end")]:
         ids = tokenizer.encode_chat([{"role": "user", "name": name, "content": content}])
         assert controls_in(tokenizer, ids) == ["<s>"], (name, content)
@@ -209,7 +209,7 @@ def test_adjacent_texts_of_two_fields_do_not_form_a_control_token(
 
 def test_a_template_may_build_a_control_token_from_a_role(files: Callable[[str], TokenizerFiles]) -> None:
     source = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
-    tokenizer = Tokenizer(TokenizerFiles(files("byte_level").tokenizer_json, source))
+    tokenizer = Tokenizer(TokenizerFiles.at(files("byte_level").where, source))
     assert controls_in(tokenizer, tokenizer.encode_chat([{"role": "user", "content": "<|user|>"}])) == ["<|user|>"]
 
 
@@ -255,7 +255,7 @@ def test_many_added_tokens_are_searched_in_one_pass() -> None:
 def test_shared_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(VECTORS["tokenizers"][case["tokenizer"]]))
     template = case.get("template", VECTORS["template"])
-    tokenizer = Tokenizer(TokenizerFiles(tmp_path / "tokenizer.json", template, bos_token="<s>", eos_token="</s>"))
+    tokenizer = Tokenizer(TokenizerFiles.at(tmp_path / "tokenizer.json", template, bos_token="<s>", eos_token="</s>"))
     if "text" in case:
         assert tokenizer.encode(case["text"], False, case["split_special_tokens"]) == case["ids"]
     else:

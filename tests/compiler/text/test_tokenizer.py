@@ -221,7 +221,7 @@ def wrapped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokeniz
     def make(name: str) -> Tokenizer:
         path = tmp_path_factory.mktemp("tokenizers") / f"{name}.json"
         BACKENDS[name]().save(str(path))
-        return Tokenizer(TokenizerFiles(path))
+        return Tokenizer(TokenizerFiles.at(path))
 
     return make
 
@@ -241,14 +241,14 @@ def reference(tokenizer_json: Path, **options: Any) -> Any:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_encode_and_decode_are_those_of_transformers(text: str, byte_level_json: Path) -> None:
-    ours, theirs = Tokenizer(TokenizerFiles(byte_level_json)), reference(byte_level_json)
+    ours, theirs = Tokenizer(TokenizerFiles.at(byte_level_json)), reference(byte_level_json)
     ids = ours.encode(text)
     assert ids == theirs(text)["input_ids"]
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == text
 
 
 def test_special_tokens_in_a_text_are_single_tokens_and_can_be_left_out_again(byte_level_json: Path) -> None:
-    tokenizer = Tokenizer(TokenizerFiles(byte_level_json))
+    tokenizer = Tokenizer(TokenizerFiles.at(byte_level_json))
     ids = tokenizer.encode("<|im_start|>hi<|im_end|>", add_special_tokens=False, split_special_tokens=False)
     assert (ids[0], ids[-1]) == (SPECIALS.index("<|im_start|>"), SPECIALS.index("<|im_end|>"))
     assert tokenizer.decode(ids) == "hi"
@@ -256,7 +256,7 @@ def test_special_tokens_in_a_text_are_single_tokens_and_can_be_left_out_again(by
 
 
 def test_ids_beyond_the_tokenizer_have_no_text(byte_level_json: Path) -> None:
-    tokenizer = Tokenizer(TokenizerFiles(byte_level_json))
+    tokenizer = Tokenizer(TokenizerFiles.at(byte_level_json))
     assert tokenizer.decode([100_000, *tokenizer.encode("hi"), 100_001]) == "hi"
 
 
@@ -271,7 +271,7 @@ def test_add_bos_token_overrides_tokenizer_json(json_adds_bos: bool, flag: bool 
     backend.enable_truncation(2)
     backend.enable_padding(length=9)
     backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Tokenizer(TokenizerFiles(tmp_path / "tokenizer.json", bos_token="<s>", add_bos_token=flag))
+    tokenizer = Tokenizer(TokenizerFiles.at(tmp_path / "tokenizer.json", bos_token="<s>", add_bos_token=flag))
     plain = tokenizer.encode("Hello world", add_special_tokens=False)
     assert tokenizer.decode(plain) == "Hello world"
     starts_with_bos = json_adds_bos if flag is None else flag
@@ -290,7 +290,7 @@ def test_chat_templates_render_as_in_transformers(
     template: str, chat: str, add_generation_prompt: bool, tools: list[dict[str, Any]] | None, byte_level_json: Path
 ) -> None:
     source = TEMPLATES[template]
-    ours = Tokenizer(TokenizerFiles(byte_level_json, source, bos_token="<s>", eos_token="</s>"))
+    ours = Tokenizer(TokenizerFiles.at(byte_level_json, source, bos_token="<s>", eos_token="</s>"))
     theirs = reference(byte_level_json, chat_template=source)
     options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "tools": tools}
     expected = theirs.apply_chat_template(CHATS[chat], tokenize=False, **options)
@@ -300,13 +300,13 @@ def test_chat_templates_render_as_in_transformers(
 
 
 def test_a_chat_has_one_bos_token_though_the_tokenizer_adds_one_to_texts(byte_level_json: Path) -> None:
-    tokenizer = Tokenizer(TokenizerFiles(byte_level_json, LLAMA_3, bos_token="<s>", add_bos_token=True))
+    tokenizer = Tokenizer(TokenizerFiles.at(byte_level_json, LLAMA_3, bos_token="<s>", add_bos_token=True))
     assert tokenizer.encode("x")[0] == 0
     assert tokenizer.encode_chat(CHATS["question"]).count(0) == 1
 
 
 def test_a_model_without_a_template_cannot_chat(byte_level_json: Path) -> None:
-    tokenizer = Tokenizer(TokenizerFiles(byte_level_json))
+    tokenizer = Tokenizer(TokenizerFiles.at(byte_level_json))
     assert tokenizer.chat_template is None
     with pytest.raises(RequestError, match="no chat template, so it cannot chat; use --raw"):
         tokenizer.encode_chat(CHATS["question"])
@@ -324,7 +324,7 @@ def test_a_model_without_a_template_cannot_chat(byte_level_json: Path) -> None:
 def test_a_template_that_is_not_valid_jinja_is_refused_with_its_line(
     source: str, message: str, byte_level_json: Path
 ) -> None:
-    template = Tokenizer(TokenizerFiles(byte_level_json, source)).chat_template
+    template = Tokenizer(TokenizerFiles.at(byte_level_json, source)).chat_template
     assert template is not None
     with pytest.raises(CheckpointError, match=message):
         template.check()
@@ -348,13 +348,13 @@ def test_a_template_that_is_not_valid_jinja_is_refused_with_its_line(
 def test_a_template_that_fails_or_leaves_its_sandbox_is_a_checkpoint_error(
     source: str, message: str, byte_level_json: Path
 ) -> None:
-    tokenizer = Tokenizer(TokenizerFiles(byte_level_json, source))
+    tokenizer = Tokenizer(TokenizerFiles.at(byte_level_json, source))
     with pytest.raises(CheckpointError, match=message):
         tokenizer.apply_chat_template(CHATS["question"])
 
 
 def test_messages_that_a_template_refuses_are_a_request_error(byte_level_json: Path) -> None:
-    tokenizer = Tokenizer(TokenizerFiles(byte_level_json, LLAMA_3, bos_token="<s>"))
+    tokenizer = Tokenizer(TokenizerFiles.at(byte_level_json, LLAMA_3, bos_token="<s>"))
     with pytest.raises(RequestError, match="the chat template refuses these messages: Unknown role: robot"):
         tokenizer.apply_chat_template([*CHATS["question"], {"role": "robot", "content": ""}])
 
@@ -363,7 +363,7 @@ def test_messages_that_a_template_refuses_are_a_request_error(byte_level_json: P
     "message", ["hi", {"content": "hi"}, {"role": 1, "content": "hi"}, {"role": "user", "content": b"hi"}]
 )
 def test_messages_must_be_plain_json_with_a_role(message: Any, byte_level_json: Path) -> None:
-    tokenizer = Tokenizer(TokenizerFiles(byte_level_json, CHATML))
+    tokenizer = Tokenizer(TokenizerFiles.at(byte_level_json, CHATML))
     with pytest.raises(
         RequestError, match=r"messages\[0\] must be an object with a string 'role'|must be plain JSON values"
     ):
@@ -373,7 +373,7 @@ def test_messages_must_be_plain_json_with_a_role(message: Any, byte_level_json: 
 def test_a_tokenizer_file_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be loaded"):
-        Tokenizer(TokenizerFiles(tmp_path / "tokenizer.json"))
+        Tokenizer(TokenizerFiles.at(tmp_path / "tokenizer.json"))
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool = True) -> list[str]:
@@ -447,5 +447,5 @@ def test_bytes_of_a_fallback_run_wait_for_its_end_because_one_bad_byte_invalidat
 
 
 def test_the_date_of_a_template_is_today(byte_level_json: Path) -> None:
-    tokenizer = Tokenizer(TokenizerFiles(byte_level_json, "{{ strftime_now('%Y-%m-%d') }}"))
+    tokenizer = Tokenizer(TokenizerFiles.at(byte_level_json, "{{ strftime_now('%Y-%m-%d') }}"))
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", tokenizer.apply_chat_template([]))

@@ -155,7 +155,7 @@ def text_model(
     path = byte_tokenizer(folder, markers, special=special)
     return TextModel(
         name="fake",
-        tokenizer=Tokenizer(TokenizerFiles(path, chat_template=template)),
+        tokenizer=Tokenizer(TokenizerFiles.at(path, chat_template=template)),
         tokenizer_json=path,
         tools=tool_format(template),
         vocab_size=VOCAB_SIZE + len(markers),

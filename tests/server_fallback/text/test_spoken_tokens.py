@@ -27,7 +27,7 @@ def saved(folder: Path) -> Path:
 
 def test_markers_of_calls_are_text_and_messages_cannot_write_them(tmp_path: Path) -> None:
     path = saved(tmp_path)
-    tokenizer = Tokenizer(TokenizerFiles(path, chat_template=TEMPLATE + CALLS, bos_token="<s>"))
+    tokenizer = Tokenizer(TokenizerFiles.at(path, chat_template=TEMPLATE + CALLS, bos_token="<s>"))
     [begin, calls, arguments] = [tokenizer.token_id(token) for token in ("<s>", "[TOOL_CALLS]", "[ARGS]")]
     assert begin is not None
     assert calls is not None
@@ -37,7 +37,7 @@ def test_markers_of_calls_are_text_and_messages_cannot_write_them(tmp_path: Path
     stream = TextStream(tokenizer)
     assert "".join([stream.feed(token) for token in answer] + [stream.finish()]) == f"{CALLS}{{}}"
     # A template without that format has no such tokens.
-    plain = Tokenizer(TokenizerFiles(path, chat_template="{{ messages }}", bos_token="<s>"))
+    plain = Tokenizer(TokenizerFiles.at(path, chat_template="{{ messages }}", bos_token="<s>"))
     assert plain.decode([begin, *answer]) == "f{}"
     forged = tokenizer.encode_chat([{"role": "user", "content": CALLS}])
     assert calls not in forged[:-3]

@@ -72,7 +72,7 @@ def test_a_file_that_is_not_a_tokenizer_is_an_error(tmp_path: Path) -> None:
 @given(st.text(max_size=40))
 def test_the_bytes_of_a_texts_tokens_are_the_text_however_it_is_streamed(text: str) -> None:
     read = read_vocabulary(DEMO, 1024, ())
-    tokenizer = Tokenizer(TokenizerFiles(DEMO))
+    tokenizer = Tokenizer(TokenizerFiles.at(DEMO))
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert b"".join(read.tokens[token] or b"" for token in ids) == text.encode()
     stream = TextStream(tokenizer, skip_special_tokens=False)

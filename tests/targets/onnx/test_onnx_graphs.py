@@ -63,7 +63,7 @@ def write_graph(graph: Graph, tensors: Mapping[str, Array], folder: Path, device
         folder,
         SPEC,
         {name: ArrayTensor(name, values) for name, values in tensors.items()},
-        TokenizerFiles(folder / "none"),
+        TokenizerFiles(folder / "none", b"{}"),
     )
     model = folder / "onnx/model.onnx"
     model.parent.mkdir(parents=True)

@@ -1,0 +1,129 @@
+"""Typed access to the metadata of a GGUF file. Every key of the architecture must be read: one that we do not know may
+change the mathematics.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ...errors import CheckpointError, UnsupportedModel
+from .container import Container
+
+
+class Metadata:
+    """Keys without a section belong to the file's architecture: "block_count" is "llama.block_count"."""
+
+    def __init__(self, container: Container) -> None:
+        self._values, self.path = container.metadata, container.path
+        self._read: set[str] = set()
+        self.architecture = ""
+        self.architecture = self.text("general.architecture")
+
+    def has(self, key: str) -> bool:
+        return self._full(key) in self._values
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """An integer of at least 0; an array of one value for all layers counts as that value."""
+        value = self._take(key, default)
+        if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
+            value = value[0].item()
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self._wrong(key, value, "an integer, the same for all layers")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._take(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self._wrong(key, value, "a finite number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._take(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._take(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, value, "a text")
+        return value
+
+    def optional_text(self, key: str) -> str | None:
+        return self.text(key) if self.has(key) else None
+
+    def optional_integer(self, key: str) -> int | None:
+        return self.integer(key) if self.has(key) else None
+
+    def texts(self, key: str) -> list[str]:
+        value = self._take(key, None)
+        if not isinstance(value, list):
+            raise self._wrong(key, value, "a list of texts")
+        return value
+
+    def numbers(self, key: str) -> np.ndarray[Any, Any] | None:
+        """An array of numbers; None if the key is absent."""
+        if not self.has(key):
+            return None
+        value = self._take(key, None)
+        if not isinstance(value, np.ndarray):
+            raise self._wrong(key, value, "a list of numbers")
+        return value
+
+    def ignore(self, *keys: str) -> None:
+        """Keys that do not change the logits."""
+        self._read.update(map(self._full, keys))
+
+    def expect(self, key: str, *values: object) -> None:
+        """Raises UnsupportedModel if the key is present with another value."""
+        if self.has(key) and (value := self._take(key, None)) not in values:
+            raise UnsupportedModel(
+                f"{self.path}: {self._full(key)!r} is {value!r}, which is not supported; supported: "
+                f"{', '.join(map(repr, values))}",
+                file=str(self.path), key=key,
+            )  # fmt: skip
+
+    def finish(self) -> None:
+        """Raises UnsupportedModel for a key of the architecture that was not read."""
+        prefix = f"{self.architecture}."
+        unread = sorted(key for key in self._values if key.startswith(prefix) and key not in self._read)
+        if unread:
+            raise UnsupportedModel(
+                f"{self.path}: {unread[0]!r} is not known for this architecture, and may change what the model "
+                "computes; report it, or pass the Hugging Face folder that the file was made from",
+                file=str(self.path), key=unread[0],
+            )  # fmt: skip
+
+    def corrupt(self, message: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {message}; the file is corrupt, download it again", file=str(self.path))
+
+    def unsupported(self, message: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{self.path}: {message}", file=str(self.path))
+
+    def _full(self, key: str) -> str:
+        if key.startswith(("general.", "tokenizer.", "split.")):
+            return key
+        return f"{self.architecture}.{key}"
+
+    def _take(self, key: str, default: Any) -> Any:
+        full = self._full(key)
+        self._read.add(full)
+        if full in self._values:
+            return self._values[full]
+        if default is None:
+            raise CheckpointError(
+                f"{self.path}: {full!r} is missing; the file is incomplete, download it again",
+                file=str(self.path), key=full,
+            )  # fmt: skip
+        return default
+
+    def _wrong(self, key: str, value: object, expected: str) -> CheckpointError:
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+        return CheckpointError(
+            f"{self.path}: {self._full(key)!r} is {shown}, expected {expected}; download it again",
+            file=str(self.path), key=key,
+        )  # fmt: skip

@@ -1,0 +1,78 @@
+"""Downloads models from the Hugging Face Hub into its cache. Interrupted downloads resume."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import CheckpointError
+from ..nearest import did_you_mean_folder
+from .gguf.names import choose_files
+
+# owner/name, or owner/name:choice, where the choice is a GGUF file or its quantization.
+_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(\w[\w./-]*))?")
+# All files that we read are in the top folder, except those of modules and templates.
+_ALLOWED = ["*.safetensors", "*.json", "*.jinja"]
+# Some repositories contain the same weights a second time under other names. Folders that start with a digit contain
+# modules of sentence-transformers, and additional_chat_templates contains chat templates.
+_IGNORED = ["[!0-9a]*/*", "a[!d]*/*", "*/*.safetensors", "consolidated*"]
+
+
+class HubModel(NamedTuple):
+    """``choice``: a GGUF file of the repository, or the quantization that its name ends with; None: safetensors."""
+
+    repository: str
+    choice: str | None
+
+
+def hub_model(name: str) -> HubModel | None:
+    """What a name such as "Qwen/Qwen3-0.6B" or "Qwen/Qwen3-0.6B-GGUF:Q8_0" means; None if it cannot be a model's."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else HubModel(match[1], match[2])
+
+
+def download(model: HubModel) -> Path:
+    """The folder with the files of a model, or its first GGUF file. Raises CheckpointError."""
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    repository, choice = model
+    reason: Exception
+    try:
+        if choice is not None:
+            return _download_gguf(repository, choice)
+        folder = Path(huggingface_hub.snapshot_download(repository, allow_patterns=_ALLOWED, ignore_patterns=_IGNORED))
+        return folder if (folder / "config.json").is_file() else _download_gguf(repository, None)
+    except CheckpointError:
+        raise
+    except GatedRepoError as error:
+        reason, advice = error, "accept its terms on huggingface.co and log in with 'hf auth login'"
+    except RepositoryNotFoundError as error:
+        reason, advice = error, "check the name, and log in with 'hf auth login' if it is private"
+    except Exception as error:  # The client raises its own errors, those of its HTTP library and those of the disk.
+        reason, advice = error, "check the network"
+    summary = str(reason).strip().partition("\n")[0].rstrip(".") or type(reason).__name__
+    raise CheckpointError(
+        f"{repository}: is not a local folder, and could not be downloaded from the Hugging Face Hub: {summary}; "
+        f"{advice}, or pass a local folder, which needs no network{did_you_mean_folder(Path(repository))}",
+        model=repository,
+    ) from reason
+
+
+def _download_gguf(repository: str, choice: str | None) -> Path:
+    import huggingface_hub
+
+    try:
+        names = huggingface_hub.list_repo_files(repository)
+    except Exception:
+        # What was downloaded before needs no network.
+        try:
+            cached = Path(huggingface_hub.snapshot_download(repository, local_files_only=True))
+        except Exception:
+            cached = None
+        names = [] if cached is None else [path.relative_to(cached).as_posix() for path in cached.rglob("*.gguf")]
+        if not names:
+            raise
+    files = choose_files(names, choice, f"{repository}:{choice}" if choice else repository)
+    return Path(huggingface_hub.snapshot_download(repository, allow_patterns=files)) / files[0]

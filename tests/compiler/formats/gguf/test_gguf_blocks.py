@@ -1,0 +1,67 @@
+"""Blocks of GGUF against the package of llama.cpp that reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from gguf_files import SCALES, random_blocks
+
+from nearfar.compiler.formats.checkpoint import StoredMatrix
+from nearfar.compiler.formats.gguf.block_types import BLOCK_TYPES
+from nearfar.compiler.formats.gguf.container import StoredTensor
+from nearfar.compiler.formats.gguf.tensors import GgufTensor, Interleaved, as_tensor
+
+ROWS, COLUMNS = 24, 768
+
+
+def stored(kind: Type, folder: Path) -> tuple[StoredTensor, np.ndarray]:
+    """A tensor of blocks at random behind seven other bytes, and its weights as the package reads them."""
+    if kind in SCALES:
+        data = random_blocks(kind, (ROWS, COLUMNS), 0.5)
+    else:
+        rng = np.random.default_rng(kind.value)
+        if kind == Type.MXFP4:
+            data = rng.integers(0, 256, (ROWS, COLUMNS // 32, 17), np.uint8)
+            # Scales near 1.
+            data[..., 0] = rng.integers(120, 134, data.shape[:-1])
+            data = data.reshape(ROWS, -1)
+        else:
+            data = gguf.quants.quantize(rng.standard_normal((ROWS, COLUMNS)).astype(np.float32), kind)
+            data = data.view(np.uint8).reshape(ROWS, -1)
+    path = folder / f"{kind.name}.bin"
+    path.write_bytes(bytes(7) + data.tobytes())
+    expected = gguf.quants.dequantize(data, kind).reshape(ROWS, COLUMNS)
+    return StoredTensor("w", (ROWS, COLUMNS), BLOCK_TYPES[kind.value], path, 7), expected
+
+
+@pytest.mark.parametrize("number", BLOCK_TYPES)
+def test_weights_are_those_of_the_package(number: int, tmp_path: Path) -> None:
+    kind = Type(number)
+    tensor, expected = stored(kind, tmp_path)
+    assert tensor.row_bytes * ROWS == (tmp_path / f"{kind.name}.bin").stat().st_size - 7
+    matrix = as_tensor("w", tensor)
+    assert matrix.shape == (ROWS, COLUMNS)
+    assert isinstance(matrix, StoredMatrix) == (kind not in (Type.F32, Type.F16, Type.BF16))
+    # A weight is one product and one sum in both.
+    np.testing.assert_allclose(matrix.rows(3, 17), expected[3:17], rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("number", [0, 8, 12, 14])
+def test_rows_of_heads_are_read_in_the_order_of_the_checkpoint(number: int, tmp_path: Path) -> None:
+    tensor, expected = stored(Type(number), tmp_path)
+    # Two heads of 12 rows: what the converter stores as (heads, pairs, 2) was (heads, 2, pairs).
+    original = expected.reshape(2, 6, 2, COLUMNS).swapaxes(1, 2).reshape(ROWS, COLUMNS)
+    matrix = as_tensor("w", tensor, Interleaved(12))
+    np.testing.assert_array_equal(matrix.rows(0, ROWS), GgufTensor("w", tensor, Interleaved(12)).rows(0, ROWS))
+    for start, stop in ((0, ROWS), (5, 6), (7, 19)):
+        np.testing.assert_allclose(matrix.rows(start, stop), original[start:stop], atol=1e-5)
+
+
+def test_every_type_is_known_to_the_package() -> None:
+    for number, kind in BLOCK_TYPES.items():
+        assert Type(number).name == kind.name
+        assert gguf.GGML_QUANT_SIZES[Type(number)] == (kind.elements, kind.bytes)

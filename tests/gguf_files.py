@@ -1,0 +1,201 @@
+"""Writes tiny GGUF files with the package gguf, as llama.cpp's convert_hf_to_gguf.py does.
+
+The converter itself and llama.cpp's own reader gave the same results for these families on 2026-11-24 (llama-cpp-python
+0.3.36).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from decoder_families import CONFIGS, FAMILIES, write
+from gguf import GGMLQuantizationType as Type
+from safetensors.numpy import load_file
+from tiny_models import SIZES
+
+Arrays = npt.NDArray[Any]
+# Sizes divisible into blocks of 32 weights.
+WIDE = {
+    "hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+# The same for blocks of 256.
+WIDER = {**WIDE, "hidden_size": 256, "num_attention_heads": 8}
+# Architecture -> (transformers' family, its configuration besides the sizes).
+MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "gemma2": ("Gemma2", {"sliding_window": 11}),
+    # Every sixth layer has no window.
+    "gemma3": ("Gemma3", {**FAMILIES["gemma3_text"][1], "num_hidden_layers": 7, "layer_types": None}),
+    "phi3": ("Phi3", {}),
+    "granite": FAMILIES["granite"],
+    "olmo2": ("Olmo2", {}),
+    # Every fourth layer does not rotate.
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
+}
+# Architectures whose heads have the hidden size divided by their number.
+WHOLE_HEADS = ("qwen2", "phi3")
+# Architectures whose rows of q and k are in the order in which llama.cpp rotates them.
+INTERLEAVED = ("llama", "granite", "smollm3")
+# Architectures whose norms are stored plus one.
+SHIFTED = ("gemma2", "gemma3")
+
+
+def make_gguf(
+    architecture: str,
+    folder: Path,
+    stored: Callable[[str], Type] = lambda _: Type.F32,
+    sizes: Mapping[str, Any] = WIDE,
+    **metadata: Any,
+) -> tuple[Path, npt.NDArray[np.float32]]:
+    """Write a model of MODELS as ``folder``/model.gguf. ``stored``: the type of each matrix, by its name in the file.
+
+    Returns the file, and transformers' logits of `decoder_families.TOKENS` for the float weights.
+    """
+    import torch
+    import transformers
+
+    family, config = MODELS[architecture]
+    settings = {**SIZES, **config, **sizes}
+    if architecture in WHOLE_HEADS:
+        del settings["head_dim"]
+    elif architecture.startswith("gemma"):
+        settings["query_pre_attn_scalar"] = settings["head_dim"]
+    torch.manual_seed(len(architecture))
+    config_class = getattr(transformers, CONFIGS.get(family, f"{family}Config"))
+    logits = write(getattr(transformers, f"{family}ForCausalLM")(config_class(**settings)).float(), folder)
+    return write_gguf(architecture, folder, stored, **metadata), logits
+
+
+def write_gguf(
+    architecture: str, folder: Path, stored: Callable[[str], Type] = lambda _: Type.F32, **metadata: Any
+) -> Path:
+    """Write the checkpoint in a folder as ``folder``/model.gguf. ``metadata`` are keys to add, with "__" for "."."""
+    config = json.loads((folder / "config.json").read_text())
+    path = folder / "model.gguf"
+    writer = gguf.GGUFWriter(path, architecture)
+    add_sizes(writer, architecture, config)
+    add_byte_tokenizer(writer, config["vocab_size"])
+    for key, value in metadata.items():
+        name = key.replace("__", ".")
+        writer.add_key_value(name, value, value_type(value))
+    enum = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(enum, config["num_hidden_layers"])
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if name == "lm_head.weight" and config.get("tie_word_embeddings"):
+            continue
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert theirs is not None, name
+        if architecture in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
+            heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+            tensor = tensor.reshape(heads, 2, len(tensor) // heads // 2, *tensor.shape[1:]).swapaxes(1, 2)
+            tensor = tensor.reshape(-1, *tensor.shape[3:])
+        if architecture in SHIFTED and name.endswith("norm.weight"):
+            tensor = tensor + 1
+        kind = stored(theirs) if tensor.ndim == 2 else Type.F32
+        data = np.ascontiguousarray(tensor, np.float32)
+        writer.add_tensor(theirs, blocks(data, kind), raw_dtype=None if kind == Type.F32 else kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def value_type(value: Any) -> gguf.GGUFValueType:
+    kinds = gguf.GGUFValueType
+    return {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING, list: kinds.ARRAY}[
+        type(value)
+    ]
+
+
+def blocks(matrix: Arrays, kind: Type) -> Arrays:
+    """A matrix in blocks: rounded to nearest where the package does that, else codes at random of about its size."""
+    if kind == Type.F32:
+        return matrix
+    try:
+        return np.asarray(gguf.quants.quantize(matrix, kind))
+    except NotImplementedError:
+        return random_blocks(kind, matrix.shape, float(np.std(matrix)))
+
+
+def random_blocks(kind: Type, shape: tuple[int, ...], deviation: float) -> Arrays:
+    """Blocks of random bytes, whose weights have about this deviation."""
+    rng = np.random.default_rng(kind.value + shape[0])
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    data = rng.integers(0, 256, (*shape[:-1], shape[-1] // elements, size), np.uint8)
+    for first in SCALES[kind]:
+        data[..., first : first + 2] = np.full((*data.shape[:-1], 1), 0.01, np.float16).view(np.uint8)
+    flat = data.reshape(-1, size)
+    found = float(np.std(gguf.quants.dequantize(flat[:64], kind)))
+    scale = rng.uniform(0.5, 1.5, (*data.shape[:-1], 1)) * 0.01 * deviation / found
+    for first in SCALES[kind]:
+        data[..., first : first + 2] = scale.astype(np.float16).view(np.uint8)
+    return data.reshape(*shape[:-1], -1)
+
+
+# Where the float16 factors of a block are.
+SCALES = {
+    Type.Q4_0: [0], Type.Q4_1: [0, 2], Type.Q5_0: [0], Type.Q5_1: [0, 2], Type.Q8_0: [0], Type.Q2_K: [80, 82],
+    Type.Q3_K: [108], Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208], Type.IQ4_NL: [0], Type.IQ4_XS: [0],
+}  # fmt: skip
+
+
+def add_sizes(writer: Any, architecture: str, config: Mapping[str, Any]) -> None:
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if architecture not in WHOLE_HEADS:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    rotation = config["rope_parameters"] or {"rope_theta": 10000.0}
+    writer.add_rope_freq_base(rotation.get("full_attention", rotation)["rope_theta"])
+    if architecture == "gemma3":
+        writer.add_rope_freq_base_swa(rotation["sliding_attention"]["rope_theta"])
+        if (factor := rotation["full_attention"].get("factor")) is not None:
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(factor)
+    else:
+        writer.add_rope_dimension_count(int(head_dim * rotation.get("partial_rotary_factor", 1)))
+    if architecture in SHIFTED:
+        writer.add_sliding_window(config["sliding_window"])
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if architecture == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+
+
+def add_byte_tokenizer(writer: Any, vocab_size: int) -> None:
+    """The bytes, one merge, two control tokens and unused ones."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    tokens = [*sorted(ByteLevel.alphabet()), "th", "<s>", "</s>"]
+    kinds = [gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.CONTROL] * 2
+    while len(tokens) < vocab_size:
+        tokens.append(f"[PAD{len(tokens)}]")
+        kinds.append(gguf.TokenType.UNUSED)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["t h"])
+    writer.add_bos_token_id(257)
+    writer.add_eos_token_id(258)
+    writer.add_chat_template("{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}")
