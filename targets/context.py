@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.ops.attention import scale_of
@@ -14,7 +13,7 @@ from nearfar.compiler.ir.plan import Plan, Step
 from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.quant import Quantization, form_of
-from nearfar.compiler.quant.kernel_format import WeightFormat, reads_plain, weight_format
+from nearfar.compiler.quant.kernel_format import WeightFormat, weight_format
 from nearfar.compiler.runtime.variant import stored_dtype
 
 
@@ -26,21 +25,9 @@ class Context:
     quantization: Quantization
     activations: tuple[str, ...]
 
-    def reads(self, fmt: WeightFormat) -> bool:
-        """Whether the target's kernels read a matrix of this format."""
-        return reads_plain(fmt)
-
     def weight_format(self, name: str) -> WeightFormat:
-        """The format of a matrix of the plan. Raises UnsupportedModel if the target's kernels do not read it."""
-        form = form_of(self.plan.weights[name].form, self.quantization)
-        fmt = weight_format(form)
-        if not self.reads(fmt):
-            raise UnsupportedModel(
-                f"{name} is stored as {form.name}, which the kernels of this target do not read; give a "
-                "--quantization to convert the weights",
-                tensor=name,
-            )
-        return fmt
+        """The format of a matrix of the plan."""
+        return weight_format(form_of(self.plan.weights[name].form, self.quantization))
 
     def dtype_of(self, name: str, activation: str) -> str:
         """The dtype of a buffer, an input or a state of the plan; float32 for weights and constants that kernels read

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.add_lora import add_lora
@@ -78,6 +79,12 @@ def rows_of(
     if step.op in KERNELS:
         return (Variant((KERNELS[step.op](step, context, activation),)),)
     facts = context.projection(step, activation)
+    if num_buffers(facts) > numbers.max_buffers:
+        raise UnsupportedModel(
+            f"{step.inputs['weight']}: its kernel needs {num_buffers(facts)} buffers, and kernels of this target have "
+            f"at most {numbers.max_buffers}; give a --quantization to convert the weights",
+            tensor=step.inputs["weight"],
+        )
     rows = (
         projection_rows(facts, activation)
         if facts.stream_eps is None
@@ -135,10 +142,19 @@ def adds_stream(call: KernelCall, max_buffers: int) -> bool:
     if call.template not in (linear_vector, linear_subgroup, linear_async):
         return False
     facts: Projection = call.facts["facts"]
-    planes = 1 + bool(facts.weight.scale_dtype)
-    optional = (facts.stream_factor, facts.bias, facts.residual, facts.up_width > 0)
     # x, stream, stream_norm, y and summed.
-    return 5 + planes + sum(optional) <= max_buffers
+    return 5 + planes_and_optional(facts) + facts.stream_factor <= max_buffers
+
+
+def num_buffers(facts: Projection) -> int:
+    """The buffers that a projection's kernel binds, which does not add its input to the residual stream."""
+    return 2 + planes_and_optional(facts) + (facts.norm_eps is not None)
+
+
+def planes_and_optional(facts: Projection) -> int:
+    fmt = facts.weight
+    planes = 1 + bool(fmt.high_bits) + bool(fmt.scale_dtype) + bool(fmt.offset)
+    return planes + facts.bias + facts.residual + (facts.up_width > 0)
 
 
 def few_rows(facts: Projection, numbers: GpuNumbers) -> Condition:

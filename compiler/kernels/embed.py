@@ -33,12 +33,13 @@ def embed(
     with kernel.when(all_of(octet * 8 < columns, in_table if into else True)):
         chunk = octet // 4
         found = table_row if into or not split else kernel.let("found", minimum(maximum(table_row, 0), rows - 1))
-        factor[0] = table.scale(found, chunk) * number(scale, "float32")
+        factor[0] = (table.scale(found, 0) if weight.per_row else number(1, "float32")) * number(scale, "float32")
         if split and not into:
             factor[0] = select(in_table, factor[0], number(0, "float32"))
-        for half, quad in enumerate(table.octet(found, chunk, octet % 4)):
+        for half, codes in enumerate(table.octet(found, chunk, octet % 4)):
+            quad = kernel.let("quad", table.weights(codes, found, chunk, octet % 4 // 2))
             for lane in range(4):
                 column = octet * 8 + half * 4 + lane
                 with kernel.when(True if columns % 8 == 0 else column < columns):
-                    y[row, column] = (lane_of(quad, lane) - float(table.zero)) * factor[0]
+                    y[row, column] = lane_of(quad, lane) * factor[0]
     return kernel.finish()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .builder import Kernel, KernelBuilder, Scalar, cast, lane_of, minimum, number, splat, vector
+from .builder import Kernel, KernelBuilder, Scalar, cast, lane_of, minimum, splat, vector
 from .maths import rms_factor
 from .projection import Projection, ProjectionArguments, guard_below
 
@@ -83,9 +83,7 @@ def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
             output = minimum(column_block * outputs + tile_output(facts, output_quad, i), facts.outputs - 1)
             weight_row = output + (i // 2 * facts.outputs if facts.gated else 0)
             codes = weight.quad(weight_row, quad // 8, quad % 8)
-            value = codes - number(weight.zero, "float32x4") if weight.zero else codes
-            scaled = facts.weight.scale_dtype and not facts.weight.per_row
-            loaded[i] = value * splat(weight.scale(weight_row, quad // 8)) if scaled else value
+            loaded[i] = weight.weights(codes, weight_row, quad // 8, quad % 8 // 4)
         for k in range(4):
             column[0] = vector(*(lane_of(loaded[i], k) for i in range(4)))
             weight_tile[depth_quad * 4 + k, output_quad] = cast(column[0], f"{shape.dtype}x4")

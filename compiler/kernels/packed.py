@@ -1,16 +1,17 @@
 """Reading packed weights inside a kernel: 32 weights of a row are a chunk, 8 an octet, 4 a quad (one float32x4).
 
-A block is one load of 16 bytes: 32 weights of q4, 16 of q8, 8 of f16, 4 of f32; and of 8 bytes for q2, 32 weights.
+A block is one load of 16 bytes: 32 weights of 4 bits, 16 of q8, 8 of f16, 4 of f32; and of 8 bytes for q2, 32 weights.
+Codes of 3, 5 and 6 bits have more bits in other words, in the layout of `quant/codes.py`.
 
-A weight is (code - zero) * scale; quads hold the codes, so that a kernel can fold zero and scale in once a block. If
-all weights of a row share a scale, kernels apply it to the dot product instead.
+A weight is (code - zero) * scale, or code * scale + bias; quads hold the codes, so that a kernel can fold everything
+else in once a block. If all weights of a row share a scale, kernels apply it to the dot product instead.
 float16 planes are bound as uint32 and unpacked two by two, which every WebGPU device can do, with or without f16
 arithmetic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..quant.base import GROUP, ROW
 from ..quant.kernel_format import WeightFormat as WeightFormat
@@ -22,6 +23,7 @@ from .builder import (
     cast,
     extern,
     lane_of,
+    minimum,
     number,
     reinterpret,
     select,
@@ -49,27 +51,26 @@ class PackedMatrix:
             self._codes = (
                 kernel.buffer(f"{role}.q", (rows, self.blocks), fmt.block_dtype)
                 if blocks
-                else kernel.buffer(f"{role}.q", (rows, chunks * fmt.bits), "uint32")
+                else kernel.buffer(f"{role}.q", (rows, chunks * fmt.low_bits), "uint32")
             )
+            if fmt.high_bits:
+                self._high = kernel.buffer(f"{role}.h", (rows, chunks * fmt.high_bits), "uint32")
         elif kind == "f16":
             self._codes = kernel.buffer(f"{role}.w", (rows, chunks * 4), "uint32x4")
         else:
             self._codes = kernel.buffer(f"{role}.w", (rows, chunks * 8), "float32x4")
         self._masks: dict[int, Array] = {}
-        self._scales: Array | None = None
         self._scales_of_row = scales = fmt.scales_of(columns)
-        if fmt.scale_dtype == "float16":
-            self._scales = kernel.buffer(f"{role}.s", (-(-rows * scales // 2),), "uint32")
-        elif fmt.scale_dtype == "float32":
-            self._scales = kernel.buffer(f"{role}.s", (rows * scales,), "float32")
-
-    @property
-    def zero(self) -> int:
-        return self._format.zero
+        # Pairs of float16 numbers are words.
+        count = -(-rows * scales // 2) if fmt.scale_dtype == "float16" else rows * scales
+        self._scales = kernel.buffer(f"{role}.s", (count,), self.raw_scale_dtype) if fmt.scale_dtype else None
+        self._offsets = kernel.buffer(f"{role}.{fmt.offset}", (count,), self.raw_scale_dtype) if fmt.offset else None
 
     def octet(self, row: Scalar, chunk: Scalar, j: Scalar | int) -> tuple[Scalar, Scalar]:
         """Codes 8j to 8j + 7 of a chunk as two quads."""
         kind, codes = self._format.kind, self._codes
+        if self._format.high_bits:
+            return self.quad(row, chunk, j * 2), self.quad(row, chunk, j * 2 + 1)
         if kind == "q2":
             word = self._kernel.let("word", codes[row, chunk * 2 + j // 2] >> cast(j % 2 * 4, "uint32"))
             low, high = (
@@ -88,16 +89,15 @@ class PackedMatrix:
     def quad(self, row: Scalar, chunk: Scalar, q: Scalar) -> Scalar:
         """Codes 4q to 4q + 3 of a chunk."""
         kind, codes = self._format.kind, self._codes
-        if kind == "q2":
-            word = self._kernel.local("word", 1, "uint32")
-            word[0] = (codes[row, chunk * 2 + q // 4] >> cast(q % 4 * 2, "uint32")) & number(0x03030303, "uint32")
-            return bytes_of(word[0])
-        if kind == "q4":
-            word = self._kernel.local("word", 1, "uint32")
-            word[0] = (codes[row, chunk * 4 + q // 2] >> cast(q % 2 * 4, "uint32")) & number(0x0F0F0F0F, "uint32")
-            return bytes_of(word[0])
         if kind == "q8":
             return bytes_of(self._kernel.let("word", codes[row, chunk * 8 + q]))
+        if self._format.bits is not None:
+            word = self._kernel.local("word", 1, "uint32")
+            word[0] = parts_of_quad(codes, row, chunk, q, self._format.low_bits)
+            if self._format.high_bits:
+                high = parts_of_quad(self._high, row, chunk, q, self._format.high_bits)
+                word[0] = word[0] | high << number(self._format.low_bits, "uint32")
+            return bytes_of(word[0])
         if kind == "f16":
             low, high = self.octet(row, chunk, q // 2)
             return select(q % 2 == 0, low, high)
@@ -111,20 +111,38 @@ class PackedMatrix:
         """A pointer to a block. Only with ``blocks``."""
         return address_of(self._codes, row, block)
 
-    def block_quads(self, block: Scalar) -> list[Scalar]:
-        """The quads of a loaded block; the weight 0 is `WeightFormat.block_zeros`, not ``zero``."""
+    def high_word(self, row: Scalar, block: Scalar, i: int) -> Scalar:
+        """Word ``i`` of the high bits of a block's codes; a block has `WeightFormat.high_bits` of them."""
+        return self._high[row, block * self._format.high_bits + i]
+
+    def block_quads(self, block: Scalar, high: Sequence[Scalar] = ()) -> list[Scalar]:
+        """The quads of a loaded block and its words of high bits; the weight 0 is `WeightFormat.block_zeros`."""
         kind = self._format.kind
         if kind == "f32":
             return [block]
         if kind == "f16":
             return list(halves(block))
-        words, bits = (2 if kind == "q2" else 4), self._format.bits
-        assert bits is not None
+        bits = self._format.low_bits
+        words = 2 if bits == 2 else 4
+        if high:
+            return self._quads_of_parts([lane_of(block, j) for j in range(words)], high)
         parts = self._kernel.local("bytes", words, "uint32x4")
         quads = []
         for j in range(words):
             parts[j] = spread_bytes(lane_of(block, j))
             quads += [float_bits(parts[j], start, bits, self._masks.get(start)) for start in range(0, 8, bits)]
+        return quads
+
+    def _quads_of_parts(self, low: Sequence[Scalar], high: Sequence[Scalar]) -> list[Scalar]:
+        """The quads of codes whose bits are in two planes."""
+        word = self._kernel.local("code_bytes", 1, "uint32")
+        spread = self._kernel.local("bytes", 1, "uint32x4")
+        quads = []
+        for q in range(GROUP // 4):
+            top = part_of_words(high, q, self._format.high_bits) << number(self._format.low_bits, "uint32")
+            word[0] = part_of_words(low, q, self._format.low_bits) | top
+            spread[0] = spread_bytes(word[0])
+            quads.append(self._kernel.let("codes", float_bits(spread[0], 0, 8)))
         return quads
 
     def hold_masks(self, held: Callable[[Scalar], Scalar]) -> None:
@@ -136,23 +154,33 @@ class PackedMatrix:
             mask[0] = held(number(mask_of(start, self._format.bits or 8), "uint32"))
             self._masks[start] = mask
 
-    def raw_scale(self, row: Scalar, chunk: Scalar) -> tuple[Scalar, Scalar]:
-        """The word that holds a chunk's scale, as loaded, and the scale's index. Only for formats with scales."""
+    def raw_scale(self, row: Scalar, chunk: Scalar, half: Scalar | int = 0) -> tuple[Scalar, Scalar]:
+        """The word that holds a chunk's scale, as loaded, and the scale's index. Only for formats with scales.
+        ``half`` of a chunk has a scale in groups of 16.
+        """
         assert self._scales is not None
-        word, index = self._scale_place(row, chunk)
+        word, index = self._scale_place(row, chunk, half)
         return self._scales[word], index
+
+    def raw_offset(self, row: Scalar, chunk: Scalar, half: Scalar | int = 0) -> Scalar:
+        """The word that holds a chunk's zero point or bias, whose index is that of the scale."""
+        assert self._offsets is not None
+        return self._offsets[self._scale_place(row, chunk, half)[0]]
 
     def scale_address(self, row: Scalar, chunk: Scalar) -> tuple[Scalar, Scalar]:
         """As `raw_scale`, with a pointer to the word."""
         assert self._scales is not None
-        word, index = self._scale_place(row, chunk)
+        word, index = self._scale_place(row, chunk, 0)
         return address_of(self._scales, word), index
 
-    def _scale_place(self, row: Scalar, chunk: Scalar) -> tuple[Scalar, Scalar]:
-        group = self._format.group
-        index = row * self._scales_of_row + (
-            0 if group == ROW else chunk if group == GROUP else chunk // (group // GROUP)
-        )
+    def _scale_place(self, row: Scalar, chunk: Scalar, half: Scalar | int) -> tuple[Scalar, Scalar]:
+        group, scales = self._format.group, self._scales_of_row
+        if self._format.scales_a_chunk == 2:
+            # A row may end in the first half of a chunk.
+            place = minimum(chunk * 2 + half, scales - 1) if scales % 2 else chunk * 2 + half
+        else:
+            place = 0 if group == ROW else chunk if group == GROUP else chunk // (group // GROUP)
+        index = row * scales + place
         return (index if self._format.scale_dtype == "float32" else index // 2), index
 
     def scale_in(self, raw: Scalar, index: Scalar) -> Scalar:
@@ -166,9 +194,34 @@ class PackedMatrix:
     def raw_scale_dtype(self) -> str:
         return "float32" if self._format.scale_dtype == "float32" else "uint32"
 
-    def scale(self, row: Scalar, chunk: Scalar) -> Scalar:
+    def scale(self, row: Scalar, chunk: Scalar, half: Scalar | int = 0) -> Scalar:
         """The scale of a chunk: 1 if the format has no scales."""
-        return number(1, "float32") if self._scales is None else self.scale_in(*self.raw_scale(row, chunk))
+        return number(1, "float32") if self._scales is None else self.scale_in(*self.raw_scale(row, chunk, half))
+
+    def weights(self, codes: Scalar, row: Scalar, chunk: Scalar, half: Scalar | int) -> Scalar:
+        """The weights of a quad of codes; without the scale, if all weights of the row share it."""
+        if self._scales is None:
+            return codes
+        word, index = self.raw_scale(row, chunk, half)
+        scale = splat(number(1, "float32") if self._format.per_row else self.scale_in(word, index))
+        if self._offsets is None:
+            value = codes - number(self._format.zero, "float32x4")
+            return value if self._format.per_row else value * scale
+        offset = splat(self.scale_in(self.raw_offset(row, chunk, half), index))
+        return codes * scale + offset if self._format.offset == "b" else (codes - offset) * scale
+
+
+def parts_of_quad(plane: Array, row: Scalar, chunk: Scalar, q: Scalar, bits: int) -> Scalar:
+    """The parts of codes 4q to 4q + 3 of a chunk that a plane holds, one in each byte."""
+    quads = 8 // bits
+    word = plane[row, chunk * bits + q // quads] >> cast(q % quads * bits, "uint32")
+    return word & number(((1 << bits) - 1) * 0x01010101, "uint32")
+
+
+def part_of_words(words: Sequence[Scalar], q: int, bits: int) -> Scalar:
+    """`parts_of_quad` of a block's loaded words."""
+    word, shift = words[q * bits // 8], q * bits % 8
+    return (word >> number(shift, "uint32") if shift else word) & number(((1 << bits) - 1) * 0x01010101, "uint32")
 
 
 def nibbles(word: Scalar) -> tuple[Scalar, Scalar]:

@@ -95,12 +95,14 @@ class InputTile:
 @dataclass(frozen=True, slots=True)
 class LoadedBlocks:
     """Blocks of several weight rows and the words of their scales, in registers; ``scale_indices`` are the scales'
-    indices in their words.
+    indices in their words. ``high``: the words of the codes' high bits; ``offsets``: those of zero points or biases.
     """
 
     words: Array
     scales: Array | None
     scale_indices: tuple[Scalar, ...]
+    high: Array | None = None
+    offsets: Array | None = None
 
 
 def load_blocks(
@@ -133,14 +135,29 @@ def load_blocks(
     words = kernel.local("words", len(weight_rows), facts.weight.block_dtype)
     for i, weight_row in enumerate(weight_rows):
         words[i] = weight.block(weight_row, block)
-    if not facts.weight.scale_dtype or facts.weight.per_row:
-        return LoadedBlocks(words, None, ())
-    scales, indices = kernel.local("scale_words", len(weight_rows), weight.raw_scale_dtype), []
+    fmt, high, offsets = facts.weight, None, None
+    if fmt.high_bits:
+        high = kernel.local("high_words", len(weight_rows) * fmt.high_bits, "uint32")
+        for i, weight_row in enumerate(weight_rows):
+            for j in range(fmt.high_bits):
+                high[i * fmt.high_bits + j] = weight.high_word(weight_row, block, j)
+    if not fmt.scale_dtype or fmt.per_row:
+        return LoadedBlocks(words, None, (), high)
+    # Of groups of 16, a block of 32 columns has two scales, and one of 16 has one.
+    blocks_a_chunk = weight.blocks // weight.chunks
+    first = block % blocks_a_chunk if fmt.scales_a_chunk == 2 and blocks_a_chunk == 2 else 0
+    parts, indices = fmt.scales_a_block, []
+    scales = kernel.local("scale_words", len(weight_rows) * parts, weight.raw_scale_dtype)
+    if fmt.offset:
+        offsets = kernel.local("offset_words", len(weight_rows) * parts, weight.raw_scale_dtype)
     for i, weight_row in enumerate(weight_rows):
-        raw, index = weight.raw_scale(weight_row, chunk_of(weight, block))
-        scales[i] = raw
-        indices.append(index)
-    return LoadedBlocks(words, scales, tuple(indices))
+        for part in range(parts):
+            raw, index = weight.raw_scale(weight_row, chunk_of(weight, block), first + part)
+            scales[i * parts + part] = raw
+            indices.append(index)
+            if offsets is not None:
+                offsets[i * parts + part] = weight.raw_offset(weight_row, chunk_of(weight, block), first + part)
+    return LoadedBlocks(words, scales, tuple(indices), high, offsets)
 
 
 def dot_products(
@@ -154,30 +171,45 @@ def dot_products(
     """Add to each row's sum the dot product of its loaded block with the block of the input at ``block_index`` of a
     tile; for several tiles, each with sums of its own, weights are unpacked once.
     """
-    fmt = arguments.facts.weight
+    fmt, weight = arguments.facts.weight, arguments.weight
+    parts = fmt.scales_a_block if weights.scales is not None else 1
+    quads = tiles[0].quads // parts
     inputs = []
     for tile in tiles:
         x = kernel.local("x_quads", tile.quads, "float32x4")
-        start = kernel.local("start", 1, "float32x4")
+        start = kernel.local("start", parts, "float32x4")
+        total = kernel.local("x_sum", parts, "float32x4") if fmt.offset else None
         dot = kernel.local("dot", 1, "float32x4")
         for j in range(tile.quads):
             x[j] = tile.quad(block_index, j)
-        if fmt.zero:
+        if fmt.bits is not None:
             # The contribution of the codes of zeros, subtracted once for all rows.
             for j, zero in enumerate(fmt.block_zeros):
-                part = x[j] * number(-zero, "float32x4")
-                start[0] = start[0] + part if j else part
-        inputs.append((x, start, dot))
+                of_zero = x[j] * number(-zero, "float32x4")
+                start[j // quads] = start[j // quads] + of_zero if j % quads else of_zero
+                if total is not None:
+                    total[j // quads] = total[j // quads] + x[j] if j % quads else x[j]
+        inputs.append((x, start, total, dot))
     for i in range(weights.words.buffer.shape[0].value):
-        for j, codes in enumerate(arguments.weight.block_quads(weights.words[i])):
-            for x, start, dot in inputs:
-                part = codes * x[j]
-                dot[0] = (dot[0] if j else start[0]) + part if j or fmt.zero else part
-        for (_, _, dot), total in zip(inputs, sums, strict=True):
-            value = sum_lanes(dot[0])
-            if weights.scales is not None:
-                value = value * arguments.weight.scale_in(weights.scales[i], weights.scale_indices[i])
-            total[i] = total[i] + value
+        high = [] if weights.high is None else [weights.high[i * fmt.high_bits + j] for j in range(fmt.high_bits)]
+        for j, codes in enumerate(weight.block_quads(weights.words[i], high)):
+            part, first, last = j // quads, j % quads == 0, j % quads == quads - 1
+            for (x, start, total, dot), sum_of in zip(inputs, sums, strict=True):
+                product = codes * x[j]
+                dot[0] = (start[part] if first else dot[0]) + product if fmt.bits is not None or not first else product
+                if last:
+                    value = sum_lanes(dot[0])
+                    if weights.scales is not None:
+                        place = i * parts + part
+                        index = weights.scale_indices[place]
+                        scale = weight.scale_in(weights.scales[place], index)
+                        if weights.offsets is None or total is None:
+                            value = value * scale
+                        else:
+                            offset = weight.scale_in(weights.offsets[place], index)
+                            of_offset = sum_lanes(total[part]) * offset
+                            value = value * scale + of_offset if fmt.offset == "b" else (value - of_offset) * scale
+                    sum_of[i] = sum_of[i] + value
 
 
 def chunk_of(weight: PackedMatrix, block: Scalar) -> Scalar:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .base import GROUP, ROW, WeightForm
-from .codes import Codes
+from .codes import HALF_GROUP, LOW_BITS, Codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,29 @@ class WeightFormat:
         return int(self.kind[1]) if self.kind.startswith("q") else None
 
     @property
+    def low_bits(self) -> int:
+        """Bits of a code in plane ``q``; 0 for floats."""
+        return 0 if self.bits is None else LOW_BITS[self.bits]
+
+    @property
+    def high_bits(self) -> int:
+        """Bits of a code in plane ``h``."""
+        return (self.bits or 0) - self.low_bits
+
+    @property
+    def scales_a_chunk(self) -> int:
+        """The number of scales of 32 columns: 2 in groups of 16, else 1."""
+        return 2 if self.group == HALF_GROUP else 1
+
+    @property
     def zero(self) -> int:
         """The code that means 0, without an offset."""
         return 0 if self.bits is None else 1 << (self.bits - 1)
 
     @property
     def per_row(self) -> bool:
-        """Whether all weights of a row share a scale."""
-        return bool(self.scale_dtype) and self.group == ROW
+        """Whether all weights of a row share a scale and nothing else, so that kernels may apply it to their sum."""
+        return bool(self.scale_dtype) and self.group == ROW and not self.offset
 
     def scales_of(self, columns: int) -> int:
         """The number of scales of a row."""
@@ -42,12 +57,18 @@ class WeightFormat:
     @property
     def block_columns(self) -> int:
         """Weights in a block."""
-        return {"q2": 32, "q4": 32, "q8": 16, "f16": 8, "f32": 4}[self.kind]
+        return {"f16": 8, "f32": 4}.get(self.kind, 16 if self.low_bits == 8 else 32)
 
     @property
     def block_dtype(self) -> str:
-        """The dtype of a block as it is loaded."""
-        return {"q2": "uint32x2", "f32": "float32x4"}.get(self.kind, "uint32x4")
+        """The dtype of a block as it is loaded; of plane ``q``, if it has several."""
+        if self.kind == "f32":
+            return "float32x4"
+        return "uint32x2" if self.low_bits == 2 else "uint32x4"
+
+    @property
+    def scales_a_block(self) -> int:
+        return max(1, self.block_columns // self.group) if self.group else 1
 
     @property
     def block_zeros(self) -> list[int]:
@@ -56,7 +77,9 @@ class WeightFormat:
         """
         if self.bits is None:
             return [0] * (self.block_columns // 4)
-        byte = [(256 >> start) + self.zero for start in range(0, 8, self.bits)]
+        zero = 0 if self.offset else self.zero
+        starts = [0] if self.high_bits else range(0, 8, self.bits)
+        byte = [(256 >> start) + zero for start in starts]
         return byte * (self.block_columns // 4 // len(byte))
 
 

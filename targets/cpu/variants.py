@@ -233,7 +233,9 @@ def input_rows(facts: Projection, level: Level, bits: int | None, multiple_of: f
         facts.norm_eps,
         facts.norm_row,
         layout,
-        facts.weight.zero,
+        0 if facts.weight.offset else facts.weight.zero,
+        bool(facts.weight.offset),
+        facts.weight.scales_a_chunk == 2,
         multiple_of,
     )
 

@@ -15,6 +15,7 @@ from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma, suppo
 from nearfar.compiler.kernels.cuda.rows16 import rows16
 from nearfar.compiler.kernels.linear_tile import TileShape
 from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.quant.kernel_format import reads_plain
 from nearfar.targets import gpu_variants
 from nearfar.targets.context import Context
 from nearfar.targets.gpu_attention import AttentionNumbers
@@ -44,6 +45,8 @@ NUMBERS = GpuNumbers(
     attention=ATTENTION,
 )
 TILE = TileShape(64, 64, 16, 256)
+# A weight matrix of at least this many rows has enough workgroups with four rows per thread.
+MIN_TALL_ROWS = 8192
 
 
 def variants_of(step: Step, context: Context, arch: str = DEFAULT_ARCH) -> tuple[Variant, ...]:
@@ -67,6 +70,10 @@ def projection_rows(facts: Projection, activation: str, tuning: Tuning) -> list[
         )
         for x_rows in range(1, NUMBERS.max_vector_rows + 1)
     ]
+    if not reads_plain(facts.weight):
+        # Neither asynchronous copies nor tensor cores: templates of all GPUs.
+        vector = gpu_variants.vector_shape(facts, MIN_TALL_ROWS)
+        return [gpu_variants.vector_row(facts, vector, NUMBERS), tile_row(facts, TILE)]
     if activation == "float32" or not supports(facts):
         return [*vectors, tile_row(facts, TILE)]
     return [

@@ -1,6 +1,6 @@
 """Dot products of the integer codes of weights and activations, with the instructions of a CPU level.
 
-Codes of weights are unsigned and have 2, 4 or 8 bits; codes of activations are signed and have 16 or 8 bits. Products
+Codes of weights are unsigned and have 2 to 8 bits; codes of activations are signed and have 16 or 8 bits. Products
 are summed exactly, so every level gives the same integers. For 16-bit codes, x86-64 multiplies two pairs in every
 32-bit lane. This needs as many instructions as multiplying bytes twice, for the high and the low part of an
 activation, but half as many sums. Arm's instructions multiply bytes. For 8-bit codes, a lane has four pairs, unless the
@@ -67,8 +67,10 @@ class IntegerDot(Protocol):
     def start(self, offset: Scalar) -> Scalar:
         """The initial sum, which includes ``offset``, a vector of int32."""
 
-    def operands(self, word: Scalar) -> list[Scalar]:
-        """The operands of a stored vector of words, in the order of the activations; see `prepare_rows.py`."""
+    def operands(self, word: Scalar, high: Scalar | None, first: int) -> list[Scalar]:
+        """The operands of a stored vector of words, in the order of the activations; see `prepare_rows.py`. ``high``:
+        the vector of words with the codes' high bits, and ``first`` their place in it, counted in quads.
+        """
 
     def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:
         """Add products with the activations in the word ``x``."""
@@ -81,7 +83,8 @@ def integer_dot(kernel: KernelBuilder, isa: Isa, fmt: WeightFormat, bits: int) -
     """The implementation of a level."""
     ways: dict[str, Callable[[KernelBuilder, Isa, WeightFormat], IntegerDot]]
     if row_layout(isa.name, fmt, bits).as_bytes:
-        ways = {"vnni": VnniByteDot, "avx512": PairByteDot, "avx2": PairByteDot, "dotprod": SignedByteDot}
+        pairs = PairByteDot if fmt.bits in (2, 3, 4) else WidePairByteDot
+        ways = {"vnni": VnniByteDot, "avx512": pairs, "avx2": pairs, "dotprod": SignedByteDot}
     else:
         ways = {"vnni": VnniDot, "avx512": PairDot, "avx2": PairDot}
     return ways.get(isa.name, PlainDot)(kernel, isa, fmt)
@@ -97,7 +100,7 @@ class Dot:
 
     def __init__(self, kernel: KernelBuilder, isa: Isa, fmt: WeightFormat) -> None:
         assert fmt.bits is not None
-        self._kernel, self._lanes, self._bits = kernel, isa.lanes, fmt.bits
+        self._kernel, self._lanes, self._bits, self._high = kernel, isa.lanes, fmt.low_bits, fmt.high_bits
         self._word, self._integer, self._short = f"uint32x{isa.lanes}", f"int32x{isa.lanes}", f"int16x{2 * isa.lanes}"
 
     def start(self, offset: Scalar) -> Scalar:
@@ -106,14 +109,22 @@ class Dot:
     def finish(self, total: Scalar, offset: Scalar) -> Scalar:  # noqa: ARG002
         return total
 
-    def operands(self, word: Scalar) -> list[Scalar]:
+    def operands(self, word: Scalar, high: Scalar | None, first: int) -> list[Scalar]:
         loaded = self._kernel.let("word", word)
-        mask = ((1 << self._bits) - 1) * 0x00010001
-        return [self._codes(loaded, quad + odd, mask) for quad in range(0, 8, self._bits) for odd in (0, 8)]
+        quads = range(8 // self._bits)
+        return [self._codes(loaded, high, first, quad, odd, 0x00010001) for quad in quads for odd in (0, 8)]
 
-    def _codes(self, word: Scalar, bits: int, mask: int) -> Scalar:
-        shifted = word >> number(bits, self._word) if bits else word
-        return self._kernel.let("codes", shifted & number(mask, self._word))
+    def _codes(self, word: Scalar, high: Scalar | None, first: int, quad: int, odd: int, ones: int) -> Scalar:
+        """The codes of a quad, one in the lowest bits of each part of a lane that has a 1 in ``ones``."""
+        codes = self._field(word, quad * self._bits + odd, ((1 << self._bits) - 1) * ones)
+        if high is not None:
+            codes = codes | self._field(
+                high, (first + quad) * self._high + odd, ((1 << self._high) - 1) * ones
+            ) << number(self._bits, self._word)
+        return self._kernel.let("codes", codes)
+
+    def _field(self, word: Scalar, bits: int, mask: int) -> Scalar:
+        return (word >> number(bits, self._word) if bits else word) & number(mask, self._word)
 
     def _everywhere(self, x: Scalar, dtype: str) -> Scalar:
         """The word ``x`` in every lane."""
@@ -140,12 +151,11 @@ class PairDot(Dot):
 class ByteDot(Dot):
     """The base of implementations whose operands are four codes per lane."""
 
-    def operands(self, word: Scalar) -> list[Scalar]:
+    def operands(self, word: Scalar, high: Scalar | None, first: int) -> list[Scalar]:
         loaded = self._kernel.let("word", word)
         if self._bits == 8:
             return [loaded]
-        mask = ((1 << self._bits) - 1) * 0x01010101
-        return [self._codes(loaded, quad, mask) for quad in range(0, 8, self._bits)]
+        return [self._codes(loaded, high, first, quad, 0, 0x01010101) for quad in range(8 // self._bits)]
 
     def _bytes(self, operand: Scalar, x: Scalar) -> tuple[Scalar, Scalar]:
         dtype = f"int8x{4 * self._lanes}"
@@ -164,7 +174,7 @@ class VnniByteDot(ByteDot):
 
 
 class PairByteDot(ByteDot):
-    """AVX2 and AVX-512 without VNNI, for codes of 2 and 4 bits: two 16-bit sums per lane, which are added at the end.
+    """AVX2 and AVX-512 without VNNI, for codes of 2 to 4 bits: two 16-bit sums per lane, which are added at the end.
 
     A code times 127 is at most 1,905. A group adds 16 of these to a sum, at most 30,480.
     """
@@ -181,12 +191,26 @@ class PairByteDot(ByteDot):
         return offset + intrinsic(self._integer, name, total, number(1, self._short))
 
 
+class WidePairByteDot(ByteDot):
+    """AVX2 and AVX-512 without VNNI, for codes of 5 and 6 bits, whose 16-bit sums could overflow: every product of two
+    pairs becomes 32 bits. Two codes times 127 are at most 16,002.
+    """
+
+    def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:
+        multiply, widen = {
+            8: ("x86.avx2.pmadd.ub.sw", "x86.avx2.pmadd.wd"),
+            16: ("x86.avx512.pmaddubs.w.512", "x86.avx512.pmaddw.d.512"),
+        }[self._lanes]
+        products = intrinsic(self._short, multiply, *self._bytes(operand, x))
+        return self._kernel.let("dot", total + intrinsic(self._integer, widen, products, number(1, self._short)))
+
+
 class SignedByteDot(ByteDot):
     """Arm's dot product extension for signed bytes. Flipping their highest bit makes 8-bit codes signed."""
 
-    def operands(self, word: Scalar) -> list[Scalar]:
+    def operands(self, word: Scalar, high: Scalar | None, first: int) -> list[Scalar]:
         if self._bits < 8:
-            return super().operands(word)
+            return super().operands(word, high, first)
         return [self._kernel.let("codes", word ^ number(0x80808080, self._word))]
 
     def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:

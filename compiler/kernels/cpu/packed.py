@@ -5,10 +5,11 @@ and layout.
 from __future__ import annotations
 
 from ...quant.base import GROUP, ROW
+from ...quant.codes import HALF_GROUP
 from ...quant.layout import TILE_ROWS
-from ..builder import Array, KernelBuilder, Scalar, cast, number, reinterpret, splat, vector
+from ..builder import Array, KernelBuilder, Scalar, cast, minimum, number, reinterpret, splat, vector
 from ..packed import WeightFormat
-from .math import join, take_lanes
+from .math import join, lanes_of, take_lanes
 
 
 class PackedRows:
@@ -18,18 +19,19 @@ class PackedRows:
         self, kernel: KernelBuilder, role: str, rows: int, columns: int, fmt: WeightFormat, lanes: int
     ) -> None:
         self._kernel, self._format, self._lanes = kernel, fmt, lanes
+        self._num_scales = fmt.scales_of(columns)
         self.groups = groups = -(-columns // GROUP)
         tiles = -(-rows // TILE_ROWS)
         if fmt.bits is not None:
-            self._codes = kernel.buffer(f"{role}.q", (tiles, groups * fmt.bits, TILE_ROWS), "uint32")
+            self._codes = kernel.buffer(f"{role}.q", (tiles, groups * fmt.low_bits, TILE_ROWS), "uint32")
+            if fmt.high_bits:
+                self._high = kernel.buffer(f"{role}.h", (tiles, groups * fmt.high_bits, TILE_ROWS), "uint32")
         else:
             dtype = "float16" if fmt.kind == "f16" else "float32"
             self._codes = kernel.buffer(f"{role}.w", (tiles, groups * GROUP, TILE_ROWS), dtype)
-        self._scales = (
-            kernel.buffer(f"{role}.s", (tiles, fmt.scales_of(columns), TILE_ROWS), fmt.scale_dtype)
-            if fmt.scale_dtype
-            else None
-        )
+        shape = (tiles, self._num_scales, TILE_ROWS)
+        self._scales = kernel.buffer(f"{role}.s", shape, fmt.scale_dtype) if fmt.scale_dtype else None
+        self._offsets = kernel.buffer(f"{role}.{fmt.offset}", shape, fmt.scale_dtype) if fmt.offset else None
 
     def group(self, row: Scalar, group: Scalar) -> list[Scalar]:
         """The 32 weights of a group as float32 vectors."""
@@ -39,26 +41,47 @@ class PackedRows:
                 cast(self._elements(self._codes, row, group * GROUP + start, lanes), f"float32x{lanes}")
                 for start in starts
             ]
-        of_group = self._format.group
-        place = 0 if of_group == ROW else group // (of_group // GROUP)
-        scale = splat(cast(self._elements(self._scales, row, place, 1), "float32"), lanes)
-        zero = number(self._format.zero, f"float32x{lanes}")
-        if self._format.kind == "q8":
-            codes = reinterpret(self._elements(self._codes, row, group * 8, 8), "uint8x32")
-        elif self._format.kind == "q4":
-            # Byte 4w + b of a group holds element 8w + b in its low nibble and element 8w + b + 4 in its high one.
-            packed = self._kernel.let("packed", reinterpret(self._elements(self._codes, row, group * 4, 4), "uint8x16"))
-            low, high = packed & number(15, "uint8x16"), packed >> number(4, "uint8x16")
-            codes = join(low, high, lanes=[4 * (e // 8) + e % 4 + 16 * (e % 8 // 4) for e in range(GROUP)])
+        codes = self._kernel.let("codes", self._fields(self._codes, row, group, self._format.low_bits))
+        if self._format.high_bits:
+            high = self._fields(self._high, row, group, self._format.high_bits)
+            codes = self._kernel.let("codes", codes | high << number(self._format.low_bits, f"uint8x{GROUP}"))
+        return [self._weights(row, group, start, take_lanes(codes, range(start, start + lanes))) for start in starts]
+
+    def _weights(self, row: Scalar, group: Scalar, start: int, codes: Scalar) -> Scalar:
+        """Weights of codes of a group's columns from ``start`` on."""
+        fmt, lanes = self._format, self._lanes
+        values = cast(cast(codes, f"int32x{lanes}"), f"float32x{lanes}")
+        if fmt.scales_a_chunk == 2:
+            # A row may end in the first half of a group.
+            place = minimum(group * 2 + start // HALF_GROUP, self._num_scales - 1)
         else:
-            # Byte 4w + b of a group holds elements 16w + b, 16w + b + 4, 16w + b + 8 and 16w + b + 12.
-            packed = self._kernel.let("packed", reinterpret(self._elements(self._codes, row, group * 2, 2), "uint8x8"))
-            fields = [packed >> number(bits, "uint8x8") & number(3, "uint8x8") for bits in (0, 2, 4, 6)]
-            pairs = [self._kernel.let("pair", join(*fields[i : i + 2], lanes=list(range(16)))) for i in (0, 2)]
-            codes = join(*pairs, lanes=[8 * (e % 16 // 4) + 4 * (e // 16) + e % 4 for e in range(GROUP)])
-        whole = self._kernel.let("codes", codes)
-        parts = (take_lanes(whole, range(start, start + lanes)) for start in starts)
-        return [(cast(cast(part, f"int32x{lanes}"), f"float32x{lanes}") - zero) * scale for part in parts]
+            place = 0 if fmt.group == ROW else group // (fmt.group // GROUP)
+
+        def factor(plane: Array) -> Scalar:
+            return splat(cast(self._elements(plane, row, place, 1), "float32"), lanes)
+
+        assert self._scales is not None
+        scale = factor(self._scales)
+        if self._offsets is None:
+            return (values - number(fmt.zero, f"float32x{lanes}")) * scale
+        if fmt.offset == "z":
+            return (values - factor(self._offsets)) * scale
+        return values * scale + factor(self._offsets)
+
+    def _fields(self, plane: Array, row: Scalar, group: Scalar, bits: int) -> Scalar:
+        """The parts of a group's codes that a plane holds, in the order of columns, as uint8x32."""
+        size, places = 4 * bits, 8 // bits
+        stored = f"uint8x{size}"
+        packed = self._kernel.let("packed", reinterpret(self._elements(plane, row, group * bits, bits), stored))
+        if places == 1:
+            return packed
+        fields = [packed >> number(i * bits, stored) & number((1 << bits) - 1, stored) for i in range(places)]
+        while len(fields) > 1:
+            each = 2 * lanes_of(fields[0])
+            pairs = zip(fields[::2], fields[1::2], strict=True)
+            fields = [self._kernel.let("fields", join(*pair, lanes=list(range(each)))) for pair in pairs]
+        # Column e is in byte e % 4 of word e // (4 * places), in that word's place e // 4 % places.
+        return take_lanes(fields[0], [size * (e // 4 % places) + 4 * (e // (4 * places)) + e % 4 for e in range(GROUP)])
 
     def _elements(self, plane: Array, row: Scalar, first: Scalar, count: int) -> Scalar:
         """A row's elements of a plane, which are not contiguous."""

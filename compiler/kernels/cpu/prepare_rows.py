@@ -9,7 +9,8 @@ columns (128 for 16-bit codes, 32 for 8-bit codes):
     group is not used: without it, rows of 2,048 columns would all compete for the same few lines of a cache
   scales (batch, blocks): largest magnitude / largest code; for a normalized row times 1 / rms, so that codes are of
     x * norm alone
-  offsets (batch, groups) int32: the negated contribution of the code for 0 to a group's dot product
+  offsets (batch, groups) int32: the negated contribution of the code for 0 to a group's dot product; for weights with
+    zero points or biases, the sum of a group's codes as float32. In groups of 16, there are two
 For other weights: x (batch, K), each row padded with zeros to complete groups, and a vector that is not used.
 
 One task: one row. All levels of instruction sets compute the same bits.
@@ -39,8 +40,8 @@ class InputRows:
     """What a projection's input is and becomes: x (batch, columns) of ``dtype``, normed if ``norm_eps`` is given.
 
     ``layout`` is that of the codes that quantized weights multiply, whose code for 0 is ``zero``. None leaves the rows
-    as floats. ``step``: elements are rounded to multiples of it, -128 to 127 times, which are exact as 8-bit codes;
-    None for others.
+    as floats. ``sums``: offsets are sums of codes. ``halves``: 16 columns have an offset. ``step``: elements are
+    rounded to multiples of it, -128 to 127 times, which are exact as 8-bit codes; None for others.
     """
 
     batch: Expr
@@ -50,6 +51,8 @@ class InputRows:
     norm_row: int = 0
     layout: RowLayout | None = None
     zero: int = 0
+    sums: bool = False
+    halves: bool = False
     step: float | None = None
 
 
@@ -90,7 +93,8 @@ class IntegerRows:
         groups = -(-facts.columns // GROUP)
         self._codes = kernel.scratch("codes", (facts.batch, groups + 1, layout.words), "float32", write=True)
         self._scales = kernel.scratch("scales", (facts.batch, num_scales(facts.columns, layout)), "float32", write=True)
-        self._offsets = kernel.scratch("offsets", (facts.batch, groups), "float32", write=True)
+        offsets = groups * (2 if facts.halves else 1)
+        self._offsets = kernel.scratch("offsets", (facts.batch, offsets), "float32", write=True)
 
     def prepare(self, row: Scalar) -> None:
         kernel, facts, block = self._kernel, self._facts, GROUP * self._layout.scale_groups
@@ -158,8 +162,16 @@ class IntegerRows:
             codes = [kernel.let("codes", cast(part, integers)) for part in vectors]
             group = block * self._layout.scale_groups + index
             (self._store_bytes if self._layout.as_bytes else self._store_pairs)(row, group, codes)
-            total = intrinsic("int32", "vector.reduce.add", codes[0] + codes[1])
-            self._offsets[row, group] = reinterpret(total * -self._facts.zero, "float32")
+            if self._facts.halves:
+                self._store_offset(row, group * 2, codes[0])
+                self._store_offset(row, group * 2 + 1, codes[1])
+            else:
+                self._store_offset(row, group, codes[0] + codes[1])
+
+    def _store_offset(self, row: Scalar, index: Scalar, codes: Scalar) -> None:
+        total = intrinsic("int32", "vector.reduce.add", codes)
+        offset = cast(total, "float32") if self._facts.sums else reinterpret(total * -self._facts.zero, "float32")
+        self._offsets[row, index] = offset
 
     def _store_pairs(self, row: Scalar, group: Scalar, codes: list[Scalar]) -> None:
         order = [quad + column for quad in range(0, GROUP, 4) for column in PAIRS]

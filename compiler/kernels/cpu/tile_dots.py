@@ -11,7 +11,7 @@ from functools import reduce
 from itertools import product
 
 from ...ir.expr import Expr
-from ...quant.base import GROUP
+from ...quant.base import GROUP, ROW
 from ...quant.layout import TILE_ROWS
 from ..builder import Array, Scalar, cast, minimum, number, reinterpret, splat
 from ..projection import Projection
@@ -24,6 +24,9 @@ from .rows import LANES
 # Groups of weights are prefetched this far before they are used: memory takes as long to answer as these take to be
 # computed.
 GROUPS_AHEAD = 16
+# Four columns are a quad.
+QUADS = GROUP // 4
+ALL_QUADS = range(QUADS)
 
 
 class IntegerDots:
@@ -31,25 +34,33 @@ class IntegerDots:
     codes + offset).
 
     The expression in brackets is an exact integer. ``bits`` are those of the activations' codes. If all weights of a
-    row share a scale, the integers of a block are added exactly before they become floats.
+    row share a scale, the integers of a block are added exactly before they become floats. With zero points, the
+    expression is codes . weight codes - zero point * sum of codes; biases add bias * sum of codes.
     """
 
     def __init__(self, kernel: CpuKernelBuilder, isa: Isa, facts: Projection, tokens: int, bits: int) -> None:
         self._kernel, self._isa, self._tokens = kernel, isa, tokens
         self._groups = groups = -(-facts.columns // GROUP)
         assert facts.weight.bits is not None
-        self._words = words = facts.weight.bits
-        self._group, self._per_row = facts.weight.group, facts.weight.per_row
+        self._fmt = fmt = facts.weight
         tiles = -(-facts.weight_rows // TILE_ROWS)
-        self._weight = kernel.buffer("weight.q", (tiles, groups * words, TILE_ROWS), "uint32")
-        scales = facts.weight.scales_of(facts.columns)
-        self._weight_scales = kernel.buffer("weight.s", (tiles, scales, TILE_ROWS), facts.weight.scale_dtype)
-        self._dot, self._layout = integer_dot(kernel, isa, facts.weight, bits), row_layout(isa.name, facts.weight, bits)
+        self._weight = kernel.buffer("weight.q", (tiles, groups * fmt.low_bits, TILE_ROWS), "uint32")
+        self._high = (
+            kernel.buffer("weight.h", (tiles, groups * fmt.high_bits, TILE_ROWS), "uint32") if fmt.high_bits else None
+        )
+        self._num_scales = scales = fmt.scales_of(facts.columns)
+        self._weight_scales = kernel.buffer("weight.s", (tiles, scales, TILE_ROWS), fmt.scale_dtype)
+        self._weight_offsets = (
+            kernel.buffer(f"weight.{fmt.offset}", (tiles, scales, TILE_ROWS), fmt.scale_dtype) if fmt.offset else None
+        )
+        self._zero = zero_of(isa, fmt)
+        self._dot, self._layout = integer_dot(kernel, isa, fmt, bits), row_layout(isa.name, fmt, bits)
         self.row_bytes = groups * self._layout.words * 4
         rows = whole_blocks(facts, tokens)
         self._codes = kernel.scratch("codes", (rows, groups + 1, self._layout.words), "float32")
         self._scales = kernel.scratch("scales", (rows, num_scales(facts.columns, self._layout)), "float32")
-        self._offsets = kernel.scratch("offsets", (rows, groups), "float32") if zero_of(isa, facts.weight) else None
+        offsets = groups * fmt.scales_a_chunk
+        self._offsets = kernel.scratch("offsets", (rows, offsets), "float32") if self._zero or fmt.offset else None
 
     def sums(self, tile: Scalar, block: Scalar, starts: list[int]) -> Array:
         """Dot products of a block's rows with the tile's rows from each of ``starts`` on: all vectors of the first row,
@@ -65,13 +76,13 @@ class IntegerDots:
         rows = [kernel.let("row", block * tokens + token) for token in range(tokens)]
         at = list(product(range(tokens), starts))
         sums = kernel.local("sums", len(at), of("float32", lanes), fill=0)
-        if self._per_row:
+        if self._fmt.per_row:
             return self._sums_of_rows(tile, rows, starts, sums)
         if together == 1:
             with kernel.loop("group", groups) as group:
-                for index, (total, scale) in enumerate(self._scaled(tile, rows, group, starts)):
+                for index, value, factor in self._terms(tile, rows, group, starts):
                     sums[index] = fused(
-                        total, scale * splat(self._scales[rows[at[index][0]], group], lanes), sums[index]
+                        value, factor * splat(self._scales[rows[at[index][0]], group], lanes), sums[index]
                     )
             return sums
         with kernel.loop("scale", -(-groups // together)) as block_of_groups:
@@ -80,10 +91,8 @@ class IntegerDots:
             with kernel.loop(
                 "offset", together if groups % together == 0 else minimum(together, groups - first)
             ) as offset:
-                for index, (total, scale) in enumerate(
-                    self._scaled(tile, rows, kernel.let("group", first + offset), starts)
-                ):
-                    parts[index] = fused(total, scale, parts[index])
+                for index, value, factor in self._terms(tile, rows, kernel.let("group", first + offset), starts):
+                    parts[index] = fused(value, factor, parts[index])
             for index, (token, _) in enumerate(at):
                 sums[index] = fused(parts[index], splat(self._scales[rows[token], block_of_groups], lanes), sums[index])
         return sums
@@ -129,45 +138,91 @@ class IntegerDots:
             )
         return sums
 
-    def _scaled(
+    def _terms(
         self, tile: Scalar, rows: list[Scalar], group: Scalar, starts: list[int]
-    ) -> list[tuple[Scalar, Scalar]]:
-        """`_of_group` as floats, with the weights' scales."""
-        kernel, lanes = self._kernel, self._isa.lanes
-        floats = of("float32", lanes)
-        index = group if self._group == GROUP else group // (self._group // GROUP)
-        if starts[0] == 0:
-            kernel.prefetch(self._weight_scales, (tile, index + GROUPS_AHEAD, 0))
-        totals = self._of_group(tile, rows, group, starts)
-        scales = {
-            start: kernel.let("scales", cast(self._weight_scales[tile, index, ramp(start, lanes)], floats))
-            for start in starts
-        }
-        at = product(range(len(rows)), starts)
-        return [(cast(total, floats), scales[start]) for total, (_, start) in zip(totals, at, strict=True)]
+    ) -> list[tuple[int, Scalar, Scalar]]:
+        """What a group adds to the sums: the index of a sum, and two factors of a product."""
+        halves = self._fmt.scales_a_chunk
+        terms = []
+        for half in range(halves):
+            quads = range(half * QUADS // halves, (half + 1) * QUADS // halves)
+            terms += self._scaled(tile, rows, group, starts, quads)
+        return terms
 
-    def _of_group(self, tile: Scalar, rows: list[Scalar], group: Scalar, starts: list[int]) -> list[Scalar]:
-        """The expression in brackets for one group, in the order of `sums`."""
-        kernel, dot, lanes = self._kernel, self._dot, self._isa.lanes
-        integers = of("int32", lanes)
-        words = [group * self._words + word for word in range(self._words)]
+    def _scaled(
+        self, tile: Scalar, rows: list[Scalar], group: Scalar, starts: list[int], quads: range
+    ) -> list[tuple[int, Scalar, Scalar]]:
+        """`_terms` of those quads of a group that share scales."""
+        kernel, lanes, fmt = self._kernel, self._isa.lanes, self._fmt
+        floats = of("float32", lanes)
+        index = self._scale_index(group, quads)
         if starts[0] == 0:
-            for each in words:
-                kernel.prefetch(self._weight, (tile, each + GROUPS_AHEAD * self._words, 0))
+            kernel.prefetch(self._weight_scales, (tile, index + GROUPS_AHEAD * fmt.scales_a_chunk, 0))
+        totals = self._of_group(tile, rows, group, starts, quads)
+
+        def factors(plane: Array) -> dict[int, Scalar]:
+            return {
+                start: kernel.let("factors", cast(plane[tile, index, ramp(start, lanes)], floats)) for start in starts
+            }
+
+        scales = factors(self._weight_scales)
+        found = list(enumerate(product(range(len(rows)), starts)))
+        terms = [(i, cast(totals[i], floats), scales[start]) for i, (_, start) in found]
+        if self._weight_offsets is None or self._offsets is None:
+            return terms
+        # Codes of weights may be signed on this level: they are then lower by `shift`.
+        shift = fmt.zero - self._zero
+        offsets, place = factors(self._weight_offsets), self._offset_index(group, quads)
+        sums = [kernel.let("sum", splat(self._offsets[row, place], lanes)) for row in rows]
+        if fmt.offset == "z":
+            zeros = {start: number(shift, floats) - each for start, each in offsets.items()}
+            return [(i, fused(zeros[start], sums[row], terms[i][1]), scales[start]) for i, (row, start) in found]
+        if shift:
+            offsets = {start: fused(scales[start], number(shift, floats), each) for start, each in offsets.items()}
+        return terms + [(i, sums[row], offsets[start]) for i, (row, start) in found]
+
+    def _scale_index(self, group: Scalar, quads: range) -> Scalar:
+        fmt = self._fmt
+        if fmt.scales_a_chunk == 2:
+            # A row may end in the first half of a group.
+            index = group * 2 + quads.start * 2 // QUADS
+            return minimum(index, self._num_scales - 1) if self._num_scales % 2 else index
+        if fmt.group == ROW:
+            return number(0, "int32")
+        return group if fmt.group == GROUP else group // (fmt.group // GROUP)
+
+    def _offset_index(self, group: Scalar, quads: range) -> Scalar:
+        return group if self._fmt.scales_a_chunk == 1 else group * 2 + quads.start * 2 // QUADS
+
+    def _of_group(
+        self, tile: Scalar, rows: list[Scalar], group: Scalar, starts: list[int], quads: range = ALL_QUADS
+    ) -> list[Scalar]:
+        """The expression in brackets for some quads of one group, in the order of `sums`; without the zero points."""
+        kernel, dot, lanes, fmt = self._kernel, self._dot, self._isa.lanes, self._fmt
+        integers = of("int32", lanes)
+        quads_a_word = 8 // fmt.low_bits
+        words = range(quads.start // quads_a_word, quads.stop // quads_a_word)
+        if starts[0] == 0:
+            for word in words:
+                kernel.prefetch(self._weight, (tile, group * fmt.low_bits + word + GROUPS_AHEAD * fmt.low_bits, 0))
+            if self._high is not None and quads.start == 0:
+                kernel.prefetch(self._high, (tile, group * fmt.high_bits + GROUPS_AHEAD * fmt.high_bits, 0))
         at = list(product(range(len(rows)), starts))
         # The sums of high and low parts are computed together, so that a weight is loaded once and does not occupy a
         # register.
         parts = self._layout.parts
-        offsets = {key: splat(self._offset(rows[key[0]], group), lanes) for key in at}
+        place = self._offset_index(group, quads)
+        offsets = {key: splat(self._offset(rows[key[0]], place), lanes) for key in at}
         totals = [
             {key: dot.start(offsets[key] if part == parts - 1 else number(0, integers)) for key in at}
             for part in range(parts)
         ]
-        for word, index in enumerate(words):
-            operands = {start: dot.operands(self._weight[tile, index, ramp(start, lanes)]) for start in starts}
+        for word in words:
+            operands = {start: self._operands(tile, group, word, start) for start in starts}
             count = len(operands[starts[0]])
             for operand, token, part in product(range(count), range(len(rows)), range(parts)):
-                x = reinterpret(self._codes[rows[token], group, (part * self._words + word) * count + operand], "int32")
+                index = (part * fmt.low_bits + word) * count + operand
+                x = reinterpret(self._codes[rows[token], group, index], "int32")
                 for start in starts:
                     totals[part][token, start] = dot.add(totals[part][token, start], operands[start][operand], x)
         found = []
@@ -178,8 +233,22 @@ class IntegerDots:
             found.append(total)
         return found
 
-    def _offset(self, row: Scalar, group: Scalar) -> Scalar:
-        return number(0, "int32") if self._offsets is None else reinterpret(self._offsets[row, group], "int32")
+    def _operands(self, tile: Scalar, group: Scalar, word: int, start: int) -> list[Scalar]:
+        """The operands of a word of a group, for rows of the tile from ``start`` on."""
+        fmt, rows = self._fmt, ramp(start, self._isa.lanes)
+        low = self._weight[tile, group * fmt.low_bits + word, rows]
+        if self._high is None:
+            return self._dot.operands(low, None, 0)
+        quads_a_word = 8 // fmt.high_bits
+        first = word * (8 // fmt.low_bits)
+        high = self._high[tile, group * fmt.high_bits + first // quads_a_word, rows]
+        return self._dot.operands(low, self._kernel.let("high", high), first % quads_a_word)
+
+    def _offset(self, row: Scalar, place: Scalar) -> Scalar:
+        """The contribution of the code for 0, without zero points or biases."""
+        if self._offsets is None or self._fmt.offset:
+            return number(0, "int32")
+        return reinterpret(self._offsets[row, place], "int32")
 
 
 class FloatDots:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ...ir.expr import Expr
 from ...quant.base import GROUP
-from ...quant.kernel_format import WeightFormat
+from ...quant.kernel_format import WeightFormat, reads_plain
 from ..builder import (
     Array,
     Kernel,
@@ -311,4 +311,5 @@ def supports(facts: Projection) -> bool:
     """Whether this weight format can be unpacked to 16 bits: all formats except those with float32 values, or with
     several float32 scales in a row.
     """
-    return facts.weight.kind in CHUNK_LOADS and (facts.weight.scale_dtype != "float32" or facts.weight.per_row)
+    fmt = facts.weight
+    return reads_plain(fmt) and fmt.kind in CHUNK_LOADS and (fmt.scale_dtype != "float32" or fmt.per_row)

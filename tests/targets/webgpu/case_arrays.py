@@ -28,6 +28,14 @@ STORED_FORMATS = {
     "q4c": WeightFormat("q4", "float32", ROW),
     "q8c": WeightFormat("q8", "float32", ROW),
     "q2g64": WeightFormat("q2", "float32", 64),
+    "q2g16b": WeightFormat("q2", "float32", 16, "b"),
+    "q3g16": WeightFormat("q3", "float32", 16),
+    "q4g32b": WeightFormat("q4", "float32", 32, "b"),
+    "q4g128z_f16": WeightFormat("q4", "float16", 128, "z"),
+    "q5g32b_f16": WeightFormat("q5", "float16", 32, "b"),
+    "q6g16": WeightFormat("q6", "float32", 16),
+    "q8g16z": WeightFormat("q8", "float32", 16, "z"),
+    "q8cb": WeightFormat("q8", "float32", ROW, "b"),
 }
 ALL_FORMATS = {**FORMATS, **STORED_FORMATS}
 
