@@ -1,0 +1,65 @@
+"""GGUF files, compiled: the blocks' integers arrive unchanged, and each target computes with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from decoder_families import TOKENS
+from gguf import GGMLQuantizationType as Type
+from gguf_files import WIDER, make_gguf
+from test_architectures import opened as opened
+from test_architectures import target as target
+from tolerances import relative_error
+
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.formats import load
+from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+
+CONTEXT = 64
+# Sharp attention amplifies the order of sums, and the 16-bit activations of CPUs.
+LIMITS = {"cpu": 1e-2, "webgpu": 1e-3, "cuda": 1e-3}
+# Each name of a matrix, and all others, with the type that "Q4_K_M" and its like give them.
+MIXES = {
+    "Q4_K_M": {"attn_v": Type.Q6_K, "ffn_down": Type.Q6_K, "token_embd": Type.Q6_K, "": Type.Q4_K},
+    "Q5_K_S": {"token_embd": Type.Q8_0, "attn_q": Type.Q5_1, "": Type.Q5_K},
+    "Q3_K_L": {"output": Type.Q6_K, "ffn_down": Type.Q5_0, "attn_q": Type.Q2_K, "": Type.Q3_K},
+    "Q4_0": {"token_embd": Type.Q8_0, "ffn_down": Type.Q4_1, "": Type.Q4_0},
+}
+
+
+def logits_of(runner: Any, page_size: int) -> npt.NDArray[np.float32]:
+    pages = list(range(-(-len(TOKENS) // page_size)))
+    batch = make_batch([Chunk(TOKENS, 0, pages, range(len(TOKENS)))], page_size)
+    return np.array(runner.forward(batch).logits)
+
+
+# Kernels are tested in every format on their own: each mix once, and all on all targets among the exhaustive tests.
+PAIRS = {("Q4_K_M", "cpu"), ("Q5_K_S", "webgpu"), ("Q3_K_L", "cuda"), ("Q4_0", "cpu")}
+
+
+@pytest.mark.parametrize(
+    ("label", "target"),
+    [
+        pytest.param(label, target, marks=[] if (label, target) in PAIRS else pytest.mark.exhaustive)
+        for label in MIXES
+        for target in LIMITS
+    ],
+    indirect=["target"],
+)
+def test_a_mixed_file_computes_what_its_blocks_say(label: str, target: str, opened: Any, tmp_path: Path) -> None:
+    def stored(name: str) -> Type:
+        return next(kind for part, kind in MIXES[label].items() if part in name)
+
+    path, _ = make_gguf("llama", tmp_path, stored, WIDER)
+    options = CompileOptions(target=target, context=CONTEXT, activations=("float32",))
+    bundle = compile_model(str(path), tmp_path / "bundle", options)
+    reference = CheckpointReference(load(str(path)), len(TOKENS))
+    expected = reference.logits(next(iter(reference.hidden([TOKENS]))))
+    found = logits_of(opened(open_bundle(bundle.path)), bundle.manifest.page_size)
+    assert relative_error(found, expected) < LIMITS[target]
