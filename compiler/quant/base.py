@@ -77,7 +77,9 @@ def require_finite(matrix: FloatArray) -> None:
     """Raise QuantizationError when the matrix holds NaN or infinity."""
     # One pass without a temporary: a sum is finite only if all its terms are, except after an overflow, which the slow
     # path detects.
-    if not np.isfinite(np.sum(matrix, dtype=np.float64)) and not np.isfinite(matrix).all():
+    with np.errstate(invalid="ignore"):
+        total = np.sum(matrix, dtype=np.float64)
+    if not np.isfinite(total) and not np.isfinite(matrix).all():
         raise QuantizationError(
             "the tensor holds NaN or infinity; the checkpoint is damaged or was saved after a diverged training"
         )

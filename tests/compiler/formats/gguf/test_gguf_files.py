@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,7 +181,7 @@ def test_a_file_that_shrinks_after_it_was_opened_is_named(whole: Path, tmp_path:
     ],
 )
 def test_a_key_that_may_change_the_model_is_refused(
-    keys: dict[str, object], error: type[NearfarError], words: str, tmp_path: Path
+    keys: dict[str, Any], error: type[NearfarError], words: str, tmp_path: Path
 ) -> None:
     path, _ = make_gguf("llama", tmp_path, **keys)
     with pytest.raises(error, match=words):
