@@ -37,7 +37,10 @@ def add_parser(commands: Any) -> None:
         example="nearfar compile ./Qwen3-0.6B --target webgpu --quantization q4f16 -o qwen3-web",
     )
     parser.add_argument(
-        "model", metavar="MODEL", help="a Hugging Face folder, a repository on its hub such as Qwen/Qwen3-0.6B, or demo"
+        "model",
+        metavar="MODEL",
+        help="a Hugging Face folder, a GGUF file, a repository on the hub such as Qwen/Qwen3-0.6B or "
+        "Qwen/Qwen3-0.6B-GGUF:Q8_0, or demo",
     )
     parser.add_argument(
         "-o", "--output", metavar="BUNDLE", type=Path, help="the folder to create; --dry-run does not need it"
