@@ -72,6 +72,17 @@ class ActivationScales:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedTensors:
+    """What a reader of quantized weights makes of a checkpoint's tensors: ``tensors`` by the names that an unquantized
+    checkpoint has.
+    """
+
+    tensors: Mapping[str, Tensor]
+    activation_scales: Mapping[str, ActivationScales] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizerFiles:
     """The input of a tokenizer: the ``content`` of tokenizer.json with the tokens that other files add, the file that
     errors name, and the values of tokenizer_config.json.

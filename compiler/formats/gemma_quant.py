@@ -23,7 +23,7 @@ import numpy.typing as npt
 from ..errors import CheckpointError, QuantizationError
 from ..quant import ROW, Codes
 from ..quant.base import Array
-from .checkpoint import ActivationScales, StoredMatrix, Tensor
+from .checkpoint import ActivationScales, QuantizedTensors, StoredMatrix, Tensor
 from .config import ConfigReader
 from .safetensors_file import SafetensorsTensor
 
@@ -65,14 +65,50 @@ class GemmaQuantization:
         groups = match.groupdict()
         return next(bits for number, bits in enumerate(self.patterns.values()) if groups[f"g{number}"] is not None)
 
+    def read_tensors(self, tensors: Mapping[str, SafetensorsTensor], *, tied: bool) -> QuantizedTensors:
+        """Replace the tensors of quantized modules by a `StoredMatrix` each. ``tied``: the head is the embedding.
 
-@dataclass(frozen=True, slots=True)
-class GemmaTensors:
-    """``tensors`` are the model's, by the names that an unquantized checkpoint has."""
-
-    tensors: Mapping[str, Tensor]
-    activation_scales: Mapping[str, ActivationScales]
-    notes: tuple[str, ...]
+        Raises CheckpointError if the tensors do not match the configuration.
+        """
+        found: dict[str, Tensor] = {}
+        scales: dict[str, dict[str, float | None]] = {}
+        used: set[str] = set()
+        modules = [module for name, tensor in tensors.items() if (module := _module_of(name, tensor)) is not None]
+        _require_matches(self, modules)
+        for module in modules:
+            bits = self.bits_of(module, tied)
+            weight, scale = _names(module, tensors)
+            if bits is None:
+                if scale in tensors:
+                    raise _wrong(
+                        self, tensors[scale], f"is a scale, but {module} is not quantized by 'quantization_config'"
+                    )
+                found[f"{module}.weight"] = tensors[weight]
+            else:
+                found[f"{module}.weight"] = _matrix(self, module, bits, tensors, weight, scale)
+            used |= {weight, scale}
+            if not is_embedding(module):
+                scales[module] = {}
+        caches = 0
+        for name, tensor in tensors.items():
+            module, _, kind = name.rpartition(".")
+            if kind in _CACHE_SCALES:
+                caches += 1
+            elif kind in _ACTIVATION_SCALES and module in scales:
+                scales[module][kind] = _activation_scale(self, tensor)
+            elif name not in used:
+                found[name] = tensor
+        rounded = {
+            module: ActivationScales(each.get(_ACTIVATION_SCALES[0]), each.get(_ACTIVATION_SCALES[1]))
+            for module, each in scales.items()
+            if any(scale is not None for scale in each.values())
+        }
+        notes = (
+            [f"{self.where}: {caches} scales of 8-bit keys and values are ignored, as in transformers"]
+            if caches
+            else []
+        )
+        return QuantizedTensors(found, rounded, tuple(notes))
 
 
 def is_embedding(module: str) -> bool:
@@ -102,54 +138,6 @@ def read_quantization(config: ConfigReader) -> GemmaQuantization:
         _require_pattern(config, "modules_to_not_convert", key)
     config.finish()
     return read
-
-
-def read_tensors(
-    quantization: GemmaQuantization, tensors: Mapping[str, SafetensorsTensor], *, tied: bool
-) -> GemmaTensors:
-    """Replace the tensors of quantized modules by a `StoredMatrix` each. ``tied``: the head is the embedding.
-
-    Raises CheckpointError if the tensors do not match the configuration.
-    """
-    found: dict[str, Tensor] = {}
-    scales: dict[str, dict[str, float | None]] = {}
-    used: set[str] = set()
-    modules = [module for name, tensor in tensors.items() if (module := _module_of(name, tensor)) is not None]
-    _require_matches(quantization, modules)
-    for module in modules:
-        bits = quantization.bits_of(module, tied)
-        weight, scale = _names(module, tensors)
-        if bits is None:
-            if scale in tensors:
-                raise _wrong(
-                    quantization, tensors[scale], f"is a scale, but {module} is not quantized by 'quantization_config'"
-                )
-            found[f"{module}.weight"] = tensors[weight]
-        else:
-            found[f"{module}.weight"] = _matrix(quantization, module, bits, tensors, weight, scale)
-        used |= {weight, scale}
-        if not is_embedding(module):
-            scales[module] = {}
-    caches = 0
-    for name, tensor in tensors.items():
-        module, _, kind = name.rpartition(".")
-        if kind in _CACHE_SCALES:
-            caches += 1
-        elif kind in _ACTIVATION_SCALES and module in scales:
-            scales[module][kind] = _activation_scale(quantization, tensor)
-        elif name not in used:
-            found[name] = tensor
-    rounded = {
-        module: ActivationScales(each.get(_ACTIVATION_SCALES[0]), each.get(_ACTIVATION_SCALES[1]))
-        for module, each in scales.items()
-        if any(scale is not None for scale in each.values())
-    }
-    notes = (
-        [f"{quantization.where}: {caches} scales of 8-bit keys and values are ignored, as in transformers"]
-        if caches
-        else []
-    )
-    return GemmaTensors(found, rounded, tuple(notes))
 
 
 def _matrix(

@@ -6,12 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from ..arch import by_model_type
 from ..bundle.manifest import MANIFEST_FILE
 from ..errors import CheckpointError
 from ..ir.spec import ModelSpec
-from . import gemma_quant
+from . import gemma_quant, mlx_quant
 from .checkpoint import ActivationScales, Checkpoint, Tensor
 from .config import ConfigReader
 from .json_file import read_json_object
@@ -23,6 +24,7 @@ from .tokenizer_files import read_tokenizer_files
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+Quantization: TypeAlias = gemma_quant.GemmaQuantization | mlx_quant.MlxQuantization
 
 # A name that contains a folder could lead anywhere on this machine.
 _SHARD_NAME = re.compile(r"\w[\w.-]*\.safetensors")
@@ -42,7 +44,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     activation_scales: Mapping[str, ActivationScales] = {}
     if quantization is not None:
         # Its patterns are for the names on disk.
-        read = gemma_quant.read_tensors(quantization, stored, tied=spec.tie_word_embeddings)
+        read = quantization.read_tensors(stored, tied=spec.tie_word_embeddings)
         tensors, activation_scales = read.tensors, read.activation_scales
         notes += read.notes
     tensors, left_out = text_tensors(tensors)
@@ -60,7 +62,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, spec, tensors, tokenizer, config, embedding, tuple(notes), activation_scales)
 
 
-def _read_spec(path: Path) -> tuple[ModelSpec, gemma_quant.GemmaQuantization | None]:
+def _read_spec(path: Path) -> tuple[ModelSpec, Quantization | None]:
     """The spec, and how the weights are quantized; None if they are floats."""
     config_path = path / "config.json"
     if not config_path.is_file():
@@ -89,14 +91,21 @@ def read_spec(path: Path) -> ModelSpec:
     return _read_config(path)[0]
 
 
-def _read_config(path: Path) -> tuple[ModelSpec, gemma_quant.GemmaQuantization | None]:
+def _read_config(path: Path) -> tuple[ModelSpec, Quantization | None]:
     values = dict(read_json_object(path))
-    quantization = None
+    quantization: Quantization | None = None
     section = values.get("quantization_config")
+    of_mlx = values.get(mlx_quant.SECTION)
+    # An architecture does not depend on how its weights are stored, and refuses all other methods.
     if isinstance(section, dict) and section.get("quant_method") == gemma_quant.METHOD:
-        # An architecture does not depend on how its weights are stored, and refuses all other methods.
         del values["quantization_config"]
         quantization = gemma_quant.read_quantization(ConfigReader(section, f"{path}: quantization_config"))
+    elif isinstance(of_mlx, dict):
+        del values[mlx_quant.SECTION]
+        quantization = mlx_quant.read_quantization(of_mlx, str(path))
+        if section == of_mlx:
+            # mlx-lm writes it a second time.
+            del values["quantization_config"]
     config = ConfigReader(values, str(path))
     config = text_section(config) or config
     return by_model_type(config.text("model_type")).read_config(config), quantization

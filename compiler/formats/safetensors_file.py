@@ -29,7 +29,7 @@ BITS_PER_ELEMENT = {
 
 # The stored form of the dtypes that we read. A bf16 is the upper half of an f32.
 STORED_AS: Mapping[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
-INTEGERS: Mapping[str, np.dtype[Any]] = {"U8": np.dtype("u1"), "I8": np.dtype("i1")}
+INTEGERS: Mapping[str, np.dtype[Any]] = {"U8": np.dtype("u1"), "I8": np.dtype("i1"), "U32": np.dtype("<u4")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class SafetensorsTensor:
         return converted
 
     def integers(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows start to stop of a tensor of U8 or I8, unchanged. Raises the errors of `rows`."""
+        """Rows start to stop of a tensor of U8, I8 or U32, unchanged. Raises the errors of `rows`."""
         return self._stored_rows(start, stop, INTEGERS)
 
     def _stored_rows(self, start: int, stop: int, supported: Mapping[str, np.dtype[Any]]) -> npt.NDArray[Any]:

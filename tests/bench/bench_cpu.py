@@ -4,7 +4,8 @@ llama.cpp.
 ``make bench-cpu`` runs this for Qwen3-0.6B, or for MODEL, a name from `compiler/arch/published/`. It prints a table and
 writes ``build/bench/cpu.json``, or ``cpu-MODEL.json``. If llama-cpp-python and gguf are installed, llama.cpp runs the
 same codes and scales if `gguf_file.py` has the family, and the two engines alternate in each phase. Before that, the
-logits of both are compared. Only forward passes are measured: ours include choosing the next token, llama.cpp's end
+logits of both are compared. With ``--file-type Q4_K_M``, or another type of llama.cpp's, llama.cpp quantizes that file
+again, and both run the result. Only forward passes are measured: ours include choosing the next token, llama.cpp's end
 with the logits. Ours run with the default activations and with 8-bit activations. At the end, the benchmark measures
 how fast the same threads read memory.
 """
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -79,11 +80,23 @@ def main() -> None:
     parser.add_argument(
         "--model", help="a model of compiler/arch/published, such as gemma-3-1b-it (default: Qwen3-0.6B)"
     )
+    parser.add_argument("--file-type", help="run a GGUF file that llama.cpp quantizes, such as Q4_K_M")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     shapes = published(options.model) if options.model else QWEN3_0_6B
     bundle = make_bundle(options.folder, shapes)
+    if options.file_type:
+        from gguf_file import write_gguf
+        from llama_engine import quantize
+
+        source = options.folder / f"{shapes.name}-tokenizer.gguf"
+        file = options.folder / f"{shapes.name}-{options.file_type}.gguf"
+        if not file.exists():
+            write_gguf(bundle, source, lambda writer: add_byte_tokenizer(writer, shapes.config["vocab_size"]))
+            quantize(source, file, options.file_type)
+            source.unlink()
+        bundle = compile_cpu(file, options.folder / f"{file.stem}-cpu")
     engines: dict[str, Answering] = {
         name: Ours(bundle, options.threads, activation) for name, activation in ACTIVATIONS.items()
     }
@@ -92,9 +105,10 @@ def main() -> None:
         from llama_engine import LlamaEngine
 
         if bundle.manifest.spec.model_type in FAMILIES:
-            file = options.folder / f"{shapes.name}.gguf"
-            if not file.exists():
-                write_gguf(bundle, file)
+            if not options.file_type:
+                file = options.folder / f"{shapes.name}.gguf"
+                if not file.exists():
+                    write_gguf(bundle, file)
             engines["llama.cpp"] = LlamaEngine(file, SEQUENCES, CONTEXT, PROMPT, options.threads)
             compare_logits(engines["nearfar"], engines["llama.cpp"])
         else:
@@ -103,10 +117,11 @@ def main() -> None:
     weight_bytes = sum(plane.size for weight in bundle.manifest.weights.values() for plane in weight.planes)
     rate = read_rate(bundle, options.threads)
     answer = {"machine": machine(), "threads": options.threads, "bytes_read_per_second": rate, "results": results}
-    file_name = f"cpu-{options.model}.json" if options.model else "cpu.json"
+    file_name = "-".join(filter(None, ("cpu", options.model, options.file_type))) + ".json"
     (options.folder / file_name).write_text(json.dumps(answer, indent=2))
     table = Table(
-        title=f"{shapes.name}, q4f16, {options.threads} threads, {machine()}; a loop reads {rate / 1e9:.0f} GB/s"
+        title=f"{shapes.name}, {options.file_type or 'q4f16'}, {options.threads} threads, {machine()}; "
+        f"a loop reads {rate / 1e9:.0f} GB/s"
     )
     for column in ("", *(f"{name}, tokens/s" for name in engines), *(f"{name}'s ratio" for name in ACTIVATIONS)):
         table.add_column(column, justify="right" if column else "left")
@@ -118,13 +133,31 @@ def main() -> None:
 
 
 def make_bundle(folder: Path, shapes: Shapes = QWEN3_0_6B) -> Bundle:
-    checkpoint, path = folder / shapes.name, folder / f"{shapes.name}-cpu"
+    checkpoint = folder / shapes.name
     if not (checkpoint / "model.safetensors").exists():
         write_checkpoint(shapes, checkpoint)
+    return compile_cpu(checkpoint, folder / f"{shapes.name}-cpu")
+
+
+def compile_cpu(model: Path, path: Path) -> Bundle:
     activations = tuple(ACTIVATIONS.values())
     options = CompileOptions(target="cpu", context=CONTEXT, activations=activations, self_test=False, force=True)
-    compile_model(str(checkpoint), path, options)
+    compile_model(str(model), path, options)
     return open_bundle(path)
+
+
+def add_byte_tokenizer(writer: Any, vocab_size: int) -> None:
+    """The single bytes as tokens, one merge, and unused tokens."""
+    from gguf import TokenType
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = [*sorted(ByteLevel.alphabet()), "ab"]
+    unused = range(len(letters), vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*letters, *(f"[PAD{number}]" for number in unused)])
+    writer.add_token_types([TokenType.NORMAL] * len(letters) + [TokenType.UNUSED] * len(unused))
+    writer.add_token_merges(["a b"])
 
 
 def compare_logits(ours: Answering, theirs: Answering) -> None:

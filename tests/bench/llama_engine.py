@@ -52,6 +52,16 @@ class LlamaEngine:
         assert llama_cpp.llama_get_logits_ith(self._context, -1)
 
 
+def quantize(source: Path, target: Path, file_type: str) -> None:
+    """Write a file of another type, such as "Q4_K_M", as llama.cpp's llama-quantize does."""
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{file_type}")
+    # The source's weights are random, so another rounding does no harm.
+    options.allow_requantize = True
+    if llama_cpp.llama_model_quantize(bytes(source), bytes(target), options) != 0:
+        raise SystemExit(f"llama.cpp could not quantize {source} to {file_type}")
+
+
 def logits_of(file: Path, tokens: Sequence[int], threads: int) -> npt.NDArray[np.float32]:
     """The logits (tokens, V) of a prompt, with keys and values in float32."""
     context = open_context(file, 1, len(tokens), len(tokens), threads, unified=True, exact=True)
