@@ -94,13 +94,13 @@ def stored_projection_cases() -> Iterator[Case]:
     for place, quantization in enumerate(STORED_FORMATS):
         for number, template in enumerate(STORED_TEMPLATES):
             columns, outputs, options = STORED_PROJECTIONS[(place + number) % len(STORED_PROJECTIONS)]
-            fmt, left_out = ALL_FORMATS[quantization], set()
+            fmt, left_out = ALL_FORMATS[quantization], set[str]()
             if template.endswith("float16") and not fmt.per_row:
                 # Weights that are rounded to float16 give sums that round to the other multiple of a step.
-                left_out = {"y_step"}
-            elif fmt.high_bits and fmt.offset:
+                left_out.add("y_step")
+            if fmt.high_bits and fmt.offset:
                 # Four planes: one more buffer would be above WebGPU's limit.
-                left_out = {"residual"}
+                left_out.add("residual")
             options = {option: value for option, value in options.items() if option not in left_out}
             case = projection_case(template, quantization, columns, outputs, options)
             # SwiftShader has no float16.
