@@ -31,6 +31,8 @@ before = ctypes.c_uint.in_dll(ctypes.CDLL("libcuda.so.1"), "early_launches").val
 runner.forward(make_batch([Chunk([5, 6, 7], 0, [1], [2], slot=0)], 16))
 prompt = ctypes.c_uint.in_dll(ctypes.CDLL("libcuda.so.1"), "early_launches").value - before
 runner.submit(make_batch([Chunk([-1], 3, [1], [0], slot=0)], 16)).result()
+# The step replays its graph, and then those that its sequence needs next are captured in the background.
+runner.wait_for_graphs()
 decode = ctypes.c_uint.in_dll(ctypes.CDLL("libcuda.so.1"), "early_launches").value - before - prompt
 runner.close()
 print(prompt, decode)
