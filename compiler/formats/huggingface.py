@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -12,7 +12,7 @@ from ..arch import by_model_type
 from ..bundle.manifest import MANIFEST_FILE
 from ..errors import CheckpointError
 from ..ir.spec import ModelSpec
-from . import gemma_quant, mlx_quant
+from . import awq_quant, gemma_quant, gptq_quant, mlx_quant
 from .checkpoint import ActivationScales, Checkpoint, Tensor
 from .config import ConfigReader
 from .json_file import read_json_object
@@ -24,7 +24,15 @@ from .tokenizer_files import read_tokenizer_files
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-Quantization: TypeAlias = gemma_quant.GemmaQuantization | mlx_quant.MlxQuantization
+Quantization: TypeAlias = (
+    awq_quant.AwqQuantization | gemma_quant.GemmaQuantization | gptq_quant.GptqQuantization | mlx_quant.MlxQuantization
+)
+# The readers of a section "quantization_config", by its method.
+METHODS: Mapping[str, Callable[[ConfigReader], Quantization]] = {
+    awq_quant.METHOD: awq_quant.read_quantization,
+    gemma_quant.METHOD: gemma_quant.read_quantization,
+    gptq_quant.METHOD: gptq_quant.read_quantization,
+}
 
 # A name that contains a folder could lead anywhere on this machine.
 _SHARD_NAME = re.compile(r"\w[\w.-]*\.safetensors")
@@ -97,9 +105,9 @@ def _read_config(path: Path) -> tuple[ModelSpec, Quantization | None]:
     section = values.get("quantization_config")
     of_mlx = values.get(mlx_quant.SECTION)
     # An architecture does not depend on how its weights are stored, and refuses all other methods.
-    if isinstance(section, dict) and section.get("quant_method") == gemma_quant.METHOD:
+    if isinstance(section, dict) and section.get("quant_method") in METHODS:
         del values["quantization_config"]
-        quantization = gemma_quant.read_quantization(ConfigReader(section, f"{path}: quantization_config"))
+        quantization = METHODS[section["quant_method"]](ConfigReader(section, f"{path}: quantization_config"))
     elif isinstance(of_mlx, dict):
         del values[mlx_quant.SECTION]
         quantization = mlx_quant.read_quantization(of_mlx, str(path))

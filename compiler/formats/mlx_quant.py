@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ..errors import CheckpointError
 from ..quant import Codes
 from ..quant.base import Array
 from .checkpoint import QuantizedTensors, StoredMatrix, Tensor
 from .config import ConfigReader
+from .packed_columns import unpack_stream
 from .safetensors_file import SafetensorsTensor
 
 # The key of config.json.
@@ -132,15 +130,5 @@ def _affine(config: ConfigReader) -> Affine:
 def _read_planes(
     weight: SafetensorsTensor, scales: SafetensorsTensor, biases: SafetensorsTensor, form: Codes, start: int, stop: int
 ) -> dict[str, Array]:
-    codes = unpack(weight.integers(start, stop), form.bits)
+    codes = unpack_stream(weight.integers(start, stop), form.bits)
     return form.store(codes, scales.rows(start, stop), biases.rows(start, stop))
-
-
-def unpack(words: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint8]:
-    """Codes (N, K) of a stream of bits (N, K * bits / 32)."""
-    data = np.ascontiguousarray(words).view(np.uint8)
-    if bits == 8:
-        return data
-    single = np.unpackbits(data, axis=1, bitorder="little").reshape(len(data), -1, bits)
-    codes: npt.NDArray[np.uint8] = np.packbits(single, axis=2, bitorder="little")[..., 0]
-    return codes

@@ -29,7 +29,12 @@ BITS_PER_ELEMENT = {
 
 # The stored form of the dtypes that we read. A bf16 is the upper half of an f32.
 STORED_AS: Mapping[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
-INTEGERS: Mapping[str, np.dtype[Any]] = {"U8": np.dtype("u1"), "I8": np.dtype("i1"), "U32": np.dtype("<u4")}
+INTEGERS: Mapping[str, np.dtype[Any]] = {
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +67,24 @@ class SafetensorsTensor:
         return converted
 
     def integers(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows start to stop of a tensor of U8, I8 or U32, unchanged. Raises the errors of `rows`."""
+        """Rows start to stop of a tensor of integers, unchanged. Raises the errors of `rows`."""
         return self._stored_rows(start, stop, INTEGERS)
+
+    def columns(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Columns start to stop of a matrix (R, C): float16, float32 or integers unchanged, bfloat16 as float32. Raises
+        the errors of `rows`.
+        """
+        rows, columns = self.shape
+        if not 0 <= start <= stop <= columns:
+            raise IndexError(f"columns {start} to {stop} of tensor {self.name!r}, which has {columns}")
+        if (start, stop) == (0, columns) or self.dtype not in INTEGERS:
+            whole = self.integers(0, rows) if self.dtype in INTEGERS else self.rows(0, rows)
+            return whole[:, start:stop]
+        item = INTEGERS[self.dtype]
+        part = np.empty((rows, stop - start), item)
+        for row in range(rows):
+            self._read_into(part[row], self.offset_bytes + (row * columns + start) * item.itemsize)
+        return part
 
     def _stored_rows(self, start: int, stop: int, supported: Mapping[str, np.dtype[Any]]) -> npt.NDArray[Any]:
         row_count, *row_shape = self.shape or (1,)

@@ -169,5 +169,5 @@ def test_a_matrix_of_other_columns_than_the_model_is_refused(changed: Callable[.
 
 
 def test_other_methods_are_still_refused_by_name(changed: Callable[..., Path]) -> None:
-    with pytest.raises(UnsupportedModel, match="method 'awq'"):
-        load(str(changed({"quant_method": "awq"})))
+    with pytest.raises(UnsupportedModel, match="method 'vptq'"):
+        load(str(changed({"quant_method": "vptq"})))

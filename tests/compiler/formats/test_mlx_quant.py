@@ -17,7 +17,7 @@ from tolerances import relative_error
 
 from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats import load
-from nearfar.compiler.formats.mlx_quant import unpack
+from nearfar.compiler.formats.packed_columns import unpack_stream
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 
 pytest.importorskip("mlx.core")
@@ -94,7 +94,7 @@ def test_codes_are_those_of_mlx(bits: int) -> None:
 
     weights = np.random.default_rng(bits).normal(size=(5, 96)).astype(np.float32)
     packed, scales, biases = mx.quantize(mx.array(weights), group_size=32, bits=bits)
-    codes = unpack(np.array(packed), bits).astype(np.float32).reshape(5, 3, 32)
+    codes = unpack_stream(np.array(packed), bits).astype(np.float32).reshape(5, 3, 32)
     found = codes * np.array(scales)[..., None] + np.array(biases)[..., None]
     expected = np.array(mx.dequantize(packed, scales, biases, group_size=32, bits=bits))
     np.testing.assert_allclose(found.reshape(5, 96), expected, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,201 @@
+"""AWQ and GPTQ checkpoints: the weights that onnxruntime-genai unpacks, the logits that transformers computes with
+these, and configurations that we refuse.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from decoder_families import TOKENS, make_family
+from safetensors.torch import load_file, save_file
+from tolerances import relative_error
+
+from nearfar.compiler.errors import CheckpointError, QuantizationError, UnsupportedModel
+from nearfar.compiler.formats import load
+from nearfar.compiler.formats.checkpoint import StoredMatrix
+from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
+
+pytest.importorskip("onnxruntime_genai.models.loaders.awq")
+
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "num_hidden_layers": 2}  # fmt: skip
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False, "damp_percent": 0.1}
+# By name: the configuration, and whether groups are in any order.
+CASES: Mapping[str, tuple[dict[str, Any], bool]] = {
+    "awq": (AWQ, False),
+    "gptq4": (GPTQ, False),
+    "gptq8_row": ({**GPTQ, "bits": 8, "group_size": -1, "checkpoint_format": "gptq"}, False),
+    "gptq2_ordered": ({**GPTQ, "bits": 2, "desc_act": True}, True),
+}
+FORMS = {"awq": {"q4g64z_f16"}, "gptq4": {"q4g32z_f16"}, "gptq8_row": {"q8cz_f16"}, "gptq2_ordered": set()}
+
+
+def random_words(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randint(-(2**31), 2**31, shape, dtype=torch.int64).to(torch.int32)
+
+
+def quantized(rows: int, columns: int, config: dict[str, Any], ordered: bool) -> dict[str, torch.Tensor]:
+    """Random tensors of a module."""
+    bits = config["bits"]
+    group = columns if config["group_size"] == -1 else config["group_size"]
+    groups = columns // group
+    scales = (torch.rand(groups, rows) + 0.5) / (2**bits * columns**0.5)
+    awq = config["quant_method"] == "awq"
+    tensors = {
+        "qweight": random_words((columns, rows // 8) if awq else (columns * bits // 32, rows)),
+        "qzeros": random_words((groups, rows * bits // 32)),
+        "scales": scales.half(),
+    }
+    if not awq:
+        index = torch.arange(columns) // group
+        tensors["g_idx"] = (index[torch.randperm(columns)] if ordered else index).to(torch.int32)
+    return tensors
+
+
+def unpacked(tensors: dict[str, torch.Tensor], config: dict[str, Any], rows: int, columns: int) -> torch.Tensor:
+    """The weight (rows, columns) as onnxruntime-genai reads it."""
+    from onnxruntime_genai.models.loaders.awq import AWQModel
+    from onnxruntime_genai.models.loaders.gptq import GPTQModel
+
+    group = columns if config["group_size"] == -1 else config["group_size"]
+    awq = config["quant_method"] == "awq"
+    index = torch.arange(columns) // group if awq else tensors["g_idx"].long()
+    module = SimpleNamespace(
+        **{**tensors, "g_idx": index}, bits=config["bits"], group_size=group, in_features=columns, out_features=rows
+    )
+    module.qweight, module.qzeros = module.qweight.clone(), module.qzeros.clone()
+    reader = object.__new__(AWQModel if awq else GPTQModel)
+    if not awq:
+        reader.prepare_quantized_tensor(module)
+    reader.unpack_qweight(module)
+    reader.unpack_qzeros(module)
+    weight: torch.Tensor = (module.qweight.float() - module.qzeros.float()[index]) * module.scales.float()[index]
+    return weight.T.contiguous()
+
+
+def make(folder: Path, config: dict[str, Any], ordered: bool) -> npt.NDArray[np.float32]:
+    """Write a checkpoint whose projections are quantized at random. Returns transformers' logits for the weights that
+    onnxruntime-genai unpacks.
+    """
+    import transformers
+
+    make_family("olmo2", folder, **SIZES)
+    tensors, floats = load_file(folder / "model.safetensors"), {}
+    stored = {}
+    torch.manual_seed(len(json.dumps(config)))
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        if "_proj" not in name:
+            stored[name] = floats[name] = tensor
+            continue
+        parts = quantized(tensor.shape[0], tensor.shape[1], config, ordered)
+        stored |= {f"{module}.{kind}": part.contiguous() for kind, part in parts.items()}
+        floats[name] = unpacked(parts, config, tensor.shape[0], tensor.shape[1])
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert not model.load_state_dict(floats, strict=False).unexpected_keys
+    with torch.no_grad():
+        logits: npt.NDArray[np.float32] = model(torch.tensor([TOKENS])).logits[0].numpy()
+    save_file(stored, folder / "model.safetensors")
+    write_config(folder, config)
+    return logits
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    values["quantization_config"] = config
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_the_weights_that_another_reader_unpacks(name: str, tmp_path: Path) -> None:
+    expected = make(tmp_path, *CASES[name])
+    checkpoint = load(str(tmp_path))
+    assert set(checkpoint.stored_forms) == FORMS[name]
+    assert any("not in the order of their groups" in note for note in checkpoint.notes) == CASES[name][1]
+    reference = CheckpointReference(checkpoint, len(TOKENS))
+    found = reference.logits(next(iter(reference.hidden([TOKENS]))))
+    assert relative_error(found, expected) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq4"])
+def test_blocks_of_rows_are_parts_of_the_matrix(name: str, tmp_path: Path) -> None:
+    make(tmp_path, *CASES[name])
+    matrix = load(str(tmp_path)).tensors["model.layers.1.mlp.gate_proj.weight"]
+    assert isinstance(matrix, StoredMatrix)
+    whole = matrix.rows(0, 256)
+    for start, stop in ((0, 1), (3, 77), (129, 131), (255, 256)):
+        np.testing.assert_array_equal(matrix.rows(start, stop), whole[start:stop])
+
+
+def symmetric(version_2: bool) -> Callable[[dict[str, torch.Tensor]], None]:
+    word = 0x88888888 if version_2 else 0x77777777
+    value = word - (1 << 32) if word >= 1 << 31 else word
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if name.endswith("qzeros"):
+                tensor.fill_(value)
+
+    return change
+
+
+@pytest.mark.parametrize("version_2", [False, True])
+def test_symmetric_codes_need_no_zero_points_and_the_version_is_checked(version_2: bool, tmp_path: Path) -> None:
+    config = {**GPTQ, "sym": True, "checkpoint_format": "gptq_v2" if version_2 else "gptq"}
+    make(tmp_path, config, False)
+    tensors = load_file(tmp_path / "model.safetensors")
+    symmetric(version_2)(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = load(str(tmp_path))
+    assert set(checkpoint.stored_forms) == {"q4g32_f16"}
+    checkpoint.tensors["model.layers.0.mlp.up_proj.weight"].rows(0, 9)
+    write_config(tmp_path, {**config, "checkpoint_format": "gptq" if version_2 else "gptq_v2"})
+    with pytest.raises(QuantizationError, match="zero points other than 8, though 'quantization_config' says"):
+        load(str(tmp_path)).tensors["model.layers.0.mlp.up_proj.weight"].rows(0, 9)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "words"),
+    [
+        ({**AWQ, "version": "gemv"}, UnsupportedModel, "'version' is 'gemv'"),
+        ({**AWQ, "zero_point": False}, UnsupportedModel, "'zero_point' is false"),
+        ({**AWQ, "bits": 8}, UnsupportedModel, "'bits' is 8"),
+        ({**AWQ, "group_size": 128}, CheckpointError, r"down_proj.qzeros has dtype I32 and shape \[4, 16\]; expected"),
+        ({**AWQ, "rotation": "hadamard"}, UnsupportedModel, "unknown key 'rotation'"),
+        ({**AWQ, "quant_method": "vptq"}, UnsupportedModel, "method 'vptq'"),
+    ],
+)
+def test_another_layout_is_refused_by_name(
+    config: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    make(tmp_path, AWQ, False)
+    write_config(tmp_path, config)
+    with pytest.raises(error, match=words):
+        load(str(tmp_path))
+
+
+def test_a_group_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    make(tmp_path, GPTQ, False)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.g_idx"][5] = 4
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"up_proj\.g_idx has groups from 0 to 4, and there are 4"):
+        load(str(tmp_path))
+
+
+def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
+    make(tmp_path, AWQ, False)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.0.self_attn.k_proj.qzeros"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"k_proj\.qzeros is missing"):
+        load(str(tmp_path))
