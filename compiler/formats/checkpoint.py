@@ -62,6 +62,18 @@ class StoredMatrix:
 
 
 @dataclass(frozen=True, slots=True)
+class DequantizedMatrix:
+    """A matrix (N, K) that the checkpoint stores quantized, in a way that no kernel reads. ``dtype`` names it;
+    ``rows(start, stop)`` reads rows as floats.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    dtype: str
+    rows: Callable[[int, int], npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
 class ActivationScales:
     """The static scales of a module's activations: its input and its output are rounded to multiples of their scale
     and clipped to -128 to 127 times it. None: not rounded.
@@ -129,9 +141,11 @@ class Checkpoint:
 
     @property
     def stored_forms(self) -> dict[str, int]:
-        """The number of weights in each format that the checkpoint stores quantized, by the format's name."""
+        """The number of weights in each format that the checkpoint stores quantized, by the format's name, or that of
+        what no kernel reads.
+        """
         counts: dict[str, int] = {}
         for tensor in self.tensors.values():
-            if isinstance(tensor, StoredMatrix):
-                counts[tensor.form.name] = counts.get(tensor.form.name, 0) + tensor.shape[0] * tensor.shape[1]
+            if isinstance(tensor, StoredMatrix | DequantizedMatrix):
+                counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.shape[0] * tensor.shape[1]
         return counts

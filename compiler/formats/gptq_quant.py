@@ -23,7 +23,7 @@ import numpy.typing as npt
 from ..errors import CheckpointError, QuantizationError
 from ..quant import ROW, Codes
 from ..quant.base import Array
-from .checkpoint import QuantizedTensors, StoredMatrix, Tensor
+from .checkpoint import DequantizedMatrix, QuantizedTensors, StoredMatrix, Tensor
 from .config import ConfigReader
 from .packed_columns import modules_of, part, require, stream_columns, unpack_stream
 from .safetensors_file import SafetensorsTensor
@@ -68,14 +68,14 @@ class GptqQuantization:
         """
         modules = modules_of(tensors, "qweight")
         found: dict[str, Tensor] = {f"{module}.weight": self._matrix(module, tensors) for module in sorted(modules)}
-        reordered = sum(isinstance(tensor, ReorderedMatrix) for tensor in found.values())
+        reordered = sum(isinstance(tensor, DequantizedMatrix) for tensor in found.values())
         for name, tensor in tensors.items():
             module, _, kind = name.rpartition(".")
             if module not in modules or kind not in KINDS:
                 found[name] = tensor
         note = (
             f"{self.where}: the columns of {reordered} matrices are not in the order of their groups (desc_act), so "
-            "these matrices are read as floats"
+            "these matrices become floats; give a --quantization to round them to another format"
         )
         return QuantizedTensors(found, notes=(note,) if reordered else ())
 
@@ -111,7 +111,7 @@ class GptqQuantization:
                     f"there are {groups}; download the checkpoint again",
                     tensor=f"{module}.g_idx",
                 )
-            return ReorderedMatrix(name, (rows, columns), stored, groups_of)
+            return DequantizedMatrix(name, (rows, columns), f"q{bits} reordered", partial(stored.floats, groups_of))
         return StoredMatrix(name, (rows, columns), form, partial(stored.planes, form))
 
 
@@ -146,26 +146,10 @@ class _Stored:
         zeros = stream_columns(self.zeros, self.bits, start, stop).T + np.uint8(self.shift)
         return codes, self.scales.columns(start, stop).T.astype(np.float32), zeros & np.uint8((1 << self.bits) - 1)
 
-
-@dataclass(frozen=True, slots=True)
-class ReorderedMatrix:
-    """A matrix whose column k belongs to group ``groups_of[k]``, as floats."""
-
-    name: str
-    shape: tuple[int, int]
-    stored: _Stored
-    groups_of: npt.NDArray[np.int64]
-
-    @property
-    def dtype(self) -> str:
-        return f"q{self.stored.bits}"
-
-    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
-        codes, scales, zeros = self.stored.read(start, stop)
-        of_columns = scales[:, self.groups_of]
-        weights: npt.NDArray[np.float32] = (
-            codes.astype(np.float32) - zeros.astype(np.float32)[:, self.groups_of]
-        ) * of_columns
+    def floats(self, groups_of: npt.NDArray[np.int64], start: int, stop: int) -> npt.NDArray[np.float32]:
+        """Rows of a matrix whose column k belongs to group ``groups_of[k]``."""
+        codes, scales, zeros = self.read(start, stop)
+        weights: npt.NDArray[np.float32] = (codes - zeros[:, groups_of].astype(np.float32)) * scales[:, groups_of]
         return weights
 
 

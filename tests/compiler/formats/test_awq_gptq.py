@@ -22,6 +22,7 @@ from nearfar.compiler.errors import CheckpointError, QuantizationError, Unsuppor
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.checkpoint import StoredMatrix
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
+from nearfar.compiler.pipeline.stored_forms import choose_quantization
 
 pytest.importorskip("onnxruntime_genai.models.loaders.awq")
 
@@ -36,7 +37,7 @@ CASES: Mapping[str, tuple[dict[str, Any], bool]] = {
     "gptq8_row": ({**GPTQ, "bits": 8, "group_size": -1, "checkpoint_format": "gptq"}, False),
     "gptq2_ordered": ({**GPTQ, "bits": 2, "desc_act": True}, True),
 }
-FORMS = {"awq": {"q4g64z_f16"}, "gptq4": {"q4g32z_f16"}, "gptq8_row": {"q8cz_f16"}, "gptq2_ordered": set()}
+FORMS = {"awq": {"q4g64z_f16"}, "gptq4": {"q4g32z_f16"}, "gptq8_row": {"q8cz_f16"}, "gptq2_ordered": {"q2 reordered"}}
 
 
 def random_words(shape: tuple[int, ...]) -> torch.Tensor:
@@ -124,6 +125,15 @@ def test_logits_are_those_of_the_weights_that_another_reader_unpacks(name: str, 
     reference = CheckpointReference(checkpoint, len(TOKENS))
     found = reference.logits(next(iter(reference.hidden([TOKENS]))))
     assert relative_error(found, expected) < 1e-4
+
+
+def test_reordered_columns_are_not_rounded_again_unless_asked(tmp_path: Path) -> None:
+    make(tmp_path, *CASES["gptq2_ordered"])
+    checkpoint = load(str(tmp_path))
+    notes: list[str] = []
+    assert choose_quantization(None, checkpoint, notes.append)[0].name == "f16"
+    assert choose_quantization("q4f16", checkpoint, notes.append)[0].name == "q4f16"
+    assert "already quantized (q2 reordered); --quantization q4f16 converts them" in notes[0]
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq4"])
