@@ -17,7 +17,7 @@
 # make bench-upstream    the CPU time of a streamed token in front of another server, 256 answers at once
 # make soak              24 clients beside attacks for MINUTES=10 on this machine's CPU; ATTACKS=texts,grammar,... for some of them
 # make bench-wire        speculation across the wire: what guesses of a near model save the server, FAR=folder for another far checkpoint
-# make bench-cpu         tokens a second on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed; MODEL=gemma-3-1b-it for another model of compiler/arch/published
+# make bench-cpu         tokens a second on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed; MODEL=gemma-3-1b-it for another model of compiler/arch/published, TYPE=Q4_K_M for a file that llama.cpp quantizes
 # make check-gguf        that llama.cpp computes the same logits from the files that the benchmarks write for it
 # make bench-cpu-kernels the projection kernels on this machine's CPU, by weight format
 # make bench-onnx        the same for the onnx target, and GenAI and transformers beside
@@ -153,7 +153,7 @@ bench-cpu-kernels: .venv/.dev
 	$(BIN)/python tests/bench/bench_cpu_kernels.py
 
 bench-cpu: .venv/.dev
-	$(BIN)/python tests/bench/bench_cpu.py $(if $(MODEL),--model '$(MODEL)')
+	$(BIN)/python tests/bench/bench_cpu.py $(if $(MODEL),--model '$(MODEL)') $(if $(TYPE),--file-type '$(TYPE)')
 
 check-gguf: .venv/.dev
 	$(BIN)/python tests/bench/check_gguf.py
