@@ -17,6 +17,7 @@ from .checkpoint import ActivationScales, Checkpoint, Tensor
 from .config import ConfigReader
 from .json_file import read_json_object
 from .multimodal import text_modules, text_section, text_tensors
+from .pytorch_file import PytorchTensor, has_pytorch_files, read_pytorch
 from .safetensors_file import SafetensorsTensor, read_safetensors
 from .sentence_transformers import read_embedding
 from .spec_against_tensors import choose_head, require_sizes
@@ -52,7 +53,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     activation_scales: Mapping[str, ActivationScales] = {}
     if quantization is not None:
         # Its patterns are for the names on disk.
-        read = quantization.read_tensors(stored, tied=spec.tie_word_embeddings)
+        read = quantization.read_tensors(_safetensors_only(path, stored), tied=spec.tie_word_embeddings)
         tensors, activation_scales = read.tensors, read.activation_scales
         notes += read.notes
     tensors, left_out = text_tensors(tensors)
@@ -119,20 +120,35 @@ def _read_config(path: Path) -> tuple[ModelSpec, Quantization | None]:
     return by_model_type(config.text("model_type")).read_config(config), quantization
 
 
-def _read_tensors(path: Path) -> Mapping[str, SafetensorsTensor]:
+def _read_tensors(path: Path) -> Mapping[str, SafetensorsTensor] | Mapping[str, PytorchTensor]:
     # As in transformers, the single file has precedence over an index.
     if (path / SINGLE_FILE).is_file():
         return read_safetensors(path / SINGLE_FILE)
     if (path / INDEX_FILE).is_file():
         return _read_shards(path)
-    if any(path.glob("pytorch_model*.bin")) or any(path.glob("*.pth")):
+    if has_pytorch_files(path):
+        return read_pytorch(path)
+    if any(path.glob("*.pth")):
         raise _bad(
             path,
-            f"contains weights only as PyTorch pickles, which can run code when opened; load it with transformers and "
-            f"write {SINGLE_FILE} with save_pretrained(folder, safe_serialization=True)",
+            f"contains weights only as .pth files of another layout; load it with transformers and write {SINGLE_FILE} "
+            "with save_pretrained(folder)",
         )
     _refuse_a_bundle(path)
     raise _bad(path, f"has neither {SINGLE_FILE} nor {INDEX_FILE}; download the weights too")
+
+
+def _safetensors_only(
+    path: Path, tensors: Mapping[str, SafetensorsTensor] | Mapping[str, PytorchTensor]
+) -> Mapping[str, SafetensorsTensor]:
+    found = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, SafetensorsTensor)}
+    if len(found) < len(tensors):
+        raise _bad(
+            path,
+            "has quantized weights in PyTorch's .bin files, which is not supported; load it with transformers and "
+            f"write {SINGLE_FILE} with save_pretrained(folder)",
+        )
+    return found
 
 
 def _read_shards(path: Path) -> Mapping[str, SafetensorsTensor]:

@@ -283,11 +283,9 @@ def test_a_missing_file_is_named_with_what_to_do(missing: str, message: str, bro
         open_checkpoint(broken)
 
 
-def test_pickled_weights_must_be_converted(broken: Path) -> None:
-    (broken / "model.safetensors").rename(broken / "pytorch_model.bin")
-    with pytest.raises(
-        CheckpointError, match=r"only as PyTorch pickles.*save_pretrained\(folder, safe_serialization=True\)"
-    ):
+def test_weights_of_another_layout_must_be_converted(broken: Path) -> None:
+    (broken / "model.safetensors").rename(broken / "consolidated.00.pth")
+    with pytest.raises(CheckpointError, match=r"only as \.pth files of another layout; .*save_pretrained\(folder\)"):
         open_checkpoint(broken)
 
 
