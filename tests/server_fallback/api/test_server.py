@@ -32,7 +32,7 @@ from nearfar.server_fallback.api.log import configure_logs
 from nearfar.server_fallback.api.server import bind, run_server
 
 configure_logs(sys.stderr)
-models = FakeModels(FakeExecutor(pieces=["a"] * 40, delay_seconds=0.02))
+models = FakeModels(FakeExecutor(pieces=["a"] * 40, delay_seconds=0.05))
 listener = bind("127.0.0.1", 0)
 
 async def started():

@@ -116,7 +116,8 @@ def test_a_dead_node_fails_requests_with_the_reason_and_both_restart(tmp_path: P
             reason = r"on node 1 \(127.0.0.1\) ended with status -9"
         elif how == "ended":
             await other.stop()
-            reason = r"lost node 1 \(127.0.0.1\), which closed the connection"
+            # What the system reports depends on which side wrote last.
+            reason = r"lost node 1 \(127.0.0.1\), which (closed|broke) the connection"
         else:
             # As when the machine loses its power: nothing arrives any more, and nothing is closed.
             link = executor.server._program.companions._links[1]  # type: ignore[union-attr]

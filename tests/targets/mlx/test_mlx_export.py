@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny_models import SIZES
 
@@ -54,9 +55,16 @@ def test_the_configuration_is_read_back_as_the_models_spec(compile_tiny: Compile
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == [5, 7]
 
 
-def test_a_quantized_folder_is_not_taken_for_a_checkpoint(compile_tiny: CompileTiny) -> None:
-    with pytest.raises(UnsupportedModel, match="already quantized"):
-        load(str(compile_tiny("qwen3_wide", "q4f16", target="mlx", group_size=64)))
+def test_a_quantized_folder_is_a_checkpoint_with_the_same_weights(
+    compile_tiny: CompileTiny, tiny_checkpoints: Mapping[str, Path]
+) -> None:
+    found = load(str(compile_tiny("qwen3_wide", "q4f16", target="mlx", group_size=64)))
+    assert set(found.stored_forms) == {"q4g64b_f16"}
+    name, quantization = "model.layers.1.mlp.down_proj.weight", quant.by_name("q4f16", 64)
+    weights = open_checkpoint(tiny_checkpoints["qwen3_wide"]).tensors[name]
+    rows, columns = weights.shape
+    expected = quantization.unpack(quantization.pack(weights.rows(0, rows)), columns)
+    np.testing.assert_array_equal(found.tensors[name].rows(0, rows), expected)
 
 
 def test_shards_hold_the_same_tensors_as_one_file(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
