@@ -1,6 +1,5 @@
-"""New folders: none stays half-written, two processes cannot write one path, and remains of killed processes are
-removed.
-"""
+"""New folders: none is left half-written, two processes cannot write one path, and leftovers of killed processes are
+removed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Passes leave what a graph computes as it was: each alone, in sequence, and with weights split; on random decoders and
-batches.
-"""
+"""Passes do not change the results of a graph: each alone, in sequence, and with split weights, on random decoders and
+batches."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Programmatic dependent launch: only kernels of marked cubins, which wait for the previous kernel by themselves, may
-start before it has ended. The emulated libcuda refuses any other kernel that may.
-"""
+"""Programmatic dependent launch: only kernels of marked cubins, which wait for the previous kernel themselves, may
+start before it has ended. The emulated libcuda refuses any other kernel that may."""
 
 from __future__ import annotations
 
