@@ -85,9 +85,7 @@ class ActivationScales:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedTensors:
-    """What a reader of quantized weights makes of a checkpoint's tensors: ``tensors`` by the names that an unquantized
-    checkpoint has.
-    """
+    """The result of a reader of quantized weights: ``tensors`` by the names that an unquantized checkpoint has."""
 
     tensors: Mapping[str, Tensor]
     activation_scales: Mapping[str, ActivationScales] = field(default_factory=dict)

@@ -71,7 +71,7 @@ def text_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list
 
 def text_modules(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Values of the text model's modules, by the names that they have alone."""
-    # A module's name ends where the dot before its tensors' names begins.
+    # The dot separates a module's name from the names of its tensors.
     return {_text_name(f"{name}.")[:-1]: value for name, value in values.items() if not OTHER_PARTS.match(f"{name}.")}
 
 

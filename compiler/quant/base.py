@@ -1,4 +1,4 @@
-"""What a quantization is: how a float matrix becomes the planes that a bundle stores, and back.
+"""The interface of quantizations: a float matrix becomes the planes that a bundle stores, and back.
 
 A plane is one array of a packed matrix (the quantized integers, the scales). Rows are independent: row n of a plane
 depends on row n of the matrix alone, so a matrix can be packed in blocks of rows and split by rows at any point.

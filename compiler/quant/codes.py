@@ -1,7 +1,7 @@
 """Integers that a checkpoint stores, of 2, 3, 4, 5, 6 or 8 bits, with their own scales.
 
 A scale belongs to a whole row (an output channel), or to ``group`` columns of it. Nothing is rounded: the planes hold
-the checkpoint's integers and its scales in the order that kernels read. What a code means depends on ``offset``:
+the checkpoint's integers and its scales in the order that kernels read. The value of a code depends on ``offset``:
 
     ""   w = (code - 2^(bits - 1)) * s
     "z"  w = (code - z) * s, with a zero point z, a whole number

@@ -72,7 +72,7 @@ class Answer:
         self.token_ids.append(token_id)
 
     def completion(self) -> Completion:
-        """How it ended, once its sequence has."""
+        """Its finish reason, once its sequence has ended."""
         sequence, now = self.sequence, time.monotonic()
         assert sequence is not None
         assert sequence.finish_reason is not None

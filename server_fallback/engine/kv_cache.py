@@ -159,8 +159,8 @@ class KvCache:
         return True
 
     def capacity(self, sequence: Sequence, *, evict: bool) -> int:
-        """How many positions fit in a sequence's pages and the free ones; with ``evict``, in those that can be evicted
-        as well.
+        """The number of positions that fit in a sequence's pages and the free ones; with ``evict``, also in those that
+        can be evicted.
         """
         pages = min(
             len(table.pages) + (table.pool.available if evict else table.pool.free) for table in sequence.tables

@@ -154,7 +154,7 @@ class MaskPool(Generic[Owner]):
                 thread.start()
 
     def _work(self, thread: _MaskThread[Owner]) -> None:
-        """What a thread does until it is not needed any more."""
+        """The loop of a thread, until it is not needed any more."""
         while True:
             with self._lock:
                 self._return(thread)

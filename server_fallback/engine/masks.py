@@ -1,4 +1,4 @@
-"""What the engine needs of whatever computes the masks of constrained answers."""
+"""The interface of the engine to a service that computes the masks of constrained answers."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Masks(Protocol):
 
 
 class SavedWaits:
-    """How long the engine may wait for masks: at most half of the time over all steps, and ``max_wait_seconds`` in one.
-    What was not waited is saved, for up to NUM_SAVED steps that wait as long as they can.
+    """The time that the engine may wait for masks: at most half of the time over all steps, and ``max_wait_seconds`` in
+    one step. Unused time is saved, for up to NUM_SAVED steps that wait as long as they can.
     """
 
     NUM_SAVED = 5

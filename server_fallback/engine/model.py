@@ -1,4 +1,4 @@
-"""What the engine needs to know of a model."""
+"""The properties of a model that the engine needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts from the text itself: where a sequence's last tokens occurred before, those that followed them.
+"""Drafts from the text itself: the tokens that followed an earlier occurrence of a sequence's last tokens.
 
 Saxena 2023 (prompt lookup decoding).
 """

@@ -59,8 +59,8 @@ class Node:
 class CachePosition:
     """How far a sequence's pages are in the tree: its first ``depth`` pages are those of ``node`` and its ancestors.
 
-    A running sequence uses all of them that are within the window, so none of these can be evicted. When it used them
-    last is recorded in ``last_used`` alone, and passed on to the entries when the sequence leaves.
+    A running sequence uses all of them that are within the window, so none of these can be evicted. The time of its
+    last use is recorded only in ``last_used``, and is copied to the entries when the sequence leaves.
     """
 
     __slots__ = ("depth", "last_used", "node")

@@ -199,7 +199,7 @@ class EngineClient:
 
 
 def process_failed() -> DeviceError:
-    """What the answers of a crashed process fail with."""
+    """The error of the answers of a crashed process."""
     return DeviceError("the process of the engine failed and is started again; send the request again")
 
 
@@ -209,5 +209,5 @@ def process_restarts() -> Unavailable:
 
 
 def engine_closed() -> Unavailable:
-    """What answers fail with when the engine is closed."""
+    """The error of answers when the engine is closed."""
     return Unavailable("the engine was closed before the answer was complete; try again later")

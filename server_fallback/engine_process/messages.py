@@ -1,4 +1,4 @@
-"""What servers and the process of an engine send each other. Each message is one frame; see `connection.py`.
+"""The messages between servers and the process of an engine. Each message is one frame; see `connection.py`.
 
 The server that started the process opens its engine, changes its adapters and closes it. Others attach to it, and only
 send requests. An answer has a number, which its server chose. Times are those of `time.monotonic`, which all processes
@@ -24,7 +24,7 @@ from ..engine.token_engine import TokenEngine
 
 
 class EngineRecipe(Protocol):
-    """How the process makes its engine. It is pickled, so it is a dataclass of a module."""
+    """A recipe with which the process creates its engine. It is pickled, so it is a dataclass of a module."""
 
     def open(self, masks: Masks | None) -> TokenEngine:
         """Raises NearfarError's leaves."""
@@ -123,8 +123,8 @@ class OpenFailed:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the steps since the last message gave: tokens without log-probabilities, by their answers' numbers; and all
-    other items, which come after the tokens of their answers.
+    """The results of the steps since the last message: tokens without log-probabilities, by their answers' numbers; and
+    all other items, which follow the tokens of their answers.
     """
 
     answers: list[int]

@@ -27,7 +27,7 @@ MAIN = "from nearfar.server_fallback.engine_process.process import main; main()"
 # A crashed process is started again after this time, and after twice the time if it crashes again. After this many
 # crashes with less than STEADY_SECONDS of work between them, it is given up.
 FIRST_RESTART_SECONDS, MAX_CRASHES, STEADY_SECONDS = 0.5, 5, 60.0
-# How long a process may take to end after its last answer.
+# The time that a process may take to end after its last answer.
 EXIT_SECONDS = 15.0
 
 

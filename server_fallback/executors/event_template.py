@@ -29,8 +29,8 @@ MOST_PLACES = 8
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive events of one template: ``sent`` is what we send for them. ``pieces`` is how many of them have a
-    text or a part of a call, ``text`` their text; calls have none. ``end`` is where the run ends.
+    """Consecutive events of one template: ``sent`` are the bytes that we send for them. ``pieces`` is how many of them
+    have a text or a part of a call, ``text`` their text; calls have none. ``end`` is where the run ends.
     """
 
     sent: bytes

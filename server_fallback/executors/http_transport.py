@@ -133,7 +133,8 @@ class Connection(asyncio.Protocol):
         self.status, self.headers = 0, list[tuple[bytes, bytes]]()
         self._parts = list[bytes]()
         self._parser = HttpResponseParser(self)
-        # Of the answer: its headers and its end have arrived, it ends with the connection, another request may follow.
+        # State of the answer: its headers and its end have arrived, it ends with the connection, another request may
+        # follow.
         self._has_head = self._is_complete = self._ends_with_connection = self._keeps_alive = False
         self._is_paused = False
 

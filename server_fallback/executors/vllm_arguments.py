@@ -95,7 +95,7 @@ def tool_parser(template: str | None, config: Mapping[str, Any]) -> str | None:
 
 
 def model_arguments(facts: CheckpointFacts, arguments: Sequence[str]) -> list[str]:
-    """What `vllm serve` needs for the model beside the user's ``arguments``."""
+    """The arguments that `vllm serve` needs for the model in addition to the user's ``arguments``."""
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments if argument.startswith("--")}
     added = list[str]()
     if not given & {"--enable-prompt-tokens-details", "--no-enable-prompt-tokens-details"}:

@@ -1,4 +1,4 @@
-"""What the main process and its front ends send each other. Each message is one frame; see `engine_process.connection`.
+"""The messages between the main process and its front ends. Each message is one frame; see `engine_process.connection`.
 
 A call has a number, which its front end chose; so has an admitted request, for as long as it runs.
 """

@@ -38,7 +38,7 @@ class ChatForm:
 
 @dataclass(slots=True)
 class _ChoiceState:
-    """What was emitted of one choice."""
+    """The output of one choice so far."""
 
     parser: ToolCallStream | None
     started: bool = False

@@ -1,4 +1,6 @@
-"""Which properties of a schema are strings. Some formats of tool calls write strings without quotes."""
+"""Finds the properties of a schema that are strings, because some formats of tool calls write strings without
+quotes.
+"""
 
 from __future__ import annotations
 

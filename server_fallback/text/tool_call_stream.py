@@ -45,7 +45,7 @@ ToolCallEvent = TextEvent | CallEvent | ArgumentsEvent
 # call or a list.
 _Mode = Literal["text", "head", "arguments", "object", "between", "tail"]
 
-# What may come before a call that is the whole answer.
+# The text that may precede a call that is the complete answer.
 _LEAD = re.compile(r"\A[\s;]*")
 
 
@@ -70,7 +70,7 @@ class ToolCallStream:
         self._mode: _Mode = "text"
         # Text not decided on.
         self._held = ""
-        # How the call at hand began, for when it is none.
+        # The beginning of the current call, in case it turns out not to be a call.
         self._opened = ""
         self._calls = 0
         self._reader: ArgumentReader = JsonReader()
@@ -93,9 +93,8 @@ class ToolCallStream:
         return _joined(self._advance(ended=False))
 
     def finish(self) -> list[ToolCallEvent]:
-        """What is still held back at the end of the answer.
-
-        The arguments of a call that was cut off stay incomplete.
+        """The text that is still held back at the end of the answer. The arguments of a call that was cut off stay
+        incomplete.
         """
         return _joined(self._advance(ended=True))
 

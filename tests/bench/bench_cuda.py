@@ -197,7 +197,8 @@ def measure_alone(
 
 def weight_bytes_read(manifest: Manifest) -> int:
     """The bytes of all weights that a forward pass reads completely. Embeddings that are not also the head do not
-    count."""
+    count.
+    """
     steps = manifest.plan(GENERATE).steps
     read = {name for step in steps if step.op != "embed" for name in step.inputs.values()} & manifest.weights.keys()
     return sum(plane.size for name in read for plane in manifest.weights[name].planes)

@@ -267,7 +267,8 @@ async def load_server(port: int, clients: int, *, chat: bool) -> None:
 @dataclass(frozen=True, slots=True)
 class Result:
     """Tokens and events (which hold at least one token) per second; microseconds of processor time per token;
-    milliseconds that a step takes in the engine, and in total; milliseconds between two pieces that a client reads."""
+    milliseconds that a step takes in the engine, and in total; milliseconds between two pieces that a client reads.
+    """
 
     tokens: float
     events: float

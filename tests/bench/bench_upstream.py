@@ -4,7 +4,8 @@
 form, each token as one event in one HTTP chunk and one write: as fast as it can, and one token in every step of some
 milliseconds, as an engine does. The clients are in this process. The figure is the CPU time (user and system) of only
 `nearfar serve --executor upstream`, without its start, divided by all tokens. It includes the time for requests. Every
-16th answer is compared with what the other server sent."""
+16th answer is compared with what the other server sent.
+"""
 
 from __future__ import annotations
 

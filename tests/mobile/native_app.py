@@ -1,5 +1,6 @@
 """An app around a page, like one in Swift or Kotlin: it sends and reads the frames of mobile/webview/README.md as
-strings."""
+strings.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The list of mutations fits the tree, and `make mutate` separates the bugs that tests notice from those that they
-miss."""
+miss.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ def check_outputs(
     what: object, dtype: str | None, expected_outputs: Mapping[str, Array], outputs: Mapping[str, bytes]
 ) -> None:
     """``dtype``: the dtype to which the kernel rounds operands, if it does. Raises AssertionError that names
-    ``what``."""
+    ``what``.
+    """
     quantized = any(expected.dtype.kind == "u" for expected in expected_outputs.values())
     for role, expected in expected_outputs.items():
         found = np.frombuffer(outputs[role], expected.dtype, expected.size).reshape(expected.shape)

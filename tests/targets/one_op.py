@@ -203,7 +203,8 @@ def linear(
     activation: str = "silu",
 ) -> Graph:
     """``later``: another projection has written the ``offset`` columns before it. ``up_start``: it gates columns of
-    another value."""
+    another value.
+    """
     graph = Builder()
     x, width, into = graph.value("x", ("S", COLUMNS), x_dtype), columns or OUTPUTS, None
     if later:

@@ -1,7 +1,8 @@
 """Cases of complete variant rows: each row for each step of the graphs of `one_op.py`, compared with the op, with the
 facts that a target derives itself.
 
-Attention and sampling have their own cases, because their batches are more than arrays of random numbers."""
+Attention and sampling have their own cases, because their batches are more than arrays of random numbers.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Without passes a plan consists of the ops that architectures are written in, so these tests run the plain kernels. The
 bundle's self-test, which `open_runner` runs, compares with `ir/ops/` on the graph before the passes. In addition, the
-results are compared with transformers."""
+results are compared with transformers.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +177,8 @@ def test_a_residual_stream_beyond_float16_is_right_with_float16_activations(
 
 def sampled_in_part(runner: PlanRunner) -> npt.NDArray[np.float32]:
     """The logits of some rows of TOKENS in two sequences: several rows of a chunk, no rows, and the rows of a decode
-    step."""
+    step.
+    """
     own, other = [4, 1, 3], [0, 5, 2]
     steps: tuple[tuple[tuple[list[int], int, list[int], list[int]], ...], ...] = (
         ((TOKENS[:13], 0, own[:1], [3, 12]), (TOKENS[:7], 0, other[:1], [])),

@@ -1,5 +1,6 @@
 """`make gpu-check`: parts that fail, hang, crash or lack a requirement; the results are complete in every case. The
-rehearsal from end to end is exhaustive."""
+rehearsal from end to end is exhaustive.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """A kernel is identified by its template and its facts: different facts give different kernels, equal facts give one
-kernel, and each step has its own list of variants."""
+kernel, and each step has its own list of variants.
+"""
 
 from __future__ import annotations
 

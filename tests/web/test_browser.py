@@ -112,7 +112,8 @@ TIMEOUT_MS = 180_000
 @pytest.fixture(scope="session")
 def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
     """The page and bundles: with few kernels; with few kernels, but all for attention; with all kernels; with a flipped
-    byte in a shard; with float16 only; of another version."""
+    byte in a shard; with float16 only; of another version.
+    """
     site = tmp_path_factory.mktemp("site")
     shutil.copytree(PAGE, site, dirs_exist_ok=True)
     for script in ("nearfar.js", "runtime.js"):

@@ -1,5 +1,6 @@
 """Structured output in a page with a strict Content-Security-Policy: it needs wasm, but only after the first answer
-with a grammar starts."""
+with a grammar starts.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The demo model in ONNX's form in Node and in headless Chromium without WebGPU: the same tokens as numpy, ONNX Runtime
-in Python, MLX and transformers, and the choice between bundles."""
+in Python, MLX and transformers, and the choice between bundles.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ LOAD = """async ([bundles, runtime]) => {
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The demo model: as ONNX folders by quantization, and as f32 for the other runners. The f32 ones have no token
-    that ends an answer."""
+    that ends an answer.
+    """
     folder = tmp_path_factory.mktemp("onnx")
     export_model(str(CHECKPOINT), folder / "q4f16", target="onnx", quantization="q4f16", context=CONTEXT)
     export_model(str(CHECKPOINT), folder / "f32", target="onnx", quantization="f32", context=CONTEXT)

@@ -295,8 +295,10 @@ export function memorySource(files: Files, piece = 100): Source {
   };
 }
 
-/** The same bundle with two layers: one that attends to the complete context, and one with a window, in a second page
- * group. */
+/**
+ * The same bundle with two layers: one that attends to the complete context, and one with a window, in a second page
+ * group.
+ */
 export function windowedBundle(window: number): LettersBundle {
   const { manifest } = lettersBundle();
   const { generate } = manifest.plans;

@@ -20,8 +20,10 @@ afterEach(() => {
   vi.unstubAllGlobals();
 });
 
-/** Save a session of a bundle, change its file, and restore it. Returns the record, and the start of the next answer.
- * */
+/**
+ * Save a session of a bundle, change its file, and restore it. Returns the record, and the start of the next answer.
+ *
+ */
 async function saveAndRestore(
   files: Parameters<typeof memorySource>[0],
   change: (record: SessionRecord, keysAndValues: Bytes) => Bytes,

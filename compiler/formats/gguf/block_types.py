@@ -158,7 +158,7 @@ def q5_k(data: Bytes) -> Unpacked:
 
 
 def q6_k(data: Bytes) -> Unpacked:
-    # Of each half of 64 bytes first the low halves of all, then the high ones.
+    # In each half of 64 bytes, the low nibbles of all bytes precede the high ones.
     low = nibbles(data[..., :128].reshape(*data.shape[:-1], 2, 64)).reshape(*data.shape[:-1], 256)
     high = quarters(data[..., 128:192])
     scales = np.ascontiguousarray(data[..., 192:208]).view(np.int8)

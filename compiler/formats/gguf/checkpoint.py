@@ -81,7 +81,7 @@ def read_parts(path: Path) -> Container:
 
 
 def _require_part(container: Container, number: int, count: int) -> None:
-    """Raises CheckpointError unless the file says that it is this part of so many."""
+    """Raises CheckpointError unless the file's metadata has this number and this count of parts."""
     actual = container.metadata.get("split.no", 0), container.metadata.get("split.count", 1) or 1
     if actual != (number, count):
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Reads the container of a GGUF file: metadata by key, and where each tensor lies. Tensors are read on demand.
+"""Reads the container of a GGUF file: metadata by key, and the offset of each tensor. Tensors are read on demand.
 
 Layout, little-endian: "GGUF", version u32, number of tensors u64, number of keys u64; for each key its name, a type and
 the value; for each tensor its name, dimensions (the fastest first), type and offset; padding to the alignment; then the
@@ -134,7 +134,7 @@ class _Reader:
     def _place(
         self, infos: list[tuple[str, tuple[int, ...], BlockType, int]], start: int, alignment: int
     ) -> dict[str, StoredTensor]:
-        """Each tensor begins where the previous one ends, so another idea of a type's size is noticed."""
+        """Raises unless each tensor begins at the end of the previous one, which detects a different size of a type."""
         tensors: dict[str, StoredTensor] = {}
         expected = 0
         for name, shape, kind, offset in sorted(infos, key=lambda info: info[3]):

@@ -10,7 +10,7 @@ from ...nearest import did_you_mean
 
 PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 _LABEL = re.compile(r"(?:.*?[-._/])?((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32))\.gguf", re.IGNORECASE)
-# Of the files of towers of images and sounds, and of the matrices of importance.
+# Names of files that contain image or audio encoders, or importance matrices.
 _OTHERS = re.compile(r".*(mmproj|imatrix).*", re.IGNORECASE)
 
 

@@ -24,7 +24,7 @@ ENDS = frozenset(
         "<|end_of_text|>", "<eos>", "</s>",
     }
 )  # fmt: skip
-# How SentencePiece spells a space.
+# SentencePiece's character for a space.
 SPACE = "\u2581"
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WHITE = r"\s*[\r\n]+|\s+(?!\S)|\s+"

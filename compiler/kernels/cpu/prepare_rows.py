@@ -37,7 +37,7 @@ PAIRS = (0, 2, 1, 3)
 
 @dataclass(frozen=True, slots=True)
 class InputRows:
-    """What a projection's input is and becomes: x (batch, columns) of ``dtype``, normed if ``norm_eps`` is given.
+    """A projection's input and its converted form: x (batch, columns) of ``dtype``, normed if ``norm_eps`` is given.
 
     ``layout`` is that of the codes that quantized weights multiply, whose code for 0 is ``zero``. None leaves the rows
     as floats. ``sums``: offsets are sums of codes. ``halves``: 16 columns have an offset. ``step``: elements are

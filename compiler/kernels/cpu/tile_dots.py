@@ -141,7 +141,7 @@ class IntegerDots:
     def _terms(
         self, tile: Scalar, rows: list[Scalar], group: Scalar, starts: list[int]
     ) -> list[tuple[int, Scalar, Scalar]]:
-        """What a group adds to the sums: the index of a sum, and two factors of a product."""
+        """The terms that a group adds to the sums: the index of a sum, and two factors of a product."""
         halves = self._fmt.scales_a_chunk
         terms = []
         for half in range(halves):

@@ -27,7 +27,8 @@ CANNOT_RUN = 3
 
 def run_cases(command: Sequence[str], report: Report, case_seconds: float = CASE_SECONDS) -> None:
     """Run all cases in workers. ``command`` and the number of a first case start a worker, which calls `work`. Raises
-    NotRun if the machine cannot run any case."""
+    NotRun if the machine cannot run any case.
+    """
     passed = first = 0
     total: int | None = None
     for _ in range(MAX_WORKERS):

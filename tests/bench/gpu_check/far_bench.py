@@ -57,7 +57,8 @@ def run(job: Job, report: Report, model: str) -> None:
 
 def sequences_that_fit(bundle: Bundle, chosen: Sizes) -> int:
     """The number of requests, from the first on, whose keys and values fit into the GPU's memory together with the
-    weights."""
+    weights.
+    """
     from bench_cuda import workload
 
     from nearfar.compiler.measure.report import make_report

@@ -34,7 +34,8 @@ def facts(root: Path, path: str) -> dict[str, Any]:
 
 def cuda_device() -> dict[str, Any]:
     """Name, compute capability, CUDA version of the driver, and memory; or ``missing``, the reason why there is no
-    GPU."""
+    GPU.
+    """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:

@@ -1,7 +1,8 @@
 """One part of the check in a process of its own: python -m gpu_check.part NAME --prepared FOLDER --report FILE.
 
 The exit code is 0 also for failures of the part, which are in the report. Any other exit code means that the process
-crashed."""
+crashed.
+"""
 
 from __future__ import annotations
 

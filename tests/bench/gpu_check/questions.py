@@ -1,5 +1,6 @@
 """Questions that the demo model answers with certainty, so that every correct device gives the same answer. With other
-rounding, a token that is only slightly likelier than another may lose."""
+rounding, a token that is only slightly likelier than another may lose.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 In a clean copy of the tree, without a network and with an empty environment, the command unpacks the wheels and Node.js
 that `make gpu-wheels` packed, and runs every part on small models. CUDA is the tests' emulated driver behind NVIDIA's
-own bindings, and Vulkan is lavapipe (wgpu) and SwiftShader (Dawn). So the rehearsal tests the command, not the GPU."""
+own bindings, and Vulkan is lavapipe (wgpu) and SwiftShader (Dawn). So the rehearsal tests the command, not the GPU.
+"""
 
 from __future__ import annotations
 

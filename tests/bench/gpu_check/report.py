@@ -1,5 +1,6 @@
 """The results of a part of the check, in a JSON file that is written after every change, so that the results of a
-stopped part are kept."""
+stopped part are kept.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ class Sizes:
     ``case_stride``: every nth kernel case is prepared. ``clients``: the number of simultaneous clients of the server.
     ``sequences`` with prompts and answers of ``lengths`` tokens (minimum and maximum) run together; a step has at most
     ``step_tokens``. One sequence decodes ``alone_tokens``. Kernels are timed for batches of (sequences, new tokens of
-    each). ``copy_bytes`` are copied to measure the memory's speed. ``web_options`` are those of bench_gpu.js."""
+    each). ``copy_bytes`` are copied to measure the memory's speed. ``web_options`` are those of bench_gpu.js.
+    """
 
     far: Mapping[str, Shapes]
     near: Mapping[str, Shapes]

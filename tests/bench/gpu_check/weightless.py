@@ -1,5 +1,6 @@
 """Compiles a bundle without weights from a model's shapes alone: its kernels, its plan and the offsets of its
-weights."""
+weights.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Lets kernel templates be imported without TVM, on a machine that runs prepared kernels. The arrays of a kernel case
-and the results of its op only need numpy, but the case's module imports the template."""
+and the results of its op only need numpy, but the case's module imports the template.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """New folders: none is left half-written, two processes cannot write one path, and leftovers of killed processes are
-removed."""
+removed.
+"""
 
 from __future__ import annotations
 

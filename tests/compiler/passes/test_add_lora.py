@@ -34,7 +34,8 @@ def test_each_row_is_computed_with_its_own_adapter(
     spec: ModelSpec, seed: int, layout: DecoderLayout, factor: float
 ) -> None:
     """A tensor of the checkpoint may hold several projections, also for interleaved RoPE. ``factor`` scales the weights
-    as they are read."""
+    as they are read.
+    """
     spec = replace(spec, qk_norm=spec.qk_norm and not layout.interleaved)
     plain = scaled(forward(spec, PAGE_SIZE, CONTEXT, layout=layout), factor)
     tensors, batches = random_tensors(plain, seed), random_batches(spec.vocab_size, seed)

@@ -1,5 +1,6 @@
 """Passes do not change the results of a graph: each alone, in sequence, and with split weights, on random decoders and
-batches."""
+batches.
+"""
 
 from __future__ import annotations
 

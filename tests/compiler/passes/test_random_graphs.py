@@ -1,5 +1,6 @@
 """Passes on random graphs: a graph computes the same results as before, or the pass did not fire. Also, graphs that a
-pass must leave unchanged."""
+pass must leave unchanged.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """split_large: the parts compute the results of the complete matrix, each of their planes fits, and each row occurs
-once."""
+once.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The reference runner against transformers, and its batches against sequences run alone. `ragged.py` contains the
-batches for all runners."""
+batches for all runners.
+"""
 
 from __future__ import annotations
 

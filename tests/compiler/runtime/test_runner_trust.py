@@ -36,7 +36,8 @@ def test_projections_of_equal_shape_keep_kernels_of_their_own(
     target: str, lora_rank: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """The output and the down projection have 72 rows of 144 columns, but read different dtypes. With adapters, the
-    joint q, k and v projection has as many rows as the joint gate and up projection, but writes another dtype."""
+    joint q, k and v projection has as many rows as the joint gate and up projection, but writes another dtype.
+    """
     if target == "webgpu":
         request.getfixturevalue("vulkan")
     make_checkpoint("qwen3", tmp_path / "checkpoint", intermediate_size=144)

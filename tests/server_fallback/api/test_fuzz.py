@@ -1,5 +1,6 @@
 """Valid and invalid requests that schemathesis generates from the app's own OpenAPI document: the document declares
-each response, and none is a server error. NEARFAR_FUZZ_EXAMPLES=1000 searches longer than a test should take."""
+each response, and none is a server error. NEARFAR_FUZZ_EXAMPLES=1000 searches longer than a test should take.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Gemma 4's reasoning beside response formats and tools, from OpenAI's client down to a model that was trained to give
-such answers."""
+such answers.
+"""
 
 from __future__ import annotations
 

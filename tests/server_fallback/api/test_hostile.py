@@ -1,5 +1,6 @@
 """Bodies that are valid by the OpenAPI document, but break underlying libraries: none is a server error, and the server
-continues."""
+continues.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Sampling from the request's JSON to the device: the setting for each parameter, and answers compared with tokens that
-plain Python chooses from the logits of transformers."""
+plain Python chooses from the logits of transformers.
+"""
 
 from __future__ import annotations
 

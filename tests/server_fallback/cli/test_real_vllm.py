@@ -2,7 +2,8 @@
 
 `make test-vllm` runs these tests with the vLLM on the PATH. They are skipped if there is none, or if it cannot be
 imported. The model is the demo model with a chat template that supports tools; a regular expression makes it write
-texts that it would not write otherwise. tests/README.md lists the versions with which they have passed."""
+texts that it would not write otherwise. tests/README.md lists the versions with which they have passed.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 the hash model.
 
 Penalties, biases, masks and random numbers influence the answer, which therefore reveals wrong settings of a slot.
-Optionally, it works on its own thread, as a device does, or fails."""
+Optionally, it works on its own thread, as a device does, or fails.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Runs a scheduler over the hash model as tests/conformance/scheduler.json describes, and checks invariants after each
-step."""
+step.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from nearfar.server_fallback.engine.step import Row, Step
 @dataclass(slots=True)
 class HashDevice:
     """Pages of token ids, which an adapter changes. A step is computed when it is committed, from the state at the time
-    when it was built. The pages must contain all tokens that each row attends to."""
+    when it was built. The pages must contain all tokens that each row attends to.
+    """
 
     config: SchedulerConfig
     # The contents of the pages, by group.

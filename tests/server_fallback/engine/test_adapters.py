@@ -1,5 +1,6 @@
 """LoRA adapters by request: each answer is that of its own adapter, alone and beside others, and slots are allocated
-and freed."""
+and freed.
+"""
 
 from __future__ import annotations
 

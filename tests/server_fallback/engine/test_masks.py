@@ -1,5 +1,6 @@
 """Constrained answers with slow masks over the hash model: no other answer waits for them, and their time is
-limited."""
+limited.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Log-probabilities of a prompt's last tokens: those of the reference's logits, whatever is cached, runs beside them or
-is preempted."""
+is preempted.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def exact(bundle: Bundle, prompt: Sequence[int]) -> FloatArray:
 
 def wanted(bundle: Bundle, prompt: Sequence[int], count: int) -> list[float]:
     """The expected values by definition, from exact log-probabilities. Some of the tokens must be among the likeliest,
-    or this compares only estimates."""
+    or this compares only estimates.
+    """
     rows = exact(bundle, prompt)
     values: list[float] = []
     for place in range(max(1, len(prompt) - count), len(prompt)):

@@ -1,5 +1,6 @@
 """The same request gives the same tokens alone and under load: greedy and seeded, preempted, beside others that arrive
-and end."""
+and end.
+"""
 
 from __future__ import annotations
 

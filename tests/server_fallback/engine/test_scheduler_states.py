@@ -240,7 +240,8 @@ def turn(scheduler: Scheduler, device: HashDevice) -> Step | None:
 
 def steps_until_it_runs(patience: int | None) -> int | None:
     """The number of steps that a request of low priority waits while requests of high priority keep arriving; None for
-    more than 200."""
+    more than 200.
+    """
     own = config(patience_steps=patience)
     scheduler, device = Scheduler(own), HashDevice(own)
     low = request(0, [1, 2], 2, priority=0)

@@ -226,7 +226,8 @@ def test_answers_of_a_model_are_those_of_plain_decoding(tiny_bundle: Path) -> No
 @pytest.mark.parametrize("kind", ["ngram", "draft"])
 def test_a_model_that_gathers_rows_speculates_with_known_tokens(kind: str, windowed_bundle: Path) -> None:
     """The draft model's runner refuses tokens that only the device knows. It has windows, so the draft model frees
-    pages."""
+    pages.
+    """
     bundle = open_bundle(windowed_bundle)
     model = TokenModel.of(bundle.manifest)
     assert model.gathers

@@ -1,5 +1,6 @@
 """Drafts from clients: an answer is the same as without them, whatever they are; and the costs of a round, and the
-state after it."""
+state after it.
+"""
 
 from __future__ import annotations
 

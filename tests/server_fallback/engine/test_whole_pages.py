@@ -1,5 +1,6 @@
 """The prefix cache with pages that hold a complete sequence: prefixes of pages are shared, and copied or reused by
-sequences that continue them."""
+sequences that continue them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Chat:
 
     def ask(self, prompt: list[int], adapter: str | None = None) -> tuple[int, list[int]]:
         """The number of cached tokens of the prompt, and all tokens including the answer. The device checks the
-        contents of pages."""
+        contents of pages.
+        """
         sequence = Sequence(self.count, prompt, SequenceParams(6, adapter=adapter))
         self.count += 1
         self.scheduler.add(sequence)

@@ -1,5 +1,6 @@
 """An engine in a separate process gives the same answers as one in this process, and each side survives crashes of the
-other."""
+other.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ OPENED = "{# </think> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% e
 
 class FakeSource:
     """Generates ``answers`` in turn, and then repeats the last one. Under a constraint, it generates the answer's byte
-    if allowed, else the first allowed byte. Token ids are bytes, END ends an answer."""
+    if allowed, else the first allowed byte. Token ids are bytes, END ends an answer.
+    """
 
     def __init__(self, *answers: str | Sequence[int], failure: Exception | None = None) -> None:
         self.answers = [list(answer.encode() if isinstance(answer, str) else answer) for answer in answers]

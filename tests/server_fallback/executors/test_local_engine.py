@@ -1,5 +1,6 @@
 """The local executor with the token engine and the reference runner. Everything is real, except that the model is not
-trained."""
+trained.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ SCHEMAS = json.loads((Path(__file__).parents[2] / "conformance/json_schemas.json
 
 def on_engine(path: Path, work: Callable[[LocalExecutor], Awaitable[Result]], pages: int = 64) -> Result:
     """The result of ``work`` with an executor for the bundle. "</s>" becomes the end token, which the tiny model
-    lacks."""
+    lacks.
+    """
     bundle = open_bundle(path)
 
     @asynccontextmanager

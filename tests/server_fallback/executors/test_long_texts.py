@@ -1,5 +1,6 @@
 """Long texts in any field of a request: the event loop does not read them, and a text that cannot fit is not encoded at
-all."""
+all.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ TEMPLATE = (
 
 class Backend:
     """A tokenizer's backend that records the threads on which it encodes. It lacks `encode` and `decode`, which block
-    all other threads."""
+    all other threads.
+    """
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend

@@ -24,7 +24,8 @@ CASES = json.loads((Path(__file__).parents[2] / "conformance" / "answer_bounds.j
 
 def answer(*values: Any, bounds: Bounds = Bounds()) -> tuple[dict[int, str], dict[int, str | None], int]:  # noqa: B008
     """The texts and finish reasons of the choices, and the number of completion tokens. Values that are exceptions are
-    raised; None hangs."""
+    raised; None hangs.
+    """
 
     async def stream() -> AsyncGenerator[dict[str, Any]]:
         for value in values:

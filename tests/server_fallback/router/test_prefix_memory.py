@@ -1,5 +1,6 @@
 """The prefix that a side has probably computed before, with the vectors that the browser's router also runs
-(router_prefix.json)."""
+(router_prefix.json).
+"""
 
 import json
 from pathlib import Path

@@ -1,5 +1,6 @@
 """The cases of attention, rope_append and append_kv: all pairs of layer options, on batches around the ends of pages,
-blocks and windows."""
+blocks and windows.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Converts pages between the layout of the ops and that of CPU kernels, in which keys are (D, page) instead of (page,
-D)."""
+D).
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@ their results.
 
 A case declares the step's inputs by role: ("float32", "S", 37) is an array of a batch, ("matrix", 40, 37) a weight. Its
 batches give dims and the arrays that are not random. The expected arrays are those of `ops`. Data that a kernel must
-not read is NaN before it runs: scratch, results, and the arrays that a case chooses."""
+not read is NaN before it runs: scratch, results, and the arrays that a case chooses.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Batch:
 @dataclass(frozen=True)
 class StepCase:
     """``levels``: the levels that run in addition to the base level, None for all. ``same_bits``: every variant at
-    every level computes the same bits."""
+    every level computes the same bits.
+    """
 
     name: str
     op: str
@@ -133,7 +135,8 @@ def level_of(call: KernelCall) -> Level:
 @dataclass(frozen=True)
 class Run:
     """``arrays`` by the role of a binding: inputs, and the previous contents of results. ``expected`` are results and
-    states after the step."""
+    states after the step.
+    """
 
     dims: Mapping[str, int]
     arrays: Mapping[str, Array]

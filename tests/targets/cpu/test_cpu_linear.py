@@ -1,5 +1,6 @@
 """Projections over tiles of weights: the same bits at every level, block size and batch size, compared with exact
-integers in numpy."""
+integers in numpy.
+"""
 
 from __future__ import annotations
 

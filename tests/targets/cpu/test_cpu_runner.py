@@ -1,5 +1,6 @@
 """Complete bundles on this machine's CPU, compared with transformers and with the reference runner, alone and under
-load."""
+load.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The cases of CUDA's emulated tests: a selection of the cases of every target, and those of templates that only CUDA
-has."""
+has.
+"""
 
 from __future__ import annotations
 

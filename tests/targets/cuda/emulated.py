@@ -53,7 +53,8 @@ class Library:
 
 def library_of(source: str, folder: Path, optimization: str = "-Og") -> Path:
     """The shared library of a file of kernels, with functions "launch_NAME", numbers "parameters_NAME"
-    and, for those that wait for the previous kernel, "waits_NAME"."""
+    and, for those that wait for the previous kernel, "waits_NAME".
+    """
     head, *kernels = re.split(r'(?=^extern "C" __global__)', source, flags=re.MULTILINE)
     parts = [f'#include "{PRELUDE}"', head]
     for kernel in kernels:

@@ -18,7 +18,8 @@ Recorded = tuple[Library, str, tuple[int, int], int, npt.NDArray[np.uint64]]
 
 class EmulatedDriver:
     """``folder`` caches compiled libraries. Memory starts as NaN. If ``broken`` is set, every event fails. ``launched``
-    counts launches."""
+    counts launches.
+    """
 
     name = "emulated GPU"
     cuda_version = (13, 0)

@@ -1,5 +1,6 @@
 """Cubins: NVRTC accepts the generated sources, large kernels stay within registers and limits, and a bundle contains
-the right files."""
+the right files.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Complete bundles with the CUDA runner on an emulated driver, compared with the reference, with and without graphs.
-These tests use no GPU."""
+These tests use no GPU.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +108,8 @@ def test_a_graph_is_right_for_every_context_of_its_bucket(
     cuda_bundle: Path, emulated_cuda: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One bucket up to 300 tokens. Its graph divides the keys into two ranges; the second is empty for up to 256
-    tokens."""
+    tokens.
+    """
     monkeypatch.setattr(decode_graphs, "SHORTEST_CONTEXT", 300)
     token_ids = [(5 * i * i + 3 * i) % 509 for i in range(300)]
     driver = EmulatedDriver(emulated_cuda)

@@ -1,5 +1,6 @@
 """Programmatic dependent launch: only kernels of marked cubins, which wait for the previous kernel themselves, may
-start before it has ended. The emulated libcuda refuses any other kernel that may."""
+start before it has ended. The emulated libcuda refuses any other kernel that may.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ class CountingDriver:
 
 class OneLaunch:
     """Launches of a plan with one kernel, which is represented by the sequences and the context that it is launched
-    for."""
+    for.
+    """
 
     def __init__(self, driver: CountingDriver) -> None:
         self._driver = driver

@@ -1,5 +1,6 @@
 """The emulated driver rejects calls that NVIDIA's driver API documentation forbids, so code that passes on it follows
-these rules. Each test calls a library of its own, because a fault lasts until the process ends."""
+these rules. Each test calls a library of its own, because a fault lasts until the process ends.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
 
 JOBS.json is a list of {"folder", "prompts": each token ids or a user's text, "max_tokens", "logits": a .npy file to
 write}. The script prints one JSON list with, for each job, a list of {"prompt_ids", "token_ids"}: mlx-lm's encoding of
-each prompt, and its greedy answer. The logits are those of the first prompt."""
+each prompt, and its greedy answer. The logits are those of the first prompt.
+"""
 
 from __future__ import annotations
 

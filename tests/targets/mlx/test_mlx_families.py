@@ -1,5 +1,6 @@
 """Every decoder family as a folder for MLX: our runner and mlx-lm return the reference's logits and greedy tokens, and
-models that mlx-lm computes differently are refused by name."""
+models that mlx-lm computes differently are refused by name.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Mistral and Phi-3 on MLX, compared with transformers: with our runner beyond three windows, and with mlx-lm for the
-models that it supports."""
+models that it supports.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ def test_lower_elements_have_the_lower_bits() -> None:
 @pytest.mark.parametrize("name", ["q4f32", "q8f16"])
 def test_a_product_of_level_4_is_off_by_the_rounding_of_its_inputs(name: str, block: int) -> None:
     """One row and more; one column of the matrix, and more columns than a kernel computes at once; and a last block
-    that is partly filled."""
+    that is partly filled.
+    """
     random = np.random.default_rng(block)
     for rows, k, n in ((1, 1024, 1), (1, 72, 33), (3, 352, 17), (33, 2048, 129), (64, 3072, 1024)):
         matrix, x = (random.normal(size=shape).astype(np.float32) for shape in ((n, k), (rows, k)))

@@ -1,5 +1,6 @@
 """Hand-made graphs on ONNX Runtime compared with `ir/ops/`, unchanged and with stacked projections; and graphs that
-ONNX cannot express."""
+ONNX cannot express.
+"""
 
 from __future__ import annotations
 

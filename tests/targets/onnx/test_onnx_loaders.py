@@ -1,5 +1,6 @@
 """ONNX Runtime GenAI and Transformers.js load the folder without changes, and continue a text like a loop over the
-graph."""
+graph.
+"""
 
 from __future__ import annotations
 

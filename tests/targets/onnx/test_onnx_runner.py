@@ -1,5 +1,6 @@
 """ONNX bundles on ONNX Runtime with continuous batching: compared with the reference runner, alone and in batches, and
-with the engine."""
+with the engine.
+"""
 
 from __future__ import annotations
 

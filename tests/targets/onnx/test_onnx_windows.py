@@ -1,5 +1,6 @@
 """Mistral and Phi-3 on ONNX Runtime against transformers: windows, fused tensors and partial rotations, in every way of
-running a graph."""
+running a graph.
+"""
 
 from __future__ import annotations
 

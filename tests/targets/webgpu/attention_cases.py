@@ -1,7 +1,8 @@
 """The cases of the attention family: rope, append_kv, rope_append, attention, and rope_attention as its kernels run it.
 
 Rows of pages without a token are NaN, as are pages that lie completely before the window of a sequence's new tokens, so
-a kernel that reads them produces NaN."""
+a kernel that reads them produces NaN.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Shared by the cases of all kernels: sizes, weight formats, and arrays that reveal elements that a kernel does not
-write."""
+write.
+"""
 
 from __future__ import annotations
 

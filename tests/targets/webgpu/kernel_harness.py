@@ -1,6 +1,7 @@
 """Runs a variant's kernels. A case contains them, the arrays of every binding, and the op's results. A case is lowered
 once and runs at several sizes: on wgpu here, and on Dawn in Node by `run_kernels.mjs`, which reads all cases from one
-file."""
+file.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ NODE_SECONDS = 300.0
 @dataclass(frozen=True)
 class Run:
     """``arrays`` by role, with ".q" for a plane: inputs, and the previous contents of outputs. ``expected`` are outputs
-    after the kernel."""
+    after the kernel.
+    """
 
     dims: Mapping[str, int]
     arrays: Mapping[str, Array]
@@ -42,7 +44,8 @@ class Run:
 @dataclass(frozen=True)
 class Case:
     """``build`` makes a kernel, or several that run in order. ``dtype``: the dtype to which the kernel rounds operands,
-    if it does. ``on_dawn``: also run on Dawn with SwiftShader, which has no f16."""
+    if it does. ``on_dawn``: also run on Dawn with SwiftShader, which has no f16.
+    """
 
     name: str
     build: Callable[[], Kernel | Sequence[Kernel]]
@@ -197,7 +200,8 @@ def validate(
     sources: Mapping[str, tuple[str, str]], node: str, environment: Mapping[str, str], folder: Path
 ) -> dict[str, str]:
     """The errors of Tint, Chrome's WGSL compiler, for each source ("" for none). ``sources`` gives (code, entry) by
-    name."""
+    name.
+    """
     requests = [{"name": name, "code": code, "entry": entry} for name, (code, entry) in sources.items()]
     return dict(call_node("validate_wgsl.mjs", requests, node, environment, folder))
 

@@ -1,5 +1,6 @@
 """The cases of add_lora: rows with and without an adapter, parts of unequal width, larger ranks than one iteration
-computes."""
+computes.
+"""
 
 from __future__ import annotations
 

@@ -110,7 +110,8 @@ def stored_projection_cases() -> Iterator[Case]:
 
 def projection_cases() -> Iterator[Case]:
     """Every projection with the first template of each kind in every format, and with the other templates in one
-    format; rare projections with some templates."""
+    format; rare projections with some templates.
+    """
     for templates in (VECTORS, SUBGROUPS, TILES):
         for number, template in enumerate(templates):
             for turn, (columns, outputs, options) in enumerate(PROJECTIONS):

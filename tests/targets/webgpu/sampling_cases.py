@@ -1,5 +1,6 @@
 """The cases of adjust_logits, sample and top_logprobs: ties, every filter at its narrowest and at wider values, rows
-that contain NaN."""
+that contain NaN.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def adjust_run(inputs: dict[str, Array]) -> Run:
 
 def conformance_cases() -> Iterator[Case]:
     """The vectors of all runtimes, padded to one vocabulary size with tokens of no weight, so that they use one
-    kernel."""
+    kernel.
+    """
     vectors = json.loads((Path(__file__).parents[2] / "conformance/sampling.json").read_text())["cases"]
     columns = max(len(case["logits"]) for case in vectors)
 

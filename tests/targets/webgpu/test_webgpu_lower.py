@@ -1,5 +1,6 @@
 """The WGSL of complete models: Chrome's compiler accepts all of it, it stays within WebGPU's default limits, and it is
-the same every time."""
+the same every time.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
 def sources(compile_tiny: Callable[..., Path]) -> Sources:
     """(code, entry) of every kernel of one checkpoint in every quantization, of the checkpoints with other kernels in
     one quantization, and of the kernels' own cases, which combine every template with every quantization. Kernels of
-    equal names are equal."""
+    equal names are equal.
+    """
     found = {}
     for checkpoint, quantization in [
         ("phi3", "q4f16"),

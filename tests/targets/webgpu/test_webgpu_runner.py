@@ -1,5 +1,6 @@
 """Complete bundles on wgpu: compared with transformers and, in both activation dtypes, with the reference runner; and
-ragged batches."""
+ragged batches.
+"""
 
 from __future__ import annotations
 

@@ -34,8 +34,10 @@ const COLUMNS = {
 const SEED = 5;
 const TOKENS = 3;
 
-/** Returns a runner that has received a request. The API builds the request, and the engine gets it with another
- * prompt. */
+/**
+ * Returns a runner that has received a request. The API builds the request, and the engine gets it with another
+ * prompt.
+ */
 async function received(params: Record<string, unknown>, api: "chat" | "text"): Promise<FakeRunner> {
   const { model, source } = fakeModel("x");
   const all = { ...params, seed: SEED, max_tokens: TOKENS };

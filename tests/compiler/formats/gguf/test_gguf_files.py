@@ -48,7 +48,8 @@ def put(data: bytearray, place: int, code: str, value: int) -> None:
 
 def info_of(data: bytearray, name: bytes) -> int:
     """The offset just after a tensor's name in the header, at which its rank, dimensions, type and data offset
-    begin."""
+    begin.
+    """
     return data.index(struct.pack("<Q", len(name)) + name) + 8 + len(name)
 
 

@@ -1,5 +1,6 @@
 """Choosing one GGUF file of a repository or a folder by its name or its quantization, and the error if the choice is
-ambiguous."""
+ambiguous.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Random answers over the demo model's vocabulary near their last token: the allowed tokens, and the chosen one.
 `python tests/server_fallback/text/grammar/bounded_masks.py` writes them to tests/conformance/bounded_masks.json, which
-the tests of both languages compare with."""
+the tests of both languages compare with.
+"""
 
 from __future__ import annotations
 

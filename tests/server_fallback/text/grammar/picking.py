@@ -47,7 +47,8 @@ class Grammar:
 
 def pick(constraint: GrammarConstraint | BoundedConstraint, seed: int, patience: int = 40) -> str | None:
     """An answer, or None if it has no end after three times ``patience`` tokens. After ``patience`` tokens, closing
-    tokens are preferred."""
+    tokens are preferred.
+    """
     rng, out = random.Random(seed), b""
     for count in range(3 * patience):
         allowed = np.flatnonzero(

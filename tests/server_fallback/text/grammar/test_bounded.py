@@ -40,7 +40,8 @@ def test_the_same_tokens_may_come_as_in_the_browser(bounded: Bounded) -> None:
 
 def written(bounded: Bounded, source: GrammarSource, more: int, seed: int) -> str:
     """An answer sampled as in the engine: until a stop token, until nothing else is allowed, or until its tokens are
-    used up."""
+    used up.
+    """
     constraint, needed = bounded.constraint(source, more)
     rng, out = random.Random(seed), b""
     for _ in range(needed + more):

@@ -413,7 +413,8 @@ def test_frames_end_with_the_other_side() -> None:
 @pytest.fixture(scope="module")
 def ascii_grammars() -> Iterator[Grammars]:
     """Grammars for a vocabulary that has ASCII without braces, and the first byte of an accented letter without any
-    second byte."""
+    second byte.
+    """
     tokens = [*(bytes([byte]).strip(b"{}") for byte in range(0x80)), b"\xc3", b"</s>"]
     grammars = Grammars(GrammarCompiler(), lambda: Vocabulary(tuple(tokens), frozenset([0x81]), (0x81,), None))
     yield grammars

@@ -1,5 +1,6 @@
 """A grammar that is fast for 40 tokens and slow soon after: the effect of its calls on other threads, and on other
-answers of an engine."""
+answers of an engine.
+"""
 
 from __future__ import annotations
 

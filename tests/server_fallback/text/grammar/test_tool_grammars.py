@@ -1,5 +1,6 @@
 """Grammars of calls in each format: the texts that they allow, answers that consist of valid calls, and calls within
-free text."""
+free text.
+"""
 
 from __future__ import annotations
 
