@@ -52,7 +52,7 @@ def download(model: HubModel) -> Path:
         reason, advice = error, "accept its terms on huggingface.co and log in with 'hf auth login'"
     except RepositoryNotFoundError as error:
         reason, advice = error, "check the name, and log in with 'hf auth login' if it is private"
-    except Exception as error:  # The client raises its own errors, those of its HTTP library and those of the disk.
+    except Exception as error:  # The client raises its own errors, those of its HTTP library, and OSError.
         reason, advice = error, "check the network"
     summary = str(reason).strip().partition("\n")[0].rstrip(".") or type(reason).__name__
     raise CheckpointError(

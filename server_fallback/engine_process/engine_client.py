@@ -52,7 +52,7 @@ class EngineClient:
         self._connection: Connection | None = None
         self._opened: Opened | None = None
         self._opening: asyncio.Future[Opened] | None = None
-        # Why requests are refused.
+        # The reason why requests are refused.
         self._refusal: NearfarError | None = None
         self._numbers = itertools.count()
         self._queues: dict[int, ItemQueue] = {}
@@ -204,7 +204,7 @@ def process_failed() -> DeviceError:
 
 
 def process_restarts() -> Unavailable:
-    """Why requests are refused until the process is there again."""
+    """The reason why requests are refused until the process runs again."""
     return Unavailable("the process of the engine failed and is being started again; try again later")
 
 

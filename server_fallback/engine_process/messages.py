@@ -38,8 +38,8 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Let other servers attach at a Unix socket. Its folder must be private to this user: whoever reaches the socket
-    can run code in the process.
+    """Let other servers attach at a Unix socket. Its folder must be private to this user, because anybody who can
+    connect can run code in the process.
     """
 
     call: int
@@ -62,7 +62,7 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Nobody reads an answer any more, or waits for the result of a call."""
+    """Cancel an answer that nobody reads any more, or a call whose result nobody awaits."""
 
     answer: int
 

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, with the methods of `TokenEngine`. If the process crashes or its device fails, its
+"""An engine in a separate process, with the methods of `TokenEngine`. If the process crashes or its device fails, its
 answers fail, and it is started again.
 """
 
@@ -46,7 +46,7 @@ class RemoteEngine(EngineClient):
 
     @staticmethod
     async def open(recipe: EngineRecipe) -> RemoteEngine:
-        """Start the process, and wait until its engine is open. Raises what the recipe raises, and DeviceError if the
+        """Start the process, and wait until its engine is open. Raises the errors of the recipe, and DeviceError if the
         process ends.
         """
         engine = RemoteEngine(recipe)

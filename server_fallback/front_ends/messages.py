@@ -17,7 +17,7 @@ from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterReques
 
 @dataclass(frozen=True, slots=True)
 class SharedModel:
-    """A model of the main process. ``share`` is None while it loads."""
+    """A model of the main process. ``share`` is None while the model loads."""
 
     name: str
     model: str

@@ -17,13 +17,13 @@ from .names import PART
 from .tokenizer import read_tokenizer
 
 SUFFIX = ".gguf"
-# The architecture of the files that have a model's towers of images and sounds.
+# The architecture of files with a model's image and audio encoders.
 TOWERS = "clip"
 MAX_PARTS = 1 << 10
 
 
 def open_gguf(path: Path) -> Checkpoint:
-    """The checkpoint in a file; of a model in several files, ``path`` is any of them. Reads and checks everything
+    """The checkpoint in a file. If a model has several files, ``path`` is any of them. Reads and checks everything
     except the tensors' values.
 
     Raises CheckpointError for a file that is damaged or incomplete, UnsupportedModel for models that we do not compile.

@@ -16,7 +16,7 @@ _OTHERS = re.compile(r".*(mmproj|imatrix).*", re.IGNORECASE)
 
 def choose_files(names: Iterable[str], choice: str | None, model: str) -> list[str]:
     """The files of one model, in order. ``choice``: a file, or a quantization such as "Q4_K_M"; None if there must be
-    only one. Raises CheckpointError, listing what there is; ``model`` is what the user passed.
+    only one. Raises CheckpointError that lists the available files; ``model`` is the user's argument.
     """
     models: dict[str, list[str]] = {}
     for name in sorted(names):
@@ -49,7 +49,7 @@ def whole_name(name: str) -> str:
 
 
 def label_of(name: str) -> str | None:
-    """The quantization that the name of a whole file ends with."""
+    """The quantization at the end of a file's name."""
     match = _LABEL.fullmatch(name)
     return None if match is None else match[1]
 

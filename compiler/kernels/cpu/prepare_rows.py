@@ -31,7 +31,7 @@ from .rows import LANES, each_vector, norm_row, rms_factor
 
 # Up to this many rows the calling thread prepares alone, which takes less time than to wake the others.
 ROWS_ALONE = 16
-# Columns of every four as pairs lie.
+# The order of every four columns in pairs.
 PAIRS = (0, 2, 1, 3)
 
 
