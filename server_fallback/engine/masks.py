@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Masks(Protocol):
-    """All but `num_first` is called by the engine's thread."""
+    """The engine's thread calls all methods but `num_first`."""
 
     @property
     def pending(self) -> set[MaskTask[Answer]]:
@@ -20,7 +20,7 @@ class Masks(Protocol):
 
     @property
     def num_first(self) -> int:
-        """How many answers wait for their first mask. Callable from any thread."""
+        """The number of answers that wait for their first mask. Callable from any thread."""
 
     def post(self, tasks: Iterable[MaskTask[Answer]]) -> None:
         """Run each task once."""

@@ -153,8 +153,8 @@ class PrefixCache:
     ) -> None:
         """Cache the first ``count`` pages of a sequence, all full, and move its position there.
 
-        If the same tokens are cached already, the cached page replaces the sequence's own one. So whoever uses a page
-        of the tree also uses those of its ancestors within the window.
+        If the same tokens are cached already, the cached page replaces the sequence's own one. Therefore a user of a
+        page in the tree also uses the pages of its ancestors within the window.
         """
         self.touch(position)
         # A node is removed when all of its pages have been evicted, which lie behind the sequence's window then.

@@ -1,7 +1,6 @@
 """The arguments of `vllm serve` that depend on the model, from the small files of its checkpoint.
 
-Arguments of the user replace them: whoever passes ``--tool-call-parser``, ``--runner`` or
-``--no-enable-auto-tool-choice`` decides.
+Arguments of the user, such as ``--tool-call-parser``, ``--runner`` or ``--no-enable-auto-tool-choice``, replace them.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ def _small_files(model: str) -> Path | None:
 
     try:
         return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(SMALL_FILES)))
-    except Exception:  # The client raises its own errors, those of its HTTP library and those of the disk.
+    except Exception:  # The client raises its own errors, those of its HTTP library, and OSError.
         return None
 
 

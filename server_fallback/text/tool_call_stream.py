@@ -1,7 +1,7 @@
 """Reads tool calls out of the streamed pieces of an answer, in the order in which OpenAI's API streams them.
 
 The result does not depend on how the text is divided into pieces. Text that looks like a call but is not one is
-returned as text. The model's `ToolFormatEntry` says how it writes calls.
+returned as text. The model's `ToolFormatEntry` defines its format of calls.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class ToolCallStream:
         texts: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         self._form, self._texts = form, texts or {}
-        # None once it is known what the answer is.
+        # None once the kind of the answer is known.
         self._begins = begins
         self._only_text = False
         self._new_id = new_id
         self._mode: _Mode = "text"
-        # Text not decided on.
+        # Text whose kind is not yet known.
         self._held = ""
         # The beginning of the current call, in case it turns out not to be a call.
         self._opened = ""
